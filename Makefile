@@ -1,0 +1,53 @@
+# make help says what there is. Nothing but python3 and make is needed beforehand.
+.DEFAULT_GOAL := help
+SHELL := /bin/sh
+
+PYTHON ?=
+ARGS ?=
+ONLY ?=
+WORKERS ?= 2
+TESTS ?= tests/unit tests/contract tests/integration
+
+export PYTHON
+RUN := .venv/bin/python
+
+.PHONY: help venv demo test check format bench e2e e2e-cluster lock clean distclean
+
+help: ## say what there is
+	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+
+venv: ## make .venv out of requirements.lock, if it is not there or out of date (PYTHON=python3.12)
+	@sh scripts/venv.sh
+
+demo: venv ## run the pipeline end to end on this machine, on data that it makes itself
+	@$(RUN) -m sdp.demo $(ARGS)
+
+test: venv ## fetch the programs that the tests use, and run the tests (TESTS=tests/unit, ARGS="-k lease", WORKERS=0)
+	@$(RUN) -m scripts.tools fetch
+	@$(RUN) -m pytest -n $(WORKERS) $(TESTS) $(ARGS)
+
+check: venv ## lint, format, types, import rules
+	@sh scripts/check.sh
+
+format: venv ## put the code in order, as check wants it
+	@$(RUN) -m ruff check --fix --quiet .
+	@$(RUN) -m ruff format .
+
+bench: venv ## measure against peers, as ratios (ONLY=name for one of scripts/bench/)
+	@$(RUN) -m scripts.benchmarks $(ONLY)
+
+e2e: e2e-cluster venv ## run the tests that need a Kubernetes: KUBECONFIG=... make e2e
+	@$(RUN) -m pytest -m e2e tests/e2e $(ARGS)
+
+e2e-cluster:
+	@test -n "$(KUBECONFIG)" || { echo "make e2e: set KUBECONFIG to the file of a cluster in which the tests may create and delete namespaces" >&2; exit 2; }
+
+lock: ## resolve the ranges of pyproject.toml into requirements.lock, keeping what still fits (ARGS=--upgrade to renew)
+	@sh scripts/lock.sh $(ARGS)
+
+clean: ## remove what checks, tests, builds and the demo left behind
+	@rm -rf .demo build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	@find sdp scripts tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+distclean: clean ## remove .venv and .tools, too
+	@rm -rf .venv .tools

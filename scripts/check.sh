@@ -1,0 +1,26 @@
+#!/bin/sh
+# Runs every check, also after one has failed, and says at the end which did.
+set -u
+cd "$(dirname "$0")/.." || exit
+python=.venv/bin/python
+failed=""
+
+check() { # name command...
+    name=$1
+    shift
+    echo "== $name"
+    "$@" || failed="$failed, $name"
+}
+
+check "ruff check" $python -m ruff check .
+check "ruff format" $python -m ruff format --check .
+check "mypy" $python -m mypy
+check "import rules" $python -m scripts.import_rules
+if command -v shellcheck >/dev/null; then
+    check "shellcheck" shellcheck scripts/*.sh .ci/run
+fi
+
+if [ -n "$failed" ]; then
+    echo "make check: failed: ${failed#, }" >&2
+    exit 1
+fi

@@ -1,0 +1,331 @@
+"""The rules that the imports in sdp/ keep, and a few more that are read from the code in the same way.
+
+`python -m scripts.import_rules` prints what breaks them, a line each. To change a rule, change the tables at the top.
+"""
+
+import ast
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path, PurePosixPath
+
+ROOT = Path(__file__).resolve().parent.parent
+
+LAYERS: tuple[frozenset[str], ...] = (
+    frozenset({"errors"}),
+    frozenset({"config", "storage", "lease", "datasets", "hardware", "cluster", "telemetry", "console"}),
+    frozenset({"model", "imaging"}),
+    frozenset({"download", "process", "train", "generate", "exporter", "dashboards"}),
+    frozenset({"demo"}),
+    frozenset({"cli"}),
+    frozenset({"__main__"}),
+)
+"""The rooms of sdp/, lowest first. A room imports from its own layer and from lower ones, and never in a circle."""
+
+STAGES = frozenset({"download", "process", "train", "generate"})
+RAY_ROOMS = frozenset({"demo", "cli"})
+"""Rooms other than stages that may import ray anywhere."""
+RAY_FILES = frozenset({*(f"sdp/{stage}/job.py" for stage in STAGES), "sdp/cluster.py", "sdp/telemetry/ray_metrics.py"})
+"""The files that may, besides: of a stage it is the one that lays its plain functions on a cluster."""
+
+NEVER: Mapping[str, frozenset[str]] = {
+    "config": frozenset({"torch", "ray"}),
+    "exporter": frozenset({"torch", "ray"}),
+}
+"""What a room imports neither itself, even late, nor through what it imports."""
+
+CONSOLE_NAMES = frozenset({"cli", "console", "__main__"})
+"""Modules (or rooms) of these names talk to a person, and may print."""
+
+SLEEPS: Mapping[str, str] = {
+    "sdp/storage/local.py": "flock has no deadline of its own, so it is polled until one",
+}
+"""Files that may call time.sleep, and why no condition could be waited for there."""
+
+
+class When(Enum):
+    """When an import statement takes effect."""
+
+    LOAD = "when the module is loaded"
+    CALL = "when a function is called"
+    TYPING = "for the type checker only"
+
+
+@dataclass(frozen=True, slots=True)
+class Import:
+    target: str
+    """The module imported, absolute and dotted."""
+    names: tuple[str, ...]
+    """What is taken out of it, if it is a `from` import."""
+    line: int
+    when: When
+    level: int
+    """The number of leading dots."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Violation:
+    path: str
+    line: int
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}: {self.message}"
+
+
+Sources = Mapping[str, str]
+"""Path of each file, such as `sdp/config/base.py` -> its text."""
+
+
+def check(sources: Sources) -> list[Violation]:
+    """All violations in these files, by file and line."""
+    trees = {path: ast.parse(text, filename=path) for path, text in sources.items()}
+    imports = {path: list(imports_in(tree)) for path, tree in trees.items()}
+    modules = {module_of(path): path for path in sources}
+    found: list[Violation] = []
+    for path, tree in trees.items():
+        found += _relative_imports(path, imports[path])
+        found += _layers(path, imports[path])
+        found += _ray(path, imports[path])
+        found += _banned_here(path, imports[path])
+        found += _calls(path, tree)
+    edges = _edges(imports, modules)
+    found += _banned_on_the_way(imports, modules, edges)
+    found += _circles(edges, modules)
+    return sorted(found)
+
+
+def stale_entries(sources: Sources) -> list[str]:
+    """Entries of the tables above that allow what nobody does."""
+    return [
+        f"SLEEPS allows {path}, where there is no time.sleep: remove it"
+        for path in SLEEPS
+        if path not in sources or not any(_sleeps(ast.parse(sources[path])))
+    ]
+
+
+def read_sources(root: Path) -> dict[str, str]:
+    """The Python files of sdp/ under a root."""
+    return {
+        path.relative_to(root).as_posix(): path.read_text(encoding="utf-8")
+        for path in sorted((root / "sdp").rglob("*.py"))
+    }
+
+
+def module_of(path: str) -> str:
+    """`sdp/config/base.py` -> `sdp.config.base`; `sdp/config/__init__.py` -> `sdp.config`."""
+    parts = PurePosixPath(path).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def room_of(module: str) -> str:
+    """`sdp.config.base` -> `config`; empty for `sdp` itself."""
+    return module.split(".")[1] if "." in module else ""
+
+
+def imports_in(tree: ast.Module) -> Iterator[Import]:
+    """Every import statement of a file, whenever it takes effect."""
+    yield from _imports_below(tree, When.LOAD)
+
+
+def _imports_below(node: ast.AST, when: When) -> Iterator[Import]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Import):
+            for alias in child.names:
+                yield Import(alias.name, (), child.lineno, when, 0)
+        elif isinstance(child, ast.ImportFrom):
+            names = tuple(alias.name for alias in child.names)
+            yield Import(child.module or "", names, child.lineno, when, child.level)
+        elif isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            yield from _imports_below(child, When.TYPING if when is When.TYPING else When.CALL)
+        elif isinstance(child, ast.If) and _is_type_checking(child.test):
+            yield from _imports_below(ast.Module(child.body, []), When.TYPING)
+            yield from _imports_below(ast.Module(child.orelse, []), when)
+        else:
+            yield from _imports_below(child, when)
+
+
+def _is_type_checking(test: ast.expr) -> bool:
+    return getattr(test, "attr", getattr(test, "id", "")) == "TYPE_CHECKING"
+
+
+def _layer_of(room: str) -> int | None:
+    return next((number for number, rooms in enumerate(LAYERS) if room in rooms), None)
+
+
+def _rooms_of(statement: Import) -> list[str]:
+    """The rooms that a statement reaches into: `from sdp import config` reaches config."""
+    if statement.target == "sdp":
+        return [name for name in statement.names if _layer_of(name) is not None]
+    return [room_of(statement.target)] if statement.target.startswith("sdp.") else []
+
+
+def _relative_imports(path: str, imports: list[Import]) -> Iterator[Violation]:
+    for one in imports:
+        if one.level:
+            yield Violation(path, one.line, "a relative import: write it from sdp on")
+
+
+def _layers(path: str, imports: list[Import]) -> Iterator[Violation]:
+    room = room_of(module_of(path))
+    own = -1 if room == "" else _layer_of(room)
+    if own is None:
+        yield Violation(path, 1, f"sdp/{room} has no place in LAYERS of scripts/import_rules.py: give it one")
+        return
+    for one in imports:
+        for target in _rooms_of(one):
+            theirs = _layer_of(target)
+            if theirs is not None and theirs > own:
+                yield Violation(path, one.line, f"{room or 'sdp itself'} must not import {target}, which is above it")
+
+
+def _ray(path: str, imports: list[Import]) -> Iterator[Violation]:
+    room = room_of(module_of(path))
+    if path in RAY_FILES or room in RAY_ROOMS or room in NEVER:  # what NEVER says of ray is checked by itself
+        return
+    for one in imports:
+        if _top(one) == "ray" and one.when is not When.TYPING:
+            yield Violation(path, one.line, "only a stage's job.py imports ray (RAY_FILES lists the others)")
+
+
+def _banned_here(path: str, imports: list[Import]) -> Iterator[Violation]:
+    room = room_of(module_of(path))
+    for one in imports:
+        if _top(one) in NEVER.get(room, frozenset()):
+            yield Violation(path, one.line, f"{room} must not import {_top(one)}")
+
+
+def _banned_on_the_way(
+    imports: Mapping[str, list[Import]], modules: Mapping[str, str], edges: Mapping[str, set[str]]
+) -> Iterator[Violation]:
+    """Loading config loads what config imports, and so on: nothing on the way may load what config never does."""
+    loaded = {module: targets | _parents({module, *targets}, modules) for module, targets in edges.items()}
+    for module, path in modules.items():
+        room = room_of(module)
+        for banned in NEVER.get(room, frozenset()):
+            for other in sorted(_reachable(module, loaded)):
+                if room_of(other) == room:
+                    continue  # named by its own check
+                loads = [i for i in imports[modules[other]] if i.when is When.LOAD and _top(i) == banned]
+                for one in loads:
+                    message = f"{room} must not import {banned}, and loads it through {modules[other]}:{one.line}"
+                    yield Violation(path, 1, message)
+
+
+def _edges(imports: Mapping[str, list[Import]], modules: Mapping[str, str]) -> dict[str, set[str]]:
+    """Module -> the modules of sdp that are loaded with it. A late import is no edge: it closes no circle."""
+    edges: dict[str, set[str]] = {}
+    for module, path in modules.items():
+        targets: set[str] = set()
+        for one in imports[path]:
+            if one.when is When.LOAD:
+                targets |= _modules_of(one, modules)
+        edges[module] = targets - {module}
+    return edges
+
+
+def _modules_of(statement: Import, modules: Mapping[str, str]) -> set[str]:
+    """`from sdp.config import base` is sdp.config.base where there is such a module, else a name in sdp.config."""
+    inner = {f"{statement.target}.{name}" for name in statement.names} & set(modules)
+    if statement.names and len(inner) == len(statement.names):
+        return inner
+    return inner | ({statement.target} & set(modules))
+
+
+def _parents(names: set[str], modules: Mapping[str, str]) -> set[str]:
+    """The packages that are loaded before these modules are."""
+    return {parent for name in names for parent in modules if name.startswith(f"{parent}.")}
+
+
+def _reachable(start: str, edges: Mapping[str, set[str]]) -> set[str]:
+    seen: set[str] = set()
+    ahead = [start]
+    while ahead:
+        module = ahead.pop()
+        if module not in seen:
+            seen.add(module)
+            ahead += edges.get(module, ())
+    return seen
+
+
+def _circles(edges: Mapping[str, set[str]], modules: Mapping[str, str]) -> Iterator[Violation]:
+    """Circles among modules, and among rooms (where no two modules need form one)."""
+    for circle in _cycles_of(edges):
+        yield Violation(modules[circle[0]], 1, f"modules import each other in a circle: {' -> '.join(circle)}")
+    rooms: dict[str, set[str]] = {}
+    for module, targets in edges.items():
+        rooms.setdefault(room_of(module), set()).update({room_of(t) for t in targets} - {room_of(module), ""})
+    for circle in _cycles_of(rooms):
+        path = min(path for module, path in modules.items() if room_of(module) == circle[0])
+        yield Violation(path, 1, f"rooms import each other in a circle: {' -> '.join(circle)}")
+
+
+def _cycles_of(edges: Mapping[str, set[str]]) -> Iterator[list[str]]:
+    """One shortest cycle through each node that is on one and smallest of its cycle's nodes, so each is told once."""
+    told: set[frozenset[str]] = set()
+    for start in sorted(edges):
+        paths = [[start]]
+        seen = {start}
+        while paths:
+            path = paths.pop(0)
+            targets = edges.get(path[-1], set())
+            if start in targets:
+                if frozenset(path) not in told:
+                    told.add(frozenset(path))
+                    yield [*path, start]
+                break
+            for target in sorted(targets - seen):
+                seen.add(target)
+                paths.append([*path, target])
+
+
+def _calls(path: str, tree: ast.Module) -> Iterator[Violation]:
+    if path not in SLEEPS:
+        for line in _sleeps(tree):
+            yield Violation(path, line, "time.sleep: wait for the condition itself, with a deadline")
+    if not CONSOLE_NAMES & set(module_of(path).split(".")):
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print":
+                yield Violation(path, node.lineno, "print: only the console's modules talk to a person; log it")
+
+
+def _sleeps(tree: ast.Module) -> Iterator[int]:
+    """The lines that call time.sleep, by whatever name."""
+    clocks = {"time"}
+    sleeps: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            clocks |= {alias.asname or alias.name for alias in node.names if alias.name == "time"}
+        elif isinstance(node, ast.ImportFrom) and node.module == "time":
+            sleeps |= {alias.asname or alias.name for alias in node.names if alias.name == "sleep"}
+    for node in ast.walk(tree):
+        match node:
+            case ast.Call(func=ast.Attribute(value=ast.Name(id=clock), attr="sleep")) if clock in clocks:
+                yield node.lineno
+            case ast.Call(func=ast.Name(id=name)) if name in sleeps:
+                yield node.lineno
+
+
+def _top(statement: Import) -> str:
+    return statement.target.split(".")[0]
+
+
+def outside_imports(sources: Sources) -> Iterable[tuple[str, Import]]:
+    """The imports of other people's packages, file by file; those of the standard library are left out."""
+    for path, text in sources.items():
+        for one in imports_in(ast.parse(text)):
+            if not one.level and _top(one) not in {"sdp", *sys.stdlib_module_names}:
+                yield path, one
+
+
+def main() -> int:
+    """Print what breaks the rules; 1 if anything does."""
+    sources = read_sources(ROOT)
+    lines = [*map(str, check(sources)), *stale_entries(sources)]
+    print("\n".join(lines) if lines else f"{len(sources)} files keep the rules")
+    return 1 if lines else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,227 @@
+"""The outside programs that tests use: where they are, how to get them, and getting them.
+
+`python -m scripts.tools fetch` gets what tests ask for and this machine lacks: Go programs by `go install` at a
+pinned version into .tools/bin, packages of the system by apt-get (unasked only where CI=true, else after asking on a
+terminal). What cannot be had is listed, and no failure: its tests are skipped, or fail where CI=true.
+"""
+
+import ast
+import functools
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+BIN = ROOT / ".tools" / "bin"
+SYSTEM_FOLDERS = ("/usr/sbin", "/usr/local/sbin")
+"""Where Debian keeps servers, and where an ordinary user's PATH does not lead."""
+GO_TIMEOUT_S = 1500
+APT_TIMEOUT_S = 600
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tool:
+    """A program, and the one way in which we get it."""
+
+    name: str
+    programs: tuple[str, ...] = ()
+    """The names it goes by, the usual one first; its own name when empty."""
+    go_package: str = ""
+    go_version: str = ""
+    apt_package: str = ""
+
+    @property
+    def how(self) -> str:
+        """How a person gets it."""
+        if self.go_package:
+            return f"go install {self.go_package}@{self.go_version}"
+        return f"apt-get install {self.apt_package}"
+
+
+TOOLS: Mapping[str, Tool] = {
+    tool.name: tool
+    for tool in (
+        Tool(name="versitygw", go_package="github.com/versity/versitygw/cmd/versitygw", go_version="v1.8.0"),
+        Tool(name="helm", go_package="helm.sh/helm/v4/cmd/helm", go_version="v4.3.1"),
+        Tool(name="kubeconform", go_package="github.com/yannh/kubeconform/cmd/kubeconform", go_version="v0.8.0"),
+        Tool(name="nginx", apt_package="nginx"),
+        Tool(name="prometheus", apt_package="prometheus"),
+        Tool(name="promtool", apt_package="prometheus"),
+        Tool(name="redis-server", apt_package="redis-server"),
+        Tool(
+            name="chromium",
+            programs=("chromium", "chromium-browser", "google-chrome"),
+            apt_package="chromium",
+        ),
+    )
+}
+
+
+class UnknownTool(Exception):
+    """A test asks for a program that the table above does not know."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"no outside program is called {name!r}: add it to TOOLS in scripts/tools.py")
+
+
+def find(name: str) -> Path | None:
+    """The program, in .tools/bin, on PATH, among the system's servers, or where `go install` puts things."""
+    if name not in TOOLS:
+        raise UnknownTool(name)
+    tool = TOOLS[name]
+    found = _find_in([str(BIN), os.environ.get("PATH", os.defpath), *SYSTEM_FOLDERS], tool)
+    return found or (_find_in([_go_bin()], tool) if tool.go_package and _go_bin() else None)
+
+
+def _find_in(folders: list[str], tool: Tool) -> Path | None:
+    for program in tool.programs or (tool.name,):
+        if found := shutil.which(program, path=os.pathsep.join(folders)):
+            return Path(found)
+    return None
+
+
+def needed_by(tests: Path) -> dict[str, list[str]]:
+    """The programs that tests under a folder name, in `needs("...")` or `tool("...")`, and the files that do."""
+    users: dict[str, list[str]] = {}
+    for path in sorted(tests.rglob("*.py")):
+        names = named_in(path.read_text(encoding="utf-8"))
+        for name in sorted(names):
+            users.setdefault(name, []).append(path.relative_to(tests).as_posix())
+    return users
+
+
+def named_in(source: str) -> set[str]:
+    """The programs that a test file asks for: literal arguments of `needs`, known ones of `tool`."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.Call):
+            continue
+        called = getattr(node.func, "attr", getattr(node.func, "id", None))
+        literals = {a.value for a in node.args if isinstance(a, ast.Constant) and isinstance(a.value, str)}
+        if called == "needs":
+            names |= literals
+        elif called == "tool":
+            names |= literals & set(TOOLS)
+    return names
+
+
+def fetch(names: Iterable[str]) -> list[Tool]:
+    """Get what is missing of these, as far as one may; returns what is still missing."""
+    wanted = [TOOLS[name] for name in sorted(set(names) & set(TOOLS))]
+    if shutil.which("go"):
+        for tool in wanted:
+            if tool.go_package and not _is_pinned(tool):
+                _go_install(tool)
+    packages = sorted({t.apt_package for t in wanted if t.apt_package and find(t.name) is None})
+    if packages and shutil.which("apt-get") and _may_install(packages):
+        _apt_install(packages)
+    return [tool for tool in wanted if find(tool.name) is None]
+
+
+@functools.cache
+def _go_bin() -> str:
+    if not shutil.which("go"):
+        return ""
+    asked = subprocess.run(["go", "env", "GOPATH"], capture_output=True, text=True, timeout=60, check=False)
+    first = asked.stdout.strip().split(os.pathsep)[0]
+    return str(Path(first) / "bin") if first else ""
+
+
+def _is_pinned(tool: Tool) -> bool:
+    found = find(tool.name)
+    return found is not None and go_version_of(found) == tool.go_version
+
+
+def go_version_of(program: Path) -> str:
+    """The version of the module that a Go program was built from; empty when it does not say."""
+    asked = subprocess.run(
+        ["go", "version", "-m", str(program)], capture_output=True, text=True, timeout=60, check=False
+    )
+    for line in asked.stdout.splitlines():
+        match line.split():
+            case ["mod", _, version, *_]:
+                return version
+    return ""
+
+
+def _go_install(tool: Tool) -> None:
+    _say(f"building {tool.name} {tool.go_version} into .tools/bin (minutes, the first time)")
+    BIN.mkdir(parents=True, exist_ok=True)
+    _run(
+        ["go", "install", f"{tool.go_package}@{tool.go_version}"],
+        env={**os.environ, "GOBIN": str(BIN), "GOFLAGS": "-trimpath"},
+        timeout_s=GO_TIMEOUT_S,
+    )
+
+
+def _may_install(packages: list[str]) -> bool:
+    if os.environ.get("CI") == "true":
+        return True
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        return False
+    answer = input(f"Tests use {', '.join(packages)}. Install with apt-get? [y/N] ")
+    return answer.strip().lower() in {"y", "yes"}
+
+
+def _apt_install(packages: list[str]) -> None:
+    _say(f"installing {', '.join(packages)}")
+    become_root = [] if os.geteuid() == 0 else ["sudo"]
+    if become_root and os.environ.get("CI") == "true":
+        become_root.append("--non-interactive")
+    apt = [*become_root, "env", "DEBIAN_FRONTEND=noninteractive", "apt-get", "-q", "-y"]
+    quick = ["-o", "DPkg::Lock::Timeout=120"]
+    if _run([*apt, *quick, "update"], timeout_s=APT_TIMEOUT_S):
+        _run([*apt, *quick, "install", "--no-install-recommends", *packages], timeout_s=APT_TIMEOUT_S)
+
+
+def _run(command: list[str], *, timeout_s: float, env: Mapping[str, str] | None = None) -> bool:
+    """Run it with its output kept back; on failure show the end of that. The tool's absence is reported later."""
+    try:
+        done = subprocess.run(
+            command,
+            env=env,
+            timeout=timeout_s,
+            stdin=None if sys.stdin.isatty() else subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        _say(str(error))
+        return False
+    if done.returncode != 0:
+        _say(f"{' '.join(command)} failed:\n" + "\n".join(done.stdout.splitlines()[-15:]))
+    return done.returncode == 0
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def main(arguments: list[str]) -> int:
+    """`fetch` gets what tests need; `list` only says what there is."""
+    if arguments not in (["fetch"], ["list"]):
+        _say("usage: python -m scripts.tools fetch | list")
+        return 2
+    users = needed_by(ROOT / "tests")
+    if unknown := sorted(set(users) - set(TOOLS)):
+        _say("\n".join(f"{users[name][0]}: {UnknownTool(name)}" for name in unknown))
+        return 2
+    if arguments == ["fetch"]:
+        for tool in fetch(users):
+            _say(f"missing: {tool.name} (for {', '.join(users[tool.name])}); to get it: {tool.how}")
+        return 0
+    for name, tool in TOOLS.items():
+        print(f"{name:12} {find(name) or 'not here; to get it: ' + tool.how}")
+        for user in users.get(name, []):
+            print(f"{'':12}   used by tests/{user}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
