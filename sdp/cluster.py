@@ -1,0 +1,64 @@
+"""Joining a Ray cluster, or starting one on this machine, and placing work by accelerator type."""
+
+import logging
+import os
+from typing import Any
+
+from sdp.errors import UserError
+
+ACCELERATOR_LABEL = "ray.io/accelerator-type"
+
+
+def connect(**local: Any) -> dict[str, float]:
+    """Connect this driver to Ray and return the cluster's resources.
+
+    Inside a cluster, or with RAY_ADDRESS set, it joins that one; elsewhere it starts a Ray of its own, with `local` as
+    arguments to ray.init. A driver that is connected already stays so.
+    """
+    import ray
+
+    if not ray.is_initialized():
+        # A worker group's first start on a cluster that scales up takes longer than Train's minute.
+        os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "1800")
+        try:
+            ray.init(log_to_driver=False, logging_level=logging.WARNING, configure_logging=True, **local)
+        except ConnectionError as error:
+            address = os.environ.get("RAY_ADDRESS", "")
+            raise UserError(
+                f"RAY_ADDRESS: no Ray cluster answers at {address!r} ({error}); unset it or start one"
+            ) from error
+    return {name: float(count) for name, count in ray.cluster_resources().items()}  # type: ignore[no-untyped-call]  # Ray's
+
+
+def accelerators() -> set[str]:
+    """The accelerator types that the nodes of the connected cluster have, by their label or resource."""
+    import ray
+
+    found = set()
+    for node in ray.nodes():  # type: ignore[no-untyped-call]  # Ray's
+        if node["Alive"]:
+            found |= {
+                n.removeprefix("accelerator_type:") for n in node["Resources"] if n.startswith("accelerator_type:")
+            }
+            found |= {value for key, value in node.get("Labels", {}).items() if key == ACCELERATOR_LABEL}
+    return found
+
+
+def placement(accelerator: str | None, gpus: float) -> dict[str, Any]:
+    """Resource options for an actor that wants `gpus` of an accelerator type; none of either on a laptop."""
+    options: dict[str, Any] = {"num_gpus": gpus} if gpus else {}
+    if accelerator:
+        options["label_selector"] = {ACCELERATOR_LABEL: accelerator}
+    return options
+
+
+def require_accelerator(key: str, accelerator: str | None, *, can_grow: bool = False) -> None:
+    """Refuse an accelerator type that no node offers, before anything waits for it."""
+    if accelerator is None or can_grow:
+        return
+    there = accelerators()
+    if accelerator not in there:
+        have = ", ".join(sorted(there)) or "no accelerators"
+        raise UserError(
+            f"{key}: expected an accelerator type that a node offers, got {accelerator!r}; the cluster has {have}"
+        )

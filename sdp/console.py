@@ -1,0 +1,104 @@
+"""What a person sees of a job: a progress line, a closing table, sizes and durations in words.
+
+Everything goes to standard error, so that standard output holds results alone.
+"""
+
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import TextIO
+
+
+def say(line: str, file: TextIO | None = None) -> None:
+    """One line for the person at the terminal."""
+    print(line, file=file or sys.stderr, flush=True)
+
+
+class Progress:
+    """A line that renews itself on a terminal, and is printed now and then where there is none.
+
+    >>> with Progress("download", every_s=10) as progress:
+    ...     progress.update("1,200 of 20,000 rows · 310/s · ETA 1:01")
+    """
+
+    def __init__(
+        self,
+        label: str,
+        *,
+        every_s: float = 10.0,
+        file: TextIO | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._label, self._every_s, self._clock = label, every_s, clock
+        self._file = file or sys.stderr
+        self._terminal = self._file.isatty()
+        self._shown_at: float | None = None
+        self._last = ""
+
+    def __enter__(self) -> "Progress":
+        return self
+
+    def update(self, text: str) -> None:
+        """Show the text if it is time to; call as often as you like."""
+        now = self._clock()
+        self._last = text
+        pause = 0.2 if self._terminal else self._every_s
+        if self._shown_at is None or now - self._shown_at >= pause:
+            self._shown_at = now
+            self._show(text)
+
+    def __exit__(self, *_: object) -> None:
+        if self._last:
+            self._show(self._last)
+        if self._terminal:
+            self._file.write("\n")
+            self._file.flush()
+
+    def _show(self, text: str) -> None:
+        line = f"{self._label}: {text}"
+        self._file.write(f"\r\x1b[2K{line}" if self._terminal else f"{line}\n")
+        self._file.flush()
+        self._last = "" if not self._terminal else self._last
+
+
+def table(rows: Iterable[Sequence[object]], header: Sequence[str] = ()) -> str:
+    """Aligned columns: text to the left, numbers to the right."""
+    body = [[str(cell) for cell in row] for row in rows]
+    lines = [list(header), *body] if header else body
+    if not lines:
+        return ""
+    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
+    numeric = [bool(body) and all(_is_number(row[i]) for row in body) for i in range(len(widths))]
+    return "\n".join(
+        "  ".join(
+            cell.rjust(w) if right else cell.ljust(w) for cell, w, right in zip(line, widths, numeric, strict=True)
+        ).rstrip()
+        for line in lines
+    )
+
+
+def duration(seconds: float) -> str:
+    """0.4 s, 12 s, 3:05, 2:03:05, 4 d 3 h."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60}:{whole % 60:02d}"
+    if whole < 86_400:
+        return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
+    return f"{whole // 86_400} d {whole // 3600 % 24} h"
+
+
+def size(count: float) -> str:
+    """Bytes in words, in powers of 1000: 512 B, 8.2 kB, 256 MB."""
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if abs(count) < 999.5:
+            return f"{count:.0f} {unit}" if unit == "B" or abs(count) >= 100 else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} PB"
+
+
+def _is_number(cell: str) -> bool:
+    return cell.replace(",", "").replace(".", "").replace("%", "").replace("-", "").strip().isdigit()

@@ -1,0 +1,268 @@
+"""A lease on an output: of all jobs that would write it, one does.
+
+Whoever holds the lease has created `_lease/<generation>.json` (a create-only write, so one wins) and rewrites it every
+third of its time to live. Nobody trusts wall clocks: a newcomer watches the newest generation by its own clock, and if
+that does not change for as long as its holder said it lives, takes the next one. A holder counts its life from before
+its last successful heartbeat, so it knows that it has lost no later than anybody else may take over.
+"""
+
+import json
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from secrets import token_hex
+from types import TracebackType
+from typing import Self
+
+from sdp.errors import AlreadyExists, LeaseHeld, LeaseLost, NotFound, SdpError
+from sdp.storage import Storage
+
+FOLDER = "_lease"
+_ROUNDS = 5  # newcomers that lose the race for a generation this often give up
+
+log = logging.getLogger(__name__)
+
+
+def monotonic() -> float:
+    """Seconds that go on while the machine is suspended, where there is such a clock: others' time goes on too."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """A process, as others can recognise it."""
+
+    host: str
+    pid: int
+    started: str
+    """When the process began, as its kernel counts: a pid is used again."""
+    kernel: str
+    """The kernel's boot and the pid namespace: only where both agree does a pid name the same process."""
+
+    @classmethod
+    def this_process(cls) -> "Owner":
+        return cls(socket.gethostname(), os.getpid(), _started(os.getpid()) or "", _kernel())
+
+    def is_known_dead(self) -> bool:
+        """Whether this process can tell that the other one has ended; False where it cannot tell."""
+        if not self.kernel or self.kernel != _kernel():
+            return False
+        try:
+            os.kill(self.pid, 0)
+        except ProcessLookupError:
+            return True
+        except PermissionError:
+            pass  # it runs, as another user
+        started = _started(self.pid)
+        return started is not None and started != self.started
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What a lease's file says."""
+
+    generation: int
+    holder: str
+    owner: Owner
+    since: str
+    """Wall-clock time, for people; nothing is decided by it."""
+    ttl_s: float
+    token: str
+    """Makes every record its own, so that a holder recognises it."""
+    beat: int = 0
+    released: bool = False
+
+    def dump(self) -> bytes:
+        return json.dumps(asdict(self), indent=1).encode()
+
+    @classmethod
+    def load(cls, data: bytes) -> "Record | None":
+        """None for what is not a record: it is then watched like one whose holder is unknown."""
+        try:
+            values = json.loads(data)
+            return cls(**{**values, "owner": Owner(**values["owner"])})
+        except (ValueError, TypeError, KeyError):
+            return None
+
+
+class Lease:
+    """Held until released, lost, or the process ends. A context manager; `check()` before each thing that writes."""
+
+    def __init__(self, storage: Storage, record: Record, clock: Callable[[], float], born: float) -> None:
+        """Made by `acquire`."""
+        self.generation = record.generation
+        self._storage = storage
+        self._record = record
+        self._clock = clock
+        self._alive_at = born
+        self._lost: str | None = None
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._keep, name=f"lease-{record.generation}", daemon=True)
+        self._thread.start()
+
+    @classmethod
+    def acquire(
+        cls,
+        storage: Storage,
+        holder: str = "sdp",
+        ttl_s: float = 30.0,
+        clock: Callable[[], float] = monotonic,
+    ) -> "Lease":
+        """The lease of this output, after watching for at most the time to live of whoever holds it.
+
+        LeaseHeld where its holder is alive; who that is stands in the message.
+        """
+        # An operation that outlives the lease helps nobody.
+        storage = storage.with_options(timeout_s=min(storage.options.timeout_s, ttl_s))
+        for _ in range(_ROUNDS):
+            newest = _newest(storage)
+            if newest and not _is_free(storage, newest, ttl_s, clock):
+                raise LeaseHeld(_held(storage, newest))
+            born = clock()
+            record = Record(
+                generation=newest + 1,
+                holder=holder,
+                owner=Owner.this_process(),
+                since=datetime.now(UTC).isoformat(timespec="seconds"),
+                ttl_s=ttl_s,
+                token=token_hex(16),
+            )
+            try:
+                storage.create(_path(record.generation), record.dump())
+            except AlreadyExists:
+                continue  # another newcomer was first: look at that one
+            return cls(storage, record, clock, born)
+        raise LeaseHeld(_held(storage, _newest(storage)))
+
+    def check(self) -> None:
+        """LeaseLost where another job may be writing by now. Costs nothing: no request is made."""
+        reason = self._lost or self._expired()
+        if reason:
+            self._lost = reason  # once lost is lost: somebody may have taken over a moment ago
+            raise LeaseLost(
+                f"{self._storage.uri}: generation {self.generation} of the lease is lost: {reason}; "
+                "this job stops writing, run it again to continue"
+            )
+
+    def release(self) -> None:
+        """Let the next job begin at once. Safe to call again."""
+        if self._end.is_set():
+            return
+        self._end.set()
+        self._thread.join(self._storage.options.timeout_s + 1)
+        if self._lost or self._expired() or self._thread.is_alive():
+            return
+        try:
+            self._storage.publish(_path(self.generation), replace(self._record, released=True).dump())
+        except SdpError as error:
+            # The work is done; the next job only has to wait until the lease is stale.
+            log.warning("the lease could not be released, it expires in %g s: %s", self._record.ttl_s, error)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+    def _expired(self) -> str | None:
+        silent = self._clock() - self._alive_at
+        if silent < self._record.ttl_s:
+            return None
+        return f"no heartbeat could be written for {silent:.1f} s"
+
+    def _keep(self) -> None:
+        """The heartbeat: it ends with the lease, or when the lease is lost."""
+        ttl = self._record.ttl_s
+        pause = ttl / 3
+        while not self._end.wait(pause) and not self._lost:
+            begun = self._clock()
+            try:
+                if self._storage.exists(_path(self.generation + 1)):
+                    self._lost = f"generation {self.generation + 1} has taken over"
+                    return
+                self._record = replace(self._record, beat=self._record.beat + 1)
+                self._storage.publish(_path(self.generation), self._record.dump())
+            except SdpError as error:
+                log.warning("a heartbeat of the lease failed: %s", error)
+                self._lost = self._lost or self._expired()
+                pause = ttl / 10  # the storage may be back before the lease is lost
+            else:
+                # Lost in the meantime is lost, even if this write came through at last.
+                self._lost = self._lost or self._expired()
+                self._alive_at = begun
+                pause = ttl / 3
+
+
+def _newest(storage: Storage) -> int:
+    """The highest generation there is; 0 where there is none."""
+    names = (Path(name).stem for name in storage.names(FOLDER))
+    return max((int(name) for name in names if name.isdecimal()), default=0)
+
+
+def _is_free(storage: Storage, generation: int, ttl_s: float, clock: Callable[[], float]) -> bool:
+    """Watch a generation until it is known to be free, or seen to be alive; no longer than it claims to live."""
+    first = _read(storage, generation)
+    record = Record.load(first)
+    if record and (record.released or record.owner.is_known_dead()):
+        return True
+    ttl = record.ttl_s if record else ttl_s
+    since = clock()
+    idle = threading.Event()
+    while True:
+        waited = clock() - since
+        # Looked at once more after the time is over: it is we who may have been asleep.
+        seen = _read(storage, generation)
+        if seen != first:
+            now = Record.load(seen)
+            return bool(now and now.released)
+        if waited > ttl:
+            return True
+        idle.wait(min(ttl / 10, 1.0))
+
+
+def _read(storage: Storage, generation: int) -> bytes:
+    try:
+        return storage.read(_path(generation))
+    except NotFound:
+        return b""  # deleted by hand: nothing is there that could beat
+
+
+def _held(storage: Storage, generation: int) -> str:
+    record = Record.load(_read(storage, generation))
+    if record is None:
+        return f"{storage.uri}: another job is writing this output; wait until it ends, or choose another output.uri"
+    who = f"{record.holder} on {record.owner.host}, pid {record.owner.pid}"
+    return (
+        f"{storage.uri}: {who}, has been writing this output since {record.since} (generation {generation}); "
+        "wait until it ends, stop it, or choose another output.uri"
+    )
+
+
+def _path(generation: int) -> str:
+    return f"{FOLDER}/{generation:010d}.json"
+
+
+def _kernel() -> str:
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
+    except OSError:
+        return ""
+
+
+def _started(pid: int) -> str | None:
+    """The start time of a process; "ended" for a zombie, None where it cannot be read."""
+    try:
+        # The name in parentheses may hold anything, so the fields are counted from its end.
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return "ended" if fields[0] in "ZX" else fields[19]

@@ -1,0 +1,164 @@
+"""Where S3 credentials, region and endpoint come from: the places that every AWS tool looks in, in the same order.
+
+Environment variables, web identity (IRSA), the profile in ~/.aws, the container's endpoint, the instance's metadata.
+obstore knows all but the profile, and takes them from the environment by itself; the profile is read here.
+"""
+
+import configparser
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+from sdp.errors import AccessDenied, UserError
+from sdp.storage.base import StorageOptions
+
+if TYPE_CHECKING:
+    from obstore.store import S3Config, S3Credential
+
+Credentials: TypeAlias = "Callable[[], S3Credential]"
+
+LOOKED_IN = (
+    "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_WEB_IDENTITY_TOKEN_FILE, profile '{profile}' in ~/.aws, "
+    "AWS_CONTAINER_CREDENTIALS_*, instance metadata"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """How to reach S3. `credentials` is None where obstore finds them itself; `looked_in` is for the error."""
+
+    region: str
+    endpoint: str | None
+    config: "S3Config" = field(repr=False)
+    credentials: "Credentials | None" = field(repr=False)
+    looked_in: str
+
+
+def find_access(uri: str, options: StorageOptions, env: Mapping[str, str]) -> Access:
+    """Everything needed to open a bucket; AccessDenied where it is known already that there are no credentials."""
+    name = env.get("AWS_PROFILE") or env.get("AWS_DEFAULT_PROFILE") or "default"
+    looked_in = LOOKED_IN.format(profile=name)
+    profile = _Profile.load(name, env)
+    region = options.region or env.get("AWS_REGION") or env.get("AWS_DEFAULT_REGION") or profile.get("region")
+    config: S3Config = {"region": region or "us-east-1"}
+    endpoint = _endpoint(uri, options, env, profile)
+    if endpoint:
+        config["endpoint"] = endpoint
+        config["aws_endpoint_url_s3"] = endpoint  # obstore would let the variable of that name win
+    if metadata := env.get("AWS_EC2_METADATA_SERVICE_ENDPOINT"):
+        config["metadata_endpoint"] = metadata.rstrip("/")
+    # One DELETE an object: bulk deletion is not implemented by every S3-compatible server.
+    config["disable_bulk_delete"] = True
+    credentials = None
+    if not _obstore_finds_them(uri, env):
+        credentials = profile.credentials(uri)
+        explicit = env.get("AWS_PROFILE") or env.get("AWS_DEFAULT_PROFILE")
+        if credentials is None and explicit:
+            raise AccessDenied(f"{uri}: AWS_PROFILE is '{name}', but ~/.aws has no credentials for it; add or unset it")
+        if credentials is None and env.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true":
+            raise AccessDenied(no_credentials(uri, looked_in))
+    return Access(config["region"], endpoint, config, credentials, looked_in)
+
+
+def no_credentials(uri: str, looked_in: str) -> str:
+    return f"{uri}: no AWS credentials found (looked in {looked_in}); provide them in one of these places"
+
+
+def _obstore_finds_them(uri: str, env: Mapping[str, str]) -> bool:
+    """Whether the environment has what comes before a profile (or says that no credentials are wanted)."""
+    key, secret = env.get("AWS_ACCESS_KEY_ID"), env.get("AWS_SECRET_ACCESS_KEY")
+    if bool(key) != bool(secret):
+        missing = "AWS_SECRET_ACCESS_KEY" if key else "AWS_ACCESS_KEY_ID"
+        raise AccessDenied(f"{uri}: {missing} is not set, though its other half is; set both or neither")
+    web_identity = env.get("AWS_WEB_IDENTITY_TOKEN_FILE") and env.get("AWS_ROLE_ARN")
+    return bool(key or web_identity or env.get("AWS_SKIP_SIGNATURE", "").lower() in ("true", "1"))
+
+
+def _endpoint(uri: str, options: StorageOptions, env: Mapping[str, str], profile: "_Profile") -> str | None:
+    candidates = {
+        "storage.endpoint": options.endpoint,
+        "AWS_ENDPOINT_URL_S3": env.get("AWS_ENDPOINT_URL_S3"),
+        "AWS_ENDPOINT_URL": env.get("AWS_ENDPOINT_URL"),
+        "endpoint_url in ~/.aws": profile.endpoint(),
+    }
+    for where, endpoint in candidates.items():
+        if endpoint:
+            if not endpoint.startswith(("http://", "https://")):
+                raise UserError(f"{uri}: {where} is '{endpoint}'; it must begin with http:// or https://")
+            return endpoint.rstrip("/")
+    return None
+
+
+class _Profile:
+    """A profile of ~/.aws/credentials and ~/.aws/config; empty where it is not there."""
+
+    def __init__(self, name: str, values: Mapping[str, str], services: Mapping[str, str]) -> None:
+        self.name = name
+        self._values = values
+        self._services = services
+
+    @classmethod
+    def load(cls, name: str, env: Mapping[str, str]) -> "_Profile":
+        home = Path(env.get("HOME") or Path.home()) / ".aws"
+        config = _ini(env.get("AWS_CONFIG_FILE") or home / "config")
+        secrets = _ini(env.get("AWS_SHARED_CREDENTIALS_FILE") or home / "credentials")
+        section = "default" if name == "default" else f"profile {name}"
+        values = {**config.get(section, {}), **secrets.get(name, {})}
+        return cls(name, values, config.get(f"services {values.get('services', '')}", {}))
+
+    def get(self, key: str) -> str | None:
+        return self._values.get(key) or None
+
+    def endpoint(self) -> str | None:
+        nested = self._services.get("s3", "")  # "\nendpoint_url = …" in lines of its own
+        for line in nested.splitlines():
+            key, _, value = line.partition("=")
+            if key.strip() == "endpoint_url":
+                return value.strip()
+        return self.get("endpoint_url")
+
+    def credentials(self, uri: str) -> "Credentials | None":
+        """A function that gives current credentials; None where the profile has none."""
+        if self.get("aws_access_key_id") and self.get("aws_secret_access_key"):
+            static: S3Credential = {
+                "access_key_id": self._values["aws_access_key_id"],
+                "secret_access_key": self._values["aws_secret_access_key"],
+                "token": self.get("aws_session_token"),
+                "expires_at": None,
+            }
+            return lambda: static
+        wanted = next((k for k in _BY_BOTO3 if self.get(k)), None)
+        return self._boto3(uri, wanted) if wanted else None
+
+    def _boto3(self, uri: str, wanted: str) -> Credentials:
+        """Single sign-on, roles and external processes: what only the AWS library itself can do."""
+        try:
+            import boto3
+            from botocore.exceptions import BotoCoreError
+            from obstore.auth.boto3 import Boto3CredentialProvider
+        except ImportError:
+            raise AccessDenied(
+                f"{uri}: profile '{self.name}' has {wanted}, which needs boto3; "
+                "pip install 'sdp[worker]', or put keys into the environment (aws configure export-credentials)"
+            ) from None
+        try:
+            provider: Credentials = Boto3CredentialProvider(boto3.Session(profile_name=self.name))
+        except (BotoCoreError, ValueError) as error:
+            raise AccessDenied(f"{uri}: profile '{self.name}': {error}; run `aws sso login` or correct it") from None
+        return provider
+
+
+_BY_BOTO3 = ("sso_session", "sso_start_url", "role_arn", "credential_process", "login_session")
+
+
+def _ini(path: str | os.PathLike[str]) -> dict[str, dict[str, str]]:
+    parser = configparser.RawConfigParser(default_section="", strict=False)
+    try:
+        parser.read(Path(path).expanduser(), encoding="utf-8")
+    except configparser.Error as error:
+        raise UserError(
+            f"{path}: not an AWS configuration file ({error.message.splitlines()[0]}); correct it"
+        ) from None
+    return {section: dict(parser.items(section)) for section in parser.sections()}

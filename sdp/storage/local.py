@@ -1,0 +1,254 @@
+"""A folder of this machine, or one that it has mounted.
+
+A file is drafted without a name, synced, and then linked or renamed to where it belongs: it is there whole or not at
+all, and a writer that is killed leaves nothing behind (on file systems without O_TMPFILE, such as NFS, it leaves a
+hidden draft). Operations wait for the kernel: the deadline covers waiting for other writers, not a disk that hangs.
+"""
+
+import errno
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from secrets import token_hex
+from stat import S_ISDIR
+from typing import TYPE_CHECKING
+
+from sdp.errors import AccessDenied, AlreadyExists, Conflict, NotFound, StorageError, Unavailable
+from sdp.storage.base import (
+    HIDDEN,
+    Data,
+    FileInfo,
+    Files,
+    Names,
+    Storage,
+    checked,
+    checked_range,
+    folder,
+    view,
+)
+from sdp.storage.uri import Location
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_CAUSES: dict[int, tuple[type[StorageError], str]] = {
+    errno.ENOENT: (NotFound, "no such file; check the path"),
+    errno.EEXIST: (NotFound, "a part of the path is a file, not a folder; check the path"),
+    errno.EISDIR: (NotFound, "is a folder, not a file; name a file in it"),
+    errno.ENOTDIR: (NotFound, "a part of the path is a file, not a folder; check the path"),
+    errno.EACCES: (AccessDenied, "permission denied; check the owner and mode of the file and its folders"),
+    errno.EPERM: (AccessDenied, "the file system does not permit it; check its mode, and whether it has hard links"),
+    errno.EROFS: (AccessDenied, "the file system is mounted read-only; choose another place"),
+    errno.ENOSPC: (StorageError, "no space left on the device; free some, then run the same command again"),
+    errno.EDQUOT: (StorageError, "the disk quota is used up; free some space, then run the same command again"),
+    errno.EFBIG: (StorageError, "larger than this process may write (ulimit -f); raise the limit"),
+    errno.ENAMETOOLONG: (NotFound, "the name is too long for the file system; choose a shorter one"),
+    errno.ELOOP: (NotFound, "too many symbolic links; remove the loop"),
+}
+
+
+class LocalStorage(Storage):
+    def list(self, prefix: str = "") -> Files:
+        found = []
+        with _explained(self.uri):
+            for path, entry in self._walk(prefix):
+                with suppress(FileNotFoundError):  # deleted since
+                    found.append(_info(path, entry.stat()))
+        return sorted(found, key=lambda info: info.path)
+
+    def names(self, prefix: str = "") -> Names:
+        with _explained(self.uri):
+            return sorted(path for path, _ in self._walk(prefix))
+
+    def _walk(self, prefix: str) -> "Iterator[tuple[str, os.DirEntry[str]]]":
+        start = folder(prefix)
+        pending = [start]
+        linked: set[tuple[int, int]] = set()  # folders entered through a link, each once: links may go in circles
+        while pending:
+            inside = pending.pop()
+            try:
+                entries = os.scandir(f"{self.uri}/{inside}")
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            with entries:
+                for entry in entries:
+                    if entry.name.startswith(HIDDEN):
+                        continue
+                    path = f"{inside}/{entry.name}" if inside else entry.name
+                    if entry.is_dir():
+                        if not entry.is_symlink() or _first_visit(entry, linked):
+                            pending.append(path)
+                    elif entry.is_file():
+                        yield path, entry
+
+    def stat(self, path: str) -> FileInfo:
+        with _explained(self.uri_of(path)):
+            found = self._file(path).stat()
+            if S_ISDIR(found.st_mode):
+                raise IsADirectoryError(errno.EISDIR, "")
+            return _info(path, found)
+
+    def exists(self, path: str) -> bool:
+        with _explained(self.uri_of(path)):
+            try:
+                return not S_ISDIR(self._file(path).stat().st_mode)
+            except (FileNotFoundError, NotADirectoryError):
+                return False
+
+    def read(self, path: str) -> bytes:
+        with _explained(self.uri_of(path)), self._file(path).open("rb") as file:
+            return file.read()
+
+    def read_range(self, path: str, start: int, length: int) -> bytes:
+        checked_range(start, length)
+        with _explained(self.uri_of(path)), self._file(path).open("rb") as file:
+            file.seek(start)
+            return file.read(length)
+
+    def open(self, path: str) -> "pa.NativeFile":
+        import pyarrow as pa
+
+        # Not memory-mapped: a failing disk or a truncated file would then be a SIGBUS instead of an error.
+        with _explained(self.uri_of(path)):
+            return pa.OSFile(str(self._file(path)), mode="r")
+
+    def publish(self, path: str, data: Data) -> FileInfo:
+        with self._drafted(path, data) as (draft, target), self._locked(target):
+            draft.replace(target)
+            return _info(path, target.stat())
+
+    def create(self, path: str, data: Data) -> FileInfo:
+        with self._drafted(path, data) as (draft, target):
+            try:
+                os.link(draft, target)
+            except FileExistsError:
+                raise AlreadyExists(f"{self.uri_of(path)}: exists already; another writer was first") from None
+            return _info(path, draft.stat())
+
+    def replace(self, path: str, data: Data, etag: str) -> FileInfo:
+        with self._drafted(path, data) as (draft, target), self._locked(target):
+            found = _etag(target.stat()) if target.exists() else None
+            if found != etag:
+                what = "has been changed" if found else "has been deleted"
+                raise Conflict(f"{self.uri_of(path)}: {what} by another writer; read it again")
+            draft.replace(target)
+            return _info(path, target.stat())
+
+    def delete(self, path: str) -> None:
+        target = self._file(path)
+        with _explained(self.uri_of(path)), suppress(FileNotFoundError), self._locked(target):
+            target.unlink()
+
+    def child(self, path: str) -> "LocalStorage":
+        return LocalStorage(Location("file", "", str(self._file(path))), self.options)
+
+    def _file(self, path: str) -> Path:
+        return Path(self.uri, checked(path))
+
+    @contextmanager
+    def _drafted(self, path: str, data: Data) -> Iterator[tuple[Path, Path]]:
+        """The data as a complete, synced file under a hidden name beside its target; gone in the end."""
+        content, target = view(data), self._file(path)
+        inside = target.parent
+        draft = inside / f"{HIDDEN}draft-{token_hex(8)}"
+        with _explained(self.uri_of(path)):
+            inside.mkdir(parents=True, exist_ok=True)
+            try:
+                _write(draft, content)
+                yield draft, target
+            finally:
+                draft.unlink(missing_ok=True)
+            _sync_folder(inside)
+
+    @contextmanager
+    def _locked(self, target: Path) -> Iterator[None]:
+        """One writer at a time in the target's folder, so that `replace` compares and swaps in one act."""
+        inside = target.parent
+        descriptor = os.open(inside, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            try:
+                self._lock(descriptor, inside)
+            except OSError as error:
+                if error.errno != errno.EBADF:
+                    raise
+                # NFS locks only what is open for writing, which a folder never is.
+                os.close(descriptor)
+                descriptor = os.open(inside / f"{HIDDEN}lock", os.O_RDWR | os.O_CREAT, 0o666)
+                self._lock(descriptor, inside)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def _lock(self, descriptor: int, inside: Path) -> None:
+        deadline = time.monotonic() + self.options.timeout_s
+        while True:
+            try:
+                return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    raise Unavailable(
+                        f"{inside}: locked by another writer for {self.options.timeout_s:g} s; see who hangs there"
+                    ) from None
+            time.sleep(0.002)  # flock has no deadline of its own, so it is polled
+
+
+def _write(draft: Path, content: memoryview) -> None:
+    """Write and sync a file that has its name only when it is complete, where the file system can do that."""
+    inside = draft.parent
+    try:
+        descriptor, unnamed = os.open(inside, os.O_TMPFILE | os.O_WRONLY, 0o666), True
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):
+            raise
+        descriptor, unnamed = os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666), False
+    try:
+        written = 0
+        while written < len(content):
+            written += os.write(descriptor, content[written:])
+        # Kernel timestamps are coarse: two versions within one tick, in one reused inode, would share their etag.
+        now = time.time_ns()
+        os.utime(descriptor, ns=(now, now))
+        os.fsync(descriptor)
+        if unnamed:
+            # src_dir_fd is ignored for an absolute path, but with it os.link follows the link that /proc has.
+            os.link(f"/proc/self/fd/{descriptor}", draft, src_dir_fd=descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _sync_folder(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _first_visit(entry: "os.DirEntry[str]", seen: set[tuple[int, int]]) -> bool:
+    found = entry.stat()
+    identity = (found.st_dev, found.st_ino)
+    fresh = identity not in seen
+    seen.add(identity)
+    return fresh
+
+
+def _info(path: str, found: os.stat_result) -> FileInfo:
+    return FileInfo(path, found.st_size, _etag(found), datetime.fromtimestamp(found.st_mtime, UTC))
+
+
+def _etag(found: os.stat_result) -> str:
+    return f"{found.st_ino:x}-{found.st_mtime_ns:x}-{found.st_size:x}"
+
+
+@contextmanager
+def _explained(uri: str) -> Iterator[None]:
+    """Turn what the kernel says into one line of ours."""
+    try:
+        yield
+    except OSError as error:
+        kind, text = _CAUSES.get(error.errno or 0, (StorageError, f"{error.strerror or error}; check the disk"))
+        raise kind(f"{uri}: {text}") from error

@@ -1,0 +1,169 @@
+"""Random access to a remote object through ranged reads, for pyarrow.parquet.
+
+The last bytes come with the first request, because Parquet begins reading there; small reads fetch somewhat more than
+they ask for, large ones (pre_buffer=True makes them) go out in parallel. All parts are of one version of the object:
+if it is written anew in between, that is an error and not a mixture.
+"""
+
+import asyncio
+import io
+import tempfile
+from collections.abc import Callable
+from typing import IO, TYPE_CHECKING, Any
+
+import obstore
+
+from sdp.errors import SdpError
+from sdp.storage.base import StorageOptions
+from sdp.storage.explain import REPORTED, Failure, classify
+from sdp.storage.retry import Patience, persist, wait
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+TAIL = 64 * 1024
+"""What pyarrow reads of a Parquet file's end at first."""
+AHEAD = 1024 * 1024
+"""What a small read fetches that goes on where the last one ended."""
+PIECE = 8 * 1024 * 1024
+"""What one request of a parallel read fetches."""
+_PARALLEL = 8
+
+Explain = Callable[[Failure, str], SdpError]
+
+
+class Remote:
+    """An object as the first request found it: its size, its version, its last bytes."""
+
+    def __init__(self, store: Any, key: str, options: StorageOptions, explain: Explain) -> None:
+        self._store = store
+        self._key = key
+        self._options = options
+        self._explain = explain
+        self.size, self.etag, self.tail, self.ranged = wait(self._open)
+
+    async def _open(self) -> tuple[int, str | None, bytes, bool]:
+        async def call(patience: Patience, _: Failure | None) -> tuple[int, str | None, bytes, bool]:
+            try:
+                answer = await patience(obstore.get_async(self._store, self._key, options={"range": {"suffix": TAIL}}))
+                tail = (await patience(answer.bytes_async(), TAIL)).to_bytes()
+                return answer.meta["size"], answer.meta["e_tag"], tail, True
+            except REPORTED as error:
+                # Also what an empty object is answered with: there is no last byte of it.
+                if classify(error).kind not in ("unranged", "beyond"):
+                    raise
+            answer = await patience(obstore.get_async(self._store, self._key))
+            size: int = answer.meta["size"]
+            return size, answer.meta["e_tag"], b"", size == 0
+
+        return await persist(call, self._options, self._explain)
+
+    def fetch(self, start: int, length: int) -> bytes:
+        """Exactly this range, in pieces that are fetched (and tried again) on their own."""
+        starts = range(start, start + length, PIECE)
+        if len(starts) == 1:
+            return wait(lambda: self._piece(start, length))
+
+        async def pieces() -> list[bytes]:
+            free = asyncio.Semaphore(_PARALLEL)
+
+            async def one(at: int) -> bytes:
+                async with free:
+                    return await self._piece(at, min(PIECE, start + length - at))
+
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(one(at)) for at in starts]
+            return [task.result() for task in tasks]
+
+        try:
+            return b"".join(wait(pieces))
+        except ExceptionGroup as several:
+            raise several.exceptions[0] from None
+
+    async def _piece(self, start: int, length: int) -> bytes:
+        async def call(patience: Patience, _: Failure | None) -> bytes:
+            end = start + length
+            answer = await patience(obstore.get_async(self._store, self._key, options={"range": (start, end)}))
+            if (answer.meta["size"], answer.meta["e_tag"]) != (self.size, self.etag):
+                raise obstore.exceptions.PreconditionError("another version")
+            return (await patience(answer.bytes_async(), length)).to_bytes()
+
+        return await persist(call, self._options, self._explain)
+
+    def spool(self) -> IO[bytes]:
+        """The whole object in a temporary file, for a server that sends whole files only."""
+        file = tempfile.TemporaryFile(prefix="sdp-source-")  # noqa: SIM115 (the reader closes it)
+
+        async def download(patience: Patience, _: Failure | None) -> None:
+            # A stream that broke cannot be gone on with (it would look as if it had ended): each attempt starts over.
+            await asyncio.to_thread(file.truncate, 0)
+            await asyncio.to_thread(file.seek, 0)
+            answer = await patience(obstore.get_async(self._store, self._key))
+            stream = answer.stream()
+            while (chunk := await patience(anext(stream, None), PIECE)) is not None:
+                await asyncio.to_thread(file.write, chunk)
+
+        wait(lambda: persist(download, self._options, self._explain))
+        file.seek(0)
+        return file
+
+
+class RangeFile:
+    """A read-only file over ranged reads, as pyarrow.PythonFile wants one; it calls with a lock of its own held."""
+
+    def __init__(self, remote: Remote) -> None:
+        self._remote = remote
+        self._at = 0
+        self._ahead = (0, b"")
+        self._end = -1  # of the last read
+        self.closed = False
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def writable(self) -> bool:
+        return False
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._remote.size}[whence]
+        self._at = max(0, base + offset)
+        return self._at
+
+    def read(self, length: int | None = None) -> bytes:
+        size = self._remote.size
+        left = max(0, size - self._at)
+        length = left if length is None or length < 0 else min(length, left)
+        data = self._get(self._at, length) if length else b""
+        self._at += length
+        self._end = self._at
+        return data
+
+    def _get(self, start: int, length: int) -> bytes:
+        tail = self._remote.tail
+        for begin, block in ((self._remote.size - len(tail), tail), self._ahead):
+            if begin <= start and start + length <= begin + len(block):
+                return block[start - begin : start - begin + length]
+        least = AHEAD if start == self._end else TAIL
+        block = self._remote.fetch(start, min(max(length, least), self._remote.size - start))
+        if length == len(block):
+            return block
+        self._ahead = (start, block)
+        return block[:length]
+
+    def close(self) -> None:
+        self.closed = True
+        self._ahead = (0, b"")
+
+
+def open_ranges(store: Any, key: str, options: StorageOptions, explain: Explain) -> "pa.NativeFile":
+    """The object as a pyarrow file."""
+    import pyarrow as pa
+
+    remote = Remote(store, key, options, explain)
+    return pa.PythonFile(RangeFile(remote) if remote.ranged else remote.spool(), mode="r")

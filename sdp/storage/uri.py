@@ -1,0 +1,96 @@
+"""What a URI means: its scheme, its bucket or host, and the path inside."""
+
+import os.path
+import re
+from dataclasses import dataclass
+from urllib.parse import unquote, urlsplit
+
+from sdp.errors import UserError
+
+WRITABLE = ("file", "s3", "gs")
+WEB = ("https", "http")
+KNOWN = "a local path, file://, s3:// and gs:// (read and write), https://, http:// and hf:// (read only)"
+
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """A parsed URI. `uri` is its one normal form: absolute, without a trailing slash."""
+
+    scheme: str
+    bucket: str
+    """Bucket, or host of a web address; empty for a local path."""
+    path: str
+    """Local: absolute. Buckets: the key without slashes around it. Web: as it was given, query included."""
+
+    @property
+    def uri(self) -> str:
+        if self.scheme == "file":
+            return self.path
+        return f"{self.scheme}://{self.bucket}/{self.path}".rstrip("/")
+
+
+def parse(uri: str) -> Location:
+    """The location that a URI names; UserError where it names none."""
+    if not uri:
+        raise UserError(f"'': the URI is empty; give {KNOWN}")
+    if _CONTROL.search(uri):
+        raise UserError(f"{uri!r}: the URI contains a control character; remove it")
+    match = _SCHEME.match(uri)
+    if not match:
+        return Location("file", "", os.path.abspath(os.path.expanduser(uri)))  # noqa: PTH100, PTH111 (no resolving)
+    scheme, rest = match[1].lower(), uri[match.end() :]
+    if scheme == "file":
+        return _file(uri)
+    if scheme in WEB or scheme == "hf":
+        return _web(scheme, rest)
+    if scheme in WRITABLE:
+        return _bucket(uri, scheme, rest)
+    raise UserError(f"{uri}: unknown scheme '{scheme}'; give {KNOWN}")
+
+
+def _file(uri: str) -> Location:
+    parts = urlsplit(uri)
+    if parts.netloc not in ("", "localhost"):
+        raise UserError(f"{uri}: a file:// URI names this machine; write file:///{parts.netloc}{parts.path}")
+    # A file name may hold what a URL calls query or fragment, so nothing of it is cut off.
+    rest = uri.split("://", 1)[1].removeprefix(parts.netloc)
+    return Location("file", "", os.path.abspath(unquote(rest)))  # noqa: PTH100 (links stay links)
+
+
+def _web(scheme: str, rest: str) -> Location:
+    host, _, path = rest.partition("/")
+    if not host:
+        raise UserError(f"{scheme}://{rest}: no host in it; give the whole address")
+    return Location(scheme, host, path)
+
+
+def _bucket(uri: str, scheme: str, rest: str) -> Location:
+    bucket, _, path = rest.partition("/")
+    path = path.strip("/")
+    if not bucket:
+        raise UserError(f"{uri}: no bucket in it; write {scheme}://BUCKET/FOLDER")
+    if path and any(segment in ("", ".", "..") for segment in path.split("/")):
+        raise UserError(f"{uri}: empty, '.' and '..' segments mean nothing in a bucket; write the path out")
+    return Location(scheme, bucket, path)
+
+
+def join(uri: str, *parts: str) -> str:
+    """The URI of something below another URI."""
+    below = "/".join(filter(None, (part.strip("/") for part in parts)))
+    if not below:
+        return uri
+    # "/" and "s3://" keep their slashes, so nothing is stripped from a bare root.
+    return f"{uri}{below}" if uri.endswith("/") else f"{uri}/{below}"
+
+
+def shown(uri: str) -> str:
+    """A URI fit for a message or a log: without user, password or query, where secrets travel."""
+    match = _SCHEME.match(uri)
+    if not match or match[1].lower() not in WEB:
+        return uri
+    parts = urlsplit(uri)
+    query = "?…" if parts.query else ""
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}{query}"

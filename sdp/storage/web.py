@@ -1,0 +1,75 @@
+"""Files on the web, for reading: https:// and http:// addresses."""
+
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from obstore.store import HTTPStore
+
+from sdp.errors import AccessDenied, Conflict, NotFound, SdpError, StorageError, Unavailable
+from sdp.storage.base import StorageOptions
+from sdp.storage.explain import Failure
+from sdp.storage.reader import RangeFile, Remote
+from sdp.storage.uri import shown
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+class WebFile:
+    """A file at an address that answers GET, with ranges or without; redirects are followed."""
+
+    def __init__(
+        self, url: str, options: StorageOptions, *, headers: Mapping[str, str] | None = None, name: str | None = None
+    ) -> None:
+        """`headers` go to this host only, not to where it redirects; `name` is what messages call the file."""
+        limit = timedelta(seconds=options.timeout_s)
+        store = HTTPStore(
+            url.partition("#")[0],
+            client_options={
+                "timeout": limit,
+                "connect_timeout": timedelta(seconds=min(options.connect_timeout_s, options.timeout_s)),
+                "allow_http": url.startswith("http://"),
+                "default_headers": dict(headers or {}),
+            },
+            retry_config={"max_retries": 0, "retry_timeout": limit},
+        )
+        # The store is the file itself: a path below it would lose the query that signs many addresses.
+        self._remote = Remote(store, "", options, explaining(name or shown(url)))
+
+    @property
+    def size(self) -> int:
+        return self._remote.size
+
+    @property
+    def etag(self) -> str | None:
+        return self._remote.etag
+
+    def open(self) -> "pa.NativeFile":
+        import pyarrow as pa
+
+        return pa.PythonFile(RangeFile(self._remote) if self._remote.ranged else self._remote.spool(), mode="r")
+
+
+def explaining(name: str) -> Callable[[Failure, str], SdpError]:
+    """Makes the errors of what is called `name`."""
+
+    def error(failure: Failure, tried: str) -> SdpError:
+        match failure.kind:
+            case "missing" | "bucket":
+                return NotFound(f"{name}: not there ({failure.cause}); check the address")
+            case "denied":
+                return AccessDenied(f"{name}: access denied ({failure.cause}); check the address and the token")
+            case "changed":
+                return Conflict(f"{name}: changed while it was read; start again")
+            case "transient":
+                return Unavailable(
+                    f"{name}: {failure.cause} ({tried}); check that the server is up and reachable (or raise "
+                    "storage.timeout_s), then run the same command again"
+                )
+            case _:
+                return StorageError(
+                    f"{name}: {failure.cause}; check the address, or download the file and name the copy"
+                )
+
+    return error

@@ -1,0 +1,58 @@
+"""What all tests share: outside programs, by mark or by fixture.
+
+`@pytest.mark.needs("versitygw")` on a test that needs a program, `tool("versitygw")` for its path. Where it is missing,
+the test is skipped and the run ends with how to get it; where CI=true, it fails.
+"""
+
+import os
+import re
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+from scripts import tools
+
+MISSED = re.compile(r"^(?:Skipped: )?needs (\S+), which is not here; to get it: (.*)$", re.MULTILINE)
+
+
+@pytest.fixture(scope="session")
+def tool() -> Callable[[str], Path]:
+    """Gives the path of an outside program by its name in scripts/tools.py."""
+
+    def path_of(name: str) -> Path:
+        return tools.find(name) or _miss(name)
+
+    return path_of
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Before any fixture starts something."""
+    for mark in item.iter_markers("needs"):
+        for name in mark.args:
+            if tools.find(name) is None:
+                _miss(name)
+
+
+def _miss(name: str) -> NoReturn:
+    line = f"needs {name}, which is not here; to get it: {tools.TOOLS[name].how}"
+    if os.environ.get("CI") == "true":
+        pytest.fail(line, pytrace=False)
+    pytest.skip(line)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Says, last, which programs were missed and how to get them."""
+    missed: Counter[tuple[str, str]] = Counter()
+    for outcome in ("skipped", "failed", "error"):
+        for report in terminalreporter.stats.get(outcome, []):
+            reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+            if found := MISSED.search(reason):
+                missed[found[1], found[2]] += 1
+    if missed:
+        terminalreporter.section("outside programs that are missing")
+        for (name, how), count in sorted(missed.items()):
+            terminalreporter.line(f"{name} ({count} test{'s' if count > 1 else ''}): {how}")

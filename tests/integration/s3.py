@@ -1,0 +1,285 @@
+"""A real S3 server for tests, and a wire between it and its client that can be disturbed.
+
+    from tests.integration.s3 import gateway_fixture, proxy_fixture, s3_env_fixture  # noqa: F401 (fixtures)
+
+`gateway` is a versitygw (posix backend) of this test module on 127.0.0.1, with credentials made up at run time and one
+bucket; `proxy` stands before it; `s3_env` puts its address and credentials into the environment. A test that wants to
+kill its server starts one of its own with `running_gateway`.
+"""
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import struct
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from secrets import token_hex
+
+import pytest
+
+START_S = 20.0
+
+
+@dataclass
+class Gateway:
+    """A versitygw process; `kill` and `start` again keep address, credentials and data."""
+
+    binary: Path
+    root: Path
+    """Its buckets are folders here, its objects files in them."""
+    port: int
+    bucket: str = "sdp-test"
+    access_key: str = field(default_factory=lambda: f"AK{token_hex(8)}")
+    secret_key: str = field(default_factory=lambda: token_hex(20), repr=False)
+    process: "subprocess.Popen[bytes] | None" = None
+
+    @property
+    def endpoint(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def uri(self) -> str:
+        return f"s3://{self.bucket}"
+
+    @property
+    def env(self) -> dict[str, str]:
+        """What a client needs in its environment."""
+        return {
+            "AWS_ACCESS_KEY_ID": self.access_key,
+            "AWS_SECRET_ACCESS_KEY": self.secret_key,
+            "AWS_ENDPOINT_URL_S3": self.endpoint,
+            "AWS_REGION": "us-east-1",
+        }
+
+    def objects(self) -> list[str]:
+        """What lies in the bucket, seen from behind the server."""
+        top = self.root / self.bucket
+        return sorted(str(p.relative_to(top)) for p in top.rglob("*") if p.is_file() and ".sgwtmp" not in p.parts)
+
+    def pending_uploads(self) -> list[str]:
+        """Multipart uploads that were neither completed nor aborted."""
+        return sorted(p.name for p in (self.root / self.bucket / ".sgwtmp" / "multipart").glob("*/*"))
+
+    def start(self) -> None:
+        (self.root / self.bucket).mkdir(parents=True, exist_ok=True)
+        self.process = subprocess.Popen(
+            [self.binary, "--port", f"127.0.0.1:{self.port}", "--quiet", "--keep-alive", "posix", self.root],
+            env={"ROOT_ACCESS_KEY_ID": self.access_key, "ROOT_SECRET_ACCESS_KEY": self.secret_key},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        deadline = time.monotonic() + START_S
+        while self.process.poll() is None:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=1):
+                return
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.02)
+        self.kill()
+        raise RuntimeError(f"versitygw does not listen on port {self.port}")
+
+    def kill(self) -> None:
+        if self.process:
+            self.process.send_signal(signal.SIGKILL)
+            self.process.wait()
+            self.process = None
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@contextlib.contextmanager
+def running_gateway(binary: Path, root: Path) -> Iterator[Gateway]:
+    gateway = None
+    for attempt in range(3):  # another process may take the port between our look and its start
+        gateway = Gateway(binary, root, free_port())
+        try:
+            gateway.start()
+            break
+        except RuntimeError:
+            if attempt == 2:
+                raise
+    assert gateway
+    try:
+        yield gateway
+    finally:
+        gateway.kill()
+
+
+class Proxy:
+    """A TCP connection passed on, until it is told otherwise. What it is told holds for live connections too."""
+
+    def __init__(self, target: tuple[str, int]) -> None:
+        self._target = target
+        self._lock = threading.Lock()
+        self._up: int | None = None
+        self._down: int | None = None
+        self._times = 0
+        self._stalled = threading.Event()
+        self._stall_at: int | None = None
+        self._closed = False
+        self._listener: socket.socket | None = None
+        self._live: set[socket.socket] = set()
+        self.connections = 0
+        """Accepted so far."""
+        self.bytes_up = 0
+        """Passed on to the server so far."""
+        self.bytes_down = 0
+        """Passed on to the client so far."""
+        self._port = 0
+        self.accept()
+
+    @property
+    def endpoint(self) -> str:
+        return f"http://127.0.0.1:{self._port}"
+
+    def accept(self) -> None:
+        """Let connections in, as at the beginning."""
+        if self._listener:
+            return
+        self._listener = socket.create_server(("127.0.0.1", self._port))
+        self._port = self._listener.getsockname()[1]
+        threading.Thread(target=self._serve, args=(self._listener,), daemon=True).start()
+
+    def refuse(self) -> None:
+        """No connections any more, neither new ones nor those that there are."""
+        if self._listener:
+            # Closing alone would not wake up the thread in accept().
+            with contextlib.suppress(OSError):
+                self._listener.shutdown(socket.SHUT_RDWR)
+            self._listener.close()
+            self._listener = None
+        with self._lock:
+            for connection in self._live:
+                _reset(connection)
+
+    def stall(self, *, after: int = 0) -> None:
+        """Connections stay, but nothing passes in either direction, once so many more bytes have gone to the server."""
+        if after:
+            self._stall_at = self.bytes_up + after
+        else:
+            self._stalled.set()
+
+    def wait_until_stalled(self, timeout_s: float = 10.0) -> None:
+        assert self._stalled.wait(timeout_s), "nothing has been sent that could stall"
+
+    def cut(self, *, up: int | None = None, down: int | None = None, times: int = 1_000_000) -> None:
+        """Reset each connection after so many more bytes to the server (`up`) or from it (`down`), this often.
+
+        `cut(down=0)` lets requests through and loses their answers.
+        """
+        with self._lock:
+            self._up, self._down, self._times = up, down, times
+
+    def pass_on(self) -> None:
+        """Undo everything."""
+        self._stall_at = None
+        self._stalled.clear()
+        self.cut()
+        self.accept()
+
+    def close(self) -> None:
+        self._closed = True
+        self.refuse()
+
+    def _serve(self, listener: socket.socket) -> None:
+        while True:
+            try:
+                client, _ = listener.accept()
+            except OSError:
+                return
+            self.connections += 1
+            threading.Thread(target=self._connection, args=(client,), daemon=True).start()
+
+    def _connection(self, client: socket.socket) -> None:
+        try:
+            server = socket.create_connection(self._target, timeout=5)
+        except OSError:
+            _reset(client)
+            return
+        with self._lock:
+            self._live |= {client, server}
+        orderly = False
+        try:
+            orderly = self._pump(client, server)
+        except OSError:
+            pass  # either end is gone, and so is the other one now
+        finally:
+            with self._lock:
+                self._live -= {client, server}
+            server.close()  # in order: it has what was passed on, and then the end
+            client.close() if orderly else _reset(client)
+
+    def _pump(self, client: socket.socket, server: socket.socket) -> bool:
+        """Pass on until either end closes (True), or the connection is to be cut (False)."""
+        passed = {client: 0, server: 0}
+        while not self._closed:
+            if self._stalled.is_set():
+                time.sleep(0.02)
+                continue
+            ready, _, _ = select.select([client, server], [], [], 0.05)
+            for source in ready:
+                if self._stalled.is_set():
+                    break
+                data = source.recv(64 * 1024)
+                if not data:
+                    return True
+                with self._lock:
+                    limit = (self._up if source is client else self._down) if self._times else None
+                if limit is not None and passed[source] + len(data) > limit:
+                    data = data[: limit - passed[source]]
+                    (server if source is client else client).sendall(data)
+                    with self._lock:
+                        self._times -= 1
+                    return False
+                passed[source] += len(data)
+                if source is client:
+                    self.bytes_up += len(data)
+                    if self._stall_at is not None and self.bytes_up >= self._stall_at:
+                        self._stalled.set()
+                else:
+                    self.bytes_down += len(data)
+                (server if source is client else client).sendall(data)
+        return False
+
+
+def _reset(connection: socket.socket) -> None:
+    """Close so that the other end sees a reset, as from a host that is gone."""
+    with contextlib.suppress(OSError):
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        connection.shutdown(socket.SHUT_RDWR)
+    connection.close()
+
+
+@pytest.fixture(scope="module", name="gateway")
+def gateway_fixture(tool: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    with running_gateway(tool("versitygw"), tmp_path_factory.mktemp("s3")) as running:
+        yield running
+
+
+@pytest.fixture(name="proxy")
+def proxy_fixture(gateway: Gateway) -> Iterator[Proxy]:
+    between = Proxy(("127.0.0.1", gateway.port))
+    yield between
+    between.close()
+
+
+@pytest.fixture(name="s3_env")
+def s3_env_fixture(gateway: Gateway, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Gateway:
+    """The environment of a client of the gateway, and of nothing else."""
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))  # no ~/.aws
+    for name, value in gateway.env.items():
+        monkeypatch.setenv(name, value)
+    return gateway

@@ -1,0 +1,264 @@
+"""The storage against a real S3 server that behaves."""
+
+import io
+import pickle
+import re
+import threading
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from multiprocessing import get_context
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from sdp.errors import AccessDenied, AlreadyExists, Conflict, NotFound, SdpError
+from sdp.storage import FileInfo, Storage, list_source, open_source, open_storage
+from sdp.storage import remote as remote_module
+from tests.integration.s3 import Gateway, gateway_fixture, s3_env_fixture  # noqa: F401 (fixtures)
+
+pytestmark = pytest.mark.needs("versitygw")
+
+NASTY = ["a b/c%20d#e=f/ü€😀.parquet", "q?x&y+z", "a\\b", "#1", "x{y}[z]|^`<>\"'~!*()", "part=1/.hidden", " lead"]
+
+
+@pytest.fixture
+def storage(s3_env: Gateway, request: pytest.FixtureRequest) -> Storage:
+    return open_storage(f"{s3_env.uri}/{request.node.name}/pre fix%20#")
+
+
+def one_line(error: BaseException) -> str:
+    text = str(error)
+    assert not re.search(r"\n|Debug|kind:", text), text
+    assert len(text) < 600, text
+    return text
+
+
+def test_what_is_published_comes_back(storage: Storage) -> None:
+    data = bytes(range(256)) * 1000
+    info = storage.publish("parts/0001.bin", data)
+    assert (info.path, info.size) == ("parts/0001.bin", len(data))
+    assert storage.read("parts/0001.bin") == data
+    assert storage.read_range("parts/0001.bin", 300, 20) == data[300:320]
+    assert storage.read_range("parts/0001.bin", len(data) - 5, 20) == data[-5:]
+    assert storage.read_range("parts/0001.bin", len(data), 20) == b""
+    assert storage.stat("parts/0001.bin").etag == info.etag
+    assert storage.exists("parts/0001.bin")
+    storage.publish("parts/0001.bin", memoryview(b"other"))
+    assert storage.read("parts/0001.bin") == b"other"
+    storage.delete("parts/0001.bin")
+    storage.delete("parts/0001.bin")
+    assert not storage.exists("parts/0001.bin")
+    with pytest.raises(NotFound, match="no such object"):
+        storage.read("parts/0001.bin")
+
+
+@pytest.mark.parametrize("name", NASTY)
+def test_every_name_makes_the_round_trip(storage: Storage, s3_env: Gateway, name: str) -> None:
+    storage.publish(name, name.encode())
+    assert storage.names() == [name]
+    assert [info.path for info in storage.list()] == [name]
+    assert storage.read(name) == name.encode()
+    assert storage.open(name).read() == name.encode()
+    # The server has it under exactly that name, so other tools find it too.
+    assert any(path.endswith(f"pre fix%20#/{name}") for path in s3_env.objects())
+    storage.delete(name)
+    assert storage.names() == []
+
+
+def test_listings_are_sorted_recursive_and_by_folder(storage: Storage) -> None:
+    for name in ("b/2", "b/10", "bb/1", "a", "b/c/d/e"):
+        storage.publish(name, b"x" * len(name))
+    assert storage.names() == ["a", "b/10", "b/2", "b/c/d/e", "bb/1"]
+    assert storage.names("b") == storage.names("b/") == ["b/10", "b/2", "b/c/d/e"]
+    assert [(info.path, info.size) for info in storage.list("b/c")] == [("b/c/d/e", 7)]
+    assert storage.child("b").names() == ["10", "2", "c/d/e"]
+    assert storage.names("nothing") == storage.list("nothing") == []
+
+
+def test_a_listing_of_many_pages_is_complete(storage: Storage, s3_env: Gateway) -> None:
+    storage.publish("parts/first", b"")
+    folder = next(path for path in s3_env.root.rglob("parts") if path.is_dir())
+    for number in range(2500):
+        (folder / f"{number:09d}.parquet").touch()
+    assert storage.names("parts") == sorted([f"parts/{n:09d}.parquet" for n in range(2500)] + ["parts/first"])
+
+
+def test_markers_of_folders_are_not_objects(storage: Storage, s3_env: Gateway) -> None:
+    boto3 = pytest.importorskip("boto3")
+    key = storage.uri_of("made/by/a/console").removeprefix(f"{s3_env.uri}/") + "/"
+    boto3.client("s3", endpoint_url=s3_env.endpoint).put_object(Bucket=s3_env.bucket, Key=key, Body=b"")
+    storage.publish("made/by/a/console/file", b"1")
+    storage.publish("made/empty", b"")
+    assert storage.names() == ["made/by/a/console/file", "made/empty"]
+    assert storage.names("made/by/a/console") == ["made/by/a/console/file"]
+
+
+def test_an_empty_object_is_an_object(storage: Storage) -> None:
+    storage.publish("empty", b"")
+    assert storage.read("empty") == b""
+    assert storage.read_range("empty", 0, 10) == b""
+    assert storage.open("empty").read() == b""
+    assert storage.stat("empty").size == 0
+
+
+def test_create_succeeds_once(storage: Storage) -> None:
+    storage.create("once", b"first")
+    with pytest.raises(AlreadyExists, match="another writer was first"):
+        storage.create("once", b"second")
+    assert storage.read("once") == b"first"
+
+
+def test_of_many_threads_that_create_one_wins(storage: Storage) -> None:
+    together = threading.Barrier(12)
+
+    def attempt(number: int) -> bool:
+        together.wait()
+        try:
+            storage.create("race", str(number).encode())
+        except AlreadyExists:
+            return False
+        return True
+
+    with ThreadPoolExecutor(12) as pool:
+        won = list(pool.map(attempt, range(12)))
+    assert won.count(True) == 1
+    assert storage.read("race") == str(won.index(True)).encode()
+
+
+def increment(storage: Storage, times: int) -> int:
+    """Adds to a counter by compare-and-swap; gives how often it lost the race."""
+    lost = 0
+    for _ in range(times):
+        while True:
+            info = storage.stat("counter")
+            # The etag is of a version at least as old as what is read next, so a swap that succeeds is right.
+            value = int(storage.read("counter"))
+            try:
+                storage.replace("counter", str(value + 1).encode(), info.etag or "")
+                break
+            except Conflict:
+                lost += 1
+    return lost
+
+
+def test_replace_loses_no_update_between_processes(storage: Storage) -> None:
+    storage.create("counter", b"0")
+    with ProcessPoolExecutor(3, mp_context=get_context("spawn")) as pool:
+        list(pool.map(increment, [storage] * 3, [20] * 3))
+    assert storage.read("counter") == b"60"
+
+
+def test_replace_wants_the_version_that_was_read(storage: Storage) -> None:
+    old = storage.publish("doc", b"one")
+    new = storage.replace("doc", b"two", old.etag or "")
+    assert storage.read("doc") == b"two"
+    with pytest.raises(Conflict) as caught:
+        storage.replace("doc", b"three", old.etag or "")
+    assert storage.uri_of("doc") in one_line(caught.value)
+    assert storage.read("doc") == b"two"
+    storage.delete("doc")
+    with pytest.raises(Conflict):
+        storage.replace("doc", b"four", new.etag or "")
+    assert not storage.exists("doc")
+
+
+def test_a_multipart_upload_is_one_object(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_module, "MULTIPART", 1)
+    monkeypatch.setattr(remote_module, "_PART", 5 * 1024 * 1024)
+    data = b"0123456789abcdef" * 800_000
+    storage.publish("big", data)
+    assert storage.read("big") == data
+    assert "-" in (storage.stat("big").etag or "")  # S3's mark of an upload in parts
+
+
+def test_parquet_is_read_by_ranges(storage: Storage) -> None:
+    table = pa.table({"row": range(200_000), "value": [str(n) * 3 for n in range(200_000)]})
+    buffer = io.BytesIO()
+    pq.write_table(table, buffer, row_group_size=20_000, compression="none")
+    storage.publish("t.parquet", buffer.getbuffer())
+    assert pq.ParquetFile(storage.open("t.parquet"), pre_buffer=True).read().equals(table)
+    assert pq.ParquetFile(storage.open("t.parquet")).read_row_group(3, ["row"])["row"][0].as_py() == 60_000
+    assert pq.read_table(open_source(storage.uri_of("t.parquet"))).equals(table)
+
+
+def test_an_object_replaced_while_it_is_read_is_an_error(storage: Storage) -> None:
+    storage.publish("moving", b"a" * 300_000)
+    file = storage.open("moving")
+    storage.publish("moving", b"b" * 300_000)
+    with pytest.raises(Conflict) as caught:
+        file.read(100_000)
+    assert storage.uri_of("moving") in one_line(caught.value)
+
+
+def test_a_storage_travels_to_other_processes_by_its_uri(storage: Storage) -> None:
+    storage.publish("x", b"1")
+    copy = pickle.loads(pickle.dumps(storage))
+    assert copy == storage
+    assert hash(copy) == hash(storage)
+    assert copy.read("x") == b"1"
+    assert copy.options == storage.options
+
+
+def test_sources_are_found_by_file_folder_and_pattern(storage: Storage) -> None:
+    for name in ("m/a.parquet", "m/b.parquet", "m/c.txt", "m/_tmp/x.parquet", "m/deep/d.parquet"):
+        storage.publish(name, b"12345")
+    top = storage.uri_of("m")
+
+    def found(uri: str) -> list[str]:
+        files = list_source(uri)
+        assert all(file.size == 5 and file.etag for file in files)
+        return [file.uri.removeprefix(top) for file in files]
+
+    assert found(top) == ["/a.parquet", "/b.parquet", "/deep/d.parquet"]
+    assert found(f"{top}/b.parquet") == ["/b.parquet"]
+    assert found(f"{top}/c.txt") == ["/c.txt"]
+    assert found(f"{top}/*.parquet") == ["/a.parquet", "/b.parquet"]
+    assert found(f"{top}/**/d*") == ["/deep/d.parquet"]
+    with pytest.raises(NotFound, match="no file matches"):
+        list_source(f"{top}/*.csv")
+    with pytest.raises(NotFound, match="no such file"):
+        list_source(f"{top}/zzz.parquet")
+
+
+def every_operation(storage: Storage) -> dict[str, SdpError | FileInfo | bool | bytes | None]:
+    """What each operation raises."""
+    calls = {
+        "list": lambda: storage.list(),
+        "names": lambda: storage.names("f"),
+        "stat": lambda: storage.stat("k"),
+        "exists": lambda: storage.exists("k"),
+        "read": lambda: storage.read("k"),
+        "read_range": lambda: storage.read_range("k", 0, 1),
+        "open": lambda: storage.open("k"),
+        "publish": lambda: storage.publish("k", b"1"),
+        "create": lambda: storage.create("k", b"1"),
+        "replace": lambda: storage.replace("k", b"1", '"0"'),
+        "delete": lambda: storage.delete("k"),
+    }
+    raised: dict[str, SdpError | FileInfo | bool | bytes | None] = {}
+    for name, call in calls.items():
+        try:
+            raised[name] = call()  # type: ignore[no-untyped-call]
+        except SdpError as error:
+            raised[name] = error
+    return raised
+
+
+@pytest.mark.usefixtures("s3_env")
+def test_a_missing_bucket_is_called_by_its_name() -> None:
+    for name, error in every_operation(open_storage("s3://no-such-bucket/data")).items():
+        assert isinstance(error, NotFound), name
+        assert one_line(error).startswith("s3://no-such-bucket/data"), name
+        assert "no bucket 'no-such-bucket'" in str(error), name
+
+
+@pytest.mark.parametrize("variable", ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"])
+def test_wrong_credentials_are_denied_at_once(s3_env: Gateway, monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
+    monkeypatch.setenv(variable, "wrong")
+    for name, error in every_operation(open_storage(f"{s3_env.uri}/data")).items():
+        assert isinstance(error, AccessDenied), (name, error)
+        text = one_line(error)
+        assert text.startswith(f"{s3_env.uri}/data")
+        assert "credentials" in text
+        assert s3_env.secret_key not in text
+        assert s3_env.access_key not in text

@@ -1,0 +1,301 @@
+"""The storage against a real S3 server that goes away, stalls, or loses its answers, in the middle of everything."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from sdp.errors import AlreadyExists, Conflict, NotFound, Unavailable
+from sdp.storage import Storage, StorageOptions, open_storage
+from sdp.storage import remote as remote_module
+from tests.integration.s3 import (  # noqa: F401 (fixtures)
+    Gateway,
+    Proxy,
+    gateway_fixture,
+    proxy_fixture,
+    running_gateway,
+    s3_env_fixture,
+)
+
+pytestmark = pytest.mark.needs("versitygw")
+
+TIMEOUT_S = 2.0
+SLACK_S = 1.5  # for a busy machine
+BIG = bytes(range(256)) * 50_000  # 12.8 MB: does not fit into any buffer on the way
+OLD = b"the version before"
+
+
+@pytest.fixture
+def storage(s3_env: Gateway, proxy: Proxy, request: pytest.FixtureRequest) -> Storage:
+    """Through the proxy."""
+    name = re.sub(r"\W", "-", request.node.name)
+    return open_storage(f"{s3_env.uri}/{name}", StorageOptions(endpoint=proxy.endpoint, timeout_s=TIMEOUT_S))
+
+
+@pytest.fixture
+def direct(storage: Storage, s3_env: Gateway) -> Storage:
+    """The same folder, without the proxy."""
+    return open_storage(storage.uri, StorageOptions(endpoint=s3_env.endpoint))
+
+
+def unavailable(call: Callable[[], object], uri: str, timeout_s: float = TIMEOUT_S) -> str:
+    """The message with which an operation gives up, in time."""
+    start = time.monotonic()
+    with pytest.raises(Unavailable) as caught:
+        call()
+    assert time.monotonic() - start < timeout_s + SLACK_S
+    text = str(caught.value)
+    assert text.startswith(uri)
+    assert not re.search(r"\n|Debug|kind:", text), text
+    return text
+
+
+OPERATIONS: dict[str, Callable[[Storage], object]] = {
+    "list": lambda storage: storage.list(),
+    "names": lambda storage: storage.names(),
+    "stat": lambda storage: storage.stat("k"),
+    "exists": lambda storage: storage.exists("k"),
+    "read": lambda storage: storage.read("k"),
+    "read_range": lambda storage: storage.read_range("k", 0, 1),
+    "open": lambda storage: storage.open("k"),
+    "publish": lambda storage: storage.publish("k", b"1"),
+    "create": lambda storage: storage.create("k", b"1"),
+    "replace": lambda storage: storage.replace("k", b"1", '"0"'),
+    "delete": lambda storage: storage.delete("k"),
+}
+WRITES: dict[str, Callable[[Storage], object]] = {
+    "publish": lambda storage: storage.publish("k", BIG),
+    "create": lambda storage: storage.create("k", BIG),
+    "replace": lambda storage: storage.replace("k", BIG, storage.stat("k").etag or ""),
+}
+
+
+def all_unavailable(storage: Storage) -> dict[str, str]:
+    """The message of every operation, all begun at the same time."""
+
+    def attempt(name: str) -> str:
+        return unavailable(lambda: OPERATIONS[name](storage), storage.uri)
+
+    with ThreadPoolExecutor(len(OPERATIONS)) as pool:
+        return dict(zip(OPERATIONS, pool.map(attempt, OPERATIONS), strict=True))
+
+
+def test_a_server_that_stalls_is_unavailable_by_the_deadline(storage: Storage, proxy: Proxy) -> None:
+    proxy.stall()
+    for name, text in all_unavailable(storage).items():
+        assert "no answer in time" in text, name
+        # A stalled connection is given up for a fresh one before the deadline.
+        assert re.search(r"\([2-9] attempts in ", text), name
+
+
+def test_a_server_that_is_gone_is_unavailable_by_the_deadline(storage: Storage, proxy: Proxy) -> None:
+    proxy.refuse()
+    for name, text in all_unavailable(storage).items():
+        assert f"connection refused at {proxy.endpoint}" in text, name
+        assert re.search(r"\([2-9] attempts in ", text), name
+
+
+def test_a_server_that_comes_back_in_time_is_all_that_is_needed(storage: Storage, proxy: Proxy) -> None:
+    proxy.refuse()
+    back = threading.Timer(0.3, proxy.accept)
+    back.start()
+    storage.create("k", b"1")
+    assert storage.read("k") == b"1"
+    back.join()
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_a_write_cut_once_is_written_by_the_next_attempt(
+    storage: Storage, direct: Storage, proxy: Proxy, name: str
+) -> None:
+    if name == "replace":
+        direct.publish("k", OLD)
+        storage.names()
+    proxy.cut(up=5_000_000, times=1)
+    WRITES[name](storage)
+    assert direct.read("k") == BIG
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_a_write_that_is_always_cut_leaves_nothing_of_itself(
+    storage: Storage, direct: Storage, proxy: Proxy, name: str
+) -> None:
+    direct.publish("other", OLD)
+    before = ["other"]
+    if name == "replace":
+        direct.publish("k", OLD)
+        before = ["k", "other"]
+    proxy.cut(up=5_000_000)
+    unavailable(lambda: WRITES[name](storage), storage.uri_of("k"))
+    assert proxy.connections > 1
+    assert direct.names() == before
+    if name == "replace":
+        assert direct.read("k") == OLD
+
+
+def test_an_answer_lost_once_does_not_make_a_writer_lose_against_itself(
+    storage: Storage, direct: Storage, proxy: Proxy
+) -> None:
+    proxy.cut(down=0, times=1)
+    created = storage.create("k", b"mine")
+    assert proxy.connections > 1  # it did happen
+    assert direct.stat("k").etag == created.etag
+    proxy.cut(down=0, times=1)
+    replaced = storage.replace("k", b"mine too", created.etag or "")
+    assert direct.stat("k").etag == replaced.etag
+    assert direct.read("k") == b"mine too"
+
+
+def test_an_answer_lost_does_not_make_a_loser_win(storage: Storage, direct: Storage, proxy: Proxy) -> None:
+    direct.create("k", b"theirs")
+    proxy.cut(down=0, times=1)
+    with pytest.raises(AlreadyExists):
+        storage.create("k", b"mine")
+    old = direct.stat("k").etag or ""
+    direct.publish("k", b"theirs again")
+    proxy.cut(down=0, times=1)
+    with pytest.raises(Conflict):
+        storage.replace("k", b"mine", old)
+    assert direct.read("k") == b"theirs again"
+
+
+def test_answers_that_are_always_lost_end_in_unavailable_and_a_whole_object(
+    storage: Storage, direct: Storage, proxy: Proxy
+) -> None:
+    proxy.cut(down=0)
+    unavailable(lambda: storage.publish("k", BIG), storage.uri_of("k"))
+    assert direct.read("k") == BIG
+
+
+def test_a_read_cut_once_is_read_again_and_never_short(storage: Storage, direct: Storage, proxy: Proxy) -> None:
+    direct.publish("k", BIG)
+    proxy.cut(down=5_000_000, times=1)
+    assert storage.read("k") == BIG
+    file = storage.open("k")
+    proxy.cut(down=3_000_000, times=2)
+    assert file.read() == BIG
+    proxy.cut(down=5_000_000)
+    unavailable(lambda: storage.read("k"), storage.uri_of("k"))
+    file = storage.open("k")
+    unavailable(lambda: file.read(), storage.uri_of("k"))
+
+
+def test_a_listing_cut_between_pages_goes_on_where_it_was(
+    storage: Storage, direct: Storage, proxy: Proxy, s3_env: Gateway
+) -> None:
+    direct.publish("parts/0", b"")
+    folder = next(path for path in (s3_env.root / s3_env.bucket).rglob("parts") if path.is_dir())
+    for number in range(2500):
+        (folder / f"{number:09d}").touch()
+    expected = direct.names()
+    assert len(expected) == 2501
+    assert storage.names() == expected
+    whole = proxy.bytes_down
+    a_page = whole * 1000 // 2501
+    proxy.refuse()  # so that the next connection is a new one
+    proxy.pass_on()
+    proxy.cut(down=a_page + a_page // 3, times=1)  # in the second page
+    connections, passed = proxy.connections, proxy.bytes_down
+    assert storage.names() == expected
+    assert proxy.connections - connections > 1
+    # What was lost is a third of a page; the first page was not asked for again.
+    assert proxy.bytes_down - passed < whole + a_page // 2
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_a_server_killed_in_the_middle_of_a_write_has_the_object_whole_or_not_at_all(
+    tool: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    with running_gateway(tool("versitygw"), tmp_path) as own:
+        for key, value in own.env.items():
+            monkeypatch.setenv(key, value)
+        proxy = Proxy(("127.0.0.1", own.port))
+        storage = open_storage(f"{own.uri}/d", StorageOptions(endpoint=proxy.endpoint, timeout_s=TIMEOUT_S))
+        if name == "replace":
+            storage.publish("k", OLD)
+        proxy.stall(after=5_000_000)
+
+        def kill() -> None:
+            proxy.wait_until_stalled()
+            own.kill()
+            proxy.pass_on()
+
+        killer = threading.Thread(target=kill)
+        killer.start()
+        unavailable(lambda: WRITES[name](storage), storage.uri_of("k"))
+        killer.join()
+        own.start()
+        after = open_storage(f"{own.uri}/d")
+        if name == "replace":
+            assert after.read("k") == OLD
+        else:
+            assert after.names() == []
+            with pytest.raises(NotFound):
+                after.read("k")
+        # And the same command again does it.
+        WRITES[name](storage)
+        assert after.read("k") == BIG
+        proxy.close()
+
+
+def test_an_interrupt_in_the_middle_of_a_write_writes_nothing(storage: Storage, direct: Storage, proxy: Proxy) -> None:
+    proxy.stall(after=5_000_000)
+
+    def interrupt() -> None:
+        proxy.wait_until_stalled()
+        os.kill(os.getpid(), signal.SIGINT)
+
+    other = threading.Thread(target=interrupt)
+    other.start()
+    with pytest.raises(KeyboardInterrupt):
+        storage.publish("k", BIG)
+    other.join()
+    proxy.pass_on()
+    assert direct.names() == []
+
+
+def test_a_writer_killed_in_the_middle_of_a_write_writes_nothing(
+    storage: Storage, direct: Storage, proxy: Proxy
+) -> None:
+    proxy.stall(after=5_000_000)
+    code = (
+        "from sdp.storage import *\n"
+        f"open_storage({storage.uri!r}, StorageOptions(endpoint={proxy.endpoint!r})).publish('k', bytes(50_000_000))"
+    )
+    writer = subprocess.Popen([sys.executable, "-c", code])
+    proxy.wait_until_stalled(30)
+    writer.kill()
+    writer.wait()
+    proxy.pass_on()
+    assert direct.names() == []
+
+
+def test_a_part_of_a_multipart_upload_is_sent_again(
+    storage: Storage, direct: Storage, proxy: Proxy, s3_env: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote_module, "MULTIPART", 1)
+    monkeypatch.setattr(remote_module, "_PART", 5 * 1024 * 1024)
+    proxy.cut(up=2_000_000, times=1)
+    storage.publish("k", BIG)
+    assert direct.read("k") == BIG
+    assert s3_env.pending_uploads() == []
+
+
+def test_a_multipart_upload_that_fails_is_aborted_and_shows_nothing(
+    storage: Storage, direct: Storage, proxy: Proxy, s3_env: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote_module, "MULTIPART", 1)
+    monkeypatch.setattr(remote_module, "_PART", 5 * 1024 * 1024)
+    proxy.cut(up=2_000_000, times=1)
+    unavailable(lambda: storage.with_options(retries=0).publish("k", BIG), storage.uri_of("k"))
+    assert proxy.bytes_up > 2_000_000
+    assert direct.names() == []
+    assert s3_env.pending_uploads() == []

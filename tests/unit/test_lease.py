@@ -1,0 +1,328 @@
+"""The lease: who gets it, when it is lost, and what it says."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sdp import lease as lease_module
+from sdp.errors import LeaseHeld, LeaseLost, Unavailable
+from sdp.lease import Lease, Owner, Record
+from sdp.storage import Data, FileInfo, Storage, open_storage
+from sdp.storage.local import LocalStorage
+
+ELSEWHERE = Owner(host="node-7", pid=4711, started="1", kernel="another machine")
+
+
+class Clock:
+    """Time that passes when it is told to."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def storage(tmp_path: Path) -> Storage:
+    return open_storage(str(tmp_path / "out"))
+
+
+@pytest.fixture
+def leave(storage: Storage) -> Callable[..., Record]:
+    """Puts a record there as another job would."""
+
+    def put(**changes: object) -> Record:
+        record = Record(1, "train", ELSEWHERE, "2026-05-01T10:00:00+00:00", 30.0, "token")
+        record = replace(record, **changes)  # type: ignore[arg-type]
+        storage.publish(f"_lease/{record.generation:010d}.json", record.dump())
+        return record
+
+    return put
+
+
+def until(condition: Callable[[], object], timeout_s: float = 10.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.005)
+
+
+def on_disk(storage: Storage, generation: int) -> Record:
+    record = Record.load(storage.read(f"_lease/{generation:010d}.json"))
+    assert record
+    return record
+
+
+@pytest.fixture
+def beats(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What has been published to a lease, and how to make it fail: put "fail" in."""
+    seen: list[str] = []
+    real = LocalStorage.publish
+
+    def publish(self: LocalStorage, path: str, data: Data) -> FileInfo:
+        if "fail" in seen:
+            raise Unavailable(f"{self.uri_of(path)}: away")
+        info = real(self, path, data)
+        seen.append(path)
+        return info
+
+    monkeypatch.setattr(LocalStorage, "publish", publish)
+    return seen
+
+
+def test_the_first_to_come_has_generation_one_and_says_who_it_is(storage: Storage) -> None:
+    with Lease.acquire(storage, holder="download") as lease:
+        assert lease.generation == 1
+        lease.check()
+        record = on_disk(storage, 1)
+    assert record.holder == "download"
+    assert record.owner == Owner.this_process()
+    assert not record.released
+    assert on_disk(storage, 1).released
+
+
+def test_after_a_release_the_next_one_begins_at_once(storage: Storage) -> None:
+    clock = Clock()  # stands still: nothing can be waited for
+    for generation in (1, 2, 3):
+        with Lease.acquire(storage, clock=clock) as lease:
+            assert lease.generation == generation
+
+
+def test_a_holder_that_beats_keeps_its_lease_and_the_message_says_whose_it_is(
+    storage: Storage, leave: Callable[..., Record]
+) -> None:
+    record = leave(generation=3, ttl_s=30.0)
+    stop = threading.Event()
+
+    def beat() -> None:
+        beat_number = 0
+        while not stop.wait(0.02):
+            beat_number += 1
+            leave(generation=3, beat=beat_number)
+
+    other = threading.Thread(target=beat)
+    other.start()
+    with pytest.raises(LeaseHeld) as caught:
+        Lease.acquire(storage, ttl_s=0.1)
+    stop.set()
+    other.join()
+    text = str(caught.value)
+    assert text == (
+        f"{storage.uri}: train on node-7, pid 4711, has been writing this output since {record.since} (generation 3); "
+        "wait until it ends, stop it, or choose another output.uri"
+    )
+    assert caught.value.exit_code == 2
+
+
+def test_a_silent_holder_is_replaced_after_its_own_time_to_live_and_not_before(
+    storage: Storage, leave: Callable[..., Record]
+) -> None:
+    leave(ttl_s=0.4)
+    begin = lease_module.monotonic()
+    # What counts is what the holder has promised, not what we would.
+    with Lease.acquire(storage, ttl_s=60.0) as lease:
+        assert lease.generation == 2
+        assert 0.4 <= lease_module.monotonic() - begin < 10
+
+
+def test_a_holder_that_releases_while_it_is_watched_is_followed_at_once(
+    storage: Storage, leave: Callable[..., Record]
+) -> None:
+    leave(ttl_s=600.0)
+    threading.Timer(0.1, lambda: leave(ttl_s=600.0, released=True)).start()
+    with Lease.acquire(storage, ttl_s=1.0) as lease:
+        assert lease.generation == 2
+
+
+def test_a_watcher_that_was_asleep_looks_once_more(
+    storage: Storage, leave: Callable[..., Record], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The holder beats while we are stopped for longer than its time to live: it is alive all the same."""
+    leave(ttl_s=30.0)
+    clock = Clock()
+    real = threading.Event.wait
+
+    def asleep(self: threading.Event, timeout: float | None = None) -> bool:
+        if threading.current_thread() is threading.main_thread():
+            clock.now += 1000.0
+            leave(ttl_s=30.0, beat=1)
+            return False
+        return real(self, timeout)
+
+    monkeypatch.setattr(threading.Event, "wait", asleep)
+    with pytest.raises(LeaseHeld):
+        Lease.acquire(storage, clock=clock)
+
+
+def test_a_dead_process_of_this_machine_is_replaced_at_once(storage: Storage, leave: Callable[..., Record]) -> None:
+    code = (
+        "import json, dataclasses\n"
+        "from sdp.lease import Owner\n"
+        "print(json.dumps(dataclasses.asdict(Owner.this_process())))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    owner = Owner(**json.loads(done.stdout))
+    assert owner.is_known_dead()
+    leave(owner=owner)
+    with Lease.acquire(storage, clock=Clock()) as lease:
+        assert lease.generation == 2
+
+
+def test_a_pid_used_again_is_another_process(storage: Storage, leave: Callable[..., Record]) -> None:
+    other = replace(Owner.this_process(), started="12")
+    assert other.is_known_dead()
+    leave(owner=other)
+    with Lease.acquire(storage, clock=Clock()) as lease:
+        assert lease.generation == 2
+
+
+def test_a_zombie_is_dead() -> None:
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    owner = replace(Owner.this_process(), pid=child.pid, started="1")
+    until(lambda: Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z")
+    assert owner.is_known_dead()
+    child.wait()
+
+
+def test_a_pid_of_another_machine_or_container_says_nothing() -> None:
+    assert not replace(ELSEWHERE, pid=2**22 + 1).is_known_dead()
+    assert not replace(ELSEWHERE, pid=2**22 + 1, kernel="").is_known_dead()
+    assert not Owner.this_process().is_known_dead()
+
+
+@pytest.mark.parametrize("content", [b"", b"not json", b"[]", b"{}", b'{"generation": 1, "owner": 3}'])
+def test_a_record_that_cannot_be_read_is_watched_like_any_other(storage: Storage, content: bytes) -> None:
+    storage.publish("_lease/0000000001.json", content)
+    begin = lease_module.monotonic()
+    with Lease.acquire(storage, ttl_s=0.2) as lease:
+        assert lease.generation == 2
+        assert lease_module.monotonic() - begin >= 0.2
+
+
+def test_a_lease_is_lost_by_its_own_clock_and_stays_lost(storage: Storage) -> None:
+    clock = Clock()
+    with Lease.acquire(storage, ttl_s=30.0, clock=clock) as lease:
+        clock.now += 29.9
+        lease.check()
+        clock.now += 0.2
+        with pytest.raises(LeaseLost) as caught:
+            lease.check()
+        clock.now -= 20
+        with pytest.raises(LeaseLost):
+            lease.check()
+    assert str(caught.value).startswith(f"{storage.uri}: generation 1 of the lease is lost: no heartbeat")
+    assert not on_disk(storage, 1).released  # it is not ours to release
+
+
+def test_a_heartbeat_keeps_it_alive(storage: Storage, beats: list[str]) -> None:
+    with Lease.acquire(storage, ttl_s=0.3) as lease:
+        until(lambda: len(beats) > 8)  # more than its time to live
+        lease.check()
+        assert on_disk(storage, 1).beat > 0
+
+
+def test_a_short_absence_of_the_storage_is_survived_and_a_long_one_not(storage: Storage, beats: list[str]) -> None:
+    clock = Clock()
+    with Lease.acquire(storage, ttl_s=0.3, clock=clock) as lease:
+        beats.append("fail")
+        time.sleep(0.2)  # some heartbeats fail; by its clock no time has passed
+        lease.check()
+        beats.remove("fail")
+        before = len(beats)
+        until(lambda: len(beats) > before)
+        lease.check()
+        beats.append("fail")
+        clock.now += 0.31
+        with pytest.raises(LeaseLost, match="no heartbeat could be written"):
+            lease.check()
+        # The storage comes back: too late.
+        beats.remove("fail")
+        until(lambda: not lease._thread.is_alive())
+        with pytest.raises(LeaseLost):
+            lease.check()
+
+
+def test_a_heartbeat_that_comes_through_too_late_revives_nothing(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    real = LocalStorage.publish
+
+    def slow(self: LocalStorage, path: str, data: Data) -> FileInfo:
+        clock.now += 0.31
+        return real(self, path, data)
+
+    monkeypatch.setattr(LocalStorage, "publish", slow)
+    lease = Lease.acquire(storage, ttl_s=0.3, clock=clock)
+    until(lambda: not lease._thread.is_alive())
+    with pytest.raises(LeaseLost):
+        lease.check()
+
+
+def test_another_generation_ends_it(storage: Storage, leave: Callable[..., Record]) -> None:
+    with Lease.acquire(storage, ttl_s=0.3, clock=Clock()) as lease:
+        leave(generation=2)
+        until(lambda: not lease._thread.is_alive())
+        with pytest.raises(LeaseLost, match="generation 2 has taken over"):
+            lease.check()
+    assert not on_disk(storage, 1).released
+
+
+def test_of_many_threads_one_gets_it(storage: Storage) -> None:
+    together = threading.Barrier(8)
+
+    def attempt(_: int) -> Lease | None:
+        together.wait()
+        try:
+            return Lease.acquire(storage, ttl_s=1.0)
+        except LeaseHeld:
+            return None
+
+    with ThreadPoolExecutor(8) as pool:
+        got = [lease for lease in pool.map(attempt, range(8)) if lease]
+    assert len(got) == 1
+    got[0].check()
+    got[0].release()
+
+
+def test_release_ends_the_thread_can_be_repeated_and_happens_on_an_error_too(storage: Storage) -> None:
+    lease = Lease.acquire(storage)
+    assert lease._thread.daemon
+    with pytest.raises(RuntimeError), lease:
+        raise RuntimeError
+    assert not lease._thread.is_alive()
+    lease.release()
+    assert on_disk(storage, 1).released
+
+
+def test_a_release_that_fails_does_not_fail_the_job(
+    storage: Storage, beats: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    with Lease.acquire(storage):
+        beats.append("fail")
+    assert "expires in 30 s" in caplog.text
+
+
+def test_checking_costs_next_to_nothing(storage: Storage) -> None:
+    with Lease.acquire(storage) as lease:
+        start = time.perf_counter()
+        for _ in range(10_000):
+            lease.check()
+        assert time.perf_counter() - start < 1.0
+
+
+def test_its_files_are_part_of_the_output_and_their_names_are_in_order(storage: Storage) -> None:
+    for _ in range(3):
+        Lease.acquire(storage, clock=Clock()).release()
+    assert storage.names() == [f"_lease/{n:010d}.json" for n in (1, 2, 3)]
+    assert os.getpid() == on_disk(storage, 3).owner.pid

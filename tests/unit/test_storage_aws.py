@@ -1,0 +1,157 @@
+"""Where S3 credentials, region and endpoint are looked for."""
+
+import builtins
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from sdp.errors import AccessDenied, UserError
+from sdp.storage import StorageOptions
+from sdp.storage.aws import Access, find_access
+
+KEYS = {"AWS_ACCESS_KEY_ID": "env-key", "AWS_SECRET_ACCESS_KEY": "env-secret"}
+PROFILES = """
+[default]
+aws_access_key_id = default-key
+aws_secret_access_key = default-secret
+
+[lab]
+aws_access_key_id = lab-key
+aws_secret_access_key = lab-secret
+aws_session_token = lab-token
+"""
+CONFIG = """
+[default]
+region = eu-west-1
+
+[profile lab]
+region = eu-central-1
+endpoint_url = https://lab.example
+
+[profile sso]
+sso_session = corp
+region = us-west-2
+
+[profile here]
+services = local
+
+[services local]
+s3 =
+  endpoint_url = http://127.0.0.1:9000/
+dynamodb =
+  endpoint_url = http://127.0.0.1:8000
+"""
+
+
+def find(env: dict[str, str], home: Path, **options: str) -> Access:
+    return find_access("s3://bucket/x", StorageOptions(**options), {"HOME": str(home), **env})  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    (tmp_path / ".aws").mkdir()
+    (tmp_path / ".aws" / "credentials").write_text(PROFILES)
+    (tmp_path / ".aws" / "config").write_text(CONFIG)
+    return tmp_path
+
+
+def key_of(access: Access) -> str | None:
+    return access.credentials()["access_key_id"] if access.credentials else None
+
+
+def test_keys_in_the_environment_come_before_any_profile(home: Path) -> None:
+    assert key_of(find({**KEYS, "AWS_PROFILE": "lab"}, home)) is None  # obstore takes them from there itself
+
+
+def test_a_web_identity_comes_before_the_profile(home: Path) -> None:
+    env = {"AWS_WEB_IDENTITY_TOKEN_FILE": "/var/run/token", "AWS_ROLE_ARN": "arn:aws:iam::1:role/x"}
+    assert key_of(find(env, home)) is None
+
+
+def test_the_profile_gives_keys_token_and_region(home: Path) -> None:
+    default = find({}, home)
+    assert (key_of(default), default.region) == ("default-key", "eu-west-1")
+    lab = find({"AWS_PROFILE": "lab"}, home)
+    assert lab.credentials
+    assert lab.credentials() == {
+        "access_key_id": "lab-key",
+        "secret_access_key": "lab-secret",
+        "token": "lab-token",
+        "expires_at": None,
+    }
+    assert (lab.region, lab.endpoint) == ("eu-central-1", "https://lab.example")
+
+
+def test_the_files_can_be_elsewhere(home: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("[default]\naws_access_key_id = mine\naws_secret_access_key = s\n")
+    (tmp_path / "conf").write_text("[default]\nregion = mars\n")
+    env = {"AWS_SHARED_CREDENTIALS_FILE": str(tmp_path / "mine"), "AWS_CONFIG_FILE": str(tmp_path / "conf")}
+    access = find(env, home)
+    assert (key_of(access), access.region) == ("mine", "mars")
+
+
+def test_the_region_is_the_options_the_environments_the_profiles_or_amazons_first(home: Path, tmp_path: Path) -> None:
+    both = {"AWS_REGION": "r1", "AWS_DEFAULT_REGION": "r2"}
+    assert find(both, home, region="r0").region == "r0"
+    assert find(both, home).region == "r1"
+    assert find({"AWS_DEFAULT_REGION": "r2"}, home).region == "r2"
+    assert find({}, home).region == "eu-west-1"
+    assert find({}, tmp_path / "nowhere").region == "us-east-1"
+
+
+def test_the_endpoint_is_the_options_the_services_the_general_one_or_the_profiles(home: Path) -> None:
+    both = {"AWS_ENDPOINT_URL_S3": "http://a", "AWS_ENDPOINT_URL": "http://b", "AWS_PROFILE": "lab"}
+    assert find(both, home, endpoint="http://c/").endpoint == "http://c"
+    assert find(both, home).endpoint == "http://a"
+    assert find({"AWS_ENDPOINT_URL": "http://b"}, home).endpoint == "http://b"
+    assert find({"AWS_PROFILE": "here", **KEYS}, home).endpoint == "http://127.0.0.1:9000"
+    assert find({}, home).endpoint is None
+    with pytest.raises(UserError, match=r"storage\.endpoint is 'localhost:9000'; it must begin with http"):
+        find({}, home, endpoint="localhost:9000")
+
+
+@pytest.mark.parametrize(
+    ("env", "says"),
+    [
+        ({"AWS_ACCESS_KEY_ID": "x"}, "AWS_SECRET_ACCESS_KEY is not set"),
+        ({"AWS_SECRET_ACCESS_KEY": "x"}, "AWS_ACCESS_KEY_ID is not set"),
+        ({"AWS_PROFILE": "nobody"}, "AWS_PROFILE is 'nobody'"),
+    ],
+)
+def test_what_cannot_work_is_denied_before_any_request(home: Path, env: dict[str, str], says: str) -> None:
+    with pytest.raises(AccessDenied) as caught:
+        find(env, home)
+    assert str(caught.value).startswith("s3://bucket/x: ")
+    assert says in str(caught.value)
+
+
+def test_without_credentials_and_without_metadata_it_is_denied_at_once(tmp_path: Path) -> None:
+    with pytest.raises(AccessDenied, match="no AWS credentials found"):
+        find({"AWS_EC2_METADATA_DISABLED": "true"}, tmp_path)
+    # Anonymous access is asked for, so none are wanted.
+    assert find({"AWS_EC2_METADATA_DISABLED": "true", "AWS_SKIP_SIGNATURE": "true"}, tmp_path).credentials is None
+
+
+def test_a_profile_that_needs_boto3_says_so_where_it_is_missing(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = builtins.__import__
+
+    def without_boto3(name: str, *args: object, **options: object) -> ModuleType:
+        if name.partition(".")[0] in ("boto3", "botocore"):
+            raise ImportError(name)
+        return real(name, *args, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(builtins, "__import__", without_boto3)
+    with pytest.raises(AccessDenied, match="profile 'sso' has sso_session, which needs boto3"):
+        find({"AWS_PROFILE": "sso"}, home)
+
+
+def test_a_file_that_is_not_ini_is_named(tmp_path: Path) -> None:
+    (tmp_path / ".aws").mkdir()
+    (tmp_path / ".aws" / "config").write_text("region = eu-west-1\n")
+    with pytest.raises(UserError, match="not an AWS configuration file"):
+        find({}, tmp_path)
+
+
+def test_nothing_printable_of_an_access_holds_a_secret(home: Path) -> None:
+    assert "secret" not in repr(find({"AWS_PROFILE": "lab"}, home))

@@ -1,0 +1,472 @@
+"""The storage on a local disk."""
+
+import errno
+import fcntl
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from secrets import token_hex
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from sdp.errors import AccessDenied, AlreadyExists, Conflict, NotFound, StorageError, Unavailable
+from sdp.storage import Storage, StorageOptions, open_storage
+from sdp.storage import local as local_module
+
+OLD = b"the version before"
+WRITES: dict[str, Callable[[Storage, bytes], object]] = {
+    "publish": lambda storage, data: storage.publish("folder/k", data),
+    "create": lambda storage, data: storage.create("folder/k", data),
+    "replace": lambda storage, data: storage.replace("folder/k", data, storage.stat("folder/k").etag or ""),
+}
+
+
+@pytest.fixture
+def storage(tmp_path: Path) -> Storage:
+    return open_storage(str(tmp_path / "top"))
+
+
+def everything(tmp_path: Path) -> list[str]:
+    """All files, hidden ones too."""
+    return sorted(str(path.relative_to(tmp_path / "top")) for path in (tmp_path / "top").rglob("*") if path.is_file())
+
+
+def test_what_is_published_comes_back(storage: Storage) -> None:
+    info = storage.publish("a/b.bin", b"0123456789")
+    assert info == storage.stat("a/b.bin") == storage.list()[0]
+    assert storage.read("a/b.bin") == b"0123456789"
+    assert storage.read_range("a/b.bin", 3, 4) == b"3456"
+    assert storage.read_range("a/b.bin", 8, 40) == b"89"
+    assert storage.read_range("a/b.bin", 10, 1) == b""
+    assert storage.exists("a/b.bin")
+    assert not storage.exists("a")
+    storage.delete("a/b.bin")
+    storage.delete("a/b.bin")
+    storage.delete("never/was")
+    assert not storage.exists("a/b.bin")
+
+
+@pytest.mark.parametrize("data", [b"12", bytearray(b"12"), memoryview(b"x12y")[1:3], pa.py_buffer(b"12")])
+def test_every_kind_of_buffer_is_written(storage: Storage, data: bytes) -> None:
+    storage.publish("k", data)
+    assert storage.read("k") == b"12"
+
+
+def test_what_is_still_to_be_produced_is_refused_before_anything_is_written(storage: Storage, tmp_path: Path) -> None:
+    def half() -> object:
+        yield b"the first half"
+        raise RuntimeError
+
+    for call in (storage.publish, storage.create):
+        with pytest.raises(TypeError):
+            call("k", half())  # type: ignore[arg-type]
+    assert not (tmp_path / "top").exists()
+
+
+name = st.text(st.characters(exclude_characters="/\x7f", exclude_categories=("Cs", "Cc")), min_size=1, max_size=20)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None)
+@given(st.lists(name.filter(lambda n: n not in (".", "..")), min_size=1, max_size=3).map("/".join))
+def test_every_name_makes_the_round_trip(tmp_path: Path, path: str) -> None:
+    storage = open_storage(str(tmp_path / token_hex(8)))
+    storage.publish(path, path.encode())
+    assert storage.names() == [path]
+    assert [info.path for info in storage.list()] == [path]
+    assert storage.read(path) == storage.open(path).read() == path.encode()
+    storage.delete(path)
+    assert storage.names() == []
+
+
+def test_listings_are_sorted_recursive_and_by_folder(storage: Storage) -> None:
+    assert storage.names() == storage.list() == []
+    for path in ("b/2", "b/10", "bb/1", "a", "b/c/d/e"):
+        storage.publish(path, b"x" * len(path))
+    assert storage.names() == ["a", "b/10", "b/2", "b/c/d/e", "bb/1"]
+    assert storage.names("b") == storage.names("b/") == ["b/10", "b/2", "b/c/d/e"]
+    assert [(info.path, info.size) for info in storage.list("b/c")] == [("b/c/d/e", 7)]
+    assert storage.child("b").names() == ["10", "2", "c/d/e"]
+    assert storage.names("a") == storage.names("nothing") == []
+
+
+def test_links_are_followed_and_circles_end(storage: Storage, tmp_path: Path) -> None:
+    storage.publish("real/file", b"1")
+    top = tmp_path / "top"
+    (top / "real" / "up").symlink_to(top)
+    (top / "link").symlink_to(top / "real" / "file")
+    (top / "broken").symlink_to(top / "nowhere")
+    names = storage.names()
+    assert {"link", "real/file"} <= set(names)
+    assert "broken" not in names
+    assert len(names) < 10
+
+
+def test_parquet_is_read_from_it(storage: Storage) -> None:
+    table = pa.table({"a": range(1000)})
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink)
+    storage.publish("t.parquet", sink.getvalue())
+    assert pq.ParquetFile(storage.open("t.parquet"), pre_buffer=True).read().equals(table)
+
+
+def test_a_storage_travels_as_its_uri_and_options(storage: Storage) -> None:
+    options = StorageOptions(timeout_s=3)
+    copy = pickle.loads(pickle.dumps(open_storage(storage.uri, options)))
+    assert copy == storage
+    assert hash(copy) == hash(storage)
+    assert copy.options == options
+    assert copy != open_storage(storage.uri + "2")
+
+
+# Whole or not at all
+
+
+@pytest.mark.parametrize("write", WRITES)
+@pytest.mark.parametrize("step", ["write", "utime", "fsync", "link"])
+def test_a_write_that_fails_at_any_step_leaves_what_was_there(
+    storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: str, step: str
+) -> None:
+    storage.publish("folder/other", OLD)
+    if write == "replace":
+        storage.publish("folder/k", OLD)
+    before = everything(tmp_path)
+    real = getattr(os, step)
+    calls = 0
+
+    def fail(*args: object, **_: object) -> object:
+        nonlocal calls
+        calls += 1
+        if step == "write" and calls == 1:  # half of it goes to the disk
+            return real(args[0], memoryview(args[1])[:500_000])  # type: ignore[arg-type]
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, step, fail)
+    with pytest.raises(StorageError, match="no space left") as caught:
+        WRITES[write](storage, bytes(1_000_000))
+    monkeypatch.undo()
+    assert str(caught.value).startswith(storage.uri_of("folder/k"))
+    assert calls
+    assert everything(tmp_path) == before
+    if write == "replace":
+        assert storage.read("folder/k") == OLD
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_an_exception_of_any_kind_in_the_middle_leaves_what_was_there(
+    storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: str
+) -> None:
+    storage.publish("folder/k" if write == "replace" else "folder/other", OLD)
+    before = everything(tmp_path)
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "fsync", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        WRITES[write](storage, b"new")
+    monkeypatch.undo()
+    assert everything(tmp_path) == before
+
+
+def test_a_file_larger_than_this_process_may_write_is_not_there(storage: Storage, tmp_path: Path) -> None:
+    code = (
+        "import resource, sys\n"
+        "from sdp.storage import open_storage\n"
+        f"storage = open_storage({storage.uri!r})\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, 1_000_000))\n"
+        "try: storage.publish('k', bytes(3_000_000))\n"
+        "except Exception as error: print(type(error).__name__, error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.startswith(f"StorageError {storage.uri_of('k')}: larger than this process may write")
+    assert everything(tmp_path) == []
+
+
+@pytest.mark.parametrize("write", ["publish", "create"])
+def test_a_writer_killed_in_the_middle_of_a_write_leaves_nothing(storage: Storage, tmp_path: Path, write: str) -> None:
+    # The writer stops itself after half of its data, and is then killed by SIGKILL: no handler of its own runs.
+    code = (
+        "import os, signal, sys\n"
+        "from sdp.storage import open_storage\n"
+        "real = os.write\n"
+        "def half(descriptor, data):\n"
+        "    if len(data) < 1_000_000: return real(descriptor, data)\n"
+        "    real(descriptor, data[:1_000_000])\n"
+        "    print('half', flush=True)\n"
+        "    signal.pause()\n"
+        "os.write = half\n"
+        f"open_storage({storage.uri!r}).{write}('folder/k', bytes(2_000_000))\n"
+    )
+    writer = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert writer.stdout
+    assert writer.stdout.readline() == "half\n"
+    writer.send_signal(signal.SIGKILL)
+    writer.wait()
+    assert storage.names() == []
+    assert not storage.exists("folder/k")
+    # Nothing hidden either, where the file system can write without a name (ext4, xfs, btrfs, tmpfs).
+    assert everything(tmp_path) == []
+    storage.create("folder/k", b"whole")
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_without_unnamed_files_a_hidden_draft_is_used_and_cleaned_up(
+    storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: str
+) -> None:
+    """As on NFS."""
+    real = os.open
+    seen = []
+
+    def no_tmpfile(path: str, flags: int, *args: int) -> int:
+        if flags & os.O_TMPFILE == os.O_TMPFILE:
+            raise OSError(errno.EOPNOTSUPP, "")
+        return real(path, flags, *args)
+
+    def fail(_: int) -> None:
+        seen.extend([everything(tmp_path), storage.names()])
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    if write == "replace":
+        storage.publish("folder/k", OLD)
+    before = storage.names()
+    monkeypatch.setattr(os, "open", no_tmpfile)
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "fsync", fail)
+        with pytest.raises(StorageError):
+            WRITES[write](storage, b"new")
+    assert seen[0] != before  # the draft was there …
+    assert seen[1] == before  # … and nobody was shown it
+    assert everything(tmp_path) == before
+    WRITES[write](storage, b"new")
+    assert storage.read("folder/k") == b"new"
+    assert everything(tmp_path) == ["folder/k"]
+
+
+# One of many
+
+
+def race(code: str, processes: int) -> list[str]:
+    """What each of so many processes prints; they are let loose together."""
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", f"from sdp.storage import *\nfrom sdp.errors import *\n{code}"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(processes)
+    ]
+    for process in started:
+        assert process.stdout
+        assert process.stdout.readline() == "ready\n"
+    for process in started:
+        assert process.stdin
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    return [process.communicate(timeout=60)[0].strip() for process in started]
+
+
+def test_of_many_processes_that_create_one_wins(storage: Storage) -> None:
+    code = (
+        f"import os, sys\nstorage = open_storage({storage.uri!r})\n"
+        "print('ready', flush=True); sys.stdin.readline()\n"
+        "won = []\n"
+        "for n in range(20):\n"
+        "    try: storage.create(f'k{n}', str(os.getpid()).encode()); won.append(n)\n"
+        "    except AlreadyExists: pass\n"
+        "print(os.getpid(), *won)\n"
+    )
+    winners: dict[int, str] = {}
+    for line in race(code, 4):
+        pid, *won = line.split()
+        for number in won:
+            assert int(number) not in winners, "two have won"
+            winners[int(number)] = pid
+    assert {number: storage.read(f"k{number}").decode() for number in range(20)} == winners
+
+
+def test_of_many_threads_that_have_their_drafts_ready_one_wins(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    together = threading.Barrier(6)
+    real = local_module._write
+
+    def write(draft: Path, content: memoryview) -> None:
+        real(draft, content)
+        together.wait()
+
+    monkeypatch.setattr(local_module, "_write", write)
+
+    def attempt(name: str) -> bool:
+        try:
+            storage.create(name, b"")
+        except AlreadyExists:
+            return False
+        return True
+
+    with ThreadPoolExecutor(6) as pool:
+        for number in range(60):
+            assert list(pool.map(attempt, [f"k{number}"] * 6)).count(True) == 1
+
+
+def test_replace_loses_no_update(storage: Storage) -> None:
+    storage.create("counter", b"0")
+    code = (
+        f"import sys\nstorage = open_storage({storage.uri!r})\n"
+        "print('ready', flush=True); sys.stdin.readline()\n"
+        "for _ in range(50):\n"
+        "    while True:\n"
+        "        etag, value = storage.stat('counter').etag, int(storage.read('counter'))\n"
+        "        try: storage.replace('counter', str(value + 1).encode(), etag); break\n"
+        "        except Conflict: pass\n"
+    )
+    race(code, 3)
+    assert storage.read("counter") == b"150"
+
+
+def test_what_is_published_during_a_replace_is_not_lost(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The publish waits until the replace has compared and swapped, and so comes after it."""
+    old = storage.publish("k", b"old")
+    real = local_module._etag
+    others: list[threading.Thread] = []
+
+    def meanwhile(found: os.stat_result) -> str:
+        if not others:  # the replace has just looked at what is there
+            others.append(threading.Thread(target=storage.publish, args=("k", b"published")))
+            others[0].start()
+            others[0].join(0.3)
+        return real(found)
+
+    monkeypatch.setattr(local_module, "_etag", meanwhile)
+    storage.replace("k", b"replaced", old.etag or "")
+    others[0].join()
+    assert storage.read("k") == b"published"
+
+
+def test_two_versions_never_share_an_etag(storage: Storage) -> None:
+    etags = [storage.publish("k", b"same size").etag for _ in range(200)]
+    assert len(set(etags)) == 200
+
+
+def test_replace_wants_the_version_that_was_read(storage: Storage) -> None:
+    old = storage.publish("k", b"one")
+    storage.replace("k", b"two", old.etag or "")
+    with pytest.raises(Conflict, match=r"changed by another writer; read it again"):
+        storage.replace("k", b"three", old.etag or "")
+    storage.delete("k")
+    with pytest.raises(Conflict, match="deleted by another writer"):
+        storage.replace("k", b"four", old.etag or "")
+    assert not storage.exists("k")
+
+
+def test_create_refuses_what_is_there(storage: Storage) -> None:
+    storage.create("k", b"one")
+    with pytest.raises(AlreadyExists, match="another writer was first") as caught:
+        storage.create("k", b"two")
+    assert str(caught.value).startswith(storage.uri_of("k"))
+    assert storage.read("k") == b"one"
+
+
+def test_threads_share_a_storage(storage: Storage) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda n: storage.publish(f"d/{n % 7}", str(n).encode() * 1000), range(200)))
+    for number in range(7):
+        written = {str(n).encode() * 1000 for n in range(number, 200, 7)}
+        assert storage.read(f"d/{number}") in written
+
+
+def test_waiting_for_another_writer_ends_by_the_deadline(storage: Storage) -> None:
+    storage.publish("k", OLD)
+    impatient = storage.with_options(timeout_s=0.2)
+    descriptor = os.open(storage.uri, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    start = time.monotonic()
+    with pytest.raises(Unavailable, match="locked by another writer"):
+        impatient.publish("k", b"new")
+    assert time.monotonic() - start < 2
+    os.close(descriptor)
+    impatient.publish("k", b"new")
+    assert storage.read("k") == b"new"
+
+
+def test_where_folders_cannot_be_locked_a_hidden_file_is(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As on NFS."""
+    real = fcntl.flock
+
+    def flock(descriptor: int, operation: int) -> None:
+        if os.path.isdir(f"/proc/self/fd/{descriptor}"):  # noqa: PTH112
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        real(descriptor, operation)
+
+    monkeypatch.setattr(local_module.fcntl, "flock", flock)
+    info = storage.publish("k", b"1")
+    storage.replace("k", b"2", info.etag or "")
+    assert storage.read("k") == b"2"
+    assert storage.names() == ["k"]
+    assert everything(tmp_path) == [".sdp-lock", "k"]
+
+
+# Errors
+
+
+def test_what_is_missing_is_named(storage: Storage) -> None:
+    storage.publish("file", b"")
+    for call in (storage.stat, storage.read, storage.open, lambda path: storage.read_range(path, 0, 1)):
+        for path in ("no/such", "file/below"):
+            with pytest.raises(NotFound) as caught:
+                call(path)
+            assert str(caught.value).startswith(storage.uri_of(path))
+            assert "check the path" in str(caught.value)
+    with pytest.raises(NotFound, match="is a folder"):
+        storage.child("x").publish("y", b"") and storage.read("x")
+    assert not storage.exists("file/below")
+    with pytest.raises(NotFound, match="a part of the path is a file"):
+        storage.publish("file/below", b"")
+
+
+def test_what_may_not_be_looked_at_is_denied_and_not_absent(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+    storage.publish("shut/k", b"")
+
+    def shut(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    for function, call in (("stat", lambda: storage.exists("shut/k")), ("scandir", storage.names)):
+        with monkeypatch.context() as patched:
+            patched.setattr(os, function, shut)
+            with pytest.raises(AccessDenied, match="permission denied"):
+                call()
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "says"),
+    [
+        (errno.EACCES, AccessDenied, "permission denied"),
+        (errno.EROFS, AccessDenied, "mounted read-only"),
+        (errno.EDQUOT, StorageError, "quota"),
+        (errno.EIO, StorageError, "Input/output error"),
+    ],
+)
+def test_what_the_kernel_says_becomes_one_line(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch, code: int, kind: type[StorageError], says: str
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "write", fail)
+    with pytest.raises(kind, match=says) as caught:
+        storage.publish("k", b"1")
+    assert str(caught.value).startswith(storage.uri_of("k"))
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,153 @@
+"""How often and how long a storage tries, against a server that counts."""
+
+import io
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sdp.errors import AccessDenied, AlreadyExists, NotFound, StorageError, Unavailable
+from sdp.storage import Storage, StorageOptions, open_storage
+from sdp.storage import retry as retry_module
+from sdp.storage.retry import backoff
+from tests.storage_server import Answer, Request, Server, ranged, serving
+
+DATE = {"Last-Modified": "Wed, 21 Oct 2026 07:28:00 GMT", "ETag": '"v1"'}
+
+
+def bucket(request: Request) -> Answer:
+    """An S3 server with one object, "k", of b"content"."""
+    if request.method == "PUT":
+        return Answer(200, b"", {"ETag": '"v2"'})
+    answer = ranged(b"content", request)
+    return Answer(answer.status, answer.body, {**DATE, **answer.headers})
+
+
+def error(status: int, code: str) -> Answer:
+    return Answer(status, f"<Error><Code>{code}</Code><Message>says the server.</Message></Error>".encode())
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with serving(bucket) as running:
+        yield running
+
+
+@pytest.fixture
+def storage(server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Storage:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
+    monkeypatch.setattr(retry_module, "_FIRST_PAUSE", 0.01)
+    return open_storage("s3://bucket/top", StorageOptions(endpoint=server.address, timeout_s=5, retries=3))
+
+
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [
+        (503, "SlowDown"),
+        (500, "InternalError"),
+        (502, ""),
+        (504, ""),
+        (429, "TooManyRequests"),
+        (400, "RequestTimeout"),
+    ],
+)
+def test_a_passing_trouble_is_tried_again(storage: Storage, server: Server, status: int, code: str) -> None:
+    server.queue.extend([error(status, code)] * 3)
+    assert storage.read("k") == b"content"
+    assert len(server.requests) == 4
+    server.queue.extend([error(status, code)] * 3)
+    assert storage.create("new", b"1").etag == '"v2"'
+
+
+def test_a_lasting_trouble_is_tried_so_often_and_no_more(storage: Storage, server: Server) -> None:
+    server.queue.extend([error(503, "SlowDown")] * 10)
+    with pytest.raises(Unavailable) as caught:
+        storage.read("k")
+    assert len(server.requests) == 4
+    text = str(caught.value)
+    assert text.startswith(f"s3://bucket/top/k: SlowDown: says the server at {server.address} (4 attempts in ")
+    assert "\n" not in text
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "kind"),
+    [
+        (403, "AccessDenied", AccessDenied),
+        (401, "", AccessDenied),
+        (400, "ExpiredToken", AccessDenied),
+        (400, "AuthorizationHeaderMalformed", AccessDenied),
+        (301, "PermanentRedirect", AccessDenied),
+        (404, "NoSuchKey", NotFound),
+        (404, "NoSuchBucket", NotFound),
+        (400, "InvalidArgument", StorageError),
+        (409, "InvalidBucketState", StorageError),
+    ],
+)
+def test_a_refusal_is_final(storage: Storage, server: Server, status: int, code: str, kind: type[StorageError]) -> None:
+    for call in (lambda: storage.read("k"), lambda: storage.publish("k", b"1"), lambda: storage.read_range("k", 0, 1)):
+        server.requests.clear()
+        server.queue.append(error(status, code))
+        with pytest.raises(StorageError) as caught:
+            call()
+        assert type(caught.value) is kind
+        assert len(server.requests) == 1
+        assert caught.value.__cause__ is None
+
+
+def test_a_conflict_between_two_conditional_writes_is_tried_again(storage: Storage, server: Server) -> None:
+    server.queue.append(error(409, "ConditionalRequestConflict"))
+    assert storage.create("k", b"1").etag == '"v2"'
+    assert [request.headers["if-none-match"] for request in server.requests] == ["*", "*"]
+
+
+def test_create_that_finds_something_reads_it_only_after_an_attempt_of_its_own(
+    storage: Storage, server: Server
+) -> None:
+    server.queue.append(error(412, "PreconditionFailed"))
+    with pytest.raises(AlreadyExists):
+        storage.create("k", b"content")
+    assert len(server.requests) == 1
+    # The same content, and an answer lost before: it was ours.
+    server.queue.extend([error(500, "InternalError"), error(412, "PreconditionFailed")])
+    assert storage.create("k", b"content").etag == '"v1"'
+    # Other content of the same length: it was not.
+    server.queue.extend([error(500, "InternalError"), error(412, "PreconditionFailed")])
+    with pytest.raises(AlreadyExists):
+        storage.create("k", b"CONTENT")
+
+
+def test_the_deadline_holds_however_many_retries_there_may_be(storage: Storage, server: Server) -> None:
+    server.queue.extend([error(503, "SlowDown")] * 1000)
+    start = time.monotonic()
+    with pytest.raises(Unavailable):
+        storage.with_options(timeout_s=0.5, retries=1000).read("k")
+    assert time.monotonic() - start < 1.5
+    assert len(server.requests) > 3
+
+
+def test_pauses_grow_are_spread_and_have_an_end() -> None:
+    for attempt in range(40):
+        most = min(8.0, 0.25 * 2.0**attempt)
+        pauses = [backoff(attempt) for _ in range(50)]
+        assert all(most / 2 <= pause <= most for pause in pauses)
+        assert len(set(pauses)) > 1
+
+
+def test_a_file_is_opened_with_one_request_and_read_with_few(storage: Storage, server: Server) -> None:
+    file = storage.open("k")
+    assert file.size() == 7
+    assert file.read() == b"content"
+    assert len(server.requests) == 1
+    assert io.BytesIO(b"content").read() == storage.open("k").read()
+
+
+def test_a_key_given_in_the_environment_alone_is_half_a_credential(
+    storage: Storage, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    with pytest.raises(AccessDenied, match="AWS_SECRET_ACCESS_KEY is not set"):
+        storage.read("k")
+    assert server.requests == []

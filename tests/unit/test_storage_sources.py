@@ -1,0 +1,144 @@
+"""Finding the files of a source on a local disk, and what patterns mean."""
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from sdp.errors import NotFound, UserError
+from sdp.storage import list_source, open_source
+from sdp.storage.sources import split_pattern, translate
+
+
+@pytest.fixture
+def top(tmp_path: Path) -> Path:
+    for name in (
+        "a.parquet",
+        "b.parquet",
+        "readme.txt",
+        "deep/er/c.parquet",
+        "deep/[1].parquet",
+        "_temporary/x.parquet",
+        ".hidden.parquet",
+        "_SUCCESS",
+    ):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"12345")
+    return tmp_path
+
+
+def found(top: Path, *uris: str) -> list[str]:
+    files = list_source([uri.format(top=top) for uri in uris])
+    assert all(file.size == 5 for file in files)
+    return [file.uri.removeprefix(f"{top}/") for file in files]
+
+
+@pytest.mark.parametrize(
+    ("uri", "names"),
+    [
+        ("{top}", ["a.parquet", "b.parquet", "deep/[1].parquet", "deep/er/c.parquet"]),
+        ("{top}/", ["a.parquet", "b.parquet", "deep/[1].parquet", "deep/er/c.parquet"]),
+        ("file://{top}/deep/er", ["deep/er/c.parquet"]),
+        ("{top}/b.parquet", ["b.parquet"]),
+        ("{top}/readme.txt", ["readme.txt"]),
+        ("{top}/_temporary/x.parquet", ["_temporary/x.parquet"]),
+        ("{top}/*.parquet", [".hidden.parquet", "a.parquet", "b.parquet"]),
+        ("{top}/[!a].parquet", ["b.parquet"]),
+        ("{top}/?.*", ["a.parquet", "b.parquet"]),
+        ("{top}/deep/**/*.parquet", ["deep/[1].parquet", "deep/er/c.parquet"]),
+        ("{top}/d*/er/*", ["deep/er/c.parquet"]),
+        ("{top}/deep/[1].parquet", ["deep/[1].parquet"]),
+    ],
+)
+def test_files_folders_and_patterns(top: Path, uri: str, names: list[str]) -> None:
+    assert found(top, uri) == names
+
+
+def test_several_uris_are_one_source_with_each_file_once(top: Path) -> None:
+    assert found(top, "{top}/b.parquet", "{top}/*.parquet", "{top}/deep/er") == [
+        ".hidden.parquet",
+        "a.parquet",
+        "b.parquet",
+        "deep/er/c.parquet",
+    ]
+
+
+@pytest.mark.parametrize(
+    "uri", ["{top}/none.parquet", "{top}/none", "{top}/*.csv", "{top}/none/*", "{top}/_temporary/deep"]
+)
+def test_a_uri_that_means_nothing_is_not_found(top: Path, uri: str) -> None:
+    with pytest.raises(NotFound) as caught:
+        list_source(uri.format(top=top))
+    assert str(caught.value).startswith(uri.format(top=top))
+
+
+def test_an_etag_changes_with_the_content_and_survives_a_move(top: Path) -> None:
+    before = list_source(f"{top}/a.parquet")[0]
+    (top / "a.parquet").rename(top / "moved.parquet")
+    assert list_source(f"{top}/moved.parquet")[0].etag == before.etag
+    (top / "a.parquet").write_bytes(b"54321")
+    assert list_source(f"{top}/a.parquet")[0].etag != before.etag
+
+
+def test_the_suffixes_of_a_folder_are_a_choice(top: Path) -> None:
+    assert [file.uri for file in list_source(str(top), suffixes=(".txt",))] == [f"{top}/readme.txt"]
+
+
+def test_a_file_of_a_source_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = pa.table({"url": ["a", "b"]})
+    pq.write_table(table, tmp_path / "t.parquet")
+    assert pq.read_table(open_source(f"file://{tmp_path}/t.parquet")).equals(table)
+    monkeypatch.chdir(tmp_path)
+    assert pq.read_table(open_source("t.parquet")).equals(table)
+    with pytest.raises(NotFound, match="no such file"):
+        open_source("other.parquet")
+    with pytest.raises(UserError, match="names a folder"):
+        open_source("s3://bucket")
+
+
+@pytest.mark.parametrize(
+    ("uri", "split"),
+    [
+        ("s3://b/x/*.parquet", ("s3://b/x", "*.parquet")),
+        ("s3://b/x/part-[0-9]/y?", ("s3://b/x", "part-[0-9]/y?")),
+        ("s3://b/x", ("s3://b/x", "")),
+        ("/*.parquet", ("/", "*.parquet")),
+        ("*.parquet", (".", "*.parquet")),
+        ("hf://datasets/o/n@main/**", ("hf://datasets/o/n@main", "**")),
+    ],
+)
+def test_a_pattern_is_split_from_its_folder(uri: str, split: tuple[str, str]) -> None:
+    assert split_pattern(uri) == split
+
+
+def test_a_pattern_that_is_none_is_the_users_mistake() -> None:
+    with pytest.raises(UserError, match="not a pattern"):
+        translate("x[z-a]")
+
+
+def test_a_bucket_cannot_be_guessed() -> None:
+    with pytest.raises(UserError, match="cannot stand for a bucket"):
+        split_pattern("s3://buck*/x")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "yes", "no"),
+    [
+        ("*", ["a", "a.b"], ["a/b", "/"]),
+        ("**", ["a", "a/b/c"], []),
+        ("**/x", ["x", "a/x", "a/b/x"], ["ax", "x/a"]),
+        ("a/**/x", ["a/x", "a/b/x"], ["ax", "a/bx"]),
+        ("a?c", ["abc"], ["ac", "a/c", "abbc"]),
+        ("[a-c]1", ["a1", "b1"], ["d1"]),
+        ("[!a-c]1", ["d1"], ["a1", "/1"]),
+        ("[]]x", ["]x"], ["x"]),
+        ("[^a]", ["^", "a"], ["b"]),
+        ("a.b+(c)", ["a.b+(c)"], ["aXb+(c)"]),
+        ("[x", ["[x"], ["x"]),
+    ],
+)
+def test_what_a_pattern_matches(pattern: str, yes: list[str], no: list[str]) -> None:
+    match = translate(pattern)
+    assert [name for name in yes if not match.fullmatch(name)] == []
+    assert [name for name in no if match.fullmatch(name)] == []

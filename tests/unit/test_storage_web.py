@@ -1,0 +1,117 @@
+"""Reading from https:// and http:// addresses."""
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from sdp.errors import AccessDenied, NotFound, StorageError, Unavailable, UserError
+from sdp.storage import StorageOptions, list_source, open_source
+from tests.storage_server import Answer, Request, Server, ranged, serving
+
+CONTENT = bytes(range(251)) * 1000
+OPTIONS = StorageOptions(timeout_s=2, retries=1)
+
+
+def site(request: Request) -> Answer:
+    path = request.path.partition("?")[0]
+    if path == "/old":
+        return Answer(302, b"", {"Location": "/new%20place/a%23b.parquet"})
+    if path == "/signed" and "sig=a%2Fb" not in request.path:
+        return Answer(403)
+    if path == "/gone":
+        return Answer(404)
+    if path == "/whole":  # a server that knows no ranges
+        return ranged(CONTENT, replace(request, headers={}))
+    if path == "/empty":
+        return ranged(b"", request)
+    if path == "/nameless":
+        return ranged(CONTENT, request, etag=None)
+    return ranged(CONTENT, request)
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with serving(site) as running:
+        yield running
+
+
+@pytest.mark.parametrize(
+    "path", ["/x.parquet", "/a%20b/%C3%BC%25.parquet", "/signed?sig=a%2Fb&x=1", "/old", "/whole", "/nameless"]
+)
+def test_a_file_is_read_from_its_address(server: Server, path: str) -> None:
+    file = open_source(server.address + path, OPTIONS)
+    assert file.size() == len(CONTENT)
+    file.seek(1000)
+    assert file.read(20) == CONTENT[1000:1020]
+    file.seek(-5, 2)
+    assert file.read() == CONTENT[-5:]
+    assert any(request.path == path for request in server.requests)
+
+
+def test_an_empty_file_is_empty(server: Server) -> None:
+    assert open_source(f"{server.address}/empty", OPTIONS).read() == b""
+
+
+def test_ranges_are_asked_for_and_not_the_whole(server: Server) -> None:
+    file = open_source(f"{server.address}/x.parquet", OPTIONS)
+    file.seek(100)
+    file.read(1000)
+    assert [bool(request.headers.get("range")) for request in server.requests] == [True, True]
+
+
+def test_a_server_that_knows_no_ranges_is_read_once(server: Server) -> None:
+    file = open_source(f"{server.address}/whole", OPTIONS)
+    before = len(server.requests)
+    for position in (9000, 5, 100_000):
+        file.seek(position)
+        assert file.read(1000) == CONTENT[position : position + 1000]
+    assert len(server.requests) == before
+
+
+def test_a_listing_of_addresses_has_their_sizes(server: Server) -> None:
+    uris = [f"{server.address}/signed?sig=a%2Fb", f"{server.address}/b", f"{server.address}/whole"]
+    files = list_source(uris, OPTIONS)
+    assert [file.uri for file in files] == sorted(uris)
+    assert {file.size for file in files} == {len(CONTENT)}
+    assert {file.etag for file in files} == {'"v1"'}
+
+
+@pytest.mark.parametrize(
+    ("path", "kind", "says"),
+    [
+        ("/gone?token=SECRET", NotFound, "not there (HTTP 404 Not Found)"),
+        ("/signed?sig=SECRET", AccessDenied, "access denied (HTTP 403 Forbidden)"),
+    ],
+)
+def test_an_error_names_the_address_without_its_secrets(
+    server: Server, path: str, kind: type[StorageError], says: str
+) -> None:
+    with pytest.raises(kind) as caught:
+        open_source(server.address + path, OPTIONS)
+    assert str(caught.value).startswith(f"{server.address}{path.partition('?')[0]}?…: {says}")
+    assert "SECRET" not in str(caught.value)
+    assert len(server.requests) == 1
+
+
+def test_a_server_in_trouble_is_tried_again_and_then_unavailable(server: Server) -> None:
+    server.queue.append(Answer(503))
+    assert open_source(f"{server.address}/x", OPTIONS).size() == len(CONTENT)
+    server.queue.extend([Answer(500)] * 10)
+    start = time.monotonic()
+    with pytest.raises(Unavailable):
+        open_source(f"{server.address}/x", OPTIONS)
+    assert time.monotonic() - start < OPTIONS.timeout_s + 1
+
+
+def test_a_file_whose_end_never_comes_is_not_taken_for_a_short_one() -> None:
+    file_end = Answer(200, CONTENT[:1000], {"Content-Length": str(len(CONTENT)), "Connection": "close"})
+    with serving(lambda _: file_end) as cutting, pytest.raises(Unavailable):
+        open_source(f"{cutting.address}/x", OPTIONS).read()
+
+
+def test_the_web_cannot_be_listed(server: Server) -> None:
+    with pytest.raises(UserError, match="name each file"):
+        list_source(f"{server.address}/part-*.parquet", OPTIONS)
+    assert server.requests == []
