@@ -1,0 +1,135 @@
+"""The spine at full size: an index of 200,000 files and 2,000,000,000 rows, an output of 200,000 parts, a full ledger.
+
+Each case runs in a process of its own, so that its peak memory is its own. Prints the figures beside their goals.
+"""
+
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+FILES, ROWS_A_FILE = 200_000, 10_000
+UNIT_ROWS = 10_000
+CONSUMED = 1_740_800_000
+
+
+def index_case(folder: Path) -> dict[str, float]:
+    """Open a frozen index and resolve a million addresses."""
+    import numpy as np
+
+    from sdp.datasets import index as index_files
+    from sdp.storage import open_storage
+
+    storage = open_storage(str(folder))
+    if not storage.names(index_files.FOLDER):
+        from sdp.datasets.units import Extent
+
+        files = index_files.files_table(
+            (f"s3://bucket/laion/metadata/part-{i:06d}.parquet", 1_000_000, f'"{i:032x}"', i * ROWS_A_FILE,
+             ROWS_A_FILE, ROWS_A_FILE, 0) for i in range(FILES)
+        )  # fmt: skip
+        empty = index_files.load(storage, UNIT_ROWS)
+        index_files.append(storage, empty, files=files, extent=Extent(0, FILES * ROWS_A_FILE))
+        return {}
+    rows = np.random.default_rng(0).integers(0, FILES * ROWS_A_FILE, 1_000_000)
+    before, start = _peak_mb(), time.perf_counter()
+    index = index_files.load(storage, UNIT_ROWS)
+    files_of, offsets = index.resolve(rows)
+    taken = time.perf_counter() - start
+    assert bool(np.all(files_of * ROWS_A_FILE + offsets == rows))
+    return {"seconds": taken, "goal_seconds": 2.0, "peak_mb": _peak_mb(), "above_imports_mb": _peak_mb() - before,
+            "goal_mb": 300}  # fmt: skip
+
+
+def state_case(folder: Path) -> dict[str, float]:
+    """Tell from a listing of 200,000 parts which of 200,010 are missing."""
+    from sdp.datasets.output import Head, Output
+    from sdp.datasets.units import Extent, Units, part_name
+    from sdp.storage import open_storage
+
+    storage = open_storage(str(folder))
+    parts = folder / "parts"
+    if not parts.exists():
+        parts.mkdir()
+        for unit in range(FILES):
+            (folder / part_name(unit)).touch()
+        return {}
+    units = Units([Extent(0, (FILES + 10) * UNIT_ROWS)], UNIT_ROWS)
+
+    class FakeIndex:
+        def works(self) -> list[object]:
+            from sdp.datasets.units import Work
+
+            return [Work(unit) for unit in units]
+
+    start = time.perf_counter()
+    storage.names("parts/")
+    listing = time.perf_counter() - start
+    start = time.perf_counter()
+    output = Output(storage, Head("images", UNIT_ROWS, False, {}), FakeIndex())  # type: ignore[arg-type]
+    pending = output.pending()
+    taken = time.perf_counter() - start
+    assert len(pending) == 10
+    return {
+        "listing_seconds": listing,
+        "above_listing_seconds": taken - listing,
+        "goal_seconds": 10.0,
+        "peak_mb": _peak_mb(),
+    }
+
+
+def ledger_case(_: Path) -> dict[str, float]:
+    """The account of a whole phase, consumed out of order by units, as two halves that are merged."""
+    import numpy as np
+
+    from sdp.datasets.ledger import Ledger
+
+    order = np.random.default_rng(0).permutation(-(-CONSUMED // UNIT_ROWS))
+    before, start = _peak_mb(), time.perf_counter()
+    workers = [Ledger() for _ in range(8)]
+    for position, unit in enumerate(order.tolist()):
+        workers[position % 8].add_range(0, unit * UNIT_ROWS, min((unit + 1) * UNIT_ROWS, CONSUMED))
+    recorded = time.perf_counter() - start
+    saved = [w.to_bytes() for w in workers]
+    start = time.perf_counter()
+    merged = Ledger()
+    merged.merge(Ledger.from_bytes(data) for data in saved)
+    taken = time.perf_counter() - start
+    assert merged.consumed(0) == CONSUMED
+    return {
+        "merge_seconds": taken, "goal_seconds": 1.0, "above_imports_mb": _peak_mb() - before, "goal_mb": 150,
+        "file_mb": len(merged.to_bytes()) / 1e6, "record_us_a_unit": 1e6 * recorded / len(order),
+    }  # fmt: skip
+
+
+CASES: dict[str, Callable[[Path], dict[str, float]]] = {"index": index_case, "state": state_case, "ledger": ledger_case}
+
+
+def _peak_mb() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def main() -> None:
+    if len(sys.argv) == 3:
+        print(json.dumps(CASES[sys.argv[1]](Path(sys.argv[2]))))
+        return
+    with tempfile.TemporaryDirectory() as scratch:
+        for name, case in CASES.items():
+            folder = Path(scratch) / name
+            folder.mkdir()
+            figures: dict[str, float] = {}
+            for _ in range(2):  # the first call lays the ground, the second is measured
+                done = subprocess.run(
+                    [sys.executable, __file__, name, str(folder)], check=True, capture_output=True, text=True
+                )
+                figures = json.loads(done.stdout)
+            print(f"{name:8}", (case.__doc__ or "").strip())
+            print("        ", ", ".join(f"{key} {value:.3g}" for key, value in figures.items()))
+
+
+if __name__ == "__main__":
+    main()

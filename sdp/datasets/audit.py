@@ -1,0 +1,141 @@
+"""Audit: what became of one image, in every dataset of a lineage and in every checkpoint of a run."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sdp.datasets import ledger as ledgers
+from sdp.datasets import tombstones
+from sdp.datasets.ledger import Ledger
+from sdp.datasets.manifest import part_infos
+from sdp.datasets.output import read_head, read_json, read_output
+from sdp.datasets.parts import PartInfo, read_account, read_rows, resolve
+from sdp.datasets.tombstones import Takedown
+from sdp.errors import DatasetError, NotFound, UserError
+from sdp.storage import Storage, StorageOptions, open_storage
+
+RUN = "_run.json"
+CHECKPOINTS = "checkpoints/"
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What is known of one address."""
+
+    row: int
+    datasets: list[dict[str, Any]] = field(default_factory=list)
+    """For each dataset of the lineage: uri, kind, outcome, reason, detail, attempts."""
+    taken_down: bool = False
+    checkpoints: list[dict[str, Any]] = field(default_factory=list)
+    """For each checkpoint that has been trained on it: run, checkpoint, epochs."""
+    checkpoints_searched: int = 0
+
+
+def audit(
+    uris: Sequence[str], *, row: int | None = None, value: Takedown | None = None, options: StorageOptions | None = None
+) -> list[Trace]:
+    """Trace an image through datasets and runs, by its address or by its URL or content hash.
+
+    A URI is a dataset's or a training run's; the datasets that it was made from are searched too.
+    """
+    runs = [s for s in (open_storage(uri, options) for uri in uris) if s.exists(RUN)]
+    datasets = _datasets(uris, runs, options)
+    if row is not None:
+        rows = [row]
+    elif value is not None:
+        rows = _rows_of(datasets, value)
+    else:
+        raise UserError("audit: expected --row, --url or --sha256, got none; say which image")
+    return [_trace(row, datasets, runs, options) for row in rows]
+
+
+def _trace(row: int, datasets: Sequence[Storage], runs: Sequence[Storage], options: StorageOptions | None) -> Trace:
+    found = [record for s in datasets if (record := outcome_of(s, row)) is not None]
+    taken = any(row in tombstones.load(s, options).rows for s in datasets)
+    checkpoints, searched = [], 0
+    for run in runs:
+        for name, ledger in checkpoint_ledgers(run):
+            searched += 1
+            epochs = ledger.epochs_of(row)
+            if epochs:
+                checkpoints.append({"run": run.uri, "checkpoint": name, "epochs": epochs})
+    return Trace(row, found, taken, checkpoints, searched)
+
+
+def summary(trace: Trace) -> str:
+    """A trace as a person reads it."""
+    lines = [f"row {trace.row}{', taken down' if trace.taken_down else ''}"]
+    for found in trace.datasets:
+        why = " ".join(str(found[name]) for name in ("reason", "detail") if found[name])
+        lines.append(f"  {found['kind']} {found['uri']}: {found['outcome']}{f' ({why})' if why else ''}")
+    if not trace.datasets:
+        lines.append("  no dataset here has an account of it")
+    for found in trace.checkpoints:
+        epochs = ", ".join(map(str, found["epochs"]))
+        lines.append(f"  {found['run']}: trained on by {found['checkpoint']}, in epoch {epochs}")
+    if trace.checkpoints_searched:
+        lines.append(f"  in {len(trace.checkpoints)} of {trace.checkpoints_searched} checkpoints")
+    return "\n".join(lines)
+
+
+def outcome_of(storage: Storage, row: int) -> dict[str, Any] | None:
+    """What a dataset's account says of an address; None if it has none there."""
+    output = read_output(storage)
+    if not output.index.units.start <= row < output.index.units.stop:
+        return None
+    unit = int(output.index.units.of_rows(pa.array([row]).to_numpy())[0])
+    attempts = sorted(attempt for number, attempt in output.done() if number == unit)
+    if not attempts:
+        return None
+    works = {w.attempt: w for w in output.index.works() if w.unit.number == unit}
+    account = resolve([read_account(storage, works[attempt].name) for attempt in attempts])
+    records = account.filter(pc.field("row") == row).drop_columns(["row"]).to_pylist()
+    return {"uri": storage.uri, "kind": output.head.kind, **records[0]} if records else None
+
+
+def checkpoint_ledgers(run: Storage) -> list[tuple[str, Ledger]]:
+    """The ledger of every checkpoint of a run, by the checkpoint's name."""
+    names = [n for n in run.names(CHECKPOINTS) if n.endswith("/" + ledgers.NAME)]
+    return [(n.split("/")[1], Ledger.from_bytes(run.read(n), run.uri_of(n))) for n in names]
+
+
+def _datasets(uris: Sequence[str], runs: Sequence[Storage], options: StorageOptions | None) -> list[Storage]:
+    """The named datasets, the runs' datasets, and all that they were made from, each once."""
+    of_runs = {run.uri for run in runs}
+    named = [s for s in (open_storage(uri, options) for uri in uris) if s.uri not in of_runs]
+    for run in runs:
+        named += [open_storage(uri, options) for uri in read_json(run, RUN).get("datasets", [])]
+    found: dict[str, Storage] = {}
+    for dataset in named:
+        try:
+            read_head(dataset)
+        except NotFound as error:
+            raise DatasetError(
+                f"{dataset.uri}: neither a dataset of sdp nor a training run; check the address"
+            ) from error
+        for ancestor in tombstones.lineage(dataset, options):
+            found.setdefault(ancestor.uri, ancestor)
+    return list(found.values())
+
+
+def _rows_of(datasets: Sequence[Storage], value: Takedown) -> list[int]:
+    """The addresses that have a URL or a content hash, in whichever dataset of the lineage still knows them."""
+    images = [s for s in datasets if read_head(s).kind == "images"]
+    if not images:
+        raise DatasetError(f"audit: no images dataset in this lineage, so no {value.kind} is known; give --row instead")
+    rows: set[int] = set()
+    for storage in images:
+        for part in part_infos(storage):
+            rows.update(_matching(storage, part, value))
+    if not rows:
+        where = ", ".join(s.uri for s in images)
+        raise DatasetError(f"audit: no image with {value.kind} {value.value} in {where}; check the value")
+    return sorted(rows)
+
+
+def _matching(storage: Storage, part: PartInfo, value: Takedown) -> list[int]:
+    table = read_rows(storage, part.path, ["row", value.kind])
+    return [int(r) for r in table.filter(pc.field(value.kind) == value.value)["row"].to_pylist()]

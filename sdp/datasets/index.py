@@ -1,0 +1,201 @@
+"""The source index: what a dataset is made from, frozen, so that an address never changes its meaning.
+
+It is kept in versions beside the output (`_index/000000.parquet`, …). The first lists the source's files; a later one
+adds files that were appended, or orders another attempt at what failed. Nothing in it is ever rewritten.
+"""
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from sdp.datasets.units import Extent, Rows, Unit, Units, Work
+from sdp.errors import AlreadyExists, DatasetError
+from sdp.storage import Storage
+
+FOLDER = "_index/"
+_KEY = b"sdp.index"
+
+FILES_SCHEMA = pa.schema(
+    [
+        pa.field("path", pa.string(), nullable=False),  # a URI, or for a dataset's part its path in that dataset
+        pa.field("size", pa.int64(), nullable=False),
+        pa.field("etag", pa.string()),
+        pa.field("first_row", pa.int64(), nullable=False),
+        pa.field("rows", pa.int64(), nullable=False),  # addresses that it spans
+        pa.field("written", pa.int64(), nullable=False),  # rows that it holds; fewer where upstream failed some
+        pa.field("attempt", pa.int16(), nullable=False),  # upstream's attempt that made it; 0 for a plain source
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """One order for work: new addresses, or another attempt at units that are there."""
+
+    number: int
+    files: pa.Table
+    extent: Extent | None = None
+    """The addresses put up for work; None for a retry."""
+    attempt: int = 0
+    units: tuple[int, ...] = ()
+    """For a retry: the units to be attempted again."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileSlice:
+    """Consecutive rows of one source file."""
+
+    path: str
+    first_row: int
+    """The address of the slice's first row."""
+    offset: int
+    """Its position in the file, where the file holds every address of its span."""
+    length: int
+
+
+@dataclass(frozen=True)
+class Index:
+    """All versions of a source index, put together."""
+
+    versions: tuple[Version, ...]
+    unit_rows: int
+    files: pa.Table = field(init=False, repr=False)
+    """The files that span the address space, by first row; what upstream's retries added stays in its version."""
+    units: Units = field(init=False, repr=False)
+    _first: Rows = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        tables = [v.files.filter(pc.field("attempt") == 0) for v in self.versions if v.attempt == 0]
+        files = pa.concat_tables([FILES_SCHEMA.empty_table(), *tables]).combine_chunks()
+        extents = [v.extent for v in self.versions if v.extent is not None]
+        object.__setattr__(self, "files", files)
+        object.__setattr__(self, "units", Units(extents, self.unit_rows))
+        object.__setattr__(self, "_first", files["first_row"].to_numpy())
+
+    @property
+    def rows(self) -> int:
+        """Addresses put up for work so far."""
+        return self.units.stop
+
+    @property
+    def listed_rows(self) -> int:
+        """Addresses of all files listed so far; more than `rows` when a limit holds some back."""
+        if not self.files.num_rows:
+            return 0
+        return int(self._first[-1]) + int(self.files["rows"][-1].as_py())
+
+    def resolve(self, rows: Rows) -> tuple[Rows, Rows]:
+        """For each address, the number of its file and its position in that file's span."""
+        if len(rows) and (rows.min() < 0 or rows.max() >= self.listed_rows):
+            bad = rows[(rows < 0) | (rows >= self.listed_rows)][0]
+            raise DatasetError(f"row {bad}: no such address; the source has rows 0…{self.listed_rows - 1}")
+        file_no = np.searchsorted(self._first, rows, side="right") - 1
+        return file_no, rows - self._first[file_no]
+
+    def slices(self, start: int, stop: int) -> list[FileSlice]:
+        """The pieces of files that hold the addresses [start, stop), in order."""
+        if stop <= start:
+            return []
+        (first, last), _ = self.resolve(np.array([start, stop - 1], dtype=np.int64))
+        slices = []
+        for file_no in range(int(first), int(last) + 1):
+            row = self.files.slice(file_no, 1).to_pylist()[0]
+            begin, end = max(start, row["first_row"]), min(stop, row["first_row"] + row["rows"])
+            if begin < end:
+                slices.append(FileSlice(row["path"], begin, begin - row["first_row"], end - begin))
+        return slices
+
+    def works(self) -> list[Work]:
+        """Every part that has been ordered, in order: [unit 0, unit 1, …], then retries."""
+        works = [Work(unit) for unit in self.units]
+        for version in self.versions:
+            works += [Work(self.units[number], version.attempt) for number in version.units]
+        return works
+
+    def parts_of(self, work: Work) -> list[str]:
+        """For a dataset made from another dataset: the parts upstream that hold the work's rows, in order."""
+        unit = work.unit
+        if work.attempt:
+            version = next(v for v in self.versions if v.attempt == work.attempt)
+            if version.files.num_rows:  # upstream's retries brought new rows
+                return _overlapping([version.files], unit)
+            tables = [v.files for v in self.versions if v.attempt < work.attempt]
+        else:
+            version = next(v for v in self.versions if v.extent and v.extent.start <= unit.start < v.extent.stop)
+            tables = [self.files, version.files.filter(pc.field("attempt") > 0)]
+        return _overlapping(tables, unit)
+
+
+def _overlapping(tables: Sequence[pa.Table], unit: Unit) -> list[str]:
+    found: dict[str, None] = {}
+    for table in tables:
+        stops = pc.add(table["first_row"], table["rows"])
+        mask = pc.and_(pc.less(table["first_row"], unit.stop), pc.greater(stops, unit.start))
+        found.update(dict.fromkeys(table["path"].filter(mask).to_pylist()))
+    return list(found)
+
+
+def version_name(number: int) -> str:
+    return f"{FOLDER}{number:06d}.parquet"
+
+
+def load(storage: Storage, unit_rows: int) -> Index:
+    """The index as it is beside an output (no versions when the output is new)."""
+    names = storage.names(FOLDER)
+    versions = tuple(_read_version(storage, name, number) for number, name in enumerate(names))
+    for number, name in enumerate(names):
+        if name != version_name(number):
+            raise DatasetError(f"{storage.uri_of(name)}: expected {version_name(number)}; the index is damaged")
+    return Index(versions, unit_rows)
+
+
+def append(
+    storage: Storage,
+    index: Index,
+    *,
+    files: pa.Table,
+    extent: Extent | None,
+    attempt: int = 0,
+    units: Sequence[int] = (),
+) -> Index:
+    """Publish the next version. Exactly one of several writers succeeds; the others are told so."""
+    version = Version(len(index.versions), files.cast(FILES_SCHEMA), extent, attempt, tuple(units))
+    head = {
+        "extent": [extent.start, extent.stop] if extent else None,
+        "attempt": attempt,
+        "units": list(units),
+    }
+    sink = pa.BufferOutputStream()
+    table = version.files.replace_schema_metadata({_KEY: json.dumps(head).encode()})
+    pq.write_table(table, sink, compression="zstd", write_page_checksum=True)
+    try:
+        storage.create(version_name(version.number), sink.getvalue())
+    except AlreadyExists as error:
+        raise DatasetError(f"{storage.uri}: another job has just changed this dataset's index; run again") from error
+    return Index((*index.versions, version), index.unit_rows)
+
+
+def files_table(files: Iterable[tuple[str, int, str | None, int, int, int, int]]) -> pa.Table:
+    """Rows of (path, size, etag, first_row, rows, written, attempt) as a table."""
+    columns = list(zip(*files, strict=True)) or [()] * len(FILES_SCHEMA)
+    return pa.table([list(c) for c in columns], schema=FILES_SCHEMA)
+
+
+def _read_version(storage: Storage, name: str, number: int) -> Version:
+    try:
+        # Not pq.read_table: that imports a query engine, for longer than the reading takes.
+        table = pq.ParquetFile(pa.BufferReader(storage.read(name)), page_checksum_verification=True).read()
+        head = json.loads((table.schema.metadata or {})[_KEY])
+        extent = Extent(*head["extent"]) if head["extent"] else None
+        files = table.replace_schema_metadata(None).cast(FILES_SCHEMA)
+    except (KeyError, ValueError, TypeError, pa.ArrowException, OSError) as error:
+        raise DatasetError(
+            f"{storage.uri_of(name)}: corrupt index ({' '.join(str(error).split())[:120]}); restore it from a backup: "
+            "without it the addresses of this dataset have no meaning"
+        ) from error
+    return Version(number, files, extent, head["attempt"], tuple(head["units"]))

@@ -1,0 +1,86 @@
+"""The training ledger: which addresses each epoch has consumed, in a form that merges and stays small."""
+
+import json
+import struct
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+from pyroaring import BitMap64
+
+from sdp.datasets.units import Rows
+from sdp.errors import DatasetError
+
+_MAGIC = b"SDPLEDG1"
+NAME = "ledger.roaring"
+"""The file's name in a checkpoint."""
+
+
+class Ledger:
+    """Consumed addresses by epoch. Several workers' ledgers are merged by union: the order does not matter."""
+
+    def __init__(self, epochs: Mapping[int, BitMap64] | None = None) -> None:
+        self._epochs = {epoch: BitMap64(rows) for epoch, rows in (epochs or {}).items()}
+
+    def add(self, epoch: int, rows: Rows) -> None:
+        """Record some addresses."""
+        self._rows(epoch).update(np.ascontiguousarray(rows, dtype=np.uint64))
+
+    def add_range(self, epoch: int, start: int, stop: int) -> None:
+        """Record the addresses [start, stop): a whole unit takes a few bytes."""
+        self._rows(epoch).add_range(start, stop)
+
+    def merge(self, others: Iterable["Ledger"]) -> None:
+        """Take in what others have consumed."""
+        for other in others:
+            for epoch, rows in other._epochs.items():
+                self._rows(epoch).update(rows)
+
+    def consumed(self, epoch: int) -> int:
+        """How many addresses of an epoch are consumed."""
+        return len(self._epochs.get(epoch, ()))
+
+    def rows(self, epoch: int) -> BitMap64:
+        """The consumed addresses of an epoch; not to be changed."""
+        return self._epochs.get(epoch, BitMap64())
+
+    def remaining(self, epoch: int, rows: Rows) -> Rows:
+        """Those of some addresses that the epoch has not consumed, in their order."""
+        consumed = self.rows(epoch)
+        return rows[[row not in consumed for row in rows.tolist()]] if len(consumed) else rows
+
+    def epochs(self) -> list[int]:
+        return sorted(self._epochs)
+
+    def epochs_of(self, row: int) -> list[int]:
+        """The epochs that have consumed an address."""
+        return [epoch for epoch in self.epochs() if row in self._epochs[epoch]]
+
+    def to_bytes(self) -> bytes:
+        """The ledger as a file: a header, then one portable roaring bitmap an epoch."""
+        blobs = []
+        for epoch in self.epochs():
+            bitmap = BitMap64(self._epochs[epoch])
+            bitmap.run_optimize()
+            blobs.append(bitmap.serialize())
+        header = json.dumps({"epochs": self.epochs(), "sizes": [len(b) for b in blobs]}).encode()
+        return b"".join([_MAGIC, struct.pack("<I", len(header)), header, *blobs])
+
+    @staticmethod
+    def from_bytes(data: bytes, where: str = "ledger") -> "Ledger":
+        try:
+            if data[:8] != _MAGIC:
+                raise ValueError("it does not begin like one")
+            (length,) = struct.unpack_from("<I", data, 8)
+            header = json.loads(data[12 : 12 + length])
+            at, ledger = 12 + length, Ledger()
+            for epoch, size in zip(header["epochs"], header["sizes"], strict=True):
+                if at + size > len(data):
+                    raise ValueError(f"{len(data)} bytes are too few")
+                ledger._epochs[epoch] = BitMap64.deserialize(data[at : at + size])
+                at += size
+        except (ValueError, KeyError, struct.error) as error:
+            raise DatasetError(f"{where}: not a ledger ({error}); use another checkpoint") from error
+        return ledger
+
+    def _rows(self, epoch: int) -> BitMap64:
+        return self._epochs.setdefault(epoch, BitMap64())

@@ -1,0 +1,277 @@
+"""Manifests: written last, they say that a dataset is complete, what is in it, and what it was made from."""
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+import sdp
+from sdp.datasets.concurrently import ordered_map
+from sdp.datasets.outcomes import Counts
+from sdp.datasets.output import HEAD, Head, Output, read_head, read_json
+from sdp.datasets.parts import PartInfo, read_info
+from sdp.datasets.units import PARTS, parse_part_name
+from sdp.errors import AlreadyExists, DatasetError, NotFound
+from sdp.storage import FileInfo, Storage
+
+MANIFEST = "_manifest.json"
+FORMAT = 1
+
+PARTS_SCHEMA = pa.schema(
+    [
+        pa.field("path", pa.string(), nullable=False),
+        pa.field("size", pa.int64(), nullable=False),
+        pa.field("etag", pa.string()),
+        pa.field("unit", pa.int64(), nullable=False),
+        pa.field("attempt", pa.int16(), nullable=False),
+        pa.field("start", pa.int64(), nullable=False),
+        pa.field("stop", pa.int64(), nullable=False),
+        pa.field("written", pa.int64(), nullable=False),
+        pa.field("filtered", pa.int64(), nullable=False),
+        pa.field("failed", pa.int64(), nullable=False),
+        pa.field("retried", pa.int64(), nullable=False),  # failures of earlier attempts that it supersedes
+        pa.field(
+            "row_groups",
+            pa.list_(pa.struct([("rows", pa.int64()), ("offset", pa.int64()), ("bytes", pa.int64())])),
+            nullable=False,
+        ),
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What is known of a complete dataset."""
+
+    kind: str
+    version: int
+    rows: int
+    """Addresses that it accounts for (of a derived dataset: that it spans)."""
+    counts: Counts
+    parts: int
+    size: int
+    """Bytes of all parts."""
+    files: str
+    """The list of parts, relative to the dataset."""
+    files_digest: str
+    schema: Mapping[str, str]
+    config: Mapping[str, Any] = field(default_factory=dict)
+    models: Mapping[str, str] = field(default_factory=dict)
+    """Model sources by role, with the digest of their content."""
+    input: Mapping[str, Any] | None = None
+    """The dataset that it was made from: uri and manifest digest; or the source's URI."""
+    sdp: str = sdp.__version__
+    created: str = ""
+    format: int = FORMAT
+
+    def to_bytes(self) -> bytes:
+        data = {name: getattr(self, name) for name in self.__slots__}
+        data["counts"] = self.counts.to_json()
+        return (json.dumps(data, indent=1, sort_keys=True, default=str) + "\n").encode()
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any], where: str) -> "Manifest":
+        if data.get("format") != FORMAT:
+            raise DatasetError(
+                f"{where}: format {data.get('format')}, this sdp reads {FORMAT}; use the sdp that wrote it"
+            )
+        try:
+            return Manifest(**{**data, "counts": Counts.from_json(data["counts"])})
+        except (KeyError, TypeError, ValueError) as error:
+            raise DatasetError(f"{where}: not a manifest ({error}); run the job again to write it anew") from error
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A complete dataset, as its manifest lists it."""
+
+    storage: Storage
+    head: Head
+    manifest: Manifest
+    digest: str
+    """Of the manifest: what a downstream dataset records as its lineage."""
+    parts: pa.Table
+
+    @property
+    def rows(self) -> int:
+        return self.manifest.rows
+
+    @property
+    def lineage(self) -> dict[str, Any]:
+        return {"uri": self.storage.uri, "manifest_digest": self.digest, "version": self.manifest.version}
+
+    def units_with_failures(self) -> list[int]:
+        """The units of which some address has failed at its last attempt."""
+        failed: dict[int, int] = {}
+        columns = (self.parts[name].to_pylist() for name in ("unit", "failed", "retried"))
+        for unit, count, retried in zip(*columns, strict=True):
+            failed[unit] = failed.get(unit, 0) + count - retried
+        return sorted(unit for unit, count in failed.items() if count)
+
+
+def open_dataset(storage: Storage, kind: str | None = None) -> Dataset:
+    """Open a complete dataset for reading; an incomplete one is refused."""
+    try:
+        raw = storage.read(MANIFEST)
+    except NotFound:
+        if storage.exists(HEAD):
+            raise DatasetError(
+                f"{storage.uri}: incomplete (no {MANIFEST} yet); finish the job that writes it, "
+                f"`sdp inspect {storage.uri}` says what is missing"
+            ) from None
+        raise DatasetError(f"{storage.uri}: no dataset of sdp there (no {HEAD}); check the address") from None
+    where = storage.uri_of(MANIFEST)
+    manifest = Manifest.from_json(read_json(storage, MANIFEST), where)
+    if kind is not None and manifest.kind != kind:
+        raise DatasetError(f"{storage.uri}: a dataset of {manifest.kind}, where {kind} are needed; check the address")
+    listing = storage.read(manifest.files)
+    if hashlib.sha256(listing).hexdigest() != manifest.files_digest:
+        raise DatasetError(f"{storage.uri_of(manifest.files)}: not the list that {where} names; run the job again")
+    parts = pq.ParquetFile(pa.BufferReader(listing)).read().cast(PARTS_SCHEMA)
+    return Dataset(storage, read_head(storage), manifest, hashlib.sha256(raw).hexdigest(), parts)
+
+
+def part_infos(storage: Storage, known: Iterable[PartInfo] = (), workers: int = 32) -> list[PartInfo]:
+    """The footers of all parts that a listing shows; those given and unchanged are not read again."""
+    by_path = {info.path: info for info in known}
+    files = [f for f in storage.list(PARTS) if parse_part_name(f.path) is not None]
+
+    def info(file: FileInfo) -> PartInfo:
+        have = by_path.get(file.path)
+        same = have is not None and have.size == file.size and have.etag == file.etag
+        return have if same and have is not None else read_info(storage, file)
+
+    return list(ordered_map(info, files, workers))
+
+
+def total(infos: Iterable[PartInfo]) -> Counts:
+    """The outcomes of all addresses, each counted once however often it was attempted."""
+    counts, reasons = np.zeros(3, np.int64), dict[str, int]()
+    for info in infos:
+        superseded = info.superseded
+        counts += (info.counts.written, info.counts.filtered, info.counts.failed - superseded.failed)
+        for sign, by_reason in ((1, info.counts.reasons), (-1, superseded.reasons)):
+            for reason, number in by_reason.items():
+                reasons[reason] = reasons.get(reason, 0) + sign * number
+    written, filtered, failed = (int(number) for number in counts)
+    return Counts(written, filtered, failed, {r: n for r, n in sorted(reasons.items()) if n})
+
+
+def check_ledger(output: Output, parts: Sequence[PartInfo]) -> Counts:
+    """What the parts account for must be what the index put up, to the last address."""
+    where = output.storage.uri
+    ordered = {(w.unit.number, w.attempt): w.unit for w in output.index.works()}
+    for part in parts:
+        unit = ordered.get((part.unit.number, part.attempt))
+        if unit != part.unit or part.kind != output.head.kind:
+            raise DatasetError(f"{where}/{part.path}: no such part was ordered here; move it away")
+    counts = total(parts)
+    expected = _expected(output)
+    if expected is not None and counts.input != expected:
+        raise DatasetError(
+            f"{where}: the account does not add up: {expected} addresses were put up, {counts.input} have an outcome; "
+            f"`sdp inspect --verify {where}` finds the part"
+        )
+    return counts
+
+
+def _expected(output: Output) -> int | None:
+    index = output.index
+    if not output.head.derived:
+        return index.rows
+    if index.rows < index.listed_rows:
+        return None  # a limit cuts a part of upstream: how many of its rows lie below is not in any listing
+    files = {path: written for v in index.versions for path, written in _written(v.files)}
+    return sum(files.values())
+
+
+def _written(files: pa.Table) -> Iterable[tuple[str, int]]:
+    return zip(files["path"].to_pylist(), files["written"].to_pylist(), strict=True)
+
+
+def finish(
+    output: Output,
+    *,
+    infos: Iterable[PartInfo] = (),
+    config: Mapping[str, Any] | None = None,
+    models: Mapping[str, str] | None = None,
+    input: Mapping[str, Any] | None = None,
+) -> Dataset:
+    """Write the manifest of an output of which every part is there; the counts are checked first.
+
+    A dataset that is as its newest manifest says keeps that manifest.
+    """
+    storage = output.storage
+    missing = output.pending()
+    if missing:
+        raise DatasetError(
+            f"{storage.uri}: {len(missing)} parts are missing, first {missing[0].name}; run the job again"
+        )
+    parts = part_infos(storage, infos)
+    counts = check_ledger(output, parts)
+    listing = pa.BufferOutputStream()
+    pq.write_table(parts_table(parts), listing, compression="zstd")
+    digest = hashlib.sha256(listing.getvalue()).hexdigest()
+    versions = storage.names("_manifests/")
+    newest = read_json(storage, versions[-1]) if versions else None
+    draft = Manifest(
+        kind=output.head.kind,
+        version=len(versions) + 1,
+        rows=output.index.rows,
+        counts=counts,
+        parts=len(parts),
+        size=sum(p.size for p in parts),
+        files=f"_files/{digest[:16]}.parquet",
+        files_digest=digest,
+        schema=_schema(storage, parts),
+        config=dict(config or {}),
+        models=dict(models or {}),
+        input=dict(input) if input is not None else None,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+    if newest is not None and (newest["files_digest"], newest["input"]) == (digest, draft.input):
+        storage.publish(MANIFEST, storage.read(versions[-1]))
+        return open_dataset(storage)
+    storage.publish(draft.files, listing.getvalue())
+    try:
+        storage.create(f"_manifests/{draft.version:06d}.json", draft.to_bytes())
+    except AlreadyExists as error:
+        raise DatasetError(f"{storage.uri}: another job has just completed this dataset; run again") from error
+    storage.publish(MANIFEST, draft.to_bytes())
+    return open_dataset(storage)
+
+
+def parts_table(parts: Iterable[PartInfo]) -> pa.Table:
+    """The list of parts, by unit and attempt."""
+    rows = [
+        {
+            "path": p.path,
+            "size": p.size,
+            "etag": p.etag,
+            "unit": p.unit.number,
+            "attempt": p.attempt,
+            "start": p.unit.start,
+            "stop": p.unit.stop,
+            "written": p.counts.written,
+            "filtered": p.counts.filtered,
+            "failed": p.counts.failed,
+            "retried": sum(p.retried.values()),
+            "row_groups": [{"rows": r, "offset": o, "bytes": b} for r, o, b in p.row_groups],
+        }
+        for p in sorted(parts, key=lambda p: (p.unit.number, p.attempt))
+    ]
+    return pa.Table.from_pylist(rows, schema=PARTS_SCHEMA)
+
+
+def _schema(storage: Storage, parts: Sequence[PartInfo]) -> dict[str, str]:
+    """Column names and types, as the first part has them."""
+    if not parts:
+        return {}
+    schema = pq.read_schema(storage.open(parts[0].path))
+    return {f.name: str(f.type) for f in schema}

@@ -1,0 +1,277 @@
+"""Parts: the rows of one unit and the account of all its addresses, in one Parquet file that appears at once.
+
+The account is a small Parquet file of its own, carried in the footer of the part (key `sdp.account`, base64), so that
+one atomic act publishes both, and the columns that training reads hold nothing but written rows.
+"""
+
+import base64
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from sdp.datasets.outcomes import ACCOUNT_SCHEMA, FAILED, REASONS, WRITTEN, Counts, count
+from sdp.datasets.units import Rows, Unit, Work, parse_part_name
+from sdp.errors import AlreadyExists, DatasetError
+from sdp.storage import FileInfo, Storage
+
+FORMAT = 1
+_PART_KEY, _ACCOUNT_KEY = b"sdp.part", b"sdp.account"
+
+
+@dataclass(frozen=True, slots=True)
+class PartInfo:
+    """What a part's footer tells, without reading a row."""
+
+    path: str
+    size: int
+    etag: str | None
+    kind: str
+    unit: Unit
+    attempt: int
+    counts: Counts
+    retried: Mapping[str, int]
+    """Of its addresses, those that an earlier attempt had recorded as failed, by the reason it gave: superseded."""
+    row_groups: tuple[tuple[int, int, int], ...]
+    """(rows, offset, bytes) of each."""
+
+    @property
+    def work(self) -> Work:
+        return Work(self.unit, self.attempt)
+
+    @property
+    def superseded(self) -> Counts:
+        """What of earlier attempts no longer counts."""
+        return Counts(failed=sum(self.retried.values()), reasons=self.retried)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How the rows of a kind of part are laid out; chosen by measuring how fast they are read back."""
+
+    row_group_rows: int = 1024
+    compression: Mapping[str, str] | str = "none"
+    dictionary: Sequence[str] = ()
+
+
+def write_part(
+    storage: Storage,
+    kind: str,
+    work: Work,
+    rows: pa.Table,
+    account: pa.Table,
+    *,
+    layout: Layout,
+    retried: Mapping[str, int] | None = None,
+) -> PartInfo:
+    """Publish a part, whole or not at all. If somebody else has published it meanwhile, theirs stands."""
+    _check_part(work, rows, account)
+    data = serialise(kind, work, rows, account, layout=layout, retried=retried)
+    try:
+        info = storage.create(work.name, data)
+    except AlreadyExists:
+        return read_info(storage, storage.stat(work.name))
+    footer = pq.read_metadata(pa.BufferReader(data))
+    return _info(storage, info, footer)
+
+
+def serialise(
+    kind: str,
+    work: Work,
+    rows: pa.Table,
+    account: pa.Table,
+    *,
+    layout: Layout,
+    retried: Mapping[str, int] | None = None,
+) -> pa.Buffer:
+    """The bytes of a part; the same rows and account give the same bytes."""
+    head = {
+        "format": FORMAT,
+        "kind": kind,
+        "unit": work.unit.number,
+        "attempt": work.attempt,
+        "start": work.unit.start,
+        "stop": work.unit.stop,
+        "counts": count(account).to_json(),
+        "retried": dict(sorted((retried or {}).items())),
+    }
+    sink = pa.BufferOutputStream()
+    with pq.ParquetWriter(
+        sink,
+        rows.schema,
+        compression=layout.compression if isinstance(layout.compression, str) else dict(layout.compression),
+        use_dictionary=list(layout.dictionary) or False,
+        write_statistics=["row"],
+        write_page_checksum=True,
+    ) as writer:
+        if rows.num_rows:
+            writer.write_table(rows, row_group_size=layout.row_group_rows)
+        # Not in the schema's metadata: that is stored twice.
+        writer.add_key_value_metadata(
+            {_PART_KEY: json.dumps(head).encode(), _ACCOUNT_KEY: base64.b64encode(_account_bytes(account))}
+        )
+    return sink.getvalue()
+
+
+def read_info(storage: Storage, file: FileInfo) -> PartInfo:
+    """A part's footer."""
+    return _info(storage, file, _open(storage, file.path).metadata)
+
+
+def read_account(storage: Storage, path: str) -> pa.Table:
+    """The account of a part: every address of it, in order."""
+    return _account(storage, path, _open(storage, path).metadata)
+
+
+def read_rows(storage: Storage, path: str, columns: Sequence[str] | None = None) -> pa.Table:
+    """The written rows of a part. Every page's checksum is verified."""
+    file = _open(storage, path, verify=True)
+    try:
+        return file.read(columns=None if columns is None else list(columns))
+    except (pa.ArrowException, OSError) as error:
+        raise _corrupt(storage, path, error) from error
+
+
+def iter_rows(storage: Storage, path: str, columns: Sequence[str] | None, batch_rows: int) -> Iterator[pa.RecordBatch]:
+    """The written rows of a part in batches, so that a large part need not be held whole."""
+    file = _open(storage, path, verify=True)
+    try:
+        yield from file.iter_batches(batch_rows, columns=None if columns is None else list(columns))
+    except (pa.ArrowException, OSError) as error:
+        raise _corrupt(storage, path, error) from error
+
+
+def verify_part(storage: Storage, file: FileInfo) -> PartInfo:
+    """Read all of a part and check that it keeps its own account."""
+    part = _open(storage, file.path, verify=True)
+    info = _info(storage, file, part.metadata)
+    account = _account(storage, file.path, part.metadata)
+    rows = read_rows(storage, file.path)
+    try:
+        _check_part(info.work, rows, account)
+    except ValueError as error:
+        raise _corrupt(storage, file.path, error) from error
+    if count(account) != info.counts:
+        raise _corrupt(storage, file.path, ValueError("its counts are not those of its account"))
+    return info
+
+
+def resolve(accounts: Sequence[pa.Table]) -> pa.Table:
+    """One outcome for each address, out of the accounts of a unit's attempts in their order.
+
+    A later attempt supersedes an earlier one for the addresses it names; tries add up.
+    """
+    if len(accounts) == 1:
+        return accounts[0]
+    rows = np.concatenate([a["row"].to_numpy() for a in accounts])
+    order = np.argsort(rows, kind="stable")
+    ordered = rows[order]
+    last = np.append(ordered[1:] != ordered[:-1], True)
+    table = pa.concat_tables(accounts).take(pa.array(order)).combine_chunks()
+    tries = np.add.reduceat(table["attempts"].to_numpy(), np.flatnonzero(np.append(True, last[:-1])))
+    resolved = table.filter(pa.array(last))
+    at = resolved.schema.get_field_index("attempts")
+    tries = np.minimum(tries, np.iinfo(np.int16).max).astype(np.int16)
+    return resolved.set_column(at, ACCOUNT_SCHEMA.field("attempts"), pa.array(tries))
+
+
+def failed_rows(account: pa.Table) -> Rows:
+    """The addresses that failed."""
+    return np.asarray(account.filter(pc.field("outcome") == FAILED)["row"].to_numpy(), dtype=np.int64)
+
+
+def _check_part(work: Work, rows: pa.Table, account: pa.Table) -> None:
+    """A programmer's error if it fails: what is about to be published contradicts itself."""
+    unit = work.unit
+    if account.schema != ACCOUNT_SCHEMA:
+        raise ValueError(f"{work.name}: the account has another schema: {account.schema}")
+    accounted = account["row"].to_numpy()
+    if len(accounted) and (accounted[0] < unit.start or accounted[-1] >= unit.stop):
+        raise ValueError(f"{work.name}: the account has rows outside {unit.start}…{unit.stop - 1}")
+    if np.any(np.diff(accounted) <= 0):
+        raise ValueError(f"{work.name}: the account names a row twice or out of order")
+    written = account.filter(pc.field("outcome") == WRITTEN)["row"].to_numpy()
+    held = rows["row"].to_numpy()
+    if np.any(np.diff(held) < 0):
+        raise ValueError(f"{work.name}: rows are out of order")
+    if not np.array_equal(np.unique(held), written):  # several crops of an image share its address
+        raise ValueError(f"{work.name}: the rows are not those that the account calls written")
+    for outcome, reasons in REASONS.items():
+        named = account.filter(pc.field("outcome") == outcome)["reason"]
+        unknown = set(pc.unique(named).to_pylist()) - set(reasons)
+        if unknown:
+            raise ValueError(f"{work.name}: no such reason for {outcome}: {', '.join(map(str, unknown))}")
+
+
+def _account_bytes(account: pa.Table) -> bytes:
+    sink = pa.BufferOutputStream()
+    # Consecutive addresses take next to nothing as deltas.
+    pq.write_table(
+        account,
+        sink,
+        compression="zstd",
+        use_dictionary=["outcome", "reason", "detail", "attempts"],
+        column_encoding={"row": "DELTA_BINARY_PACKED"},
+        write_statistics=False,
+        store_schema=False,
+    )
+    return bytes(sink.getvalue())
+
+
+def _open(storage: Storage, path: str, *, verify: bool = False) -> pq.ParquetFile:
+    source = storage.open(path)
+    try:
+        return pq.ParquetFile(source, pre_buffer=True, page_checksum_verification=verify)
+    except (pa.ArrowException, OSError) as error:
+        raise _corrupt(storage, path, error) from error
+
+
+def _info(storage: Storage, file: FileInfo, footer: pq.FileMetaData) -> PartInfo:
+    try:
+        head: dict[str, Any] = json.loads((footer.metadata or {})[_PART_KEY])
+        info = PartInfo(
+            path=file.path,
+            size=file.size,
+            etag=file.etag,
+            kind=head["kind"],
+            unit=Unit(head["unit"], head["start"], head["stop"]),
+            attempt=head["attempt"],
+            counts=Counts.from_json(head["counts"]),
+            retried=head["retried"],
+            row_groups=tuple(_row_group(footer.row_group(i)) for i in range(footer.num_row_groups)),
+        )
+    except (KeyError, ValueError) as error:
+        raise _corrupt(storage, file.path, error) from error
+    if head["format"] != FORMAT:
+        raise DatasetError(
+            f"{storage.uri_of(file.path)}: written in format {head['format']}, this sdp reads {FORMAT}; use a newer sdp"
+        )
+    if parse_part_name(file.path) != (info.unit.number, info.attempt):
+        raise _corrupt(storage, file.path, ValueError(f"it is part {info.work.name} under another name"))
+    return info
+
+
+def _row_group(group: pq.RowGroupMetaData) -> tuple[int, int, int]:
+    columns = [group.column(i) for i in range(group.num_columns)]
+    starts = [c.dictionary_page_offset or c.data_page_offset for c in columns]
+    return group.num_rows, min(starts), sum(c.total_compressed_size for c in columns)
+
+
+def _account(storage: Storage, path: str, footer: pq.FileMetaData) -> pa.Table:
+    try:
+        data = base64.b64decode((footer.metadata or {})[_ACCOUNT_KEY], validate=True)
+        return pq.ParquetFile(pa.BufferReader(data)).read().cast(ACCOUNT_SCHEMA)
+    except (KeyError, ValueError, pa.ArrowException, OSError) as error:
+        raise _corrupt(storage, path, error) from error
+
+
+def _corrupt(storage: Storage, path: str, error: Exception) -> DatasetError:
+    cause = " ".join(str(error).split())[:160]
+    return DatasetError(
+        f"{storage.uri_of(path)}: corrupt part ({cause}); delete this file and run the job again: it makes it anew"
+    )

@@ -1,0 +1,180 @@
+"""Freezing a source: from what is listed now to addresses that stay."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from sdp.datasets import index as index_files
+from sdp.datasets.concurrently import ordered_map
+from sdp.datasets.index import Index, files_table
+from sdp.datasets.manifest import Dataset
+from sdp.datasets.output import Output
+from sdp.datasets.units import Extent
+from sdp.errors import DatasetError
+from sdp.storage import SourceFile, StorageOptions, open_source
+
+Progress = Callable[[int, int], None]
+"""Called with (files counted, files listed)."""
+
+_GROUP = 256
+
+
+def freeze_source(
+    output: Output,
+    files: Sequence[SourceFile],
+    columns: Sequence[str],
+    *,
+    limit: int | None = None,
+    options: StorageOptions | None = None,
+    progress: Progress | None = None,
+    publish: bool = True,
+) -> Output:
+    """Give addresses to the rows of Parquet files: `limit` of them in all, or every one.
+
+    What has an address keeps it. Files that have come since are appended; one that has changed is refused. Without
+    `publish` nothing is written: see what it would be, and make it so with `publish_plan`, if at all.
+    """
+    if not files:
+        raise DatasetError("source.uri: no Parquet files there; check the address")
+    index = output.index
+    known = _known(index)
+    _refuse_changed({f.uri: (f.size, f.etag) for f in files}, known)
+    fresh = sorted((f for f in files if f.uri not in known), key=lambda f: f.uri)
+
+    rows, found = index.listed_rows, []
+    for start in range(0, len(fresh), _GROUP):  # in groups, so that a small limit opens few files
+        if limit is not None and rows >= limit:
+            break
+        group = fresh[start : start + _GROUP]
+        for file, count in zip(group, ordered_map(lambda f: _count(f, columns, options), group), strict=True):
+            found.append((file.uri, file.size, file.etag, rows, count, count, 0))
+            rows += count
+            if progress:
+                progress(len(found), len(fresh))
+            if limit is not None and rows >= limit:
+                break
+    if rows == 0:
+        raise DatasetError(f"source.uri: {len(files)} Parquet files, but no row in them; check the address")
+    extent, table = _next_extent(index, rows, limit), files_table(found)
+    if publish:
+        return _append(output, table, extent)
+    if extent is None and not table.num_rows:
+        return output
+    planned = index_files.Version(len(index.versions), table, extent)
+    return output.with_index(Index((*index.versions, planned), index.unit_rows))
+
+
+def publish_plan(output: Output, planned: Output) -> Output:
+    """Write the index versions that `planned` has more than the output."""
+    for version in planned.index.versions[len(output.index.versions) :]:
+        output = _append(output, version.files, version.extent)
+    return output
+
+
+def freeze_upstream(output: Output, upstream: Dataset, *, limit: int | None = None) -> Output:
+    """Take over the addresses of another dataset; what it has got since the last time is appended.
+
+    New addresses become new units. Rows that upstream's retries have rescued become another attempt at their units.
+    """
+    index = output.index
+    parts = upstream.parts
+    table = files_table(
+        (p["path"], p["size"], p["etag"], p["start"], p["stop"] - p["start"], p["written"], p["attempt"])
+        for p in parts.select(["path", "size", "etag", "start", "stop", "written", "attempt"]).to_pylist()
+    ).sort_by([("attempt", "ascending"), ("first_row", "ascending")])
+    known = _known(index)
+    listing = zip(table["path"].to_pylist(), table["size"].to_pylist(), table["etag"].to_pylist(), strict=True)
+    _refuse_changed({path: (size, etag) for path, size, etag in listing}, known)
+    fresh = table.filter(pc.invert(pc.is_in(table["path"], pa.array(list(known), pa.string()))))
+
+    rescued = fresh.filter((pc.field("attempt") > 0) & (pc.field("first_row") < index.rows) & (pc.field("written") > 0))
+    if rescued.num_rows:
+        attempt = 1 + max((v.attempt for v in index.versions), default=0)
+        units = _units_of(index, rescued)
+        output = output.with_index(
+            index_files.append(output.storage, index, files=rescued, extent=None, attempt=attempt, units=units)
+        )
+
+    extent = _next_extent(output.index, upstream.rows, limit)
+    if extent is None:
+        return output
+    base = fresh.filter((pc.field("attempt") == 0) & (pc.field("first_row") < extent.stop))
+    stops = pc.add(table["first_row"], table["rows"])
+    touches = pc.and_(pc.less(table["first_row"], extent.stop), pc.greater(stops, extent.start))
+    retries = table.filter(pc.and_(touches, pc.greater(table["attempt"], 0)))
+    return _append(output, pa.concat_tables([base, retries]), extent)
+
+
+def order_retry(output: Output, dataset: Dataset) -> Output:
+    """Order another attempt at every unit with failures; one that is still under way is continued instead."""
+    retries = [v for v in output.index.versions if v.attempt]
+    if retries:
+        done = output.done()
+        if any((unit, retries[-1].attempt) not in done for unit in retries[-1].units):
+            return output
+    units = dataset.units_with_failures()
+    if not units:
+        return output
+    attempt = 1 + max((v.attempt for v in retries), default=0)
+    files = index_files.FILES_SCHEMA.empty_table()
+    return output.with_index(
+        index_files.append(output.storage, output.index, files=files, extent=None, attempt=attempt, units=units)
+    )
+
+
+def _append(output: Output, files: pa.Table, extent: Extent | None) -> Output:
+    if extent is None and not files.num_rows:
+        return output
+    return output.with_index(index_files.append(output.storage, output.index, files=files, extent=extent))
+
+
+def _next_extent(index: Index, available: int, limit: int | None) -> Extent | None:
+    stop = available if limit is None else min(available, limit)
+    return Extent(index.rows, stop) if stop > index.rows else None
+
+
+def _known(index: Index) -> dict[str, tuple[int, str | None]]:
+    known = {}
+    for version in index.versions:
+        files = version.files
+        for path, size, etag in zip(*(files[name].to_pylist() for name in ("path", "size", "etag")), strict=True):
+            known[path] = (size, etag)
+    return known
+
+
+def _refuse_changed(listed: Mapping[str, tuple[int, str | None]], known: Mapping[str, tuple[int, str | None]]) -> None:
+    for path, (size, etag) in listed.items():
+        was = known.get(path)
+        if was is None or (size == was[0] and (etag == was[1] or None in (etag, was[1]))):
+            continue
+        raise DatasetError(
+            f"source.uri: {path} has changed since its rows got their addresses (it was {was[0]} bytes, etag {was[1]}; "
+            f"it is {size} bytes, etag {etag}); put it back, or begin a new output.uri"
+        )
+
+
+def _units_of(index: Index, files: pa.Table) -> list[int]:
+    """The units, among those ordered so far, that the files' addresses touch."""
+    units: set[int] = set()
+    for first, rows in zip(files["first_row"].to_pylist(), files["rows"].to_pylist(), strict=True):
+        ends = pa.array([first, min(first + rows, index.rows) - 1]).to_numpy()
+        start, last = index.units.of_rows(ends)
+        units.update(range(int(start), int(last) + 1))
+    return sorted(units)
+
+
+def _count(file: SourceFile, columns: Sequence[str], options: StorageOptions | None) -> int:
+    try:
+        footer = pq.read_metadata(open_source(file.uri, options))
+        names = footer.schema.to_arrow_schema().names
+    except (pa.ArrowException, OSError) as error:
+        cause = " ".join(str(error).split())[:120]
+        raise DatasetError(f"{file.uri}: not a Parquet file ({cause}); remove it from source.uri or mend it") from error
+    missing = [column for column in columns if column not in names]
+    if missing:
+        raise DatasetError(
+            f"{file.uri}: no column {', '.join(missing)}; it has {', '.join(names)}; set the source's column names"
+        )
+    return int(footer.num_rows)

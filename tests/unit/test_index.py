@@ -1,0 +1,105 @@
+"""The source index: addresses that never change their meaning."""
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from sdp.datasets import index as index_files
+from sdp.datasets.output import read_output
+from sdp.datasets.source import freeze_source
+from sdp.errors import DatasetError
+from sdp.storage import list_source, open_storage
+from tests.kit import begin_images, write_source
+
+
+def test_an_address_resolves_to_the_row_of_its_file(tmp_path: Path) -> None:
+    index = begin_images(tmp_path).index
+    files, offsets = index.resolve(np.array([0, 24, 25, 41], dtype=np.int64))
+    assert files.tolist() == [0, 0, 1, 1]
+    assert offsets.tolist() == [0, 24, 0, 16]
+    path = index.files["path"][1].as_py()
+    assert pq.read_table(path.removeprefix("file://"))["URL"][16].as_py() == "http://host/41"
+
+
+def test_a_unit_that_crosses_files_is_read_in_pieces(tmp_path: Path) -> None:
+    slices = begin_images(tmp_path).index.slices(20, 30)
+    assert [(s.first_row, s.offset, s.length) for s in slices] == [(20, 20, 5), (25, 0, 5)]
+
+
+def test_an_address_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DatasetError, match="row 42: no such address"):
+        begin_images(tmp_path).index.resolve(np.array([1, 42], dtype=np.int64))
+
+
+def test_files_that_have_come_are_appended_even_if_their_names_sort_first(tmp_path: Path) -> None:
+    before = begin_images(tmp_path).index
+    write_source(tmp_path / "source", [("0-first.parquet", 8)], first=100)
+    after = begin_images(tmp_path).index
+    assert after.files.slice(0, 2) == before.files
+    assert list(after.units)[: len(before.units)] == list(before.units)
+    assert (before.rows, after.rows) == (42, 50)
+
+
+def test_opening_an_unchanged_source_again_changes_nothing(tmp_path: Path) -> None:
+    output = begin_images(tmp_path)
+    begin_images(tmp_path)
+    assert output.storage.names(index_files.FOLDER) == [index_files.version_name(0)]
+
+
+def test_a_limit_that_is_raised_adds_units_and_leaves_the_old_ones(tmp_path: Path) -> None:
+    assert [(u.start, u.stop) for u in begin_images(tmp_path, limit=15).index.units] == [(0, 10), (10, 15)]
+    assert [(u.start, u.stop) for u in begin_images(tmp_path, limit=27).index.units] == [
+        (0, 10), (10, 15), (15, 25), (25, 27),
+    ]  # fmt: skip
+    assert begin_images(tmp_path, limit=5).index.rows == 27
+
+
+def test_a_small_limit_does_not_open_every_file(tmp_path: Path) -> None:
+    write_source(tmp_path / "source", [("a.parquet", 25), ("b.parquet", 5)])
+    output = begin_images(tmp_path, limit=10)
+    assert output.index.files.num_rows == 1
+
+
+def test_a_source_file_that_changed_is_refused_by_name(tmp_path: Path) -> None:
+    begin_images(tmp_path)
+    write_source(tmp_path / "source", [("b.parquet", 3)])
+    with pytest.raises(DatasetError, match=r"b\.parquet has changed since its rows got their addresses"):
+        begin_images(tmp_path)
+
+
+def test_a_missing_column_is_named_with_those_that_are_there(tmp_path: Path) -> None:
+    output = begin_images(tmp_path, limit=1)
+    write_source(tmp_path / "other", [("c.parquet", 3)])
+    with pytest.raises(DatasetError, match=r"no column caption; it has URL, TEXT"):
+        freeze_source(output, list_source(str(tmp_path / "other")), ["URL", "caption"])
+
+
+def test_a_source_without_rows_is_refused(tmp_path: Path) -> None:
+    write_source(tmp_path / "source", [("a.parquet", 0)])
+    with pytest.raises(DatasetError, match="no row in them"):
+        begin_images(tmp_path)
+
+
+def test_a_source_file_that_is_no_parquet_is_named(tmp_path: Path) -> None:
+    write_source(tmp_path / "source", [("a.parquet", 4)])
+    (tmp_path / "source" / "b.parquet").write_bytes(b"not parquet at all")
+    with pytest.raises(DatasetError, match=r"b\.parquet: not a Parquet file"):
+        begin_images(tmp_path)
+
+
+def test_of_two_jobs_that_extend_an_index_one_is_refused(tmp_path: Path) -> None:
+    first = begin_images(tmp_path, limit=10)
+    stale = read_output(first.storage)
+    begin_images(tmp_path, limit=20)
+    with pytest.raises(DatasetError, match="another job has just changed"):
+        freeze_source(stale, list_source(str(tmp_path / "source")), ["URL"], limit=30)
+
+
+def test_a_damaged_index_is_refused(tmp_path: Path) -> None:
+    storage = begin_images(tmp_path).storage
+    path = tmp_path / "images" / index_files.version_name(0)
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(DatasetError, match="corrupt index"):
+        read_output(open_storage(storage.uri))

@@ -1,0 +1,151 @@
+"""What `sdp inspect` and `sdp audit` tell."""
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+
+from sdp.datasets import tombstones
+from sdp.datasets.audit import audit
+from sdp.datasets.inspect import describe, summary, write_account
+from sdp.datasets.ledger import Ledger
+from sdp.datasets.tombstones import Takedown, parse_list
+from sdp.errors import DatasetError, UserError
+from sdp.storage import open_storage
+from tests.kit import begin_images, make_images, make_latents, write_images_part, write_source
+
+
+def test_a_complete_dataset_is_described(tmp_path: Path) -> None:
+    make_images(tmp_path)
+    latents = make_latents(tmp_path)
+    described = describe(latents.storage)
+    assert described.complete
+    assert described.counts.input == 33
+    assert described.lineage[0] == open_storage(str(tmp_path / "images")).uri
+    assert described.samples[0]["row"] == 0
+    assert described.to_json()["counts"]["input"] == 33
+    text = summary(described)
+    assert "latents, complete: 42 addresses in 3 of 3 parts" in text
+
+
+def test_what_is_missing_is_said(tmp_path: Path) -> None:
+    output = begin_images(tmp_path)
+    for work in output.pending()[:3]:
+        write_images_part(output.storage, work)
+    described = describe(output.storage)
+    assert not described.complete
+    assert [m["unit"] for m in described.missing] == [3, 4]
+    assert "2 parts are missing" in summary(described)
+
+
+@pytest.mark.parametrize("verify", [False, True])
+def test_a_truncated_part_is_named_not_skipped(tmp_path: Path, verify: bool) -> None:
+    dataset = make_images(tmp_path)
+    file = tmp_path / "images/parts/000000001.parquet"
+    file.write_bytes(file.read_bytes()[:-40])
+    described = describe(dataset.storage, verify=verify)
+    assert not described.complete
+    assert any("000000001.parquet: corrupt part" in problem for problem in described.problems)
+    assert "000000001.parquet" in summary(described)
+
+
+def test_a_flipped_bit_is_found_when_every_byte_is_verified(tmp_path: Path) -> None:
+    dataset = make_images(tmp_path)
+    file = tmp_path / "images/parts/000000001.parquet"
+    data = bytearray(file.read_bytes())
+    data[data.index(b"image 12") + 2] ^= 4
+    file.write_bytes(data)
+    assert describe(dataset.storage).complete
+    described = describe(dataset.storage, verify=True)
+    assert len(described.problems) == 1
+    assert "000000001.parquet: corrupt part" in described.problems[0]
+
+
+def test_a_part_that_is_gone_is_named(tmp_path: Path) -> None:
+    dataset = make_images(tmp_path)
+    (tmp_path / "images/parts/000000004.parquet").unlink()
+    assert "000000004.parquet: gone" in describe(dataset.storage).problems[0]
+
+
+def test_the_account_is_written_with_one_outcome_an_address(tmp_path: Path) -> None:
+    dataset = make_images(tmp_path)
+    file = tmp_path / "account.parquet"
+    assert write_account(dataset.storage, file) == 42
+    account = pq.read_table(file)
+    assert account["row"].to_pylist() == list(range(42))
+    assert account.filter(pc.field("row") == 3).to_pylist() == [
+        {"row": 3, "outcome": "failed", "reason": "http_status", "detail": "404", "attempts": 1}
+    ]
+
+
+def test_plain_parquet_files_are_described_too(tmp_path: Path) -> None:
+    write_source(tmp_path, [("a.parquet", 5), ("b.parquet", 7)])
+    described = describe(open_storage(str(tmp_path)))
+    assert (described.kind, described.rows, described.parts) == ("parquet", 12, 2)
+    (tmp_path / "c.parquet").write_bytes(b"PAR1nonsense")
+    assert "c.parquet: not a whole Parquet file" in describe(open_storage(str(tmp_path))).problems[0]
+
+
+def test_an_address_without_anything_says_so(tmp_path: Path) -> None:
+    with pytest.raises(DatasetError, match="neither a dataset of sdp"):
+        describe(open_storage(str(tmp_path)))
+
+
+def test_an_image_is_traced_through_datasets_and_checkpoints(tmp_path: Path) -> None:
+    images, latents = make_images(tmp_path), make_latents(tmp_path)
+    run = open_storage(str(tmp_path / "run"))
+    run.publish("_run.json", b'{"kind": "run", "datasets": ["%s"]}' % latents.storage.uri.encode())
+    for step, rows in ((10, [0, 1]), (20, [0, 1, 2])):
+        ledger = Ledger()
+        ledger.add(0, np.array(rows, dtype=np.int64))
+        run.publish(f"checkpoints/step-{step:09d}/ledger.roaring", ledger.to_bytes())
+    (trace,) = audit([run.uri], row=2)
+    assert [(d["kind"], d["outcome"]) for d in trace.datasets] == [("latents", "written"), ("images", "written")]
+    assert trace.checkpoints == [{"run": run.uri, "checkpoint": "step-000000020", "epochs": [0]}]
+    (trace,) = audit([run.uri], row=3)
+    assert [(d["kind"], d["outcome"], d["reason"]) for d in trace.datasets] == [("images", "failed", "http_status")]
+    assert (trace.checkpoints, trace.checkpoints_searched) == ([], 2)
+    (trace,) = audit([latents.storage.uri], value=Takedown("url", "http://host/12"))
+    assert trace.row == 12
+    (trace,) = audit([images.storage.uri], value=Takedown("sha256", f"{13:064x}"))
+    assert trace.row == 13
+    with pytest.raises(DatasetError, match="no image with url http://host/99"):
+        audit([latents.storage.uri], value=Takedown("url", "http://host/99"))
+
+
+def test_a_takedown_is_honoured_by_every_dataset_downstream(tmp_path: Path) -> None:
+    images, latents = make_images(tmp_path), make_latents(tmp_path)
+    wanted = parse_list(
+        f"# a comment\nurl http://host/12\nrow 4\n\nsha256 {13:064X}\nurl http://host/unknown\n", "list.txt"
+    )
+    added, unmatched = tombstones.add(images.storage, wanted)
+    assert sorted(r for r in added["row"].to_pylist() if r is not None) == [4, 12, 13]
+    assert unmatched == [Takedown("url", "http://host/unknown")]
+    held = tombstones.load(latents.storage)
+    assert held.mask([3, 4, 12, 13]) == [False, True, True, True]
+    assert "http://host/unknown" in held.urls
+    assert audit([latents.storage.uri], row=12)[0].taken_down
+    assert describe(latents.storage).tombstones > 0
+
+
+def test_a_takedown_added_twice_is_kept_once(tmp_path: Path) -> None:
+    images = make_images(tmp_path)
+    tombstones.add(images.storage, [Takedown("row", "4")])
+    added, _ = tombstones.add(images.storage, [Takedown("row", "4"), Takedown("row", "5")])
+    assert added["value"].to_pylist() == ["5"]
+    assert images.storage.names("_tombstones/") == ["_tombstones/000000.parquet", "_tombstones/000001.parquet"]
+
+
+def test_a_takedown_by_url_of_latents_says_where_to_add_it(tmp_path: Path) -> None:
+    make_images(tmp_path)
+    latents = make_latents(tmp_path)
+    with pytest.raises(DatasetError, match="images dataset that it was made from"):
+        tombstones.add(latents.storage, [Takedown("url", "http://host/1")])
+
+
+@pytest.mark.parametrize("line", ["row -1", "row x", "url ftp://x/y", "sha256 abcd", "image 3", "row"])
+def test_a_bad_line_of_a_takedown_list_is_named(line: str) -> None:
+    with pytest.raises(UserError, match=r"list\.txt:2: expected"):
+        parse_list(f"row 1\n{line}\n", "list.txt")

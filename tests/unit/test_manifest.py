@@ -1,0 +1,258 @@
+"""Outputs and manifests: complete or not, and counts that add up."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from sdp.datasets import manifest as manifests
+from sdp.datasets.manifest import finish, open_dataset
+from sdp.datasets.outcomes import FAILED, WRITTEN, Outcome, account_table
+from sdp.datasets.output import HEAD, Head, open_output, peek_output, read_output
+from sdp.datasets.parts import failed_rows, read_account, resolve, write_part
+from sdp.datasets.source import order_retry
+from sdp.errors import DatasetError
+from sdp.storage import open_storage
+from tests.kit import (
+    LAYOUT,
+    accounted,
+    begin_images,
+    begin_latents,
+    image_rows,
+    make_images,
+    make_latents,
+    write_images_part,
+    write_latents_part,
+    write_source,
+)
+
+
+def test_a_dataset_is_complete_when_its_manifest_is_there(tmp_path: Path) -> None:
+    output = begin_images(tmp_path)
+    with pytest.raises(DatasetError, match=r"incomplete.*sdp inspect"):
+        open_dataset(output.storage)
+    for work in output.pending():
+        write_images_part(output.storage, work)
+    dataset = finish(output, config={"limit": None}, models={"vae": "abc"}, input={"uri": "src"})
+    again = open_dataset(output.storage, "images")
+    assert again.manifest == dataset.manifest
+    assert again.manifest.counts.to_json() == {
+        "input": 42, "written": 33, "filtered": 3, "failed": 6, "reasons": {"http_status": 6, "min_size": 3},
+    }  # fmt: skip
+    assert sorted(accounted(again)) == list(range(42))
+
+
+def test_one_listing_tells_what_is_left(tmp_path: Path) -> None:
+    output = begin_images(tmp_path)
+    for work in output.pending()[1:3]:
+        write_images_part(output.storage, work)
+    assert [w.unit.number for w in read_output(output.storage).pending()] == [0, 3, 4]
+
+
+def test_an_output_with_parts_missing_cannot_be_finished(tmp_path: Path) -> None:
+    output = begin_images(tmp_path)
+    write_images_part(output.storage, output.pending()[0])
+    with pytest.raises(DatasetError, match=r"4 parts are missing, first parts/000000001\.parquet"):
+        finish(output)
+
+
+def test_a_part_that_was_deleted_is_made_again_and_the_manifest_stays_true(tmp_path: Path) -> None:
+    dataset = make_images(tmp_path)
+    dataset.storage.delete(dataset.parts["path"][2].as_py())
+    output = begin_images(tmp_path)
+    (work,) = output.pending()
+    write_images_part(output.storage, work)
+    assert finish(output, input=dataset.manifest.input).manifest.counts == dataset.manifest.counts
+
+
+def test_finishing_twice_keeps_the_manifest(tmp_path: Path) -> None:
+    first = make_images(tmp_path)
+    second = make_images(tmp_path)
+    assert (second.digest, second.manifest.version) == (first.digest, 1)
+
+
+def test_a_job_killed_between_the_two_manifest_writes_is_finished_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = begin_images(tmp_path)
+    for work in output.pending():
+        write_images_part(output.storage, work)
+    publish = type(output.storage).publish
+
+    def die(self: object, path: str, data: bytes) -> object:
+        if path == manifests.MANIFEST:
+            raise KeyboardInterrupt
+        return publish(self, path, data)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patched:
+        patched.setattr(type(output.storage), "publish", die)
+        with pytest.raises(KeyboardInterrupt):
+            finish(output)
+    assert not output.storage.exists(manifests.MANIFEST)
+    assert finish(begin_images(tmp_path)).manifest.version == 1
+    assert open_dataset(output.storage).manifest.counts.input == 42
+
+
+def test_an_output_of_another_configuration_is_refused_by_its_keys(tmp_path: Path) -> None:
+    make_images(tmp_path)
+    storage = open_storage(str(tmp_path / "images"))
+    for open_it in (open_output, peek_output):
+        with pytest.raises(DatasetError, match=r"image\.size was 256 there and is 512 now.*choose another output\.uri"):
+            open_it(storage, Head("images", 10, False, {"image.size": 512}))
+        with pytest.raises(DatasetError, match="unit_rows was 10 there and is 20 now"):
+            open_it(storage, Head("images", 20, False, {"image.size": 256}))
+        with pytest.raises(DatasetError, match="holds a dataset of images, not of latents"):
+            open_it(storage, Head("latents", 10, True, {}))
+
+
+def test_a_look_before_the_start_writes_nothing(tmp_path: Path) -> None:
+    storage = open_storage(str(tmp_path / "new"))
+    assert peek_output(storage, Head("images", 10, False, {})).pending() == []
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_folder_with_strange_parts_is_not_written_into(tmp_path: Path) -> None:
+    dataset = make_images(tmp_path)
+    dataset.storage.delete(HEAD)
+    with pytest.raises(DatasetError, match=r"has parts but no _dataset\.json"):
+        open_output(dataset.storage, Head("images", 10, False, {"image.size": 256}))
+
+
+def test_a_manifest_records_what_the_dataset_was_made_from(tmp_path: Path) -> None:
+    images = make_images(tmp_path)
+    latents = make_latents(tmp_path)
+    assert latents.manifest.input == {
+        "uri": images.storage.uri, "manifest_digest": images.digest, "version": 1,
+    }  # fmt: skip
+    assert latents.manifest.counts.input == images.manifest.counts.written
+
+
+def test_addresses_travel_to_the_next_stage(tmp_path: Path) -> None:
+    images, latents = make_images(tmp_path), make_latents(tmp_path)
+    written = [
+        r for p in images.parts["path"].to_pylist()
+        for r, o in zip(*read_account(images.storage, p).select(["row", "outcome"]).to_pydict().values(), strict=True)
+        if o == WRITTEN
+    ]  # fmt: skip
+    assert sorted(accounted(latents)) == sorted(written)
+
+
+def test_what_upstream_has_appended_is_all_that_a_second_run_does(tmp_path: Path) -> None:
+    make_images(tmp_path)
+    first = make_latents(tmp_path)
+    write_source(tmp_path / "source", [("c.parquet", 11)], first=42)
+    images = make_images(tmp_path)
+    assert images.manifest.version == 2
+    output = begin_latents(tmp_path)
+    assert [(w.unit.start, w.unit.stop) for w in output.pending()] == [(42, 53)]
+    second = make_latents(tmp_path)
+    assert second.manifest.counts.input == images.manifest.counts.written
+    assert second.parts.slice(0, first.parts.num_rows) == first.parts
+
+
+def retry(root: Path, succeed: bool = True) -> None:
+    """Another attempt at the failed images."""
+    output = order_retry(begin_images(root), open_dataset(open_storage(str(root / "images"))))
+    for work in output.pending():
+        unit = work.unit
+        earlier = [w for w in output.index.works() if w.unit == unit and w.attempt < work.attempt]
+        account = resolve([read_account(output.storage, w.name) for w in earlier])
+        rows = failed_rows(account).tolist()
+        outcomes = [Outcome(r, WRITTEN) if succeed else Outcome(r, FAILED, "timeout") for r in rows]
+        reasons = [x for x in account["reason"].to_pylist() if x == "http_status" or (x == "timeout")]
+        retried = {reason: reasons.count(reason) for reason in set(reasons)}
+        table = image_rows(rows if succeed else [])
+        write_part(output.storage, "images", work, table, account_table(outcomes), layout=LAYOUT, retried=retried)
+    finish(output)
+
+
+def test_a_retry_supersedes_failures_and_each_address_still_has_one_outcome(tmp_path: Path) -> None:
+    make_images(tmp_path)
+    retry(tmp_path)
+    counts = open_dataset(open_storage(str(tmp_path / "images"))).manifest.counts
+    assert counts.to_json() == {"input": 42, "written": 39, "filtered": 3, "failed": 0, "reasons": {"min_size": 3}}
+
+
+def test_a_retry_that_fails_again_counts_once_and_can_be_tried_again(tmp_path: Path) -> None:
+    make_images(tmp_path)
+    retry(tmp_path, succeed=False)
+    dataset = open_dataset(open_storage(str(tmp_path / "images")))
+    assert dataset.manifest.counts.to_json()["reasons"] == {"min_size": 3, "timeout": 6}
+    retry(tmp_path)
+    assert open_dataset(dataset.storage).manifest.counts.failed == 0
+    assert sum(name.endswith(".a002.parquet") for name in dataset.storage.names("parts/")) > 0
+
+
+def test_a_retry_that_was_cut_short_is_continued(tmp_path: Path) -> None:
+    dataset = make_images(tmp_path)
+    ordered = order_retry(begin_images(tmp_path), dataset)
+    again = order_retry(begin_images(tmp_path), dataset)
+    assert again.pending() == ordered.pending()
+    assert len(again.index.versions) == 2
+
+
+def test_rows_that_upstream_rescued_become_another_attempt_downstream(tmp_path: Path) -> None:
+    make_images(tmp_path)
+    make_latents(tmp_path)
+    retry(tmp_path)
+    output = begin_latents(tmp_path)
+    works = output.pending()
+    assert {w.attempt for w in works} == {1}
+    for work in works:
+        write_latents_part(tmp_path, output, work)
+    latents = finish(output)
+    images = open_dataset(open_storage(str(tmp_path / "images")))
+    assert latents.manifest.counts.input == images.manifest.counts.written == 39
+    assert len(accounted(latents)) == len(set(accounted(latents))) == 39
+
+
+@pytest.mark.parametrize("limit", [5, 10, 13, 20, 33])
+def test_a_limit_raised_after_a_retry_upstream_loses_nothing_and_doubles_nothing(tmp_path: Path, limit: int) -> None:
+    make_images(tmp_path)
+    make_latents(tmp_path, limit=limit)
+    retry(tmp_path)
+    make_latents(tmp_path, limit=limit)
+    latents = make_latents(tmp_path)
+    filtered = {r for r in range(42) if r % 7 != 3 and r % 11 == 5}
+    assert sorted(accounted(latents)) == sorted(set(range(42)) - filtered)
+
+
+def test_a_part_that_nobody_ordered_is_found(tmp_path: Path) -> None:
+    dataset = make_images(tmp_path)
+    (tmp_path / "images/parts/000000000.parquet").rename(tmp_path / "images/parts/000000099.parquet")
+    output = begin_images(tmp_path)
+    write_images_part(output.storage, output.pending()[0])
+    with pytest.raises(DatasetError, match=r"000000099\.parquet"):
+        finish(output)
+    del dataset
+
+
+def test_an_account_that_lost_a_row_is_not_called_complete(tmp_path: Path) -> None:
+    output = begin_images(tmp_path)
+    for work in output.pending():
+        rows = range(work.unit.start, work.unit.stop - (work.unit.number == 2))
+        account = account_table([Outcome(row, WRITTEN) for row in rows])
+        write_part(output.storage, "images", work, image_rows(rows), account, layout=LAYOUT)
+    with pytest.raises(DatasetError, match="42 addresses were put up, 41 have an outcome"):
+        finish(output)
+
+
+def test_a_manifest_whose_counts_do_not_add_up_is_refused(tmp_path: Path) -> None:
+    dataset = make_images(tmp_path)
+    file = tmp_path / "images" / manifests.MANIFEST
+    data = json.loads(file.read_text())
+    data["counts"]["written"] += 1
+    file.write_text(json.dumps(data))
+    with pytest.raises(DatasetError, match="counts do not add up"):
+        open_dataset(dataset.storage)
+
+
+def test_a_kind_that_was_not_asked_for_is_refused(tmp_path: Path) -> None:
+    dataset = make_images(tmp_path)
+    with pytest.raises(DatasetError, match="a dataset of images, where latents are needed"):
+        open_dataset(dataset.storage, "latents")
+
+
+def test_a_folder_that_is_no_dataset_says_so(tmp_path: Path) -> None:
+    with pytest.raises(DatasetError, match="no dataset of sdp there"):
+        open_dataset(open_storage(str(tmp_path)))
