@@ -1,0 +1,389 @@
+"""The commands. No work is done here, and nothing heavy is imported before a command runs.
+
+argparse rather than a nicer library: importing one of those takes a third of a second on a busy machine, which is all
+that `sdp --help`, a mistyped option or a mistyped configuration may take.
+
+To add a command, write a function that takes the parsed arguments, and a line in COMMANDS.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from sdp.errors import SdpError, UserError
+
+JOBS = ("download", "process", "train", "generate")
+
+PIPELINE = "The pipeline, in its order"
+LOOK = "Look before and after"
+
+Arguments = argparse.Namespace
+Parser = argparse.ArgumentParser
+
+
+class UsageError(UserError):
+    """A command line that cannot be meant."""
+
+
+class _HelpPrinted(Exception):
+    """--help was asked for, and is on the screen."""
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """What a person types after `sdp`, and what happens then."""
+
+    name: str
+    group: str
+    summary: str
+    """One sentence, shown by `sdp --help`."""
+    arguments: Callable[[Parser], None]
+    run: Callable[[Arguments], int | None]
+    example: str = ""
+    """What a newcomer would type, without `sdp`."""
+
+
+# --- looking ---------------------------------------------------------------------------------------------------------
+
+
+def _config_show(given: Arguments) -> None:
+    from sdp.config import draft, dump_yaml
+
+    resolved = draft(given.job, given.config, given.set)
+    sys.stdout.write(dump_yaml(resolved.config, missing=resolved.missing))
+    if resolved.missing:
+        _say(f"still to be set: {', '.join(sorted(resolved.missing))}")
+
+
+def _config_show_arguments(parser: Parser) -> None:
+    _job_argument(parser)
+    _settings(parser)
+
+
+def _config_schema(given: Arguments) -> None:
+    import json
+
+    from sdp.config import json_schema
+
+    print(json.dumps(json_schema(given.job), indent=2))
+
+
+def _job_argument(parser: Parser) -> None:
+    parser.add_argument("job", metavar="JOB", choices=JOBS, help=", ".join(JOBS))
+
+
+def _inspect_arguments(parser: Parser) -> None:
+    parser.add_argument("uri", metavar="URI", help="a dataset, or a folder of Parquet files")
+    parser.add_argument("--json", action="store_true", help="for programs")
+    parser.add_argument("--account", metavar="FILE", help="write each row's outcome to this Parquet file")
+    parser.add_argument("--verify", action="store_true", help="read every byte of every part")
+
+
+def _inspect(given: Arguments) -> int:
+    import json
+    from pathlib import Path
+
+    if given.account and not Path(given.account).absolute().parent.is_dir():
+        raise UsageError(f"inspect: --account: expected a file in a folder that exists, got {given.account!r}")
+    from sdp.datasets.inspect import describe, summary, write_account
+    from sdp.storage import open_storage
+
+    storage = open_storage(given.uri)
+    description = describe(storage, verify=given.verify)
+    if given.account:
+        rows = write_account(storage, Path(given.account))
+        _say(f"wrote the account of {rows:,} rows to {given.account}")
+    print(json.dumps(description.to_json(), indent=2, default=str) if given.json else summary(description))
+    return 1 if description.problems else 0
+
+
+def _audit_arguments(parser: Parser) -> None:
+    parser.add_argument("uris", metavar="URI", nargs="+", help="datasets and training runs to search")
+    image = parser.add_mutually_exclusive_group(required=True)
+    image.add_argument("--row", metavar="N", type=int, help="the image at this address")
+    image.add_argument("--url", metavar="URL", help="the image that came from this URL")
+    image.add_argument("--sha256", metavar="HASH", help="the image with this content")
+    image.add_argument(
+        "--takedown", metavar="FILE", help="leave out, from now on, what this list names: `row N`, `url U`, `sha256 H`"
+    )
+    parser.add_argument("--json", action="store_true", help="for programs")
+
+
+def _audit(given: Arguments) -> None:
+    if given.takedown:
+        _take_down(given)
+        return
+    import json
+    from dataclasses import asdict
+
+    from sdp.datasets.audit import audit, summary
+    from sdp.datasets.tombstones import Takedown
+
+    value = Takedown("url", given.url) if given.url else Takedown("sha256", given.sha256) if given.sha256 else None
+    traces = audit(given.uris, row=given.row, value=value)
+    if given.json:
+        print(json.dumps([asdict(trace) for trace in traces], indent=2, default=str))
+        return
+    print("\n".join(map(summary, traces)))
+
+
+def _take_down(given: Arguments) -> None:
+    from pathlib import Path
+
+    from sdp.datasets import tombstones
+    from sdp.storage import open_storage
+
+    if len(given.uris) != 1:
+        raise UsageError(f"audit: --takedown: expected one dataset to keep the list beside, got {len(given.uris)}")
+    try:
+        text = Path(given.takedown).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"audit: --takedown: {given.takedown}: cannot be read ({error}); give a text file") from error
+    added, unmatched = tombstones.add(open_storage(given.uris[0]), tombstones.parse_list(text, given.takedown))
+    rows = len(set(added["row"].drop_null().to_pylist()))
+    _say(f"{added.num_rows} new takedowns, {rows} addresses: every stage and epoch from now on leaves them out")
+    for takedown in unmatched:
+        _say(f"not in this dataset, and refused if it comes: {takedown.kind} {takedown.value}")
+
+
+# --- jobs ------------------------------------------------------------------------------------------------------------
+
+
+def _settings(parser: Parser) -> None:
+    parser.add_argument("--config", metavar="FILE", help="the job's YAML; without one, the defaults")
+    parser.add_argument(
+        "--set",
+        metavar="KEY=VALUE",
+        action="append",
+        default=[],
+        help="set one key of the configuration by its dotted path; may be given again",
+    )
+
+
+def _job_command(name: str, summary: str, **flags: str) -> Command:
+    """The command that runs a job: sdp.NAME.job.run(config, dry_run=…, and each of `flags` by its name).
+
+    `flags` are the job's own switches with what they do: only_failed="fetch again what failed".
+    """
+
+    def arguments(parser: Parser) -> None:
+        _settings(parser)
+        parser.add_argument("--dry-run", action="store_true", help="say what would be done, and do nothing")
+        for flag, what in flags.items():
+            parser.add_argument(f"--{flag.replace('_', '-')}", action="store_true", help=what)
+
+    def run(given: Arguments) -> None:
+        from importlib import import_module
+
+        from sdp.config import load
+
+        config = load(name, given.config, given.set)
+        try:
+            job = import_module(f"sdp.{name}.job")
+        except ModuleNotFoundError as error:
+            missing = (error.name or "").partition(".")[0]
+            if missing == "sdp":
+                raise
+            raise UserError(
+                f"sdp {name}: expected an installation for workers, got one without {missing}; "
+                "pip install 'sdp[worker]', or submit the job to a cluster"
+            ) from error
+        job.run(config, dry_run=given.dry_run, **{flag: getattr(given, flag) for flag in flags})
+
+    return Command(name, PIPELINE, summary, arguments, run, f"{name} --config {name}.yaml --set limit=1000")
+
+
+# --- the list --------------------------------------------------------------------------------------------------------
+
+COMMANDS: tuple[Command, ...] = (
+    _job_command(
+        "download",
+        "Fetch the images of a metadata table, check them and write them as a dataset.",
+        only_failed="fetch again what failed",
+    ),
+    _job_command(
+        "process",
+        "Encode the images and captions of a dataset to latents and tokens.",
+        only_failed="encode again what failed",
+    ),
+    _job_command("train", "Train the U-Net from latents or images, and continue from its last checkpoint."),
+    _job_command("generate", "Draw pictures for prompts with a trained checkpoint or a model."),
+    Command(
+        "config show",
+        LOOK,
+        "Print a job's whole configuration as YAML, with what each key is for.",
+        _config_show_arguments,
+        _config_show,
+        "config show download > download.yaml",
+    ),
+    Command(
+        "config schema",
+        LOOK,
+        "Print the JSON schema of a job's configuration, for editors and charts.",
+        _job_argument,
+        _config_schema,
+        "config schema train",
+    ),
+    Command(
+        "inspect",
+        LOOK,
+        "Describe a dataset: rows, outcomes, failures by reason, lineage, and what is missing.",
+        _inspect_arguments,
+        _inspect,
+        "inspect s3://bucket/images",
+    ),
+    Command(
+        "audit",
+        LOOK,
+        "Tell what became of one image and which checkpoints were trained on it, or take images down.",
+        _audit_arguments,
+        _audit,
+        "audit s3://bucket/images s3://bucket/run --url https://example.org/cat.jpg",
+    ),
+)
+
+
+# --- running ---------------------------------------------------------------------------------------------------------
+
+
+def main(argv: Sequence[str] | None = None, commands: Sequence[Command] | None = None) -> int:
+    """Run one command line and return its exit code: 0, 1 (trying again may help) or 2 (it will not)."""
+    try:
+        code = _dispatch(sys.argv[1:] if argv is None else argv, COMMANDS if commands is None else commands)
+        sys.stdout.flush()
+    except SdpError as error:
+        for line in str(error).splitlines() or [type(error).__name__]:
+            _say(line)
+        return error.exit_code
+    except BrokenPipeError:
+        # Whoever read our output has seen enough. Python would complain once more while it exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        _say("interrupted")
+        return 130
+    return code
+
+
+def _say(line: str) -> None:
+    print(f"sdp: {line}", file=sys.stderr)
+
+
+def _dispatch(argv: Sequence[str], commands: Sequence[Command]) -> int:
+    words = list(argv)
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(_help(commands), file=sys.stdout if words else sys.stderr)
+        return 0 if words else UsageError.exit_code
+    if words[0] == "--version":
+        from sdp import __version__
+
+        print(f"sdp {__version__}")
+        return 0
+    command, rest = _find(words, commands)
+    if command is None:
+        print(_group_help(words[0], commands))
+        return 0
+    parser = _Parser(command)
+    command.arguments(parser)
+    try:
+        arguments, unknown = parser.parse_known_args(rest)
+    except _HelpPrinted:
+        return 0
+    if unknown:
+        raise UsageError(_unknown_argument(unknown[0], parser, command))
+    return command.run(arguments) or 0
+
+
+def _find(words: list[str], commands: Sequence[Command]) -> tuple[Command | None, list[str]]:
+    """The command that a line begins with, and the rest of the line; no command where a group's help is asked for."""
+    for command in commands:
+        name = command.name.split()
+        if words[: len(name)] == name:
+            return command, words[len(name) :]
+    first = words[0]
+    seconds = [command.name.split()[1] for command in commands if command.name.startswith(f"{first} ")]
+    if seconds:
+        if len(words) > 1 and words[1] in ("-h", "--help"):
+            return None, []
+        got = repr(words[1]) if len(words) > 1 else "nothing"
+        near = _nearest(words[1] if len(words) > 1 else "", seconds, f"sdp {first}", f"sdp {first} ")
+        raise UsageError(f"{first}: expected {' or '.join(seconds)}, got {got}; {near}")
+    names = list(dict.fromkeys(command.name.split()[0] for command in commands))
+    what = "option" if first.startswith("-") else "command"
+    near = _nearest(first, ["--help", "--version"] if what == "option" else names, "sdp", "sdp ")
+    raise UsageError(f"expected a command, got the unknown {what} {first!r}; {near}")
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse with our errors: one line, the nearest thing that exists, and no usage dump."""
+
+    def __init__(self, command: Command) -> None:
+        self._command = command
+        super().__init__(
+            prog=f"sdp {command.name}",
+            description=command.summary,
+            epilog=f"example: sdp {command.example}" if command.example else None,
+            allow_abbrev=False,
+        )
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{self._command.name}: {message}; see {self.prog} --help")
+
+    def exit(self, status: int = 0, message: str | None = None) -> NoReturn:  # noqa: ARG002 - argparse's signature
+        raise _HelpPrinted
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            choices = [str(choice) for choice in action.choices]
+            *most, last = choices
+            words = f"{', '.join(most)} or {last}"
+            name = action.metavar or action.dest
+            near = _nearest(str(value), choices, self.prog)
+            raise UsageError(f"{self._command.name}: {name}: expected {words}, got {value!r}; {near}")
+
+
+def _unknown_argument(unknown: str, parser: _Parser, command: Command) -> str:
+    options = [option for action in parser._actions for option in action.option_strings if option[:2] == "--"]
+    if unknown.startswith("-"):
+        near = _nearest(unknown.partition("=")[0], options, parser.prog)
+        return f"{command.name}: expected an option it has, got {unknown!r}; {near}"
+    known = "=" in unknown and "--set" in options
+    hint = f"did you mean --set {unknown}?" if known else f"see {parser.prog} --help"
+    return f"{command.name}: expected no further argument, got {unknown!r}; {hint}"
+
+
+def _nearest(word: str, known: Sequence[str], program: str, prefix: str = "") -> str:
+    import difflib
+
+    near = difflib.get_close_matches(word, known, 1, 0.6)
+    return f"did you mean {prefix}{near[0]}?" if near else f"see {program} --help"
+
+
+# --- help ------------------------------------------------------------------------------------------------------------
+
+
+def _help(commands: Sequence[Command]) -> str:
+    width = max(len(command.name) for command in commands) + 2
+    lines = ["sdp: pre-train Stable Diffusion on Ray and Kubernetes", "", "usage: sdp COMMAND [options]"]
+    for group in dict.fromkeys(command.group for command in commands):
+        lines += ["", f"{group}:"]
+        lines += [f"  {command.name:{width}}{command.summary}" for command in commands if command.group == group]
+    lines += ["", "Examples:"]
+    lines += [f"  sdp {command.example}" for command in commands if command.example]
+    lines += ["", "sdp COMMAND --help says more about a command; sdp --version prints the version."]
+    return "\n".join(lines)
+
+
+def _group_help(first: str, commands: Sequence[Command]) -> str:
+    inner = [command for command in commands if command.name.startswith(f"{first} ")]
+    width = max(len(command.name) for command in inner) + 2
+    return "\n".join(
+        [f"usage: sdp {first} COMMAND [options]", "", *(f"  {each.name:{width}}{each.summary}" for each in inner)]
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

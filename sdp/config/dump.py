@@ -1,0 +1,109 @@
+"""A configuration as YAML that a person reads, and that loads back to the same configuration."""
+
+import json
+import textwrap
+from collections.abc import Iterator
+from typing import Any
+
+from sdp.config.base import Key, Section, fields, section_of
+from sdp.config.phrases import expected
+from sdp.config.scalars import parse_scalar
+
+_WIDTH = 100
+_PLAIN_START = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ/._")
+_PLAIN = _PLAIN_START | frozenset("0123456789:@+-=~")
+# What a reader of the value beside it sees anyway.
+_EVIDENT = frozenset(
+    {"text", "some text", "a URI", "true or false", "a number above 0", "a number of 0 or more"}
+    | {"a whole number", "a whole number of 0 or more", "a whole number of 1 or more"}
+)
+# Text that YAML 1.1, which other tools read, takes for a truth value.
+_WORDS = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false", "null", "~", ""})
+
+
+def dump_yaml(config: Section, *, comments: bool = True, missing: frozenset[str] = frozenset()) -> str:
+    """The resolved YAML. Keys in `missing` stay open, with a comment that says they must be set."""
+    blocks = "".join(_blocks(config, "", comments, missing))
+    return blocks.removeprefix("\n")
+
+
+def comment(key: Key) -> str:
+    """What a key is for and what it takes."""
+    wants = expected(key.field)
+    plain = wants.removesuffix(" or null").removesuffix(",") in _EVIDENT
+    return key.what if plain else f"{key.what} [{wants}]"
+
+
+def scalar(value: Any) -> str:
+    """One value as YAML, on one line."""
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "true" if value else "false"
+        case float():
+            text = repr(value)
+            mantissa, e, exponent = text.partition("e")
+            return f"{mantissa}.0e{exponent}" if e and "." not in mantissa else text  # YAML 1.1 wants the point
+        case str():
+            return _text(value)
+        case dict():
+            return "{" + ", ".join(f"{name}: {scalar(inner)}" for name, inner in value.items()) + "}"
+        case list() | tuple():
+            return "[" + ", ".join(map(_item, value)) + "]"
+    return str(value)
+
+
+def _item(value: Any) -> str:
+    # Inside brackets a plain scalar may not hold what ends it; quoting all text there is simplest.
+    return json.dumps(value) if isinstance(value, str) and value.isascii() and value.isprintable() else scalar(value)
+
+
+def _text(value: str) -> str:
+    plain = (
+        value[:1] in _PLAIN_START
+        and set(value) <= _PLAIN
+        and not value.endswith(":")
+        and value.lower() not in _WORDS
+        and isinstance(parse_scalar(value), str)
+    )
+    if plain:
+        return value
+    if value.isascii() and value.isprintable():
+        return json.dumps(value)
+    import yaml
+
+    quoted = yaml.safe_dump(value, default_style='"', allow_unicode=True, width=10**9)
+    return quoted.rstrip("\n")
+
+
+def _blocks(config: Section, path: str, comments: bool, missing: frozenset[str]) -> Iterator[str]:
+    indent = "  " * (path.count(".") if path else 0)
+    values = config.model_dump(mode="json")
+    for name, field in fields(type(config)):
+        inner = getattr(config, name)
+        if section_of(field):
+            heading = _comment(field.description or "", indent) if comments else ""
+            gap = "\n" if comments and not path else ""
+            yield f"{gap}{heading}{indent}{name}:\n"
+            yield from _blocks(inner, f"{path}{name}.", comments, missing)
+            continue
+        key = Key(path + name, field)
+        if comments:
+            yield ("\n" if not path else "") + _comment(comment(key), indent)
+        if key.path in missing:
+            yield f"{indent}{name}:  # REQUIRED, for example {scalar(key.example)}\n"
+        else:
+            yield f"{indent}{name}: {_value(values[name], indent)}\n"
+
+
+def _value(value: Any, indent: str) -> str:
+    line = scalar(value)
+    if isinstance(value, list) and len(line) > _WIDTH - len(indent):
+        return "".join(f"\n{indent}  - {scalar(item)}" for item in value)
+    return line
+
+
+def _comment(text: str, indent: str) -> str:
+    lines = textwrap.wrap(text, _WIDTH - len(indent) - 2, break_long_words=False, break_on_hyphens=False)
+    return "".join(f"{indent}# {line}\n" for line in lines)

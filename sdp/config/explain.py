@@ -1,0 +1,148 @@
+"""From pydantic's errors to lines that say where, what was expected, what was there, and what to do."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any, get_args, get_origin
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from sdp.config.base import Section, keys, section_of
+from sdp.config.phrases import expected, got, phrase, union_members, unwrap
+from sdp.errors import Problem
+
+Location = tuple[int | str, ...]
+
+
+def explain(error: ValidationError, model: type[Section], data: Mapping[str, Any]) -> list[Problem]:
+    """Every problem once, in the order of the keys."""
+    found: dict[str, Problem] = {}
+    for detail in error.errors(include_url=False):
+        for problem in _problems(detail, model, data):
+            found.setdefault(problem.path, problem)
+    return list(found.values())
+
+
+def given(data: Any, location: Location) -> Any:
+    """What stands at a location of plain data; None where nothing does."""
+    for part in location:
+        if isinstance(data, Mapping):
+            data = data.get(str(part))
+        elif isinstance(data, list) and isinstance(part, int) and part < len(data):
+            data = data[part]
+        else:
+            return None
+    return data
+
+
+def _problems(detail: ErrorDetails, model: type[Section], data: Mapping[str, Any]) -> Iterator[Problem]:
+    kind, context = detail["type"], detail.get("ctx", {})
+    location, wants = _locate(model, detail["loc"], data)
+    if location is None:
+        return
+    path = ".".join(map(str, location))
+    value = given(data, location)
+    if kind == "contradiction":
+        for problem in context["problems"]:
+            yield replace(problem, path=f"{path}.{problem.path}" if path else problem.path)
+    elif kind == "extra_forbidden":
+        yield Problem(path, "a known key", "an unknown key", _nearest_key(path, model, _siblings(model, location)))
+    elif kind == "missing" or (value is None and not wants.endswith("or null")):
+        nothing = "nothing" if kind == "missing" else "null"
+        yield Problem(path, wants, nothing, f"set it in the file or with --set {path}=…")
+    elif kind == "expected":
+        yield Problem(path, context["expected"], context["got"], context["hint"])
+    else:
+        yield Problem(path, wants, got(value), _mend(value, wants))
+
+
+def _locate(model: type[Section], loc: Location, data: Any) -> tuple[Location | None, str]:
+    """Where an error is, without the names that pydantic gives to the members of a union, and what is expected there.
+
+    No location where the error is about a member of a union that the value was not meant for.
+    """
+    annotation: Any = model
+    metadata: list[Any] = []
+    wants = phrase(model)
+    here: list[int | str] = []
+    for part in loc:
+        annotation, metadata = unwrap(annotation, metadata)
+        members = [member for member in union_members(annotation) if member is not type(None)]
+        if len(members) == 1:
+            annotation, metadata = unwrap(members[0])
+            members = []
+        if members:
+            chosen = [member for member in members if _is_section(unwrap(member)[0])]
+            mapping = isinstance(given(data, tuple(here)), Mapping)
+            if not chosen or not mapping:
+                return tuple(here), wants
+            if chosen[0].__name__ not in str(part):
+                return None, ""
+            annotation, metadata = chosen[0], []
+            continue
+        here.append(part)
+        if _is_section(annotation) and part in annotation.model_fields:
+            field = annotation.model_fields[part]
+            annotation, metadata, wants = field.annotation, field.metadata, expected(field)
+        elif get_origin(annotation) is tuple:
+            annotation, metadata = unwrap(get_args(annotation)[0])
+            wants = phrase(annotation, metadata)
+        else:
+            break
+    return tuple(here), wants
+
+
+def _is_section(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, Section)
+
+
+def _siblings(model: type[Section], location: Location) -> list[str]:
+    here: type[Section] = model
+    for part in location[:-1]:
+        field = here.model_fields.get(str(part))
+        inner = section_of(field) if field else None
+        if field and not inner:
+            inner = next((m for m in union_members(unwrap(field.annotation)[0]) if _is_section(m)), None)
+        if inner is None:
+            return []
+        here = inner
+    return list(here.model_fields)
+
+
+def _nearest_key(path: str, model: type[Section], siblings: list[str]) -> str:
+    parent, _, name = path.rpartition(".")
+    prefix = f"{parent}." if parent else ""
+    if near := _near(name, siblings):
+        return f"did you mean {prefix}{near[0]}?"
+    everywhere = [key.path for key in keys(model)]
+    same = [there for there in everywhere if there.rpartition(".")[2] == name]
+    if near := same[:2] or _near(path, everywhere):
+        return f"did you mean {' or '.join(near)}?"
+    return f"the keys here are {', '.join(siblings)}" if siblings else ""
+
+
+def _mend(value: Any, wants: str) -> str:
+    if isinstance(value, str):
+        return _mend_text(value, wants)
+    if wants.startswith("a list") and not isinstance(value, list | dict):
+        return f"write [{got(value)}]"
+    if isinstance(value, float) and wants.startswith("a whole number") and value.is_integer():
+        return f"write {value:.0f}"
+    return ""
+
+
+def _mend_text(value: str, wants: str) -> str:
+    choices = wants.removesuffix(", or null").replace(" or ", ", ").split(", ")
+    if near := _near(value, choices):
+        return f"did you mean {near[0]}?"
+    if wants.startswith("a list") and len(value) < 40:
+        return f"write [{value}]"
+    if "number" in wants and value.replace(".", "", 1).replace("_", "").isdecimal():
+        return "write it without quotes"
+    return ""
+
+
+def _near(word: str, known: list[str]) -> list[str]:
+    import difflib
+
+    return difflib.get_close_matches(word, known, 1, 0.6)

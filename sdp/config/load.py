@@ -1,0 +1,160 @@
+"""From a YAML file and `--set` overrides to a configuration, or to every problem that there is with them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from sdp.config.base import DRAFT, JobConfig, Section, keys, section_of
+from sdp.config.explain import explain, given
+from sdp.config.phrases import got
+from sdp.config.scalars import parse_scalar
+from sdp.errors import ConfigError, Problem
+
+_LARGEST_FILE = 1 << 20
+
+Job = TypeVar("Job", bound=JobConfig)
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A configuration with examples in the place of required keys that are not set yet."""
+
+    config: JobConfig
+    missing: frozenset[str]
+
+
+def load_into(model: type[Job], path: str | None, overrides: Sequence[str] = ()) -> Job:
+    """A job's configuration from a file, if any, and overrides `a.b=c`; ConfigError lists all that is wrong."""
+    return parse_into(model, read(path, overrides))
+
+
+def parse_into(model: type[Job], data: Mapping[str, Any]) -> Job:
+    """A job's configuration from plain data."""
+    filled = _with_sections(model, dict(data))
+    config, problems = _validate(model, filled)
+    if config is None:
+        raise ConfigError(problems)
+    return config
+
+
+def draft_into(model: type[JobConfig], path: str | None, overrides: Sequence[str] = ()) -> Draft:
+    """What there is of a configuration: required keys may be missing, anything else must be right."""
+    data = _with_sections(model, read(path, overrides))
+    missing = set()
+    for key in keys(model):
+        if key.required and given(data, tuple(key.path.split("."))) is None:
+            _put(data, key.path.split("."), key.example)
+            missing.add(key.path)
+    config, problems = _validate(model, data)
+    if config is None and missing:
+        config, problems = _validate(model, data, DRAFT)
+    if config is None:
+        raise ConfigError(problems)
+    return Draft(config, frozenset(missing))
+
+
+def read(path: str | None, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """The plain data of a file with the overrides applied, unchecked."""
+    data = _read_file(path) if path is not None else {}
+    problems: list[Problem] = []
+    for override in overrides:
+        try:
+            _apply(data, override)
+        except ConfigError as error:
+            problems += error.problems
+    if problems:
+        raise ConfigError(problems)
+    return data
+
+
+def _read_file(path: str) -> dict[str, Any]:
+    from sdp.config.yaml_text import parse_document
+
+    try:
+        with Path(path).open("rb") as file:
+            content = file.read(_LARGEST_FILE + 1)
+        text = content.decode("utf-8-sig")
+    except FileNotFoundError:
+        raise ConfigError([Problem(path, "a configuration file", "nothing there", "check the path")]) from None
+    except IsADirectoryError:
+        raise ConfigError([Problem(path, "a configuration file", "a directory", "name a file in it")]) from None
+    except PermissionError:
+        raise ConfigError([Problem(path, "a file that may be read", "no permission to")]) from None
+    except UnicodeDecodeError:
+        raise ConfigError([Problem(path, "a configuration file in UTF-8", "other bytes")]) from None
+    except (OSError, ValueError) as error:  # ValueError: a path with a null byte
+        raise ConfigError([Problem(repr(path), "a configuration file", f"an error ({error})")]) from None
+    if len(content) > _LARGEST_FILE:
+        raise ConfigError([Problem(path, f"a configuration of at most {_LARGEST_FILE} bytes", "more")])
+    data = parse_document(text, path)
+    if data is None:
+        return {}
+    if not isinstance(data, dict):
+        raise ConfigError([Problem(path, "a mapping of keys to values", got(data))])
+    return data
+
+
+def _apply(data: dict[str, Any], override: str) -> None:
+    """Set one value in place. A value that is a mapping or a list replaces what was there."""
+    path, equals, text = override.partition("=")
+    path = path.strip()
+    if not equals or not path or not all(path.split(".")):
+        raise ConfigError([Problem("--set", "key=value, for example limit=1000", repr(override))])
+    _put(data, path.split("."), _value(text.strip(), f"--set {path}"))
+
+
+def _value(text: str, name: str) -> Any:
+    """Flow YAML in brackets or quotes, else one scalar, taken whole."""
+    if text[:1] not in ("[", "{", '"', "'"):
+        return parse_scalar(text)
+    from sdp.config.yaml_text import parse_document
+
+    return parse_document(text, name)
+
+
+def _put(data: dict[str, Any], parts: list[str], value: Any) -> None:
+    here: Any = data
+    for depth, part in enumerate(parts):
+        at: Any = _item(here, part, parts[:depth]) if isinstance(here, list) else part
+        if depth == len(parts) - 1:
+            here[at] = value
+            return
+        inside: Any = here[at] if isinstance(here, list) else here.get(at)
+        if not isinstance(inside, dict | list):
+            inside = here[at] = {}
+        here = inside
+
+
+def _item(items: list[Any], part: str, parts: list[str]) -> int:
+    if part.isdecimal() and int(part) < len(items):
+        return int(part)
+    raise ConfigError([Problem(".".join(parts), f"one of its {len(items)} items, from 0", repr(part))])
+
+
+def _with_sections(model: type[Section], data: dict[str, Any]) -> dict[str, Any]:
+    """The data with every section there, so that what is missing in one is named by its own path.
+
+    A section written as `fetch:` with all its keys commented out is null in YAML, and means its defaults.
+    """
+    filled = dict(data)
+    for name, field in model.model_fields.items():
+        if inner := section_of(field):
+            value = filled.get(name)
+            if value is None:
+                value = {}
+            filled[name] = _with_sections(inner, value) if isinstance(value, dict) else value
+    return filled
+
+
+def _validate(model: type[Job], data: dict[str, Any], context: str | None = None) -> tuple[Job | None, list[Problem]]:
+    try:
+        # As JSON, so that a list is a tuple and nothing else is taken for what it is not.
+        return model.model_validate_json(json.dumps(data), context=context), []
+    except ValidationError as error:
+        return None, explain(error, model, data)

@@ -1,0 +1,167 @@
+"""What `sdp process` is told: from an images dataset to a latents dataset."""
+
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from sdp.config.base import (
+    REQUIRED,
+    JobConfig,
+    Name,
+    OutputConfig,
+    Positive,
+    Resolution,
+    Says,
+    Section,
+    SourceConfig,
+    Uri,
+    Workers,
+    key,
+)
+from sdp.errors import Problem
+
+BatchSize = Annotated[
+    Positive | tuple[Positive, ...] | None,
+    Says("a whole number of 1 or more, or a list of one for each resolution, or null"),
+]
+Labels = Annotated[dict[Name, Name], Says("{label: value, …}")]
+
+
+class ProcessSource(SourceConfig):
+    uri: Uri = key(
+        REQUIRED,
+        "An images dataset, or any Parquet with image bytes and captions.",
+        shapes_output=True,
+        example="s3://bucket/images",
+    )
+    image_column: Name = key("image", "The column that holds the encoded images.", shapes_output=True)
+    caption_column: Name = key("caption", "The column that holds the captions.", shapes_output=True)
+
+
+class ProcessOutput(OutputConfig):
+    rows_per_file: Positive | None = key(
+        None, "Source rows that one part file accounts for; null goes by target_bytes.", shapes_output=True
+    )
+    target_bytes: Positive = key(256_000_000, "About how large a part file becomes.", shapes_output=True)
+
+
+class ModelConfig(Section):
+    """The pretrained model whose VAE, text encoder and tokenizer are used."""
+
+    source: Name = key(
+        REQUIRED,
+        "Where the model is: builtin:tiny, a local or s3:// folder in diffusers layout, or a hub id with its revision.",
+        shapes_output=True,
+        example="builtin:tiny",
+    )
+
+
+class TransformConfig(Section):
+    """Decoding, resizing and cropping, on CPU."""
+
+    crop: Literal["center", "random", "buckets"] = key(
+        "center",
+        "What to take of an image: the square in its middle, one at random (which depends on the row's address alone), "
+        "or nearly all of it, in the nearest of nine shapes of about the square's area.",
+        shapes_output=True,
+    )
+    crops: Positive = key(1, "Random crops of each image; each becomes a row of its own.", shapes_output=True)
+    max_upscale: float = key(
+        2.0, "Images that would have to be enlarged more than this fail as too small.", shapes_output=True, ge=1
+    )
+    oversample: float = key(
+        1.0,
+        "JPEGs are decoded to at least this many times the size needed: more is nearer to Lanczos, and slower.",
+        shapes_output=True,
+        ge=1,
+    )
+    max_pixels: Positive = key(100_000_000, "Images of more pixels fail.", shapes_output=True)
+    concurrency: Positive | None = key(
+        None, "The most transforms at once over the whole cluster; null takes what keeps the encoders busy."
+    )
+    node_labels: Labels = key(
+        {}, "Ray node labels that transforms are placed by, such as {ray.io/node-group: cpu}; {} takes any node."
+    )
+
+
+class EncodeConfig(Section):
+    """The encoders: the VAE and the text encoder, on GPU where there is one."""
+
+    num_workers: Workers = key(1, "How many encoders, or a range to grow and shrink in.")
+    accelerator: Name | None = key(
+        None, "The Ray accelerator type that encoders are placed on, such as A10G; null takes any node."
+    )
+    gpus_per_worker: float = key(1.0, "GPUs that one encoder reserves; a fraction shares a GPU.", gt=0)
+    batch_size: BatchSize = key(
+        None,
+        "Images that an encoder takes at once, or a list of one number for each resolution; null takes 64 at 256 px, a "
+        "quarter at twice the side. Halved by itself where memory is short.",
+        example=64,
+    )
+    dtype: Literal["bf16", "fp16", "fp32"] = key(
+        "bf16", "What the encoders compute in; latents are stored as fp16 whatever this is.", shapes_output=True
+    )
+    latents: Literal["sample", "moments"] = key(
+        "sample",
+        "Store a sample of the VAE's distribution, drawn by the row's address, or its mean and log-variance to sample "
+        "from in training (twice the bytes).",
+        shapes_output=True,
+    )
+    text: Literal["token_ids", "text_embedding"] = key(
+        "token_ids",
+        "Store captions as token ids (154 bytes; encoded in training) or as embeddings (158 kB with SD2).",
+        shapes_output=True,
+    )
+    compile: bool = key(False, "Compile the encoders with torch.compile: a slower start, faster batches on GPU.")
+    channels_last: bool = key(True, "Keep images channels-last in memory: faster convolutions.")
+    start_timeout_s: float = key(
+        900.0, "How long to wait for the first encoder's place on a cluster that is growing.", gt=0
+    )
+
+    def batch_sizes(self, resolutions: Sequence[int]) -> dict[int, int]:
+        """The batch size of each resolution."""
+        given = self.batch_size
+        if given is None:
+            return {side: max(1, min(64, 64 * 256**2 // side**2)) for side in resolutions}
+        each = (given,) * len(resolutions) if isinstance(given, int) else given
+        return dict(zip(resolutions, each, strict=True))
+
+
+class ProcessConfig(JobConfig):
+    """Encode the images and captions of a dataset to latents and tokens."""
+
+    source: ProcessSource = key(REQUIRED, "The images to encode.")
+    output: ProcessOutput = key(REQUIRED, "The latents dataset to write.")
+    resolutions: Annotated[tuple[Resolution, ...], Field(min_length=1)] = key(
+        (256,), "Sides of the square pictures to encode, all from one decode.", shapes_output=True
+    )
+    model: ModelConfig = key(REQUIRED, "The model that encodes.")
+    seed: int = key(
+        0, "Seed of everything random; with a row's address it decides that row's bits.", shapes_output=True, ge=0
+    )
+    transform: TransformConfig = key(TransformConfig, "Decoding, resizing and cropping.")
+    encode: EncodeConfig = key(EncodeConfig, "The encoders.")
+
+    def contradictions(self) -> Iterable[Problem]:
+        twice = sorted({side for side in self.resolutions if self.resolutions.count(side) > 1})
+        if twice:
+            yield Problem("resolutions", "each resolution once", f"{twice[0]} more than once", "remove the repetition")
+        if self.transform.crops > 1 and self.transform.crop != "random":
+            yield Problem(
+                "transform.crops",
+                f"1 with transform.crop {self.transform.crop}",
+                str(self.transform.crops),
+                "set transform.crop to random",
+            )
+        uneven = [side for side in self.resolutions if side % 64]
+        if self.transform.crop == "buckets" and uneven:
+            yield Problem("resolutions", "multiples of 64 with transform.crop buckets", str(uneven[0]), "change one")
+        sizes = self.encode.batch_size
+        if isinstance(sizes, tuple) and len(sizes) != len(self.resolutions):
+            yield Problem(
+                "encode.batch_size",
+                f"one for each of {len(self.resolutions)} resolutions",
+                f"{len(sizes)}",
+                "give as many, or a single number",
+            )

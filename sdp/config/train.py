@@ -1,0 +1,275 @@
+"""What `sdp train` is told. The defaults are the recipe of Stable Diffusion v2-base at 256 pixels."""
+
+from collections.abc import Iterable
+from typing import Literal
+
+from sdp.config.base import (
+    REQUIRED,
+    JobConfig,
+    Name,
+    OutputConfig,
+    Positive,
+    Resolution,
+    Section,
+    SourceConfig,
+    Uri,
+    Workers,
+    key,
+)
+from sdp.config.process import EncodeConfig, ModelConfig
+from sdp.errors import Problem
+
+
+class TrainSource(SourceConfig):
+    uri: Uri = key(
+        REQUIRED,
+        "The dataset to train on: latents where data.mode is offline, images where it is online or collocated.",
+        shapes_output=True,
+        example="s3://bucket/latents",
+    )
+
+
+class ShuffleConfig(Section):
+    """The order of an epoch. It is drawn from the seed and the epoch; these decide how far rows are torn apart."""
+
+    lanes: Positive = key(
+        16,
+        "Sequences that an epoch reads side by side: no fewer than trainers, or these read the same row groups.",
+        shapes_output=True,
+    )
+    units: Positive = key(4, "Part files whose row groups are mixed with each other.", shapes_output=True)
+    row_groups: Positive = key(4, "Row groups of a lane whose rows are permuted together.", shapes_output=True)
+
+
+class DataConfig(Section):
+    """How samples reach the trainers."""
+
+    mode: Literal["offline", "online", "collocated"] = key(
+        "offline",
+        "Read latents made before (offline), encode on other nodes meanwhile (online), or encode on the training "
+        "GPUs (collocated).",
+        shapes_output=True,
+    )
+    resolution: Resolution = key(256, "Side of the square pictures to train on.", shapes_output=True)
+    batch_size: Positive = key(128, "Samples that one worker takes at once: what fits into a GPU's memory.")
+    global_batch_size: Positive | None = key(
+        None,
+        "Samples of a step over all workers, in as many rounds of batch_size as that takes; null is one round.",
+        shapes_output=True,
+    )
+    trust_encoder: bool = key(
+        False, "Train although the dataset's latents were made by another model source than model.source."
+    )
+    holdout: float = key(
+        0.0,
+        "Share of addresses, chosen by their hash, that are never trained on.",
+        shapes_output=True,
+        ge=0,
+        lt=1,
+    )
+    shuffle: ShuffleConfig = key(ShuffleConfig, "The order of an epoch.")
+    readers: Positive = key(4, "Threads in each trainer that read ahead.")
+    ahead: Positive = key(4, "Batches in each trainer that are ready before they are needed.")
+
+
+class ObjectiveConfig(Section):
+    """What the model learns to predict."""
+
+    prediction: Literal["epsilon", "v"] = key(
+        "epsilon", "Predict the noise (epsilon, as 512-base does) or the velocity (v, as 768 does).", shapes_output=True
+    )
+    caption_dropout: float = key(
+        0.1,
+        "Share of samples, drawn anew each step, whose caption is replaced by the empty string.",
+        shapes_output=True,
+        ge=0,
+        le=1,
+    )
+    min_snr_gamma: float | None = key(
+        None,
+        "Cap on the signal-to-noise ratio that a timestep counts for, often 5; null caps nothing.",
+        shapes_output=True,
+        gt=0,
+    )
+    offset_noise: float = key(
+        0.0, "Strength of noise that is the same over a whole channel, often 0.1.", shapes_output=True, ge=0
+    )
+    zero_terminal_snr: bool = key(
+        False, "Stretch the noise schedule until nothing of the picture is left at its end.", shapes_output=True
+    )
+
+    def contradictions(self) -> Iterable[Problem]:
+        if self.zero_terminal_snr and self.prediction == "epsilon":
+            yield Problem(
+                "prediction",
+                "v while zero_terminal_snr is on",
+                "'epsilon'",
+                "where no signal is left, the noise tells the model nothing",
+            )
+
+
+class OptimizerConfig(Section):
+    """AdamW and its learning rate."""
+
+    learning_rate: float = key(1e-4, "The learning rate after the warm-up.", shapes_output=True, gt=0)
+    schedule: Literal["constant", "cosine", "linear"] = key(
+        "constant",
+        "What the learning rate does after the warm-up; cosine and linear end at max_steps.",
+        shapes_output=True,
+    )
+    warmup_steps: int = key(10_000, "Steps over which the learning rate rises from zero.", shapes_output=True, ge=0)
+    beta1: float = key(0.9, "AdamW's decay of the gradient's mean.", shapes_output=True, ge=0, lt=1)
+    beta2: float = key(0.999, "AdamW's decay of the gradient's square.", shapes_output=True, ge=0, lt=1)
+    epsilon: float = key(1e-8, "AdamW's guard against dividing by zero.", shapes_output=True, gt=0)
+    weight_decay: float = key(0.01, "AdamW's weight decay.", shapes_output=True, ge=0)
+    clip_norm: float | None = key(
+        None, "Scale gradients down to this norm where they exceed it; null leaves them.", shapes_output=True, gt=0
+    )
+
+
+class EmaConfig(Section):
+    """The moving average of the weights, which generation uses."""
+
+    decay: float | None = key(
+        0.9999,
+        "Decay of the average in a step, reached from lower ones; null keeps none.",
+        shapes_output=True,
+        ge=0,
+        lt=1,
+    )
+
+
+class GuardConfig(Section):
+    """What is done about steps that would harm the model."""
+
+    bad_steps: Positive = key(
+        20, "Steps in a row without a finite loss and gradient, all skipped, after which the job stops."
+    )
+    spike: float | None = key(
+        None,
+        "Skip a step whose gradient norm is so many times the usual one; null skips none.",
+        shapes_output=True,
+        gt=1,
+    )
+
+
+class ScalingConfig(Section):
+    """How many trainers there are, and where."""
+
+    num_workers: Workers = key(1, "How many trainers, one GPU each, or a range to be elastic in.")
+    accelerator: Name | None = key(
+        None, "The Ray accelerator type that trainers are placed on, such as A100; null takes any node."
+    )
+    can_grow: bool = key(
+        False, "Nodes are added on demand: wait for trainers that the cluster has no room for yet, rather than refuse."
+    )
+
+
+class StrategyConfig(Section):
+    """How trainers share the work."""
+
+    kind: Literal["ddp", "fsdp"] = key("ddp", "Keep the whole state on each GPU (ddp) or a share of it (fsdp).")
+    shard: Literal["shard_grad_op", "full_shard", "hybrid"] = key(
+        "shard_grad_op",
+        "What fsdp shards: all but the weights between forward and backward, the weights as well, or all but the "
+        "weights within a node with replicas across nodes.",
+    )
+    compile: bool = key(False, "Compile the U-Net's blocks; the first steps take longer.")
+    activation_checkpointing: bool = key(
+        False, "Compute activations again in the backward pass instead of keeping them: less memory, more time."
+    )
+    channels_last: bool = key(False, "Lay convolutions out channels last; ddp only.")
+
+    def contradictions(self) -> Iterable[Problem]:
+        if self.channels_last and self.kind == "fsdp":
+            yield Problem("channels_last", "false while kind is fsdp", "true", "FSDP2 refuses such parameters")
+
+
+class CheckpointConfig(Section):
+    """When the run is saved."""
+
+    every_steps: Positive = key(1000, "Steps from one checkpoint to the next.")
+    keep_last: Positive = key(3, "Checkpoints to keep, from the newest; older ones are deleted.")
+    keep_every: Positive | None = key(
+        None, "Keep every checkpoint whose step is a multiple of this for ever; null keeps none but the last."
+    )
+
+
+class LogConfig(Section):
+    """What is written down about the run while it goes on."""
+
+    every_steps: Positive = key(10, "Steps from one line of metrics.jsonl to the next.")
+
+
+class TrainModelConfig(ModelConfig):
+    source: Name = key(
+        REQUIRED,
+        "The model whose U-Net is trained, with its text encoder: builtin:tiny, a local or s3:// folder in diffusers "
+        "layout, or a hub id with its revision.",
+        shapes_output=True,
+        example="builtin:tiny",
+    )
+    unet: Literal["new", "pretrained"] = key(
+        "new", "Begin with new weights, drawn from the seed, or with those of the source.", shapes_output=True
+    )
+    start_from: Uri | None = key(
+        None,
+        "A checkpoint of another run, whose weights and average this one begins with (the second phase of a training).",
+        shapes_output=True,
+        example="s3://bucket/phase-1/checkpoints/step-000550000",
+    )
+
+
+class TrainConfig(JobConfig):
+    """Train the U-Net from latents or images, and continue from its last checkpoint when run again."""
+
+    source: TrainSource = key(REQUIRED, "The dataset to train on.")
+    output: OutputConfig = key(REQUIRED, "The run: its checkpoints, events and metrics.")
+    model: TrainModelConfig = key(REQUIRED, "The model to train, with its text encoder.")
+    data: DataConfig = key(DataConfig, "How samples reach the trainers.")
+    max_steps: Positive | None = key(550_000, "Stop after this many steps; null goes by max_epochs alone.")
+    max_epochs: Positive | None = key(
+        None, "Stop after this many passes over the data, if max_steps does not come first; null sets no such bound."
+    )
+    max_samples: Positive | None = key(None, "Stop after this many samples; null does not count them.")
+    max_hours: float | None = key(
+        None,
+        "Stop, with a checkpoint, when the run has trained for so many hours; null does not look at the clock.",
+        gt=0,
+    )
+    seed: int = key(
+        0, "Seed of everything random; with epoch and row it decides each sample's noise.", shapes_output=True, ge=0
+    )
+    objective: ObjectiveConfig = key(ObjectiveConfig, "What the model learns to predict.")
+    optimizer: OptimizerConfig = key(OptimizerConfig, "AdamW and its learning rate.")
+    ema: EmaConfig = key(EmaConfig, "The moving average of the weights.")
+    guard: GuardConfig = key(GuardConfig, "What is done about steps that would harm the model.")
+    precision: Literal["bf16", "fp16", "fp32"] = key(
+        "bf16", "The arithmetic of the U-Net; weights, loss and average stay in fp32.", shapes_output=True
+    )
+    scaling: ScalingConfig = key(ScalingConfig, "How many trainers, and where.")
+    strategy: StrategyConfig = key(StrategyConfig, "How trainers share the work.")
+    encode: EncodeConfig = key(EncodeConfig, "The encoders, where data.mode is online.")
+    checkpoint: CheckpointConfig = key(CheckpointConfig, "When the run is saved.")
+    log: LogConfig = key(LogConfig, "What is written down while the run goes on.")
+    max_failures: int = key(3, "Failures of trainers that are survived before the job gives up.", ge=0)
+    watchdog_s: float | None = key(
+        1800.0,
+        "Seconds without a step after which the trainers' stacks are saved and they are started again; null waits.",
+        gt=0,
+    )
+
+    def contradictions(self) -> Iterable[Problem]:
+        if all(limit is None for limit in (self.max_steps, self.max_epochs, self.max_samples, self.max_hours)):
+            yield Problem(
+                "max_steps", "a whole number while max_epochs is null", "null", "set one of them: a run must end"
+            )
+        if self.precision == "fp16" and self.strategy.kind == "fsdp":
+            yield Problem("precision", "bf16 or fp32 while strategy.kind is fsdp", "'fp16'", "take bf16")
+        if self.max_steps is None and self.optimizer.schedule != "constant":
+            yield Problem(
+                "optimizer.schedule",
+                "constant while max_steps is null",
+                repr(self.optimizer.schedule),
+                "set max_steps: the learning rate needs an end to fall to",
+            )

@@ -1,0 +1,172 @@
+"""The catalogue of GPUs and of the cloud instances that carry them.
+
+A GPU that is not in it is unknown, and nothing is computed for it: a share of a peak that was guessed is worse than
+none. Figures are dense bf16 without structured sparsity, which datasheets like to include (halve those).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import date
+from types import MappingProxyType
+
+GIB = 1 << 30
+TERA = 1e12
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One kind of GPU."""
+
+    name: str
+    products: tuple[str, ...]
+    """Its product names as NVML prints them."""
+    accelerators: tuple[str, ...]
+    """The Ray accelerator types of a node that has it, from the narrowest; the last is what Ray detects by itself."""
+    memory_bytes: int
+    """As in the datasheet; NVML reports a few per cent less."""
+    peak_flops: float
+    """Dense bf16 tensor FLOP/s."""
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """What an instance cost on demand, per hour, somewhere at some time."""
+
+    usd_per_hour: float
+    region: str
+    as_of: date
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """One kind of cloud instance."""
+
+    name: str
+    gpu: str | None
+    """Name of its GPU in GPUS."""
+    gpus: int
+    vcpus: int
+    memory_bytes: int
+    price: Price | None
+    """None where we know of no price that could be checked."""
+
+
+# --- GPUs ------------------------------------------------------------------------------------------------------------
+# Memory and peaks are from NVIDIA's datasheets, by name: "A100 Tensor Core GPU", "H100 Tensor Core GPU" (and the Hopper
+# architecture paper, which prints the dense figures 989.4 and 756), "H200 Tensor Core GPU", "DGX/HGX B200", "L4" (242
+# with sparsity) and "L40S" (362.05 dense); the A10G's is AWS's (70 dense, 140 with sparsity; the A10 is another GPU).
+# pytorch/torchtitan's table (torchtitan/tools/utils.py) has the same for A100, H100, H200, B200 and L40S. Of the Ada
+# cards, L4 and L40S, some hold that bf16 with fp32 accumulation runs at half the datasheet's rate (so
+# allenai/OLMo-core's speed_monitor.py); cuBLAS has been seen above that half on an L4, so the datasheet stands.
+
+_GPUS = (
+    Gpu("A10G", ("NVIDIA A10G",), ("A10G",), 24 * GIB, 70 * TERA),
+    Gpu("L4", ("NVIDIA L4",), ("L4",), 24 * GIB, 121 * TERA),
+    Gpu("L40S", ("NVIDIA L40S",), ("L40S",), 48 * GIB, 362.05 * TERA),
+    Gpu(
+        "A100-40G",
+        ("NVIDIA A100-SXM4-40GB", "NVIDIA A100-PCIE-40GB"),
+        ("A100-40G", "A100"),
+        40 * GIB,
+        312 * TERA,
+    ),
+    Gpu(
+        "A100-80G",
+        ("NVIDIA A100-SXM4-80GB", "NVIDIA A100 80GB PCIe"),
+        ("A100-80G", "A100"),
+        80 * GIB,
+        312 * TERA,
+    ),
+    Gpu("H100-SXM", ("NVIDIA H100 80GB HBM3",), ("H100",), 80 * GIB, 989 * TERA),
+    Gpu("H100-PCIe", ("NVIDIA H100 PCIe",), ("H100",), 80 * GIB, 756 * TERA),
+    Gpu("H100-NVL", ("NVIDIA H100 NVL",), ("H100",), 94 * GIB, 835 * TERA),
+    Gpu("H200", ("NVIDIA H200",), ("H200",), 141 * GIB, 989 * TERA),
+    Gpu("B200", ("NVIDIA B200",), ("B200",), 180 * GIB, 2250 * TERA),
+)
+
+GPUS: Mapping[str, Gpu] = MappingProxyType({gpu.name: gpu for gpu in _GPUS})
+
+
+def gpu_by_product(product: str) -> Gpu | None:
+    """The GPU of an NVML product name; None for one we do not know, a MIG slice of one we know included.
+
+    Drivers before 470 left out the maker's name.
+    """
+    return _BY_PRODUCT.get(_plain(product))
+
+
+def gpu_by_accelerator(accelerator: str) -> Gpu | None:
+    """The GPU of a Ray accelerator type; None where the type is unknown or could be several GPUs, as A100 could."""
+    found = gpus_by_accelerator(accelerator)
+    return found[0] if len(found) == 1 else None
+
+
+def gpus_by_accelerator(accelerator: str) -> tuple[Gpu, ...]:
+    """Every GPU that a Ray accelerator type may stand for."""
+    return tuple(gpu for gpu in _GPUS if accelerator in gpu.accelerators)
+
+
+def mfu(flops: float, seconds: float, gpu: Gpu | None, count: int = 1) -> float | None:
+    """The share of `count` GPUs' peak that doing `flops` in `seconds` is; None for an unknown GPU or no time."""
+    if gpu is None or seconds <= 0 or count < 1:
+        return None
+    return flops / seconds / (gpu.peak_flops * count)
+
+
+def _plain(product: str) -> str:
+    return " ".join(product.split()).casefold().removeprefix("nvidia ")
+
+
+_BY_PRODUCT = {_plain(product): gpu for gpu in _GPUS for product in gpu.products}
+
+
+# --- Instances -------------------------------------------------------------------------------------------------------
+# GPUs, vCPUs and memory: "Specifications for Amazon EC2 accelerated computing instances" in the EC2 instance types
+# guide; m5.8xlarge as the reference describes it. Prices: AWS's on-demand feed for Linux in us-east-1 as quoted on
+# 2026-09-17 (file of 2026-09-10; a table verified on 2026-07-28 has the same for p4d, p4de, p5, p5en, p6-b200, g6 and
+# g6e); g5 as of May 2026, known to the month. What was not found in a dated document has no price.
+
+
+def _priced(usd_per_hour: float, as_of: date) -> Price:
+    return Price(usd_per_hour, "us-east-1", as_of)
+
+
+_MAY = date(2026, 5, 1)
+_SEPTEMBER = date(2026, 9, 17)
+
+_INSTANCES = (
+    Instance("m5.8xlarge", None, 0, 32, 128 * GIB, None),
+    Instance("g5.xlarge", "A10G", 1, 4, 16 * GIB, _priced(1.006, _MAY)),
+    Instance("g5.2xlarge", "A10G", 1, 8, 32 * GIB, _priced(1.212, _MAY)),
+    Instance("g5.4xlarge", "A10G", 1, 16, 64 * GIB, _priced(1.624, _MAY)),
+    Instance("g5.8xlarge", "A10G", 1, 32, 128 * GIB, _priced(2.448, _MAY)),
+    Instance("g5.12xlarge", "A10G", 4, 48, 192 * GIB, None),
+    Instance("g5.16xlarge", "A10G", 1, 64, 256 * GIB, _priced(4.096, _MAY)),
+    Instance("g5.24xlarge", "A10G", 4, 96, 384 * GIB, None),
+    Instance("g5.48xlarge", "A10G", 8, 192, 768 * GIB, None),
+    Instance("g6.xlarge", "L4", 1, 4, 16 * GIB, _priced(0.8048, _SEPTEMBER)),
+    Instance("g6.2xlarge", "L4", 1, 8, 32 * GIB, None),
+    Instance("g6.4xlarge", "L4", 1, 16, 64 * GIB, None),
+    Instance("g6.8xlarge", "L4", 1, 32, 128 * GIB, None),
+    Instance("g6.12xlarge", "L4", 4, 48, 192 * GIB, _priced(4.6016, _SEPTEMBER)),
+    Instance("g6.16xlarge", "L4", 1, 64, 256 * GIB, None),
+    Instance("g6.24xlarge", "L4", 4, 96, 384 * GIB, None),
+    Instance("g6.48xlarge", "L4", 8, 192, 768 * GIB, _priced(13.3504, _SEPTEMBER)),
+    Instance("g6e.xlarge", "L40S", 1, 4, 32 * GIB, _priced(1.861, _SEPTEMBER)),
+    Instance("g6e.2xlarge", "L40S", 1, 8, 64 * GIB, None),
+    Instance("g6e.4xlarge", "L40S", 1, 16, 128 * GIB, None),
+    Instance("g6e.8xlarge", "L40S", 1, 32, 256 * GIB, None),
+    Instance("g6e.12xlarge", "L40S", 4, 48, 384 * GIB, _priced(10.4926, _SEPTEMBER)),
+    Instance("g6e.16xlarge", "L40S", 1, 64, 512 * GIB, None),
+    Instance("g6e.24xlarge", "L40S", 4, 96, 768 * GIB, None),
+    Instance("g6e.48xlarge", "L40S", 8, 192, 1536 * GIB, _priced(30.1312, _SEPTEMBER)),
+    Instance("p4d.24xlarge", "A100-40G", 8, 96, 1152 * GIB, _priced(21.9576, _SEPTEMBER)),
+    Instance("p4de.24xlarge", "A100-80G", 8, 96, 1152 * GIB, _priced(27.4471, _SEPTEMBER)),
+    Instance("p5.4xlarge", "H100-SXM", 1, 16, 256 * GIB, _priced(6.88, _SEPTEMBER)),
+    Instance("p5.48xlarge", "H100-SXM", 8, 192, 2048 * GIB, _priced(55.04, _SEPTEMBER)),
+    Instance("p5e.48xlarge", "H200", 8, 192, 2048 * GIB, None),
+    Instance("p5en.48xlarge", "H200", 8, 192, 2048 * GIB, _priced(63.296, _SEPTEMBER)),
+    Instance("p6-b200.48xlarge", "B200", 8, 192, 2048 * GIB, _priced(113.9328, _SEPTEMBER)),
+)
+
+INSTANCES: Mapping[str, Instance] = MappingProxyType({instance.name: instance for instance in _INSTANCES})

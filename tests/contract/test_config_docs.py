@@ -1,0 +1,115 @@
+"""Every key is documented, and every configuration that the documentation shows works."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from scripts import generate_config_docs
+from sdp.config import JOBS, draft, keys, load, parse
+from sdp.config.base import sections_of
+from sdp.config.yaml_text import parse_document
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "configuration.md"
+
+# A fenced block of YAML whose first line names a job's file is that job's configuration: `# train.yaml`, also
+# `# train-small.yaml` and `# a train.yaml for one GPU`.
+EXAMPLE = re.compile(
+    r"^(?P<indent>[ \t]*)```ya?ml\n(?P<text>[ \t]*# .*?\b(?P<job>" + "|".join(JOBS) + r")[\w-]*\.yaml\b.*?)^[ \t]*```",
+    re.MULTILINE | re.DOTALL,
+)
+
+
+SENTENCE = re.compile(r"[A-Z].{5,}[.]")
+
+
+def pages() -> list[Path]:
+    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def examples() -> list[tuple[str, str, str]]:
+    found = []
+    for page in pages():
+        if page.exists():
+            text = page.read_text(encoding="utf-8")
+            for match in EXAMPLE.finditer(text):
+                line = text.count("\n", 0, match.start()) + 1
+                found.append((f"{page.relative_to(ROOT)}:{line}", match["job"], match["text"]))
+    return found
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_every_key_says_in_a_sentence_what_it_is_for(job: str) -> None:
+    for key in keys(JOBS[job]):
+        assert SENTENCE.fullmatch(key.what), f"{job}: {key.path}: {key.what!r}"
+        assert "|" not in key.what
+    for path, field, section in sections_of(JOBS[job]):
+        assert SENTENCE.fullmatch(field.description or ""), f"{job}: {path}: {field.description!r}"
+        assert section.model_fields
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_every_required_key_has_an_example_that_is_accepted(job: str) -> None:
+    sketch = draft(job, None)
+    for key in keys(JOBS[job]):
+        assert key.required == (key.path in sketch.missing), key.path
+        assert key.example is not None or not key.required, key.path
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_every_default_would_be_accepted_if_it_were_written_out(job: str) -> None:
+    from sdp.config import dump_yaml
+
+    sketch = draft(job, None)
+    extra = {"prompts": ["a"]} if job == "generate" else {}
+    data = parse_document(dump_yaml(sketch.config), "defaults") | extra
+    assert parse(job, data).model_dump(exclude={"prompts"}) == sketch.config.model_dump(exclude={"prompts"})
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_every_key_of_every_job_is_on_the_page(job: str) -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    section = page.partition(f"\n### {job}\n")[2].partition("\n### ")[0]
+    assert section
+    for key in keys(JOBS[job]):
+        assert f"| `{key.path}`" in section, f"{key.path}: python -m scripts.generate_config_docs"
+
+
+def test_the_page_says_what_the_models_say() -> None:
+    assert generate_config_docs.main(["--check"]) == 0, "python -m scripts.generate_config_docs"
+
+
+def test_a_page_that_has_fallen_behind_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old = tmp_path / "configuration.md"
+    text = PAGE.read_text(encoding="utf-8")
+    old.write_text(text.replace("`fetch.timeout_s`", "`fetch.deadline_s`"), encoding="utf-8")
+    monkeypatch.setattr(generate_config_docs, "PAGE", old)
+    assert generate_config_docs.main(["--check"]) == 1
+    assert "fetch.timeout_s" in capsys.readouterr().err
+    assert generate_config_docs.main([]) == 0
+    assert old.read_text(encoding="utf-8") == text
+
+
+def test_every_job_has_an_example_in_the_documentation() -> None:
+    assert {job for _, job, _ in examples()} == set(JOBS)
+
+
+@pytest.mark.parametrize(("where", "job", "text"), examples(), ids=lambda value: str(value).partition("\n")[0])
+def test_every_example_in_the_documentation_loads(where: str, job: str, text: str, tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(text, encoding="utf-8")
+    assert load(job, str(path)), where
+
+
+def test_the_errors_that_the_page_shows_are_the_ones_that_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    from sdp.cli import main
+
+    page = PAGE.read_text(encoding="utf-8")
+    shown = re.findall(r"^ *\$ sdp (.*)\n((?: *sdp: .*\n)+)", page, re.MULTILINE)
+    assert shown
+    for line, told in shown:
+        assert main(line.split()) == 2
+        assert capsys.readouterr().err.splitlines() == [each.strip() for each in told.splitlines()]

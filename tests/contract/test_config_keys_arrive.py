@@ -1,0 +1,196 @@
+"""Every key is read where the work is done: a setting that never arrives is worse than one that is refused.
+
+A key counts as read where a stage's code has the attribute, by its section's name (`config.fetch.timeout_s`,
+`self._fetch.timeout_s`, `how = config.fetch` and `how.timeout_s`) or by the section's class in an annotation
+(`def fetch(how: FetchConfig)`, `how.timeout_s`).
+"""
+
+import ast
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+from sdp.config import JOBS
+from sdp.config.base import REQUIRED, JobConfig, Section, SourceConfig, fields, key, section_of, sections_of
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# The jobs whose code is there, with the rooms that it is in. A job is added to this when its stage is.
+STAGES: Mapping[str, tuple[str, ...]] = {
+    "download": ("download",),
+    "process": ("process",),
+    "train": ("train", "process"),
+    "generate": ("generate",),
+}
+
+OWN_READERS = {"contradictions"}  # a check of the value is not a use of it
+
+
+def unread(job: type[JobConfig], sources: Iterable[str]) -> list[str]:
+    """The keys of a job that none of the sources reads, by dotted path."""
+    by_class = {job.__name__: job} | {section.__name__: section for _, _, section in sections_of(job)}
+    by_name = {"config": job, "cfg": job} | {path.rpartition(".")[2]: section for path, _, section in sections_of(job)}
+    read: set[tuple[type[Section], str]] = set()
+    for source in sources:
+        for nodes, known in _scopes(ast.parse(source), by_class):
+            for owner, attribute in _reads(nodes, _aliases(nodes, by_name) | known, by_name):
+                read |= {(base, attribute) for base in owner.__mro__ if issubclass(base, Section)}
+    return [path for path, owner, name in _all_keys(job) if not _is_read(owner, name, read)]
+
+
+def _is_read(owner: type[Section], name: str, read: set[tuple[type[Section], str]]) -> bool:
+    return any(
+        (base, name) in read for base in owner.__mro__ if issubclass(base, Section) and name in base.model_fields
+    )
+
+
+def _all_keys(model: type[Section], path: str = "") -> Iterator[tuple[str, type[Section], str]]:
+    for name, field in fields(model):
+        if inner := section_of(field):
+            yield from _all_keys(inner, f"{path}{name}.")
+        else:
+            yield path + name, model, name
+
+
+def _scopes(
+    tree: ast.Module, by_class: Mapping[str, type[Section]]
+) -> Iterator[tuple[list[ast.AST], dict[str, type[Section]]]]:
+    """Each function's own nodes, with the names in it that are annotated with a section's class."""
+    everywhere: dict[str, type[Section]] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.AnnAssign) and (section := _class_in(node.annotation, by_class)):
+            everywhere[_last(node.target)] = section
+    for function in [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]:
+        arguments = [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
+        own = {a.arg: c for a in arguments if a.annotation and (c := _class_in(a.annotation, by_class))}
+        yield list(ast.walk(function)), everywhere | own
+    yield list(ast.walk(tree)), everywhere
+
+
+def _aliases(nodes: Iterable[ast.AST], by_name: Mapping[str, type[Section]]) -> dict[str, type[Section]]:
+    """Names that a section was given, as in `how = config.fetch`."""
+    return {
+        _last(target): by_name[_last(node.value).strip("_")]
+        for node in nodes
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Attribute)
+        for target in node.targets
+        if _last(node.value).strip("_") in by_name
+    }
+
+
+def _class_in(annotation: ast.AST, by_class: Mapping[str, type[Section]]) -> type[Section] | None:
+    for node in ast.walk(annotation):
+        text = node.value if isinstance(node, ast.Constant) else _last(node)
+        if text in by_class:
+            return by_class[str(text)]
+    return None
+
+
+def _reads(
+    nodes: Iterable[ast.AST], known: Mapping[str, type[Section]], by_name: Mapping[str, type[Section]]
+) -> Iterator[tuple[type[Section], str]]:
+    for node in nodes:
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+            name = _last(node.value).strip("_")
+            for owner in {known.get(_last(node.value)), by_name.get(name)} - {None}:
+                assert owner is not None
+                if node.attr in owner.model_fields:
+                    yield owner, node.attr
+
+
+def _last(node: ast.AST) -> str:
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
+def _sources(rooms: Iterable[str]) -> list[str]:
+    paths = [path for room in rooms for path in sorted((ROOT / "sdp" / room).rglob("*.py"))]
+    return [path.read_text(encoding="utf-8") for path in paths] + [_own_methods()]
+
+
+def _own_methods() -> str:
+    """What sections do with their own keys, as StorageConfig.options does; their checks are left out."""
+    found = []
+    for path in sorted((ROOT / "sdp" / "config").glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                methods = [n for n in node.body if isinstance(n, ast.FunctionDef) and n.name not in OWN_READERS]
+                for method in methods:
+                    if method.args.args:
+                        method.args.args[0].annotation = ast.Name(node.name, ast.Load())
+                    found.append(ast.unparse(ast.fix_missing_locations(method)))
+    return "\n".join(line for method in found for line in method.splitlines() if not line.startswith("@"))
+
+
+def test_every_key_of_a_job_is_read_by_its_stage() -> None:
+    assert {job: unread(JOBS[job], _sources(rooms)) for job, rooms in STAGES.items()} == {job: [] for job in STAGES}
+
+
+def test_every_job_whose_code_is_there_is_looked_at() -> None:
+    there = {job for job in JOBS if (ROOT / "sdp" / job / "job.py").exists()}
+    assert there <= set(STAGES), "add it to STAGES in this file"
+
+
+class HowConfig(Section):
+    by_section: int = key(1, "Read by the section's name.")
+    by_private: int = key(1, "Read by the section's name with an underscore.")
+    by_class: int = key(1, "Read by a name that is annotated with the section's class.")
+    by_alias: int = key(1, "Read by a name that the section was given.")
+    by_method: int = key(1, "Read by a method of the section, which is called.")
+    never: int = key(1, "Never read.")
+    written: int = key(1, "Only written.")
+    of_another: int = key(1, "Read from something of another name.")
+
+    def times(self) -> int:
+        return self.by_method
+
+
+class WhatConfig(Section):
+    by_field: int = key(1, "Read by an attribute that is annotated in quotes.")
+    never: int = key(1, "Has the name of a key that is never read, and is read.")
+
+
+class ToyConfig(JobConfig):
+    source: SourceConfig = key(REQUIRED, "Where from.")
+    top: int = key(1, "Read from the job's configuration.")
+    lost: int = key(1, "Never read.")
+    how: HowConfig = key(HowConfig, "How.")
+    what: WhatConfig = key(WhatConfig, "What.")
+
+
+TOY_STAGE = """
+def run(config: ToyConfig, rows: int) -> None:
+    print(config.source.uri, config.limit, config.top)
+    store(config.storage.options(), config.output.uri)
+    print(config.how.by_section, rows.lost, config.how.times())
+    told = config.how
+    print(told.by_alias)
+
+class Worker:
+    def __init__(self, anything: HowConfig) -> None:
+        self._how = anything
+        print(anything.by_class)
+
+    def work(self) -> None:
+        print(self._how.by_private, self._other.of_another)
+        self.how.written = 1
+
+@dataclass
+class Checker:
+    rules: "WhatConfig"
+
+    def check(self) -> None:
+        print(self.rules.by_field, self.rules.never)
+"""
+TOY_METHODS = """
+def times(self: HowConfig) -> int:
+    return self.by_method
+"""
+
+
+def test_a_key_that_is_never_read_is_found_and_one_that_is_read_is_not() -> None:
+    missing = unread(ToyConfig, [TOY_STAGE, TOY_METHODS, _own_methods()])
+    assert missing == ["lost", "how.never", "how.written", "how.of_another"]
+
+
+def test_a_key_that_is_only_checked_is_not_read() -> None:
+    assert "image.crop" in unread(JOBS["download"], [_own_methods()])
+    assert "storage.endpoint" not in unread(JOBS["download"], [_own_methods()])

@@ -1,0 +1,275 @@
+"""The command line: what is printed, what is refused, and with which exit code."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from sdp import __version__
+from sdp.cli import COMMANDS, JOBS, LOOK, Command, _job_command, main
+from sdp.errors import SdpError, UserError
+
+ROOT = Path(__file__).resolve().parents[2]
+ENDS = ["--set", "source.uri=in", "--set", "output.uri=out"]
+
+
+def sdp(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "sdp", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+
+
+def command_that(run: object, name: str = "go") -> Sequence[Command]:
+    assert callable(run)
+    return [Command(name, LOOK, "Does it.", lambda parser: None, lambda arguments: run())]  # noqa: ARG005
+
+
+def test_help_names_every_command_with_a_sentence_and_examples(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    for command in COMMANDS:
+        assert f"  {command.name} " in out
+        assert command.summary in out
+        assert command.summary.endswith(".")
+        assert command.example.startswith(command.name)
+        assert f"  sdp {command.example}\n" in out
+    assert max(map(len, out.splitlines())) <= 110
+
+
+def test_every_command_explains_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in COMMANDS:
+        assert main([*command.name.split(), "--help"]) == 0
+        assert command.summary in " ".join(capsys.readouterr().out.split())
+
+
+def test_no_command_at_all_is_a_usage_error_that_shows_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "usage: sdp COMMAND" in err
+
+
+def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"sdp {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("conifg", "expected a command, got the unknown command 'conifg'; did you mean sdp config?"),
+        ("xyzzy", "expected a command, got the unknown command 'xyzzy'; see sdp --help"),
+        ("--hlep", "expected a command, got the unknown option '--hlep'; did you mean sdp --help?"),
+        ("config", "config: expected show or schema, got nothing; see sdp config --help"),
+        ("config shwo", "config: expected show or schema, got 'shwo'; did you mean sdp config show?"),
+        (
+            "config show trian",
+            "config show: JOB: expected download, process, train or generate, got 'trian'; did you mean train?",
+        ),
+        (
+            "config show train --cofnig x",
+            "config show: expected an option it has, got '--cofnig'; did you mean --config?",
+        ),
+        ("config show train --conf x", "config show: expected an option it has, got '--conf'; did you mean --config?"),
+        (
+            "config show train --bogus=1",
+            "config show: expected an option it has, got '--bogus=1'; see sdp config show --help",
+        ),
+        (
+            "config show train limit=3",
+            "config show: expected no further argument, got 'limit=3'; did you mean --set limit=3?",
+        ),
+        ("config schema train x", "config schema: expected no further argument, got 'x'; see sdp config schema --help"),
+        ("config show", "config show: the following arguments are required: JOB; see sdp config show --help"),
+        ("config show train --set", "config show: argument --set: expected one argument; see sdp config show --help"),
+    ],
+)
+def test_a_mistyped_line_is_one_line_with_the_nearest_thing_and_exit_code_2(
+    line: str, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(line.split()) == 2
+    out, err = capsys.readouterr()
+    assert (out, err) == ("", f"sdp: {told}\n")
+
+
+def test_a_configuration_that_cannot_work_is_one_line_a_problem_and_exit_code_2(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["config", "show", "train", "--set", "strategy.kind=zero", "--set", "limit=0"]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.splitlines() == [
+        "sdp: limit: expected a whole number of 1 or more, or null, got 0",
+        "sdp: strategy.kind: expected ddp or fsdp, got 'zero'",
+    ]
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_config_show_prints_yaml_that_can_be_used_as_a_file(
+    job: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ends = [*ENDS, "--set", "limit=7"]
+    if job == "generate":
+        ends += ["--set", "checkpoint=run"]
+        ends[1] = "source.uri=prompts.txt"
+    if job in ("process", "train"):
+        ends += ["--set", "model.source=builtin:tiny"]
+    assert main(["config", "show", job, *ends]) == 0
+    shown, err = capsys.readouterr()
+    assert err == ""
+    (tmp_path / "job.yaml").write_text(shown, encoding="utf-8")
+    assert main(["config", "show", job, "--config", str(tmp_path / "job.yaml")]) == 0
+    assert capsys.readouterr().out == shown
+    assert "limit: 7\n" in shown
+
+
+def test_config_show_of_nothing_is_a_template_and_says_what_to_set(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "show", "download"]) == 0
+    out, err = capsys.readouterr()
+    assert "  uri:  # REQUIRED, for example s3://bucket/laion-metadata\n" in out
+    assert err == "sdp: still to be set: output.uri, source.uri\n"
+
+
+def test_config_schema_is_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "schema", "train"]) == 0
+    assert json.loads(capsys.readouterr().out)["title"] == "sdp train"
+
+
+def test_a_refusal_by_a_command_has_its_own_exit_code_and_no_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    def refuse() -> None:
+        raise UserError("a: wrong\nb: wrong")
+
+    def fail() -> None:
+        raise SdpError("the store is away")
+
+    assert main(["go"], command_that(refuse)) == 2
+    assert capsys.readouterr().err == "sdp: a: wrong\nsdp: b: wrong\n"
+    assert main(["go"], command_that(fail)) == 1
+    assert capsys.readouterr().err == "sdp: the store is away\n"
+
+
+def test_an_interrupt_ends_with_130_and_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    assert main(["go"], command_that(interrupt)) == 130
+    assert capsys.readouterr().err == "sdp: interrupted\n"
+
+
+def test_a_bug_keeps_its_traceback() -> None:
+    def bug() -> None:
+        raise ZeroDivisionError("a bug")
+
+    with pytest.raises(ZeroDivisionError):
+        main(["go"], command_that(bug))
+
+
+def test_a_commands_own_exit_code_is_the_commands() -> None:
+    assert main(["go"], command_that(lambda: 1)) == 1
+    assert main(["go"], command_that(lambda: None)) == 0
+
+
+@pytest.mark.parametrize("line", ["--version", "config schema train"])
+def test_output_that_nobody_reads_is_no_error(line: str) -> None:
+    # A pipe whose reader is gone before the first byte, as `| head` is for a slow command; output that fits into
+    # a buffer fails when that is flushed, and longer output before.
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "sdp", *line.split()]
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    done = subprocess.run(
+        command, cwd=ROOT, env=buffered, stdout=writer, stderr=subprocess.PIPE, timeout=60, check=False
+    )
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_python_m_sdp_is_sdp() -> None:
+    done = sdp("conifg")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "sdp: expected a command, got the unknown command 'conifg'; did you mean sdp config?\n"
+    assert sdp("--version").stdout == f"sdp {__version__}\n"
+
+
+def loaded_by(code: str) -> set[str]:
+    command = [sys.executable, "-c", f"{code}\nimport sys; print('\\n'.join(sys.modules))"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    return {module.partition(".")[0] for module in done.stdout.splitlines()}
+
+
+HEAVY = {"torch", "ray", "diffusers", "transformers", "pyarrow", "numpy", "PIL", "kubernetes", "obstore", "matplotlib"}
+
+
+def test_help_and_usage_errors_import_nothing_that_takes_time() -> None:
+    slow = HEAVY | {"pydantic", "yaml", "typer", "click", "rich", "asyncio", "http", "email"}
+    assert not slow & loaded_by("from sdp.cli import main; main(['--help'])")
+    assert not slow & loaded_by("from sdp.cli import main; main(['config', 'show', 'trian'])")
+
+
+def test_a_configuration_error_imports_nothing_heavy() -> None:
+    modules = loaded_by("from sdp.cli import main; main(['config', 'show', 'train', '--set', 'limit=0'])")
+    assert not HEAVY & modules
+    assert "pydantic" in modules
+
+
+@pytest.fixture
+def fake_job(monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
+    seen: dict[str, object] = {}
+    job = ModuleType("sdp.download.job")
+
+    def run(config: object, **flags: object) -> str:
+        seen.update(config=config, **flags)
+        return "a summary, which is no exit code"
+
+    job.run = run  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "sdp.download.job", job)
+    return seen
+
+
+def test_a_job_gets_its_configuration_and_its_flags(fake_job: dict[str, object], tmp_path: Path) -> None:
+    (tmp_path / "d.yaml").write_text("source: {uri: in}\noutput: {uri: out}\n", encoding="utf-8")
+    commands = [_job_command("download", "Fetch.", only_failed="again")]
+    arguments = ["download", "--config", str(tmp_path / "d.yaml"), "--set", "limit=5"]
+    assert main(arguments, commands) == 0
+    config = fake_job["config"]
+    assert getattr(config, "limit", None) == 5
+    assert (fake_job["dry_run"], fake_job["only_failed"]) == (False, False)
+    assert main([*arguments, "--dry-run", "--only-failed"], commands) == 0
+    assert (fake_job["dry_run"], fake_job["only_failed"]) == (True, True)
+
+
+def test_a_job_is_not_begun_with_a_configuration_that_cannot_work(
+    fake_job: dict[str, object], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["download", "--set", "source.uri=in"], [_job_command("download", "Fetch.")]) == 2
+    assert fake_job == {}
+    assert capsys.readouterr().err.startswith("sdp: output.uri: expected a URI, got nothing")
+
+
+def test_a_job_on_a_laptops_installation_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def without_ray(name: str) -> ModuleType:
+        raise ModuleNotFoundError(f"No module named 'ray' (for {name})", name="ray.data")
+
+    monkeypatch.setattr("importlib.import_module", without_ray)
+    assert main(["download", *ENDS], [_job_command("download", "Fetch.")]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("sdp: sdp download: expected an installation for workers, got one without ray; ")
+    assert "sdp[worker]" in err
+
+
+def test_the_command_line_and_the_configuration_agree_on_what_jobs_there_are() -> None:
+    from sdp import config
+
+    assert tuple(config.JOBS) == JOBS
+
+
+def test_a_job_that_is_there_has_a_command() -> None:
+    there = {job for job in JOBS if (ROOT / "sdp" / job / "job.py").exists()}
+    assert there <= {command.name for command in COMMANDS}, "add its _job_command to COMMANDS in sdp/cli.py"

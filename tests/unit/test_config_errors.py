@@ -1,0 +1,279 @@
+"""What a person is told of a configuration that cannot work."""
+
+from pathlib import Path
+
+import pytest
+
+from sdp.config import JOBS, keys, load, parse
+from sdp.errors import ConfigError
+
+ENDS = ["source.uri=in", "output.uri=out"]
+MODEL = [*ENDS, "model.source=builtin:tiny"]
+
+
+def lines(job: str, *overrides: str, path: str | None = None) -> list[str]:
+    with pytest.raises(ConfigError) as refused:
+        load(job, path, list(overrides))
+    assert refused.value.exit_code == 2
+    return str(refused.value).splitlines()
+
+
+@pytest.mark.parametrize(
+    ("job", "overrides", "line"),
+    [
+        ("train", ["strategy.kind=zero"], "strategy.kind: expected ddp or fsdp, got 'zero'"),
+        (
+            "train",
+            ["strategy.kind=fdsp"],
+            "strategy.kind: expected ddp or fsdp, got 'fdsp'; did you mean fsdp?",
+        ),
+        (
+            "train",
+            ["data.batch_size='12'"],
+            "data.batch_size: expected a whole number of 1 or more, got '12'; write it without quotes",
+        ),
+        ("train", ["data.batch_size=1.5"], "data.batch_size: expected a whole number of 1 or more, got 1.5"),
+        (
+            "train",
+            ["data.batch_size=12.0"],
+            "data.batch_size: expected a whole number of 1 or more, got 12.0; write 12",
+        ),
+        ("train", ["data.batch_size=true"], "data.batch_size: expected a whole number of 1 or more, got true"),
+        ("train", ["data.batch_size={}"], "data.batch_size: expected a whole number of 1 or more, got a mapping"),
+        (
+            "train",
+            ["data.batch_size="],
+            "data.batch_size: expected a whole number of 1 or more, got null; "
+            "set it in the file or with --set data.batch_size=…",
+        ),
+        ("train", ["strategy.compile=yes"], "strategy.compile: expected true or false, got 'yes'"),
+        ("train", ["strategy.compile=1"], "strategy.compile: expected true or false, got 1"),
+        ("train", ["ema.decay=1"], "ema.decay: expected a number of 0 or more and below 1, or null, got 1"),
+        ("train", ["optimizer.learning_rate=.nan"], "optimizer.learning_rate: expected a number above 0, got nan"),
+        ("train", ["optimizer.learning_rate=.inf"], "optimizer.learning_rate: expected a number above 0, got inf"),
+        (
+            "train",
+            ["scaling.num_workers=0"],
+            "scaling.num_workers: expected a whole number of 1 or more, or {min: N, max: N}, got 0",
+        ),
+        (
+            "train",
+            ["scaling.num_workers=[1]"],
+            "scaling.num_workers: expected a whole number of 1 or more, or {min: N, max: N}, got a list",
+        ),
+        (
+            "train",
+            ["scaling.num_workers={min: 4}"],
+            "scaling.num_workers.max: expected a whole number of 1 or more, got nothing; "
+            "set it in the file or with --set scaling.num_workers.max=…",
+        ),
+        (
+            "train",
+            ["scaling.num_workers={min: 4, max: 2}"],
+            "scaling.num_workers.min: expected at most max, which is 2, got 4; swap them or raise max",
+        ),
+        (
+            "train",
+            ["max_steps=null"],
+            "max_steps: expected a whole number while max_epochs is null, got null; set one of them: a run must end",
+        ),
+        (
+            "train",
+            ["max_steps=null", "max_epochs=1", "optimizer.schedule=cosine"],
+            "optimizer.schedule: expected constant while max_steps is null, got 'cosine'; "
+            "set max_steps: the learning rate needs an end to fall to",
+        ),
+        (
+            "process",
+            ["resolutions=250"],
+            "resolutions: expected a list of one or more, each a whole number of 8 or more, divisible by 8, got 250; "
+            "write [250]",
+        ),
+        (
+            "process",
+            ["resolutions=[256, 250]"],
+            "resolutions.1: expected a whole number of 8 or more, divisible by 8, got 250",
+        ),
+        (
+            "process",
+            ["resolutions=[256, 256]"],
+            "resolutions: expected each resolution once, got 256 more than once; remove the repetition",
+        ),
+        ("process", ["limit=0"], "limit: expected a whole number of 1 or more, or null, got 0"),
+    ],
+)
+def test_a_wrong_value_is_one_line_with_its_path_what_was_expected_and_what_to_do(
+    job: str, overrides: list[str], line: str
+) -> None:
+    assert lines(job, *MODEL, *overrides) == [line]
+
+
+def test_an_unknown_key_names_the_nearest_known_one() -> None:
+    unknown = "expected a known key, got an unknown key"
+    assert lines("download", *ENDS, "fetch.timeoutt_s=1") == [
+        f"fetch.timeoutt_s: {unknown}; did you mean fetch.timeout_s?"
+    ]
+    assert lines("download", *ENDS, "url_column=1") == [f"url_column: {unknown}; did you mean source.url_column?"]
+    assert lines("train", *MODEL, "scaling.num_workers={min: 1, mx: 2, max: 3}") == [
+        f"scaling.num_workers.mx: {unknown}; did you mean scaling.num_workers.max?"
+    ]
+
+
+def test_an_unknown_key_that_resembles_none_is_told_the_keys_that_there_are() -> None:
+    (line,) = lines("process", *MODEL, "fetch.timeout_s=1")
+    known, _, there = line.partition("; the keys here are ")
+    assert known == "fetch: expected a known key, got an unknown key"
+    assert {"source", "output", "resolutions", "encode"} <= set(there.split(", "))
+
+
+@pytest.mark.parametrize("name", ["aws_secret_access_key", "source.token", "storage.secret_key", "storage.access_key"])
+def test_a_credential_is_an_unknown_key_and_its_value_is_never_repeated(name: str) -> None:
+    (line,) = lines("download", *ENDS, f"{name}=hunter2")
+    assert line.startswith(f"{name}: expected a known key, got an unknown key")
+    assert "hunter2" not in line
+
+
+def test_what_is_missing_is_named_by_its_path_and_all_of_it_at_once() -> None:
+    assert lines("process") == [
+        f"{path}: expected {what}, got nothing; set it in the file or with --set {path}=…"
+        for path, what in [("source.uri", "a URI"), ("output.uri", "a URI"), ("model.source", "some text")]
+    ]
+
+
+def test_several_problems_of_several_kinds_are_all_told_at_once() -> None:
+    told = lines(
+        "download", "output.uri=out", "image.crop=center", "fetch.retries=-1", "storage.timeout_s=x", "bogus=1"
+    )
+    assert [line.partition(":")[0] for line in told] == [
+        "source.uri",
+        "storage.timeout_s",
+        "fetch.retries",
+        "image.crop",
+        "bogus",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("uri", "told"),
+    [
+        ("", "a URI, got ''"),
+        (" s3://b", "a URI, got ' s3://b'"),
+        ("ftp://host/x", "a local path, file://, s3://, gs://, https://, http:// or hf://, got 'ftp://host/x'"),
+        ("s3:///key", "a URI, got 's3:///key'; name the bucket or host after s3://"),
+        ("http://[broken", "a URI, got 'http://[broken'"),
+    ],
+)
+def test_a_source_that_is_no_uri_is_refused(uri: str, told: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        parse("download", {"source": {"uri": uri}, "output": {"uri": "out"}})
+    assert str(refused.value).startswith(f"source.uri: expected {told}")
+
+
+@pytest.mark.parametrize("uri", ["https://host/x", "hf://datasets/a/b"])
+def test_an_output_must_be_something_that_can_be_written(uri: str) -> None:
+    (line,) = lines("download", "source.uri=in", f"output.uri={uri}")
+    assert line == f"output.uri: expected a local path, file://, s3:// or gs://, got '{uri}'"
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "https://me:hunter2@host/x",
+        "s3://key:hunter2@bucket/x",
+        "https://host/x?X-Amz-Signature=hunter2",
+        "https://host/x?a=1&sig=hunter2",
+    ],
+)
+def test_a_uri_with_a_credential_is_refused_without_repeating_it(uri: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        parse("download", {"source": {"uri": uri}, "output": {"uri": "out"}})
+    assert "expected a URI without credentials" in str(refused.value)
+    assert "hunter2" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "uri", ["data/images", "/data/x*.parquet", "file:///data", "s3://b/a b", "hf://datasets/a/b@c/*"]
+)
+def test_the_usual_uris_are_accepted(uri: str) -> None:
+    assert parse("download", {"source": {"uri": uri}, "output": {"uri": "o"}}).source.uri == uri
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("source:\n  uri: a\n  uri: b\n", ":3:3: expected each key once, got uri a second time"),
+        ("source: {uri: a, uri: b}\n", ":1:18: expected each key once, got uri a second time"),
+        ("source: {uri: a\n", ":2:1: expected YAML, got a syntax error (expected ',' or '}', but got '<stream end>')"),
+        ("a: b: c\n", ":1:5: expected YAML, got a syntax error (mapping values are not allowed here)"),
+        ("\ta: 1\n", ":1:1: expected YAML, got a syntax error (found character '\\t' that cannot start any token)"),
+        ("a: \x01\n", ":1: expected YAML, got the character U+0001"),
+        ("a: &x 1\nb: *x\n", ":2:4: expected the value written out, got the alias *x"),
+        ("a: !!python/name:os.system\n", ":1:4: expected plain values, got the tag "),
+        ("a: !!set {b}\n", ":1:4: expected plain values, got the tag "),
+        ("1: 2\n", ":1:1: expected a key that is text, got 1"),
+        ("a: 1\n---\nb: 2\n", ":2:1: expected YAML, got a syntax error (but found another document)"),
+        ("- a\n", ": expected a mapping of keys to values, got a list"),
+        ("just words\n", ": expected a mapping of keys to values, got 'just words'"),
+        ("[" * 1500, ": expected YAML, got brackets nested beyond measure"),
+    ],
+)
+def test_a_file_that_is_not_plain_yaml_is_told_with_line_and_column(tmp_path: Path, text: str, told: str) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(text, encoding="utf-8")
+    (line,) = lines("download", path=str(path))
+    assert line.startswith(f"{path}{told}")
+
+
+def test_a_file_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
+    nowhere = str(tmp_path / "nowhere.yaml")
+    assert lines("download", path=nowhere) == [
+        f"{nowhere}: expected a configuration file, got nothing there; check the path"
+    ]
+    assert lines("download", path=str(tmp_path)) == [
+        f"{tmp_path}: expected a configuration file, got a directory; name a file in it"
+    ]
+    other = tmp_path / "latin.yaml"
+    other.write_bytes(b"a: \xe9\n")
+    assert lines("download", path=str(other)) == [f"{other}: expected a configuration file in UTF-8, got other bytes"]
+    large = tmp_path / "large.yaml"
+    large.write_bytes(b"#" * (1 << 20) + b"#")
+    assert lines("download", path=str(large))[0].endswith("expected a configuration of at most 1048576 bytes, got more")
+    assert len(lines("download", path="a\0b")) == 1
+
+
+def test_overrides_that_are_none_are_all_told() -> None:
+    assert lines("download", "limit", "=3", "a..b=1") == [
+        f"--set: expected key=value, for example limit=1000, got {given}" for given in ["'limit'", "'=3'", "'a..b=1'"]
+    ]
+    assert lines("process", *MODEL, "resolutions=[256]", "resolutions.4=512") == [
+        "resolutions: expected one of its 1 items, from 0, got '4'"
+    ]
+    assert lines("process", "resolutions=[256") == [
+        "--set resolutions:1:5: expected YAML, got a syntax error (expected ',' or ']', but got '<stream end>')"
+    ]
+
+
+def test_prompts_come_from_one_place() -> None:
+    checkpoint = ["output.uri=out", "checkpoint=run"]
+    assert lines("generate", *checkpoint) == [
+        "prompts: expected one or more prompts, here or in a file, got none; set prompts or source.uri"
+    ]
+    assert lines("generate", *checkpoint, "prompts=[a]", "source.uri=b.txt") == [
+        "prompts: expected an empty list while source.uri is set, got prompts as well; keep one of the two"
+    ]
+    assert lines("generate", *checkpoint, "prompts=['']") == ["prompts.0: expected some text, got ''"]
+
+
+@pytest.mark.parametrize("job", JOBS)
+@pytest.mark.parametrize("value", ["", "text", 0, -1, 1.5, True, None, [], [None], {}, {"a": {"b": 1}}, "x" * 500])
+def test_whatever_stands_in_the_place_of_a_key_the_answer_is_lines_and_no_accident(job: str, value: object) -> None:
+    for key in keys(JOBS[job]):
+        parts = key.path.split(".")
+        for depth in range(1, len(parts) + 1):
+            data: dict[str, object] = {parts[depth - 1]: value}
+            for part in reversed(parts[: depth - 1]):
+                data = {part: data}
+            # Something required is always missing, so that there is an error in any case.
+            with pytest.raises(ConfigError) as refused:
+                parse(job, data)
+            assert all(len(line) < 400 and ": expected " in line for line in str(refused.value).splitlines())

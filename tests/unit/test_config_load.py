@@ -1,0 +1,312 @@
+"""From files and overrides to configurations."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from sdp.config import (
+    JOBS,
+    DownloadConfig,
+    JobConfig,
+    Range,
+    TrainConfig,
+    draft,
+    dump_yaml,
+    identity,
+    json_schema,
+    keys,
+    load,
+    parse,
+)
+from sdp.config.scalars import parse_scalar
+from sdp.config.yaml_text import parse_document
+from sdp.errors import ConfigError
+
+ENDS = ["source.uri=s3://bucket/in", "output.uri=s3://bucket/out"]
+COMPLETE = {
+    "download": ENDS,
+    "process": [*ENDS, "model.source=builtin:tiny"],
+    "train": [*ENDS, "model.source=builtin:tiny"],
+    "generate": [*ENDS, "checkpoint=s3://bucket/run"],
+}
+
+
+def write(folder: Path, text: str) -> str:
+    path = folder / "job.yaml"
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+def test_a_file_and_the_defaults_make_a_configuration_and_overrides_win(tmp_path: Path) -> None:
+    path = write(
+        tmp_path,
+        "source: {uri: meta, url_column: URL}\noutput:\n  uri: images\nlimit: 10\nfetch:\n  timeout_s: 4\n",
+    )
+    config = load("download", path, ["limit=20", "source.caption_column=TEXT", "limit=30"])
+    assert isinstance(config, DownloadConfig)
+    assert (config.source.url_column, config.source.caption_column) == ("URL", "TEXT")
+    assert config.limit == 30
+    assert config.fetch.timeout_s == 4.0
+    assert config.fetch.allow_private is False
+    assert config.output.rows_per_file == 10_000  # what the reference writes
+
+
+def test_the_defaults_of_train_are_the_recipe_of_stable_diffusion_v2_base() -> None:
+    config = load("train", None, COMPLETE["train"])
+    assert config.objective.prediction == "epsilon"
+    assert config.objective.caption_dropout == 0.1
+    optimizer = config.optimizer
+    assert (optimizer.learning_rate, optimizer.beta1, optimizer.beta2) == (1e-4, 0.9, 0.999)
+    assert (optimizer.epsilon, optimizer.weight_decay) == (1e-8, 0.01)
+    assert (optimizer.schedule, optimizer.warmup_steps) == ("constant", 10_000)
+    assert config.ema.decay == 0.9999
+    assert (config.precision, config.data.resolution, config.max_steps) == ("bf16", 256, 550_000)
+
+
+def test_the_workers_of_a_job_are_a_number_or_a_range() -> None:
+    assert load("train", None, [*COMPLETE["train"], "scaling.num_workers=8"]).scaling.num_workers == 8
+    elastic = load("train", None, [*COMPLETE["train"], "scaling.num_workers={min: 2, max: 8}"])
+    assert elastic.scaling.num_workers == Range(min=2, max=8)
+    by_parts = ["scaling.num_workers.min=2", "scaling.num_workers.max=8"]
+    assert load("train", None, [*COMPLETE["train"], *by_parts]) == elastic
+
+
+def test_an_override_takes_a_scalar_whole_and_anything_in_brackets_as_yaml() -> None:
+    given_values = {
+        "fetch.user_agent=Mozilla/5.0 (a: b) # c": ("fetch.user_agent", "Mozilla/5.0 (a: b) # c"),
+        "fetch.user_agent='12'": ("fetch.user_agent", "12"),
+        "source.uri=a=b": ("source.uri", "a=b"),
+        "image.size=": ("image.size", None),
+        "limit=1e6": ("limit", 1_000_000),
+        "fetch.timeout_s=1e-3": ("fetch.timeout_s", 0.001),
+    }
+    for override, (path, wanted) in given_values.items():
+        value: object = load("download", None, [*ENDS, override])
+        for part in path.split("."):
+            value = getattr(value, part)
+        assert value == wanted
+    process = load("process", None, [*COMPLETE["process"], "resolutions=[256, 512]", "resolutions.1=768"])
+    assert process.resolutions == (256, 768)
+
+
+@pytest.mark.parametrize("empty", ["", "\n", "# only a comment\n", "---\n"])
+def test_an_empty_file_is_the_defaults(tmp_path: Path, empty: str) -> None:
+    assert load("download", write(tmp_path, empty), ENDS) == load("download", None, ENDS)
+
+
+def test_a_section_whose_keys_are_all_commented_out_is_its_defaults(tmp_path: Path) -> None:
+    path = write(tmp_path, "source: {uri: a}\noutput: {uri: b}\nfetch:\n  # timeout_s: 3\n")
+    assert load("download", path).fetch == load("download", None, ENDS).fetch
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("true", True),
+        ("False", False),
+        ("yes", "yes"),
+        ("off", "off"),
+        ("null", None),
+        ("~", None),
+        ("12", 12),
+        ("-3", -3),
+        ("1_000", 1000),
+        ("0x1F", 31),
+        ("0o17", 15),
+        ("017", 17),
+        ("1e-4", 0.0001),
+        ("1.1264e+09", 1_126_400_000),
+        ("1.5e0", 1.5),
+        ("1.0", 1.0),
+        (".5", 0.5),
+        ("-.inf", float("-inf")),
+        ("1:30", "1:30"),
+        ("2024-01-01", "2024-01-01"),
+        ("1.2.3", "1.2.3"),
+        ("e5", "e5"),
+        ("0.1.", "0.1."),
+        ("_1", "_1"),
+    ],
+)
+def test_scalars_are_read_as_yaml_1_2_has_them(text: str, value: object) -> None:
+    read = parse_scalar(text)
+    assert read == value
+    assert type(read) is type(value)
+    assert parse_document(f"key: {text}", "file") == {"key": value}
+
+
+def test_a_configuration_cannot_be_changed() -> None:
+    config = load("download", None, ENDS)
+    with pytest.raises(ValidationError, match="frozen"):
+        config.limit = 3
+    with pytest.raises(ValidationError, match="frozen"):
+        config.fetch.timeout_s = 3.0
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_what_is_shown_loads_back_to_the_same_configuration_with_every_key_explained(job: str, tmp_path: Path) -> None:
+    config = load(job, None, COMPLETE[job])
+    text = dump_yaml(config)
+    assert load(job, write(tmp_path, text)) == config
+    assert load(job, write(tmp_path, dump_yaml(config, comments=False))) == config
+    assert max(map(len, text.splitlines())) <= 120
+    words = " ".join(line.strip().removeprefix("# ") for line in text.splitlines() if line.strip().startswith("#"))
+    for key in keys(JOBS[job]):
+        assert key.what in words
+
+
+# Text as people write it and as they do not: every printable character and some that YAML must escape.
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1) | st.sampled_from(
+    [
+        "no",
+        "null",
+        "1e-4",
+        "12",
+        "a: b",
+        "a #b",
+        "- a",
+        "'",
+        '"',
+        "~",
+        "[",
+        "é",
+        "\x85",
+        "\u2028",
+        "😀",
+        "\t",
+        " a ",
+        "\\",
+    ]
+)
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    agent=TEXT,
+    timeout=st.floats(min_value=1e-300, max_value=1e300).filter(lambda x: x >= 5),
+    limit=st.none() | st.integers(1, 2**80),
+    prompts=st.lists(TEXT, min_size=1, max_size=4),
+    negative=st.text(st.characters(exclude_categories=["Cs"])),
+)
+def test_any_values_survive_being_shown_and_read(
+    agent: str, timeout: float, limit: int | None, prompts: list[str], negative: str
+) -> None:
+    ends = {"source": {"uri": "a"}, "output": {"uri": "b"}}
+    download = parse("download", {**ends, "limit": limit, "fetch": {"timeout_s": timeout, "user_agent": agent}})
+    assert parse("download", parse_document(dump_yaml(download), "shown")) == download
+    generate = parse(
+        "generate",
+        {
+            "output": {"uri": "b"},
+            "checkpoint": agent,
+            "prompts": prompts,
+            "sampler": {"negative_prompt": negative},
+        },
+    )
+    assert parse("generate", parse_document(dump_yaml(generate), "shown")) == generate
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["on", "No", "y", "true", "null", "~", "1e-8", "1:30", "0b1", "2024-01-01", "1_000", "=", "<<", ".5", ".inf", "a:"],
+)
+def test_shown_yaml_means_the_same_to_us_and_to_a_reader_of_yaml_1_1(text: str) -> None:
+    config = parse("generate", {"output": {"uri": "b"}, "checkpoint": text, "prompts": [text]})
+    for shown in (yaml.safe_load(dump_yaml(config)), parse_document(dump_yaml(config), "shown")):
+        assert (shown["checkpoint"], shown["prompts"]) == (text, [text])
+
+
+def test_shown_numbers_are_numbers_to_a_reader_of_yaml_1_1() -> None:
+    shown = yaml.safe_load(dump_yaml(load("train", None, COMPLETE["train"])))
+    assert shown["optimizer"]["epsilon"] == 1e-8
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_a_draft_shows_what_is_still_to_be_set(job: str, tmp_path: Path) -> None:
+    sketch = draft(job, None)
+    assert "output.uri" in sketch.missing
+    text = dump_yaml(sketch.config, missing=sketch.missing)
+    assert text.count("# REQUIRED") == len(sketch.missing)
+    with pytest.raises(ConfigError) as refused:
+        load(job, write(tmp_path, text))
+    assert {problem.path for problem in refused.value.problems} == sketch.missing
+
+
+def test_a_draft_forgives_what_is_missing_and_nothing_else() -> None:
+    with pytest.raises(ConfigError, match=r"fetch\.retries: "):
+        draft("download", None, ["fetch.retries=-1"])
+    with pytest.raises(ConfigError, match=r"image\.crop: "):
+        draft("download", None, [*ENDS, "image.crop=center"])
+
+
+def test_the_identity_holds_what_decides_the_output_and_nothing_that_may_change_between_runs() -> None:
+    config = load("download", None, [*ENDS, "image.size=256"])
+    names = identity(config)
+    assert names["source.uri"] == "s3://bucket/in"
+    assert names["image.size"] == 256
+    assert not {"output.uri", "fetch.timeout_s", "concurrency", "storage.endpoint"} & set(names)
+    faster = load("download", None, [*ENDS, "image.size=256", "fetch.connections=7", "concurrency=3"])
+    assert identity(faster) == names
+    other = load("download", None, [*ENDS, "image.size=512"])
+    assert identity(other) != names
+
+
+def test_an_identity_is_plain_data() -> None:
+    import json
+
+    config = load("process", None, [*COMPLETE["process"], "resolutions=[256, 512]"])
+    names = identity(config)
+    assert json.loads(json.dumps(names)) == names
+    assert names["resolutions"] == [256, 512]
+
+
+def test_storage_settings_become_options_of_the_store() -> None:
+    storage = load("download", None, [*ENDS, "storage.endpoint=http://127.0.0.1:1", "storage.timeout_s=3"]).storage
+    options = storage.options()
+    assert (options.endpoint, options.region, options.timeout_s, options.retries) == (
+        "http://127.0.0.1:1",
+        None,
+        3.0,
+        5,
+    )
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_the_json_schema_knows_every_key_and_refuses_others(job: str) -> None:
+    schema = json_schema(job)
+    for key in keys(JOBS[job]):
+        here = schema
+        for part in key.path.split("."):
+            assert here["additionalProperties"] is False
+            here = here["properties"][part]
+            here = schema["$defs"][here["$ref"].rpartition("/")[2]] | here if "$ref" in here else here
+        assert here["description"] == key.what
+
+
+def test_a_resolved_configuration_that_was_saved_is_read_again() -> None:
+    config = load("train", None, [*COMPLETE["train"], "scaling.num_workers={min: 1, max: 2}"])
+    assert parse("train", config.model_dump(mode="json")) == config
+    assert isinstance(config, TrainConfig)
+
+
+def test_every_job_has_the_keys_that_charts_and_scripts_rely_on() -> None:
+    promised = {
+        "download": [
+            "source.url_column",
+            "source.caption_column",
+            "output.rows_per_file",
+            "fetch.timeout_s",
+            "image.size",
+        ],
+        "process": ["resolutions", "model.source", "encode.num_workers", "encode.accelerator"],
+        "train": ["data.mode", "scaling.num_workers", "strategy.kind", "max_steps"],
+        "generate": ["prompts", "checkpoint"],
+    }
+    promised["download"].append("fetch.allow_private")
+    for job, model in JOBS.items():
+        assert issubclass(model, JobConfig)
+        assert {"source.uri", "output.uri", "limit", *promised[job]} <= {key.path for key in keys(model)}

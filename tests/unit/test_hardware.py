@@ -1,0 +1,124 @@
+from collections import Counter
+from datetime import date
+
+import pytest
+
+from sdp.hardware import (
+    GIB,
+    GPUS,
+    INSTANCES,
+    gpu_by_accelerator,
+    gpu_by_product,
+    gpus_by_accelerator,
+    mfu,
+)
+
+# Lines of `nvidia-smi --query-gpu=name,memory.total` and dense bf16 TFLOP/s from the makers' datasheets.
+SEEN = [
+    ("NVIDIA A10G", 23028, 70),
+    ("NVIDIA L4", 23034, 121),
+    ("NVIDIA L40S", 46068, 362.05),
+    ("NVIDIA A100-SXM4-40GB", 40960, 312),
+    ("NVIDIA A100-SXM4-80GB", 81920, 312),
+    ("NVIDIA A100 80GB PCIe", 81920, 312),
+    ("NVIDIA H100 80GB HBM3", 81559, 989),
+    ("NVIDIA H100 PCIe", 81559, 756),
+    ("NVIDIA H200", 143771, 989),
+    ("NVIDIA B200", 183359, 2250),
+]
+
+
+@pytest.mark.parametrize(("product", "mib", "tflops"), SEEN)
+def test_a_product_that_nvml_prints_has_the_datasheets_peak_and_its_memory(
+    product: str, mib: int, tflops: float
+) -> None:
+    gpu = gpu_by_product(product)
+    assert gpu is not None
+    assert gpu.peak_flops == tflops * 1e12
+    assert 0.93 <= mib * 2**20 / gpu.memory_bytes <= 1
+
+
+def test_a_product_is_known_without_the_makers_name_and_in_any_case_as_old_drivers_print_it() -> None:
+    assert gpu_by_product("A100-SXM4-80GB") is GPUS["A100-80G"]
+    assert gpu_by_product("nvidia h100 pcie") is GPUS["H100-PCIe"]
+
+
+@pytest.mark.parametrize(
+    "product",
+    [
+        "NVIDIA A10",
+        "NVIDIA L40",
+        "NVIDIA A100-SXM4-40GB MIG 1g.5gb",
+        "NVIDIA H100 80GB HBM3 MIG 3g.40gb",
+        "NVIDIA GeForce RTX 4090",
+        "NVIDIA H200 NVL",
+        "Tesla V100-SXM2-16GB",
+        "NVIDIA",
+        "",
+    ],
+)
+def test_a_gpu_that_is_not_in_the_catalogue_is_unknown_even_if_its_name_resembles_one(product: str) -> None:
+    assert gpu_by_product(product) is None
+
+
+def test_a_narrow_accelerator_type_is_one_gpu_and_a_wide_one_that_could_be_several_is_none() -> None:
+    assert gpu_by_accelerator("A10G") is GPUS["A10G"]
+    assert gpu_by_accelerator("A100-40G") is GPUS["A100-40G"]
+    assert gpu_by_accelerator("A100") is None
+    assert {gpu.name for gpu in gpus_by_accelerator("A100")} == {"A100-40G", "A100-80G"}
+    assert gpu_by_accelerator("H100") is None
+    assert gpu_by_accelerator("TPU-V4") is None
+
+
+def test_the_share_of_peak_is_what_the_reference_reached_in_its_own_figures() -> None:
+    # 184.6 images a second and GPU at 256 px, 539 GFLOP an image, on an A100: 31.9 % of peak.
+    reached = mfu(184.6 * 539e9, 1.0, gpu_by_product("NVIDIA A100-SXM4-80GB"))
+    assert reached == pytest.approx(0.319, abs=5e-4)
+    assert mfu(32 * 184.6 * 539e9, 1.0, GPUS["A100-80G"], count=32) == pytest.approx(reached)
+
+
+def test_an_unknown_gpu_has_no_share_of_peak() -> None:
+    assert mfu(1e15, 1.0, gpu_by_product("NVIDIA GeForce RTX 4090")) is None
+    assert mfu(1e15, 0.0, GPUS["H100-SXM"]) is None
+
+
+def test_every_name_in_the_catalogue_means_one_thing() -> None:
+    products = Counter(product.casefold() for gpu in GPUS.values() for product in gpu.products)
+    assert max(products.values()) == 1
+    assert all(name == gpu.name for name, gpu in GPUS.items())
+    assert all(name == instance.name for name, instance in INSTANCES.items())
+
+
+def test_the_gpus_that_the_platform_promises_are_there() -> None:
+    accelerators = {accelerator for gpu in GPUS.values() for accelerator in gpu.accelerators}
+    assert {"A10G", "A100-40G", "A100-80G", "L4", "L40S", "H100", "H200", "B200"} <= accelerators
+
+
+def test_instances_have_gpus_of_the_catalogue_and_the_figures_of_the_ec2_guide() -> None:
+    assert all((i.gpu in GPUS) if i.gpus else (i.gpu is None) for i in INSTANCES.values())
+    guide = {
+        "g5.2xlarge": ("A10G", 1, 8, 32),
+        "p4d.24xlarge": ("A100-40G", 8, 96, 1152),
+        "p4de.24xlarge": ("A100-80G", 8, 96, 1152),
+        "p5.48xlarge": ("H100-SXM", 8, 192, 2048),
+        "p6-b200.48xlarge": ("B200", 8, 192, 2048),
+    }
+    for name, (gpu, gpus, vcpus, gib) in guide.items():
+        instance = INSTANCES[name]
+        assert (instance.gpu, instance.gpus, instance.vcpus, instance.memory_bytes) == (gpu, gpus, vcpus, gib * GIB)
+
+
+def test_a_price_says_where_and_when_and_larger_instances_of_a_family_cost_more_per_hour() -> None:
+    priced = [i for i in INSTANCES.values() if i.price is not None]
+    assert len(priced) >= 10
+    for instance in priced:
+        assert instance.price is not None
+        assert instance.price.region
+        assert date(2024, 1, 1) < instance.price.as_of
+    for family in {i.name.partition(".")[0] for i in priced}:
+        prices = [
+            (i.memory_bytes, i.price.usd_per_hour)
+            for i in priced
+            if i.name.partition(".")[0] == family and i.price is not None and i.gpus in (0, 1)
+        ]
+        assert [usd for _, usd in sorted(prices)] == sorted(usd for _, usd in prices)
