@@ -1,0 +1,1 @@
+"""What `make demo` and the tests run on: pictures that the project draws itself; nothing is fetched."""

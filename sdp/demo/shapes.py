@@ -1,0 +1,430 @@
+"""A synthetic caption–image set: coloured shapes, in the encodings and sizes that a crawl meets.
+
+Everything about picture `i` follows from (seed, i): `sample` draws it, `render` paints it, `encode` gives
+its bytes, `metadata_table` lists it as LAION would. The pixels that `render` paints come from hashes and
+correctly rounded arithmetic alone, so they are the same on every machine; the bytes of JPEG and WebP are
+the same for one version of Pillow. `dominant_shape_color` tells the colour of a shape in any picture,
+painted or generated.
+
+`sample` and `metadata_table` need neither Pillow nor torch.
+"""
+
+import hashlib
+import io
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+COLORS: dict[str, tuple[int, int, int]] = {
+    "red": (215, 35, 40),
+    "green": (40, 160, 65),
+    "blue": (40, 80, 215),
+    "yellow": (245, 220, 45),
+    "purple": (135, 45, 165),
+    "orange": (245, 135, 25),
+    "white": (245, 245, 245),
+    "black": (18, 18, 18),
+}
+SHAPES = ("circle", "square", "triangle", "star", "cross")
+CAPTIONS = (
+    "a {color} {shape} on a {background} background",
+    "a {color} {shape} in front of a {background} background",
+    "a picture of a {color} {shape} on a {background} background",
+)
+_RARE_CAPTIONS = 0.15
+"""Share of the captions that are not of the first form."""
+
+Floats = npt.NDArray[np.float32]
+Bytes = npt.NDArray[np.uint8]
+Mode = Literal["RGB", "RGBA", "P", "L", "CMYK"]
+
+
+@dataclass(frozen=True, slots=True)
+class Encoding:
+    """How a picture is stored."""
+
+    format: Literal["JPEG", "PNG", "WEBP"]
+    mode: Mode = "RGB"
+    quality: int = 90
+    subsampling: Literal["4:4:4", "4:2:2", "4:2:0"] = "4:2:0"
+    progressive: bool = False
+    lossless: bool = False
+    orientation: int = 1
+    """The EXIF orientation: the stored pixels are turned so that applying it shows the picture upright."""
+
+    @property
+    def content_type(self) -> str:
+        return f"image/{self.format.lower()}"
+
+    @property
+    def extension(self) -> str:
+        return {"JPEG": "jpg", "PNG": "png", "WEBP": "webp"}[self.format]
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """One picture of the set. Lengths are fractions of the shorter side, measured from the centre."""
+
+    index: int
+    seed: int
+    color: str
+    shape: str
+    background: str
+    caption: str
+    width: int
+    height: int
+    x: float
+    y: float
+    radius: float
+    tilt: float
+    """Tangent of half the angle by which the shape is turned."""
+    noise: float
+    """Amplitude of the texture at full size, in levels of 255."""
+    encoding: Encoding
+
+    @property
+    def path(self) -> str:
+        """Where the picture lies below the server's base URL."""
+        return f"images/{self.index:09d}.{self.encoding.extension}"
+
+
+def sample(i: int, seed: int = 0) -> Shape:
+    """Everything there is to know about picture `i`."""
+    if i < 0:
+        raise ValueError(f"a picture's index is not negative, got {i}")
+    draw = _Draws(seed, i)
+    color = draw.choice(tuple(COLORS))
+    background = draw.choice(tuple(name for name in COLORS if name != color))
+    shape = draw.choice(SHAPES)
+    form = 1 + draw.below(len(CAPTIONS) - 1)
+    if draw.unit() >= _RARE_CAPTIONS:
+        form = 0
+    caption = _articles(CAPTIONS[form].format(color=color, shape=shape, background=background))
+    shorter = 300 + draw.below(501)
+    longer = round(shorter * (1 + 0.67 * draw.unit() ** 2))
+    width, height = (longer, shorter) if draw.unit() < 0.55 else (shorter, longer)
+    return Shape(
+        index=i,
+        seed=seed,
+        color=color,
+        shape=shape,
+        background=background,
+        caption=caption,
+        width=min(width, 1100),
+        height=min(height, 1100),
+        x=draw.between(-0.05, 0.05),
+        y=draw.between(-0.05, 0.05),
+        radius=draw.between(0.25, 0.34),
+        tilt=draw.between(-0.09, 0.09),
+        noise=draw.between(4, 14),
+        encoding=_encoding(draw, grey={color, background} == {"white", "black"}),
+    )
+
+
+def render(shape: Shape, size: int | tuple[int, int] | None = None) -> "Image.Image":
+    """Paint the picture upright: at its own size, at (width, height), or as a square of `size`.
+
+    The square is what a resize of the shorter side and a centre crop would leave of it.
+    """
+    from PIL import Image
+
+    return Image.fromarray(render_array(shape, size))
+
+
+def render_array(shape: Shape, size: int | tuple[int, int] | None = None) -> Bytes:
+    """The pixels of `render`: height × width × 3, without Pillow."""
+    if size is None:
+        size = (shape.width, shape.height)
+    width, height = (size, size) if isinstance(size, int) else size
+    if width < 1 or height < 1:
+        raise ValueError(f"a picture has at least one pixel, got {width} × {height}")
+    draw = _Draws(shape.seed, shape.index, "paint")
+    shorter = min(width, height)
+    across = (np.arange(width, dtype=np.float32) + np.float32(0.5 - width / 2)) / np.float32(shorter)
+    down = (np.arange(height, dtype=np.float32) + np.float32(0.5 - height / 2)) / np.float32(shorter)
+
+    shade = (
+        np.float32(draw.between(-14, 14)) * across[None, :]
+        + np.float32(draw.between(-14, 14)) * down[:, None]
+    )
+    # Resizing averages the texture out, so a small picture is painted with less of it.
+    shade += _texture(draw, height, width, shape.noise * shorter / min(shape.width, shape.height))
+    ground = _tinted(draw, COLORS[shape.background])
+    paint = _tinted(draw, COLORS[shape.color])
+    cover = _coverage(shape, across, down, shorter)
+
+    image = np.empty((height, width, 3), np.uint8)
+    for channel in range(3):
+        plane = cover * np.float32(paint[channel] - ground[channel]) + shade
+        plane += np.float32(ground[channel] + 0.5)
+        image[..., channel] = np.clip(plane, 0, 255, out=plane)
+    return image
+
+
+def encode(shape: Shape) -> tuple[bytes, str, str]:
+    """The picture as a server would send it: (bytes, content type, file extension)."""
+    how = shape.encoding
+    image = _turned(_in_mode(render(shape), how.mode), how.orientation)
+    out = io.BytesIO()
+    if how.format == "JPEG":
+        options: dict[str, Any] = {"quality": how.quality, "progressive": how.progressive}
+        if how.mode != "L":
+            options["subsampling"] = how.subsampling
+        if how.orientation != 1:
+            exif = image.getexif()
+            exif[0x0112] = how.orientation
+            options["exif"] = exif
+        image.save(out, "JPEG", **options)
+    elif how.format == "PNG":
+        image.save(out, "PNG", compress_level=1)
+    else:
+        image.save(out, "WEBP", quality=how.quality, lossless=how.lossless, method=0 if how.lossless else 2)
+    return out.getvalue(), how.content_type, how.extension
+
+
+def metadata_table(n: int, base_url: str, seed: int = 0, start: int = 0) -> pa.Table:
+    """Rows `start` … `start + n` of the list of pictures, in the columns of LAION's own lists."""
+    base = base_url.rstrip("/")
+    shapes = [sample(i, seed) for i in range(start, start + n)]
+    scores = [_scores(shape) for shape in shapes]
+    return pa.table(
+        {
+            "URL": pa.array([f"{base}/{shape.path}" for shape in shapes], pa.string()),
+            "TEXT": pa.array([shape.caption for shape in shapes], pa.string()),
+            "WIDTH": pa.array([shape.width for shape in shapes], pa.int32()),
+            "HEIGHT": pa.array([shape.height for shape in shapes], pa.int32()),
+            "similarity": pa.array([score.similarity for score in scores], pa.float64()),
+            "hash": pa.array([score.hash for score in scores], pa.int64()),
+            "punsafe": pa.array([score.punsafe for score in scores], pa.float32()),
+            "pwatermark": pa.array([score.pwatermark for score in scores], pa.float32()),
+            "aesthetic": pa.array([score.aesthetic for score in scores], pa.float32()),
+        }
+    )
+
+
+def write_metadata(folder: str | Path, n: int, base_url: str, files: int = 1, seed: int = 0) -> list[Path]:
+    """Write the list as `files` Parquet files of nearly equal length, in order; returns their paths."""
+    if files < 1:
+        raise ValueError(f"a list has at least one file, got {files}")
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for number, (start, stop) in enumerate(itertools.pairwise(n * k // files for k in range(files + 1))):
+        path = folder / f"part-{number:05d}.parquet"
+        pq.write_table(metadata_table(stop - start, base_url, seed, start), path)
+        paths.append(path)
+    return paths
+
+
+def dominant_shape_color(image: "Image.Image | Bytes", background: str | None = None) -> str:
+    """The name of the colour that the shape in the middle of a picture has.
+
+    Each pixel of the middle is given the nearest name; the most frequent one besides `background` wins,
+    unless nearly all are background: then there is no shape and the background's name is the answer.
+    """
+    pixels = np.asarray(image if isinstance(image, np.ndarray) else image.convert("RGB"))
+    height, width = pixels.shape[:2]
+    reach = max(1, min(height, width) // 5)
+    middle = pixels[height // 2 - reach : height // 2 + reach, width // 2 - reach : width // 2 + reach, :3]
+    names = list(COLORS)
+    palette = np.array([COLORS[name] for name in names], np.float32)
+    distance = ((middle.reshape(-1, 1, 3).astype(np.float32) - palette) ** 2).sum(axis=2)
+    votes = np.bincount(distance.argmin(axis=1), minlength=len(names))
+    if background is not None:
+        ground = names.index(background)
+        if votes.sum() - votes[ground] < 0.1 * votes.sum():
+            return background
+        votes[ground] = 0
+    return names[int(votes.argmax())]
+
+
+@dataclass(frozen=True, slots=True)
+class _Scores:
+    similarity: float
+    hash: int
+    punsafe: float
+    pwatermark: float
+    aesthetic: float
+
+
+def _scores(shape: Shape) -> _Scores:
+    draw = _Draws(shape.seed, shape.index, "scores")
+    return _Scores(
+        similarity=draw.between(0.24, 0.42),
+        hash=draw.below(1 << 63),
+        punsafe=draw.unit() ** 8,
+        pwatermark=draw.unit() ** 3,
+        aesthetic=draw.between(4.0, 7.5),
+    )
+
+
+class _Draws:
+    """Numbers that follow from a key alone, the same with every version of Python and NumPy."""
+
+    def __init__(self, seed: int, index: int, what: str = "sample") -> None:
+        self._key = f"sdp.demo.shapes/{what}/{seed}/{index}"
+        self._numbers = self._stream()
+
+    def _stream(self) -> Iterator[int]:
+        for block in itertools.count():
+            digest = hashlib.blake2b(f"{self._key}/{block}".encode()).digest()
+            yield from (int.from_bytes(digest[at : at + 8], "little") for at in range(0, len(digest), 8))
+
+    def unit(self) -> float:
+        """Uniform in [0, 1)."""
+        return (next(self._numbers) >> 11) / (1 << 53)
+
+    def between(self, low: float, high: float) -> float:
+        return low + (high - low) * self.unit()
+
+    def below(self, stop: int) -> int:
+        return (next(self._numbers) * stop) >> 64
+
+    def choice(self, options: tuple[str, ...]) -> str:
+        return options[self.below(len(options))]
+
+    def noise(self, count: int) -> Bytes:
+        """`count` random bytes; the raw output of a bit generator is fixed by NumPy's promises."""
+        raw = np.random.PCG64(next(self._numbers)).random_raw(-(-count // 8))
+        return raw.astype("<u8", copy=False).view(np.uint8)[:count]
+
+
+def _encoding(draw: _Draws, *, grey: bool) -> Encoding:
+    """Mostly JPEG, as the web is. Grey only where the caption names no hue."""
+    kind, quality, chroma, other = draw.unit(), 70 + draw.below(27), draw.unit(), draw.unit()
+    if grey and other < 0.5:
+        return Encoding("JPEG", "L", quality) if kind < 0.7 else Encoding("PNG", "L")
+    if kind < 0.74:
+        return Encoding(
+            "JPEG",
+            mode="CMYK" if other < 0.01 else "RGB",
+            quality=quality,
+            subsampling="4:2:0" if chroma < 0.65 else "4:2:2" if chroma < 0.8 else "4:4:4",
+            progressive=draw.unit() < 0.25,
+            orientation=2 + draw.below(7) if 0.01 <= other < 0.09 else 1,
+        )
+    if kind < 0.82:
+        return Encoding("PNG")
+    if kind < 0.86:
+        return Encoding("PNG", "RGBA")
+    if kind < 0.90:
+        return Encoding("PNG", "P")
+    return Encoding("WEBP", quality=quality, lossless=other < 0.15)
+
+
+def _articles(caption: str) -> str:
+    """`a orange` → `an orange`."""
+    return caption.replace("a orange", "an orange")
+
+
+def _tinted(draw: _Draws, color: tuple[int, int, int]) -> tuple[int, ...]:
+    return tuple(min(255, max(0, level + draw.below(17) - 8)) for level in color)
+
+
+def _texture(draw: _Draws, height: int, width: int, amplitude: float) -> Floats:
+    """Grey grain; a tile of it, since a fresh number for each pixel would cost more than all the rest."""
+    side = 256
+    grain = draw.noise(2 * side * side).reshape(2, side, side).astype(np.float32)
+    # The sum of two bytes is roughly bell-shaped; its standard deviation is 104.5.
+    tile = (grain[0] + grain[1] - np.float32(255)) * np.float32(amplitude / 104.5)
+    return np.tile(tile, (-(-height // side), -(-width // side)))[:height, :width]
+
+
+def _coverage(shape: Shape, across: Floats, down: Floats, shorter: int) -> Floats:
+    """How much of each pixel the shape covers, 0 … 1, with a soft edge one pixel wide."""
+    # The rotation from half its tangent: no sine, whose last digit differs between machines.
+    scale = 1 + shape.tilt**2
+    cos, sin = np.float32((1 - shape.tilt**2) / scale), np.float32(2 * shape.tilt / scale)
+    x0, y0 = (across - np.float32(shape.x))[None, :], (down - np.float32(shape.y))[:, None]
+    x, y = cos * x0 + sin * y0, cos * y0 - sin * x0
+    outside = _OUTLINES[shape.shape](x, y, np.float32(shape.radius)) * np.float32(shorter)
+    cover: Floats = np.clip(np.float32(0.5) - outside, 0, 1)
+    return cover
+
+
+def _circle(x: Floats, y: Floats, radius: np.float32) -> Floats:
+    return np.sqrt(x * x + y * y) - radius
+
+
+def _square(x: Floats, y: Floats, radius: np.float32) -> Floats:
+    return np.maximum(np.abs(x), np.abs(y)) - radius * np.float32(0.87)
+
+
+def _triangle(x: Floats, y: Floats, radius: np.float32) -> Floats:
+    """Upright, with its centre a little low so that the tip does not leave the picture."""
+    y = y - radius * np.float32(0.2)
+    slope = np.abs(x) * np.float32(0.8660254) - y * np.float32(0.5)
+    return np.maximum(slope, y) - radius * np.float32(0.6)
+
+
+def _star(x: Floats, y: Floats, radius: np.float32) -> Floats:
+    """A pentagram: inside at least four of its five lines."""
+    lines = [x * np.float32(nx) + y * np.float32(ny) for nx, ny in _PENTAGON]
+    second: Floats = np.sort(np.stack(lines), axis=0)[3]
+    return second - radius * np.float32(0.42)
+
+
+def _cross(x: Floats, y: Floats, radius: np.float32) -> Floats:
+    long, short = radius * np.float32(1.1), radius * np.float32(0.4)
+    along = np.maximum(np.abs(x) - long, np.abs(y) - short)
+    return np.minimum(along, np.maximum(np.abs(x) - short, np.abs(y) - long))
+
+
+_PENTAGON = (
+    (0.0, -1.0),
+    (0.9510565, -0.3090170),
+    (0.5877853, 0.8090170),
+    (-0.5877853, 0.8090170),
+    (-0.9510565, -0.3090170),
+)
+"""Where the five sides of a pentagon look. At 0.42 radii from them the tips reach 1.36 radii."""
+
+_OUTLINES = {"circle": _circle, "square": _square, "triangle": _triangle, "star": _star, "cross": _cross}
+"""Signed distance to the outline: negative inside."""
+
+
+def _in_mode(image: "Image.Image", mode: Mode) -> "Image.Image":
+    from PIL import Image
+
+    if mode == "P":
+        return image.quantize(96, method=Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
+    if mode == "RGBA":
+        image.putalpha(Image.fromarray(_rounded_corners(image.width, image.height)))
+        return image
+    return image if mode == "RGB" else image.convert(mode)
+
+
+def _rounded_corners(width: int, height: int) -> Bytes:
+    """Transparent corners, far from the shape, so that the caption is true whatever is laid beneath."""
+    across = np.maximum(np.abs(np.arange(width) + 0.5 - width / 2) - (width - height // 3) / 2, 0)
+    down = np.maximum(np.abs(np.arange(height) + 0.5 - height / 2) - (height - height // 3) / 2, 0)
+    outside = np.sqrt(across[None, :] ** 2 + down[:, None] ** 2) - height / 6
+    alpha: Bytes = np.clip((0.5 - outside) * 255, 0, 255).astype(np.uint8)
+    return alpha
+
+
+def _turned(image: "Image.Image", orientation: int) -> "Image.Image":
+    """The inverse of what a viewer does when it sees this EXIF orientation."""
+    from PIL import Image
+
+    turn = Image.Transpose
+    inverse = {
+        2: turn.FLIP_LEFT_RIGHT,
+        3: turn.ROTATE_180,
+        4: turn.FLIP_TOP_BOTTOM,
+        5: turn.TRANSPOSE,
+        6: turn.ROTATE_90,
+        7: turn.TRANSVERSE,
+        8: turn.ROTATE_270,
+    }.get(orientation)
+    return image if inverse is None else image.transpose(inverse)

@@ -1,0 +1,214 @@
+"""The synthetic caption–image set."""
+
+import hashlib
+import io
+import subprocess
+import sys
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image, ImageOps
+
+from sdp.demo import shapes
+from sdp.demo.shapes import COLORS, SHAPES, dominant_shape_color, encode, render, sample
+
+MANY = 3000
+
+
+def decoded(data: bytes) -> Image.Image:
+    image = Image.open(io.BytesIO(data))
+    image.load()
+    return ImageOps.exif_transpose(image)
+
+
+def first(count: int, **wanted: object) -> list[shapes.Shape]:
+    """The first samples whose encoding has these values."""
+    found = []
+    for i in range(20_000):
+        picture = sample(i)
+        if all(getattr(picture.encoding, name) == value for name, value in wanted.items()):
+            found.append(picture)
+            if len(found) == count:
+                return found
+    raise AssertionError(f"fewer than {count} samples with {wanted}")
+
+
+def test_a_sample_follows_from_seed_and_index_alone() -> None:
+    assert sample(17, seed=3) == sample(17, seed=3)
+    assert sample(17, seed=3) != sample(17, seed=4)
+    assert sample(17, seed=3) != sample(18, seed=3)
+
+
+def test_samples_are_the_same_in_every_version() -> None:
+    # Golden: whoever changes the drawing of samples changes every data set that was made with them.
+    picture = sample(1)
+    assert picture.caption == "a green square on an orange background"
+    assert (picture.width, picture.height, picture.path) == (570, 441, "images/000000001.jpg")
+
+
+def test_the_painted_pixels_are_the_same_on_every_machine() -> None:
+    # Golden, from one machine: hashes and correctly rounded arithmetic have no other answer.
+    pixels = [shapes.render_array(sample(i), 32) for i in range(40)]
+    digest = hashlib.sha256(np.stack(pixels).tobytes()).hexdigest()
+    assert digest == "30f8b36431d4d7c6143ab51ec3e508b881bf186d25db2e037e9f4f19f14307fa"
+
+
+def test_the_bytes_are_the_same_on_every_call() -> None:
+    for i in range(5):
+        assert encode(sample(i)) == encode(sample(i))
+
+
+def test_every_colour_shape_and_background_occurs_about_equally_often() -> None:
+    samples = [sample(i) for i in range(MANY)]
+    for attribute, values in (("color", COLORS), ("background", COLORS), ("shape", SHAPES)):
+        counts = Counter(getattr(picture, attribute) for picture in samples)
+        assert set(counts) == set(values)
+        assert min(counts.values()) > 0.8 * MANY / len(values)
+
+
+def test_no_shape_has_the_colour_of_its_background() -> None:
+    assert all(sample(i).color != sample(i).background for i in range(MANY))
+
+
+def test_captions_name_what_is_seen_in_good_english() -> None:
+    for i in range(MANY):
+        picture = sample(i)
+        words = picture.caption.split()
+        assert [word for word in words if word in COLORS] == [picture.color, picture.background]
+        assert picture.shape in words
+        for article, word in pairwise(words):
+            if article in ("a", "an"):
+                assert (article == "an") == (word[0] in "aeiou"), picture.caption
+
+
+def test_sizes_and_aspects_are_those_of_photographs() -> None:
+    sizes = [(picture.width, picture.height) for picture in map(sample, range(MANY))]
+    assert min(min(size) for size in sizes) >= 300
+    assert max(max(size) for size in sizes) <= 1100
+    aspects = [width / height for width, height in sizes]
+    assert 0.59 < min(aspects) < 0.7
+    assert 1.5 < max(aspects) < 1.68
+
+
+def test_encodings_are_as_mixed_as_those_of_a_crawl() -> None:
+    encodings = [sample(i).encoding for i in range(MANY)]
+    share = Counter((how.format, how.mode) for how in encodings)
+    assert share["JPEG", "RGB"] > 0.6 * MANY
+    for rare in (("JPEG", "CMYK"), ("JPEG", "L"), ("PNG", "L"), ("PNG", "RGBA"), ("PNG", "P"), ("WEBP", "RGB")):
+        assert 0 < share[rare] < 0.12 * MANY, rare
+    assert {how.orientation for how in encodings} == set(range(1, 9))
+    assert {how.subsampling for how in encodings} == {"4:4:4", "4:2:2", "4:2:0"}
+    assert {how.progressive for how in encodings} == {True, False}
+    assert {how.lossless for how in encodings} == {True, False}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "format_", "mode"),
+    [
+        ({"format": "JPEG", "mode": "RGB", "orientation": 1}, "JPEG", "RGB"),
+        ({"format": "JPEG", "mode": "CMYK"}, "JPEG", "CMYK"),
+        ({"format": "JPEG", "mode": "L"}, "JPEG", "L"),
+        ({"format": "PNG", "mode": "RGBA"}, "PNG", "RGBA"),
+        ({"format": "PNG", "mode": "P"}, "PNG", "P"),
+        ({"format": "WEBP", "lossless": True}, "WEBP", "RGB"),
+        ({"format": "WEBP", "lossless": False}, "WEBP", "RGB"),
+    ],
+)
+def test_bytes_are_what_the_sample_says(wanted: dict[str, object], format_: str, mode: str) -> None:
+    picture = first(1, **wanted)[0]
+    data, content_type, extension = encode(picture)
+    image = Image.open(io.BytesIO(data))
+    assert (image.format, image.mode) == (format_, mode)
+    assert content_type == f"image/{format_.lower()}"
+    assert picture.path.endswith(f".{extension}")
+    assert image.size == (picture.width, picture.height)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_a_turned_picture_is_upright_for_whoever_obeys_its_exif(orientation: int) -> None:
+    picture = first(1, format="JPEG", mode="RGB", orientation=orientation)[0]
+    image = decoded(encode(picture)[0])
+    assert image.size == (picture.width, picture.height)
+    small = (picture.width // 8, picture.height // 8)
+    seen = np.asarray(image.resize(small, Image.Resampling.BOX), np.float32)
+    upright = np.asarray(render(picture).resize(small, Image.Resampling.BOX), np.float32)
+    assert np.abs(seen - upright).mean() < 3
+
+
+def test_jpegs_are_not_trivially_small() -> None:
+    sizes = [len(encode(picture)[0]) for picture in first(8, format="JPEG", mode="RGB")]
+    assert np.median(sizes) > 30_000
+
+
+def test_a_square_rendering_is_what_resize_and_centre_crop_leave() -> None:
+    for picture in map(sample, range(20)):
+        whole = render(picture)
+        fitted = np.asarray(ImageOps.fit(whole, (64, 64), Image.Resampling.BOX), np.float32)
+        square = np.asarray(render(picture, 64), np.float32)
+        assert np.sqrt(((fitted - square) ** 2).mean()) < 12
+
+
+def test_the_colour_of_a_shape_is_told_at_every_size_and_after_its_encoding() -> None:
+    pictures = [sample(i) for i in range(1000, 1150)]
+    for size in (32, 64):
+        named = [dominant_shape_color(render(picture, size), picture.background) for picture in pictures]
+        assert named == [picture.color for picture in pictures]
+    stored = [dominant_shape_color(decoded(encode(picture)[0]), picture.background) for picture in pictures[:12]]
+    assert stored == [picture.color for picture in pictures[:12]]
+
+
+def test_the_colour_is_told_after_strong_jpeg_compression() -> None:
+    right = 0
+    for picture in map(sample, range(200)):
+        out = io.BytesIO()
+        render(picture, 64).save(out, "JPEG", quality=40)
+        right += dominant_shape_color(decoded(out.getvalue()), picture.background) == picture.color
+    assert right >= 198
+
+
+def test_a_picture_without_a_shape_has_the_colour_of_its_background() -> None:
+    empty = Image.new("RGB", (64, 64), COLORS["blue"])
+    assert dominant_shape_color(empty, "blue") == "blue"
+    assert dominant_shape_color(empty, "red") == "blue"
+
+
+def test_the_list_has_laions_columns_and_agrees_with_the_pictures() -> None:
+    table = shapes.metadata_table(50, "http://127.0.0.1:8000/", seed=5)
+    assert table.schema.names == [
+        "URL", "TEXT", "WIDTH", "HEIGHT", "similarity", "hash", "punsafe", "pwatermark", "aesthetic",
+    ]  # fmt: skip
+    assert table.schema.field("hash").type == pa.int64()
+    for i, row in enumerate(table.to_pylist()):
+        picture = sample(i, seed=5)
+        assert row["URL"] == f"http://127.0.0.1:8000/{picture.path}"
+        assert (row["TEXT"], row["WIDTH"], row["HEIGHT"]) == (picture.caption, picture.width, picture.height)
+        assert 0 <= row["punsafe"] <= 1
+        assert 0 <= row["pwatermark"] <= 1
+
+
+def test_usual_thresholds_keep_most_of_the_list_and_not_all() -> None:
+    table = shapes.metadata_table(2000, "http://x")
+    kept = [row["punsafe"] < 0.9 and row["pwatermark"] < 0.8 and row["aesthetic"] > 4.5 for row in table.to_pylist()]
+    assert 0.5 < np.mean(kept) < 0.95
+
+
+def test_a_list_in_several_files_is_the_list_in_one(tmp_path: Path) -> None:
+    paths = shapes.write_metadata(tmp_path / "many", 100, "http://x", files=7, seed=2)
+    assert [path.name for path in paths] == [f"part-{k:05d}.parquet" for k in range(7)]
+    parts = [pq.read_table(path) for path in paths]
+    assert max(len(part) for part in parts) - min(len(part) for part in parts) <= 1
+    assert pa.concat_tables(parts).equals(shapes.metadata_table(100, "http://x", seed=2))
+
+
+def test_the_list_is_made_without_pillow_and_torch() -> None:
+    code = (
+        "import sys; sys.modules['PIL'] = None; sys.modules['torch'] = None\n"
+        "from sdp.demo import shapes\n"
+        "assert shapes.metadata_table(3, 'http://x').num_rows == 3\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
