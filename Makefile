@@ -24,7 +24,7 @@ demo: venv ## run the pipeline end to end on this machine, on data that it makes
 
 test: venv ## fetch the programs that the tests use, and run the tests (TESTS=tests/unit, ARGS="-k lease", WORKERS=0)
 	@$(RUN) -m scripts.tools fetch
-	@$(RUN) -m pytest -n $(WORKERS) $(TESTS) $(ARGS)
+	@$(RUN) -m pytest -n $(WORKERS) --dist loadfile $(TESTS) $(ARGS)
 
 check: venv ## lint, format, types, import rules
 	@sh scripts/check.sh

@@ -20,8 +20,10 @@ def connect(**local: Any) -> dict[str, float]:
     if not ray.is_initialized():
         # A worker group's first start on a cluster that scales up takes longer than Train's minute.
         os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "1800")
+        # Without an address Ray would join whatever cluster it finds running on this machine.
+        where: dict[str, Any] = {} if os.environ.get("RAY_ADDRESS") else {"address": "local", **local}
         try:
-            ray.init(log_to_driver=False, logging_level=logging.WARNING, configure_logging=True, **local)
+            ray.init(log_to_driver=False, logging_level=logging.WARNING, configure_logging=True, **where)
         except ConnectionError as error:
             address = os.environ.get("RAY_ADDRESS", "")
             raise UserError(

@@ -1,4 +1,4 @@
-"""What all tests share: outside programs, by mark or by fixture.
+"""What all tests share: outside programs, by mark or by fixture; and tests/e2e runs only when asked for (`-m e2e`).
 
 `@pytest.mark.needs("versitygw")` on a test that needs a program, `tool("versitygw")` for its path. Where it is missing,
 the test is skipped and the run ends with how to get it; where CI=true, it fails.
@@ -15,6 +15,7 @@ import pytest
 
 from scripts import tools
 
+E2E = Path(__file__).parent / "e2e"
 MISSED = re.compile(r"^(?:Skipped: )?needs (\S+), which is not here; to get it: (.*)$", re.MULTILINE)
 
 
@@ -26,6 +27,12 @@ def tool() -> Callable[[str], Path]:
         return tools.find(name) or _miss(name)
 
     return path_of
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """A KUBECONFIG may lead to anybody's cluster: nothing goes there unless `make e2e` says so."""
+    if E2E in item.path.parents:
+        item.add_marker(pytest.mark.e2e)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -7,7 +7,7 @@ processes of its own. Everything lies in one folder (.demo), so running it again
 import argparse
 import contextlib
 import json
-import os
+import signal
 import socket
 import subprocess
 import sys
@@ -22,8 +22,26 @@ import yaml
 from sdp.console import duration, say, table
 from sdp.errors import SdpError, UserError
 
-IMAGES = 600
-START_DEADLINE_S = 60.0
+IMAGES = 1000
+SIDE = 64
+STEPS = 600
+PROMPTS = tuple(
+    (f"{'an' if color[0] == 'o' else 'a'} {color} {shape} on a {background} background", color)
+    for color, shape, background in (
+        ("red", "circle", "white"),
+        ("green", "square", "yellow"),
+        ("blue", "circle", "white"),
+        ("yellow", "square", "blue"),
+        ("purple", "circle", "yellow"),
+        ("orange", "square", "blue"),
+        ("white", "circle", "red"),
+        ("black", "square", "green"),
+        ("red", "square", "green"),
+        ("blue", "circle", "yellow"),
+    )
+)
+"""What is drawn in the end, and the colour that it must have."""
+STOP_DEADLINE_S = 20.0
 
 
 @dataclass(frozen=True)
@@ -45,14 +63,42 @@ def steps(folder: Path) -> list[Step]:
         "image": {"size": 128},
         "fetch": {"timeout_s": 10, "allow_private": True},
     }
+    process = {
+        "source": {"uri": where["images"]},
+        "output": {"uri": where["latents"], "rows_per_file": 400},
+        "resolutions": [SIDE],
+        "model": {"source": "builtin:tiny"},
+    }
+    train = {
+        "source": {"uri": where["latents"]},
+        "output": {"uri": where["run"]},
+        "model": {"source": "builtin:tiny"},
+        "data": {"mode": "offline", "resolution": SIDE, "batch_size": 64},
+        "max_steps": STEPS,
+        "optimizer": {"learning_rate": 2e-3, "schedule": "cosine", "warmup_steps": 20, "clip_norm": 1.0},
+        "ema": {"decay": 0.99},
+        "precision": "fp32",
+        "checkpoint": {"every_steps": STEPS // 3},
+    }
+    generate = {
+        "prompts": [prompt for prompt, _ in PROMPTS],
+        "output": {"uri": where["samples"]},
+        "checkpoint": where["run"],
+        "resolution": SIDE,
+        "sampler": {"steps": 20, "guidance_scale": 4.0},
+    }
     return [
-        Step(
-            "download: fetch and check the images",
-            ("download", "--config", str(folder / "download.yaml")),
-            ("download.yaml", download),
-        ),
+        _job(folder, "download", "fetch and check the images", download),
         Step("inspect: what became of every row", ("inspect", where["images"])),
+        _job(folder, "process", "encode them to latents and tokens", process),
+        _job(folder, "train", "train a tiny U-Net on them", train),
+        _job(folder, "generate", "draw pictures with it", generate),
     ]
+
+
+def _job(folder: Path, job: str, what: str, config: dict[str, Any]) -> Step:
+    file = f"{job}.yaml"
+    return Step(f"{job}: {what}", (job, "--config", str(folder / file)), (file, config))
 
 
 def run(folder: Path, images: int) -> list[tuple[str, str]]:
@@ -66,13 +112,72 @@ def run(folder: Path, images: int) -> list[tuple[str, str]]:
                 (folder / name).write_text(yaml.safe_dump(content, sort_keys=False))
             say(f"\n── {step.title}\n$ sdp {' '.join(step.command)}")
             start = time.monotonic()
-            code = subprocess.run([sys.executable, "-m", "sdp", *step.command], stdin=subprocess.DEVNULL).returncode
+            code = _call([sys.executable, "-m", "sdp", *step.command])
             if code:
                 raise SdpError(
                     f"demo: `sdp {' '.join(step.command)}` ended with exit code {code}; its message is above"
                 )
             times.append((step.title, duration(time.monotonic() - start)))
     return times
+
+
+def _call(command: Sequence[str]) -> int:
+    """Run a command to its end; it does not outlive us."""
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+    try:
+        return process.wait()
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            try:
+                process.wait(STOP_DEADLINE_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _stop(number: int, _: object) -> None:
+    """A signal ends the demo as an exception would, so that it takes along what it started."""
+    raise SystemExit(128 + number)
+
+
+def colours(samples: Path) -> list[tuple[str, str, str]]:
+    """For each picture: its prompt, the colour that it asks for, and the colour that is seen."""
+    import io
+
+    from PIL import Image
+
+    from sdp.datasets.manifest import open_dataset
+    from sdp.datasets.parts import read_rows
+    from sdp.demo.shapes import dominant_shape_color
+    from sdp.storage import open_storage
+
+    dataset = open_dataset(open_storage(str(samples)), "samples")
+    wanted = dict(PROMPTS)
+    found = []
+    for part in dataset.parts["path"].to_pylist():
+        for row in read_rows(dataset.storage, part, ["prompt", "image"]).to_pylist():
+            picture = Image.open(io.BytesIO(row["image"])).convert("RGB")
+            background = row["prompt"].split()[-2]
+            found.append((row["prompt"], wanted[row["prompt"]], dominant_shape_color(picture, background)))
+    return found
+
+
+def judge(folder: Path) -> None:
+    """Whether the model has learnt what the captions say."""
+    seen = colours(folder / "samples")
+    right = sum(asked == got for _, asked, got in seen)
+    say("\n── did it learn? The colour that each picture was to have, and the one that it has\n")
+    say(
+        table(
+            [(prompt, got, "yes" if asked == got else "NO") for prompt, asked, got in seen], ("prompt", "seen", "right")
+        )
+    )
+    say(f"\ncolour right in {right} of {len(seen)} pictures; look at {folder / 'samples' / 'contact-sheet.png'}")
+    if right < 0.8 * len(seen):
+        raise SdpError(
+            f"demo: colour right in {right} of {len(seen)} pictures, expected 8 of 10: training did not work"
+        )
 
 
 @contextlib.contextmanager
@@ -113,7 +218,7 @@ def _server(folder: Path, images: int) -> Iterator[str]:
         yield url
     finally:
         process.terminate()
-        process.wait(START_DEADLINE_S)
+        process.wait(STOP_DEADLINE_S)
 
 
 def _free_port() -> int:
@@ -127,10 +232,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--folder", type=Path, default=Path(".demo"), help="where everything is kept")
     parser.add_argument("--images", type=int, default=IMAGES, help="how many images the server has")
     given = parser.parse_args(argv)
-    os.environ.setdefault("RAY_DEDUP_LOGS", "1")
+    signal.signal(signal.SIGTERM, _stop)
     start = time.monotonic()
     try:
         times = run(given.folder, given.images)
+        judge(given.folder)
     except SdpError as error:
         say(f"sdp: {error}")
         return error.exit_code

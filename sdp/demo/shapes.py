@@ -153,10 +153,7 @@ def render_array(shape: Shape, size: int | tuple[int, int] | None = None) -> Byt
     across = (np.arange(width, dtype=np.float32) + np.float32(0.5 - width / 2)) / np.float32(shorter)
     down = (np.arange(height, dtype=np.float32) + np.float32(0.5 - height / 2)) / np.float32(shorter)
 
-    shade = (
-        np.float32(draw.between(-14, 14)) * across[None, :]
-        + np.float32(draw.between(-14, 14)) * down[:, None]
-    )
+    shade = np.float32(draw.between(-14, 14)) * across[None, :] + np.float32(draw.between(-14, 14)) * down[:, None]
     # Resizing averages the texture out, so a small picture is painted with less of it.
     shade += _texture(draw, height, width, shape.noise * shorter / min(shape.width, shape.height))
     ground = _tinted(draw, COLORS[shape.background])

@@ -8,8 +8,10 @@ import configparser
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
+from urllib.parse import urlsplit
 
 from sdp.errors import AccessDenied, UserError
 from sdp.storage.base import StorageOptions
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 
 Credentials: TypeAlias = "Callable[[], S3Credential]"
 
+_METADATA_S = 1.5
 LOOKED_IN = (
     "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_WEB_IDENTITY_TOKEN_FILE, profile '{profile}' in ~/.aws, "
     "AWS_CONTAINER_CREDENTIALS_*, instance metadata"
@@ -47,8 +50,7 @@ def find_access(uri: str, options: StorageOptions, env: Mapping[str, str]) -> Ac
     if endpoint:
         config["endpoint"] = endpoint
         config["aws_endpoint_url_s3"] = endpoint  # obstore would let the variable of that name win
-    if metadata := env.get("AWS_EC2_METADATA_SERVICE_ENDPOINT"):
-        config["metadata_endpoint"] = metadata.rstrip("/")
+    config["metadata_endpoint"] = _metadata(env)
     # One DELETE an object: bulk deletion is not implemented by every S3-compatible server.
     config["disable_bulk_delete"] = True
     credentials = None
@@ -57,7 +59,7 @@ def find_access(uri: str, options: StorageOptions, env: Mapping[str, str]) -> Ac
         explicit = env.get("AWS_PROFILE") or env.get("AWS_DEFAULT_PROFILE")
         if credentials is None and explicit:
             raise AccessDenied(f"{uri}: AWS_PROFILE is '{name}', but ~/.aws has no credentials for it; add or unset it")
-        if credentials is None and env.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true":
+        if credentials is None and not _in_container(env) and not _metadata_answers(env):
             raise AccessDenied(no_credentials(uri, looked_in))
     return Access(config["region"], endpoint, config, credentials, looked_in)
 
@@ -74,6 +76,34 @@ def _obstore_finds_them(uri: str, env: Mapping[str, str]) -> bool:
         raise AccessDenied(f"{uri}: {missing} is not set, though its other half is; set both or neither")
     web_identity = env.get("AWS_WEB_IDENTITY_TOKEN_FILE") and env.get("AWS_ROLE_ARN")
     return bool(key or web_identity or env.get("AWS_SKIP_SIGNATURE", "").lower() in ("true", "1"))
+
+
+def _in_container(env: Mapping[str, str]) -> bool:
+    return bool(env.get("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI") or env.get("AWS_CONTAINER_CREDENTIALS_FULL_URI"))
+
+
+def _metadata(env: Mapping[str, str]) -> str:
+    return (env.get("AWS_EC2_METADATA_SERVICE_ENDPOINT") or "http://169.254.169.254").rstrip("/")
+
+
+def _metadata_answers(env: Mapping[str, str]) -> bool:
+    """Whether there is an instance metadata service that we can hear.
+
+    In a pod there often is one that we cannot: with a hop limit of 1 its answers never arrive, and waiting for them
+    would take until the deadline of whatever is done first.
+    """
+    if env.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true":
+        return False
+    at = urlsplit(_metadata(env))
+    connection = HTTPConnection(at.hostname or "", at.port or 80, timeout=_METADATA_S)
+    try:
+        connection.request("PUT", "/latest/api/token", headers={"X-aws-ec2-metadata-token-ttl-seconds": "60"})
+        connection.getresponse()
+        return True  # whatever it says: that is for obstore to understand
+    except (OSError, HTTPException):
+        return False
+    finally:
+        connection.close()
 
 
 def _endpoint(uri: str, options: StorageOptions, env: Mapping[str, str], profile: "_Profile") -> str | None:

@@ -40,8 +40,6 @@ Kind = Literal[
 class Failure:
     kind: Kind
     cause: str
-    landed: bool = True
-    """Whether a write may have taken effect all the same: not where no connection was made."""
 
 
 class Reported(OSError):
@@ -82,7 +80,7 @@ def classify(error: BaseException) -> Failure:
     if isinstance(error, UnauthenticatedError) and (provider := _PROVIDER.search(text)):
         return Failure("denied", _line(provider[1]))
     if any(source in text for source in _CREDENTIAL_SOURCES):
-        return Failure("credentials", "no credentials found", landed=False)
+        return Failure("credentials", "no credentials found")
     if "redirect without LOCATION" in text:
         return Failure("region", "the server redirects elsewhere")
     if isinstance(error, NotSupportedError) or "non-partial response" in text:
@@ -138,15 +136,15 @@ def _by_transport(text: str) -> Failure | None:
         return None
     kind = found[1]
     if _CERTIFICATE.search(text):
-        return Failure("other", "the server's certificate is not trusted", landed=False)
+        return Failure("other", "the server's certificate is not trusted")
     if "InvalidContentType" in text:
-        return Failure("other", "the server does not speak TLS: an http:// address is called https://", landed=False)
+        return Failure("other", "the server does not speak TLS: an http:// address is called https://")
     if "dns error" in text:
-        return Failure("transient", "the host's name cannot be resolved", landed=False)
+        return Failure("transient", "the host's name cannot be resolved")
     if "ConnectionRefused" in text:
-        return Failure("transient", "connection refused", landed=False)
+        return Failure("transient", "connection refused")
     if kind == "Connect":
-        return Failure("transient", "cannot connect", landed=False)
+        return Failure("transient", "cannot connect")
     if kind == "Timeout":
         return Failure("transient", "no answer in time")
     if kind in ("Interrupted", "Request"):

@@ -114,6 +114,7 @@ class LocalStorage(Storage):
 
         # Not memory-mapped: a failing disk or a truncated file would then be a SIGBUS instead of an error.
         with _explained(self.uri_of(path)):
+            self.stat(path)
             return pa.OSFile(str(self._file(path)), mode="r")
 
     def publish(self, path: str, data: Data) -> FileInfo:

@@ -2,8 +2,8 @@
 
 A write is one PUT of data that was serialised before it starts: the store has all of it or none. `create` and `replace`
 are conditional requests that the server decides: If-None-Match and If-Match on S3, generations on Google Cloud Storage.
-Only what one PUT cannot take goes up in parts, to be seen when it is completed. Such an upload is aborted when it
-fails, but a process that dies leaves its parts behind, unseen: a lifecycle rule of the bucket should clear them away.
+Only what one PUT cannot take goes up in parts, to be seen when it is completed. obstore does not always abort such an
+upload when it fails, so a bucket that gets objects of that size needs a rule that clears incomplete uploads away.
 """
 
 import os
@@ -204,7 +204,7 @@ class ObjectStorage(Storage):
                 done = await patience(work, len(content))
             except (AlreadyExistsError, PreconditionError):
                 # An earlier attempt may have landed although its answer was lost: then the other writer is us.
-                if not (failed and failed.landed):
+                if not failed:
                     raise
                 found = await self._same(patience, store, key, content)
                 if found is None:

@@ -236,12 +236,11 @@ class Proxy:
                     return True
                 with self._lock:
                     limit = (self._up if source is client else self._down) if self._times else None
-                if limit is not None and passed[source] + len(data) > limit:
+                cut = limit is not None and passed[source] + len(data) > limit
+                if cut and limit is not None:
                     data = data[: limit - passed[source]]
-                    (server if source is client else client).sendall(data)
                     with self._lock:
                         self._times -= 1
-                    return False
                 passed[source] += len(data)
                 if source is client:
                     self.bytes_up += len(data)
@@ -250,6 +249,8 @@ class Proxy:
                 else:
                     self.bytes_down += len(data)
                 (server if source is client else client).sendall(data)
+                if cut:
+                    return False
         return False
 
 

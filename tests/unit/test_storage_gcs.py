@@ -51,7 +51,7 @@ def server() -> Iterator[Server]:
 def storage(server: Server, monkeypatch: pytest.MonkeyPatch) -> Storage:
     monkeypatch.setenv("GOOGLE_BASE_URL", server.address)
     monkeypatch.setenv("GOOGLE_BEARER_TOKEN", "made-up")
-    return open_storage("gs://bucket/top", StorageOptions(timeout_s=5, retries=1))
+    return open_storage("gs://bucket/top", StorageOptions(timeout_s=30, retries=1))
 
 
 def test_a_storage_is_made_without_contacting_anybody() -> None:

@@ -21,7 +21,7 @@ FILES = {
     "data/train 1%.parquet": {"oid": "p1", "lfs": {"oid": "sha-1", "size": len(CONTENT), "pointerSize": 134}},
     "data/deep/x.parquet": {"oid": "blob-x"},
 }
-OPTIONS = StorageOptions(timeout_s=4, retries=1)
+OPTIONS = StorageOptions(timeout_s=30, retries=1)
 
 
 class Hub:

@@ -430,8 +430,10 @@ def test_what_is_missing_is_named(storage: Storage) -> None:
                 call(path)
             assert str(caught.value).startswith(storage.uri_of(path))
             assert "check the path" in str(caught.value)
-    with pytest.raises(NotFound, match="is a folder"):
-        storage.child("x").publish("y", b"") and storage.read("x")
+    storage.publish("x/y", b"")
+    for call in (storage.stat, storage.read, storage.open):
+        with pytest.raises(NotFound, match="is a folder"):
+            call("x")
     assert not storage.exists("file/below")
     with pytest.raises(NotFound, match="a part of the path is a file"):
         storage.publish("file/below", b"")

@@ -80,7 +80,7 @@ def server() -> Iterator[Server]:
         yield running
 
 
-OPTIONS = StorageOptions(timeout_s=5, retries=2)
+OPTIONS = StorageOptions(timeout_s=30, retries=2)
 
 
 def test_a_large_read_goes_out_in_pieces(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from sdp.storage import StorageOptions, list_source, open_source
 from tests.storage_server import Answer, Request, Server, ranged, serving
 
 CONTENT = bytes(range(251)) * 1000
-OPTIONS = StorageOptions(timeout_s=2, retries=1)
+OPTIONS = StorageOptions(timeout_s=30, retries=1)
 
 
 def site(request: Request) -> Answer:

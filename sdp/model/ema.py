@@ -1,0 +1,48 @@
+"""The moving average of the weights, in fp32, sharded as the model is."""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+
+class Ema:
+    """average ← decay · average + (1 − decay) · weights, for all parameters in one pass.
+
+    The decay rises to its final value, (1 + n) / (10 + n) at the n-th update, so that the average forgets the random
+    weights that it began with.
+    """
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        self.decay = decay
+        self._names = [name for name, _ in named_parameters(model)]
+        self._weights = [weights for _, weights in named_parameters(model)]
+        self._average = [weights.detach().float().clone() for weights in self._weights]
+
+    @torch.no_grad()
+    def update(self, step: int) -> None:
+        """Take in the weights after the step of this number, counted from 1."""
+        decay = min(self.decay, (1 + step) / (10 + step))
+        torch._foreach_lerp_(_local(self._average), _local(self._weights), 1 - decay)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The average by parameter name; the tensors themselves, to be loaded into in place."""
+        return dict(zip(self._names, self._average, strict=True))
+
+    @torch.no_grad()
+    def copy_to(self, model: nn.Module) -> None:
+        """Give the average to a model of the same architecture, which may be sharded otherwise or not at all."""
+        average = self.state_dict()
+        for name, weights in named_parameters(model):
+            weights.copy_(average[name])
+
+
+def named_parameters(model: nn.Module) -> Iterable[tuple[str, nn.Parameter]]:
+    """Parameters under the names that they have in the bare model, however it is wrapped or compiled."""
+    for name, parameter in model.named_parameters():
+        yield name.removeprefix("module.").replace("_orig_mod.", ""), parameter
+
+
+def _local(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """The shards that lie here: a foreach operation over them needs no communication and no dispatch to DTensor."""
+    return [t.to_local() if hasattr(t, "to_local") else t for t in tensors]

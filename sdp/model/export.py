@@ -1,0 +1,97 @@
+"""From a checkpoint to a folder in diffusers layout, which StableDiffusionPipeline.from_pretrained loads."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from sdp.datasets.output import read_json
+from sdp.errors import ModelError, UserError
+from sdp.model import load, sources
+from sdp.model.checkpoints import CONFIG, find_checkpoint, read_marker, read_weights
+from sdp.storage import Storage, StorageOptions, open_storage
+
+if TYPE_CHECKING:
+    from diffusers import UNet2DConditionModel
+
+SCHEDULER = "scheduler/scheduler_config.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """What was written."""
+
+    uri: str
+    checkpoint: str
+    step: int
+    ema: bool
+    files: int
+
+
+def export(checkpoint: str, out: str, *, ema: bool = True, options: StorageOptions | None = None) -> Exported:
+    """Write the model of a checkpoint (or of a run's newest) to an empty folder: averaged weights, or the raw ones."""
+    folder = find_checkpoint(checkpoint, options)
+    config = read_json(folder, CONFIG)
+    step = int(read_marker(folder)["state"]["step"])
+    target = open_storage(out, options)
+    if target.names():
+        raise UserError(f"{target.uri}: there are files in it already; export to an empty folder")
+    source = _source(folder, config, options)
+    unet: Any = _with_weights(load.load_unet_config(source), read_weights(folder, ema=ema), folder)
+    with TemporaryDirectory(prefix="sdp-export-") as scratch:
+        unet.save_pretrained(Path(scratch) / "unet", safe_serialization=True)
+        made = {path.relative_to(scratch).as_posix(): path for path in Path(scratch).rglob("*") if path.is_file()}
+        copied = {name: source / name for name in sources.present(source) if not name.startswith("unet/")}
+        written = 0
+        for name, path in sorted({**copied, **made}.items()):
+            data = path.read_bytes()
+            target.publish(name, _scheduler(data, config) if name == SCHEDULER else data)
+            written += 1
+    return Exported(target.uri, folder.uri, step, ema, written)
+
+
+def load_trained_unet(
+    folder: Storage, *, ema: bool = True, options: StorageOptions | None = None
+) -> "UNet2DConditionModel":
+    """The U-Net of a checkpoint on the CPU, in evaluation mode."""
+    source = _source(folder, read_json(folder, CONFIG), options)
+    return _with_weights(load.load_unet_config(source), read_weights(folder, ema=ema), folder)
+
+
+def _source(folder: Storage, config: dict[str, Any], options: StorageOptions | None) -> Path:
+    """The model that was trained, still with the content that it had then."""
+    named = config["model"]["source"]
+    sources.check(named, storage=options)
+    model = sources.resolve(named, storage=options)
+    digest = read_marker(folder).get("model", {}).get("digest")
+    if digest is not None and digest != model.digest:
+        raise ModelError(
+            f"model source {named}: its content has changed since {folder.uri} was trained with it: "
+            f"then {digest[:12]}…, now {model.digest[:12]}…; restore it"
+        )
+    return model.path
+
+
+def _with_weights(architecture: dict[str, Any], weights: dict[str, Any], folder: Storage) -> "UNet2DConditionModel":
+    from diffusers import UNet2DConditionModel
+
+    kind: Any = UNet2DConditionModel
+    unet = kind.from_config(architecture)
+    try:
+        unet.load_state_dict(weights)
+    except RuntimeError as error:
+        cause = " ".join(str(error).split())[:160]
+        raise ModelError(f"{folder.uri}: of another architecture than its model source ({cause})") from error
+    trained: UNet2DConditionModel = unet.eval()
+    return trained
+
+
+def _scheduler(data: bytes, config: dict[str, Any]) -> bytes:
+    """The source's sampler, told what the model has learned to predict."""
+    objective = config["objective"]
+    prediction = {"epsilon": "epsilon", "v": "v_prediction"}[objective["prediction"]]
+    told = {**json.loads(data), "prediction_type": prediction}
+    if objective["zero_terminal_snr"]:
+        told |= {"rescale_betas_zero_snr": True, "timestep_spacing": "trailing"}
+    return (json.dumps(told, indent=2) + "\n").encode()

@@ -1,0 +1,304 @@
+"""Tensors in shards: what torch.distributed.checkpoint saves and loads, kept in a storage.
+
+A folder holds raw little-endian bytes in a few files a worker, and `tensors.json`, which says for each tensor its
+dtype, its size and where each of its chunks lies. No pickle: a checkpoint from elsewhere can be read without running
+what is in it. Any number of workers can load what any other number has saved.
+"""
+
+import json
+import math
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint import metadata as md
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem, SavePlan, SavePlanner, WriteItem
+from torch.distributed.checkpoint.state_dict_loader import load as load_state
+from torch.distributed.checkpoint.state_dict_saver import save as save_state
+from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
+from torch.futures import Future
+
+from sdp.errors import ModelError, StorageError
+from sdp.storage import Storage
+
+INDEX = "tensors.json"
+FORMAT = 1
+FILE_BYTES = 256_000_000
+"""About how large a file becomes: a part of a worker's state that is serialised whole before it is sent."""
+_THREADS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A block of a tensor, and where its bytes lie."""
+
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+    file: str
+    start: int
+
+    @property
+    def count(self) -> int:
+        return math.prod(self.sizes)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """What is known of a tensor without reading it."""
+
+    dtype: torch.dtype
+    size: tuple[int, ...]
+    chunks: tuple[Chunk, ...]
+
+    @property
+    def bytes(self) -> int:
+        return math.prod(self.size) * self.dtype.itemsize
+
+
+def save(storage: Storage, tensors: dict[str, Tensor], *, alone: bool = False) -> None:
+    """Save tensors (plain ones, the same on all workers, or DTensors); each worker writes its share.
+
+    Every worker calls it, unless one is `alone`. The index is written last, by the first worker.
+    """
+    try:
+        with _without_the_warning_of_being_alone():
+            save_state(tensors, storage_writer=_Writer(storage), no_dist=alone)
+    except CheckpointException as error:
+        raise _cause(error, f"{storage.uri}: could not be saved") from error
+
+
+def load(storage: Storage, tensors: dict[str, Tensor], *, alone: bool = False) -> None:
+    """Load into tensors that are there, however they are sharded now. Every worker calls it."""
+    stored = read_index(storage)
+    _check(storage, tensors, stored)
+    try:
+        with _without_the_warning_of_being_alone():
+            load_state(tensors, storage_reader=_Reader(storage, stored), no_dist=alone)
+    except CheckpointException as error:
+        raise _cause(error, f"{storage.uri}: could not be loaded") from error
+
+
+def read_index(storage: Storage) -> dict[str, StoredTensor]:
+    """The tensors of a folder, by name."""
+    try:
+        data = json.loads(storage.read(INDEX))
+        if data["format"] != FORMAT:
+            raise ModelError(
+                f"{storage.uri_of(INDEX)}: format {data['format']}, this sdp reads {FORMAT}; use a newer sdp"
+            )
+        return {
+            name: StoredTensor(
+                _dtype(tensor["dtype"]),
+                tuple(tensor["size"]),
+                tuple(Chunk(tuple(o), tuple(s), file, start) for o, s, file, start in tensor["chunks"]),
+            )
+            for name, tensor in data["tensors"].items()
+        }
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelError(
+            f"{storage.uri_of(INDEX)}: not an index of tensors ({error}); use another checkpoint"
+        ) from error
+
+
+def read_tensors(storage: Storage, names: Iterable[str]) -> dict[str, Tensor]:
+    """Whole tensors on the CPU, without other workers."""
+    stored = read_index(storage)
+    wanted = list(names)
+    missing = [name for name in wanted if name not in stored]
+    if missing:
+        raise ModelError(f"{storage.uri}: {len(missing)} tensors are not in it, such as {missing[0]}")
+    tensors = {name: torch.empty(stored[name].size, dtype=stored[name].dtype) for name in wanted}
+    work = [(name, chunk) for name in wanted for chunk in stored[name].chunks]
+
+    def fill(item: tuple[str, Chunk]) -> None:
+        name, chunk = item
+        block = tuple(slice(o, o + s) for o, s in zip(chunk.offsets, chunk.sizes, strict=True))
+        tensors[name][block].copy_(_read(storage, chunk, stored[name].dtype))
+
+    with ThreadPoolExecutor(_THREADS, thread_name_prefix="sdp-load") as pool:
+        list(pool.map(fill, work))
+    return tensors
+
+
+class _Writer(StorageWriter):
+    """Writes a worker's chunks as files of raw bytes."""
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+
+    def reset(self, checkpoint_id: Any = None) -> None:
+        pass
+
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        return plan
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        return [SavePlan(plan.items, rank, plan.planner_data, plan.usable) for rank, plan in enumerate(plans)]
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        files = [(f"worker-{plan.storage_data:05d}.{n:03d}.bin", items) for n, items in enumerate(_files(plan.items))]
+
+        def write(file: tuple[str, Sequence[WriteItem]]) -> list[WriteResult]:
+            name, items = file
+            content, results = bytearray(), []
+            for item in items:
+                tensor = planner.resolve_data(item)
+                assert isinstance(tensor, Tensor)  # _files has looked
+                data = _bytes(tensor)
+                results.append(WriteResult(item.index, len(data), (name, len(content))))
+                content += data
+            self._storage.publish(name, content)
+            return results
+
+        with ThreadPoolExecutor(_THREADS, thread_name_prefix="sdp-save") as pool:
+            written = [result for results in pool.map(write, files) for result in results]
+        done: Future[list[WriteResult]] = Future()
+        done.set_result(written)
+        return done
+
+    def finish(self, metadata: md.Metadata, results: list[list[WriteResult]]) -> None:
+        places = {result.index: result.storage_data for some in results for result in some}
+        tensors = {}
+        for name, tensor in metadata.state_dict_metadata.items():
+            if not isinstance(tensor, md.TensorStorageMetadata):
+                raise TypeError(f"{name}: only tensors are kept in shards")
+            chunks = [
+                (list(c.offsets), list(c.sizes), *places[md.MetadataIndex(name, c.offsets)]) for c in tensor.chunks
+            ]
+            dtype = str(tensor.properties.dtype).removeprefix("torch.")
+            tensors[name] = {"dtype": dtype, "size": list(tensor.size), "chunks": chunks}
+        self._storage.publish(INDEX, json.dumps({"format": FORMAT, "tensors": tensors}).encode())
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
+        return isinstance(checkpoint_id, str | PurePosixPath)
+
+
+class _Reader(StorageReader):
+    """Reads the chunks that a worker needs."""
+
+    def __init__(self, storage: Storage, stored: Mapping[str, StoredTensor]) -> None:
+        self._storage = storage
+        self._stored = stored
+
+    def reset(self, checkpoint_id: Any = None) -> None:
+        pass
+
+    def read_metadata(self) -> md.Metadata:
+        return md.Metadata({name: _as_metadata(tensor) for name, tensor in self._stored.items()})
+
+    def set_up_storage_reader(self, metadata: md.Metadata, is_coordinator: bool) -> None:
+        pass
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        return plan
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        return plans
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        places = {(name, c.offsets): c for name, tensor in self._stored.items() for c in tensor.chunks}
+
+        def read(item: ReadItem) -> None:
+            index = item.storage_index
+            chunk = places[index.fqn, tuple(index.offset or ())]
+            data = _read(self._storage, chunk, self._stored[index.fqn].dtype)
+            for dim, (start, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
+                data = data.narrow(dim, start, length)
+            target = planner.resolve_tensor(item).detach()
+            target.copy_(data)
+            planner.commit_tensor(item, target)
+
+        with ThreadPoolExecutor(_THREADS, thread_name_prefix="sdp-load") as pool:
+            list(pool.map(read, plan.items))
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
+        return isinstance(checkpoint_id, str | PurePosixPath)
+
+
+def _files(items: Sequence[WriteItem]) -> Iterator[list[WriteItem]]:
+    """Items in files of about FILE_BYTES."""
+    file: list[WriteItem] = []
+    held = 0
+    for item in items:
+        if item.tensor_data is None:
+            raise TypeError(f"{item.index.fqn}: only tensors are kept in shards")
+        size = math.prod(item.tensor_data.chunk.sizes) * item.tensor_data.properties.dtype.itemsize
+        if file and held + size > FILE_BYTES:
+            yield file
+            file, held = [], 0
+        file.append(item)
+        held += size
+    if file:
+        yield file
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    cpu = tensor.detach().cpu().contiguous()
+    return cpu.view(-1).view(torch.uint8).numpy().data if cpu.numel() else memoryview(b"")
+
+
+def _read(storage: Storage, chunk: Chunk, dtype: torch.dtype) -> Tensor:
+    length = chunk.count * dtype.itemsize
+    if not length:
+        return torch.empty(chunk.sizes, dtype=dtype)
+    data = bytearray(storage.read_range(chunk.file, chunk.start, length))
+    if len(data) != length:
+        raise ModelError(f"{storage.uri_of(chunk.file)}: too short; the checkpoint is damaged, use another one")
+    return torch.frombuffer(data, dtype=dtype).view(chunk.sizes)
+
+
+def _as_metadata(tensor: StoredTensor) -> md.TensorStorageMetadata:
+    chunks = [md.ChunkStorageMetadata(torch.Size(c.offsets), torch.Size(c.sizes)) for c in tensor.chunks]
+    return md.TensorStorageMetadata(md.TensorProperties(dtype=tensor.dtype), torch.Size(tensor.size), chunks)
+
+
+def _check(storage: Storage, tensors: Mapping[str, Tensor], stored: Mapping[str, StoredTensor]) -> None:
+    missing = [name for name in tensors if name not in stored]
+    if missing:
+        raise ModelError(
+            f"{storage.uri}: of another architecture: it has no {missing[0]} ({len(missing)} of {len(tensors)} tensors "
+            "are missing); resume with the model that it was trained with"
+        )
+    for name, tensor in tensors.items():
+        if tuple(tensor.shape) != stored[name].size:
+            raise ModelError(
+                f"{storage.uri}: of another architecture: {name} is {list(stored[name].size)} there and "
+                f"{list(tensor.shape)} here; resume with the model that it was trained with"
+            )
+
+
+def _dtype(name: str) -> torch.dtype:
+    dtype = getattr(torch, name)
+    if not isinstance(dtype, torch.dtype):
+        raise TypeError(f"no such dtype: {name}")
+    return dtype
+
+
+@contextmanager
+def _without_the_warning_of_being_alone() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        yield
+
+
+def _cause(error: CheckpointException, what: str) -> Exception:
+    """The first worker's error: ours as it is, any other in a line."""
+    rank, (first, *_) = min(error.failures.items(), key=lambda failure: failure[0])
+    if isinstance(first, StorageError | ModelError):
+        return type(first)(*first.args)
+    return StorageError(f"{what}: worker {rank}: {type(first).__name__}: {' '.join(str(first).split())[:200]}")

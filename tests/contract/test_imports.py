@@ -1,0 +1,184 @@
+"""The import rules: that sdp keeps them, and that each of them notices what it is there for."""
+
+import functools
+import subprocess
+import sys
+import tomllib
+from importlib.metadata import packages_distributions, requires
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from scripts import import_rules
+
+ROOT = Path(__file__).parents[2]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def found_in(files: dict[str, str]) -> list[str]:
+    """What the rules say of these files of sdp/."""
+    return [str(violation) for violation in import_rules.check({f"sdp/{path}": text for path, text in files.items()})]
+
+
+def test_sdp_keeps_the_import_rules() -> None:
+    sources = import_rules.read_sources(ROOT)
+    assert len(sources) > 10
+    assert [str(violation) for violation in import_rules.check(sources)] == []
+
+
+def test_no_rule_excuses_what_nobody_does() -> None:
+    assert import_rules.stale_entries(import_rules.read_sources(ROOT)) == []
+
+
+@pytest.mark.parametrize(
+    ("files", "complaint"),
+    [
+        ({"errors.py": "import sdp.storage"}, "errors must not import storage"),
+        ({"storage.py": "from sdp import model"}, "storage must not import model"),
+        ({"config/base.py": "from sdp.train.loop import run"}, "config must not import train"),
+        ({"datasets/parts.py": "def f():\n  import sdp.model.sources"}, "datasets must not import model"),
+        ({"model/sources.py": "from sdp.process import encode"}, "model must not import process"),
+        ({"train/loop.py": "from sdp.demo.shapes import draw"}, "train must not import demo"),
+        ({"train/loop.py": "from sdp.cli import app"}, "train must not import cli"),
+        ({"demo/__main__.py": "import sdp.cli"}, "demo must not import cli"),
+        ({"attic.py": ""}, "sdp/attic has no place in LAYERS"),
+        ({"config/base.py": "import torch.nn"}, "config must not import torch"),
+        ({"config/base.py": "def f():\n  from ray import init"}, "config must not import ray"),
+        ({"exporter/nvml.py": "import torch"}, "exporter must not import torch"),
+        ({"config/base.py": "import sdp.storage", "storage.py": "import torch"}, "loads it through sdp/storage.py:1"),
+        (
+            {"config/base.py": "import sdp.datasets.a", "datasets/__init__.py": "import torch", "datasets/a.py": ""},
+            "loads it through sdp/datasets/__init__.py:1",
+        ),
+        ({"train/loop.py": "import ray.train"}, "only a stage's job.py imports ray"),
+        ({"train/loop.py": "def f():\n  import ray"}, "only a stage's job.py imports ray"),
+        ({"telemetry/names.py": "from ray.util import metrics"}, "only a stage's job.py imports ray"),
+        ({"train/loop.py": "from .step import step"}, "a relative import"),
+        ({"train/loop.py": "from . import step"}, "a relative import"),
+        ({"train/a.py": "import sdp.train.b", "train/b.py": "import sdp.train.a"}, "modules import each other"),
+        (
+            {"process/a.py": "import sdp.train.b", "process/c.py": "", "train/b.py": "import sdp.process.c"},
+            "rooms import",
+        ),
+        ({"train/loop.py": "import time\ntime.sleep(1)"}, "time.sleep"),
+        ({"train/loop.py": "import time as clock\nclock.sleep(1)"}, "time.sleep"),
+        ({"train/loop.py": "from time import sleep as nap\nnap(1)"}, "time.sleep"),
+        ({"train/loop.py": "print('step')"}, "print"),
+    ],
+)
+def test_what_breaks_a_rule_is_named(files: dict[str, str], complaint: str) -> None:
+    (violation,) = found_in(files)
+    assert complaint in violation
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"train/job.py": "import ray.train"},
+        {"demo/__main__.py": "import ray, sdp.train.job\nprint('hello')"},
+        {"cli.py": "import sdp.train.job\nprint('hello')"},
+        {"train/loop.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n  import ray"},
+        {"train/data.py": "from sdp.process.encode import encode", "process/encode.py": ""},
+        {"config/base.py": "from sdp.errors import ConfigError", "errors.py": "class ConfigError(Exception): ..."},
+        # Loaded late, so config loads without it:
+        {"config/base.py": "import sdp.hardware", "hardware.py": "def f():\n  import torch"},
+        {"train/a.py": "import sdp.train.b", "train/b.py": "def f():\n  import sdp.train.a"},
+        {"train/__init__.py": "from sdp.train.a import A", "train/a.py": "from sdp.train.b import B", "train/b.py": ""},
+        {"train/loop.py": "import asyncio\nasync def f():\n  await asyncio.sleep(0)"},
+    ],
+)
+def test_what_the_rules_allow_is_left_alone(files: dict[str, str]) -> None:
+    assert found_in(files) == []
+
+
+def test_a_violation_says_where_it_is() -> None:
+    (violation,) = found_in({"train/loop.py": "import os\n\n\nprint(os.name)\n"})
+    assert violation.startswith("sdp/train/loop.py:4: ")
+
+
+def declared(*extras: str) -> list[Requirement]:
+    """What pyproject.toml asks for, for the base install and these extras."""
+    lines = [*PYPROJECT["dependencies"]]
+    for extra in extras:
+        lines += PYPROJECT["optional-dependencies"][extra]
+    return [Requirement(line) for line in lines]
+
+
+@functools.cache
+def owners_of() -> dict[str, set[str]]:
+    """Importable name -> the installed distributions that bring it."""
+    return {top: {canonicalize_name(one) for one in owners} for top, owners in packages_distributions().items()}
+
+
+@functools.cache
+def installed_with(*extras: str) -> set[str]:
+    """The distributions that an install with these extras holds here: those declared, and all that they need."""
+    held: set[tuple[str, str]] = set()
+    ahead = [(one.name, extra) for one in declared(*extras) for extra in ("", *one.extras)]
+    while ahead:
+        name, extra = ahead.pop()
+        if (canonicalize_name(name), extra) in held:
+            continue
+        held.add((canonicalize_name(name), extra))
+        for one in map(Requirement, requires(name) or ()):
+            if one.marker is None or one.marker.evaluate({"extra": extra}):
+                ahead += [(one.name, inner) for inner in ("", *one.extras)]
+    return {name for name, _ in held}
+
+
+PARTS_OF = {"pydantic_core": "pydantic", "botocore": "boto3"}
+"""Packages that others pin and document as a part of themselves, so that naming the whole is enough."""
+
+
+def test_every_outside_package_that_sdp_imports_is_one_of_its_declared_dependencies() -> None:
+    allowed = {canonicalize_name(one.name) for one in declared("worker", "exporter")}
+    strangers = set()
+    for path, statement in import_rules.outside_imports(import_rules.read_sources(ROOT)):
+        top = statement.target.split(".")[0]
+        if not {PARTS_OF.get(top), *owners_of().get(top, set())} & allowed:
+            strangers.add(f"{path}:{statement.line}: {top}")
+    assert sorted(strangers) == []
+
+
+BASE_MODULES = ("sdp.cli", "sdp.config", "sdp.storage", "sdp.lease", "sdp.datasets", "sdp.hardware")
+
+FORBIDDING = """
+import sys
+
+class Forbid:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in FORBIDDEN:
+            raise ImportError(f"{name} is not in this install")
+
+sys.meta_path.insert(0, Forbid())
+__import__(MODULE)
+"""
+
+
+def import_alone(module: str, *extras: str) -> subprocess.CompletedProcess[str]:
+    """Import a module where only that is to be had which an install with these extras holds."""
+    held = installed_with(*extras)
+    forbidden = {top for top, owners in owners_of().items() if top != "sdp" and not held & owners}
+    code = f"FORBIDDEN = {forbidden!r}\nMODULE = {module!r}\n{FORBIDDING}"
+    return subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+@pytest.mark.parametrize("module", BASE_MODULES)
+def test_the_base_install_can_import(module: str) -> None:
+    done = import_alone(module)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("package", ["torch", "ray", "PIL", "diffusers", "pynvml"])
+def test_the_base_install_holds_nothing_of(package: str) -> None:
+    done = import_alone(package)
+    assert f"ImportError: {package} is not in this install" in done.stderr
+
+
+def test_the_worker_s_packages_can_be_imported_where_they_are_installed() -> None:
+    done = import_alone("ray", "worker")
+    assert done.returncode == 0, done.stderr
