@@ -75,7 +75,7 @@ class FetchConfig(Section):
     )
     connect_timeout_s: float = key(5.0, "Deadline of making a connection in seconds, within timeout_s.", gt=0)
     first_byte_timeout_s: float = key(
-        10.0, "Deadline of a server's answer to begin, in seconds from the request, within timeout_s.", gt=0
+        10.0, "Seconds that a server may be silent, before its answer begins or in the middle of it.", gt=0
     )
     retries: int = key(2, "How often an image is tried again after a failure that may pass.", ge=0)
     longest_wait_s: float = key(

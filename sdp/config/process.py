@@ -3,8 +3,6 @@
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Literal
 
-from pydantic import Field
-
 from sdp.config.base import (
     REQUIRED,
     JobConfig,
@@ -133,7 +131,7 @@ class ProcessConfig(JobConfig):
 
     source: ProcessSource = key(REQUIRED, "The images to encode.")
     output: ProcessOutput = key(REQUIRED, "The latents dataset to write.")
-    resolutions: Annotated[tuple[Resolution, ...], Field(min_length=1)] = key(
+    resolutions: tuple[Resolution, ...] = key(
         (256,), "Sides of the square pictures to encode, all from one decode.", shapes_output=True
     )
     model: ModelConfig = key(REQUIRED, "The model that encodes.")
@@ -144,6 +142,8 @@ class ProcessConfig(JobConfig):
     encode: EncodeConfig = key(EncodeConfig, "The encoders.")
 
     def contradictions(self) -> Iterable[Problem]:
+        if not self.resolutions:
+            yield Problem("resolutions", "one or more", "none", "name the sides of the pictures to encode")
         twice = sorted({side for side in self.resolutions if self.resolutions.count(side) > 1})
         if twice:
             yield Problem("resolutions", "each resolution once", f"{twice[0]} more than once", "remove the repetition")

@@ -160,9 +160,18 @@ class ScalingConfig(Section):
     accelerator: Name | None = key(
         None, "The Ray accelerator type that trainers are placed on, such as A100; null takes any node."
     )
+    in_driver: bool = key(
+        False,
+        "Train in the driver's own process, without Ray: one worker that starts at once, and that only running the job "
+        "again starts again.",
+    )
     can_grow: bool = key(
         False, "Nodes are added on demand: wait for trainers that the cluster has no room for yet, rather than refuse."
     )
+
+    def contradictions(self) -> Iterable[Problem]:
+        if self.in_driver and self.num_workers != 1:
+            yield Problem("num_workers", "1 while in_driver is on", repr(self.num_workers), "a driver is one process")
 
 
 class StrategyConfig(Section):

@@ -1,0 +1,240 @@
+"""Download: images per second and CPU time against img2dataset 1.47, same nginx, same JPEGs, same work.
+
+3000 JPEGs of about 180 KB that look like photographs to a codec are made once and served by nginx on this machine. Both
+programs fetch them (several times over, under URLs that differ in their query, so that starting up does not decide),
+resize the shorter side to 256, cut the centre square and encode at quality 95. Both are also run on a handful of
+images: the difference is what an image costs. At the end the pixels of both are compared.
+
+    python -m scripts.bench.download [--images 3000] [--passes 3] [--keep]
+"""
+
+import argparse
+import io
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from scripts.bench._photos import make_photos
+from scripts.bench._processes import Cost, run_and_measure
+
+ROOT = Path(__file__).resolve().parents[2]
+PEER = "img2dataset==1.47.0"
+HOME = ROOT / ".tools" / "bench-img2dataset"
+SIZE, QUALITY, FEW = 256, 95, 20
+TIMEOUT_S = 1200
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--images", type=int, default=3000, help="different JPEGs")
+    parser.add_argument("--passes", type=int, default=3, help="how often each is fetched")
+    parser.add_argument("--connections", type=int, default=128, help="requests at once, for both")
+    given = parser.parse_args(arguments)
+    nginx = shutil.which("nginx")
+    if nginx is None:
+        print("bench download: needs nginx; apt-get install nginx", file=sys.stderr)
+        return 2
+    peer = _peer()
+    with tempfile.TemporaryDirectory(prefix="sdp-bench-") as name:
+        folder = Path(name)
+        began = time.monotonic()
+        total = make_photos(folder / "www", given.images)
+        print(
+            f"{given.images} JPEGs, {total / given.images / 1000:.0f} KB on average, "
+            f"made in {time.monotonic() - began:.0f} s"
+        )
+        with _nginx(nginx, folder) as base:
+            return _compare(peer, base, folder, given.images, given.passes, given.connections)
+
+
+def _compare(peer: Path, base: str, folder: Path, images: int, passes: int, connections: int) -> int:
+    urls = [f"{base}/{number:05d}.jpg?pass={turn}" for turn in range(passes) for number in range(images)]
+    results: dict[str, tuple[Cost, Cost]] = {}
+    for name, run in (("img2dataset", _run_peer), ("sdp", _run_ours)):
+        costs = []
+        for what, rows in (("few", urls[:FEW]), ("all", urls)):
+            here = folder / f"{name}-{what}"
+            here.mkdir()
+            _write_list(here / "urls.parquet", rows)
+            cost = run(peer, here, connections)
+            if cost.code:
+                print(f"bench download: {name} ended with exit code {cost.code}", file=sys.stderr)
+                return 1
+            costs.append(cost)
+        results[name] = (costs[0], costs[1])
+        _print(name, costs[0], costs[1], len(urls))
+    ours, theirs = _decoded_ours(folder / "sdp-all" / "out"), _decoded_theirs(folder / "img2dataset-all" / "out")
+    if len(ours) != len(urls) or len(theirs) != len(urls):
+        print(
+            f"bench download: {len(urls)} images were to come, {len(ours)} and {len(theirs)} are there", file=sys.stderr
+        )
+        return 1
+    _print_ratios(results, len(urls))
+    ratios = [_psnr(ours[url], theirs[url]) for url in urls[: min(images, 1000)]]
+    print(f"PSNR of the pixels: mean {np.mean(ratios):.1f} dB, worst {min(ratios):.1f} dB")
+    return 0
+
+
+def _print(name: str, few: Cost, whole: Cost, rows: int) -> None:
+    each = (whole.cpu_s - few.cpu_s) / (rows - FEW) * 1000
+    print(
+        f"{name:12} {rows / whole.seconds:7.1f} images/s over all, {(rows - FEW) / (whole.seconds - few.seconds):7.1f} "
+        f"once started; CPU s per 1000 images {whole.cpu_s / rows * 1000:6.2f} over all, {each:6.2f} once started; "
+        f"peak memory {whole.peak_bytes / 1e6:,.0f} MB; starting: {few.seconds:.1f} s, {few.cpu_s:.1f} CPU s"
+    )
+    top = sorted(whole.by_name.items(), key=lambda item: -item[1])[:6]
+    print(" " * 12, "CPU s:", ", ".join(f"{program} {seconds:.1f}" for program, seconds in top), flush=True)
+
+
+def _print_ratios(results: dict[str, tuple[Cost, Cost]], rows: int) -> None:
+    (few_theirs, theirs), (few_ours, ours) = results["img2dataset"], results["sdp"]
+    print(
+        f"ratio: images/s {theirs.seconds / ours.seconds:.2f} over all, "
+        f"{(theirs.seconds - few_theirs.seconds) / (ours.seconds - few_ours.seconds):.2f} once started; "
+        f"CPU time {ours.cpu_s / theirs.cpu_s:.2f} over all, "
+        f"{(ours.cpu_s - few_ours.cpu_s) / (theirs.cpu_s - few_theirs.cpu_s):.2f} once started; "
+        f"memory {ours.peak_bytes / theirs.peak_bytes:.2f}"
+    )
+
+
+# The two programs.
+
+
+def _peer() -> Path:
+    """img2dataset in an environment of its own, made on demand."""
+    python = HOME / "bin" / "python"
+    marker = HOME / "made-from"
+    if not (marker.exists() and marker.read_text() == PEER):
+        uv = subprocess.run(["sh", str(ROOT / "scripts" / "uv.sh")], capture_output=True, text=True, check=True).stdout
+        shutil.rmtree(HOME, ignore_errors=True)
+        subprocess.run([uv.strip(), "venv", "--quiet", "--python", sys.executable, str(HOME)], check=True)
+        subprocess.run([uv.strip(), "pip", "install", "--quiet", "--python", str(python), PEER], check=True)
+        marker.write_text(PEER)
+    return HOME / "bin" / "img2dataset"
+
+
+def _run_peer(peer: Path, here: Path, connections: int) -> Cost:
+    options: dict[str, Any] = {
+        "url_list": here / "urls.parquet",
+        "input_format": "parquet",
+        "url_col": "url",
+        "caption_col": "caption",
+        "output_folder": here / "out",
+        "output_format": "parquet",
+        "image_size": SIZE,
+        "resize_mode": "center_crop",
+        "encode_quality": QUALITY,
+        "processes_count": 2,
+        "thread_count": connections // 2,
+        "number_sample_per_shard": 1000,
+        "enable_wandb": False,
+        "retries": 2,
+        "compute_hash": "sha256",
+    }
+    command = [str(peer), *(f"--{key}={value}" for key, value in options.items())]
+    return run_and_measure(command, timeout_s=TIMEOUT_S, cwd=here, env={**os.environ, "NO_ALBUMENTATIONS_UPDATE": "1"})
+
+
+def _run_ours(_: Path, here: Path, connections: int) -> Cost:
+    config = {
+        "source": {"uri": str(here / "urls.parquet")},
+        "output": {"uri": str(here / "out"), "rows_per_file": 1000},
+        "fetch": {"allow_private": True, "connections": connections},
+        "hosts": {"at_once": connections, "per_second": None},
+        "image": {"size": SIZE, "crop": "center", "quality": QUALITY},
+    }
+    (here / "download.json").write_text(json.dumps(config))
+    command = [sys.executable, "-m", "scripts.bench.download", "--ours", str(here / "download.json")]
+    return run_and_measure(command, timeout_s=TIMEOUT_S, cwd=ROOT)
+
+
+def _ours(path: str) -> int:
+    """Our side, in a process of its own."""
+    from sdp.config import parse
+    from sdp.download import job
+
+    job.run(parse("download", json.loads(Path(path).read_text())))
+    return 0
+
+
+# The server, the lists and the pixels.
+
+
+@contextmanager
+def _nginx(nginx: str, folder: Path) -> Iterator[str]:
+    """nginx with one process, as a child of ours; its CPU time is nobody's."""
+    with socket.socket() as plug:
+        plug.bind(("127.0.0.1", 0))
+        port = plug.getsockname()[1]
+    paths = "".join(
+        f"{kind}_temp_path {folder}/{kind};" for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+    )
+    folder.chmod(0o755)  # as root nginx serves as somebody else
+    (folder / "nginx.conf").write_text(
+        f"daemon off; worker_processes 1; pid {folder}/nginx.pid; error_log stderr crit;"
+        "events { worker_connections 4096; }"
+        f"http {{ access_log off; sendfile on; tcp_nopush on; keepalive_requests 100000; {paths}"
+        f"types {{ image/jpeg jpg; }} server {{ listen 127.0.0.1:{port} backlog=4096; root {folder}/www; }} }}"
+    )
+    process = subprocess.Popen([nginx, "-p", str(folder), "-c", str(folder / "nginx.conf")])
+    try:
+        deadline = time.monotonic() + 20
+        while True:
+            with socket.socket() as plug:
+                plug.settimeout(1)
+                if plug.connect_ex(("127.0.0.1", port)) == 0:
+                    break
+            if time.monotonic() > deadline or process.poll() is not None:
+                raise RuntimeError(f"nginx does not answer at port {port}")
+            time.sleep(0.05)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        process.wait(20)
+
+
+def _write_list(path: Path, urls: list[str]) -> None:
+    pq.write_table(pa.table({"url": urls, "caption": [f"photograph {number}" for number in range(len(urls))]}), path)
+
+
+def _decoded_ours(out: Path) -> dict[str, bytes]:
+    found: dict[str, bytes] = {}
+    for part in sorted((out / "parts").glob("*.parquet")):
+        table = pq.read_table(part, columns=["url", "image"])
+        found.update(zip(table["url"].to_pylist(), table["image"].to_pylist(), strict=True))
+    return found
+
+
+def _decoded_theirs(out: Path) -> dict[str, bytes]:
+    found: dict[str, bytes] = {}
+    for part in sorted(out.glob("*.parquet")):
+        table = pq.read_table(part, columns=["url", "jpg", "status"])
+        rows = zip(*(table[name].to_pylist() for name in ("url", "jpg", "status")), strict=True)
+        found.update((url, jpg) for url, jpg, status in rows if status == "success")
+    return found
+
+
+def _psnr(ours: bytes, theirs: bytes) -> float:
+    from PIL import Image
+
+    pixels = [np.asarray(Image.open(io.BytesIO(data)).convert("RGB"), dtype=np.float64) for data in (ours, theirs)]
+    return float(10 * np.log10(255**2 / max(1e-9, np.mean((pixels[0] - pixels[1]) ** 2))))
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--ours"]:
+        sys.exit(_ours(sys.argv[2]))
+    sys.exit(main())

@@ -1,0 +1,258 @@
+"""Process: transform, pipeline, bytes and encoder against the reference's shape, written from its text.
+
+    python -m scripts.bench.process [--images 600] [--only transform,pipeline,bytes,encoder]
+
+Everything is measured on this machine in one run; what counts are the ratios. The pipelines are run on a few images and
+on many: the difference is what an image costs, starting up apart.
+"""
+
+import argparse
+import io
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from scripts.bench._photos import make_photos
+from scripts.bench._processes import run_and_measure
+
+if TYPE_CHECKING:
+    from sdp.process.recipe import Recipe
+
+ROOT = Path(__file__).resolve().parents[2]
+MODEL = ROOT / "sdp" / "model" / "tiny"
+TIMEOUT_S = 900
+PARTS = ("transform", "pipeline", "bytes", "encoder")
+RUNS = (
+    (64, "fp32", "token_ids"),
+    (64, "fp32", "text_embedding"),
+    (256, "fp32", "token_ids"),
+    (256, "bf16", "token_ids"),
+)
+"""(pixels, precision, text) of ours; theirs is always fp32 with embeddings."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--images", type=int, default=600, help="different JPEGs")
+    parser.add_argument("--only", default=",".join(PARTS), help="which of " + ", ".join(PARTS))
+    given = parser.parse_args(arguments)
+    wanted = given.only.split(",")
+    with tempfile.TemporaryDirectory(prefix="sdp-bench-") as name:
+        folder = Path(name)
+        total = make_photos(folder / "jpeg", given.images)
+        photos = [path.read_bytes() for path in sorted((folder / "jpeg").iterdir())]
+        print(f"{len(photos)} JPEGs of {total / len(photos) / 1000:.0f} KB on average\n")
+        if "transform" in wanted:
+            transform(photos[:120])
+        if "pipeline" in wanted:
+            pipeline(folder, photos)
+        if "bytes" in wanted:
+            stored_bytes(folder, photos[:200])
+        if "encoder" in wanted:
+            encoder(folder, photos)
+    return 0
+
+
+# --- transform -------------------------------------------------------------------------------------------------------
+
+
+def transform(photos: list[bytes]) -> None:
+    """Images per second of one core, bytes to what the next step takes; and how near each is to Lanczos."""
+    import torch
+
+    from scripts.bench._reference_process import image_transform
+    from sdp.imaging import centre_box, read_header
+    from sdp.process.recipe import Recipe
+    from sdp.process.transform import crop_image
+
+    torch.set_num_threads(1)
+    print("transform, one core: the text's (PIL, torchvision) against ours")
+    print("  px        theirs      ours    ratio    ours with oversample 1.5    PSNR: theirs  ours  ours 1.5  worst")
+    for side in (64, 256, 512):
+        theirs = image_transform(side)
+        recipes = [Recipe((side,), max_upscale=4), Recipe((side,), max_upscale=4, oversample=1.5)]
+        ways = [theirs, *map(_ours, recipes)]
+        seconds = _alternate(ways, photos)
+        scores: list[list[float]] = [[], [], []]
+        for data in photos:
+            header = read_header(data)
+            box = centre_box(header.width, header.height)
+            exact = _lanczos(data, (box.left, box.top, box.width, box.height), side)
+            pixels = ((theirs(data).permute(1, 2, 0) * 0.5 + 0.5) * 255).round().byte().numpy()
+            scores[0].append(_psnr(pixels, exact))
+            for number, recipe in enumerate(recipes, 1):
+                scores[number].append(_psnr(crop_image(data, recipe, 0)[1][0][side], exact))
+        rates = [len(photos) / each for each in seconds]
+        means = [float(np.mean(score)) for score in scores]
+        print(
+            f"  {side:<4} {rates[0]:7.0f}/s {rates[1]:7.0f}/s    {rates[1] / rates[0]:.2f}×"
+            f"            {rates[2] / rates[0]:.2f}×                   {means[0]:11.1f} {means[1]:6.1f} {means[2]:8.1f}"
+            f" {min(scores[1]):8.1f}"
+        )
+    both, small, large = (Recipe(sides, max_upscale=4) for sides in ((256, 512), (256,), (512,)))
+    together, first, second = _alternate([_ours(both), _ours(small), _ours(large)], photos)
+    print(f"  256 and 512 out of one decode: {(first + second) / together:.2f}× as fast as one after the other\n")
+
+
+def _ours(recipe: "Recipe") -> Callable[[bytes], object]:
+    from sdp.process.transform import crop_image
+
+    return lambda data: crop_image(data, recipe, 0)
+
+
+def _alternate(ways: list[Callable[[bytes], object]], photos: list[bytes], rounds: int = 5) -> list[float]:
+    """CPU seconds of each way over all photos: the best of rounds that take turns."""
+    best = [float("inf")] * len(ways)
+    for _ in range(rounds):
+        for number, way in enumerate(ways):
+            began = time.process_time()
+            for data in photos:
+                way(data)
+            best[number] = min(best[number], time.process_time() - began)
+    return best
+
+
+def _lanczos(data: bytes, box: tuple[float, float, float, float], side: int) -> NDArray[np.uint8]:
+    from PIL import Image
+
+    left, top, width, height = box
+    picture = Image.open(io.BytesIO(data)).convert("RGB")
+    edges = (left, top, left + width, top + height)
+    return np.asarray(picture.resize((side, side), Image.Resampling.LANCZOS, box=edges))
+
+
+def _psnr(a: NDArray[np.uint8], b: NDArray[np.uint8]) -> float:
+    error = float(np.mean((a.astype(np.float64) - b.astype(np.float64)) ** 2))
+    return 10 * float(np.log10(255**2 / max(error, 1e-9)))
+
+
+# --- pipeline --------------------------------------------------------------------------------------------------------
+
+
+def pipeline(folder: Path, photos: list[bytes]) -> None:
+    """Whole runs on a local Ray, from a Parquet of images to a Parquet of latents."""
+    few = min(64, len(photos) // 4)
+    print(f"pipeline on a local Ray, tiny models, {len(photos)} images (less what {few} take)")
+    print("  px   precision          theirs        ours    ratio      CPU ms an image: theirs    ours")
+    for side, dtype, text in (
+        (64, "fp32", "token_ids"),
+        (64, "fp32", "text_embedding"),
+        (256, "fp32", "token_ids"),
+        (256, "bf16", "token_ids"),
+    ):
+        some = photos if side == 64 else photos[: few + 256]
+        costs = {who: _cost_of(folder, who, some, few, side, dtype, text) for who in ("theirs", "ours")}
+        (theirs_s, theirs_cpu), (ours_s, ours_cpu) = costs["theirs"], costs["ours"]
+        what = f"{dtype}{', embeddings' if text != 'token_ids' else ''}"
+        print(
+            f"  {side:<4} {what:<16} {1 / theirs_s:6.1f} img/s {1 / ours_s:6.1f} img/s   {theirs_s / ours_s:.2f}×"
+            f"   {theirs_cpu * 1e3:22.1f} {ours_cpu * 1e3:9.1f}",
+            flush=True,
+        )
+    print()
+
+
+def _cost_of(
+    folder: Path, who: str, photos: list[bytes], few: int, side: int, dtype: str, text: str
+) -> tuple[float, float]:
+    """(seconds, CPU seconds) of one more image."""
+    costs = []
+    for count in (few, len(photos)):
+        source = write_source(folder / f"source-{side}-{count}", photos[:count])
+        with tempfile.TemporaryDirectory(dir=folder) as output:
+            told = json.dumps({"source": str(source), "output": output, "side": side, "dtype": dtype, "text": text})
+            command = [sys.executable, "-m", "scripts.bench._process_run", who, told]
+            cost = run_and_measure(command, timeout_s=TIMEOUT_S, cwd=ROOT)
+            if cost.code:
+                raise SystemExit(f"bench process: {who} ended with exit code {cost.code}")
+            seconds = float((Path(output) / "seconds").read_text())
+        costs.append((seconds, cost.cpu_s))
+    more = len(photos) - few
+    return (costs[1][0] - costs[0][0]) / more, (costs[1][1] - costs[0][1]) / more
+
+
+def write_source(folder: Path, photos: list[bytes], group: int = 32) -> Path:
+    """A Parquet of images and captions; small row groups, as the download stage writes them."""
+    if not folder.exists():
+        folder.mkdir()
+        captions = [f"photograph number {number}, of something or other" for number in range(len(photos))]
+        table = pa.table({"image": pa.array(photos, pa.binary()), "caption": captions})
+        step = -(-len(photos) // 4)
+        for number in range(4):
+            pq.write_table(table.slice(number * step, step), folder / f"{number}.parquet", row_group_size=group)
+    return folder
+
+
+# --- bytes -----------------------------------------------------------------------------------------------------------
+
+
+def stored_bytes(folder: Path, photos: list[bytes]) -> None:
+    """What an image takes on disk at 256 px: ours as written, theirs in the shapes of Stable Diffusion 2."""
+    source = write_source(folder / "source-bytes", photos)
+    with tempfile.TemporaryDirectory(dir=folder) as output:
+        told = {"source": str(source), "output": output, "side": 256, "dtype": "bf16", "text": "token_ids"}
+        run_and_measure(
+            [sys.executable, "-m", "scripts.bench._process_run", "ours", json.dumps(told)],
+            timeout_s=TIMEOUT_S,
+            cwd=ROOT,
+        )
+        parts = list(Path(output, "ours", "parts").iterdir())
+        ours = sum(part.stat().st_size for part in parts) / sum(pq.read_metadata(part).num_rows for part in parts)
+    draw = np.random.default_rng(0)
+    columns = {}
+    for name, count in (("image_latents_256", 4 * 32 * 32), ("caption_embeddings", 77 * 1024)):
+        values = draw.standard_normal(len(photos) * count, dtype=np.float32)
+        offsets = np.arange(len(photos) + 1, dtype=np.int64) * count
+        columns[name] = pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(values))
+    pq.write_table(pa.table(columns), folder / "theirs.parquet")
+    theirs = (folder / "theirs.parquet").stat().st_size / len(photos)
+    print("bytes of an image at 256 px: theirs with fp32 latents and text, ours with fp16 latents and token ids")
+    print(f"  theirs {theirs:,.0f}, ours {ours:,.0f}: 1/{theirs / ours:.1f}\n")
+
+
+# --- encoder ---------------------------------------------------------------------------------------------------------
+
+
+def encoder(folder: Path, photos: list[bytes]) -> None:
+    """The bare encoder on prepared chunks against the pipeline's, where transforms have capacity to spare."""
+    source = write_source(folder / "source-encoder", photos * 3)
+    print("encoder: images per second in the pipeline against the bare encoder's, 256 px")
+    for encoders, rate in ((1, 120.0), (2, 60.0), (4, 30.0), (1, 0.0)):
+        told = {"source": str(source), "side": 256, "encoders": encoders, "rate": rate}
+        if not rate:
+            told["limit"] = 512
+        with tempfile.TemporaryDirectory(dir=folder) as output:
+            command = [
+                sys.executable,
+                "-m",
+                "scripts.bench._process_run",
+                "encoder",
+                json.dumps({**told, "output": output}),
+            ]
+            run_and_measure(command, timeout_s=TIMEOUT_S, cwd=ROOT)
+            found = json.loads((Path(output) / "found").read_text())
+        kind = (
+            f"{encoders} that sleep as one of {rate:.0f} img/s would"
+            if rate
+            else "1, the tiny VAE on a core of its own"
+        )
+        share = found["pipeline"] / found["bare"]
+        print(
+            f"  {kind:<42} bare {found['bare']:6.1f}  pipeline {found['pipeline']:6.1f}  {share:.1%}"
+            f"   waited {found['wait']:.1%}",
+            flush=True,
+        )
+    print()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

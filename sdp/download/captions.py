@@ -1,0 +1,28 @@
+"""Captions as they stand in crawled tables: made valid, or found missing."""
+
+import unicodedata
+
+_KEPT = frozenset("\u200c\u200d")
+"""Invisible characters that carry meaning: joiners of scripts and of emoji."""
+
+
+def normalised(caption: object) -> str | None:
+    """One line of valid, composed (NFC) text; None where there is none.
+
+    Bytes are read as UTF-8, what is invalid becomes U+FFFD, and control characters and runs of blanks become a blank.
+    """
+    if isinstance(caption, bytes):
+        caption = caption.decode("utf-8", "replace")
+    if not isinstance(caption, str):
+        return None
+    if caption.isascii() and caption.isprintable():
+        return " ".join(caption.split()) or None
+    text = caption.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    text = "".join(" " if _is_control(letter) else letter for letter in unicodedata.normalize("NFC", text))
+    text = " ".join(text.split())
+    return text if any(letter != "\ufffd" and letter not in _KEPT for letter in text) else None
+
+
+def _is_control(letter: str) -> bool:
+    # Cc: control, Cs: lone surrogate, Cf: format marks such as a byte-order mark.
+    return unicodedata.category(letter) in ("Cc", "Cs", "Cf") and letter not in _KEPT

@@ -1,0 +1,99 @@
+"""The process that decodes: bytes in on one pipe, checked pictures out on the other.
+
+A decoder is a large body of C that reads what strangers wrote. If it crashes, hangs or eats all memory, this process
+dies, and its parent knows which image it was.
+"""
+
+import json
+import os
+import pickle
+import resource
+import struct
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from sdp.download.image import Checked, ImageRules, check
+
+HEAD = struct.Struct("<Q")
+
+
+@dataclass(frozen=True, slots=True)
+class Orders:
+    """What a decoder is told once."""
+
+    rules: ImageRules
+    memory_bytes: int
+    """What one image may take, over what the process takes anyway."""
+
+
+def main() -> None:
+    """Serve until the parent closes its end."""
+    source, sink = os.fdopen(os.dup(0), "rb", buffering=0), os.dup(1)
+    os.dup2(2, 1)  # whatever a library prints must not get between the answers
+    orders: Orders = pickle.loads(_read(source.fileno(), _number(source.fileno()) or 0))
+    most = _address_space() + orders.memory_bytes
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    send(sink, [b"ready"])
+    while (count := _number(source.fileno())) is not None:
+        # All are read before the first answer is written, so that the two ends never wait for each other.
+        images = [_read(source.fileno(), _number(source.fileno()) or 0) for _ in range(count)]
+        for image in images:
+            checked = check(image, orders.rules)
+            send(sink, [describe(checked)])
+            send(sink, [checked.data or b""])
+
+
+def describe(checked: Checked) -> bytes:
+    """All of an answer but the image. Not a pickle: what a picture makes a decoder do must end with that decoder."""
+    values = {field.name: getattr(checked, field.name) for field in fields(Checked) if field.name != "data"}
+    return json.dumps({**values, "has_data": checked.data is not None}).encode()
+
+
+def described(text: bytes, data: bytes) -> Checked:
+    """The answer again."""
+    values = json.loads(text)
+    return Checked(data=data if values.pop("has_data") else None, **values)
+
+
+def _address_space() -> int:
+    """Bytes of address space that this process has mapped."""
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+    return pages * resource.getpagesize()
+
+
+def _number(fd: int) -> int | None:
+    head = bytearray()
+    while len(head) < HEAD.size:
+        piece = os.read(fd, HEAD.size - len(head))
+        if not piece:
+            return None
+        head += piece
+    return int(HEAD.unpack(head)[0])
+
+
+def _read(fd: int, length: int) -> memoryview:
+    data = memoryview(bytearray(length))
+    at = 0
+    while at < length:
+        count = os.readv(fd, [data[at:]])
+        if not count:
+            sys.exit(0)  # the parent is gone
+        at += count
+    return data
+
+
+def send(fd: int, pieces: Sequence[bytes]) -> None:
+    """One message: its length, and its bytes."""
+    queue = [memoryview(piece) for piece in (HEAD.pack(sum(map(len, pieces))), *pieces)]
+    while queue:
+        written = os.writev(fd, queue[:512])
+        while queue and written >= len(queue[0]):
+            written -= len(queue.pop(0))
+        if written:
+            queue[0] = queue[0][written:]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,227 @@
+"""The processes that decode for one worker, and what happens when an image kills one.
+
+An image whose decoder dies, or does not answer in time, is tried once more, alone; if that kills the decoder too, the
+image is recorded as crashed. Nothing else is lost or done twice.
+"""
+
+import contextlib
+import fcntl
+import os
+import pickle
+import select
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, TypeVar
+
+import sdp
+from sdp.datasets.outcomes import FAILED
+from sdp.download.child import HEAD, Orders, described, send
+from sdp.download.image import Checked
+from sdp.errors import SdpError
+
+Token = TypeVar("Token")
+
+_BATCH, _BATCH_BYTES = 8, 4 << 20
+_PIPE_BYTES = 1 << 20
+_LARGEST_MESSAGE = 1 << 30
+_START_S = 120.0
+_STOP_S = 5.0
+_TRIES = 2
+
+
+class _Died(Exception):
+    """The decoder ended, or had to be ended."""
+
+
+@dataclass(slots=True)
+class _Task(Generic[Token]):
+    token: Token
+    data: Sequence[bytes]
+    tries: int = 0
+
+    @property
+    def size(self) -> int:
+        return sum(map(len, self.data))
+
+
+class Decoders(Generic[Token]):
+    """A queue of images, and `count` processes that work it off."""
+
+    def __init__(
+        self,
+        orders: Orders,
+        count: int,
+        deliver: Callable[[Token, Sequence[bytes], Checked], None],
+        *,
+        answer_s: float = 60.0,
+    ) -> None:
+        self._orders, self._deliver, self._answer_s = orders, deliver, answer_s
+        self._tasks: deque[_Task[Token]] = deque()
+        self._changed = threading.Condition()
+        self._closing = False
+        self.error: BaseException | None = None
+        """Why decoding has stopped for good, if it has."""
+        self._threads = [threading.Thread(target=self._run, name=f"sdp-decode-{n}", daemon=True) for n in range(count)]
+        for thread in self._threads:
+            thread.start()
+
+    def put(self, token: Token, data: Sequence[bytes]) -> None:
+        """Check an image, given in pieces; `deliver` is called with what became of it, from another thread."""
+        with self._changed:
+            self._tasks.append(_Task(token, data))
+            self._changed.notify()
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for the threads to end, which they do by themselves only when something is broken."""
+        for thread in self._threads:
+            thread.join(timeout_s)
+
+    def close(self) -> None:
+        """End the processes; what is still queued is forgotten."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        self.join(_STOP_S + self._answer_s)
+
+    def _run(self) -> None:
+        child: _Child | None = None
+        try:
+            while batch := self._next():
+                if child is None:
+                    child = _Child(self._orders)
+                try:
+                    self._work_off(batch, child)
+                except _Died as death:
+                    child.end()
+                    child = None
+                    self._blame(batch, str(death))
+        except BaseException as error:  # noqa: BLE001 (kept for the thread that waits for results)
+            self.error = error
+        finally:
+            if child is not None:
+                child.end()
+
+    def _next(self) -> "deque[_Task[Token]]":
+        """The next few images; one that has killed a decoder comes alone. Empty when closing."""
+        with self._changed:
+            while not self._tasks and not self._closing:
+                self._changed.wait()
+            batch: deque[_Task[Token]] = deque()
+            size = 0
+            while self._tasks and not self._closing and len(batch) < _BATCH:
+                task = self._tasks[0]
+                size += task.size
+                if batch and (size > _BATCH_BYTES or task.tries):
+                    break
+                batch.append(self._tasks.popleft())
+                if task.tries:
+                    break
+            return batch
+
+    def _work_off(self, batch: "deque[_Task[Token]]", child: "_Child") -> None:
+        child.send([task.data for task in batch])
+        while batch:
+            checked = child.receive(self._answer_s)
+            task = batch.popleft()
+            self._deliver(task.token, task.data, checked)
+
+    def _blame(self, batch: "deque[_Task[Token]]", how: str) -> None:
+        """The first image without an answer did it; the others go back into the queue."""
+        culprit = batch.popleft()
+        culprit.tries += 1
+        with self._changed:
+            self._tasks.extendleft(reversed(batch))
+            if culprit.tries < _TRIES:
+                self._tasks.appendleft(culprit)
+            self._changed.notify_all()
+        if culprit.tries >= _TRIES:
+            self._deliver(culprit.token, culprit.data, Checked(FAILED, "crashed", f"the decoder {how}, twice"))
+
+
+class _Child:
+    """One decoding process."""
+
+    def __init__(self, orders: Orders) -> None:
+        root = str(Path(sdp.__file__).resolve().parent.parent)
+        path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
+        one_thread = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "sdp.download.child"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, **one_thread, "PYTHONPATH": path},
+            bufsize=0,
+        )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._sink, self._source = self._process.stdin.fileno(), self._process.stdout.fileno()
+        for fd in (self._sink, self._source):
+            with contextlib.suppress(OSError):  # the system's limit for pipes is lower: slower, not wrong
+                fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+        self._poll = select.poll()
+        self._poll.register(self._source, select.POLLIN)
+        try:
+            send(self._sink, [pickle.dumps(orders, protocol=5)])
+            self._message(_START_S)  # that it is ready: a decoder that cannot start is no image's fault
+        except (BrokenPipeError, _Died) as error:
+            self.end()
+            raise SdpError(
+                f"a decoder process does not start ({error}); its own words are in the worker's log"
+            ) from error
+
+    def send(self, images: Sequence[Sequence[bytes]]) -> None:
+        try:
+            os.write(self._sink, HEAD.pack(len(images)))
+            for pieces in images:
+                send(self._sink, pieces)
+        except BrokenPipeError:
+            raise _Died(self._how()) from None
+
+    def receive(self, within_s: float) -> Checked:
+        text, data = self._message(within_s), self._message(within_s)
+        return described(text, data)
+
+    def _message(self, within_s: float) -> bytes:
+        deadline = time.monotonic() + within_s
+        length = HEAD.unpack(self._read(HEAD.size, deadline, within_s))[0]
+        if length > _LARGEST_MESSAGE:
+            self._process.kill()
+            raise _Died("said what makes no sense")
+        return self._read(length, deadline, within_s)
+
+    def end(self) -> None:
+        """Close our end and see the process off."""
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream is not None:
+                stream.close()
+        try:
+            self._process.wait(_STOP_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait(_STOP_S)
+
+    def _read(self, length: int, deadline: float, within_s: float) -> bytes:
+        data = bytearray()
+        while len(data) < length:
+            if not self._poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
+                self._process.kill()
+                raise _Died(f"gave no answer in {within_s:g} s")
+            piece = os.read(self._source, length - len(data))
+            if not piece:
+                raise _Died(self._how())
+            data += piece
+        return bytes(data)
+
+    def _how(self) -> str:
+        """How the process ended, in words."""
+        try:
+            code = self._process.wait(_STOP_S)
+        except subprocess.TimeoutExpired:
+            return "closed its end"
+        return f"died of signal {-code}" if code < 0 else f"ended with exit code {code}"

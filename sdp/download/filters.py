@@ -1,0 +1,79 @@
+"""The filters on what the source says of an image, before anything is fetched."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sdp.config.download import FiltersConfig
+
+Mask = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """A bound on one number of the source."""
+
+    reason: str
+    column: str
+    least: float | None = None
+    most: float | None = None
+
+    def mask(self, table: pa.Table, *, keep_unknown: bool) -> Mask:
+        """Which rows are left out."""
+        values = _numbers(table, self.column)
+        beyond = np.zeros(len(values), bool)
+        with np.errstate(invalid="ignore"):
+            if self.least is not None:
+                beyond |= values < self.least
+            if self.most is not None:
+                beyond |= values > self.most
+        return beyond if keep_unknown else beyond | np.isnan(values)
+
+
+def scores(filters: FiltersConfig) -> list[Score]:
+    """The filters on scores that are on."""
+    every = (
+        Score("similarity", filters.similarity_column, least=filters.min_similarity),
+        Score("punsafe", filters.punsafe_column, most=filters.max_punsafe),
+        Score("pwatermark", filters.pwatermark_column, most=filters.max_pwatermark),
+        Score("aesthetic", filters.aesthetic_column, least=filters.min_aesthetic),
+    )
+    return [score for score in every if score.least is not None or score.most is not None]
+
+
+def columns(filters: FiltersConfig) -> list[str]:
+    """The columns that the filters read."""
+    sides = [filters.width_column, filters.height_column] if _by_size(filters) else []
+    return [name for name in [*sides, *(score.column for score in scores(filters))] if name is not None]
+
+
+def masks(table: pa.Table, filters: FiltersConfig) -> Iterator[tuple[str, Mask]]:
+    """Each filter's reason, and which rows it leaves out."""
+    if _by_size(filters) and filters.width_column and filters.height_column:
+        # A size that the source does not know is seen when the image is there.
+        width, height = _numbers(table, filters.width_column), _numbers(table, filters.height_column)
+        shorter, longer = np.fmin(width, height), np.fmax(width, height)
+        with np.errstate(invalid="ignore"):
+            if filters.min_side is not None:
+                yield "min_size", shorter < filters.min_side
+            if filters.max_aspect is not None:
+                yield "aspect", longer > filters.max_aspect * shorter
+    for score in scores(filters):
+        yield score.reason, score.mask(table, keep_unknown=filters.keep_unknown)
+
+
+def _by_size(filters: FiltersConfig) -> bool:
+    return filters.min_side is not None or filters.max_aspect is not None
+
+
+def _numbers(table: pa.Table, column: str) -> npt.NDArray[np.float64]:
+    """A column as numbers; NaN where there is none."""
+    values = table[column]
+    if not (pa.types.is_floating(values.type) or pa.types.is_integer(values.type) or pa.types.is_decimal(values.type)):
+        values = pa.chunked_array([pa.nulls(len(values), pa.float64())]) if len(values) else values.cast(pa.float64())
+    numbers = pc.fill_null(values.cast(pa.float64(), safe=False), float("nan"))
+    return np.asarray(numbers.to_numpy(), dtype=np.float64)

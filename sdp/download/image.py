@@ -1,0 +1,145 @@
+"""From bytes to what is stored: an image decoded whole, checked against the rules, resized and encoded."""
+
+import hashlib
+import io
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import cv2
+import numpy as np
+import simplejpeg
+from PIL import Image as Pillow
+
+from sdp.datasets.outcomes import FAILED, FILTERED, WRITTEN
+from sdp.imaging import Header, Image, ImageError, Pixels, decode, read_header
+
+cv2.setNumThreads(1)  # there is a process for each core already
+
+_ONE_SAMPLE = 1.6
+"""Up to this reduction one bilinear sample of each pixel is as good as more."""
+_ROOM = 1.15
+"""A JPEG is decoded to no less than so many times the size: nearer to it, what the decoder scales by shows most."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImageRules:
+    """What is asked of an image, and what is made of it. Sides are those that a viewer sees."""
+
+    size: int | None = None
+    """Pixels of the shorter side; None keeps the bytes as they came."""
+    crop: bool = False
+    enlarge: bool = False
+    format: Literal["jpeg", "webp"] = "jpeg"
+    quality: int = 95
+    max_pixels: int = 100_000_000
+    least_side: int = 1
+    """An image with a smaller side is no picture: a failure."""
+    min_side: int | None = None
+    """The filter's: an image with a smaller side is left out."""
+    max_aspect: float | None = None
+    """The filter's, too: longer side to shorter."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What became of an image's bytes."""
+
+    outcome: str
+    reason: str | None = None
+    detail: str | None = None
+    data: bytes | None = None
+    """The encoded image; None where the bytes are kept as they came, or refused."""
+    width: int = 0
+    height: int = 0
+    original_width: int = 0
+    original_height: int = 0
+    sha256: str | None = None
+    """Of the bytes as they came."""
+
+
+def check(data: bytes | memoryview, rules: ImageRules) -> Checked:
+    """Decode, check and convert one image. Whatever the bytes are, it returns; it raises nothing."""
+    digest = hashlib.sha256(data).hexdigest()
+    try:
+        header = read_header(data, rules.max_pixels)
+        refused = _refused(header, rules)
+        if refused is not None:
+            outcome, reason = refused
+            return Checked(outcome, reason, f"{header.width} × {header.height}", sha256=digest)
+        if rules.size is None:
+            # Nobody needs the pixels; of a JPEG every byte is read at any scale.
+            decode(data, min_side=1, max_pixels=rules.max_pixels)
+            return Checked(WRITTEN, None, None, None, header.width, header.height, header.width, header.height, digest)
+        image = decode(data, min_side=math.ceil(rules.size * _ROOM), max_pixels=rules.max_pixels)
+        pixels = resized(image, rules.size, crop=rules.crop, enlarge=rules.enlarge)
+        encoded = encode(pixels, rules.format, rules.quality)
+        height, width = pixels.shape[:2]
+        return Checked(WRITTEN, None, None, encoded, width, height, image.width, image.height, digest)
+    except ImageError as error:
+        return Checked(FAILED, error.reason, error.detail, sha256=digest)
+    except MemoryError:
+        return Checked(FAILED, "too_many_pixels", "more memory than a decoder may take", sha256=digest)
+    except Exception as error:  # noqa: BLE001 (what corrupt bytes make a codec raise is not to be foreseen)
+        return Checked(FAILED, "undecodable", f"{type(error).__name__}: {error}", sha256=digest)
+
+
+def resized(image: Image, size: int, *, crop: bool, enlarge: bool) -> Pixels:
+    """Shorter side to `size`, the centre square of that or all of it.
+
+    The result is where it would be if the whole image were decoded, resized by area and then cut, though the pixels
+    may have been scaled down while decoding: a JPEG's are, and their edges lie between pixels then. Off by half a
+    pixel would cost 8 dB.
+    """
+    shorter = min(image.width, image.height)
+    size = size if enlarge else min(size, shorter)
+    whole = (max(size, round(image.width * size / shorter)), max(size, round(image.height * size / shorter)))
+    left, top = ((whole[0] - size) // 2, (whole[1] - size) // 2) if crop else (0, 0)
+    width, height = (size, size) if crop else whole
+    if image.scale == 1.0:
+        return np.ascontiguousarray(_whole(image.pixels, whole)[top : top + height, left : left + width])
+    across, down = image.width * image.scale / whole[0], image.height * image.scale / whole[1]
+    return _sampled(image.pixels, (left * across, top * down), (across, down), (width, height))
+
+
+def _whole(pixels: Pixels, target: tuple[int, int]) -> Pixels:
+    rows, columns = pixels.shape[:2]
+    if (columns, rows) == target:
+        return pixels
+    how = cv2.INTER_CUBIC if columns < target[0] or rows < target[1] else cv2.INTER_AREA
+    return np.asarray(cv2.resize(pixels, target, interpolation=how), np.uint8)
+
+
+def _sampled(pixels: Pixels, corner: tuple[float, float], step: tuple[float, float], target: tuple[int, int]) -> Pixels:
+    """Target pixels of `step` pixels each, from a corner that may lie between pixels; each the mean of its samples."""
+    samples = 1 if max(step) <= _ONE_SAMPLE else math.ceil(max(step) / _ONE_SAMPLE)
+    (left, top), (across, down) = corner, (step[0] / samples, step[1] / samples)
+    matrix = np.array([[across, 0, left + across / 2 - 0.5], [0, down, top + down / 2 - 0.5]])
+    sampled = cv2.warpAffine(
+        pixels,
+        matrix,
+        (target[0] * samples, target[1] * samples),
+        flags=cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP,
+        borderMode=cv2.BORDER_REPLICATE,
+    )
+    return np.asarray(sampled if samples == 1 else cv2.resize(sampled, target, interpolation=cv2.INTER_AREA), np.uint8)
+
+
+def encode(pixels: Pixels, format: Literal["jpeg", "webp"], quality: int) -> bytes:
+    if format == "jpeg":
+        return bytes(simplejpeg.encode_jpeg(pixels, quality=quality, colorspace="RGB", colorsubsampling="420"))
+    sink = io.BytesIO()
+    Pillow.fromarray(pixels).save(sink, "WEBP", quality=quality, method=2)
+    return sink.getvalue()
+
+
+def _refused(header: Header, rules: ImageRules) -> tuple[str, str] | None:
+    """Outcome and reason of an image that is not even to be decoded."""
+    shorter, longer = sorted((header.width, header.height))
+    if shorter < rules.least_side:
+        return FAILED, "too_small"
+    if rules.min_side is not None and shorter < rules.min_side:
+        return FILTERED, "min_size"
+    if rules.max_aspect is not None and longer > rules.max_aspect * shorter:
+        return FILTERED, "aspect"
+    return None

@@ -1,0 +1,355 @@
+"""`sdp download`: the pipeline on Ray.
+
+    spans of units ── read (tasks) ── a row for each unit ── fetch, check, write (actors) ── what was written
+
+A unit stays whole from the reading of its rows to the writing of its part, so the account of each part is complete and
+the listing of the output is all the state there is.
+"""
+
+import logging
+import pickle
+import threading
+import time
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+from uuid import uuid4
+
+import pyarrow as pa
+import ray
+from ray.data import ActorPoolStrategy, DataContext, TaskPoolStrategy
+from ray.exceptions import RayError
+from ray.util.annotations import RayDeprecationWarning
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from sdp import cluster
+from sdp.config import DownloadConfig, identity
+from sdp.console import Progress, say
+from sdp.datasets import manifest, tombstones
+from sdp.datasets.manifest import Dataset, open_dataset
+from sdp.datasets.output import Head, Output, open_output, peek_output
+from sdp.datasets.parts import PartInfo
+from sdp.datasets.source import freeze_source, order_retry, publish_plan
+from sdp.datasets.units import Rows, Work
+from sdp.download import blocklists, report, survey
+from sdp.download.figures import Figures, Host, added
+from sdp.download.plan import Rules
+from sdp.download.politeness import Answer, Ask, HostLimits, SharedBudgets
+from sdp.download.spans import Span, read_span, spans
+from sdp.download.survey import Survey
+from sdp.download.worker import KIND, Settings, Worker, settings_of
+from sdp.errors import SdpError
+from sdp.lease import Lease
+from sdp.storage import Storage, StorageOptions, list_source, open_storage
+
+T = TypeVar("T")
+
+_REPORT_S = 1.0
+_PROGRESS_S = 0.5
+_TASK_RETRIES = 3
+_SMALL_SOURCE = 100_000
+"""Rows that the driver looks over itself: starting a process would take longer."""
+_IMAGES_A_SECOND = 100.0
+"""What a CPU does, for a forecast."""
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What a download has come to."""
+
+    dataset: Dataset
+    figures: Figures
+    """Of this run alone."""
+    seconds: float
+
+
+def run(config: DownloadConfig, *, dry_run: bool = False, only_failed: bool = False) -> Summary | None:
+    """Download what is not there yet, or with `only_failed` what has failed; None for a dry run."""
+    began = time.monotonic()
+    options = config.storage.options()
+    rules = Rules(config.source, config.filters, blocklists.load(config.blocklists, options))
+    files = list_source(config.source.uri, options)
+    storage = open_storage(config.output.uri, options)
+    head = Head(KIND, config.output.rows_per_file, False, identity(config))
+    planned = freeze_source(
+        peek_output(storage, head), files, rules.columns(), limit=config.limit, options=options, publish=False
+    )
+    if dry_run:
+        for line in report.intention(planned.index, planned.pending(), storage.uri, len(files)):
+            say(line)
+        return None
+    output = open_output(storage, head)
+    with Lease.acquire(storage, "sdp download") as lease:
+        output = publish_plan(output, planned)
+        if only_failed:
+            output = order_retry(output, open_dataset(storage, KIND))
+        rules = _with_takedowns(rules, storage, options)
+        pending = output.pending()
+        infos, figures = _Download(config, output, rules, lease).work_off(pending) if pending else ([], Figures())
+        dataset = manifest.finish(
+            output, infos=infos, config=config.model_dump(mode="json"), input={"uri": config.source.uri}
+        )
+    seconds = time.monotonic() - began
+    for line in report.closing(dataset, figures, seconds):
+        say(line)
+    return Summary(dataset, figures, seconds)
+
+
+def _with_takedowns(rules: Rules, storage: Storage, options: StorageOptions) -> Rules:
+    """The rules with what has been taken down from this dataset meanwhile."""
+    taken = tombstones.load(storage, options)
+    hashes = blocklists.hash_keys(taken.hashes)
+    lists = blocklists.Blocklists(urls=blocklists.url_keys(taken.urls), hashes=hashes)
+    return replace(rules, taken_down=lists, taken_down_rows=taken.rows)
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """How the work is laid on the cluster."""
+
+    cpus: int
+    """Of one worker."""
+    workers: int
+
+    @staticmethod
+    def of(config: DownloadConfig, pending: int) -> "_Shape":
+        alive = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]  # ray has no types here
+        nodes = [int(node["Resources"].get("CPU", 0)) for node in alive]
+        cpus = max(1, min([config.workers.cpus, *(count for count in nodes if count)]))
+        workers = config.concurrency or sum(count // cpus for count in nodes)
+        return _Shape(cpus, max(1, min(workers, pending)))
+
+
+class _Download:
+    """One run over the pending works."""
+
+    def __init__(self, config: DownloadConfig, output: Output, rules: Rules, lease: Lease) -> None:
+        self._config, self._output, self._rules, self._lease = config, output, rules, lease
+        self._options = config.storage.options()
+
+    def work_off(self, pending: list[Work]) -> tuple[list[PartInfo], Figures]:
+        """Make all parts that are missing; returns what their footers say, and the figures of the run."""
+        cluster.connect(include_dashboard=False)  # which only a Ray of our own would start
+        shape = _Shape.of(self._config, len(pending))
+        settings = settings_of(self._config, self._output.storage, self._rules, shape.cpus)
+        try:
+            seen = self._survey(shape, settings.limits)
+            hub = _start_hub(settings.limits)
+            parts = self._pipeline(pending, shape, settings, hub, seen)
+            infos = []
+            total = sum(len(work.unit) for work in pending)
+            with _Shown(hub, total):
+                for row in parts.iter_rows():
+                    self._lease.check()
+                    infos.append(pickle.loads(row["info"]))
+            figures: Figures = ray.get(hub.total.remote())
+        except RayError as error:
+            raise _in_our_words(error) from error
+        return infos, figures
+
+    def _pipeline(
+        self, pending: list[Work], shape: _Shape, settings: Settings, hub: Any, seen: Survey | None
+    ) -> ray.data.Dataset:
+        logging.getLogger("ray.data").setLevel(logging.WARNING)
+        context = DataContext.get_current()
+        context.enable_progress_bars = False
+        context.target_max_block_size = 1  # a block for each unit, so that units are dealt out one by one
+        duplicates = seen.stop if seen is not None and seen.duplicates else None
+        reading = _Reading(self._rules.columns(), self._output.storage, self._options, duplicates)
+        at_once = self._config.workers.units_at_once
+        items = [{"span": pickle.dumps(span)} for span in spans(self._output.index, pending, shape.workers)]
+        units = ray.data.from_items(items, override_num_blocks=len(items)).map_batches(
+            reading,
+            batch_size=1,
+            batch_format="pyarrow",
+            num_cpus=0,  # it waits for storage, and the workers take all CPUs
+            compute=TaskPoolStrategy(size=max(2, shape.workers // 4)),
+        )
+        with warnings.catch_warnings():
+            # That further arguments go away in 2.64. By default Ray tries again without end what kills its process.
+            warnings.simplefilter("ignore", RayDeprecationWarning)
+            return units.map_batches(
+                _Downloading,
+                fn_constructor_args=(settings, hub, shape.workers),
+                batch_size=1,
+                batch_format="pyarrow",
+                num_cpus=shape.cpus,
+                compute=ActorPoolStrategy(
+                    size=shape.workers,
+                    max_tasks_in_flight_per_actor=at_once + 1,
+                    max_concurrent_calls_per_actor=at_once,
+                    enable_true_multi_threading=True,
+                ),
+                max_restarts=-1,
+                max_task_retries=_TASK_RETRIES,
+            )
+
+    def _survey(self, shape: _Shape, limits: HostLimits) -> Survey | None:
+        """Count hosts and find repeated URLs, unless that has been done."""
+        index, storage = self._output.index, self._output.storage
+        if not (self._config.hosts.count or self._config.dedup.urls):
+            return None
+        seen = survey.load(storage, index.rows)
+        if seen is None:
+            seen = self._look()
+            others_s = index.rows / (_IMAGES_A_SECOND * shape.cpus * shape.workers)
+            for line in survey.forecast(seen.hosts, limits, others_s):
+                say(line)
+        return seen
+
+    def _look(self) -> Survey:
+        index, storage, rules = self._output.index, self._output.storage, self._rules
+        partitions = survey.partitions_for(index.rows) if self._config.dedup.urls else 0
+        if index.rows <= _SMALL_SOURCE:
+            piece = survey.look(index, 0, index.rows, rules, self._options, partitions=partitions)
+            repeated = [survey.repeated([keys], [rows]) for keys, rows in zip(piece.keys, piece.rows, strict=True)]
+            return survey.publish(storage, index.rows, piece.hosts, repeated)
+        starts = range(0, index.rows, survey.PIECE_ROWS)
+        shared, shared_rules = ray.put(index), ray.put(rules)
+        pieces = [
+            _look.options(num_returns=1 + partitions).remote(
+                shared, at, min(at + survey.PIECE_ROWS, index.rows), shared_rules, self._options, partitions
+            )
+            for at in starts
+        ]
+        pieces = pieces if partitions else [[piece] for piece in pieces]
+        found = [_repeated.remote(*(piece[1 + number] for piece in pieces)) for number in range(partitions)]
+        hosts: Counter[str] = Counter()
+        with Progress("looking over the source") as progress:
+            for number, piece in enumerate(pieces, 1):
+                hosts.update(self._wait(piece[0]))
+                hosts = survey.most_common(hosts)
+                progress.update(f"{min(number * survey.PIECE_ROWS, index.rows):,} of {index.rows:,} rows")
+        return survey.publish(storage, index.rows, hosts, map(self._wait, found))
+
+    def _wait(self, reference: Any) -> Any:
+        self._lease.check()
+        return ray.get(reference)
+
+
+class _Reading:
+    """Reads spans: a row for each of their units."""
+
+    def __init__(self, columns: list[str], output: Storage, options: StorageOptions, duplicates: int | None) -> None:
+        """`duplicates` is the survey to ask for repeated URLs."""
+        self._columns, self._output, self._options, self._duplicates = columns, output, options, duplicates
+
+    def __call__(self, batch: pa.Table) -> Iterator[pa.Table]:
+        for data in batch["span"].to_pylist():
+            span: Span = pickle.loads(data)
+            for task in read_span(span, self._columns, self._output, self._options):
+                if self._duplicates is not None:
+                    unit = task.work.unit
+                    found = survey.duplicates_in(self._output, self._duplicates, unit.start, unit.stop)
+                    task = replace(task, duplicates=found)
+                yield pa.table({"task": pa.array([pickle.dumps(task)], pa.large_binary())})
+
+
+class _Downloading:
+    """An actor of the pool: one worker."""
+
+    def __init__(self, settings: Settings, hub: Any, workers: int) -> None:
+        self._name, self._hub = uuid4().hex, hub
+        self._worker = Worker(
+            settings,
+            name=self._name,
+            exchange=self._exchange if workers > 1 else None,
+            exchange_every_s=max(0.02, workers / 2000),  # at most 2000 messages a second in all
+        )
+        threading.Thread(target=self._report, name="sdp-report", daemon=True).start()
+
+    def __call__(self, batch: pa.Table) -> pa.Table:
+        infos = [pickle.dumps(self._worker.make(pickle.loads(data))) for data in batch["task"].to_pylist()]
+        ray.get(self._hub.report.remote(self._name, self._worker.figures(), self._worker.take_hosts()))
+        return pa.table({"info": pa.array(infos, pa.binary())})
+
+    def _exchange(self, ask: Ask) -> Answer:
+        answer: Answer = ray.get(self._hub.exchange.remote(ask))
+        return answer
+
+    def _report(self) -> None:
+        pause = threading.Event()
+        while not pause.wait(_REPORT_S):
+            self._hub.report.remote(self._name, self._worker.figures(), {})
+
+
+class Hub:
+    """What the workers share: the hosts' budgets, and the figures."""
+
+    def __init__(self, limits: HostLimits) -> None:
+        self._budgets = SharedBudgets(limits)
+        self._figures: dict[str, Figures] = {}
+        self._hosts = Figures()
+
+    def exchange(self, ask: Ask) -> Answer:
+        return self._budgets.exchange(ask, time.monotonic())
+
+    def report(self, worker: str, figures: Figures, hosts: dict[str, Host]) -> None:
+        self._figures[worker] = figures
+        self._hosts.merge(Figures(hosts=hosts))
+
+    def total(self) -> Figures:
+        total = added(self._figures)
+        total.merge(self._hosts)
+        return total
+
+
+def _start_hub(limits: HostLimits) -> Any:
+    """The hub, beside the driver: it shall not go away with some worker's node."""
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
+    hub = ray.remote(Hub).options(num_cpus=0, max_restarts=-1, max_task_retries=-1, scheduling_strategy=here)
+    return hub.remote(limits)
+
+
+class _Shown:
+    """The progress line, renewed by a thread while the pipeline runs."""
+
+    def __init__(self, hub: Any, total: int) -> None:
+        self._hub, self._total = hub, total
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="sdp-progress", daemon=True)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        began = time.monotonic()
+        with Progress("download") as progress:
+            while not self._over.wait(_PROGRESS_S):
+                try:
+                    figures: Figures = ray.get(self._hub.total.remote(), timeout=10)
+                except RayError:  # it comes back, or the pipeline says what is wrong
+                    continue
+                progress.update(report.progress_line(figures, self._total, time.monotonic() - began))
+
+
+@ray.remote(num_cpus=0.5)
+def _look(*arguments: Any) -> Any:
+    """A piece of the survey: its hosts, then for each partition its keys and rows."""
+    *given, partitions = arguments
+    piece = survey.look(*given, partitions=partitions)
+    parts = list(zip(piece.keys, piece.rows, strict=True))
+    return (piece.hosts, *parts) if partitions else piece.hosts
+
+
+@ray.remote(num_cpus=0.5)
+def _repeated(*pieces: tuple[survey.Keys, Rows]) -> Rows:
+    return survey.repeated([keys for keys, _ in pieces], [rows for _, rows in pieces])
+
+
+def _in_our_words(error: RayError) -> SdpError:
+    """The error of ours inside one of Ray's, or one line about Ray's own."""
+    seen: BaseException | None = error
+    while seen is not None:
+        inner = getattr(seen, "cause", None) or seen.__cause__
+        if isinstance(inner, SdpError) and not isinstance(inner, RayError):
+            return inner
+        seen = inner
+    line = next((line for line in reversed(str(error).splitlines()) if line.strip()), type(error).__name__)
+    return SdpError(f"the download was broken off ({line.strip()[:300]}); run it again: it goes on where it was")

@@ -1,0 +1,62 @@
+"""What a person sees of a download, as text: before, while and after."""
+
+from collections.abc import Iterator
+
+from sdp.console import duration, size, table
+from sdp.datasets.index import Index
+from sdp.datasets.manifest import Dataset
+from sdp.datasets.outcomes import FAILURE_REASONS, FILTER_REASONS
+from sdp.datasets.units import Work
+from sdp.download.figures import Figures
+
+_WORDS = {**FILTER_REASONS, **FAILURE_REASONS}
+
+
+def progress_line(figures: Figures, total: int, elapsed_s: float) -> str:
+    """Done of how many, how fast, with what outcome, and how much longer."""
+    elapsed_s = max(elapsed_s, 1e-3)
+    rate = figures.done / elapsed_s
+    left = f"ETA {duration((total - figures.done) / rate)}" if rate and figures.done < total else ""
+    parts = [
+        f"{figures.done:,} of {total:,} rows",
+        f"{rate:,.0f}/s",
+        f"{figures.written:,} written",
+        f"{figures.failed:,} failed",
+        f"{figures.filtered:,} filtered",
+        f"{size(figures.bytes / elapsed_s)}/s",
+        left,
+    ]
+    return " · ".join(part for part in parts if part)
+
+
+def intention(index: Index, pending: list[Work], where: str, files: int) -> Iterator[str]:
+    """What a dry run tells."""
+    works = index.works()
+    rows = sum(len(work.unit) for work in pending)
+    yield f"source: {files:,} files, {index.listed_rows:,} rows listed, {index.rows:,} of them to be downloaded"
+    yield f"output: {where}, {len(works):,} parts in all, {len(works) - len(pending):,} of them done"
+    yield f"to do: {len(pending):,} parts with {rows:,} rows"
+
+
+def closing(dataset: Dataset, figures: Figures, seconds: float) -> Iterator[str]:
+    """What has come of it, what went wrong, and what to do about it."""
+    counts = dataset.manifest.counts
+    yield (
+        f"{dataset.storage.uri}: {counts.input:,} rows: {counts.written:,} written, {counts.failed:,} failed, "
+        f"{counts.filtered:,} filtered; {dataset.manifest.parts:,} parts, {size(dataset.manifest.size)}"
+    )
+    if counts.reasons:
+        ordered = sorted(counts.reasons.items(), key=lambda item: (-item[1], item[0]))
+        rows = [(f"{count:,}", reason, _WORDS.get(reason, "")) for reason, count in ordered]
+        yield table(rows, ("rows", "reason", ""))
+    if figures.done:
+        yield (
+            f"this run: {figures.done:,} rows in {duration(seconds)}, {figures.requests:,} requests, "
+            f"{size(figures.bytes)} fetched"
+        )
+    slow = [(name, host) for name, host in figures.slowest(8) if host.images + host.failures]
+    if slow:
+        hosts = [(n, f"{h.images:,}", f"{h.failures:,}", f"{h.mean_s:.2f} s", duration(h.seconds)) for n, h in slow]
+        yield table(hosts, ("slowest hosts", "images", "failures", "mean", "in all"))
+    if counts.failed:
+        yield f"to try what failed again: sdp download … --only-failed; to see it: sdp inspect {dataset.storage.uri}"

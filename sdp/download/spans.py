@@ -1,0 +1,135 @@
+"""Runs of units that are read from the source together, and the reading itself."""
+
+import random
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from sdp.datasets.index import FileSlice, Index
+from sdp.datasets.outcomes import FAILED
+from sdp.datasets.parts import read_account, resolve
+from sdp.datasets.units import Rows, Work, part_name
+from sdp.download.unit import UnitTask
+from sdp.errors import DatasetError
+from sdp.storage import Storage, StorageOptions, open_source
+
+_MOST_UNITS = 16
+_SPANS_A_WORKER = 8
+_BATCH_ROWS = 16_384
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Works of one attempt whose units follow one another, with where their rows lie."""
+
+    works: tuple[Work, ...]
+    slices: tuple[FileSlice, ...]
+    earlier: tuple[tuple[str, ...], ...] = ()
+    """For a retry: of each work the parts of the attempts before."""
+
+
+def spans(index: Index, pending: Sequence[Work], workers: int, seed: int = 0) -> list[Span]:
+    """The pending works in runs, shuffled so that neighbours in the source are not fetched by all workers at once."""
+    longest = max(1, min(_MOST_UNITS, len(pending) // (_SPANS_A_WORKER * workers)))
+    runs: list[list[Work]] = []
+    for work in sorted(pending, key=lambda w: (w.attempt, w.unit.number)):
+        last = runs[-1] if runs else None
+        follows = last and last[-1].attempt == work.attempt and last[-1].unit.stop == work.unit.start
+        if last and follows and len(last) < longest:
+            last.append(work)
+        else:
+            runs.append([work])
+    attempts: dict[int, list[int]] = {}
+    for work in index.works():
+        attempts.setdefault(work.unit.number, []).append(work.attempt)
+    random.Random(seed).shuffle(runs)
+    return [_span(index, run, attempts) for run in runs]
+
+
+def read_span(
+    span: Span, columns: Sequence[str], output: Storage, options: StorageOptions | None = None
+) -> Iterator[UnitTask]:
+    """The tasks of a span, each with its rows of the source, as soon as they are read."""
+    tables = iter_units([work.unit.stop - work.unit.start for work in span.works], span.slices, columns, options)
+    for number, (work, table) in enumerate(zip(span.works, tables, strict=True)):
+        rows: Rows = np.arange(work.unit.start, work.unit.stop, dtype=np.int64)
+        if not work.attempt:
+            yield UnitTask(work, rows, table)
+            continue
+        account = resolve([read_account(output, path) for path in span.earlier[number]])
+        failed = account.filter(pc.field("outcome") == FAILED)
+        rows = np.asarray(failed["row"].to_numpy(), dtype=np.int64)
+        retried = dict(Counter(failed["reason"].to_pylist()))
+        yield UnitTask(work, rows, table.take(pa.array(rows - work.unit.start)), retried)
+
+
+def iter_units(
+    lengths: Sequence[int], slices: Sequence[FileSlice], columns: Sequence[str], options: StorageOptions | None = None
+) -> Iterator[pa.Table]:
+    """The rows of consecutive slices, cut into tables of these lengths."""
+    batches = _batches(slices, columns, options)
+    waiting: list[pa.Table] = []
+    have = 0
+    for length in lengths:
+        while have < length:
+            table = next(batches)
+            waiting.append(table)
+            have += table.num_rows
+        whole = pa.concat_tables(waiting, promote_options="permissive") if waiting else _empty(columns)
+        yield whole.slice(0, length).combine_chunks()
+        waiting, have = [whole.slice(length)], have - length
+
+
+def _batches(slices: Sequence[FileSlice], columns: Sequence[str], options: StorageOptions | None) -> Iterator[pa.Table]:
+    for piece in slices:
+        try:
+            file = pq.ParquetFile(open_source(piece.path, options))
+            groups, skip = _groups(file.metadata, piece.offset, piece.length)
+            left = piece.length
+            for batch in file.iter_batches(_BATCH_ROWS, row_groups=groups, columns=list(columns)):
+                if skip >= batch.num_rows:
+                    skip -= batch.num_rows
+                    continue
+                batch = batch.slice(skip, left)
+                skip, left = 0, left - batch.num_rows
+                yield pa.Table.from_batches([batch]).select(list(columns))
+                if not left:
+                    break
+        except (pa.ArrowException, OSError) as error:
+            cause = " ".join(str(error).split())[:160]
+            raise DatasetError(
+                f"{piece.path}: cannot be read ({cause}); mend or restore this file of source.uri"
+            ) from error
+        if left:
+            raise DatasetError(f"{piece.path}: {left} rows fewer than it had; put it back, or begin a new output.uri")
+
+
+def _groups(footer: pq.FileMetaData, offset: int, length: int) -> tuple[list[int], int]:
+    """The row groups that hold these rows, and how many rows of the first come before."""
+    groups: list[int] = []
+    before = skip = 0
+    for number in range(footer.num_row_groups):
+        rows = footer.row_group(number).num_rows
+        if before + rows > offset and before < offset + length:
+            if not groups:
+                skip = offset - before
+            groups.append(number)
+        before += rows
+    return groups, skip
+
+
+def _empty(columns: Sequence[str]) -> pa.Table:
+    return pa.table({name: pa.nulls(0) for name in columns})
+
+
+def _span(index: Index, run: Sequence[Work], attempts: dict[int, list[int]]) -> Span:
+    slices = index.slices(run[0].unit.start, run[-1].unit.stop)
+    earlier = tuple(
+        tuple(part_name(w.unit.number, a) for a in attempts[w.unit.number] if a < w.attempt) for w in run if w.attempt
+    )
+    return Span(tuple(run), tuple(slices), earlier)

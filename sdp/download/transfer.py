@@ -1,0 +1,89 @@
+"""How one request ended, in our words: which failure it is, and whether another try may help."""
+
+import re
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+
+import pycurl
+
+from sdp.datasets.outcomes import FAILED
+
+RETRIED_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504, 509, 520, 521, 522, 523, 524, 527, 529})
+THROTTLING_STATUSES = frozenset({429, 503})
+REDIRECT_STATUSES = frozenset({301, 302, 303, 307, 308})
+
+_TLS = frozenset(
+    {
+        pycurl.E_SSL_CONNECT_ERROR,
+        pycurl.E_PEER_FAILED_VERIFICATION,
+        pycurl.E_SSL_CIPHER,
+        pycurl.E_SSL_CACERT,
+        pycurl.E_SSL_CACERT_BADFILE,
+        pycurl.E_SSL_CERTPROBLEM,
+        pycurl.E_SSL_ENGINE_NOTFOUND,
+        pycurl.E_SSL_INVALIDCERTSTATUS,
+        pycurl.E_SSL_ISSUER_ERROR,
+        pycurl.E_SSL_PINNEDPUBKEYNOTMATCH,
+    }
+)
+_CERTIFICATE = frozenset({pycurl.E_PEER_FAILED_VERIFICATION, pycurl.E_SSL_CACERT, pycurl.E_SSL_ISSUER_ERROR})
+_UNREACHABLE = frozenset({"dns", "connect", "timeout"})
+_NO_ADDRESS_IN = re.compile(r"\s+")
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why there is no image."""
+
+    reason: str
+    detail: str
+    outcome: str = FAILED
+    retry: bool = False
+    retry_after: float | None = None
+    """Seconds that the server asked for."""
+
+    @property
+    def unreachable(self) -> bool:
+        """The host itself did not answer."""
+        return self.reason in _UNREACHABLE
+
+
+def of_curl(code: int, message: str, *, connected: bool) -> Failure:
+    """The failure behind one of libcurl's error codes."""
+    detail = _NO_ADDRESS_IN.sub(" ", message)[:160] or pycurl.Curl().errstr() or f"libcurl error {code}"
+    if code == pycurl.E_COULDNT_RESOLVE_HOST:
+        return Failure("dns", detail, retry=True)
+    if code == pycurl.E_COULDNT_CONNECT or (code == pycurl.E_OPERATION_TIMEDOUT and not connected):
+        return Failure("connect", detail, retry=True)
+    if code == pycurl.E_OPERATION_TIMEDOUT:
+        return Failure("timeout", detail, retry=True)
+    if code in _TLS:
+        return Failure("tls", detail, retry=code not in _CERTIFICATE)
+    if code == pycurl.E_FILESIZE_EXCEEDED:
+        return Failure("too_big", detail)
+    if code == pycurl.E_URL_MALFORMAT:
+        return Failure("bad_url", detail)
+    if code == pycurl.E_OUT_OF_MEMORY:
+        return Failure("internal", detail, retry=True)
+    # Cut short, reset, hung up, not HTTP, a chunk without a size, a head without an end: many things, one meaning.
+    return Failure("broken_transfer", detail, retry=True)
+
+
+def of_status(status: int, retry_after: float | None) -> Failure:
+    detail = str(status) if retry_after is None else f"{status}, Retry-After {retry_after:.0f} s"
+    return Failure("http_status", detail, retry=status in RETRIED_STATUSES, retry_after=retry_after)
+
+
+def retry_after_s(value: str, now: datetime | None = None) -> float | None:
+    """The seconds of a Retry-After header, which are a number or a date; None for what is neither."""
+    value = value.strip()
+    if value.isascii() and value.isdigit():
+        return float(value[:9])
+    try:
+        date = parsedate_to_datetime(value)
+    except ValueError:
+        return None
+    if date.tzinfo is None:
+        date = date.replace(tzinfo=UTC)
+    return max(0.0, (date - (now or datetime.now(UTC))).total_seconds())

@@ -1,0 +1,125 @@
+"""One unit in the making: its rows come in any order from several threads, and go out as a table and an account."""
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+from pyroaring import BitMap64
+
+from sdp.config.download import DownloadSource
+from sdp.datasets.outcomes import Outcome, account_table
+from sdp.datasets.parts import Layout
+from sdp.datasets.units import Rows, Work
+from sdp.download.plan import Plan
+
+ROW_GROUP_ROWS = 256
+_PLAIN = ("row", "image", "width", "height", "original_width", "original_height")
+"""Columns that compression would not make smaller: encoded images and small numbers."""
+
+SCHEMA = pa.schema(
+    [
+        pa.field("row", pa.int64(), nullable=False),
+        pa.field("key", pa.string(), nullable=False),
+        pa.field("url", pa.string(), nullable=False),
+        pa.field("caption", pa.string(), nullable=False),
+        pa.field("image", pa.binary(), nullable=False),
+        pa.field("width", pa.int32(), nullable=False),
+        pa.field("height", pa.int32(), nullable=False),
+        pa.field("original_width", pa.int32(), nullable=False),
+        pa.field("original_height", pa.int32(), nullable=False),
+        pa.field("sha256", pa.string(), nullable=False),
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class UnitTask:
+    """One part to make."""
+
+    work: Work
+    rows: Rows
+    """The addresses to account for: all of the unit, or for a retry those that had failed."""
+    table: pa.Table
+    """Their rows of the source, in the same order."""
+    retried: dict[str, int] = field(default_factory=dict)
+    """For a retry: the reasons that are superseded, with how often each was given."""
+    duplicates: BitMap64 | None = None
+    """Addresses whose URL a lower one has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A row that will be written."""
+
+    image: bytes
+    width: int
+    height: int
+    original_width: int
+    original_height: int
+    sha256: str
+
+
+class Unit:
+    """The state of a unit between its plan and its part."""
+
+    def __init__(self, task: UnitTask, plan: Plan, source: DownloadSource) -> None:
+        self.task, self.plan = task, plan
+        self._source = source
+        self._outcomes: dict[int, Outcome] = {outcome.row: outcome for outcome in plan.refused}
+        self._stored: dict[int, Stored] = {}
+        self._changed = threading.Condition()
+
+    def settle(self, outcome: Outcome, stored: Stored | None = None) -> None:
+        """What became of a row; `stored` where it is to be written."""
+        with self._changed:
+            if outcome.row in self._outcomes:
+                raise ValueError(f"row {outcome.row} has an outcome already: {self._outcomes[outcome.row]}")
+            self._outcomes[outcome.row] = outcome
+            if stored is not None:
+                self._stored[outcome.row] = stored
+            if self.complete:
+                self._changed.notify_all()
+
+    @property
+    def complete(self) -> bool:
+        return len(self._outcomes) == len(self.task.rows)
+
+    def wait(self, timeout_s: float) -> bool:
+        """Until every row has its outcome, or for so long."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self.complete, timeout_s)
+
+    def account(self) -> pa.Table:
+        return account_table(list(self._outcomes.values()))
+
+    def rows(self) -> pa.Table:
+        """The rows to be written, by address."""
+        wanted = sorted((w for w in self.plan.wanted if w.row in self._stored), key=lambda w: w.row)
+        stored = [self._stored[w.row] for w in wanted]
+        source = self.task.table.take(pa.array([w.at for w in wanted], pa.int64()))
+        columns = {
+            "row": pa.array([w.row for w in wanted], pa.int64()),
+            "key": pa.array([f"{w.row:012d}" for w in wanted], pa.string()),
+            "url": pa.array(source[self._source.url_column].to_pylist(), pa.string()),
+            "caption": pa.array([w.caption for w in wanted], pa.string()),
+            "image": _chunked([s.image for s in stored]),
+            "sha256": pa.array([s.sha256 for s in stored], pa.string()),
+        }
+        for name in ("width", "height", "original_width", "original_height"):
+            columns[name] = pa.array([getattr(s, name) for s in stored], pa.int32())
+        own = pa.table([columns[name] for name in SCHEMA.names], schema=SCHEMA)
+        for name in dict.fromkeys(self._source.columns):
+            own = own.append_column(source.schema.field(name), source[name])
+        return own
+
+    def layout(self) -> Layout:
+        names = [*SCHEMA.names, *self._source.columns]
+        return Layout(ROW_GROUP_ROWS, {name: "none" if name in _PLAIN else "zstd" for name in names})
+
+
+def _chunked(images: Sequence[bytes]) -> pa.ChunkedArray:
+    """In chunks of a row group: one array holds no more than 2 GB."""
+    starts = range(0, len(images), ROW_GROUP_ROWS)
+    chunks = [pa.array(images[at : at + ROW_GROUP_ROWS], pa.binary()) for at in starts]
+    return pa.chunked_array(chunks, pa.binary())

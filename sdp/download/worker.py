@@ -1,0 +1,242 @@
+"""One process of a download: it takes units, fetches and checks their images, and writes their parts.
+
+    fetcher (a thread) ── bytes ──> decoders (a process each) ── checked images ──> unit ── whole ──> part
+
+Several units may be under way: the next one begins when the connections have nothing left to do for those before it.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from sdp.config.download import DownloadConfig
+from sdp.datasets.outcomes import FILTERED, WRITTEN, Outcome
+from sdp.datasets.parts import PartInfo, read_info, write_part
+from sdp.download.child import Orders
+from sdp.download.decoders import Decoders
+from sdp.download.fetch import Courier, Fetched, Fetcher, FetchOptions
+from sdp.download.figures import Figures, Host
+from sdp.download.image import Checked, ImageRules
+from sdp.download.memory import Buffer
+from sdp.download.plan import Rules, Wanted, plan
+from sdp.download.politeness import Answer, Ask, HostLimits, LocalGate, SharedGate
+from sdp.download.unit import Stored, Unit, UnitTask
+from sdp.errors import SdpError, Unavailable
+from sdp.storage import Storage
+
+KIND = "images"
+
+_LOOK_S = 1.0
+_WRITE_TRIES = 5
+_WRITE_PAUSE_S = 15.0
+
+
+@dataclass(frozen=True)
+class Settings:
+    """All that a worker is told; picklable."""
+
+    output: Storage
+    rules: Rules
+    fetch: FetchOptions
+    limits: HostLimits
+    images: ImageRules
+    decoders: int
+    buffer_bytes: int
+    decoder_memory_bytes: int
+
+
+class _Token(NamedTuple):
+    unit: Unit
+    wanted: Wanted
+    attempts: int = 0
+    reserved: int = 0
+
+
+class Worker:
+    """Makes parts; `make` may be called from several threads at once."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        name: str = "alone",
+        exchange: Callable[[Ask], Answer] | None = None,
+        exchange_every_s: float = 0.05,
+    ) -> None:
+        """With `exchange` the hosts' budgets are kept elsewhere, for all workers together."""
+        self._settings = settings
+        self._lock = threading.Lock()
+        self._figures = Figures()
+        self._closing = threading.Event()
+        self._turn = threading.Lock()
+        orders = Orders(settings.images, settings.decoder_memory_bytes)
+        self._decoders: Decoders[_Token] = Decoders(orders, settings.decoders, self._decoded)
+        self._buffer = Buffer(settings.buffer_bytes)
+        self._courier = None
+        gate: LocalGate | SharedGate = LocalGate(settings.limits)
+        if exchange is not None:
+            gate = SharedGate(name, 2 * settings.fetch.connections)
+            self._courier = Courier(exchange, exchange_every_s)
+        self._fetcher: Fetcher[_Token] = Fetcher(settings.fetch, gate, self._buffer, self._fetched, self._courier)
+
+    def make(self, task: UnitTask) -> PartInfo:
+        """Fetch, check and write one unit. One that is there already is left as it is."""
+        output = self._settings.output
+        if output.exists(task.work.name):
+            return read_info(output, output.stat(task.work.name))
+        planned = plan(task.table, task.rows, self._settings.rules, task.duplicates)
+        unit = Unit(task, planned, self._settings.rules.source)
+        with self._lock:
+            for outcome in planned.refused:
+                self._figures.note(outcome)
+        with self._turn:  # the next unit's requests come after this one's
+            self._fetcher.wait_until_hungry(self._is_broken)
+            self._fetcher.submit((_Token(unit, wanted), wanted.url) for wanted in planned.wanted)
+        while not unit.wait(_LOOK_S):
+            self._check()
+        info = self._write(unit)
+        with self._lock:
+            self._figures.stored_bytes += info.size
+        return info
+
+    def figures(self) -> Figures:
+        """What has been done so far, without the hosts."""
+        with self._lock:
+            total = Figures()
+            hosts, self._figures.hosts = self._figures.hosts, {}
+            total.merge(self._figures)
+            self._figures.hosts = hosts
+            return total
+
+    def take_hosts(self) -> dict[str, Host]:
+        """What the hosts were like since the last time."""
+        with self._lock:
+            hosts, self._figures.hosts = self._figures.hosts, {}
+            return hosts
+
+    def close(self) -> None:
+        self._closing.set()
+        self._fetcher.close()
+        self._decoders.close()
+        if self._courier is not None:
+            self._courier.close()
+
+    def _fetched(self, fetched: Fetched[_Token]) -> None:
+        unit, wanted = fetched.token[:2]
+        with self._lock:
+            self._figures.note_fetch(
+                fetched.host,
+                size=fetched.size,
+                seconds=fetched.seconds,
+                attempts=fetched.attempts,
+                came=fetched.failure is None,
+            )
+        if fetched.body is not None:
+            token = _Token(unit, wanted, fetched.attempts, fetched.reserved)
+            self._decoders.put(token, fetched.body)
+            return
+        failure = fetched.failure
+        assert failure is not None
+        self._settle(unit, Outcome(wanted.row, failure.outcome, failure.reason, failure.detail, fetched.attempts))
+
+    def _decoded(self, token: _Token, data: Sequence[bytes], checked: Checked) -> None:
+        unit, wanted, attempts, reserved = token
+        self._buffer.release(reserved)
+        outcome = Outcome(wanted.row, checked.outcome, checked.reason, checked.detail, attempts)
+        if checked.outcome != WRITTEN:
+            self._settle(unit, outcome)
+            return
+        assert checked.sha256 is not None
+        rules = self._settings.rules
+        if rules.taken_down.has_content(checked.sha256):
+            self._settle(unit, Outcome(wanted.row, FILTERED, "tombstone", None, attempts))
+        elif rules.blocklists.has_content(checked.sha256):
+            self._settle(unit, Outcome(wanted.row, FILTERED, "blocked_content", None, attempts))
+        else:
+            stored = Stored(
+                b"".join(data) if checked.data is None else checked.data,
+                checked.width,
+                checked.height,
+                checked.original_width,
+                checked.original_height,
+                checked.sha256,
+            )
+            self._settle(unit, outcome, stored)
+
+    def _settle(self, unit: Unit, outcome: Outcome, stored: Stored | None = None) -> None:
+        with self._lock:
+            self._figures.note(outcome)
+        unit.settle(outcome, stored)
+
+    def _write(self, unit: Unit) -> PartInfo:
+        """Publish the part. A store that is away for minutes costs minutes, not the unit."""
+        task = unit.task
+        for attempt in range(_WRITE_TRIES):
+            try:
+                return write_part(
+                    self._settings.output,
+                    KIND,
+                    task.work,
+                    unit.rows(),
+                    unit.account(),
+                    layout=unit.layout(),
+                    retried=task.retried,
+                )
+            except Unavailable:
+                if attempt == _WRITE_TRIES - 1 or self._closing.wait(_WRITE_PAUSE_S * (attempt + 1)):
+                    raise
+        raise AssertionError("unreachable: the last try returns or raises")
+
+    def _is_broken(self) -> bool:
+        return bool(self._fetcher.error or self._decoders.error or self._closing.is_set())
+
+    def _check(self) -> None:
+        """Raise what has stopped the fetcher or the decoders."""
+        for error in (self._fetcher.error, self._decoders.error):
+            if error is not None:
+                raise SdpError(f"a download worker broke down ({type(error).__name__}: {error})") from error
+        if self._closing.is_set():
+            raise SdpError("the download worker is closing")
+
+
+def settings_of(config: DownloadConfig, output: Storage, rules: Rules, cpus: int) -> Settings:
+    """A worker's settings out of the configuration."""
+    fetch, image, hosts = config.fetch, config.image, config.hosts
+    return Settings(
+        output=output,
+        rules=rules,
+        fetch=FetchOptions(
+            connections=fetch.connections,
+            connect_timeout_s=fetch.connect_timeout_s,
+            first_byte_timeout_s=fetch.first_byte_timeout_s,
+            timeout_s=fetch.timeout_s,
+            retries=fetch.retries,
+            longest_wait_s=fetch.longest_wait_s,
+            give_up_host_after=hosts.give_up_after,
+            max_bytes=fetch.max_bytes,
+            max_redirects=fetch.max_redirects,
+            user_agent=fetch.user_agent,
+            agent_token=fetch.opt_out_agent,
+            respect_opt_out=fetch.respect_opt_out,
+            allow_networks=fetch.allowed_networks,
+            use_proxy=fetch.use_proxy,
+            verify_tls=fetch.verify_tls,
+            ca_file=fetch.ca_file,
+        ),
+        limits=HostLimits(hosts.at_once, hosts.per_second),
+        images=ImageRules(
+            size=image.size,
+            crop=image.crop == "center",
+            enlarge=image.enlarge,
+            format=image.format,
+            quality=image.quality,
+            max_pixels=image.max_pixels,
+            least_side=image.least_side,
+            min_side=config.filters.min_side,
+            max_aspect=config.filters.max_aspect,
+        ),
+        decoders=cpus,
+        buffer_bytes=fetch.buffer_mb * 1_000_000,
+        decoder_memory_bytes=config.workers.decoder_memory_mb * 1_000_000,
+    )

@@ -1,0 +1,109 @@
+"""Prompts to pictures with loaded networks: what a generator keeps warm."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sdp.errors import DatasetError, ModelError, SdpError
+from sdp.generate.sample import Networks, Sampling, Text, denoise, develop
+from sdp.generate.source import Drawer
+from sdp.model import load, sources
+from sdp.model.checkpoints import read_weights
+from sdp.storage import StorageOptions
+
+Picture = NDArray[np.uint8]
+
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+
+
+@dataclass
+class Painter:
+    """Draws pictures of prompts."""
+
+    networks: Networks
+    encode: Callable[[Sequence[str]], Tensor]
+    """Prompts to what the U-Net is given, on the device that draws."""
+    how: Sampling
+    negative_prompt: str = ""
+    batch_size: int = 8
+    """Halved, and left so, when memory has no room for it."""
+    _negative: Tensor | None = None
+
+    def paint(self, prompts: Sequence[str], seeds: Sequence[int]) -> list[Picture | None]:
+        """A picture for each prompt, by its seed; None where the networks came to NaN or infinity."""
+        pictures: list[Picture | None] = []
+        while len(pictures) < len(prompts):
+            some = slice(len(pictures), len(pictures) + self.batch_size)
+            try:
+                pictures += self._paint(prompts[some], seeds[some])
+            except torch.OutOfMemoryError as error:
+                if self.batch_size == 1:
+                    raise SdpError(
+                        f"resolution: no memory for a single picture of {self.how.resolution} pixels; lower it, or "
+                        "take a larger GPU (scaling.accelerator)"
+                    ) from error
+                self.batch_size //= 2
+        return pictures
+
+    def _paint(self, prompts: Sequence[str], seeds: Sequence[int]) -> list[Picture | None]:
+        if self._negative is None:
+            self._negative = self.encode([self.negative_prompt])[0]
+        text = Text(self.encode(prompts), self._negative)
+        latents = denoise(self.networks, text, seeds, self.how)
+        finite = latents.isfinite().flatten(1).all(1)
+        images = iter(develop(self.networks.vae, latents[finite]) if finite.any() else ())
+        return [next(images) if good else None for good in finite.tolist()]
+
+
+def load_painter(
+    drawer: Drawer,
+    how: Sampling,
+    *,
+    negative_prompt: str = "",
+    batch_size: int = 8,
+    precision: str = "fp32",
+    options: StorageOptions | None = None,
+) -> Painter:
+    """A painter with the networks that were chosen, on this process's GPU if it has one."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    dtype = _DTYPES[precision] if device.type == "cuda" else torch.float32
+    path = sources.resolve(drawer.model, storage=options).path
+    unet = _load_unet(drawer, path).eval().requires_grad_(False).to(device)
+    if dtype != torch.float32:  # asked for what it is already, diffusers warns on the terminal
+        unet = unet.to(dtype)
+    tokenizer = load.load_tokenizer(path)
+    text_encoder: Any = load.load_text_encoder(path, dtype=dtype, device=device)
+
+    def encode(prompts: Sequence[str]) -> Tensor:
+        ids = torch.from_numpy(load.tokenize(tokenizer, prompts).astype(np.int64)).to(device)
+        with torch.no_grad():
+            states: Tensor = text_encoder(input_ids=ids).last_hidden_state
+        return states
+
+    schedule = {**load.load_scheduler_config(path), **drawer.scheduler}
+    networks = Networks(unet, load.load_vae(path, device=device), schedule, dtype)
+    return Painter(networks, encode, how, negative_prompt, batch_size)
+
+
+def _load_unet(drawer: Drawer, path: Any) -> Any:
+    if drawer.checkpoint is None:
+        return load.load_unet(path, pretrained=True)
+    weights = read_weights(drawer.checkpoint, ema=drawer.ema)
+    with torch.device("meta"):  # new weights would only be drawn to be thrown away
+        unet: Any = load.load_unet(path, pretrained=False, device="meta")
+    try:
+        unet.load_state_dict(weights, strict=True, assign=True)
+    except RuntimeError as error:
+        cause = " ".join(str(error).split())[:200]
+        raise ModelError(
+            f"{drawer.checkpoint.uri}: not weights of the U-Net of {drawer.model} ({cause}); set model to the one that "
+            "it was trained from"
+        ) from error
+    if not all(torch.isfinite(tensor).all() for tensor in weights.values()):
+        raise DatasetError(f"{drawer.checkpoint.uri}: has NaN or infinite weights; take an earlier checkpoint")
+    return unet

@@ -1,0 +1,140 @@
+"""Prompts and their addresses: picture k of prompt p has the address p · images_per_prompt + k, for ever.
+
+The prompts are frozen beside the output (`_prompts/000000.parquet`, …), and the output's index is made of those files.
+More prompts may follow later at the end; one that has changed is refused.
+"""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from itertools import islice
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from sdp.config.generate import GenerateConfig, PromptSource
+from sdp.datasets import index as index_files
+from sdp.datasets.index import Index, Version, files_table
+from sdp.datasets.output import Output
+from sdp.datasets.units import Extent
+from sdp.errors import DatasetError, UserError
+from sdp.storage import SourceFile, Storage, StorageOptions, list_source, open_source
+
+FOLDER = "_prompts/"
+
+Prompt = str | None
+"""None where a caption is missing or blank: it has its addresses, and none of them a picture."""
+
+_MAGIC = b"PAR1"
+_SHOWN = 60
+
+
+def read_prompts(config: GenerateConfig) -> list[Prompt]:
+    """The prompts that a job is told, in order, `limit` of them at most."""
+    if config.source.uri is None:
+        return [_clean(prompt) for prompt in config.prompts[: config.limit]]
+    uri, options = config.source.uri, config.storage.options()
+    files = list_source(uri, options, suffixes=(".parquet", ".txt"))
+    prompts = list(islice(_read_files(files, config.source, options), config.limit))
+    if not any(prompts):
+        raise UserError(f"source.uri: {uri}: no prompt in it; write one a line, or Parquet with a caption column")
+    return prompts
+
+
+def frozen_prompts(storage: Storage, index: Index) -> list[Prompt]:
+    """The prompts that have addresses already."""
+    prompts: list[Prompt] = []
+    for path, etag in zip(index.files["path"].to_pylist(), index.files["etag"].to_pylist(), strict=True):
+        data = storage.read(path)
+        if hashlib.sha256(data).hexdigest() != etag:
+            raise DatasetError(f"{storage.uri_of(path)}: has changed; restore it, or begin a new output.uri")
+        prompts += pq.ParquetFile(pa.BufferReader(data)).read()["prompt"].to_pylist()
+    return prompts
+
+
+def freeze(output: Output, prompts: Sequence[Prompt], config: GenerateConfig, *, publish: bool = True) -> Output:
+    """Give the prompts their addresses; without `publish` only in memory."""
+    index, known = output.index, frozen_prompts(output.storage, output.index)
+    _refuse_changed(known, prompts, config.limit)
+    fresh = prompts[len(known) :]
+    if not fresh:
+        return output
+    data = _serialise(fresh)
+    name = f"{FOLDER}{len(index.versions):06d}.parquet"
+    rows = len(fresh) * config.images_per_prompt
+    files = files_table([(name, len(data), hashlib.sha256(data).hexdigest(), index.listed_rows, rows, rows, 0)])
+    extent = Extent(index.rows, index.rows + rows)
+    if not publish:
+        return output.with_index(Index((*index.versions, Version(len(index.versions), files, extent)), index.unit_rows))
+    output.storage.publish(name, data)  # the index names it: a file without a version is written again
+    return output.with_index(index_files.append(output.storage, index, files=files, extent=extent))
+
+
+def _refuse_changed(known: Sequence[Prompt], prompts: Sequence[Prompt], limit: int | None) -> None:
+    for number, (was, now) in enumerate(zip(known, prompts, strict=False)):
+        if was != now:
+            raise DatasetError(
+                f"prompt {number}: was {_shown(was)} when this output was begun and is {_shown(now)} now; prompts may "
+                "be added at the end: put it back, or choose another output.uri"
+            )
+    if len(prompts) < (len(known) if limit is None else min(len(known), limit)):
+        raise DatasetError(
+            f"prompt {len(prompts)}: was {_shown(known[len(prompts)])} when this output was begun and is gone now; put "
+            "it back, or choose another output.uri"
+        )
+
+
+def _read_files(files: Sequence[SourceFile], source: PromptSource, options: StorageOptions) -> Iterator[Prompt]:
+    for file in files:
+        data = open_source(file.uri, options)
+        is_parquet = data.read(len(_MAGIC)) == _MAGIC
+        data.seek(0)
+        yield from _parquet(file.uri, data, source.caption_column) if is_parquet else _text(file.uri, data.read())
+
+
+def _text(uri: str, data: bytes) -> Iterator[Prompt]:
+    """One prompt a line; blank lines are none."""
+    try:
+        lines = data.decode("utf-8-sig").splitlines()
+    except UnicodeDecodeError as error:
+        line = data[: error.start].count(b"\n") + 1
+        raise UserError(
+            f"source.uri: {uri}: line {line} is not UTF-8 text; save it as UTF-8, or give a Parquet file"
+        ) from error
+    return (line.strip() for line in lines if line.strip())
+
+
+def _parquet(uri: str, data: pa.NativeFile, column: str) -> Iterator[Prompt]:
+    try:
+        file = pq.ParquetFile(data, pre_buffer=True)
+        names = file.schema_arrow.names
+        if column not in names:
+            raise UserError(f"source.caption_column: {uri}: no column {column}; it has {', '.join(names)}")
+        if not _is_text(file.schema_arrow.field(column).type):
+            kind = file.schema_arrow.field(column).type
+            raise UserError(f"source.caption_column: {uri}: expected text in {column}, got {kind}; name another column")
+        for batch in file.iter_batches(columns=[column]):
+            yield from (_clean(prompt) for prompt in batch.column(0).to_pylist())
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        cause = " ".join(str(error).split())[:120]
+        raise UserError(f"source.uri: {uri}: cannot be read as Parquet ({cause}); mend it or remove it") from error
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def _clean(prompt: object) -> Prompt:
+    return (prompt.strip() or None) if isinstance(prompt, str) else None
+
+
+def _serialise(prompts: Sequence[Prompt]) -> bytes:
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.table({"prompt": pa.array(prompts, pa.string())}), sink, compression="zstd")
+    return bytes(sink.getvalue())
+
+
+def _shown(prompt: Prompt) -> str:
+    text = repr(prompt)
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 1]}…"

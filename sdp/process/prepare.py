@@ -1,0 +1,238 @@
+"""Everything that is settled before anything costly begins: the source, the model, the output, what is left to do."""
+
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+from pyroaring import BitMap64
+
+from sdp.config import ProcessConfig, identity
+from sdp.datasets import parts, tombstones
+from sdp.datasets.manifest import Dataset, open_dataset
+from sdp.datasets.output import HEAD, Head, Output, open_output, peek_output
+from sdp.datasets.source import freeze_source, freeze_upstream, order_retry
+from sdp.datasets.units import Work, part_name
+from sdp.errors import DatasetError, UserError
+from sdp.model import sources
+from sdp.process.reading import Columns, footer_of
+from sdp.process.recipe import TEXT, Recipe, Settings
+from sdp.process.table import Shape, bytes_per_row
+from sdp.process.work import Orders
+from sdp.storage import SourceFile, Storage, StorageOptions, list_source, open_storage
+
+KIND = "latents"
+_PIECE_BYTES, _PIECE_ROWS = 50_000_000, 256
+"""The most of a piece: a few encoder batches, small beside a worker's memory, and a second or so of a core's work."""
+_TEXT_BATCH = 64
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A job that can begin."""
+
+    config: ProcessConfig
+    orders: Orders
+    upstream: Dataset | None
+    """The images dataset, if it is one."""
+    files: list[SourceFile]
+    """Else the Parquet files."""
+    head: Head
+    digest: str
+    """Of the model."""
+
+    @property
+    def options(self) -> StorageOptions:
+        return self.orders.storage
+
+    @property
+    def piece_rows(self) -> int:
+        """Rows that travel together; by what is to be made alone, so that every run cuts a unit the same way."""
+        recipe = self.orders.recipe
+        row_bytes = recipe.crops * sum(3 * side * side for side in recipe.resolutions)
+        return max(16, min(_PIECE_ROWS, 1 << (_PIECE_BYTES // row_bytes).bit_length() - 1))
+
+    @property
+    def input(self) -> dict[str, Any]:
+        """What the manifest says of the source."""
+        return self.upstream.lineage if self.upstream else {"uri": self.config.source.uri}
+
+
+def prepare(config: ProcessConfig) -> Prepared:
+    """Check all that can be checked for little. Nothing is written."""
+    options = config.storage.options()
+    output = open_storage(config.output.uri, options)
+    wanted = ("vae", "tokenizer", "text_encoder") if config.encode.text == "text_embedding" else ("vae", "tokenizer")
+    source = sources.check(config.model.source, wanted, storage=options)
+    upstream, files = _open_source(config, options)
+    _refuse_columns(config, upstream, files, options)
+    model = sources.resolve(source, storage=options)
+    shape = _shape(config, model)
+    _refuse_unfit(config, shape)
+    orders = Orders(
+        model=replace(source, sha256=model.digest),
+        recipe=_recipe(config),
+        settings=_settings(config),
+        shape=shape,
+        columns=Columns(config.source.image_column, config.source.caption_column),
+        storage=options,
+        output=output,
+    )
+    unit_rows = config.output.rows_per_file or _unit_rows(config.output.target_bytes, shape, config, upstream)
+    # A higher limit is more of the same dataset, not another one.
+    decided = {path: value for path, value in identity(config).items() if path != "limit"}
+    head = Head(KIND, unit_rows, upstream is not None, {**decided, "model.digest": model.digest})
+    return Prepared(config, orders, upstream, files, head, model.digest)
+
+
+def begin(prepared: Prepared, *, only_failed: bool, write: bool = True) -> Output:
+    """Open the output and give the source's new rows their addresses; without `write`, only in memory."""
+    config = prepared.config
+    if write:
+        output = open_output(prepared.orders.output, prepared.head)
+    else:
+        output = peek_output(prepared.orders.output, prepared.head)
+        output = Output(_Unwritten(output.storage), output.head, output.index)  # type: ignore[arg-type] # stands in
+    if only_failed:
+        return order_retry(output, open_dataset(prepared.orders.output, KIND))
+    if prepared.upstream is not None:
+        return freeze_upstream(output, prepared.upstream, limit=config.limit)
+    columns = [config.source.image_column, config.source.caption_column]
+    return freeze_source(output, prepared.files, columns, limit=config.limit, options=prepared.options)
+
+
+def with_tombstones(prepared: Prepared) -> Orders:
+    """What workers are told, with the takedowns that hold for the source and the output as of now."""
+    folders = [prepared.orders.output] + ([prepared.upstream.storage] if prepared.upstream else [])
+    rows = BitMap64()
+    for folder in folders:
+        rows |= tombstones.load(folder, prepared.options).rows
+    return replace(prepared.orders, taken_down=rows.serialize())
+
+
+@dataclass(frozen=True)
+class Retry:
+    """What an attempt at a unit is to do again."""
+
+    rows: NDArray[np.int64]
+    reasons: Mapping[str, int]
+    """Why they failed before, for the new part to say what it supersedes."""
+
+
+def retry_of(output: Output, work: Work, done: Collection[tuple[int, int]]) -> Retry | None:
+    """For an attempt at what failed here: those rows. None for a first attempt, and for rows that upstream rescued."""
+    if not work.attempt:
+        return None
+    version = next(v for v in output.index.versions if v.attempt == work.attempt)
+    if version.files.num_rows:
+        return None
+    unit = work.unit.number
+    earlier = sorted(attempt for number, attempt in done if number == unit and attempt < work.attempt)
+    account = parts.resolve([parts.read_account(output.storage, part_name(unit, attempt)) for attempt in earlier])
+    rows = parts.failed_rows(account)
+    failed = account.filter(np.isin(account["row"].to_numpy(), rows))
+    reasons: dict[str, int] = {}
+    for reason in failed["reason"].to_pylist():
+        reasons[reason] = reasons.get(reason, 0) + 1
+    return Retry(rows, reasons)
+
+
+def _open_source(config: ProcessConfig, options: StorageOptions) -> tuple[Dataset | None, list[SourceFile]]:
+    uri = config.source.uri
+    if not uri.startswith(("https://", "http://", "hf://")) and "*" not in uri:
+        folder = open_storage(uri, options)
+        if folder.exists(HEAD):
+            return open_dataset(folder, "images"), []
+    files = list_source(uri, options)
+    if not files:
+        raise UserError(f"source.uri: no Parquet files at {uri}; check the address")
+    return None, files
+
+
+def _refuse_columns(
+    config: ProcessConfig, upstream: Dataset | None, files: list[SourceFile], options: StorageOptions
+) -> None:
+    """Look at the first file that there is: a misspelt column is to be told before anything is written."""
+    if upstream is not None:
+        written = upstream.parts.filter(pc.greater(upstream.parts["written"], 0))["path"].to_pylist()
+        uris = [upstream.storage.uri_of(path) for path in written[:1]]
+    else:
+        uris = [file.uri for file in files[:1]]
+    for uri in uris:
+        there = footer_of(uri, options).schema.to_arrow_schema().names
+        for key in ("image_column", "caption_column"):
+            name = getattr(config.source, key)
+            if name not in there:
+                raise DatasetError(f"source.{key}: no column {name} in {uri}; it has {', '.join(there)}")
+
+
+def _recipe(config: ProcessConfig) -> Recipe:
+    told = config.transform
+    return Recipe(
+        resolutions=tuple(config.resolutions),
+        crop=told.crop,
+        crops=told.crops,
+        seed=config.seed,
+        max_upscale=told.max_upscale,
+        oversample=told.oversample,
+        max_pixels=told.max_pixels,
+    )
+
+
+def _settings(config: ProcessConfig) -> Settings:
+    told = config.encode
+    return Settings(
+        seed=config.seed,
+        content=told.latents,
+        dtype=told.dtype,
+        batch_sizes={**told.batch_sizes(config.resolutions), TEXT: _TEXT_BATCH},
+        channels_last=told.channels_last,
+        compile=told.compile,
+    )
+
+
+def _shape(config: ProcessConfig, model: sources.LocalModel) -> Shape:
+    vae = json.loads((model.path / "vae" / "config.json").read_bytes())
+    width = None
+    if config.encode.text == "text_embedding":
+        width = int(json.loads((model.path / "text_encoder" / "config.json").read_bytes())["hidden_size"])
+    return Shape(
+        resolutions=tuple(config.resolutions),
+        latent_channels=int(vae["latent_channels"]),
+        scaling_factor=float(vae["scaling_factor"]),
+        content=config.encode.latents,
+        text_width=width,
+        several=config.transform.crops > 1,
+        buckets=config.transform.crop == "buckets",
+    )
+
+
+def _unit_rows(target_bytes: int, shape: Shape, config: ProcessConfig, upstream: Dataset | None) -> int:
+    """Rows of a part of about the target's size; whole units of upstream where it holds some, so that none is split."""
+    rows = max(1, target_bytes // (bytes_per_row(shape) * config.transform.crops))
+    theirs = upstream.head.unit_rows if upstream else 1
+    return rows - rows % theirs if rows > theirs else rows
+
+
+def _refuse_unfit(config: ProcessConfig, shape: Shape) -> None:
+    if shape.scaling_factor == 1.0:
+        raise UserError(
+            f"model.source: the VAE of {config.model.source} has scaling_factor 1.0: latents would be stored unscaled; "
+            "set it in vae/config.json (0.18215 in Stable Diffusion 2)"
+        )
+
+
+class _Unwritten:
+    """A storage that takes writes and forgets them: for saying what a job would do."""
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+
+    def create(self, *_: Any) -> None:
+        return None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._storage, name)

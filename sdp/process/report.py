@@ -1,0 +1,93 @@
+"""What a person sees of a run: before, during and after it."""
+
+from collections.abc import Sequence
+
+from sdp.config import ProcessConfig
+from sdp.console import duration, size
+from sdp.datasets.manifest import Dataset
+from sdp.datasets.output import Output
+from sdp.process.figures import Figures, suggestion
+from sdp.process.prepare import Prepared
+from sdp.process.reading import Planner
+from sdp.process.table import bytes_per_row
+
+
+def progress_line(figures: Figures, recent: Sequence[tuple[float, int, int]]) -> str:
+    """Where a run is, how fast, and what holds it up."""
+    (since, transformed, encoded), (now, transformed_now, encoded_now) = recent[0], recent[-1]
+    passed = max(now - since, 1e-9)
+    rate = (encoded_now - encoded) / passed
+    line = (
+        f"{figures.rows_done:,} of {figures.rows_total:,} rows · encode {rate:.0f} img/s · "
+        f"transform {(transformed_now - transformed) / passed:.0f} img/s · encoders wait {figures.wait * 100:.0f} %"
+    )
+    if figures.written:
+        line += f" · {size(figures.bytes_per_image)} an image"
+    if figures.deaths:
+        line += f" · {figures.deaths} workers replaced"
+    share = figures.images_encoded / figures.rows_total if figures.rows_total else 0
+    if 0.01 < share < 1:
+        line += f" · ETA {duration(figures.elapsed_s * (1 - share) / share)}"
+    return line
+
+
+def summary(config: ProcessConfig, dataset: Dataset, figures: Figures) -> list[tuple[str, str]]:
+    """The closing summary: what there is now, what this run did, what to do next."""
+    counts = dataset.manifest.counts
+    lines: list[tuple[str, str]] = [
+        (
+            "written",
+            f"{counts.written:,} of {counts.input:,} rows, {size(dataset.manifest.size)} in {config.output.uri}",
+        ),
+        *((f"  {reason}", f"{count:,}") for reason, count in counts.reasons.items()),
+    ]
+    if figures.parts_written:
+        rate = figures.images_encoded / max(figures.elapsed_s, 1e-9)
+        lines += [
+            ("this run", f"{figures.images_encoded:,} images in {duration(figures.elapsed_s)}, {rate:.0f} img/s"),
+            ("an image", size(figures.bytes_per_image)),
+            ("encoders", f"{figures.encoders_most}, waiting {figures.wait * 100:.0f} % of their time"),
+            ("transforms", f"up to {figures.transforms_most}, {_per_core(figures)}"),
+            ("bottleneck", suggestion(figures, config.transform.concurrency)),
+        ]
+        if figures.memory_splits:
+            lines.append(("memory", "a batch did not fit and was split: lower encode.batch_size"))
+        if figures.deaths:
+            lines.append(("replaced", f"{figures.deaths} workers that died"))
+    else:
+        lines.append(("this run", "nothing to do: every part was there"))
+    if counts.failed:
+        lines.append(("next", "sdp process --only-failed tries the failed rows again"))
+    return lines
+
+
+def _per_core(figures: Figures) -> str:
+    busy = figures.transform_s + figures.reading_s
+    return f"{figures.images_transformed / busy:.0f} img/s each" if busy else "idle"
+
+
+def forecast(prepared: Prepared, output: Output) -> list[tuple[str, str]]:
+    """What a run would do."""
+    works, pending = output.index.works(), output.pending()
+    rows = sum(len(work.unit) for work in pending)
+    upstream = prepared.upstream
+    share = upstream.manifest.counts.written / max(1, upstream.rows) if upstream else 1.0
+    images = round(rows * share) * prepared.orders.recipe.crops
+    config = prepared.config
+    source = f"{upstream.rows:,} rows, an images dataset" if upstream else f"{len(prepared.files)} Parquet files"
+    on = config.encode.accelerator or "any node"
+    lines = [
+        ("source", f"{config.source.uri}: {source}"),
+        ("output", f"{config.output.uri}: {len(works) - len(pending)} of {len(works)} parts are there"),
+        ("to do", f"{len(pending)} parts of up to {output.head.unit_rows:,} rows, {rows:,} rows in all"),
+        ("to write", f"about {size(images * bytes_per_row(prepared.orders.shape))}"),
+        ("model", f"{config.model.source} (sha256 {prepared.digest[:16]}…)"),
+        (
+            "encoders",
+            f"{config.encode.num_workers} on {on}, {config.encode.gpus_per_worker:g} GPU each where there are any",
+        ),
+    ]
+    planner = Planner(output.index, upstream, prepared.piece_rows, prepared.options)
+    if pending and sum(piece.reads - piece.take for piece in planner(pending[0])):
+        lines.append(("beware", "row groups are larger than a piece, and are read several times: write smaller ones"))
+    return lines

@@ -1,0 +1,125 @@
+"""From a configuration to a trainer: models, data and strategy put together on one worker."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sdp.config import TrainConfig
+from sdp.datasets.manifest import Dataset, open_dataset
+from sdp.model import load
+from sdp.model.checkpoints import find_checkpoint
+from sdp.model.schedule import from_alphas_cumprod
+from sdp.model.sources import LocalModel, resolve
+from sdp.storage import open_storage
+from sdp.train.callbacks.base import Callback
+from sdp.train.checkpoint import Checkpointer
+from sdp.train.data.direct import DirectReader
+from sdp.train.data.latents import open_latents, refuse_another_encoder
+from sdp.train.data.order import OrderShape
+from sdp.train.data.weights import row_weights
+from sdp.train.run_folder import RunFolder
+from sdp.train.step import Conditioning, Objective
+from sdp.train.strategies import DTYPES, compile_blocks
+from sdp.train.trainer import Ingredients, Reader, Stop, Trainer
+from sdp.train.world import World
+
+
+def assemble(
+    config: TrainConfig,
+    world: World,
+    *,
+    reader: Reader | None = None,
+    callbacks: Sequence[Callback] = (),
+    stop: Stop | None = None,
+) -> Trainer:
+    """The trainer of this worker. Without a reader it reads the latents of source.uri."""
+    torch.set_float32_matmul_precision("high")
+    options = config.storage.options()
+    model = resolve(config.model.source, storage=options)
+    source = config.source.uri
+    facts = {"model": {"source": str(model.source), "digest": model.digest}}
+    if reader is None:
+        dataset = open_dataset(open_storage(source, options), "latents")
+        refuse_another_encoder(config, dataset, model)
+        reader = offline_reader(config, dataset, world)
+        facts["dataset"] = dataset.lineage
+    begin_from = config.model.start_from
+    return Trainer(
+        Ingredients(
+            config=config,
+            world=world,
+            unet=make_unet(config, model, world),
+            objective=make_objective(config, model, world),
+            conditioning=make_conditioning(config, model, world),
+            reader=reader,
+            checkpointer=Checkpointer(
+                RunFolder(open_storage(config.output.uri, options)),
+                world,
+                config.model_dump(mode="json"),
+                config.checkpoint.keep_last,
+                config.checkpoint.keep_every,
+                facts,
+            ),
+            begin_from=find_checkpoint(begin_from, options) if begin_from else None,
+            callbacks=callbacks,
+            stop=stop or Stop(),
+        )
+    )
+
+
+def offline_reader(config: TrainConfig, dataset: Dataset, world: World) -> DirectReader:
+    """The direct reader of a latents dataset."""
+    data = config.data
+    return DirectReader(
+        open_latents(dataset, data.resolution, config.limit),
+        config.seed,
+        OrderShape(data.shuffle.lanes, data.shuffle.units, data.shuffle.row_groups),
+        world.rank,
+        world.size,
+        weighing=partial(row_weights, dataset.storage, data.holdout, config.limit),
+        threads=data.readers,
+        ahead=data.ahead,
+        pin=world.device.type == "cuda",
+    )
+
+
+def make_unet(config: TrainConfig, model: LocalModel, world: World) -> torch.nn.Module:
+    """The U-Net on this worker's device, in fp32, ready to be wrapped; the same weights on all workers."""
+    torch.manual_seed(config.seed)
+    unet: Any = load.load_unet(model.path, pretrained=config.model.unet == "pretrained", device=world.device)
+    if config.strategy.channels_last:
+        unet.to(memory_format=torch.channels_last)
+    if config.strategy.activation_checkpointing:
+        unet.enable_gradient_checkpointing()
+    if config.strategy.compile:
+        compile_blocks(unet)
+    module: torch.nn.Module = unet
+    return module
+
+
+def make_objective(config: TrainConfig, model: LocalModel, world: World) -> Objective:
+    """What is learned, by the model's own noise schedule."""
+    alphas = load.load_noise_schedule(model.path).alphas_cumprod
+    objective = config.objective
+    return Objective(
+        schedule=from_alphas_cumprod(alphas, zero_terminal_snr=objective.zero_terminal_snr).to(world.device),
+        prediction=objective.prediction,
+        caption_dropout=objective.caption_dropout,
+        min_snr_gamma=objective.min_snr_gamma,
+        offset_noise=objective.offset_noise,
+    )
+
+
+def make_conditioning(config: TrainConfig, model: LocalModel, world: World) -> Conditioning:
+    """The frozen text encoder and what it makes of the empty string."""
+    half = config.precision != "fp32" and world.device.type == "cuda"
+    encoder = load.load_text_encoder(
+        model.path, dtype=DTYPES[config.precision] if half else torch.float32, device=world.device
+    )
+    encode: Callable[[Tensor], Tensor] = lambda ids: encoder(input_ids=ids).last_hidden_state  # noqa: E731
+    empty = torch.from_numpy(load.tokenize(load.load_tokenizer(model.path), [""]).astype("int64"))
+    with torch.no_grad():
+        return Conditioning(encode(empty.to(world.device))[0], encode)

@@ -1,0 +1,25 @@
+"""Saves the run every so many steps."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sdp.train.callbacks.base import Callback, Saved, StepReport
+
+if TYPE_CHECKING:
+    from sdp.train.trainer import Trainer
+
+
+@dataclass
+class SaveCheckpoints(Callback):
+    """A checkpoint every `every_steps` steps; each is written down in the run's history."""
+
+    every_steps: int
+
+    def on_step(self, trainer: "Trainer", report: StepReport) -> None:
+        if report.step % self.every_steps == 0:
+            trainer.save_wanted = True
+
+    def on_checkpoint(self, trainer: "Trainer", saved: Saved) -> None:
+        if trainer.world.is_main:
+            run, step, workers = trainer.checkpointer.run, trainer.state.step, trainer.world.size
+            run.record("checkpoint", step=step, uri=saved.uri, seconds=round(saved.seconds, 3), workers=workers)

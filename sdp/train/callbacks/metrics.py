@@ -1,0 +1,116 @@
+"""Writes metrics.jsonl: a line every so many steps, of what went on since the line before."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from sdp import hardware
+from sdp.train.callbacks.base import Callback, Saved, StepReport
+
+if TYPE_CHECKING:
+    from sdp.train.trainer import Trainer
+
+_WRITE_S = 60.0
+
+
+@dataclass
+class Meter:
+    """Steps put together."""
+
+    steps: int = 0
+    samples: int = 0
+    loss: float = 0.0
+    seconds: float = 0.0
+    skipped: int = 0
+    parts: dict[str, float] = field(default_factory=dict)
+
+    def add(self, report: StepReport) -> None:
+        self.steps += 1
+        self.seconds += report.seconds
+        for name, seconds in report.parts.items():
+            self.parts[name] = self.parts.get(name, 0.0) + seconds
+        if report.verdict == "good":
+            self.samples += report.samples
+            self.loss += report.loss
+        else:
+            self.skipped += 1
+
+
+@dataclass
+class RecordMetrics(Callback):
+    """Collects on the main worker; the file is written once a minute, at checkpoints and at the end."""
+
+    every_steps: int
+    flops_per_sample: float | None = None
+    """Of the U-Net, forward and backward; for the share of the GPUs' peak."""
+    publish: Callable[[dict[str, Any]], None] | None = None
+    """Told each line as it is made."""
+    _lines: list[dict[str, Any]] = field(default_factory=list)
+    _meter: Meter = field(default_factory=Meter)
+    _saving: float = 0.0
+    _written_at: float = 0.0
+
+    def on_start(self, trainer: "Trainer") -> None:
+        if trainer.world.is_main:
+            # What came after the checkpoint that is gone on from is done again, and told again.
+            step = trainer.state.step
+            self._lines = [line for line in trainer.checkpointer.run.metrics() if line["step"] <= step]
+            self._written_at = time.monotonic()
+
+    def on_step(self, trainer: "Trainer", report: StepReport) -> None:
+        if not trainer.world.is_main:
+            return
+        self._meter.add(report)
+        if report.step % self.every_steps == 0:
+            self._line(trainer, report)
+            if time.monotonic() - self._written_at > _WRITE_S:
+                self._write(trainer)
+
+    def on_checkpoint(self, trainer: "Trainer", saved: Saved) -> None:
+        if trainer.world.is_main:
+            self._saving += saved.seconds
+            self._write(trainer)
+
+    def on_end(self, trainer: "Trainer") -> None:
+        if trainer.world.is_main:
+            self._write(trainer)
+
+    def _line(self, trainer: "Trainer", report: StepReport) -> None:
+        meter, self._meter = self._meter, Meter()
+        state, world = trainer.state, trainer.world
+        good = meter.steps - meter.skipped
+        rate = meter.samples / meter.seconds if meter.seconds else 0.0
+        line: dict[str, Any] = {
+            "step": report.step,
+            "epoch": report.epoch,
+            "epoch_done": round(report.epoch_done, 6),
+            "samples": state.samples,
+            "loss": meter.loss / good if good else None,
+            "loss_smoothed": state.loss,
+            "gradient_norm": report.norm,
+            "learning_rate": report.learning_rate,
+            "skipped": state.skipped,
+            "samples_per_s": round(rate, 3),
+            "samples_per_s_per_worker": round(rate / world.size, 3),
+            "workers": world.size,
+            "seconds": round(state.seconds, 3),
+            "time": {name: round(seconds / meter.steps, 6) for name, seconds in meter.parts.items()},
+        }
+        line["time"]["checkpoint"] = round(self._saving / meter.steps, 6)
+        self._saving = 0.0
+        if world.device.type == "cuda":
+            line["memory_allocated"] = torch.cuda.memory_allocated()
+            line["memory_peak"] = torch.cuda.max_memory_allocated()
+            if self.flops_per_sample is not None:
+                gpu = hardware.gpu_by_product(torch.cuda.get_device_name())
+                line["mfu"] = hardware.mfu(self.flops_per_sample * meter.samples, meter.seconds, gpu, world.size)
+        self._lines.append(line)
+        if self.publish is not None:
+            self.publish(line)
+
+    def _write(self, trainer: "Trainer") -> None:
+        trainer.checkpointer.run.write_metrics(self._lines)
+        self._written_at = time.monotonic()

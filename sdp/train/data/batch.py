@@ -1,0 +1,55 @@
+"""A batch: what every way of reading data hands to the trainer."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+PAD = -1
+"""The address of a row that only fills a batch up; its weight is 0."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Some rows, one entry each. The text is there as token ids or as the text encoder's output."""
+
+    rows: Tensor
+    """int64: addresses."""
+    weights: Tensor
+    """fp32: what a row counts for in the loss. 0: it is padding, taken down, held out, or turned out bad."""
+    latents: Tensor
+    """fp16: scaled as the VAE's latents are for the U-Net."""
+    token_ids: Tensor | None = None
+    """uint16 (n, 77)."""
+    text: Tensor | None = None
+    """fp16 (n, 77, width)."""
+    moments: bool = False
+    """The latents are mean and log-variance, of twice the channels, still to be drawn from."""
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def to(self, device: torch.device) -> "Batch":
+        """The batch on a device; from pinned memory the copy does not wait."""
+        return self._each(lambda tensor: tensor.to(device, non_blocking=True))
+
+    def split(self, size: int) -> Iterator["Batch"]:
+        """Micro-batches of `size` rows, the last one with what is left."""
+        for start in range(0, len(self), size):
+            yield self._each(lambda tensor, start=start: tensor[start : start + size])  # type: ignore[misc]
+
+    @property
+    def counted(self) -> Tensor:
+        """The addresses that are trained on."""
+        return self.rows[self.weights > 0]
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> "Batch":
+        return Batch(
+            change(self.rows),
+            change(self.weights),
+            change(self.latents),
+            change(self.token_ids) if self.token_ids is not None else None,
+            change(self.text) if self.text is not None else None,
+            self.moments,
+        )

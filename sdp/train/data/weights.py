@@ -1,0 +1,50 @@
+"""Which rows of a dataset count: not those that are taken down, held out, or beyond the limit."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sdp.datasets import tombstones
+from sdp.storage import Storage
+
+Weigh = Callable[[NDArray[np.int64]], NDArray[np.float32]]
+"""The weight of each of some addresses."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowWeights:
+    """Weight 1 for rows to be trained on, 0 for the others. Those keep their places in the order."""
+
+    holdout: float = 0.0
+    limit: int | None = None
+    taken_down: NDArray[np.uint64] = field(default_factory=lambda: np.zeros(0, np.uint64))
+    """Sorted."""
+
+    def __call__(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
+        counts = np.ones(len(rows), np.bool_)
+        if self.limit is not None:
+            counts &= rows < self.limit
+        if self.holdout:
+            counts &= ~held_out(rows, self.holdout)
+        if len(self.taken_down):
+            at = np.searchsorted(self.taken_down, rows.astype(np.uint64))
+            counts &= self.taken_down[np.minimum(at, len(self.taken_down) - 1)] != rows.astype(np.uint64)
+        return counts.astype(np.float32)
+
+
+def row_weights(dataset: Storage, holdout: float, limit: int | None) -> RowWeights:
+    """The weights as of now: takedowns are read anew for each epoch."""
+    rows = np.array(tombstones.load(dataset, dataset.options).rows.to_array(), np.uint64)
+    return RowWeights(holdout, limit, np.sort(rows))
+
+
+def held_out(rows: NDArray[np.int64], share: float) -> NDArray[np.bool_]:
+    """For each address whether it is in the hold-out: by its hash (splitmix64), the same in every run and epoch."""
+    with np.errstate(over="ignore"):
+        mixed = rows.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
+        mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        mixed ^= mixed >> np.uint64(31)
+    return (mixed >> np.uint64(11)).astype(np.float64) * 2**-53 < share

@@ -1,0 +1,395 @@
+"""`sdp train`: checks first, then workers under Ray Train, and the run's folder as the only memory.
+
+Ray Train places the workers, starts them again when one dies, and is told nothing of checkpoints: a worker that starts
+looks for the newest complete one in the run's folder. Running the job again continues the run in the same way.
+"""
+
+import os
+import signal
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import ray
+import ray.train
+from ray.train import FailureConfig, RunConfig
+from ray.train.torch import TorchConfig, TorchTrainer
+
+from sdp import cluster
+from sdp.config import Range, TrainConfig, identity, parse
+from sdp.console import Progress, say
+from sdp.errors import LeaseLost, SdpError, UserError
+from sdp.lease import Lease
+from sdp.model.load import load_unet_config
+from sdp.model.sources import resolve
+from sdp.storage import open_storage
+from sdp.train.callbacks.base import Callback, StepReport
+from sdp.train.callbacks.checkpoints import SaveCheckpoints
+from sdp.train.callbacks.metrics import RecordMetrics
+from sdp.train.callbacks.watchdog import Watchdog
+from sdp.train.checkpoint import read_state
+from sdp.train.plan import Plan, progress_line, summary_lines
+from sdp.train.run_folder import RunFolder
+from sdp.train.state import TrainState
+from sdp.train.trainer import Stop, Trainer, TrainingDiverged
+from sdp.train.world import World, choose_device
+
+_POLL_S = 1.0
+_FATAL = (UserError, TrainingDiverged, LeaseLost)
+"""What starting the workers again would not mend."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainSummary:
+    """What a run came to."""
+
+    run: str
+    checkpoint: str | None
+    state: TrainState
+    reason: str
+    """Why it ended."""
+    recoveries: int = 0
+    """How often the workers were started again."""
+
+
+def run(config: TrainConfig, *, dry_run: bool = False) -> TrainSummary:
+    """Train, or go on training."""
+    from sdp.train.plan import make_plan
+
+    config = _absolute(config)
+    plan = make_plan(config)
+    folder = RunFolder(open_storage(config.output.uri, config.storage.options()))
+    for line in plan.lines():
+        say(line)
+    if dry_run:
+        return TrainSummary(config.output.uri, plan.checkpoint, plan.state, "dry run")
+    with Lease.acquire(folder.storage, "sdp train") as lease:
+        folder.claim({"datasets": [config.source.uri], "identity": identity(config)})
+        if plan.finished:
+            say(f"{config.output.uri}: nothing to do: {plan.finished}")
+            return TrainSummary(config.output.uri, plan.checkpoint, plan.state, plan.finished)
+        train = _train_here if config.scaling.in_driver else _train_on_ray
+        summary = train(config, plan, folder, lease)
+    for line in summary_lines(summary.state, summary.checkpoint, summary.reason):
+        say(line)
+    return summary
+
+
+def _train_here(config: TrainConfig, plan: Plan, folder: RunFolder, lease: Lease) -> TrainSummary:
+    """In this process."""
+    from sdp.train.assemble import assemble
+
+    world, stop = World(device=choose_device()), Stop()
+    folder.record("start", workers=(1, 1), from_step=plan.state.step)
+    with Progress("train") as progress:
+
+        def show(line: dict[str, Any]) -> None:
+            progress.update(progress_line(line, plan))
+
+        callbacks = [*_callbacks(config, world, show), CheckLease(lease)]
+        with _on_signals((signal.SIGTERM, signal.SIGINT), lambda name: _wish(stop, name)):
+            trainer = assemble(config, world, callbacks=callbacks, stop=stop)
+            reason = trainer.train()
+    folder.record("end", reason=reason, step=trainer.state.step)
+    return TrainSummary(config.output.uri, folder.checkpoint(trainer.state.step).uri, trainer.state, reason)
+
+
+def _wish(stop: Stop, name: str) -> None:
+    if stop.reason is not None:
+        raise KeyboardInterrupt  # the second time it is meant
+    stop.reason = name
+
+
+def _train_on_ray(config: TrainConfig, plan: Plan, folder: RunFolder, lease: Lease) -> TrainSummary:
+    resources = cluster.connect()
+    use_gpu = resources.get("GPU", 0) > 0
+    _refuse_more_workers_than_there_can_be(config, resources, "GPU" if use_gpu else "CPU")
+    folder.record("start", workers=_bounds(config), from_step=plan.state.step)
+    board: Any = ray.remote(num_cpus=0)(Board).remote()
+    os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.5")
+    with tempfile.TemporaryDirectory(prefix="sdp-train-") as scratch, _following(board, lease, plan):
+        trainer = TorchTrainer(
+            work,
+            train_loop_config={"config": config.model_dump(mode="json"), "board": board},
+            scaling_config=_scaling(config, use_gpu),
+            run_config=RunConfig(
+                name="run", storage_path=scratch, failure_config=FailureConfig(max_failures=config.max_failures)
+            ),
+            torch_config=TorchConfig(backend="cpu:gloo,cuda:nccl" if use_gpu and _gpus_are_real(config) else "gloo"),
+        )
+        try:
+            trainer.fit()
+        except ray.train.TrainingFailedError as error:
+            told: Told = ray.get(board.told.remote())
+            folder.record("gave_up", failures=told.failures)
+            raise told.fatal or SdpError(_gave_up(config, told, error)) from error
+    told = ray.get(board.told.remote())
+    if told.fatal is not None:
+        folder.record("gave_up", failures=told.failures)
+        raise told.fatal
+    step = folder.latest()
+    if step is None:
+        raise SdpError(
+            f"{config.output.uri}: training ended without a checkpoint; see {folder.storage.uri}/events.jsonl"
+        )
+    checkpoint = folder.checkpoint(step)
+    folder.record("end", reason=told.reason, step=step)
+    return TrainSummary(config.output.uri, checkpoint.uri, read_state(checkpoint), told.reason, told.attempts - 1)
+
+
+def work(given: dict[str, Any]) -> None:
+    """What runs in each worker."""
+    from sdp.train.assemble import assemble
+
+    config, board = parse("train", given["config"]), given["board"]
+    context = ray.train.get_context()
+    rank = context.get_world_rank()
+    if ray.get(board.begin.remote(rank)):
+        return  # something fatal has happened: another start mends nothing
+    world = World(
+        rank, context.get_world_size(), context.get_local_world_size(), choose_device(context.get_local_rank())
+    )
+    stop = Stop()
+    try:
+        callbacks = [*_callbacks(config, world, board.push.remote), FollowBoard(board, stop)]
+        reason = assemble(config, world, callbacks=callbacks, stop=stop).train()
+    except Exception as error:
+        fatal = error if isinstance(error, _FATAL) else None
+        ray.get(board.failed.remote(rank, _line(error), fatal))
+        if fatal is not None and world.size == 1:
+            return  # nobody waits for this worker, and another start would mend nothing
+        raise
+    if world.is_main:
+        ray.get(board.ended.remote(reason))
+
+
+def _callbacks(config: TrainConfig, world: World, publish: Callable[[dict[str, Any]], Any]) -> list[Callback]:
+    """What every worker does beside training."""
+    callbacks: list[Callback] = [
+        SaveCheckpoints(config.checkpoint.every_steps),
+        RecordMetrics(config.log.every_steps, _flops(config, world), publish),
+    ]
+    if config.watchdog_s is not None:
+        callbacks.append(Watchdog(config.watchdog_s))
+    return callbacks
+
+
+def _flops(config: TrainConfig, world: World) -> float | None:
+    """What a sample costs, where a share of a GPU's peak is to be told: counting takes some seconds."""
+    if not world.is_main or world.device.type != "cuda":
+        return None
+    from sdp.train.flops import unet_flops
+
+    model = resolve(config.model.source, storage=config.storage.options())
+    return unet_flops(load_unet_config(model.path), config.data.resolution)
+
+
+@dataclass
+class FollowBoard(Callback):
+    """Keeps a worker in touch with the driver, and the history with its restarts."""
+
+    board: Any
+    stop: Stop
+    _asked_at: float = 0.0
+    _asked: Any = None
+
+    def on_start(self, trainer: Trainer) -> None:
+        workers = trainer.world.gather(f"{socket.gethostname()} pid {os.getpid()}")
+        if trainer.world.is_main:
+            told: Told = ray.get(self.board.told.remote())
+            again = {"failures": told.failures} if told.attempts > 1 else {}
+            event = "recovered" if again else "training"
+            trainer.checkpointer.run.record(event, from_step=trainer.state.step, workers=workers, **again)
+
+    def on_step(self, trainer: Trainer, report: StepReport) -> None:
+        if not trainer.world.is_main:
+            return
+        now = time.monotonic()
+        if self._asked is None and now - self._asked_at > _POLL_S:
+            self._asked, self._asked_at = self.board.wishes.remote(report.step), now
+        elif self._asked is not None and ray.wait([self._asked], timeout=0)[0]:
+            wish, lost = ray.get(self._asked)
+            self._asked = None
+            if lost:
+                raise LeaseLost(lost)
+            self.stop.reason = self.stop.reason or wish
+
+
+@dataclass
+class CheckLease(Callback):
+    """Ends training in the driver when another job has taken the run over."""
+
+    lease: Lease
+
+    def on_start(self, trainer: Trainer) -> None:
+        run = trainer.checkpointer.run
+        run.record("training", from_step=trainer.state.step, workers=[f"{socket.gethostname()} pid {os.getpid()}"])
+
+    def on_step(self, trainer: Trainer, report: StepReport) -> None:  # noqa: ARG002 (each step)
+        self.lease.check()
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What the workers have told."""
+
+    attempts: int = 0
+    failures: list[str] = field(default_factory=list)
+    fatal: Exception | None = None
+    reason: str = ""
+
+
+class Board:
+    """An actor between driver and workers: the newest figures one way, wishes to stop the other."""
+
+    def __init__(self) -> None:
+        self._told = Told()
+        self._line: dict[str, Any] | None = None
+        self._wish: str | None = None
+        self._lost: str | None = None
+
+    def begin(self, rank: int) -> bool:
+        """A worker starts; whether it need not."""
+        if rank == 0:
+            self._told = replace(self._told, attempts=self._told.attempts + 1)
+        return self._told.fatal is not None
+
+    def push(self, line: dict[str, Any]) -> None:
+        self._line = line
+
+    def failed(self, rank: int, what: str, fatal: Exception | None) -> None:
+        self._told = replace(
+            self._told, failures=[*self._told.failures, f"worker {rank}: {what}"], fatal=self._told.fatal or fatal
+        )
+
+    def ended(self, reason: str) -> None:
+        self._told = replace(self._told, reason=reason)
+
+    def wishes(self, _step: int) -> tuple[str | None, str | None]:
+        return self._wish, self._lost
+
+    def stop(self, reason: str) -> None:
+        self._wish = reason
+
+    def lose(self, what: str) -> None:
+        self._lost = what
+
+    def line(self) -> dict[str, Any] | None:
+        return self._line
+
+    def told(self) -> Told:
+        return self._told
+
+
+@contextmanager
+def _following(board: Any, lease: Lease, plan: Plan) -> Iterator[None]:
+    """Meanwhile show the progress, hand on SIGTERM, and tell the workers if the lease is lost."""
+    done = threading.Event()
+
+    def follow() -> None:
+        lost = False
+        with Progress("train") as progress:
+            while not done.wait(_POLL_S):
+                try:
+                    line = ray.get(board.line.remote(), timeout=10)
+                except ray.exceptions.RayError:
+                    continue  # the cluster is busy or ending; the main thread hears of it
+                if line is not None:
+                    progress.update(progress_line(line, plan))
+                try:
+                    if not lost:
+                        lease.check()
+                except LeaseLost as error:
+                    lost = True
+                    board.lose.remote(str(error))
+
+    thread = threading.Thread(target=follow, name="sdp-follow", daemon=True)
+    thread.start()
+    try:
+        with _on_signals((signal.SIGTERM,), board.stop.remote):
+            yield
+    finally:
+        done.set()
+        thread.join(timeout=30)
+
+
+@contextmanager
+def _on_signals(signals: Sequence[signal.Signals], then: Callable[[str], Any]) -> Iterator[None]:
+    """Meanwhile do this when a signal comes, with its name; only the main thread can."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, lambda number, _: then(signal.Signals(number).name)) for number in signals}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _scaling(config: TrainConfig, use_gpu: bool) -> Any:
+    low, high = _bounds(config)
+    label = {cluster.ACCELERATOR_LABEL: config.scaling.accelerator} if config.scaling.accelerator else None
+    scaling: Any = ray.train.ScalingConfig  # its annotations are those of the version before
+    return scaling(num_workers=high if low == high else (low, high), use_gpu=use_gpu, label_selector=label)
+
+
+def _bounds(config: TrainConfig) -> tuple[int, int]:
+    workers = config.scaling.num_workers
+    return (workers.min, workers.max) if isinstance(workers, Range) else (workers, workers)
+
+
+def _refuse_more_workers_than_there_can_be(config: TrainConfig, resources: dict[str, float], what: str) -> None:
+    cluster.require_accelerator("scaling.accelerator", config.scaling.accelerator, can_grow=config.scaling.can_grow)
+    low, _ = _bounds(config)
+    there = int(resources.get(what, 0))
+    if low > there and not config.scaling.can_grow:
+        raise UserError(
+            f"scaling.num_workers: expected at most {there}, got {low}: the cluster has {there} {what}s; lower it, or "
+            "set scaling.can_grow where nodes are added on demand"
+        )
+
+
+def _absolute(config: TrainConfig) -> TrainConfig:
+    """The same with addresses that mean the same in a worker, whose working directory is another."""
+    options = config.storage.options()
+    source = config.source.model_copy(update={"uri": open_storage(config.source.uri, options).uri})
+    output = config.output.model_copy(update={"uri": open_storage(config.output.uri, options).uri})
+    return config.model_copy(update={"source": source, "output": output})
+
+
+def _gpus_are_real(config: TrainConfig) -> bool:
+    """Whether CUDA works where trainers go: Ray's word for a GPU is no evidence, and this driver may have none."""
+    options = cluster.placement(config.scaling.accelerator, 1)
+    seen: bool = ray.get(ray.remote(_count_gpus).options(**options).remote()) > 0
+    return seen
+
+
+def _count_gpus() -> int:
+    """By the driver's own library: importing torch for it would take seconds."""
+    import ctypes
+
+    count = ctypes.c_int(0)
+    try:
+        cuda = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return 0
+    return count.value if cuda.cuInit(0) == 0 and cuda.cuDeviceGetCount(ctypes.byref(count)) == 0 else 0
+
+
+def _gave_up(config: TrainConfig, told: Told, error: Exception) -> str:
+    last = told.failures[-1] if told.failures else _line(error)
+    return (
+        f"{config.output.uri}: training failed {config.max_failures + 1} times and was given up, last: {last}; run the "
+        "job again to go on from the newest checkpoint"
+    )
+
+
+def _line(error: Exception) -> str:
+    text = " ".join(str(error).split())[:300]
+    return text if isinstance(error, SdpError) else f"{type(error).__name__}: {text}"

@@ -1,0 +1,48 @@
+"""Where a run stands: everything that a resumed run needs and that is not a tensor or a set of addresses."""
+
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+
+@dataclass(slots=True)
+class TrainState:
+    """Counts since the run began, over all of its restarts."""
+
+    step: int = 0
+    """Steps that are over, skipped ones included: what max_steps and the learning rate go by."""
+    taken: int = 0
+    """Of these, the steps that changed the weights."""
+    samples: int = 0
+    """Samples trained on."""
+    epoch: int = 0
+    """The epoch under way, from 0."""
+    position: int = 0
+    """Positions of the epoch's order that are consumed."""
+    seconds: float = 0.0
+    """Time spent training."""
+    loss: float | None = None
+    """The loss, smoothed."""
+    usual_norm: float = 0.0
+    scale: float | None = None
+    """The loss scaler's scale, in fp16."""
+    scale_growth: int = 0
+
+    @property
+    def skipped(self) -> int:
+        """Steps that were bad and therefore not taken."""
+        return self.step - self.taken
+
+    def smooth(self, loss: float) -> None:
+        """Take in a step's loss: a mean over the first steps, then over about the last hundred."""
+        if self.loss is None:
+            self.loss = loss
+        else:
+            self.loss += (loss - self.loss) * max(0.01, 1 / max(1, self.taken))
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @staticmethod
+    def from_json(data: dict[str, Any]) -> "TrainState":
+        known = {field.name for field in fields(TrainState)}
+        return TrainState(**{name: value for name, value in data.items() if name in known})

@@ -1,0 +1,134 @@
+"""How workers share the training of one model: a whole replica each (ddp), or a shard each (fsdp)."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from itertools import pairwise
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from sdp.train.world import World
+
+Sharding = Literal["shard_grad_op", "full_shard", "hybrid"]
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class Strategy(ABC):
+    """A model in the form in which it is trained."""
+
+    model: nn.Module
+    """What is called in a forward pass."""
+
+    @abstractmethod
+    def forward(self) -> AbstractContextManager[Any]:
+        """Around a forward pass: the arithmetic that it is done in."""
+
+    @abstractmethod
+    def backward(self, *, last: bool) -> AbstractContextManager[Any]:
+        """Around forward and backward of a micro-batch: gradients are exchanged after the step's last one only."""
+
+    def clip(self, max_norm: float | None) -> float:
+        """The norm of all gradients, which are scaled down to max_norm if they exceed it."""
+        parameters = [p for p in self.model.parameters() if p.grad is not None]
+        norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+        if hasattr(norm, "full_tensor"):  # of shards: the others' part is not in it yet
+            norm = norm.full_tensor()
+        if max_norm is not None:
+            nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
+        return float(norm)
+
+
+class Replicated(Strategy):
+    """DistributedDataParallel with autocast; a lone worker's model as it is."""
+
+    def __init__(self, model: nn.Module, world: World, precision: str) -> None:
+        self._precision = precision
+        self._device = world.device.type
+        self.model = model
+        if world.size > 1:
+            self.model = DistributedDataParallel(
+                model,
+                device_ids=[world.device] if world.device.type == "cuda" else None,
+                broadcast_buffers=False,
+                gradient_as_bucket_view=True,
+            )
+
+    def forward(self) -> AbstractContextManager[Any]:
+        if self._precision == "fp32":
+            return nullcontext()
+        return torch.autocast(self._device, DTYPES[self._precision])
+
+    def backward(self, *, last: bool) -> AbstractContextManager[Any]:
+        if isinstance(self.model, DistributedDataParallel) and not last:
+            return self.model.no_sync()
+        return nullcontext()
+
+
+class Sharded(Strategy):
+    """FSDP2: weights, gradients, average and optimizer state in shards, block by block."""
+
+    def __init__(self, model: nn.Module, world: World, precision: str, sharding: Sharding) -> None:
+        device = world.device.type
+        if sharding == "hybrid" and world.size > world.local_size:
+            shape = (world.size // world.local_size, world.local_size)
+            mesh = init_device_mesh(device, shape, mesh_dim_names=("replicate", "shard"))
+        else:
+            mesh = init_device_mesh(device, (world.size,), mesh_dim_names=("shard",))
+        half = DTYPES[precision] if precision != "fp32" else None
+        policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32)
+        # SHARD_GRAD_OP keeps the gathered weights until backward: less traffic for more memory.
+        again = sharding == "full_shard"
+        blocks = list(blocks_of(model))
+        shards = [fully_shard(b, mesh=mesh, mp_policy=policy, reshard_after_forward=again) for b in blocks]
+        self._shard = fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=again)
+        for before, after in pairwise(shards):
+            before.set_modules_to_forward_prefetch([after])
+            after.set_modules_to_backward_prefetch([before])
+        self.model = model
+
+    def forward(self) -> AbstractContextManager[Any]:
+        return nullcontext()  # the policy casts
+
+    @contextmanager
+    def backward(self, *, last: bool) -> Iterator[None]:
+        self._shard.set_requires_gradient_sync(last)
+        yield
+
+
+def make_strategy(
+    kind: Literal["ddp", "fsdp"], model: nn.Module, world: World, precision: str, sharding: Sharding
+) -> Strategy:
+    """The strategy of a configuration, around a model that lies on the worker's device."""
+    if kind == "fsdp":
+        return Sharded(model, world, precision, sharding)
+    return Replicated(model, world, precision)
+
+
+def blocks_of(unet: nn.Module) -> Iterator[nn.Module]:
+    """The U-Net's pieces in the order of a forward pass: what is sharded and compiled one by one."""
+    for name in ("down_blocks", "mid_block", "up_blocks"):
+        blocks = getattr(unet, name, None)
+        for block in blocks if isinstance(blocks, nn.ModuleList) else [blocks]:
+            if block is not None:
+                yield from pieces_of(block)
+
+
+def pieces_of(block: nn.Module) -> Iterator[nn.Module]:
+    """Of a down, mid or up block its residual and attention modules."""
+    resnets, attentions = (list(getattr(block, name, None) or ()) for name in ("resnets", "attentions"))
+    for number in range(max(len(resnets), len(attentions))):
+        yield from resnets[number : number + 1]
+        yield from attentions[number : number + 1]
+
+
+def compile_blocks(unet: nn.Module) -> None:
+    """Compile block by block: a tenth of the time that the whole takes, as blocks of one shape share their code."""
+    torch._dynamo.config.recompile_limit = 64  # one code object serves blocks of many shapes
+    for block in blocks_of(unet):
+        block.compile()

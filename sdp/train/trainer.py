@@ -1,0 +1,281 @@
+"""The training loop of one worker. Read it from top to bottom."""
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from sdp.config import TrainConfig
+from sdp.datasets.ledger import Ledger
+from sdp.errors import SdpError
+from sdp.model import sharded
+from sdp.model.checkpoints import EMA, MODEL
+from sdp.model.ema import Ema, named_parameters
+from sdp.storage import Storage
+from sdp.train.callbacks.base import Callback, Saved, StepReport
+from sdp.train.checkpoint import Checkpointer
+from sdp.train.data.batch import Batch
+from sdp.train.optimizer import (
+    Guard,
+    learning_rate,
+    make_optimizer,
+    moments,
+    set_learning_rate,
+    set_steps_taken,
+)
+from sdp.train.randomness import RowRandom
+from sdp.train.state import TrainState
+from sdp.train.step import Conditioning, Objective, weighted_losses
+from sdp.train.stopwatch import Stopwatch
+from sdp.train.strategies import make_strategy
+from sdp.train.world import World
+
+
+class TrainingDiverged(SdpError):
+    """Too many bad steps in a row."""
+
+
+class Reader(Protocol):
+    """A way to read data; every one yields the same batches."""
+
+    @property
+    def rows(self) -> int:
+        """Positions in an epoch."""
+
+    def batches(self, epoch: int, position: int, batch_size: int) -> Iterator[Batch]:
+        """This worker's share of each batch that the epoch has left: equally many and equally long on all workers."""
+
+
+@dataclass
+class Stop:
+    """A wish to end early; any worker may have it, all follow at the next step."""
+
+    reason: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ingredients:
+    """What a trainer is made from."""
+
+    config: TrainConfig
+    world: World
+    unet: nn.Module
+    objective: Objective
+    conditioning: Conditioning
+    reader: Reader
+    checkpointer: Checkpointer
+    begin_from: Storage | None = None
+    """Another run's checkpoint, whose weights and average a new run begins with."""
+    callbacks: Sequence[Callback] = ()
+    stop: Stop = field(default_factory=Stop)
+
+
+class Trainer:
+    """One worker's share of a run, from the newest checkpoint to the end."""
+
+    def __init__(self, given: Ingredients) -> None:
+        self.config = config = given.config
+        self.world = world = given.world
+        self.state = TrainState()
+        self.stop = given.stop
+        self.callbacks = given.callbacks
+
+        self.objective = given.objective
+        self.conditioning = given.conditioning
+        self.reader = given.reader
+        self.batch_size = config.data.global_batch_size or config.data.batch_size * world.size
+        """Samples of a step, over all workers."""
+
+        self.strategy = make_strategy(config.strategy.kind, given.unet, world, config.precision, config.strategy.shard)
+        self.unet = given.unet
+        self.ema = Ema(self.unet, config.ema.decay) if config.ema.decay is not None else None
+        self.optimizer = make_optimizer(self.unet, config.optimizer)
+        self.scaler = torch.amp.GradScaler(world.device.type, enabled=config.precision == "fp16")
+        self.guard = Guard(config.guard.spike)
+
+        self.begin_from = given.begin_from
+        self.checkpointer = given.checkpointer
+        self.consumed = Ledger()
+        """What this worker has consumed since the last checkpoint."""
+        self.saved_step: int | None = None
+        self.save_wanted = False
+        """Set by callbacks, on all workers at the same step: a checkpoint when all of them have seen the step."""
+        self.resumed = False
+        self.reason = ""
+        self.stopwatch = Stopwatch(world.device)
+
+    def train(self) -> str:
+        """Train until there is a reason to end; returns the reason."""
+        try:
+            self.resumed = self._restore()
+            for callback in self.callbacks:
+                callback.on_start(self)
+            self.reason = self._steps()
+            self.save()
+            for callback in self.callbacks:
+                callback.on_end(self)
+            return self.reason
+        finally:
+            for callback in self.callbacks:
+                callback.close()
+
+    def _steps(self) -> str:
+        while (reason := self._finished()) is None:
+            state = self.state
+            batches = self.reader.batches(state.epoch, state.position, self.batch_size)
+            with closing(batches):  # type: ignore[type-var]  # all readers are generators
+                epoch, ended = state.epoch, time.perf_counter()
+                while state.epoch == epoch and (reason := self._finished()) is None:
+                    with self.stopwatch.measure("data", host=True):
+                        batch = next(batches, None)
+                    if batch is None:
+                        raise RuntimeError(
+                            f"epoch {epoch}: no batch at position {state.position} of {self.reader.rows}"
+                        )
+                    report = self._step(batch, ended)
+                    if report is None:
+                        return f"asked to stop: {self.stop.reason or 'by another worker'}"
+                    ended = time.perf_counter()
+                    for callback in self.callbacks:
+                        callback.on_step(self, report)
+                    if self.save_wanted:
+                        self.save()
+        return reason
+
+    def _step(self, batch: Batch, ended: float) -> StepReport | None:
+        """One step; None if somebody wishes to stop before it."""
+        state, clock, epoch = self.state, self.stopwatch, self.state.epoch
+        with clock.measure("copy"):
+            micro_batches = list(batch.to(self.world.device).split(self.config.data.batch_size))
+            weight = sum((m.weights.sum() for m in micro_batches), torch.zeros((), device=self.world.device))
+            wish = torch.full_like(weight, float(self.stop.reason is not None))
+        total, wishes = self.world.sum(torch.stack([weight, wish])).tolist()
+        if wishes:
+            return None
+
+        summed = torch.zeros((), device=self.world.device)
+        for number, micro_batch in enumerate(micro_batches, 1):
+            random = RowRandom(self.config.seed, epoch, micro_batch.rows)
+            with self.strategy.backward(last=number == len(micro_batches)):
+                with clock.measure("forward"), self.strategy.forward():
+                    losses = weighted_losses(
+                        self.strategy.model, self.objective, self.conditioning, micro_batch, random
+                    )
+                    # Strategies average gradients over workers; what is wanted is the mean over samples that count.
+                    loss = losses.sum() * (self.world.size / max(total, 1.0))
+                with clock.measure("backward"):
+                    self.scaler.scale(loss).backward()
+            summed += losses.detach().sum()
+
+        with clock.measure("optimizer"):
+            self.scaler.unscale_(self.optimizer)
+            norm = self.strategy.clip(self.config.optimizer.clip_norm)
+            # Every worker judges by the same numbers, to the last bit.
+            figures = torch.stack([summed / max(total, 1.0), torch.full_like(summed, norm / self.world.size)])
+            loss_value, norm = self.world.sum(figures).tolist()
+            verdict = self.guard.judge(loss_value, norm, total)
+            rate = learning_rate(state.step + 1, self.config.optimizer, self.config.max_steps)
+            if verdict == "good":
+                set_learning_rate(self.optimizer, rate)
+                self.scaler.step(self.optimizer)
+                state.taken += 1
+                if self.ema is not None:
+                    self.ema.update(state.taken)
+            if self.scaler.is_enabled():
+                self.scaler.update()
+            self.optimizer.zero_grad(set_to_none=True)
+
+        self.consumed.add(epoch, batch.counted.numpy())
+        state.step += 1
+        state.position += self.batch_size
+        done = min(1.0, state.position / self.reader.rows)
+        if done == 1.0:
+            state.epoch, state.position = epoch + 1, 0
+        state.samples += round(total)
+        if verdict == "good":
+            state.smooth(loss_value)
+        elif verdict != "empty":
+            self._refuse(batch, loss_value, norm, verdict)
+        seconds = time.perf_counter() - ended
+        state.seconds += seconds
+        return StepReport(
+            step=state.step,
+            epoch=epoch,
+            epoch_done=done,
+            samples=round(total),
+            loss=loss_value,
+            norm=norm,
+            learning_rate=rate,
+            verdict=verdict,
+            seconds=seconds,
+            parts=clock.lap(),
+        )
+
+    def _finished(self) -> str | None:
+        """Why the run is over, if it is."""
+        config, state = self.config, self.state
+        if config.max_steps is not None and state.step >= config.max_steps:
+            return f"max_steps: {config.max_steps} steps"
+        if config.max_epochs is not None and state.epoch >= config.max_epochs:
+            return f"max_epochs: {config.max_epochs} passes over the data"
+        if config.max_samples is not None and state.samples >= config.max_samples:
+            return f"max_samples: {state.samples} samples"
+        if config.max_hours is not None and self.world.is_main and state.seconds >= config.max_hours * 3600:
+            self.stop.reason = self.stop.reason or f"max_hours: {config.max_hours} hours of training are used up"
+        return None
+
+    def _refuse(self, batch: Batch, loss: float, norm: float, verdict: str) -> None:
+        """Write down a step that was not taken, with its rows; give up if there have been too many."""
+        rows = self.world.gather(batch.counted.tolist())
+        step = self.state.step
+        name = f"bad_steps/step-{step:09d}.json"
+        if self.world.is_main:
+            self.checkpointer.run.record_bad_step(name, verdict, loss, norm, [row for some in rows for row in some])
+        if self.guard.bad_in_a_row >= self.config.guard.bad_steps:
+            raise TrainingDiverged(
+                f"step {step}: {self.guard.bad_in_a_row} steps in a row without a finite loss and gradient; their rows "
+                f"are in {self.checkpointer.run.storage.uri_of(name)} and those before it; lower "
+                "optimizer.learning_rate, set optimizer.clip_norm, or look at the rows"
+            )
+
+    def save(self) -> None:
+        """Make a checkpoint, unless there is one of this step."""
+        self.save_wanted = False
+        if self.saved_step == self.state.step:
+            return
+        began = time.perf_counter()
+        self.state.usual_norm = self.guard.usual_norm
+        if self.scaler.is_enabled():
+            scale = self.scaler.state_dict()
+            self.state.scale, self.state.scale_growth = scale["scale"], scale["_growth_tracker"]
+        uri = self.checkpointer.save(self.tensors(), self.state, self.consumed)
+        self.consumed = Ledger()
+        self.saved_step = self.state.step
+        for callback in self.callbacks:
+            callback.on_checkpoint(self, Saved(uri, time.perf_counter() - began))
+
+    def _restore(self) -> bool:
+        state = self.checkpointer.restore(self.tensors())
+        if state is None:
+            if self.begin_from is not None:
+                weights = {n: t for n, t in self.tensors().items() if n.startswith((MODEL, EMA))}
+                sharded.load(self.begin_from, weights, alone=self.world.size == 1)
+            return False
+        self.state, self.saved_step = state, state.step
+        set_steps_taken(self.optimizer, state.taken)
+        self.guard.usual_norm, self.guard.good_steps = state.usual_norm, state.taken
+        if self.scaler.is_enabled() and state.scale is not None:
+            scale = self.scaler.state_dict()
+            self.scaler.load_state_dict({**scale, "scale": state.scale, "_growth_tracker": state.scale_growth})
+        return True
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All that a checkpoint holds, by name: the tensors in use, to be saved from and loaded into."""
+        tensors = {f"{MODEL}{name}": weights.detach() for name, weights in named_parameters(self.unet)}
+        if self.ema is not None:
+            tensors |= {f"{EMA}{name}": average for name, average in self.ema.state_dict().items()}
+        return tensors | moments(self.unet, self.optimizer)

@@ -1,0 +1,60 @@
+"""Who this worker is among the others, and the few words that they exchange each step."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class World:
+    """The workers of a run. One alone needs no process group."""
+
+    rank: int = 0
+    size: int = 1
+    local_size: int = 1
+    """Workers on this node."""
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+
+    @property
+    def is_main(self) -> bool:
+        return self.rank == 0
+
+    def sum(self, values: Tensor) -> Tensor:
+        """The sum over all workers, in place."""
+        if self.size > 1:
+            dist.all_reduce(values)
+        return values
+
+    def gather(self, value: Any) -> list[Any]:
+        """One object of each worker, by rank, on the main one; nothing elsewhere."""
+        if self.size == 1:
+            return [value]
+        gathered: list[Any] | None = [None] * self.size if self.is_main else None
+        dist.gather_object(value, gathered)
+        return gathered or []
+
+    def share(self, value: Any) -> Any:
+        """The main worker's object, on all of them."""
+        if self.size == 1:
+            return value
+        box = [value]
+        dist.broadcast_object_list(box, src=0)
+        return box[0]
+
+    def agree(self, flags: Sequence[bool]) -> list[bool]:
+        """For each flag whether any worker has raised it."""
+        raised = self.sum(torch.tensor([float(flag) for flag in flags], device=self.device))
+        return [bool(count > 0) for count in raised.tolist()]
+
+
+def choose_device(local_rank: int = 0) -> torch.device:
+    """This worker's GPU where torch sees one, else the CPU: what Ray has reserved is no evidence that there is one."""
+    if torch.cuda.is_available():
+        device = torch.device("cuda", local_rank % torch.cuda.device_count())
+        torch.cuda.set_device(device)
+        return device
+    return torch.device("cpu")

@@ -1,0 +1,77 @@
+"""A tiny model and checkpoints of it, for tests of the generate stage."""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sdp.config import GenerateConfig, parse
+from sdp.datasets.ledger import Ledger
+from sdp.model import load
+from sdp.model.checkpoints import EMA, MODEL
+from sdp.model.sources import resolve
+from sdp.storage import open_storage
+from sdp.train.checkpoint import Checkpointer
+from sdp.train.run_folder import RunFolder
+from sdp.train.state import TrainState
+from sdp.train.world import World
+from tests.tiny_model import make_tiny_model
+
+
+def tiny_model(folder: Path) -> Path:
+    """A tiny model whose pictures are not all grey: its VAE's last layer is louder than new ones are."""
+    make_tiny_model(folder)
+    path = folder / "vae" / "diffusion_pytorch_model.safetensors"
+    from safetensors.torch import load_file, save_file
+
+    weights = load_file(path)
+    weights["decoder.conv_out.weight"] = weights["decoder.conv_out.weight"] * 3
+    save_file(weights, path, metadata={"format": "pt"})
+    return folder
+
+
+def make_checkpoint(
+    run: Path, model: Path, step: int = 3, *, ema: bool = True, prediction: str = "epsilon", spoil: str = ""
+) -> str:
+    """A checkpoint as training writes it, whose average and raw weights differ; returns its URI."""
+    unet = load.load_unet(model, pretrained=True)
+    tensors = {f"{MODEL}{name}": tensor.detach() * (1 + 0.01 * step) for name, tensor in unet.named_parameters()}
+    if ema:
+        tensors |= {f"{EMA}{name}": tensor.detach().clone() for name, tensor in unet.named_parameters()}
+    if spoil:
+        tensors[spoil][...] = torch.nan
+    config = parse(
+        "train",
+        {
+            "source": {"uri": "latents"},
+            "output": {"uri": str(run)},
+            "model": {"source": str(model)},
+            "objective": {"prediction": prediction},
+            "ema": {"decay": 0.99 if ema else None},
+        },
+    )
+    found = resolve(str(model))
+    saver = Checkpointer(
+        RunFolder(open_storage(str(run))),
+        World(),
+        config.model_dump(mode="json"),
+        facts={"model": {"source": str(found.source), "digest": found.digest}},
+    )
+    return saver.save(tensors, TrainState(step=step), Ledger())
+
+
+def generate_config(out: Path, checkpoint: object, prompts: Iterable[str] = ("a", "b"), **more: Any) -> GenerateConfig:
+    """A job that takes a moment: 64 pixels, 3 steps."""
+    told: dict[str, Any] = {
+        "output": {"uri": str(out), "rows_per_file": 4},
+        "checkpoint": str(checkpoint),
+        "prompts": list(prompts),
+        "resolution": 64,
+        "sampler": {"steps": 3},
+        "scaling": {"batch_size": 2},
+    }
+    for key, value in more.items():
+        told[key] = told[key] | value if isinstance(told.get(key), dict) else value
+    return parse("generate", json.loads(json.dumps(told)))

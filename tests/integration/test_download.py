@@ -1,0 +1,106 @@
+"""The download stage end to end, on a Ray of this machine."""
+
+import io
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import ray
+from PIL import Image
+
+from sdp.datasets.outcomes import FAILED, FILTERED, WRITTEN
+from sdp.demo import shapes
+from sdp.demo.server import ImageServer
+from sdp.download import job
+from tests.download_kit import check_exactly_once, config_for, outcomes, plain_urls, write_urls
+
+
+@pytest.fixture(scope="module", autouse=True)
+def local_ray() -> Iterator[None]:
+    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ImageServer]:
+    with ImageServer(images=2000, distinct=40) as server:
+        server.warm()
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def forget(server: ImageServer) -> None:
+    server.reset()
+
+
+def test_a_download_writes_what_the_server_has_and_a_rerun_does_nothing(server: ImageServer, tmp_path: Path) -> None:
+    source = write_urls(tmp_path / "meta", plain_urls(server, 90), files=3)
+    config = config_for(source, tmp_path / "out")
+    summary = job.run(config)
+    assert summary is not None
+    rows = check_exactly_once(summary.dataset, range(90))
+    assert len(rows) == 90
+    assert server.stats.requests == 90
+    for number, row in rows.items():
+        assert row["caption"] == f"caption {number}"
+        assert row["url"] == server.image_url(number)
+        drawn = shapes.sample(number % 40)
+        assert (row["original_width"], row["original_height"]) == (drawn.width, drawn.height)
+        with Image.open(io.BytesIO(row["image"])) as image:
+            image.load()
+            assert (image.size, image.format) == ((64, 64), "JPEG")
+            assert shapes.dominant_shape_color(image, drawn.background) == drawn.color
+
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out" / "parts").iterdir()}
+    again = job.run(config)
+    assert again is not None
+    assert again.dataset.digest == summary.dataset.digest
+    assert server.stats.requests == 90
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out" / "parts").iterdir()} == before
+
+
+TROUBLE: dict[str, tuple[str, str | None]] = {
+    "": (WRITTEN, None),
+    "chunked": (WRITTEN, None),
+    "until-close": (WRITTEN, None),
+    "gzip": (WRITTEN, None),
+    "early-hints": (WRITTEN, None),
+    "wrong-type": (WRITTEN, None),
+    "redirect&hops=3": (WRITTEN, None),
+    "500&times=1": (WRITTEN, None),
+    "429&times=1&after=1": (WRITTEN, None),
+    "reset&times=1": (WRITTEN, None),
+    "404": (FAILED, "http_status"),
+    "redirect&loop=1": (FAILED, "redirects"),
+    "redirect&to=": (FAILED, "redirects"),
+    "zero": (FAILED, "empty"),
+    "html": (FAILED, "not_an_image"),
+    "garbage": (FAILED, "not_an_image"),
+    "truncate": (FAILED, "broken_transfer"),
+    "hangup": (FAILED, "broken_transfer"),
+    "not-http": (FAILED, "broken_transfer"),
+    "stall": (FAILED, "timeout"),
+    "stall-body": (FAILED, "timeout"),
+    "huge-pixels": (FAILED, "too_many_pixels"),
+    "endless": (FAILED, "too_big"),
+    "robots&value=noai": (FILTERED, "opt_out"),
+}
+
+
+def test_each_trouble_ends_with_its_reason_and_none_holds_up_the_others(server: ImageServer, tmp_path: Path) -> None:
+    urls: list[str | None] = []
+    expected = {}
+    for number, (query, outcome) in enumerate(TROUBLE.items()):
+        name, _, parameters = query.partition("&")
+        url = server.image_url(2 * number, name)
+        urls += [f"{url}&{parameters}" if parameters else url, server.image_url(2 * number + 1)]
+        expected[2 * number], expected[2 * number + 1] = outcome, (WRITTEN, None)
+    urls += ["not a url", None, "ftp://example.org/x.jpg", urls[0]]
+    expected |= {len(urls) - 4 + n: (FAILED, "bad_url") for n in range(3)}
+    expected[len(urls) - 1] = (FILTERED, "duplicate_url")
+    config = config_for(write_urls(tmp_path / "meta", urls), tmp_path / "out", fetch={"max_bytes": 3_000_000})
+    summary = job.run(config)
+    assert summary is not None
+    check_exactly_once(summary.dataset, range(len(urls)))
+    assert {row: found[:2] for row, found in outcomes(summary.dataset).items()} == expected

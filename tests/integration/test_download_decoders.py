@@ -1,0 +1,160 @@
+"""The decoding processes: what an image does to one of them is that image's own affair."""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from sdp.datasets.outcomes import FAILED, WRITTEN
+from sdp.demo import shapes
+from sdp.download.child import Orders, describe, described
+from sdp.download.decoders import Decoders
+from sdp.download.image import Checked, ImageRules
+from sdp.errors import SdpError
+
+ORDERS = Orders(ImageRules(size=32), memory_bytes=2_000_000_000)
+GOOD = shapes.encode(shapes.sample(1))[0]
+
+POISON = """
+import os, resource, signal, sys
+import sdp.download.image as image
+
+original = image.check
+
+def check(data, rules):
+    text = bytes(data[-40:])
+    if text.endswith(b"SEGFAULT"):
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if text.endswith(b"EXIT"):
+        os._exit(3)
+    if text.endswith(b"HANG"):
+        signal.pause()
+    if text.endswith(b"GREEDY"):
+        bytearray(8_000_000_000)
+    if text.endswith(b"ONCE") and not os.path.exists(os.environ["POISON_MARK"]):
+        open(os.environ["POISON_MARK"], "w").close()
+        os._exit(3)
+    return original(data, rules)
+
+image.check = check
+"""
+"""Imported by every Python that starts with it on its path: decoders in which some images are deadly."""
+
+
+@pytest.fixture
+def poisoned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    guarded = "import sys\nif 'sdp.download.child' in sys.orig_argv:\n" + "".join(
+        f"    {line}\n" for line in POISON.strip().splitlines()
+    )
+    (tmp_path / "sitecustomize.py").write_text(guarded)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("POISON_MARK", str(tmp_path / "mark"))
+
+
+class Results:
+    """What was delivered, to be waited for."""
+
+    def __init__(self) -> None:
+        self.by_token: dict[int, Checked] = {}
+        self._changed = threading.Condition()
+
+    def __call__(self, token: int, data: Sequence[bytes], checked: Checked) -> None:
+        with self._changed:
+            assert token not in self.by_token, f"{token} was delivered twice"
+            assert data
+            self.by_token[token] = checked
+            self._changed.notify_all()
+
+    def wait_for(self, count: int, deadline_s: float = 60.0) -> dict[int, Checked]:
+        with self._changed:
+            assert self._changed.wait_for(lambda: len(self.by_token) >= count, deadline_s), self.by_token
+        return self.by_token
+
+
+@contextmanager
+def decoders(results: Callable[..., None], count: int = 1, **options: float) -> Iterator[Decoders[int]]:
+    pool: Decoders[int] = Decoders(ORDERS, count, results, **options)
+    try:
+        yield pool
+    finally:
+        pool.close()
+        assert pool.error is None
+
+
+def test_every_image_is_checked_once_whatever_its_pieces() -> None:
+    results = Results()
+    with decoders(results, count=2) as pool:
+        for token in range(30):
+            pool.put(token, [GOOD[at : at + 1000 * (token + 1)] for at in range(0, len(GOOD), 1000 * (token + 1))])
+        pool.put(30, [b"no image"])
+        found = results.wait_for(31)
+    assert {found[token].outcome for token in range(30)} == {WRITTEN}
+    assert found[30].reason == "not_an_image"
+    assert len({found[token].data for token in range(30)}) == 1
+
+
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize(("poison", "how"), [(b"SEGFAULT", "signal 11"), (b"EXIT", "exit code 3"), (b"HANG", "answer")])
+def test_an_image_that_kills_its_decoder_twice_is_recorded_and_the_others_are_checked(poison: bytes, how: str) -> None:
+    results = Results()
+    with decoders(results, answer_s=2.0) as pool:
+        for token in range(12):
+            pool.put(token, [GOOD, poison] if token in (3, 4) else [GOOD])
+        found = results.wait_for(12)
+    crashed = {token for token, checked in found.items() if checked.outcome != WRITTEN}
+    assert crashed == {3, 4}
+    for token in crashed:
+        assert (found[token].outcome, found[token].reason) == (FAILED, "crashed")
+        assert how in (found[token].detail or "")
+        assert "twice" in (found[token].detail or "")
+
+
+@pytest.mark.usefixtures("poisoned")
+def test_an_image_whose_decoder_dies_once_gets_another_chance() -> None:
+    results = Results()
+    with decoders(results) as pool:
+        pool.put(0, [GOOD, b"ONCE"])
+        assert results.wait_for(1)[0].outcome == WRITTEN
+
+
+@pytest.mark.usefixtures("poisoned")
+def test_an_image_that_wants_all_memory_is_refused_and_kills_nobody() -> None:
+    results = Results()
+    with decoders(results) as pool:
+        pool.put(0, [GOOD, b"GREEDY"])
+        pool.put(1, [GOOD])
+        found = results.wait_for(2)
+    assert found[0].reason in ("crashed", "too_many_pixels")
+    assert found[1].outcome == WRITTEN
+
+
+def test_decoders_that_cannot_start_are_an_error_and_no_images_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\nif 'sdp.download.child' in sys.orig_argv:\n    sys.exit('no decoder today')\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    results = Results()
+    pool: Decoders[int] = Decoders(ORDERS, 1, results)
+    pool.put(0, [GOOD])
+    pool.join(30.0)
+    pool.close()
+    assert isinstance(pool.error, SdpError)
+    assert "does not start" in str(pool.error)
+    assert results.by_token == {}
+
+
+@pytest.mark.parametrize(
+    "checked",
+    [
+        Checked(FAILED, "undecodable", "a 'detail' with \u00e4 and \ud83d", None, sha256="ab"),
+        Checked(WRITTEN, None, None, b"\x00\xff", 1, 2, 3, 4, "cd"),
+        Checked(WRITTEN, None, None, None, 1, 2, 3, 4, "cd"),
+        Checked(WRITTEN, None, None, b"", 1, 2, 3, 4, "cd"),
+    ],
+)
+def test_an_answer_crosses_the_pipe_as_it_is(checked: Checked) -> None:
+    assert described(describe(checked), checked.data or b"") == checked

@@ -1,0 +1,227 @@
+"""The model hub as a source, against a hub of our own on 127.0.0.1 that speaks its protocol."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from hashlib import sha1
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Protocol
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+from sdp.model.sd2 import MIRROR
+from sdp.model.sources import present, resolve
+
+REPO = "somebody/tiny-diffusion"
+REVISION = "0123456789abcdef0123456789abcdef01234567"
+SOURCE = f"{REPO}@{REVISION}"
+EXTRA = ("README.md", "unet/diffusion_pytorch_model.bin", "vae/diffusion_pytorch_model.fp16.safetensors")
+
+
+@dataclass
+class Hub:
+    """What the fake hub serves and what it was asked."""
+
+    files: dict[str, bytes]
+    port: int = 0
+    fail: int | None = None
+    """Answer everything with this status."""
+    asked: list[str] = field(default_factory=list)
+
+    @property
+    def endpoint(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    folder = resolve("builtin:tiny").path
+    files = {name: (folder / name).read_bytes() for name in present(folder)}
+    state = Hub(files | dict.fromkeys(EXTRA, b"not wanted"))
+
+    class Handler(BaseHTTPRequestHandler):
+        def log_message(self, *_: object) -> None:
+            pass
+
+        def do_HEAD(self) -> None:
+            self.do_GET()
+
+        def do_GET(self) -> None:
+            path = unquote(urlsplit(self.path).path)
+            state.asked.append(path)
+            if state.fail:
+                self.answer(state.fail, {}, b"{}")
+            elif path.startswith(f"/api/models/{REPO}"):
+                self.api(path.removeprefix(f"/api/models/{REPO}"))
+            elif path.startswith(f"/{REPO}/resolve/{REVISION}/"):
+                self.file(path.removeprefix(f"/{REPO}/resolve/{REVISION}/"))
+            else:
+                self.answer(404, {"X-Error-Code": "RepoNotFound"}, b"{}")
+
+        def api(self, rest: str) -> None:
+            if rest == f"/revision/{REVISION}":
+                told = {
+                    "id": REPO,
+                    "sha": REVISION,
+                    "siblings": [{"rfilename": name} for name in state.files],
+                }
+                self.answer(200, {}, json.dumps(told).encode())
+            elif rest.rstrip("/") == f"/tree/{REVISION}":
+                told_tree = [
+                    {"type": "file", "path": name, "size": len(data), "oid": sha1(data).hexdigest()}
+                    for name, data in state.files.items()
+                ]
+                self.answer(200, {}, json.dumps(told_tree).encode())
+            else:
+                self.answer(404, {"X-Error-Code": "RevisionNotFound"}, b"{}")
+
+        def file(self, name: str) -> None:
+            data = state.files.get(name)
+            if data is None:
+                self.answer(404, {"X-Error-Code": "EntryNotFound"}, b"")
+            else:
+                headers = {"X-Repo-Commit": REVISION, "ETag": f'"{sha1(data).hexdigest()}"'}
+                self.answer(200, headers, data)
+
+        def answer(self, status: int, headers: dict[str, str], body: bytes) -> None:
+            self.send_response(status)
+            for name, value in headers.items():
+                self.send_header(name, value)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(body)
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        state.port = server.server_address[1]
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield state
+        server.shutdown()
+        thread.join()
+
+
+@dataclass
+class Outcome:
+    code: int
+    out: str
+    line: str
+
+
+class Ask(Protocol):
+    def __call__(self, call: str, **env: str) -> Outcome: ...
+
+
+@pytest.fixture
+def ask(hub: Hub, tmp_path: Path) -> Ask:
+    """Run one call in a process of its own, as the hub's library reads its settings when it is imported."""
+
+    def run(call: str, **env: str) -> Outcome:
+        code = (
+            "import sys\nfrom sdp.errors import SdpError\nfrom sdp.model.sources import check, resolve\n"
+            f"try:\n    print({call})\nexcept SdpError as error:\n    sys.exit(f'{{error.exit_code}} {{error}}')\n"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            env=os.environ
+            | {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+            | {"HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
+            | env,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        lines = done.stderr.strip().splitlines()
+        return Outcome(done.returncode, done.stdout.strip(), lines[-1] if lines else "")
+
+    return run
+
+
+def test_a_pinned_repository_is_checked_without_downloading_it(hub: Hub, ask: Ask) -> None:
+    done = ask(f"check('{SOURCE}')")
+    assert done.code == 0, done.line
+    assert hub.asked == [f"/api/models/{REPO}/revision/{REVISION}"]
+
+
+def test_a_pinned_repository_is_downloaded_once_and_has_the_models_digest(hub: Hub, ask: Ask) -> None:
+    done = ask(f"resolve('{SOURCE}').digest")
+    assert done.code == 0, done.line
+    assert done.out == resolve("builtin:tiny").digest
+    fetched = {path.split(f"{REVISION}/", 1)[1] for path in hub.asked if "/resolve/" in path}
+    assert fetched.isdisjoint(EXTRA)
+    hub.asked.clear()
+    assert ask(f"resolve('{SOURCE}').digest").out == done.out
+    assert ask(f"check('{SOURCE}')").code == 0
+    assert hub.asked == []  # a revision does not change, so nobody needs to be asked
+
+
+def test_what_is_cached_is_used_offline_and_nothing_else(hub: Hub, ask: Ask) -> None:
+    refused = ask(f"check('{SOURCE}')", HF_HUB_OFFLINE="1")
+    assert refused.line.startswith("2 model source")
+    assert "unset HF_HUB_OFFLINE" in refused.line
+    assert "HF_HUB_OFFLINE" in ask(f"resolve('{SOURCE}')", HF_HUB_OFFLINE="1").line
+    assert ask(f"resolve('{SOURCE}').digest").code == 0
+    hub.asked.clear()
+    for call in (f"check('{SOURCE}')", f"resolve('{SOURCE}').digest"):
+        assert ask(call, HF_HUB_OFFLINE="1").code == 0
+    assert hub.asked == []
+
+
+def test_a_download_that_broke_off_is_finished_by_the_next_one(hub: Hub, ask: Ask) -> None:
+    name = "vae/diffusion_pytorch_model.safetensors"
+    data = hub.files[name]
+    assert ask(f"resolve('{SOURCE}').digest", HF_HUB_ETAG_TIMEOUT="2").code == 0
+    cached = next(path for path in Path(ask(f"resolve('{SOURCE}').path").out).rglob("*") if str(path).endswith(name))
+    cached.unlink()
+    hub.asked.clear()
+    assert ask(f"resolve('{SOURCE}').digest").out == resolve("builtin:tiny").digest
+    assert cached.read_bytes() == data
+
+
+def test_a_missing_repository_names_the_mirror(ask: Ask) -> None:
+    done = ask(f"check('stabilityai/stable-diffusion-2-base@{REVISION}')")
+    assert done.line.startswith("2 model source stabilityai/stable-diffusion-2-base@")
+    assert "November 2025" in done.line
+    assert MIRROR in done.line
+
+
+def test_a_missing_revision_is_said_to_be_missing(ask: Ask) -> None:
+    for call in ("check", "resolve"):
+        done = ask(f"{call}('{REPO}@{REVISION[::-1]}')")
+        assert done.line.startswith("2 model source"), done.line
+        assert "no such revision" in done.line
+
+
+def test_a_repository_without_a_part_is_refused(hub: Hub, ask: Ask) -> None:
+    del hub.files["unet/diffusion_pytorch_model.safetensors"]
+    done = ask(f"check('{SOURCE}')")
+    assert done.line.startswith("2 model source")
+    assert "convert unet/diffusion_pytorch_model.bin" in done.line
+    assert ask(f"check('{SOURCE}', ['vae', 'text_encoder'])").code == 0
+
+
+def test_a_changed_pin_is_refused(ask: Ask) -> None:
+    done = ask(f"resolve('{SOURCE}', sha256='{'0' * 64}')")
+    assert done.line.startswith("2 model source")
+    assert "has changed" in done.line
+
+
+@pytest.mark.parametrize("fail", [500, 503])
+def test_a_hub_in_trouble_is_worth_another_try(hub: Hub, ask: Ask, fail: int) -> None:
+    hub.fail = fail
+    for call in ("check", "resolve"):
+        done = ask(f"{call}('{SOURCE}')")
+        assert done.line.startswith("1 model source"), done.line
+        assert "try again later" in done.line
+
+
+def test_a_hub_that_is_not_there_is_worth_another_try(ask: Ask) -> None:
+    done = ask(f"check('{SOURCE}')", HF_ENDPOINT="http://127.0.0.1:9")
+    assert done.line.startswith("1 model source")
+    assert "did not answer" in done.line

@@ -1,0 +1,340 @@
+"""`sdp process` on a real local Ray: images in, latents out, whatever happens in between."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import ray
+from pyroaring import BitMap64
+
+from sdp.config import ProcessConfig
+from sdp.datasets import parts, tombstones
+from sdp.datasets.manifest import Dataset, finish, open_dataset
+from sdp.datasets.outcomes import WRITTEN, Outcome, account_table
+from sdp.datasets.output import read_output
+from sdp.datasets.parts import Layout, write_part
+from sdp.datasets.source import order_retry
+from sdp.errors import ConfigError, DatasetError, LeaseHeld, ModelError, SdpError, UserError
+from sdp.lease import Lease
+from sdp.model.load import load_text_encoder, load_tokenizer, load_vae, tokenize
+from sdp.process import job
+from sdp.process.chunk import SourceRow
+from sdp.process.encode import Encoder
+from sdp.process.prepare import prepare, with_tombstones
+from sdp.process.recipe import Recipe, Settings
+from sdp.process.transform import Transform
+from sdp.storage import open_storage
+from tests.process_kit import config_of, every_tenth, images_table, make_images, picture, write_model, write_plain
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster() -> Iterator[None]:
+    ray.init(num_cpus=3, include_dashboard=False, log_to_driver=False, object_store_memory=300_000_000)
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("shared")
+    make_images(folder, rows=60, unit_rows=20)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def images(root: Path) -> Path:
+    """A dataset that no test changes."""
+    return root / "images"
+
+
+USUAL = ("output.rows_per_file=25", "seed=4", "transform.crop=random")
+
+
+@pytest.fixture(scope="module")
+def processed(root: Path, images: Path, model: Path) -> Dataset:
+    """What comes of it; whoever damages it mends it."""
+    return run(config_of(images, root / "out", model, *USUAL))
+
+
+def rows_of(dataset: Dataset) -> pa.Table:
+    tables = [parts.read_rows(dataset.storage, path) for path in dataset.parts["path"].to_pylist()]
+    return pa.concat_tables(tables).sort_by("row")
+
+
+def account_of(dataset: Dataset) -> pa.Table:
+    return pa.concat_tables([parts.read_account(dataset.storage, path) for path in dataset.parts["path"].to_pylist()])
+
+
+def latents_of(table: pa.Table, side: int = 64) -> dict[int, Any]:
+    shape = (-1, side // 8, side // 8)
+    cells = zip(table["row"].to_pylist(), table[f"latents_{side}"].to_pylist(), strict=True)
+    return {row: np.frombuffer(cell, np.float16).reshape(shape) for row, cell in cells}
+
+
+def files_in(folder: Path) -> dict[str, tuple[int, float]]:
+    return {
+        str(path.relative_to(folder)): (path.stat().st_size, path.stat().st_mtime)
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and "_lease" not in path.parts
+    }
+
+
+def run(config: ProcessConfig, **options: bool) -> Dataset:
+    dataset = job.run(config, **options).dataset
+    assert dataset is not None
+    return dataset
+
+
+# --- what comes out --------------------------------------------------------------------------------------------------
+
+
+def test_an_images_dataset_becomes_latents_row_by_row(images: Path, model: Path, processed: Dataset) -> None:
+    counts = processed.manifest.counts
+    assert (counts.input, counts.written, counts.failed) == (54, 54, 0), "upstream's failures are upstream's"
+    table = rows_of(processed)
+    assert table["row"].to_pylist() == [row for row in range(60) if not every_tenth(row)]
+    assert table["key"].to_pylist()[:3] == ["k0", "k1", "k2"]
+    assert processed.manifest.input == open_dataset(open_storage(str(images))).lineage
+
+    # The same by hand, one row at a time.
+    transform = Transform(Recipe((64,), seed=4, crop="random"), load_tokenizer(model))
+    encoder = Encoder(load_vae(model), Settings(seed=4, batch_sizes={64: 1, 0: 1}), device="cpu")
+    stored = latents_of(table)
+    for row in (0, 33, 59):
+        chunk = transform([SourceRow(row, "", picture(row), f"picture number {row}")])
+        alone = encoder(chunk).latents[64][0].values[0]
+        assert np.allclose(stored[row], alone, atol=2e-3)
+        at = table["row"].to_pylist().index(row)
+        assert table["token_ids"][at].as_py() == chunk.tokens[0].tobytes()
+
+
+def test_failures_keep_their_place_in_the_account_and_can_be_tried_again(tmp_path: Path, model: Path) -> None:
+    folder = tmp_path / "plain"
+    folder.mkdir()
+    pictures = [picture(row)[:300] if row == 5 else b"<html>" if row == 36 else picture(row) for row in range(40)]
+    captions = ["" if row == 9 else None if row == 31 else f"c{row}" for row in range(40)]
+    table = pa.table({"image": pa.array(pictures, pa.binary()), "caption": captions})
+    pq.write_table(table, folder / "a.parquet", row_group_size=16)
+    config = config_of(folder, tmp_path / "out", model, "output.rows_per_file=15")
+
+    dataset = run(config)
+    counts = dataset.manifest.counts
+    assert (counts.input, counts.written, counts.failed) == (40, 36, 4)
+    assert counts.reasons == {"no_caption": 2, "not_an_image": 1, "undecodable": 1}
+    account = account_of(dataset)
+    assert sorted(account["row"].to_pylist()) == list(range(40))
+    reasons = dict(zip(account["row"].to_pylist(), account["reason"].to_pylist(), strict=True))
+    failed = {5: "undecodable", 9: "no_caption", 31: "no_caption", 36: "not_an_image"}
+    assert {row: reason for row, reason in reasons.items() if reason} == failed
+
+    summary = job.run(config, only_failed=True)
+    assert summary.dataset is not None
+    assert (summary.figures.parts_written, summary.figures.images_encoded) == (2, 0)
+    assert summary.dataset.manifest.counts == counts, "each address has one outcome still"
+    assert summary.dataset.parts["attempt"].to_pylist() == [0, 1, 0, 0, 1]
+    first_unit = summary.dataset.parts["path"].to_pylist()[:2]
+    both = parts.resolve([parts.read_account(dataset.storage, path) for path in first_unit])
+    tries = dict(zip(both["row"].to_pylist(), both["attempts"].to_pylist(), strict=True))
+    assert (tries[4], tries[5], tries[9]) == (1, 2, 2)
+
+
+def test_two_resolutions_embeddings_and_crops_in_one_pass(tmp_path: Path, images: Path, model: Path) -> None:
+    told = ["resolutions=[64,128]", "transform.crop=random", "transform.crops=2", "encode.text=text_embedding"]
+    dataset = run(config_of(images, tmp_path / "out", model, *told))
+    table = rows_of(dataset)
+    assert table.num_rows == 108
+    assert table["variant"].to_pylist()[:4] == [0, 1, 0, 1]
+    assert len(table["latents_64"][0].as_py()) == 2 * 4 * 8 * 8
+    assert len(table["latents_128"][0].as_py()) == 2 * 4 * 16 * 16
+    assert table["latents_64"][0] != table["latents_64"][1]
+
+    tokens = tokenize(load_tokenizer(model), ["picture number 3", ""])
+    text = Encoder(load_vae(model), Settings(batch_sizes={0: 2}), text_encoder=load_text_encoder(model), device="cpu")
+    expected, nothing = text.embed(tokens)
+    at = table["row"].to_pylist().index(3)
+    assert np.allclose(np.frombuffer(table["text_embedding"][at].as_py(), np.float16), expected.ravel(), atol=1e-2)
+    empty = np.load(tmp_path / "out" / "_text" / "empty.npy")
+    assert empty.shape == (1, 77, 32)
+    assert np.allclose(empty[0], nothing, atol=1e-2)
+
+
+def test_aspect_buckets_keep_the_whole_picture(tmp_path: Path, model: Path) -> None:
+    folder = tmp_path / "plain"
+    folder.mkdir()
+    pictures = [picture(row, *size) for row, size in enumerate([(80, 80), (80, 190), (190, 80), (80, 200)])]
+    pq.write_table(pa.table({"image": pa.array(pictures, pa.binary()), "caption": ["c"] * 4}), folder / "a.parquet")
+    dataset = run(config_of(folder, tmp_path / "out", model, "transform.crop=buckets"))
+    table = rows_of(dataset)
+    schema = pq.read_schema(dataset.storage.open(dataset.parts["path"][0].as_py()))
+    shapes = json.loads(schema.field("latents_64").metadata[b"shapes"])
+    heights = [shapes[bucket][1:] for bucket in table["bucket"].to_pylist()]
+    assert heights == [[8, 8], [5, 12], [12, 5], [5, 12]]
+    for bucket, cell in zip(table["bucket"].to_pylist(), table["latents_64"].to_pylist(), strict=True):
+        assert len(cell) == 2 * int(np.prod(shapes[bucket]))
+
+
+def test_the_number_of_workers_does_not_show_in_what_is_written(
+    tmp_path: Path, images: Path, model: Path, processed: Dataset
+) -> None:
+    more = ("encode.num_workers=2", "transform.concurrency=1")
+    other = run(config_of(images, tmp_path / "out", model, *USUAL, *more))
+    for path in processed.parts["path"].to_pylist():
+        assert processed.storage.read(path) == other.storage.read(path)
+
+
+# --- again -----------------------------------------------------------------------------------------------------------
+
+
+def test_running_again_does_nothing(
+    root: Path, images: Path, model: Path, processed: Dataset, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = files_in(root / "out")
+    again = run(config_of(images, root / "out", model, *USUAL))
+    assert again.digest == processed.digest
+    after = files_in(root / "out")
+    assert {name for name in after if before.get(name) != after[name]} <= {"_manifest.json"}
+    assert "nothing to do" in capsys.readouterr().err
+
+
+def test_a_run_makes_what_is_missing_and_only_that(root: Path, images: Path, model: Path, processed: Dataset) -> None:
+    before = files_in(root / "out")
+    missing = processed.parts["path"][1].as_py()
+    content = processed.storage.read(missing)
+    (root / "out" / missing).unlink()
+    summary = job.run(config_of(images, root / "out", model, *USUAL))
+    assert (summary.figures.parts_written, summary.figures.rows_total) == (1, 25)
+    assert processed.storage.read(missing) == content, "whoever makes a part makes the same one"
+    after = files_in(root / "out")
+    assert {name for name in before if name.startswith("parts/") and before[name] != after[name]} == {missing}
+
+
+def test_a_dataset_grows_with_its_limit_its_source_and_what_upstream_rescues(tmp_path: Path, model: Path) -> None:
+    make_images(tmp_path, rows=40, unit_rows=20)
+    told = (tmp_path / "images", tmp_path / "out", model, "output.rows_per_file=20")
+    first = run(config_of(*told, "limit=20"))
+    assert rows_of(first)["row"].to_pylist()[-1] == 19
+    before = files_in(tmp_path / "out" / "parts")
+
+    make_images(tmp_path, rows=70, unit_rows=20)
+    summary = job.run(config_of(*told))
+    assert summary.dataset is not None
+    assert summary.figures.images_encoded == 45, "what was there is not done again"
+    assert summary.dataset.manifest.counts.written == 63
+    assert summary.dataset.manifest.version == 2
+    after = files_in(tmp_path / "out" / "parts")
+    assert {name: after[name] for name in before} == before
+
+    storage = open_storage(str(tmp_path / "images"))
+    retry = order_retry(read_output(storage), open_dataset(storage))
+    for work in retry.pending():
+        rescued = [row for row in range(work.unit.start, work.unit.stop) if every_tenth(row)]
+        account = account_table([Outcome(row, WRITTEN) for row in rescued])
+        retried = {"http_status": len(rescued)}
+        write_part(storage, "images", work, images_table(rescued), account, layout=Layout(), retried=retried)
+    finish(retry)
+    summary = job.run(config_of(*told))
+    assert summary.dataset is not None
+    assert summary.figures.images_encoded == 7
+    assert rows_of(summary.dataset)["row"].to_pylist() == list(range(70))
+    assert set(summary.dataset.parts["attempt"].to_pylist()) == {0, 1}
+
+
+# --- before anything begins ------------------------------------------------------------------------------------------
+
+
+def test_a_dry_run_tells_and_writes_nothing(
+    tmp_path: Path, root: Path, images: Path, model: Path, processed: Dataset, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert job.run(config_of(images, tmp_path / "out", model, *USUAL), dry_run=True).dataset is None
+    said = capsys.readouterr().err
+    assert "0 of 3 parts are there" in said
+    assert "60 rows" in said
+    assert not (tmp_path / "out").exists()
+
+    missing = root / "out" / processed.parts["path"][1].as_py()
+    content = missing.read_bytes()
+    missing.unlink()
+    before = files_in(root / "out")
+    job.run(config_of(images, root / "out", model, *USUAL), dry_run=True)
+    assert "2 of 3 parts are there" in capsys.readouterr().err
+    assert files_in(root / "out") == before
+    missing.write_bytes(content)
+
+
+def test_takedowns_of_the_source_are_what_workers_are_told(tmp_path: Path, model: Path) -> None:
+    make_images(tmp_path, rows=20)
+    tombstones.add(open_storage(str(tmp_path / "images")), [tombstones.Takedown("row", "11")])
+    orders = with_tombstones(prepare(config_of(tmp_path / "images", tmp_path / "out", model)))
+    assert list(BitMap64.deserialize(orders.taken_down)) == [11]
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        (["resolutions=[100]"], "resolutions.0: expected a whole number of 8 or more, divisible by 8, got 100"),
+        (["encode.batch_size=12.5"], "encode.batch_size: expected a whole number of 1 or more"),
+        (["encode.batch_size=[4, 4]"], "encode.batch_size: expected one for each of 1 resolutions, got 2"),
+        (["transform.crops=3"], "transform.crops: expected 1 with transform.crop center, got 3"),
+        (["transform.crop=buckets", "resolutions=[72]"], "resolutions: expected multiples of 64"),
+        (["encode.dtype=int8"], "encode.dtype: expected bf16, fp16 or fp32, got 'int8'"),
+    ],
+)
+def test_a_configuration_that_cannot_work_is_one_line(tmp_path: Path, settings: list[str], line: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        config_of(tmp_path, tmp_path / "out", "builtin:tiny", *settings)
+    assert str(error.value).startswith(line)
+    assert "\n" not in str(error.value)
+
+
+def refused(config: ProcessConfig, kind: type[SdpError] = UserError) -> str:
+    with pytest.raises(kind) as error:
+        job.run(config)
+    assert error.value.exit_code == 2
+    line = str(error.value)
+    assert "\n" not in line
+    return line
+
+
+def test_what_is_missing_is_said_in_a_line_before_work_begins(tmp_path: Path, images: Path, model: Path) -> None:
+    out = tmp_path / "out"
+    assert "no such folder" in refused(config_of(images, out, tmp_path / "nowhere"), ModelError)
+    (tmp_path / "half").mkdir()
+    assert "vae" in refused(config_of(images, out, tmp_path / "half"), ModelError)
+    assert "nothing" in refused(config_of(tmp_path / "nothing", out, model)).lower()
+    write_plain(tmp_path / "plain", 10)
+    line = refused(config_of(tmp_path / "plain", out, model, "source.image_column=jpg"), DatasetError)
+    assert "no column jpg" in line
+    assert not out.exists()
+
+
+def test_an_accelerator_that_no_node_has_is_refused_with_what_there_is(
+    tmp_path: Path, images: Path, model: Path
+) -> None:
+    line = refused(config_of(images, tmp_path / "out", model, "encode.accelerator=A10G"))
+    assert line.startswith("encode.accelerator: expected an accelerator type that a node offers, got 'A10G'")
+
+
+def test_an_output_of_another_configuration_or_model_is_refused(
+    tmp_path: Path, root: Path, images: Path, model: Path, processed: Dataset
+) -> None:
+    out = root / "out"
+    assert processed.storage.uri == str(out)
+    assert "seed was 4 there and is 1 now" in refused(config_of(images, out, model, *USUAL, "seed=1"), DatasetError)
+    other = write_model(tmp_path / "model2", seed=1)
+    assert "model.digest" in refused(config_of(images, out, other, *USUAL), DatasetError)
+
+
+def test_a_second_job_on_the_same_output_is_refused(tmp_path: Path, images: Path, model: Path) -> None:
+    with Lease.acquire(open_storage(str(tmp_path / "out")), "another job"):
+        line = refused(config_of(images, tmp_path / "out", model), LeaseHeld)
+    assert "another job" in line

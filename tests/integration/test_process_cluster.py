@@ -1,0 +1,137 @@
+"""On a cluster of several kinds of nodes (on this machine, accelerators made up) each stage lands where it should."""
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import ray
+from ray.cluster_utils import Cluster
+
+from sdp.datasets import parts
+from sdp.errors import UserError
+from sdp.process import job
+from tests.kit import accounted
+from tests.process_kit import config_of, make_images, obey, write_model
+
+STORE = 100_000_000
+
+
+@pytest.fixture(scope="module")
+def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("traces")
+    (folder / "wanted").write_text("1")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def nodes(traces: Path) -> Iterator[Cluster]:
+    """A head without work, a CPU node, one with two A10G, one with an A100."""
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "object_store_memory": STORE})
+    cluster.add_node(num_cpus=2, labels={"ray.io/node-group": "cpu"}, object_store_memory=STORE)
+    for kind, gpus in (("A10G", 2), ("A100", 1)):
+        labels = {"ray.io/accelerator-type": kind, "ray.io/node-group": kind.lower()}
+        cluster.add_node(num_cpus=2, num_gpus=gpus, labels=labels, object_store_memory=STORE)
+    hook = {"worker_process_setup_hook": lambda: obey(str(traces))}
+    ray.init(address=cluster.address, log_to_driver=False, runtime_env=hook)
+    cluster.wait_for_nodes()
+    yield cluster
+    ray.shutdown()
+    cluster.shutdown()
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("model"))
+
+
+def group_of(node: str) -> str:
+    labels = next(n["Labels"] for n in ray.nodes() if n["NodeID"] == node)
+    return str(labels.get("ray.io/node-group", "head"))
+
+
+def wait_for_encoders(traces: Path, count: int) -> None:
+    """From now on nothing is encoded until so many encoders are ready."""
+    for note in traces.iterdir():
+        note.unlink()
+    (traces / "wanted").write_text(str(count))
+
+
+def encoders_in(traces: Path) -> int:
+    return len({note.name.split("-")[0] for note in traces.glob("[0-9]*-*")})
+
+
+@pytest.mark.usefixtures("nodes")
+def test_transforms_run_on_the_cpu_node_and_encoders_on_the_accelerator_asked_for(
+    tmp_path: Path, model: Path, traces: Path
+) -> None:
+    wait_for_encoders(traces, 2)
+    make_images(tmp_path, rows=80, unit_rows=20)
+    settings = ("encode.accelerator=A10G", "encode.num_workers=2", "transform.node_labels={ray.io/node-group: cpu}")
+    summary = job.run(config_of(tmp_path / "images", tmp_path / "out", model, "output.rows_per_file=20", *settings))
+    assert summary.dataset is not None
+    assert summary.dataset.manifest.counts.written == 72
+    assert {group_of(node) for node in summary.figures.transformed_on} == {"cpu"}
+    assert {group_of(node) for node in summary.figures.encoded_on} == {"a10g"}
+    assert sum(summary.figures.encoded_on.values()) == 72
+    assert encoders_in(traces) == 2
+
+
+@pytest.mark.usefixtures("nodes")
+def test_a_fraction_of_a_gpu_lets_several_encoders_share_it(tmp_path: Path, model: Path, traces: Path) -> None:
+    wait_for_encoders(traces, 2)
+    make_images(tmp_path, rows=40, unit_rows=10)
+    settings = ("encode.accelerator=A100", "encode.num_workers=2", "encode.gpus_per_worker=0.5")
+    summary = job.run(config_of(tmp_path / "images", tmp_path / "out", model, "output.rows_per_file=10", *settings))
+    assert {group_of(node) for node in summary.figures.encoded_on} == {"a100"}
+    assert encoders_in(traces) == 2
+
+
+@pytest.mark.usefixtures("nodes")
+def test_an_accelerator_that_no_node_has_is_refused_with_the_types_that_there_are(tmp_path: Path, model: Path) -> None:
+    make_images(tmp_path, rows=10)
+    with pytest.raises(UserError, match=r"encode\.accelerator: .*'H100'.*the cluster has A100, A10G"):
+        job.run(config_of(tmp_path / "images", tmp_path / "out", model, "encode.accelerator=H100"))
+
+
+@pytest.mark.usefixtures("nodes")
+def test_a_place_that_does_not_come_is_not_waited_for_for_ever(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "a cluster that may grow")
+    make_images(tmp_path, rows=10)
+    settings = ("encode.accelerator=H100", "encode.start_timeout_s=3")
+    began = time.monotonic()
+    with pytest.raises(UserError, match=r"no node offered H100 .* within 3 s; the cluster has A100, A10G"):
+        job.run(config_of(tmp_path / "images", tmp_path / "out", model, *settings))
+    assert time.monotonic() - began < 60
+
+
+def test_a_node_that_goes_takes_no_row_with_it(nodes: Cluster, tmp_path: Path, model: Path, traces: Path) -> None:
+    """It takes an encoder, what that was encoding, and rows that were waiting in its memory to be written."""
+    wait_for_encoders(traces, 2)
+    make_images(tmp_path, rows=300, unit_rows=50)
+    labels = {"ray.io/accelerator-type": "L4", "ray.io/node-group": "l4"}
+    spare = {"num_cpus": 2, "num_gpus": 1, "labels": labels, "object_store_memory": STORE}
+    doomed = nodes.add_node(**spare)
+    nodes.add_node(**spare)
+    nodes.wait_for_nodes()
+    parts_folder = tmp_path / "out" / "parts"
+
+    def remove() -> None:
+        until = time.monotonic() + 200
+        while not (parts_folder.exists() and any(parts_folder.iterdir())) and time.monotonic() < until:
+            threading.Event().wait(0.02)
+        nodes.remove_node(doomed, allow_graceful=False)
+
+    remover = threading.Thread(target=remove)
+    remover.start()
+    settings = ("encode.accelerator=L4", "encode.num_workers=2", "output.rows_per_file=25", "encode.batch_size=1")
+    summary = job.run(config_of(tmp_path / "images", tmp_path / "out", model, *settings))
+    remover.join()
+    assert summary.dataset is not None
+    for file in summary.dataset.storage.list("parts"):
+        parts.verify_part(summary.dataset.storage, file)
+    assert sorted(accounted(summary.dataset)) == [row for row in range(300) if row % 10 != 7]
+    assert summary.figures.deaths >= 1

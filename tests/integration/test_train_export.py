@@ -1,0 +1,92 @@
+"""A checkpoint as a folder that diffusers loads."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from diffusers import StableDiffusionPipeline
+
+from sdp.errors import DatasetError, ModelError, UserError
+from sdp.model.export import export, load_trained_unet
+from sdp.storage import open_storage
+from tests.latents import make_latents
+from tests.tiny_model import make_tiny_model
+from tests.training import config, train, weights
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of four steps."""
+    torch.set_num_threads(1)
+    root = tmp_path_factory.mktemp("export")
+    make_tiny_model(root / "model")
+    make_latents(root, 40, vocabulary=50)
+    return root
+
+
+@pytest.fixture(scope="module")
+def trained(root: Path) -> dict[str, torch.Tensor]:
+    return weights(train(config(root, max_steps=4)))
+
+
+@pytest.mark.parametrize(("ema", "prefix"), [(True, "ema."), (False, "model.")])
+def test_the_pipeline_loads_what_was_trained(
+    root: Path, trained: dict[str, torch.Tensor], tmp_path: Path, ema: bool, prefix: str
+) -> None:
+    done = export(str(root / "run/checkpoints/step-000000004"), str(tmp_path / "out"), ema=ema)
+    assert (done.step, done.ema) == (4, ema)
+    pipeline = StableDiffusionPipeline.from_pretrained(tmp_path / "out")
+    state = pipeline.unet.state_dict()
+    assert {prefix + name for name in state} == {name for name in trained if name.startswith(prefix)}
+    for name, tensor in state.items():
+        assert torch.equal(tensor, trained[prefix + name]), name
+    picture = pipeline("a", num_inference_steps=1, height=64, width=64, output_type="np").images
+    assert picture.shape == (1, 64, 64, 3)
+
+
+@pytest.mark.usefixtures("trained")
+@pytest.mark.parametrize("which", ["run", "run/checkpoints/latest", "run/checkpoints"])
+def test_a_runs_newest_checkpoint_can_be_named_by_the_run(root: Path, tmp_path: Path, which: str) -> None:
+    assert export(str(root / which), str(tmp_path / "out")).checkpoint.endswith("run/checkpoints/step-000000004")
+
+
+def test_the_unet_of_a_checkpoint_is_loaded_without_a_process_group(
+    root: Path, trained: dict[str, torch.Tensor]
+) -> None:
+    unet = load_trained_unet(open_storage(str(root / "run/checkpoints/step-000000004")))
+    assert torch.equal(unet.state_dict()["conv_in.weight"], trained["ema.conv_in.weight"])
+
+
+def test_the_exported_sampler_knows_what_the_model_predicts(root: Path, tmp_path: Path) -> None:
+    changes = {"objective__prediction": "v", "objective__zero_terminal_snr": True, "max_steps": 1}
+    train(config(root, "velocity", **changes))
+    export(str(root / "velocity"), str(tmp_path / "out"))
+    told = json.loads((tmp_path / "out/scheduler/scheduler_config.json").read_text())
+    assert (told["prediction_type"], told["rescale_betas_zero_snr"]) == ("v_prediction", True)
+    StableDiffusionPipeline.from_pretrained(tmp_path / "out")
+
+
+@pytest.mark.usefixtures("trained")
+def test_what_cannot_be_exported_is_told_in_one_line(root: Path, tmp_path: Path) -> None:
+    with pytest.raises(DatasetError, match="no complete checkpoint there"):
+        export(str(tmp_path / "nothing"), str(tmp_path / "out"))
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full/file").touch()
+    with pytest.raises(UserError, match="there are files in it already"):
+        export(str(root / "run"), str(tmp_path / "full"))
+    train(config(root, "raw", ema__decay=None, max_steps=1))
+    with pytest.raises(DatasetError, match="no moving average in it"):
+        export(str(root / "raw"), str(tmp_path / "out"))
+
+
+@pytest.mark.usefixtures("trained")
+def test_a_model_source_that_has_changed_since_is_refused(root: Path, tmp_path: Path) -> None:
+    tokens = root / "model/tokenizer/tokenizer_config.json"
+    content = tokens.read_text()
+    try:
+        tokens.write_text(content + " ")
+        with pytest.raises(ModelError, match="its content has changed since"):
+            export(str(root / "run"), str(tmp_path / "out"))
+    finally:
+        tokens.write_text(content)

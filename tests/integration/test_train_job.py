@@ -1,0 +1,167 @@
+"""`sdp train` on a local Ray."""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+import torch
+
+from sdp.datasets.ledger import Ledger
+from sdp.errors import DatasetError, LeaseHeld, ModelError, SdpError, UserError
+from sdp.lease import Lease
+from sdp.storage import open_storage
+from sdp.train.job import TrainSummary, run
+from sdp.train.run_folder import RunFolder
+from tests.latents import make_latents
+from tests.tiny_model import make_tiny_model
+from tests.training import config
+
+_DEADLINE_S = 240
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.set_num_threads(1)
+    root = tmp_path_factory.mktemp("job")
+    make_tiny_model(root / "model")
+    make_latents(root, 120, unit_rows=30, group_rows=5, vocabulary=50)
+    return root
+
+
+@pytest.fixture
+def root(inputs: Path, tmp_path: Path) -> Path:
+    for name in ("model", "latents"):
+        (tmp_path / name).symlink_to(inputs / name)
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[None]:
+    ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+def ledger(summary: TrainSummary) -> Ledger:
+    assert summary.checkpoint is not None
+    return Ledger.from_bytes(open_storage(summary.checkpoint).read("ledger.roaring"))
+
+
+def when(folder: RunFolder, event: str, then: Any) -> threading.Thread:
+    """Do something with an event of the run as soon as there is one."""
+
+    def watch() -> None:
+        deadline = time.monotonic() + _DEADLINE_S
+        pause = threading.Event()
+        while time.monotonic() < deadline:
+            for found in folder.events():
+                if found["event"] == event:
+                    then(found)
+                    return
+            pause.wait(0.05)
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    return thread
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_killed_worker_costs_a_restart_and_no_row(root: Path) -> None:
+    how = config(
+        root, max_steps=None, max_epochs=1, checkpoint__every_steps=2, scaling__num_workers=2, data__batch_size=3,
+        log__every_steps=1,
+    )  # fmt: skip
+    folder = RunFolder(open_storage(how.output.uri))
+    pids: list[int] = []
+    when(folder, "training", lambda event: pids.extend(int(w.rpartition(" ")[2]) for w in event["workers"]))
+    killer = when(folder, "checkpoint", lambda _: os.kill(pids[1], signal.SIGKILL))
+    summary = run(how)
+    killer.join(timeout=1)
+    assert summary.recoveries == 1
+    assert (summary.state.epoch, summary.state.step, summary.state.samples) == (1, 20, 120)
+    assert list(ledger(summary).rows(0)) == list(range(120))
+    assert [line["step"] for line in folder.metrics()] == list(range(1, 21))
+    recovered = next(event for event in folder.events() if event["event"] == "recovered")
+    assert recovered["from_step"] >= 2
+    assert folder.events()[-1]["event"] == "end"
+
+    again = run(how)  # there is nothing left to do, and it says so without starting a worker
+    assert (again.state, again.reason) == (summary.state, "max_epochs is 1 and 1 are done")
+
+
+@pytest.mark.usefixtures("cluster")
+def test_sigterm_to_the_driver_makes_a_checkpoint_and_another_run_goes_on_with_more_workers(root: Path) -> None:
+    how = config(root, max_steps=None, max_epochs=1, data__batch_size=2)
+    folder = RunFolder(open_storage(how.output.uri))
+    when(folder, "training", lambda _: os.kill(os.getpid(), signal.SIGTERM))
+    stopped = run(how)
+    assert stopped.reason == "asked to stop: SIGTERM"
+    assert 0 < stopped.state.step < 60
+    finished = run(
+        config(root, max_steps=None, max_epochs=1, data__batch_size=2, scaling__num_workers={"min": 1, "max": 2})
+    )
+    assert finished.state.samples == 120
+    assert list(ledger(finished).rows(0)) == list(range(120))
+
+
+@pytest.mark.usefixtures("cluster")
+def test_an_error_that_a_restart_would_not_mend_is_told_once_in_one_line(root: Path) -> None:
+    how = config(root, max_steps=4, checkpoint__every_steps=2)
+    run(how)
+    parts = sorted((root / "run/checkpoints/step-000000004").glob("worker-*.bin"))
+    parts[0].write_bytes(parts[0].read_bytes()[:100])
+    with pytest.raises(ModelError, match="too short; the checkpoint is damaged"):
+        run(config(root, max_steps=6))
+    assert len([e for e in RunFolder(open_storage(how.output.uri)).events() if e["event"] == "recovered"]) == 0
+
+
+class TestBeforeAnythingIsTaken:
+    """One clear line, and Ray is not even started."""
+
+    @pytest.fixture(autouse=True)
+    def _no_ray(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("sdp.cluster.connect", lambda **_: pytest.fail("Ray was asked for"))
+
+    @pytest.mark.parametrize(
+        ("changes", "error", "line"),
+        [
+            ({"data__resolution": 256}, DatasetError, r"data\.resolution: expected one that .* has \(64\), got 256"),
+            ({"data__global_batch_size": 121}, DatasetError, r"120 rows are fewer than one step's 121"),
+            ({"model__source": "./nowhere"}, ModelError, r"model source \./nowhere: there is no such folder"),
+            ({"source__uri": "./nowhere"}, SdpError, r"nowhere: no dataset of sdp there"),
+            ({"model__start_from": "./nowhere"}, DatasetError, r"nowhere: no complete checkpoint there"),
+        ],
+    )
+    def test_bad_input_is_told(self, root: Path, changes: dict[str, Any], error: type[Exception], line: str) -> None:
+        with pytest.raises(error, match=line):
+            run(config(root, **changes))
+        assert not (root / "run").exists()
+
+    def test_a_run_of_another_configuration_is_refused(self, root: Path) -> None:
+        RunFolder(open_storage(str(root / "run"))).claim({"datasets": [], "identity": {"seed": 1}})
+        with pytest.raises(DatasetError, match=r"output\.uri: .* holds a run with another configuration"):
+            run(config(root))
+
+    def test_a_second_job_is_refused_while_the_first_lives(self, root: Path) -> None:
+        with Lease.acquire(open_storage(str(root / "run")), "the first"), pytest.raises(LeaseHeld, match="the first"):
+            run(config(root))
+
+    def test_a_dry_run_says_what_would_be_done_and_writes_nothing(
+        self, root: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        summary = run(config(root, max_steps=100), dry_run=True)
+        assert summary.reason == "dry run"
+        assert "120 rows, 8 a step, 15 steps an epoch" in capsys.readouterr().err
+        assert not (root / "run").exists()
+
+
+@pytest.mark.usefixtures("cluster")
+def test_more_workers_than_the_cluster_holds_are_refused(root: Path) -> None:
+    with pytest.raises(UserError, match=r"scaling\.num_workers: expected at most 4, got 9"):
+        run(config(root, scaling__num_workers=9))

@@ -1,0 +1,333 @@
+"""The training loop in one process."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from diffusers import DDPMScheduler
+
+from sdp.datasets.ledger import Ledger
+from sdp.errors import ModelError, StorageError
+from sdp.model.sources import resolve
+from sdp.storage import open_storage
+from sdp.train.assemble import assemble, make_conditioning, make_unet
+from sdp.train.callbacks.base import Callback, StepReport
+from sdp.train.callbacks.checkpoints import SaveCheckpoints
+from sdp.train.callbacks.metrics import RecordMetrics
+from sdp.train.data.batch import Batch
+from sdp.train.randomness import Purpose, RowRandom
+from sdp.train.run_folder import RunFolder
+from sdp.train.step import Conditioning
+from sdp.train.trainer import Trainer, TrainingDiverged
+from sdp.train.world import World
+from tests.latents import latent_of, make_latents
+from tests.tiny_model import make_tiny_model
+from tests.training import Watch, config, train, weights
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model and 60 rows of latents."""
+    torch.set_num_threads(1)
+    root = tmp_path_factory.mktemp("train")
+    make_tiny_model(root / "model")
+    make_latents(root, 60, unit_rows=20, group_rows=5, vocabulary=50)
+    return root
+
+
+@pytest.fixture
+def root(inputs: Path, tmp_path: Path) -> Path:
+    """The inputs, and a place for runs."""
+    for name in ("model", "latents"):
+        (tmp_path / name).symlink_to(inputs / name)
+    return tmp_path
+
+
+class Crash(Exception):
+    """What a test throws into the loop."""
+
+
+class CrashAt(Callback):
+    def __init__(self, step: int) -> None:
+        self._step = step
+
+    def on_step(self, trainer: Trainer, report: StepReport) -> None:  # noqa: ARG002
+        if report.step == self._step:
+            raise Crash
+
+
+def test_one_step_is_a_plain_diffusers_step(root: Path) -> None:
+    how = config(root, max_steps=1, optimizer__warmup_steps=0)
+    watch = Watch()
+    trainer = assemble(how, World(), callbacks=[watch])
+    batch = next(trainer.reader.batches(0, 0, 8))
+    model = resolve(how.model.source)
+    ours = {}
+
+    class Gradients(Callback):
+        def on_start(self, trainer: Trainer) -> None:
+            for name, parameter in trainer.unet.named_parameters():
+                parameter.register_hook(lambda gradient, name=name: ours.__setitem__(name, gradient.clone()))
+
+    trainer.callbacks = [watch, Gradients()]
+    unet = make_unet(how, model, World())
+    trainer.train()
+
+    random = RowRandom(0, 0, batch.rows)
+    latents = torch.stack([torch.from_numpy(latent_of(row, 8)) for row in batch.rows.tolist()]).float()
+    noise, timesteps = random.normal(Purpose.NOISE, 4, 8, 8), random.integers(Purpose.TIMESTEP, 1000)
+    conditioning = make_conditioning(how, model, World())
+    assert conditioning.encode is not None
+    assert batch.token_ids is not None
+    with torch.no_grad():
+        text = conditioning.encode(batch.token_ids.long())
+    text[random.chance(Purpose.CAPTION_DROPOUT, 0.1)] = conditioning.empty
+    scheduler = DDPMScheduler.from_pretrained(model.path / "scheduler")
+    optimizer = torch.optim.AdamW(unet.parameters(), lr=1e-3)
+    predicted = unet(scheduler.add_noise(latents, noise, timesteps), timesteps, text).sample
+    loss = F.mse_loss(predicted, noise)
+    loss.backward()
+    theirs = {name: parameter.grad.clone() for name, parameter in unet.named_parameters()}
+    optimizer.step()
+
+    assert watch.losses == pytest.approx([loss.item()], abs=1e-5)
+    assert ours.keys() == theirs.keys()
+    for name, gradient in theirs.items():
+        assert torch.allclose(ours[name], gradient, atol=1e-5), name
+    after = weights(trainer)
+    for name, parameter in unet.named_parameters():
+        moved = after[f"model.{name}"]
+        # Adam's first step is the gradient's sign: only where a gradient is all but zero may it differ.
+        clear = theirs[name].abs() > 1e-5
+        assert torch.allclose(moved[clear], parameter[clear], atol=1e-5), name
+
+
+def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(root: Path) -> None:
+    whole, watch = config(root, "whole", max_steps=11), Watch()
+    expected = weights(train(whole, callbacks=[watch]))
+
+    again = config(root, "again", max_steps=11)
+    first, second = Watch(), Watch()
+    with pytest.raises(Crash):
+        train(again, callbacks=[first, SaveCheckpoints(3), CrashAt(8)])
+    trainer = train(again, callbacks=[second])
+    assert first.losses[:6] + second.losses == watch.losses
+    assert [report.step for report in second.reports] == [7, 8, 9, 10, 11]
+    for name, tensor in weights(trainer).items():
+        assert torch.equal(tensor, expected[name]), name
+    states = [
+        json.loads((root / run / "checkpoints/step-000000011/complete.json").read_text())["state"]
+        for run in ("whole", "again")
+    ]
+    for state in states:
+        del state["seconds"]
+    assert states[0] == states[1]
+
+
+def test_the_checkpoints_ledger_holds_exactly_what_was_trained_on(root: Path) -> None:
+    rows: list[list[int]] = []
+
+    class Rows(Callback):
+        def on_start(self, trainer: Trainer) -> None:
+            step = trainer._step
+            trainer._step = lambda batch, ended: rows.append(batch.counted.tolist()) or step(batch, ended)  # type: ignore[method-assign,func-returns-value]
+
+    train(config(root, max_steps=10), callbacks=[Rows(), SaveCheckpoints(5)])
+    for step in (5, 10):
+        ledger = Ledger.from_bytes((root / f"run/checkpoints/step-{step:09d}/ledger.roaring").read_bytes())
+        done = [row for some in rows[:step] for row in some]
+        assert set(ledger.rows(0)) | set(ledger.rows(1)) == set(done)
+        assert ledger.consumed(0) + ledger.consumed(1) == len(done)
+    assert sorted(row for some in rows[:8] for row in some) == list(range(60))  # an epoch: 7 whole batches and a half
+
+
+def test_accumulation_is_a_bigger_batch(root: Path) -> None:
+    at_once = train(config(root, "big", data__batch_size=16, max_steps=3))
+    in_turns = train(config(root, "small", data__batch_size=5, data__global_batch_size=16, max_steps=3))
+    expected = weights(at_once)
+    for name, tensor in weights(in_turns).items():
+        assert torch.allclose(tensor, expected[name], atol=2e-4), name
+    assert at_once.state.loss == pytest.approx(in_turns.state.loss, abs=1e-5)
+
+
+def test_padding_and_weightless_rows_change_nothing(root: Path) -> None:
+    # 60 rows in steps of 45: the second step has 15 rows and 30 of padding.
+    padded, watch = config(root, data__batch_size=45, max_steps=2), Watch()
+    trainer = train(padded, callbacks=[watch])
+    assert [report.samples for report in watch.reports] == [45, 15]
+    assert trainer.state.samples == 60
+    assert all(torch.isfinite(tensor).all() for tensor in weights(trainer).values())
+
+
+@pytest.mark.parametrize(
+    ("limits", "state"),
+    [
+        ({"max_epochs": 2}, (16, 2, 0, 120)),
+        ({"max_samples": 20}, (3, 0, 24, 24)),
+        ({"max_steps": 9}, (9, 1, 8, 68)),
+        ({"max_steps": 9, "max_epochs": 1}, (8, 1, 0, 60)),
+    ],
+)
+def test_a_run_ends_at_the_first_limit(root: Path, limits: dict[str, int], state: tuple[int, ...]) -> None:
+    how = config(root, **{"max_steps": None, **limits})
+    done = train(how).state
+    assert (done.step, done.epoch, done.position, done.samples) == state
+
+
+def test_a_used_up_budget_makes_a_checkpoint_and_says_so(root: Path) -> None:
+    trainer = train(config(root, max_steps=100, max_hours=1e-9))
+    assert trainer.reason == "asked to stop: max_hours: 1e-09 hours of training are used up"
+    assert RunFolder(open_storage(str(root / "run"))).latest() == trainer.state.step < 100
+
+
+def poisoned(trainer: Trainer, steps: set[int]) -> None:
+    """Let the latents of some steps be infinite."""
+    step = trainer._step
+
+    def poison(batch: Any, ended: float) -> Any:
+        if trainer.state.step + 1 in steps:
+            batch.latents.fill_(float("inf"))
+        return step(batch, ended)
+
+    trainer._step = poison  # type: ignore[method-assign]
+
+
+def test_a_step_that_is_not_finite_is_skipped_and_its_rows_are_kept(root: Path) -> None:
+    watch = Watch()
+    trainer = assemble(config(root), World(), callbacks=[watch])
+    poisoned(trainer, {3})
+    before: dict[int, dict[str, torch.Tensor]] = {}
+
+    class Snapshots(Callback):
+        def on_step(self, trainer: Trainer, report: StepReport) -> None:
+            before[report.step] = weights(trainer)
+
+    trainer.callbacks = [watch, Snapshots()]
+    trainer.train()
+    assert [report.verdict for report in watch.reports] == ["good", "good", "not_finite", "good", "good", "good"]
+    assert all(torch.equal(before[2][name], before[3][name]) for name in before[2])
+    assert not all(torch.equal(before[3][name], before[4][name]) for name in before[3])
+    assert (trainer.state.step, trainer.state.taken, trainer.state.skipped) == (6, 5, 1)
+    kept = json.loads((root / "run/bad_steps/step-000000003.json").read_text())
+    assert len(kept["rows"]) == 8
+    assert all(torch.isfinite(tensor).all() for tensor in weights(trainer).values())
+
+
+def test_too_many_bad_steps_in_a_row_stop_the_run(root: Path) -> None:
+    trainer = assemble(config(root, guard__bad_steps=2, max_steps=20), World())
+    poisoned(trainer, {2, 4, 5})
+    with pytest.raises(TrainingDiverged, match=r"step 5: 2 steps in a row .*/bad_steps/step-000000005\.json"):
+        trainer.train()
+
+
+def test_only_the_last_checkpoints_are_kept_and_those_to_be_kept_for_ever(root: Path) -> None:
+    how = config(root, max_steps=9, checkpoint__keep_last=2, checkpoint__keep_every=4)
+    train(how, callbacks=[SaveCheckpoints(2)])
+    assert list(RunFolder(open_storage(str(root / "run"))).steps()) == [4, 8, 9]
+
+
+def test_a_checkpoint_without_its_marker_is_none(root: Path) -> None:
+    train(config(root, max_steps=4), callbacks=[SaveCheckpoints(2)])
+    (root / "run/checkpoints/step-000000004/complete.json").unlink()
+    watch = Watch()
+    train(config(root, max_steps=4), callbacks=[watch])
+    assert [report.step for report in watch.reports] == [3, 4]
+
+
+@pytest.mark.parametrize("fails_at", ["tensors.json", "ledger.roaring", "complete.json", "worker-00000.000.bin"])
+def test_a_checkpoint_that_fails_half_way_leaves_the_one_before(
+    root: Path, fails_at: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage = type(open_storage(str(root)))
+    publish = storage.publish
+
+    def failing(self: Any, path: str, data: Any) -> Any:
+        if path.endswith(fails_at) and "step-000000004" in self.uri:
+            raise Crash
+        return publish(self, path, data)
+
+    monkeypatch.setattr(storage, "publish", failing)
+    with pytest.raises((Crash, StorageError)):
+        train(config(root, max_steps=4), callbacks=[SaveCheckpoints(2)])
+    monkeypatch.undo()
+    assert RunFolder(open_storage(str(root / "run"))).latest() == 2
+    watch = Watch()
+    train(config(root, max_steps=4), callbacks=[watch])
+    assert [report.step for report in watch.reports] == [3, 4]
+
+
+def test_a_checkpoint_of_another_architecture_is_told_in_one_line(root: Path) -> None:
+    train(config(root, max_steps=1))
+    (root / "model").unlink()
+    other = make_tiny_model(root / "model")
+    (other / "unet/config.json").write_text(
+        (other / "unet/config.json").read_text().replace('"cross_attention_dim": 16', '"cross_attention_dim": 24')
+    )
+    with pytest.raises(ModelError, match=r"another architecture: model\..* is \[.*\] there and \[.*\] here"):
+        train(config(root, max_steps=2))
+
+
+def test_another_runs_weights_are_begun_with(root: Path) -> None:
+    first = train(config(root, "first", max_steps=3))
+    second = assemble(config(root, "second", model__start_from=str(root / "first"), max_steps=1), World())
+    begun: dict[str, torch.Tensor] = {}
+
+    class Begin(Callback):
+        def on_start(self, trainer: Trainer) -> None:
+            begun.update(weights(trainer))
+
+    second.callbacks = [Begin()]
+    second.train()
+    for name, tensor in weights(first).items():
+        if name.startswith(("model.", "ema.")):
+            assert torch.equal(begun[name], tensor), name
+        else:
+            assert not begun[name].any()  # the optimizer is fresh
+
+
+def test_metrics_have_a_line_a_step_even_after_a_crash(root: Path) -> None:
+    def callbacks() -> list[Callback]:
+        return [SaveCheckpoints(3), RecordMetrics(1)]
+
+    with pytest.raises(Crash):
+        train(config(root, max_steps=7), callbacks=[*callbacks(), CrashAt(5)])
+    train(config(root, max_steps=7), callbacks=callbacks())
+    lines = RunFolder(open_storage(str(root / "run"))).metrics()
+    assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6, 7]
+    assert {"loss", "learning_rate", "samples_per_s", "time", "epoch_done"} <= lines[0].keys()
+    assert {"data", "copy", "forward", "backward", "optimizer", "checkpoint"} == lines[0]["time"].keys()
+
+
+def test_captions_are_dropped_anew_in_each_epoch_although_latents_and_tokens_are_stored(root: Path) -> None:
+    dropped: list[dict[int, bool]] = [{}, {}]
+    trainer = assemble(config(root, max_steps=None, max_epochs=2, objective__caption_dropout=0.3), World())
+
+    class Recording(Conditioning):
+        def states(self, batch: Batch, drop: torch.Tensor) -> torch.Tensor:
+            dropped[trainer.state.epoch].update(zip(batch.rows.tolist(), drop.tolist(), strict=True))
+            return super().states(batch, drop)
+
+    trainer.conditioning = Recording(trainer.conditioning.empty, trainer.conditioning.encode)
+    trainer.train()
+    for epoch in dropped:
+        assert 0 < sum(epoch.values()) < 60
+    assert dropped[0] != dropped[1]
+
+
+def test_a_dropped_caption_is_the_encoded_empty_string(root: Path) -> None:
+    how = config(root, objective__caption_dropout=1.0)
+    trainer = assemble(how, World())
+    batch = next(trainer.reader.batches(0, 0, 8))
+    states = trainer.conditioning.states(batch, torch.ones(8, dtype=torch.bool))
+    model = resolve(how.model.source)
+    from transformers import CLIPTextModel, CLIPTokenizer
+
+    tokenizer = CLIPTokenizer.from_pretrained(model.path / "tokenizer")
+    encoder = CLIPTextModel.from_pretrained(model.path / "text_encoder").eval()
+    ids = tokenizer([""], padding="max_length", max_length=77, return_tensors="pt").input_ids
+    with torch.no_grad():
+        expected = encoder(ids).last_hidden_state
+    assert torch.allclose(states, expected.expand(8, -1, -1), atol=1e-6)

@@ -1,0 +1,144 @@
+"""Nothing lost and nothing twice, wherever and however often the workers die.
+
+The model is a fake that counts the rows it has been trained on: the counts are among its tensors, so they are saved
+and restored with it, and are what the weights of a real one would have learned from.
+"""
+
+import os
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from sdp.datasets.ledger import Ledger
+from sdp.datasets.manifest import open_dataset
+from sdp.model.checkpoints import read_weights
+from sdp.model.schedule import scaled_linear
+from sdp.storage import open_storage
+from sdp.train.assemble import offline_reader
+from sdp.train.callbacks.base import Callback, StepReport
+from sdp.train.callbacks.checkpoints import SaveCheckpoints
+from sdp.train.checkpoint import Checkpointer
+from sdp.train.run_folder import RunFolder
+from sdp.train.step import Conditioning, Objective
+from sdp.train.trainer import Ingredients, Trainer
+from sdp.train.world import World
+from tests.latents import make_latents
+from tests.training import config
+from tests.workers import WorkersFailed, run_workers
+
+ROWS, EPOCHS = 230, 2
+
+
+class CountingUnet(nn.Module):
+    """Learns one number, and how often it has seen each row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(1))
+        self.counts = nn.Parameter(torch.zeros(ROWS), requires_grad=False)
+
+    def forward(self, noisy: Tensor, timesteps: Tensor, text: Tensor, return_dict: bool) -> tuple[Tensor]:  # noqa: ARG002
+        return (noisy * self.weight,)
+
+
+class Dies(Callback):
+    """Ends this process after some steps: by an error, or without a word."""
+
+    def __init__(self, after: int, quietly: bool) -> None:
+        self._left = after
+        self._quietly = quietly
+
+    def on_step(self, trainer: Trainer, report: StepReport) -> None:  # noqa: ARG002
+        self._left -= 1
+        if self._left == 0:
+            if self._quietly:
+                os._exit(9)
+            raise RuntimeError("struck by the test")
+
+
+def dying_storage(folder: RunFolder, after: int) -> None:
+    """Let a write of this process be its last."""
+    storage = type(folder.storage)
+    publish, left = storage.publish, [after]
+
+    def last(self: Any, path: str, data: Any) -> Any:
+        left[0] -= 1
+        if left[0] == 0:
+            os._exit(9)
+        return publish(self, path, data)
+
+    storage.publish = last  # type: ignore[method-assign]  # this process is a fork
+
+
+def segment(world: World, root: Path, batch: int, fate: tuple[str, int, int]) -> None:
+    """Train until the end, or as far as fate lets this worker."""
+    how = config(root, max_steps=None, max_epochs=EPOCHS, data__batch_size=batch, ema__decay=None)
+    kind, rank, after = fate
+    run = RunFolder(open_storage(how.output.uri))
+    callbacks: list[Callback] = [SaveCheckpoints(3)]
+    if world.rank == rank and kind in ("error", "quiet"):
+        callbacks.append(Dies(after, quietly=kind == "quiet"))
+    if world.rank == rank and kind == "write":
+        dying_storage(run, after)
+    unet = CountingUnet()
+    trainer = Trainer(
+        Ingredients(
+            config=how,
+            world=world,
+            unet=unet,
+            objective=Objective(schedule=scaled_linear()),
+            conditioning=Conditioning(torch.zeros(77, 4), lambda ids: torch.zeros(*ids.shape, 4)),
+            reader=offline_reader(how, open_dataset(open_storage(how.source.uri)), world),
+            checkpointer=Checkpointer(run, world, {}),
+            callbacks=callbacks,
+        )
+    )
+    step = trainer._step
+
+    def counting(batch: Any, ended: float) -> Any:
+        report = step(batch, ended)
+        seen = torch.zeros(ROWS).index_add_(0, batch.counted, torch.ones(len(batch.counted)))
+        unet.counts.data += world.sum(seen)
+        return report
+
+    trainer._step = counting  # type: ignore[method-assign]
+    trainer.train()
+
+
+@pytest.fixture(scope="module")
+def latents(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("survival")
+    make_latents(root, ROWS, unit_rows=60, group_rows=7, failed=9)
+    return root / "latents"
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_every_row_is_trained_on_once_an_epoch_whatever_dies(seed: int, latents: Path, tmp_path: Path) -> None:
+    torch.set_num_threads(1)
+    (tmp_path / "latents").symlink_to(latents)
+    chance = random.Random(seed)
+    deaths = 0
+    for _ in range(4):
+        world, batch = chance.randint(1, 3), chance.randint(3, 12)
+        kind = chance.choice(["error", "quiet", "write"])
+        fate = (kind, chance.randrange(world), chance.randint(1, 12))
+        try:
+            run_workers(world, segment, tmp_path, batch, fate)
+        except WorkersFailed:
+            deaths += 1
+    run_workers(chance.randint(1, 3), segment, tmp_path, chance.randint(3, 12), ("", -1, 0))
+
+    run = RunFolder(open_storage(str(tmp_path / "run")))
+    step = run.latest()
+    assert step is not None
+    assert deaths or seed not in (0, 1, 2)  # the test does kill
+    written = {row for row in range(ROWS) if row % 9}
+    counts = read_weights(run.checkpoint(step), ema=False)["counts"]
+    assert {row for row in range(ROWS) if counts[row]} == written
+    assert set(counts[counts > 0].tolist()) == {EPOCHS}
+    ledger = Ledger.from_bytes(run.checkpoint(step).read("ledger.roaring"))
+    assert [set(ledger.rows(epoch)) for epoch in range(EPOCHS)] == [written] * EPOCHS

@@ -1,0 +1,98 @@
+"""Several workers: the strategies agree, and a run goes on with any number of them."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from sdp.datasets.ledger import Ledger
+from sdp.train.callbacks.checkpoints import SaveCheckpoints
+from sdp.train.world import World
+from tests.latents import make_latents
+from tests.tiny_model import make_tiny_model
+from tests.training import Watch, config, train, weights
+from tests.workers import run_workers
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.set_num_threads(1)
+    root = tmp_path_factory.mktemp("train")
+    make_tiny_model(root / "model")
+    make_latents(root, 60, unit_rows=20, group_rows=5, vocabulary=50)
+    return root
+
+
+def worker(world: World, root: Path, run: str, changes: dict[str, Any]) -> tuple[dict[str, Any], list[float]]:
+    """Train a run to its end; what its tensors and losses are then."""
+    watch = Watch()
+    trainer = train(config(root, run, **changes), world, [watch, SaveCheckpoints(2)])
+    return {name: tensor.numpy() for name, tensor in weights(trainer).items()}, watch.losses
+
+
+def close(these: dict[str, Any], those: dict[str, Any]) -> None:
+    """Adam divides by the gradient's size, so that rounding decides where there is none: its moments are compared
+    tightly, the weights loosely."""
+    assert these.keys() == those.keys()
+    for name, value in these.items():
+        tolerance = 2e-6 if name.startswith("exp_avg") else 5e-4
+        assert torch.allclose(torch.from_numpy(value), torch.from_numpy(those[name]), atol=tolerance), name
+
+
+ONE_STEP = {"data__global_batch_size": 12, "data__batch_size": 12, "max_steps": 3}
+
+
+@pytest.fixture(scope="module")
+def alone(inputs: Path) -> tuple[dict[str, Any], list[float]]:
+    return worker(World(), inputs, "alone", ONE_STEP)
+
+
+@pytest.mark.parametrize(
+    ("count", "changes"),
+    [
+        (2, {}),
+        (3, {"data__batch_size": 2}),
+        (2, {"strategy__kind": "fsdp"}),
+        (2, {"strategy__kind": "fsdp", "strategy__shard": "full_shard", "data__batch_size": 4}),
+        (2, {"strategy__kind": "fsdp", "strategy__activation_checkpointing": True}),
+    ],
+    ids=["ddp", "ddp-accumulating", "fsdp", "fsdp-full-accumulating", "fsdp-recomputing"],
+)
+def test_workers_together_are_one_worker(
+    inputs: Path, alone: tuple[dict[str, Any], list[float]], tmp_path: Path, count: int, changes: dict[str, Any]
+) -> None:
+    results = run_workers(count, worker, inputs, str(tmp_path / "run"), {**ONE_STEP, **changes})
+    for tensors, losses in results:
+        assert losses == pytest.approx(alone[1], abs=1e-5)
+        close(tensors, alone[0])
+
+
+def test_bf16_under_fsdp_keeps_fp32_weights_and_learns_the_same(
+    inputs: Path, alone: tuple[dict[str, Any], list[float]], tmp_path: Path
+) -> None:
+    changes = {**ONE_STEP, "strategy__kind": "fsdp", "precision": "bf16"}
+    (tensors, losses), _ = run_workers(2, worker, inputs, str(tmp_path / "run"), changes)
+    assert {value.dtype.name for value in tensors.values()} == {"float32"}
+    assert losses != alone[1]
+    assert losses == pytest.approx(alone[1], abs=0.02)
+
+
+@pytest.mark.parametrize("kinds", [("fsdp", "fsdp", "ddp"), ("ddp", "fsdp", "fsdp")])
+def test_a_run_goes_on_with_another_number_of_workers_and_another_strategy(
+    inputs: Path, tmp_path: Path, kinds: tuple[str, str, str]
+) -> None:
+    expected, losses = worker(World(), inputs, str(tmp_path / "whole"), {**ONE_STEP, "max_steps": 6})
+    seen: list[float] = []
+    for steps, count, kind in zip((2, 4, 6), (4, 2, 1), kinds, strict=True):
+        changes = {**ONE_STEP, "max_steps": steps, "strategy__kind": kind if count > 1 else "ddp"}
+        if count > 1:
+            tensors, some = run_workers(count, worker, inputs, str(tmp_path / "run"), changes)[0]
+        else:
+            tensors, some = worker(World(), inputs, str(tmp_path / "run"), changes)
+        seen += some
+    assert seen == pytest.approx(losses, abs=2e-5)
+    close(tensors, expected)
+    ledger = Ledger.from_bytes((tmp_path / "run/checkpoints/step-000000006/ledger.roaring").read_bytes())
+    assert list(ledger.rows(0)) == list(range(60))
+    assert ledger.consumed(1) == 12

@@ -1,0 +1,73 @@
+"""Latents datasets for tests, small and quick to make."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from sdp.datasets.manifest import Dataset, finish
+from sdp.datasets.outcomes import FAILED, WRITTEN, Outcome, account_table
+from sdp.datasets.output import Head, open_output
+from sdp.datasets.parts import Layout, write_part
+from sdp.datasets.source import freeze_source
+from sdp.storage import list_source, open_storage
+from tests.kit import write_source
+
+
+def make_latents(
+    root: Path,
+    rows: int,
+    *,
+    unit_rows: int = 40,
+    group_rows: int = 8,
+    resolution: int = 64,
+    failed: int = 0,
+    vocabulary: int = 1000,
+    uri: str | None = None,
+) -> Dataset:
+    """A complete dataset of noise; every `failed`-th row has failed. The first bytes of a latent tell its row."""
+    write_source(root / "source", [("a.parquet", rows)])
+    storage = open_storage(uri or str(root / "latents"))
+    output = open_output(storage, Head("latents", unit_rows, False, {"resolutions": [resolution]}))
+    output = freeze_source(output, list_source(str(root / "source")), ["URL"])
+    for work in output.pending():
+        addresses = range(work.unit.start, work.unit.stop)
+        outcomes = [
+            Outcome(row, FAILED, "undecodable") if failed and row % failed == 0 else Outcome(row, WRITTEN)
+            for row in addresses
+        ]
+        kept = np.array([o.row for o in outcomes if o.outcome == WRITTEN], np.int64)
+        table = latents_table(kept, resolution, vocabulary)
+        write_part(storage, "latents", work, table, account_table(outcomes), layout=Layout(row_group_rows=group_rows))
+    return finish(output, input={"uri": str(root / "source")})
+
+
+def latents_table(
+    rows: "np.ndarray[tuple[int], np.dtype[np.int64]]", resolution: int, vocabulary: int = 1000
+) -> pa.Table:
+    side = resolution // 8
+    latents = np.stack([latent_of(int(row), side) for row in rows] or [np.zeros((4, side, side), np.float16)])
+    tokens = np.stack([tokens_of(int(row), vocabulary) for row in rows] or [np.zeros(77, np.uint16)])
+    columns = {
+        "row": (pa.array(rows), None),
+        f"latents_{resolution}": _fixed(latents[: len(rows)], (4, side, side)),
+        "token_ids": _fixed(tokens[: len(rows)], (77,)),
+    }
+    schema = pa.schema([pa.field(n, a.type, nullable=False, metadata=m) for n, (a, m) in columns.items()])
+    return pa.table([a for a, _ in columns.values()], schema=schema)
+
+
+def latent_of(row: int, side: int) -> "np.ndarray[tuple[int, int, int], np.dtype[np.float16]]":
+    return np.random.default_rng(row).standard_normal((4, side, side)).astype(np.float16)
+
+
+def tokens_of(row: int, vocabulary: int) -> "np.ndarray[tuple[int], np.dtype[np.uint16]]":
+    return np.random.default_rng([row, 1]).integers(0, vocabulary, 77).astype(np.uint16)
+
+
+def _fixed(values: "np.ndarray", shape: tuple[int, ...]) -> tuple[pa.Array, dict[str, str]]:  # type: ignore[type-arg]
+    width = int(np.prod(shape)) * values.itemsize
+    data = pa.py_buffer(np.ascontiguousarray(values).tobytes())
+    array = pa.FixedSizeBinaryArray.from_buffers(pa.binary(width), len(values), [None, data])
+    return array, {"shape": json.dumps(shape), "dtype": values.dtype.name}

@@ -1,0 +1,69 @@
+"""A model in diffusers layout that is far too small to be any good, and quick."""
+
+import json
+from pathlib import Path
+
+import torch
+from diffusers import AutoencoderKL, DDIMScheduler, StableDiffusionPipeline, UNet2DConditionModel
+from transformers import CLIPTextConfig, CLIPTextModel, CLIPTokenizer
+
+UNET = {
+    "sample_size": 8,
+    "block_out_channels": [16, 32],
+    "down_block_types": ["CrossAttnDownBlock2D", "DownBlock2D"],
+    "up_block_types": ["UpBlock2D", "CrossAttnUpBlock2D"],
+    "layers_per_block": 1,
+    "cross_attention_dim": 16,
+    "attention_head_dim": 8,
+    "norm_num_groups": 8,
+    "use_linear_projection": True,
+}
+
+
+def make_tiny_model(folder: Path) -> Path:
+    """Write it; returns the folder."""
+    torch.manual_seed(0)
+    folder.mkdir(parents=True, exist_ok=True)
+    letters = [chr(c) for c in range(ord("a"), ord("z") + 1)]
+    words = [*letters, *(f"{letter}</w>" for letter in letters), "<|startoftext|>", "<|endoftext|>"]
+    (folder / "vocab.json").write_text(json.dumps({word: number for number, word in enumerate(words)}))
+    (folder / "merges.txt").write_text("#version: 0.2\n")
+    tokenizer = CLIPTokenizer(str(folder / "vocab.json"), str(folder / "merges.txt"), model_max_length=77)
+    text = CLIPTextConfig(
+        vocab_size=len(words),
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        max_position_embeddings=77,
+        bos_token_id=len(words) - 2,
+        eos_token_id=len(words) - 1,
+    )
+    pipeline = StableDiffusionPipeline(
+        vae=AutoencoderKL(
+            block_out_channels=[8, 8, 8, 8],
+            down_block_types=["DownEncoderBlock2D"] * 4,
+            up_block_types=["UpDecoderBlock2D"] * 4,
+            latent_channels=4,
+            norm_num_groups=4,
+            scaling_factor=0.18215,
+        ),
+        text_encoder=CLIPTextModel(text),
+        tokenizer=tokenizer,
+        unet=UNet2DConditionModel(**UNET),
+        scheduler=DDIMScheduler(
+            beta_start=0.00085,
+            beta_end=0.012,
+            beta_schedule="scaled_linear",
+            clip_sample=False,
+            set_alpha_to_one=False,
+            steps_offset=1,
+        ),
+        safety_checker=None,
+        feature_extractor=None,
+        requires_safety_checker=False,
+    )
+    pipeline.save_pretrained(folder)
+    (folder / "vocab.json").unlink()
+    (folder / "merges.txt").unlink()
+    return folder

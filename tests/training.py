@@ -1,0 +1,63 @@
+"""A small run for tests: a configuration, and a trainer of this process."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sdp.config import TrainConfig, parse
+from sdp.train.assemble import assemble
+from sdp.train.callbacks.base import Callback, StepReport
+from sdp.train.trainer import Trainer
+from sdp.train.world import World
+
+
+def config(root: Path, run: str = "run", **changes: Any) -> TrainConfig:
+    """Of a run in root/run over root/latents; `changes` by dotted path, with __ for the dot."""
+    data: dict[str, Any] = {
+        "source": {"uri": str(root / "latents")},
+        "output": {"uri": str(root / run)},
+        "model": {"source": str(root / "model")},
+        "data": {"resolution": 64, "batch_size": 8, "shuffle": {"lanes": 2, "units": 2, "row_groups": 2}},
+        "precision": "fp32",
+        "max_steps": 6,
+        "max_epochs": None,
+        "optimizer": {"warmup_steps": 2, "learning_rate": 1e-3},
+    }
+    for path, value in changes.items():
+        *sections, last = path.split("__")
+        here = data
+        for section in sections:
+            here = here.setdefault(section, {})
+        here[last] = value
+    return parse("train", data)
+
+
+class Watch(Callback):
+    """Keeps what the steps came to."""
+
+    def __init__(self) -> None:
+        self.reports: list[StepReport] = []
+
+    def on_step(self, trainer: Trainer, report: StepReport) -> None:  # noqa: ARG002
+        self.reports.append(report)
+
+    @property
+    def losses(self) -> list[float]:
+        return [report.loss for report in self.reports]
+
+
+def train(how: TrainConfig, world: World | None = None, callbacks: Sequence[Callback] = ()) -> Trainer:
+    """Train to the end, or to the error."""
+    trainer = assemble(how, world or World(), callbacks=callbacks)
+    trainer.train()
+    return trainer
+
+
+def weights(trainer: Trainer) -> dict[str, torch.Tensor]:
+    """All tensors of a run, whole."""
+    return {
+        name: (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).clone()
+        for name, tensor in trainer.tensors().items()
+    }

@@ -1,0 +1,322 @@
+"""Checking images: what comes out is whole, upright, RGB and of the right size; what is not is refused."""
+
+import hashlib
+import io
+from functools import cache
+
+import cv2
+import numpy as np
+import pytest
+import simplejpeg
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from PIL import Image, ImageOps
+
+from sdp.datasets.outcomes import FAILED, FILTERED, WRITTEN
+from sdp.demo import shapes
+from sdp.demo.misbehave import huge_gif, huge_jpeg, huge_png
+from sdp.download.image import Checked, ImageRules, check
+
+SQUARE = ImageRules(size=64, crop=True)
+
+
+def encoded(image: Image.Image, format: str = "PNG", **options: object) -> bytes:
+    sink = io.BytesIO()
+    image.save(sink, format, **options)
+    return sink.getvalue()
+
+
+def pixels_of(checked: Checked) -> np.ndarray:
+    assert checked.outcome == WRITTEN, checked
+    assert checked.data is not None
+    with Image.open(io.BytesIO(checked.data)) as image:
+        assert image.mode == "RGB"
+        return np.asarray(image)
+
+
+def halves(left: tuple[int, ...], right: tuple[int, ...], mode: str = "RGB") -> Image.Image:
+    """An image of 96 × 64 pixels whose left half differs from its right half."""
+    image = Image.new(mode, (96, 64), left)
+    image.paste(right, (48, 0, 96, 64))
+    return image
+
+
+def middle_colours(checked: Checked) -> tuple[list[int], list[int]]:
+    """The colour in the middle of either half."""
+    pixels = pixels_of(checked).astype(int)
+    return pixels[32, 12].tolist(), pixels[32, -12].tolist()
+
+
+def close(found: list[int], wanted: tuple[int, ...], by: int = 8) -> bool:
+    return all(abs(a - b) <= by for a, b in zip(found, wanted, strict=True))
+
+
+@pytest.mark.parametrize("index", range(40))
+def test_every_kind_of_image_that_a_crawl_meets_comes_out_as_what_it_shows(index: int) -> None:
+    drawn = shapes.sample(index)
+    data, _, _ = shapes.encode(drawn)
+    checked = check(data, SQUARE)
+    pixels = pixels_of(checked)
+    assert pixels.shape == (64, 64, 3)
+    assert (checked.width, checked.height) == (64, 64)
+    assert (checked.original_width, checked.original_height) == (drawn.width, drawn.height)
+    assert checked.sha256 == hashlib.sha256(data).hexdigest()
+    assert shapes.dominant_shape_color(pixels, drawn.background) == drawn.color
+
+
+@pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_the_exif_orientation_is_applied(format: str, orientation: int) -> None:
+    drawn = shapes.render(shapes.sample(3), (90, 60))
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    options = {"exif": exif} | ({"lossless": True} if format == "WEBP" else {"quality": 97, "subsampling": 0})
+    data = encoded(drawn, format, **(options if format != "PNG" else {"exif": exif}))
+    with Image.open(io.BytesIO(data)) as image:
+        expected = np.asarray(ImageOps.exif_transpose(image).convert("RGB")).astype(int)
+    checked = check(data, ImageRules(size=60))
+    found = pixels_of(checked).astype(int)
+    assert found.shape == expected.shape
+    assert np.abs(found - expected).mean() < 6
+    kept = check(data, ImageRules())
+    assert (kept.width, kept.height) == (expected.shape[1], expected.shape[0])
+
+
+def test_transparency_lies_over_white() -> None:
+    image = halves((200, 30, 40, 255), (10, 20, 30, 0), "RGBA")
+    for data in (encoded(image), encoded(image, "WEBP", lossless=True)):
+        left, right = middle_colours(check(data, SQUARE))
+        assert close(left, (200, 30, 40))
+        assert close(right, (255, 255, 255))
+    half = check(encoded(Image.new("RGBA", (64, 64), (0, 0, 0, 128))), SQUARE)
+    assert close(pixels_of(half)[32, 32].tolist(), (127, 127, 127))
+
+
+def test_a_transparent_palette_entry_lies_over_white() -> None:
+    image = halves((1,), (0,), "P")
+    image.putpalette([9, 9, 9, 200, 30, 40] + [0] * 762)
+    for data in (encoded(image, "PNG", transparency=0), encoded(image, "GIF", transparency=0)):
+        left, right = middle_colours(check(data, SQUARE))
+        assert close(left, (200, 30, 40))
+        assert close(right, (255, 255, 255))
+
+
+def test_a_palette_grey_and_black_and_white_become_rgb() -> None:
+    colours = halves((200, 30, 40), (20, 90, 200)).quantize(16)
+    left, right = middle_colours(check(encoded(colours), SQUARE))
+    assert close(left, (200, 30, 40))
+    assert close(right, (20, 90, 200))
+    for image in (halves((40,), (220,), "L"), halves((0,), (1,), "1")):
+        for format in ("PNG", "BMP") + (("JPEG",) if image.mode == "L" else ()):
+            left, right = middle_colours(check(encoded(image, format), SQUARE))
+            assert left[0] == left[1] == left[2]
+            assert right[0] - left[0] > 150
+
+
+def test_sixteen_bit_grey_is_scaled_and_not_clipped() -> None:
+    levels = np.full((64, 96), 0x4000, np.uint16)
+    levels[:, 48:] = 0xC000
+    left, right = middle_colours(check(encoded(Image.fromarray(levels)), SQUARE))
+    assert close(left, (0x40,) * 3)
+    assert close(right, (0xC0,) * 3)
+
+
+def test_cmyk_comes_out_in_its_colours() -> None:
+    image = halves((0, 255, 255, 0), (255, 255, 0, 0), "CMYK")
+    left, right = middle_colours(check(encoded(image, "JPEG", quality=95), SQUARE))
+    assert close(left, (255, 0, 0), 30)
+    assert close(right, (0, 0, 255), 30)
+
+
+@pytest.mark.parametrize("format", ["GIF", "WEBP", "PNG"])
+def test_of_an_animation_the_first_frame_is_taken(format: str) -> None:
+    frames = [Image.new("RGB", (64, 64), colour) for colour in ((200, 30, 40), (20, 200, 40))]
+    data = encoded(frames[0], format, save_all=True, append_images=frames[1:], duration=100)
+    assert close(pixels_of(check(data, SQUARE))[32, 32].tolist(), (200, 30, 40), 12)
+
+
+@pytest.mark.parametrize(
+    ("width", "height", "rules", "expected"),
+    [
+        (300, 200, ImageRules(size=64), (96, 64)),
+        (200, 300, ImageRules(size=64), (64, 96)),
+        (200, 300, ImageRules(size=64, crop=True), (64, 64)),
+        (1000, 10, ImageRules(size=64), (1000, 10)),
+        (1000, 10, ImageRules(size=5), (500, 5)),
+        (50, 40, ImageRules(size=64), (50, 40)),
+        (50, 40, ImageRules(size=64, crop=True), (40, 40)),
+        (50, 40, ImageRules(size=64, enlarge=True), (80, 64)),
+        (50, 40, ImageRules(size=64, crop=True, enlarge=True), (64, 64)),
+        (64, 64, ImageRules(size=64), (64, 64)),
+        (129, 127, ImageRules(size=64), (65, 64)),
+    ],
+)
+@pytest.mark.parametrize("format", ["JPEG", "PNG"])
+def test_the_shorter_side_gets_its_size(
+    width: int, height: int, rules: ImageRules, expected: tuple[int, int], format: str
+) -> None:
+    checked = check(encoded(Image.new("RGB", (width, height), (9, 99, 199)), format), rules)
+    pixels = pixels_of(checked)
+    assert (pixels.shape[1], pixels.shape[0]) == (checked.width, checked.height) == expected
+    assert (checked.original_width, checked.original_height) == (width, height)
+
+
+def test_the_crop_is_from_the_centre() -> None:
+    image = Image.new("RGB", (300, 100), (250, 0, 0))
+    image.paste((0, 0, 250), (100, 0, 200, 100))
+    pixels = pixels_of(check(encoded(image), SQUARE)).astype(int)
+    assert close(pixels[:, 2:-2].reshape(-1, 3).mean(axis=0).round().astype(int).tolist(), (0, 0, 250))
+
+
+def peer(data: bytes, size: int, *, crop: bool) -> np.ndarray:
+    """As img2dataset does it: everything decoded, area interpolation, then the centre square."""
+    whole = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)
+    height, width = whole.shape[:2]
+    scale = size / min(height, width)
+    small = cv2.resize(whole, (round(width * scale), round(height * scale)), interpolation=cv2.INTER_AREA)
+    if crop:
+        top, left = (small.shape[0] - size) // 2, (small.shape[1] - size) // 2
+        small = small[top : top + size, left : left + size]
+    return small[:, :, ::-1]
+
+
+@pytest.mark.parametrize("crop", [True, False])
+@pytest.mark.parametrize(
+    ("width", "height"), [(900, 700), (511, 523), (790, 953), (1100, 600), (640, 2300), (2301, 2117)]
+)
+def test_a_picture_that_was_scaled_while_decoding_is_the_one_that_was_not(width: int, height: int, crop: bool) -> None:
+    scene = cv2.GaussianBlur(shapes.render_array(shapes.sample(width), (width, height)), (0, 0), 2.5)
+    data = encoded(Image.fromarray(scene), "JPEG", quality=90)
+    found = pixels_of(check(data, ImageRules(size=256, crop=crop, quality=100))).astype(float)
+    expected = peer(data, 256, crop=crop)
+    assert found.shape == expected.shape
+    assert 10 * np.log10(255**2 / np.mean((found - expected) ** 2)) >= 42
+
+
+def test_original_bytes_are_kept_and_decoded_all_the_same() -> None:
+    good = encoded(shapes.render(shapes.sample(1), 200), "JPEG")
+    checked = check(good, ImageRules())
+    assert (checked.outcome, checked.data, checked.width, checked.height) == (WRITTEN, None, 200, 200)
+    for bad in (good[: len(good) // 2], good[:-2], good[:-200]):
+        assert check(bad, ImageRules()).reason == "undecodable"
+
+
+def test_webp_is_another_way_to_store() -> None:
+    data = encoded(shapes.render(shapes.sample(1), 200), "JPEG")
+    checked = check(data, ImageRules(size=64, format="webp", quality=80))
+    assert checked.data is not None
+    with Image.open(io.BytesIO(checked.data)) as image:
+        assert (image.format, image.size) == ("WEBP", (64, 64))
+
+
+def truncated(index: int) -> bytes:
+    data, _, _ = shapes.encode(shapes.sample(index))
+    return data[: 2 * len(data) // 3]
+
+
+@pytest.mark.parametrize("index", range(40))
+def test_a_truncated_image_is_refused_whatever_its_kind(index: int) -> None:
+    checked = check(truncated(index), SQUARE)
+    assert (checked.outcome, checked.reason) == (FAILED, "undecodable")
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"", "empty"),
+        (b"\x00" * 500, "not_an_image"),
+        (b"<!doctype html><title>gone</title>", "not_an_image"),
+        (b"%PDF-1.4 ...", "not_an_image"),
+        (b'<svg xmlns="http://www.w3.org/2000/svg"/>', "not_an_image"),
+        (b"\xff\xd8\xff", "undecodable"),
+        (b"\xff\xd8\xff\xe0" + b"\x00" * 100, "undecodable"),
+        (huge_png(50_000, 50_000), "too_many_pixels"),
+        (huge_gif(60_000, 60_000), "too_many_pixels"),
+        (huge_jpeg(65_000, 65_000), "too_many_pixels"),
+    ],
+    ids=str,
+)
+def test_what_is_no_image_is_refused_with_its_reason(data: bytes, reason: str) -> None:
+    checked = check(data, SQUARE)
+    assert (checked.outcome, checked.reason) == (FAILED, reason)
+    assert checked.sha256 == hashlib.sha256(data).hexdigest()
+
+
+@pytest.mark.parametrize("format", ["JPEG", "PNG", "GIF", "WEBP", "BMP", "AVIF"])
+def test_too_many_pixels_are_refused_before_they_are_decoded(format: str) -> None:
+    whole = encoded(Image.effect_noise((400, 300), 50).convert("RGB"), format)
+    # Of half an image the decoding would end otherwise; WebP and AVIF do not even open without the rest.
+    part = whole if format in ("WEBP", "AVIF") else whole[: len(whole) // 2]
+    assert check(part, ImageRules(max_pixels=119_999)).reason == "too_many_pixels"
+    assert check(whole, ImageRules(max_pixels=120_000)).outcome == WRITTEN
+
+
+def test_a_jpeg_of_thousands_of_scans_is_refused() -> None:
+    data = encoded(shapes.render(shapes.sample(1), 64), "JPEG", progressive=True)
+    at = data.rindex(b"\xff\xda")
+    scan = data[at:-2]
+    assert check(data[:-2] + scan * 3000 + data[-2:], SQUARE).reason == "undecodable"
+
+
+def test_sides_and_shapes_that_the_rules_do_not_want_are_left_out_undecoded() -> None:
+    def verdict(width: int, height: int, **rules: float) -> tuple[str, str | None]:
+        data = encoded(Image.new("RGB", (width, height)))
+        checked = check(data[:60] if rules else data, ImageRules(size=64, **rules))
+        return checked.outcome, checked.reason
+
+    assert verdict(300, 20, least_side=30) == (FAILED, "too_small")
+    assert verdict(300, 20, min_side=30) == (FILTERED, "min_size")
+    assert verdict(300, 20, max_aspect=10) == (FILTERED, "aspect")
+    assert verdict(20, 300, max_aspect=10) == (FILTERED, "aspect")
+    assert verdict(300, 30, max_aspect=10, min_side=30, least_side=30)[0] != FILTERED
+    assert verdict(1, 1) == (WRITTEN, None)
+
+
+@cache
+def samples() -> list[bytes]:
+    kinds = {
+        (s.encoding.format, s.encoding.mode, s.encoding.progressive): s.index for s in map(shapes.sample, range(200))
+    }
+    images = [shapes.render(shapes.sample(index), (70, 50)) for index in kinds.values()]
+    small = []
+    for (format, mode, progressive), image in zip(kinds, images, strict=True):
+        options = {"progressive": progressive} if format == "JPEG" else {}
+        small.append(encoded(image.convert(mode), format, **options))
+    return [*small, encoded(images[0], "GIF"), encoded(images[0], "BMP"), encoded(images[0], "AVIF")]
+
+
+@st.composite
+def mutated(draw: st.DrawFn) -> bytes:
+    """An image with a few bytes changed, cut out, repeated, or with its end missing."""
+    data = bytearray(draw(st.sampled_from(samples())))
+    for _ in range(draw(st.integers(1, 6))):
+        at = draw(st.integers(0, max(0, len(data) - 1)))
+        length = draw(st.integers(0, 40))
+        match draw(st.sampled_from(["flip", "cut", "repeat", "insert", "end"])):
+            case "flip" if data:
+                data[at] ^= draw(st.integers(1, 255))
+            case "cut":
+                del data[at : at + length]
+            case "repeat":
+                data[at:at] = data[at : at + length] * draw(st.integers(1, 4))
+            case "insert":
+                data[at:at] = draw(st.binary(max_size=40))
+            case "end":
+                del data[at:]
+    return bytes(data)
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(mutated(), st.sampled_from([SQUARE, ImageRules(size=40, format="webp"), ImageRules(size=48, enlarge=True)]))
+def test_whatever_happens_to_the_bytes_the_answer_is_a_reason_or_a_whole_image(data: bytes, rules: ImageRules) -> None:
+    checked = check(data, rules)
+    if checked.outcome != WRITTEN:
+        assert checked.reason is not None
+        assert checked.data is None
+        return
+    pixels = pixels_of(checked)
+    assert pixels.shape == (checked.height, checked.width, 3)
+    if rules.format == "jpeg":
+        assert simplejpeg.decode_jpeg(checked.data, strict=True).shape == pixels.shape
+    kept = check(data, ImageRules())
+    assert (kept.outcome, kept.width, kept.height) == (WRITTEN, checked.original_width, checked.original_height)

@@ -1,0 +1,288 @@
+"""Budgets of hosts: bounds that hold over all workers, and a queue that forgets nobody."""
+
+import heapq
+import itertools
+import math
+from collections import Counter, defaultdict
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sdp.download.politeness import (
+    WAIT_FOR_RELEASE,
+    Ask,
+    HostBudgets,
+    HostLimits,
+    LocalGate,
+    SharedBudgets,
+    SharedGate,
+    Turnstile,
+)
+
+
+def most_in_a_second(times: list[float]) -> int:
+    """The most of these times that lie within any one second."""
+    times = sorted(times)
+    return max((sum(1 for other in times[at:] if other < time + 1.0) for at, time in enumerate(times)), default=0)
+
+
+def test_no_more_requests_are_let_through_at_once_than_the_host_bears() -> None:
+    budgets = HostBudgets(HostLimits(at_once=3))
+    assert [budgets.acquire("a", 0.0) for _ in range(4)] == [0.0, 0.0, 0.0, WAIT_FOR_RELEASE]
+    assert budgets.acquire("b", 0.0) == 0.0
+    budgets.release("a")
+    assert budgets.acquire("a", 0.0) == 0.0
+    assert budgets.acquire("a", 0.0) == WAIT_FOR_RELEASE
+
+
+@given(
+    st.sampled_from([0.2, 1.0, 1.5, 2.0, 3.0, 7.0, 10.0, 55.0]),
+    st.lists(st.floats(min_value=0, max_value=0.4), min_size=1, max_size=300),
+)
+def test_no_second_sees_more_requests_than_the_rate_allows(rate: float, pauses: list[float]) -> None:
+    budgets = HostBudgets(HostLimits(at_once=1000, per_second=rate))
+    began = []
+    for now in itertools.accumulate(pauses):
+        for _ in range(5):
+            if budgets.acquire("a", now) == 0.0:
+                began.append(now)
+    assert most_in_a_second(began) <= math.ceil(rate)
+
+
+def test_the_rate_is_used_up_by_whoever_comes_back_when_told_to() -> None:
+    budgets = HostBudgets(HostLimits(at_once=1000, per_second=10))
+    now, began = 0.0, 0
+    while now < 100:
+        wait = budgets.acquire("a", now)
+        began += wait == 0.0
+        now += wait
+    assert 850 <= began <= 1000
+
+
+def test_a_host_that_complains_is_left_alone_and_then_asked_less() -> None:
+    budgets = HostBudgets(HostLimits(at_once=8, per_second=None))
+    assert budgets.throttle("a", 100.0) == pytest.approx(1.0)
+    assert budgets.acquire("a", 100.5) == pytest.approx(0.5)
+    assert sum(budgets.acquire("a", 101.1) == 0.0 for _ in range(8)) == 4
+    assert budgets.throttle("a", 101.2) == pytest.approx(2.0), "the second complaint means twice the pause"
+    assert budgets.acquire("b", 101.2) == 0.0, "another host has nothing to do with it"
+
+
+def test_answers_to_one_burst_count_as_one_complaint() -> None:
+    budgets = HostBudgets(HostLimits(at_once=8))
+    for _ in range(8):
+        budgets.throttle("a", 10.0)
+    assert budgets.acquire("a", 11.1) == 0.0
+    assert sum(budgets.acquire("a", 11.1) == 0.0 for _ in range(8)) == 3
+
+
+def test_retry_after_is_honoured_and_only_ever_lengthens_the_wait() -> None:
+    budgets = HostBudgets(HostLimits(at_once=8))
+    assert budgets.throttle("a", 0.0, 30.0) == pytest.approx(30.0)
+    budgets.throttle("a", 1.0, 5.0)
+    budgets.throttle("a", 1.0, None)
+    assert budgets.acquire("a", 29.0) == pytest.approx(1.0)
+    assert budgets.acquire("a", 30.0) == 0.0
+
+
+def test_a_host_that_has_calmed_down_gets_its_budget_back() -> None:
+    budgets = HostBudgets(HostLimits(at_once=8))
+    for now in (0.0, 2.0, 5.0):
+        budgets.throttle("a", now)
+    granted = []
+    for now in (10.0, 70.0, 200.0):
+        taken = sum(budgets.acquire("a", now) == 0.0 for _ in range(20))
+        budgets.release("a", taken)
+        granted.append(taken)
+    assert granted[0] < granted[1] <= granted[2] == 8
+
+
+def test_hosts_that_nobody_asks_for_are_forgotten_and_busy_ones_are_not() -> None:
+    budgets = HostBudgets(HostLimits(at_once=1))
+    budgets.acquire("busy", 0.0)
+    for number in range(1000):
+        budgets.acquire(f"h{number}", 0.0)
+        budgets.release(f"h{number}")
+    budgets.acquire("last", 1000.0)
+    assert len(budgets) == 2
+    assert budgets.acquire("busy", 1000.0) == WAIT_FOR_RELEASE
+
+
+def run_to_the_end(turnstile: Turnstile[str], jobs: int, lasts_s: float = 0.5) -> list[tuple[float, str, str]]:
+    """Let a worker with two connections work everything off, in simulated time: (when, host, job)."""
+    now, begun, under_way = 0.0, [], []
+    while len(begun) < jobs or under_way:
+        while len(under_way) < 2 and (taken := turnstile.take(now)) is not None:
+            begun.append((now, *taken))
+            heapq.heappush(under_way, (now + lasts_s, taken[0]))
+        ends = [under_way[0][0]] if under_way else []
+        later = turnstile.next_at()
+        ends += [later] if later is not None and later > now else []
+        assert ends, f"stuck with {len(turnstile)} jobs"
+        now = min(ends)
+        while under_way and under_way[0][0] <= now:
+            turnstile.done(heapq.heappop(under_way)[1])
+    return begun
+
+
+def test_hosts_take_turns() -> None:
+    turnstile: Turnstile[str] = Turnstile(LocalGate(HostLimits(at_once=10)))
+    for host, count in (("a", 4), ("b", 2), ("c", 1)):
+        for number in range(count):
+            turnstile.push(host, f"{host}{number}")
+    order = []
+    while (taken := turnstile.take(0.0)) is not None:
+        order.append(taken[1])
+    assert order == ["a0", "b0", "c0", "a1", "b1", "a2", "a3"]
+    assert len(turnstile) == 0
+
+
+def test_a_busy_host_holds_up_nobody_else() -> None:
+    turnstile: Turnstile[str] = Turnstile(LocalGate(HostLimits(at_once=1)))
+    for number in range(5):
+        turnstile.push("busy", f"busy{number}")
+    turnstile.push("other", "other0")
+    assert turnstile.take(0.0) == ("busy", "busy0")
+    assert turnstile.take(0.0) == ("other", "other0")
+    assert turnstile.take(0.0) is None
+    turnstile.done("busy")
+    assert turnstile.take(0.0) == ("busy", "busy1")
+
+
+def test_what_comes_back_goes_before_the_others_of_its_host() -> None:
+    turnstile: Turnstile[str] = Turnstile(LocalGate(HostLimits()))
+    turnstile.push("a", "second")
+    turnstile.push("a", "first", first=True)
+    assert turnstile.take(0.0) == ("a", "first")
+
+
+def test_all_jobs_of_a_host_can_be_taken_out() -> None:
+    turnstile: Turnstile[str] = Turnstile(LocalGate(HostLimits(at_once=1)))
+    for number in range(3):
+        turnstile.push("a", f"a{number}")
+        turnstile.push("b", f"b{number}")
+    turnstile.take(0.0)
+    turnstile.take(0.0)
+    turnstile.take(0.0)
+    assert list(turnstile.drain("a")) == ["a1", "a2"]
+    assert list(turnstile.drain("a")) == []
+    turnstile.done("a")
+    turnstile.done("b")
+    assert turnstile.take(0.0) == ("b", "b1")
+    assert len(turnstile) == 1
+
+
+@given(st.lists(st.sampled_from("aaab"), max_size=40), st.sampled_from([None, 1.0, 5.0]))
+def test_every_job_gets_its_turn(hosts: list[str], rate: float | None) -> None:
+    turnstile: Turnstile[str] = Turnstile(LocalGate(HostLimits(at_once=1, per_second=rate)))
+    for number, host in enumerate(hosts):
+        turnstile.push(host, str(number))
+    begun = run_to_the_end(turnstile, len(hosts))
+    assert sorted(int(job) for _, _, job in begun) == list(range(len(hosts)))
+    for host in set(hosts):
+        assert most_in_a_second([when for when, at, _ in begun if at == host]) <= max(2, rate or 2)
+
+
+class Cluster:
+    """Several workers and the budgets that they share, in simulated time."""
+
+    def __init__(self, workers: int, limits: HostLimits, ahead: int = 4) -> None:
+        self.budgets = SharedBudgets(limits)
+        self.gates = [SharedGate(f"w{number}", ahead) for number in range(workers)]
+        self.turnstiles: list[Turnstile[str]] = [Turnstile(gate) for gate in self.gates]
+        self.under_way: list[list[tuple[float, str]]] = [[] for _ in range(workers)]
+        self.begun: list[tuple[float, str, str]] = []
+        self.at_once: Counter[str] = Counter()
+        self.most_at_once: Counter[str] = Counter()
+        self.now = 0.0
+
+    def step(self, dead: int | None = None, every_s: float = 0.05, connections: int = 3) -> None:
+        self.now += every_s
+        for number, (gate, turnstile) in enumerate(zip(self.gates, self.turnstiles, strict=True)):
+            if number == dead:
+                continue
+            under_way = self.under_way[number]
+            while under_way and under_way[0][0] <= self.now:
+                host = heapq.heappop(under_way)[1]
+                turnstile.done(host)
+                self.at_once[host] -= 1
+            ask = gate.ask(turnstile.queued())
+            turnstile.unpark_later(gate.take(ask, self.budgets.exchange(ask, self.now)), self.now)
+            while len(under_way) < connections and (taken := turnstile.take(self.now)) is not None:
+                self.begun.append((self.now, *taken))
+                self.at_once[taken[0]] += 1
+                self.most_at_once[taken[0]] = max(self.most_at_once[taken[0]], self.at_once[taken[0]])
+                heapq.heappush(under_way, (self.now + 0.3, taken[0]))
+
+    def run(self, jobs: int, deadline_s: float = 600.0) -> None:
+        while len(self.begun) < jobs:
+            assert self.now < deadline_s, f"{len(self.begun)} of {jobs} jobs after {self.now:.0f} s"
+            self.step()
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(1, 4), st.lists(st.sampled_from("aaabc"), max_size=60), st.sampled_from([None, 2.0, 10.0]))
+def test_several_workers_keep_one_hosts_limits_together_and_get_everything_done(
+    workers: int, hosts: list[str], rate: float | None
+) -> None:
+    cluster = Cluster(workers, HostLimits(at_once=2, per_second=rate))
+    for number, host in enumerate(hosts):
+        cluster.turnstiles[number % workers].push(host, str(number))
+    cluster.run(len(hosts))
+    assert sorted(int(job) for _, _, job in cluster.begun) == list(range(len(hosts)))
+    assert max(cluster.most_at_once.values(), default=0) <= 2
+    if rate:
+        times = defaultdict(list)
+        for when, host, _ in cluster.begun:
+            times[host].append(when)
+        # A permit is used up to a round later than it was given.
+        assert all(most_in_a_second(each) <= rate + 1 for each in times.values())
+
+
+def test_what_a_worker_held_that_has_died_is_free_again() -> None:
+    cluster = Cluster(2, HostLimits(at_once=2))
+    for number in range(4):
+        cluster.turnstiles[number % 2].push("a", str(number))
+    while not cluster.begun:
+        cluster.step()
+    assert len(cluster.begun) == 2
+    holders = [number for number in (0, 1) if cluster.under_way[number]]
+    dead = holders[0]
+    for _ in range(int(40 / 0.05)):
+        cluster.step(dead=dead)
+    assert len([job for _, _, job in cluster.begun if int(job) % 2 != dead]) == 2
+
+
+def test_budgets_that_were_restarted_know_what_is_under_way_from_the_next_message() -> None:
+    budgets = SharedBudgets(HostLimits(at_once=2))
+    answer = budgets.exchange(Ask("old", {"a": 2}, {}, {}), 0.0)
+    assert not answer.permits
+    assert not budgets.exchange(Ask("new", {}, {"a": 1}, {}), 0.1).permits
+    budgets.exchange(Ask("old", {"a": 1}, {}, {}), 0.2)
+    assert budgets.exchange(Ask("new", {}, {"a": 1}, {}), 0.3).permits == {"a": 1}
+
+
+def test_a_complaint_to_one_worker_keeps_the_others_back() -> None:
+    budgets = SharedBudgets(HostLimits(at_once=8))
+    budgets.exchange(Ask("one", {}, {}, {"a": 10.0}), 0.0)
+    answer = budgets.exchange(Ask("two", {}, {"a": 3, "b": 1}, {}), 1.0)
+    assert answer.permits == {"b": 1}
+    assert answer.waits == {"a": pytest.approx(9.0)}
+
+
+def test_permits_that_nobody_needs_any_more_go_back() -> None:
+    budgets, gate = SharedBudgets(HostLimits(at_once=2)), SharedGate("one", 8)
+    gate.acquire("a", 0.0)
+    ask = gate.ask({"a": 2})
+    gate.take(ask, budgets.exchange(ask, 0.0))
+    assert not budgets.exchange(Ask("two", {}, {"a": 1}, {}), 0.0).permits
+    ask = gate.ask({})
+    assert ask.holding == {}
+    budgets.exchange(ask, 0.1)
+    assert budgets.exchange(Ask("two", {}, {"a": 1}, {}), 0.2).permits == {"a": 1}
+
+
+def test_a_worker_asks_for_no_more_hosts_at_a_time_than_it_can_use() -> None:
+    gate = SharedGate("one", 4)
+    assert [gate.acquire(f"h{number}", 0.0) for number in range(6)] == [WAIT_FOR_RELEASE] * 4 + [None] * 2

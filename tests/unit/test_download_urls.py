@@ -1,0 +1,190 @@
+"""URLs, addresses, captions and opt-outs: what crawled tables hold, put in order or refused."""
+
+import ipaddress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sdp.download.addresses import Networks
+from sdp.download.captions import normalised
+from sdp.download.robots import opt_out
+from sdp.download.urls import BadUrl, key64, parents, parse, redirected
+
+
+@pytest.mark.parametrize(
+    ("given_url", "expected"),
+    [
+        ("http://example.org", "http://example.org/"),
+        ("HTTP://Example.ORG:80/A?b=C#part", "http://example.org/A?b=C"),
+        ("https://example.org:443/", "https://example.org/"),
+        ("https://example.org:8443/", "https://example.org:8443/"),
+        (" \thttp://example.org/a.jpg\n", "http://example.org/a.jpg"),
+        ("http://example.org/a b.jpg", "http://example.org/a%20b.jpg"),
+        ("http://example.org/a%20b.jpg", "http://example.org/a%20b.jpg"),
+        ("http://example.org/100%.jpg", "http://example.org/100%25.jpg"),
+        ("http://example.org/ä.jpg", "http://example.org/%C3%A4.jpg"),
+        ("http://bücher.example/x", "http://xn--bcher-kva.example/x"),
+        ("http://example.org./x", "http://example.org/x"),
+        ("http://[2001:DB8::1]:81/x", "http://[2001:db8::1]:81/x"),
+        ('http://example.org/"<x>', "http://example.org/%22%3Cx%3E"),
+        ("http://example.org/a\\b", "http://example.org/a%5Cb"),
+    ],
+)
+def test_a_url_has_one_normal_form(given_url: str, expected: str) -> None:
+    assert parse(given_url).text == expected
+
+
+@pytest.mark.parametrize(
+    ("bad", "why"),
+    [
+        (None, "no URL"),
+        ("", "no URL"),
+        (b"http://example.org", "not text"),
+        (17, "not text"),
+        ("example.org/x.jpg", "no scheme"),
+        ("//example.org/x.jpg", "no scheme"),
+        ("ftp://example.org/x", "scheme 'ftp'"),
+        ("file:///etc/passwd", "scheme 'file'"),
+        ("data:image/png;base64,AAAA", "scheme 'data'"),
+        ("http:///x", "no host"),
+        ("http://user:secret@example.org/", "user name"),
+        ("http://exa mple.org/", "no domain name"),
+        ("http://-/", "no domain name"),
+        ("http://example.org:0/", "port 0"),
+        ("http://example.org:99999/", "ort"),
+        ("http://[::1/", "nvalid"),
+        ("http://[fe80::1%25eth0]/", "zone"),
+        ("http://" + "a" * 300 + ".org/", "no domain name"),
+        ("http://example.org/" + "a" * 9000, "characters"),
+    ],
+)
+def test_what_cannot_be_fetched_is_refused_with_the_reason(bad: object, why: str) -> None:
+    with pytest.raises(BadUrl, match=why):
+        parse(bad)
+
+
+@given(st.text() | st.text().map("http://{}".format) | st.text().map("http://example.org/{}".format))
+def test_any_text_is_a_normal_form_or_refused(text: str) -> None:
+    try:
+        url = parse(text)
+    except BadUrl:
+        return
+    assert url.text.isascii()
+    assert url.text.isprintable()
+    assert " " not in url.text
+    assert parse(url.text) == url
+
+
+def test_a_redirect_is_taken_from_where_it_is_and_held_to_the_same_rules() -> None:
+    here = parse("http://example.org/a/b.jpg?c=1")
+    assert redirected(here, "d.jpg").text == "http://example.org/a/d.jpg"
+    assert redirected(here, "//other.org/x").text == "http://other.org/x"
+    assert redirected(here, "https://other.org").host == "other.org"
+    for bad in ("ftp://x/", "file:///etc/passwd", "http://user@x/", "gopher://x"):
+        with pytest.raises(BadUrl, match="redirect to"):
+            redirected(here, bad)
+
+
+def test_the_key_of_a_url_is_the_first_eight_bytes_of_blake2b() -> None:
+    # From `printf http://example.org/ | b2sum -l 64`, read as a little-endian number.
+    assert key64("http://example.org/") == int.from_bytes(bytes.fromhex("40996f077a4e5125"), "little")
+
+
+def test_a_host_belongs_to_its_domains() -> None:
+    assert parents("a.b.org") == ["a.b.org", "b.org", "org"]
+
+
+PRIVATE = [
+    "0.0.0.0", "10.1.2.3", "100.64.0.1", "127.0.0.1", "127.255.0.9", "169.254.169.254", "172.16.0.1", "192.168.1.1",
+    "192.0.0.8", "192.0.2.1", "192.88.99.1", "198.18.0.1", "224.0.0.1", "240.0.0.1", "255.255.255.255",
+    "::", "::1", "fe80::1", "fe80::1%eth0", "fc00::1", "fd12::1", "fec0::1", "ff02::1", "2001:db8::1",
+    "::ffff:127.0.0.1", "::ffff:10.0.0.1", "::ffff:169.254.169.254", "::127.0.0.1",
+    "64:ff9b::7f00:1", "64:ff9b::a9fe:a9fe", "2002:7f00:1::", "2002:a9fe:a9fe::1",
+]  # fmt: skip
+PUBLIC = ["8.8.8.8", "93.184.216.34", "2606:2800:220:1::1", "::ffff:8.8.8.8", "64:ff9b::808:808", "2002:808:808::1"]
+
+
+@pytest.mark.parametrize("address", PRIVATE)
+def test_an_address_that_is_not_of_the_internet_is_refused(address: str) -> None:
+    assert Networks().refuses(address)
+
+
+@pytest.mark.parametrize("address", PUBLIC)
+def test_an_address_of_the_internet_is_not(address: str) -> None:
+    assert not Networks().refuses(address)
+
+
+def test_an_allowed_network_is_allowed_in_all_its_spellings_and_no_other_is() -> None:
+    networks = Networks(["127.0.0.0/8", "fd00::/8"])
+    assert not networks.refuses("127.0.0.1")
+    assert not networks.refuses("::ffff:127.0.0.1")
+    assert not networks.refuses("fd12::1")
+    assert networks.refuses("10.0.0.1")
+    assert networks.refuses("::1")
+    assert networks.refuses("not an address")
+
+
+@given(st.ip_addresses(v=4))
+def test_an_ipv4_address_is_judged_alike_however_ipv6_wraps_it(address: ipaddress.IPv4Address) -> None:
+    wrapped = [f"::ffff:{address}", f"64:ff9b::{int(address) >> 16:x}:{int(address) & 0xFFFF:x}"]
+    assert {Networks().refuses(each) for each in wrapped} == {Networks().refuses(str(address))}
+
+
+@pytest.mark.parametrize(
+    ("caption", "expected"),
+    [
+        ("a  cat\n on a mat ", "a cat on a mat"),
+        ("", None),
+        ("   \t\n", None),
+        (None, None),
+        (3.5, None),
+        (b"caf\xc3\xa9", "café"),
+        (b"caf\xe9", "caf\ufffd"),
+        (b"\xff\xfe\xff", None),
+        ("cafe\u0301", "café"),
+        ("a\x00b", "a b"),
+        ("\ufeffcat", "cat"),
+        ("lone \ud83d surrogate", "lone \ufffd surrogate"),
+        ("\ud83d\ude00", "\U0001f600"),
+        ("\u200b", None),
+        ("\U0001f468\u200d\U0001f469", "\U0001f468\u200d\U0001f469"),
+        ("猫がマットの上に", "猫がマットの上に"),
+    ],
+)
+def test_a_caption_is_one_line_of_valid_text_or_missing(caption: object, expected: str | None) -> None:
+    assert normalised(caption) == expected
+
+
+@given(st.text(alphabet=st.characters()) | st.binary())
+def test_any_caption_comes_out_as_valid_utf8_and_stays_as_it_is_then(caption: object) -> None:
+    text = normalised(caption)
+    if text is not None:
+        assert text.encode("utf-8").decode("utf-8") == text
+        assert text == text.strip()
+        assert normalised(text) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("noai", "noai"),
+        ("noindex, nofollow", "noindex"),
+        ("nofollow, NoImageAI", "noimageai"),
+        ("noimageindex", "noimageindex"),
+        ("none", "none"),
+        ("all", None),
+        ("", None),
+        ("nofollow, noarchive", None),
+        ("otherbot: noai", None),
+        ("sdp: noai", "noai"),
+        ("SDP: noindex, nofollow", "noindex"),
+        ("otherbot: noai, nofollow", None),
+        ("otherbot: nofollow, sdp: noai", "noai"),
+        ("*: noai", "noai"),
+        ("unavailable_after: 25 Jun 2010 15:00:00 PST, noai", "noai"),
+        ("max-snippet: 50, noindex", "noindex"),
+    ],
+)
+def test_an_opt_out_is_heard_where_it_is_meant_for_us(value: str, expected: str | None) -> None:
+    assert opt_out(value, "sdp") == expected

@@ -1,0 +1,307 @@
+"""Crops to latents: scaled once, drawn by the row, whatever the batch; bad numbers and small memories are survived."""
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from sdp.process import draws
+from sdp.process.chunk import Chunk, Encoded, Group
+from sdp.process.encode import Encoder, EncoderTooSmall
+from sdp.process.occupancy import Occupancy
+from sdp.process.recipe import TEXT, Settings
+from tests.process_kit import make_text_encoder, make_vae
+
+SCALE = 0.18215
+
+torch.set_num_threads(1)  # these networks are too small to be shared out
+
+
+def chunk_of(
+    rows: list[int], side: int = 32, variants: list[int] | None = None, pixels: NDArray[np.uint8] | None = None
+) -> Chunk:
+    """Pixels that depend on the row alone; read-only, as what comes out of the object store is."""
+    if pixels is None:
+        pixels = np.stack([np.random.default_rng(row).integers(0, 256, (side, side, 3), np.uint8) for row in rows])
+    pixels.flags.writeable = False
+    tokens = np.stack([np.random.default_rng(row).integers(0, 900, 77, np.uint16) for row in rows])
+    return Chunk(
+        rows=np.array(rows),
+        variants=np.array(variants or [0] * len(rows), np.int16),
+        keys=[str(row) for row in rows],
+        tokens=tokens,
+        crops={side: [Group(np.arange(len(rows)), pixels)]},
+        buckets=np.zeros(len(rows), np.int16),
+    )
+
+
+def encoder_of(vae: Any = None, text: Any = None, batch: int = 4, **settings: Any) -> Encoder:
+    told = Settings(batch_sizes={16: batch, 32: batch, 64: batch, TEXT: batch}, **settings)
+    return Encoder(vae or make_vae(), told, text_encoder=text, device="cpu")
+
+
+def latents(encoded: Encoded, side: int = 32) -> NDArray[np.float16]:
+    (group,) = encoded.latents[side]
+    return group.values
+
+
+class Flat(nn.Module):
+    """Stands for a VAE: gives the moments that it is told to, and notes what it sees."""
+
+    def __init__(self, mean: float = 1.0, log_variance: float = -100.0, room: int = 10**9) -> None:
+        super().__init__()
+        self.config = type("Config", (), {"scaling_factor": SCALE, "latent_channels": 4})()
+        self.mean, self.log_variance, self.room = mean, log_variance, room
+        self.seen: list[Tensor] = []
+        self.poison: int | None = None
+
+    @property
+    def encoder(self) -> nn.Module:
+        return self
+
+    @property
+    def quant_conv(self) -> None:
+        return None
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        if len(pixels) > self.room:
+            raise torch.OutOfMemoryError(f"no room for {len(pixels)}")
+        self.seen.append(pixels)
+        count, _, height, width = pixels.shape
+        moments = torch.full((count, 8, height // 8, width // 8), self.mean)
+        moments[:, 4:] = self.log_variance
+        if self.poison is not None:
+            moments[(pixels[:, 0, 0, 0] * 127.5 + 127.5).round() == self.poison] = float("nan")
+        return moments
+
+
+class Narrow(nn.Module):
+    """A VAE's encoder that has room for few images."""
+
+    def __init__(self, inside: nn.Module, room: int) -> None:
+        super().__init__()
+        self.inside, self.room, self.sizes = inside, room, list[int]()
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        self.sizes.append(len(pixels))
+        if len(pixels) > self.room:
+            raise torch.OutOfMemoryError("no room")
+        encoded: Tensor = self.inside(pixels)
+        return encoded
+
+
+# --- what the numbers are --------------------------------------------------------------------------------------------
+
+
+def test_latents_are_scaled_exactly_once() -> None:
+    assert np.allclose(latents(encoder_of(Flat(mean=2.0))(chunk_of([1]))), 2.0 * SCALE, atol=1e-3)
+
+
+def test_the_vae_sees_pixels_from_minus_one_to_one_channels_first() -> None:
+    pixels = np.zeros((1, 32, 32, 3), np.uint8)
+    pixels[..., 0], pixels[..., 1], pixels[..., 2] = 0, 255, 51
+    vae = Flat()
+    encoder_of(vae)(chunk_of([1], pixels=pixels))
+    (seen,) = vae.seen
+    assert seen.shape == (1, 3, 32, 32)
+    assert [seen[0, c].unique().item() for c in range(3)] == pytest.approx([-1.0, 1.0, -0.6])
+
+
+def test_the_sample_is_diffusers_own_with_our_noise() -> None:
+    vae = make_vae()
+    chunk = chunk_of([11, 12, 13])
+    encoded = latents(encoder_of(vae, seed=3)(chunk))
+    pixels = torch.from_numpy(chunk.crops[32][0].values.copy()).permute(0, 3, 1, 2).float() / 127.5 - 1
+    with torch.no_grad():
+        posterior = vae.encode(pixels).latent_dist
+    drawn = draws.noise(3, chunk.rows, chunk.variants, (4, 4, 4), resolution=32)
+    expected = (posterior.mean + posterior.std * torch.from_numpy(drawn)) * SCALE
+    assert posterior.std.mean() > 0.1, "else the noise would not show"
+    assert encoded.dtype == np.float16
+    assert np.allclose(encoded, expected.numpy(), atol=2e-3)
+
+
+def test_moments_are_those_of_the_scaled_latent() -> None:
+    vae = make_vae()
+    chunk = chunk_of([11, 12])
+    moments = latents(encoder_of(vae, content="moments")(chunk)).astype(np.float32)
+    assert moments.shape == (2, 8, 4, 4)
+    drawn = draws.noise(0, chunk.rows, chunk.variants, (4, 4, 4), resolution=32)
+    sampled = moments[:, :4] + np.exp(0.5 * moments[:, 4:]) * drawn
+    assert np.allclose(sampled, latents(encoder_of(make_vae())(chunk)), atol=4e-3)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_lower_precision_gives_nearly_the_same_latents(dtype: str) -> None:
+    chunk = chunk_of([1, 2, 3])
+    exact = latents(encoder_of()(chunk)).astype(np.float32)
+    near = latents(encoder_of(dtype=dtype)(chunk)).astype(np.float32)
+    assert not np.array_equal(near, exact)
+    assert np.abs(near - exact).mean() < 0.02 * np.abs(exact).mean()
+
+
+# --- what they do not depend on --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("batch", [1, 2, 5, 64])
+def test_a_rows_latents_do_not_depend_on_batch_size_or_company(batch: int) -> None:
+    alone = {row: latents(encoder_of(batch=1)(chunk_of([row])))[0] for row in (5, 6, 7)}
+    together = latents(encoder_of(batch=batch)(chunk_of([7, 9, 5, 4, 6])))
+    for row, place in ((7, 0), (5, 2), (6, 4)):
+        assert np.allclose(together[place], alone[row], atol=1e-3)
+
+
+def test_the_same_chunk_gives_the_same_bits_again() -> None:
+    chunk = chunk_of(list(range(10)))
+    assert latents(encoder_of()(chunk)).tobytes() == latents(encoder_of()(chunk)).tobytes()
+
+
+def test_crops_of_one_image_get_noise_of_their_own() -> None:
+    pixels = np.full((2, 32, 32, 3), 90, np.uint8)
+    vae = Flat(log_variance=0.0)
+    encoded = latents(encoder_of(vae)(chunk_of([5, 5], variants=[0, 1], pixels=pixels)))
+    assert not np.array_equal(encoded[0], encoded[1])
+
+
+def test_channels_last_and_contiguous_agree() -> None:
+    chunk = chunk_of([1, 2, 3])
+    one, other = (latents(encoder_of(channels_last=yes)(chunk)) for yes in (True, False))
+    assert np.allclose(one, other, atol=1e-3)
+
+
+def test_groups_of_several_shapes_are_each_encoded_as_themselves() -> None:
+    wide = np.random.default_rng(0).integers(0, 256, (2, 16, 64, 3), np.uint8)
+    tall = np.random.default_rng(1).integers(0, 256, (1, 64, 16, 3), np.uint8)
+    chunk = chunk_of([1, 2, 3])
+    chunk.crops.clear()
+    chunk.crops[32] = [Group(np.array([0, 2]), wide), Group(np.array([1]), tall)]
+    encoded = encoder_of()(chunk)
+    assert [group.values.shape for group in encoded.latents[32]] == [(2, 4, 2, 8), (1, 4, 8, 2)]
+    assert [group.where.tolist() for group in encoded.latents[32]] == [[0, 2], [1]]
+
+
+# --- what may go wrong -----------------------------------------------------------------------------------------------
+
+
+def test_nan_is_a_failed_row_and_leaves_its_neighbours_alone() -> None:
+    pixels = np.full((6, 32, 32, 3), 10, np.uint8)
+    pixels[3] = 200
+    vae = Flat()
+    vae.poison = 200
+    encoded = encoder_of(vae)(chunk_of([20, 21, 22, 23, 24, 25], pixels=pixels))
+    assert encoded.good.tolist() == [True, True, True, False, True, True]
+    assert [(o.row, o.outcome, o.reason) for o in encoded.outcomes] == [(23, "failed", "not_finite")]
+
+
+def test_a_latent_too_large_for_fp16_is_not_finite() -> None:
+    encoded = encoder_of(Flat(mean=1e6))(chunk_of([1]))
+    assert not encoded.good.any()
+
+
+def test_a_row_goes_with_its_worst_crop() -> None:
+    pixels = np.full((4, 32, 32, 3), 10, np.uint8)
+    pixels[1] = 200
+    vae = Flat()
+    vae.poison = 200
+    encoded = encoder_of(vae)(chunk_of([5, 5, 6, 6], variants=[0, 1, 0, 1], pixels=pixels))
+    assert encoded.good.tolist() == [False, False, True, True]
+    assert [o.row for o in encoded.outcomes] == [5]
+
+
+def test_a_batch_that_memory_has_no_room_for_is_split_and_the_size_remembered() -> None:
+    vae = make_vae()
+    vae.encoder = Narrow(vae.encoder, room=3)
+    encoder = encoder_of(vae, batch=8)
+    chunk = chunk_of(list(range(11)))
+    encoded = encoder(chunk)
+    assert np.allclose(latents(encoded), latents(encoder_of(batch=2)(chunk)), atol=1e-3)
+    assert encoder.batch_limits[32] == 2
+    sizes = vae.encoder.sizes
+    assert sizes[:2] == [8, 4]
+    sizes.clear()
+    encoder(chunk_of(list(range(8))))
+    assert max(sizes) <= 3, "it did not try the larger size again"
+
+
+def test_not_even_one_image_is_one_clear_line() -> None:
+    vae = make_vae()
+    vae.encoder = Narrow(vae.encoder, room=0)
+    with pytest.raises(EncoderTooSmall, match=r"encode\.accelerator: .*an image of 32 px"):
+        encoder_of(vae)(chunk_of([1, 2]))
+
+
+def test_a_chunk_of_nothing_is_encoded_to_nothing() -> None:
+    chunk = chunk_of([1])
+    empty = Chunk(
+        chunk.rows[:0], chunk.variants[:0], [], chunk.tokens[:0], {32: []}, chunk.buckets[:0], list(chunk.outcomes)
+    )
+    encoded = encoder_of(text=make_text_encoder())(empty)
+    assert len(encoded.good) == 0
+
+
+# --- text ------------------------------------------------------------------------------------------------------------
+
+
+def test_captions_become_the_text_encoders_last_hidden_state() -> None:
+    text = make_text_encoder()
+    chunk = chunk_of([1, 2, 3, 4, 5])
+    encoded = encoder_of(text=text, batch=2)(chunk)
+    with torch.no_grad():
+        expected = text(torch.from_numpy(chunk.tokens.astype(np.int64))).last_hidden_state
+    assert encoded.text is not None
+    assert encoded.text.dtype == np.float16
+    assert np.allclose(encoded.text, expected.numpy(), atol=5e-3)
+
+
+def test_without_a_text_encoder_there_are_no_embeddings() -> None:
+    assert encoder_of()(chunk_of([1])).text is None
+
+
+# --- the way it is used ----------------------------------------------------------------------------------------------
+
+
+def test_two_calls_at_once_do_not_mix() -> None:
+    encoder = encoder_of()
+    chunks = [chunk_of(list(range(start, start + 6))) for start in (0, 100, 200)]
+    found: dict[int, NDArray[np.float16]] = {}
+
+    def encode(number: int) -> None:
+        found[number] = latents(encoder(chunks[number]))
+
+    threads = [threading.Thread(target=encode, args=(number,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    for number, chunk in enumerate(chunks):
+        assert np.array_equal(found[number], latents(encoder_of()(chunk)))
+
+
+def test_occupancy_counts_overlapping_uses_once_and_idles_between() -> None:
+    now = 100.0
+    used = Occupancy(clock=lambda: now)
+    with used:
+        now += 2
+        with used:
+            now += 3
+        now += 1
+    assert (used.busy_s, used.idle_s) == (6, 0), "what came before the first use is nobody's wait"
+    now += 4
+    with used:
+        now += 1
+    assert (used.busy_s, used.idle_s) == (7, 4)
+
+
+def test_compiled_batches_have_one_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The compiler itself is left out: what is asked is that it sees one shape, and that fillers do not come back."""
+    monkeypatch.setattr(torch, "compile", lambda module: module)
+    vae = make_vae()
+    vae.encoder = Narrow(vae.encoder, room=100)
+    chunk = chunk_of(list(range(10)))
+    encoded = encoder_of(vae, batch=4, compile=True)(chunk)
+    assert set(vae.encoder.sizes) == {4}
+    assert np.allclose(latents(encoded), latents(encoder_of(batch=4)(chunk)), atol=1e-3)

@@ -1,0 +1,441 @@
+"""Fetching, against the demo's server and everything that it can do wrong."""
+
+import random
+import socket
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from sdp.datasets.outcomes import FAILED, FILTERED
+from sdp.demo import misbehave
+from sdp.demo.server import ImageServer
+from sdp.download.fetch import Fetched, Fetcher, FetchOptions, pause_s
+from sdp.download.memory import Buffer
+from sdp.download.politeness import HostLimits, LocalGate
+from sdp.download.transfer import retry_after_s
+from sdp.download.urls import parse
+
+OPTIONS = FetchOptions(
+    connections=32,
+    connect_timeout_s=1.0,
+    first_byte_timeout_s=0.6,
+    timeout_s=1.2,
+    retries=1,
+    longest_wait_s=5.0,
+    max_bytes=3_000_000,
+    allow_networks=("127.0.0.0/8",),
+)
+IMAGES = 40
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[ImageServer]:
+    with ImageServer(images=1000, distinct=IMAGES, hosts=("127.0.0.1", "127.0.0.2")) as server:
+        server.warm()
+        yield server
+
+
+@pytest.fixture
+def server(shared: ImageServer) -> ImageServer:
+    shared.reset()
+    return shared
+
+
+@dataclass
+class Basket:
+    """What was delivered; lets a test wait for it."""
+
+    buffer: Buffer
+    release: bool = True
+    found: dict[int, Fetched[int]] = field(default_factory=dict)
+    order: list[int] = field(default_factory=list)
+    changed: threading.Condition = field(default_factory=threading.Condition)
+
+    def __call__(self, fetched: Fetched[int]) -> None:
+        with self.changed:
+            assert fetched.token not in self.found, f"{fetched.token} was delivered twice"
+            self.found[fetched.token] = fetched
+            self.order.append(fetched.token)
+            self.changed.notify_all()
+        if self.release:
+            self.buffer.release(fetched.reserved)
+
+    def wait_for(self, count: int, deadline_s: float = 30.0) -> list[Fetched[int]]:
+        with self.changed:
+            assert self.changed.wait_for(lambda: len(self.found) >= count, deadline_s), (
+                f"{count - len(self.found)} of {count} did not come"
+            )
+            return [self.found[token] for token in sorted(self.found)]
+
+
+def fetch(
+    urls: Sequence[str], options: FetchOptions = OPTIONS, limits: HostLimits | None = None, buffer_bytes: int = 1 << 28
+) -> list[Fetched[int]]:
+    """Fetch some URLs at once; the results in their order."""
+    basket = Basket(Buffer(buffer_bytes))
+    gate = LocalGate(limits or HostLimits(at_once=1000))
+    fetcher: Fetcher[int] = Fetcher(options, gate, basket.buffer, basket)
+    try:
+        fetcher.submit((number, parse(url)) for number, url in enumerate(urls))
+        found = basket.wait_for(len(urls))
+    finally:
+        fetcher.close()
+    assert fetcher.error is None
+    assert basket.buffer.used == 0, "what was reserved has been given back"
+    return found
+
+
+def body(fetched: Fetched[int]) -> bytes:
+    assert fetched.failure is None, fetched.failure
+    assert fetched.body is not None
+    assert sum(map(len, fetched.body)) == fetched.size
+    return b"".join(fetched.body)
+
+
+def expected(server: ImageServer, index: int) -> bytes:
+    from sdp.demo import shapes
+
+    return shapes.encode(shapes.sample(index % IMAGES, server.seed))[0]
+
+
+COMES = [
+    "plain", "delay&s=0.2", "chunked", "until-close", "gzip", "early-hints", "trickle&bps=400000",
+    "trickle-head&bps=1000", "drop", "overrun", "wrong-type", "wrong-type&as=", "robots&value=all",
+    "redirect&hops=4", "redirect&status=301&style=relative", "redirect&status=307&style=network",
+    "redirect&status=308", "limit&rps=100",
+    "500&times=1", "502&times=1", "503&times=1", "504&times=1", "429&times=1", "408&times=1",
+    "429&times=1&after=1", "503&times=1&date=1", "reset&times=1", "reset&at=head&times=1", "hangup&times=1",
+    "truncate&times=1", "truncate&chunked=1&times=1", "bad-chunk&times=1", "not-http&times=1",
+    "stall&times=1", "stall-head&times=1",
+]  # fmt: skip
+
+FAILS = {
+    "404": ("http_status", "404"),
+    "403": ("http_status", "403"),
+    "410": ("http_status", "410"),
+    "451": ("http_status", "451"),
+    "204": ("http_status", "204"),
+    "304": ("http_status", "304"),
+    "500": ("http_status", "500"),
+    "503": ("http_status", "503"),
+    "429&after=1": ("http_status", "429, Retry-After 1 s"),
+    "redirect&loop=1": ("redirects", "more than 5"),
+    "redirect&hops=9": ("redirects", "more than 5"),
+    "redirect&to=": ("redirects", "302 without a Location"),
+    "redirect&to=ftp://example.org/": ("redirects", "scheme 'ftp'"),
+    "redirect&to=file:///etc/passwd": ("redirects", "scheme 'file'"),
+    "redirect&to=http://10.0.0.1/": ("private_address", "10.0.0.1"),
+    "redirect&to=http://[::ffff:169.254.169.254]/": ("private_address", "::ffff:169.254.169.254"),
+    "zero": ("empty", "0 bytes"),
+    "endless": ("too_big", ""),
+    "endless&length=100000000": ("too_big", ""),
+    "gzip-bomb&bytes=100000000": ("too_big", ""),
+    "truncate": ("broken_transfer", ""),
+    "truncate&chunked=1": ("broken_transfer", ""),
+    "bad-chunk": ("broken_transfer", ""),
+    "reset": ("broken_transfer", ""),
+    "reset&at=head": ("broken_transfer", ""),
+    "hangup": ("broken_transfer", ""),
+    "not-http": ("broken_transfer", ""),
+    "endless-head": ("broken_transfer", ""),
+    "stall": ("timeout", ""),
+    "stall-head": ("timeout", ""),
+    "stall-body": ("timeout", ""),
+    "trickle&bps=100": ("timeout", "not whole after 1.2 s"),
+    "trickle-head&bps=10": ("timeout", ""),
+}
+
+
+def test_everything_that_can_happen_is_tried_here() -> None:
+    names = {query.partition("&")[0] for query in (*COMES, *FAILS)}
+    # What comes whole from the server but is no good is the decoder's affair.
+    decoders = {"html", "cut-image", "damage", "garbage", "huge-pixels"}
+    assert set(misbehave.KINDS) - names - decoders - {"mixture", "status"} == set()
+
+
+def test_an_image_that_comes_in_the_end_comes_whole(server: ImageServer) -> None:
+    urls = [f"{server.image_url(index, 'plain').partition('?')[0]}?do={query}" for index, query in enumerate(COMES)]
+    patient = replace(OPTIONS, first_byte_timeout_s=2.5, timeout_s=8.0)
+    for index, fetched in enumerate(fetch(urls, patient)):
+        assert body(fetched) == expected(server, index), COMES[index]
+
+
+def test_each_failure_has_its_reason(server: ImageServer) -> None:
+    urls = [f"{server.image_url(index, 'plain').partition('?')[0]}?do={query}" for index, query in enumerate(FAILS)]
+    urls += [f"{server.refused_url}/images/1.jpg", f"{server.deaf_url}/images/1.jpg", "http://nobody.invalid/1.jpg"]
+    expectations = [*FAILS.values(), ("connect", ""), ("connect", ""), ("dns", "nobody.invalid")]
+    for fetched, (reason, detail), url in zip(fetch(urls), expectations, urls, strict=True):
+        assert fetched.failure is not None, url
+        assert (fetched.failure.outcome, fetched.failure.reason) == (FAILED, reason), url
+        assert detail in fetched.failure.detail, url
+        assert fetched.body is None
+
+
+@pytest.mark.parametrize(
+    ("query", "attempts"),
+    [
+        ("plain", 1),
+        ("redirect&hops=3", 1),
+        ("redirect&loop=1", 1),
+        ("404", 1),
+        ("zero", 1),
+        ("endless", 1),
+        ("robots", 1),
+        ("500&times=1", 2),
+        ("429&times=2", 3),
+        ("503", 3),
+        ("truncate", 3),
+        ("hangup", 3),
+        ("reset&times=1", 2),
+    ],
+)
+def test_what_may_pass_is_tried_again_and_what_may_not_is_not(server: ImageServer, query: str, attempts: int) -> None:
+    url = f"{server.image_url(7).partition('?')[0]}?do={query}"
+    (fetched,) = fetch([url], replace(OPTIONS, retries=2, first_byte_timeout_s=10.0, timeout_s=20.0))
+    assert fetched.attempts == attempts
+    if "redirect" not in query:
+        assert server.stats.requests == attempts
+
+
+def test_every_try_ends_by_its_deadline(server: ImageServer) -> None:
+    began = time.monotonic()
+    found = fetch([server.image_url(index, "trickle", bps=100) for index in range(20)])
+    assert {each.failure and each.failure.reason for each in found} == {"timeout"}
+    assert time.monotonic() - began < OPTIONS.timeout_s + 5
+    assert all(OPTIONS.timeout_s <= each.seconds < OPTIONS.timeout_s + 2 for each in found)
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:{}/", "http://[::ffff:127.0.0.1]:{}/", "http://localhost:{}/"])
+def test_nothing_is_sent_to_an_address_of_our_own_network(server: ImageServer, url: str) -> None:
+    (fetched,) = fetch([url.format(server.port) + "images/1.jpg"], replace(OPTIONS, allow_networks=()))
+    assert fetched.failure is not None
+    assert fetched.failure.reason == "private_address"
+    assert fetched.attempts == 1
+    assert server.stats.connections == 0
+
+
+def test_numbers_in_disguise_are_addresses_all_the_same(server: ImageServer) -> None:
+    urls = [f"http://{host}:{server.port}/images/1.jpg" for host in ("2130706433", "0x7f.1", "0177.0.0.1", "127.1")]
+    found = fetch(urls, replace(OPTIONS, allow_networks=("10.0.0.0/8",)))
+    assert {each.failure and each.failure.reason for each in found} <= {"private_address", "dns", "bad_url"}
+    assert server.stats.connections == 0
+
+
+def test_a_proxy_of_the_environment_is_not_asked(server: ImageServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "https_proxy", "all_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9/")
+    (fetched,) = fetch([server.image_url(1)])
+    assert body(fetched) == expected(server, 1)
+    (fetched,) = fetch([server.image_url(1)], replace(OPTIONS, use_proxy=True, retries=0))
+    assert fetched.failure is not None
+    assert fetched.failure.reason == "connect"
+
+
+@pytest.mark.parametrize(
+    ("values", "agent", "reason"),
+    [
+        (["noai"], "sdp", "noai"),
+        (["nofollow", "noimageindex"], "sdp", "noimageindex"),
+        (["otherbot: noai"], "sdp", None),
+        (["otherbot: noai"], "otherbot", "noai"),
+        (["all"], "sdp", None),
+    ],
+)
+def test_an_opt_out_is_honoured_before_the_image_is_read(
+    server: ImageServer, values: list[str], agent: str, reason: str | None
+) -> None:
+    (fetched,) = fetch([server.image_url(1, "robots", value=values)], replace(OPTIONS, agent_token=agent))
+    if reason is None:
+        body(fetched)
+        return
+    assert fetched.failure is not None
+    assert (fetched.failure.outcome, fetched.failure.reason) == (FILTERED, "opt_out")
+    assert reason in fetched.failure.detail
+
+
+def test_an_opt_out_is_not_honoured_where_we_are_told_not_to(server: ImageServer) -> None:
+    (fetched,) = fetch([server.image_url(1, "robots", value="noai")], replace(OPTIONS, respect_opt_out=False))
+    body(fetched)
+
+
+def test_servers_are_told_who_we_are(server: ImageServer) -> None:
+    fetch([server.image_url(1)], replace(OPTIONS, user_agent="somebody (mailto:a@example.org)"))
+    assert server.stats.user_agents == {"somebody (mailto:a@example.org)": 1}
+
+
+def test_connections_are_used_again(server: ImageServer) -> None:
+    fetch([server.image_url(index) for index in range(200)], replace(OPTIONS, connections=4))
+    assert server.stats.requests == 200
+    assert server.stats.connections <= 4
+
+
+def test_throughput_is_a_matter_of_connections_where_answers_take_long(server: ImageServer) -> None:
+    began = time.monotonic()
+    options = replace(OPTIONS, connections=100, first_byte_timeout_s=8.0, timeout_s=10.0)
+    fetch([server.image_url(index, "delay", s=1) for index in range(300)], options)
+    assert time.monotonic() - began < 3 * 1.0 + 6
+    assert server.stats.max_concurrent > 90
+
+
+def test_a_host_gets_no_more_at_once_than_it_bears_and_others_do_not_wait_for_it(server: ImageServer) -> None:
+    urls = [server.image_url(index, "delay", s=0.1) for index in range(20)]
+    urls += [server.image_url(index, host="127.0.0.2") for index in range(20)]
+    found = fetch(urls, limits=HostLimits(at_once=2))
+    assert all(each.failure is None for each in found)
+    assert server.stats.hosts["127.0.0.1"].max_concurrent <= 2
+    last_quick = max(visit.ended or 0 for visit in server.visits() if visit.host == "127.0.0.2")
+    last_slow = max(visit.began for visit in server.visits() if visit.host == "127.0.0.1")
+    assert last_quick < last_slow
+
+
+def test_a_host_gets_no_more_a_second_than_it_bears(server: ImageServer) -> None:
+    fetch([server.image_url(index) for index in range(30)], limits=HostLimits(at_once=100, per_second=15))
+    assert server.stats.requests == 30
+    assert server.stats.hosts["127.0.0.1"].max_per_second <= 15 + 1
+
+
+def test_a_host_that_says_429_is_asked_less_until_it_does_not(server: ImageServer) -> None:
+    urls = [server.image_url(index, "limit", rps=50, at_once=4, after="") for index in range(40)]
+    found = fetch(urls, replace(OPTIONS, retries=8, timeout_s=20.0), HostLimits(at_once=32))
+    assert all(each.failure is None for each in found)
+    assert server.stats.statuses[429] < 3 * 40
+
+
+def test_a_host_that_wants_too_long_a_pause_is_left_alone(server: ImageServer) -> None:
+    urls = [server.image_url(0, "429", after=3600)] + [server.image_url(index) for index in range(1, 30)]
+    urls.append(server.image_url(31, host="127.0.0.2"))
+    found = fetch(urls, replace(OPTIONS, connections=1))
+    assert found[-1].failure is None, "another host has nothing to do with it"
+    refused = found[:-1]
+    assert {each.failure and each.failure.reason for each in refused} == {"http_status"}
+    assert sum(each.attempts for each in refused) < 5
+    assert server.stats.hosts["127.0.0.1"].requests < 5
+
+
+def test_a_host_that_is_not_there_is_given_up(server: ImageServer) -> None:
+    urls = [f"{server.refused_url}/images/{index}.jpg" for index in range(300)]
+    found = fetch(urls, replace(OPTIONS, give_up_host_after=10, connections=4, retries=0))
+    assert {each.failure and each.failure.reason for each in found} == {"connect"}
+    tried = sum(each.attempts for each in found)
+    assert 10 <= tried <= 20
+    assert "given up" in (found[-1].failure.detail if found[-1].failure else "")
+
+
+def test_a_host_with_some_failures_is_not_given_up(server: ImageServer) -> None:
+    urls = [server.image_url(index, "stall" if index % 2 else "") for index in range(40)]
+    found = fetch(urls, replace(OPTIONS, give_up_host_after=3, connections=40, retries=0))
+    assert all((each.failure is None) == (each.token % 2 == 0) for each in found)
+
+
+def test_only_so_many_bytes_are_held_and_everything_still_comes(server: ImageServer) -> None:
+    basket = Basket(Buffer(400_000), release=False)
+    fetcher: Fetcher[int] = Fetcher(
+        replace(OPTIONS, timeout_s=3.0), LocalGate(HostLimits(at_once=100)), basket.buffer, basket
+    )
+    try:
+        fetcher.submit((index, parse(server.image_url(index))) for index in range(40))
+        given_back, most = 0, 0
+        while given_back < 40:
+            basket.wait_for(given_back + 1)
+            # Each image may be larger than what is left, but only one of them at a time is.
+            most = max(most, basket.buffer.used)
+            basket.buffer.release(basket.found[basket.order[given_back]].reserved)
+            given_back += 1
+    finally:
+        fetcher.close()
+    assert all(each.failure is None for each in basket.found.values())
+    assert basket.buffer.used == 0
+    assert most <= 400_000 + max(len(expected(server, index)) for index in range(40))
+
+
+def test_time_spent_waiting_for_memory_is_not_the_servers_fault(server: ImageServer) -> None:
+    basket = Basket(Buffer(1), release=False)
+    fetcher: Fetcher[int] = Fetcher(OPTIONS, LocalGate(HostLimits(at_once=100)), basket.buffer, basket)
+    try:
+        fetcher.submit((index, parse(server.image_url(index))) for index in range(2))
+        first = basket.wait_for(1)[0]
+        assert not threading.Event().wait(OPTIONS.timeout_s + 0.5)
+        basket.buffer.release(first.reserved)
+        assert all(each.failure is None for each in basket.wait_for(2))
+    finally:
+        fetcher.close()
+
+
+def test_closing_while_requests_are_under_way_takes_no_time(server: ImageServer) -> None:
+    basket = Basket(Buffer(1 << 20))
+    fetcher: Fetcher[int] = Fetcher(OPTIONS, LocalGate(HostLimits(at_once=100)), basket.buffer, basket)
+    fetcher.submit((index, parse(server.image_url(index, "stall"))) for index in range(10))
+    server.wait_for(lambda stats: stats.in_flight == 10)
+    began = time.monotonic()
+    fetcher.close()
+    assert time.monotonic() - began < 3
+    server.wait_for(lambda stats: stats.in_flight == 0)
+
+
+def test_the_next_unit_is_asked_for_when_there_is_no_more_to_begin(server: ImageServer) -> None:
+    basket = Basket(Buffer(1 << 28))
+    fetcher: Fetcher[int] = Fetcher(
+        replace(OPTIONS, connections=4), LocalGate(HostLimits(at_once=100)), basket.buffer, basket
+    )
+    try:
+        fetcher.wait_until_hungry()
+        fetcher.submit((index, parse(server.image_url(index, "delay", s=0.2))) for index in range(12))
+        fetcher.wait_until_hungry()
+        assert 4 <= server.stats.requests <= 12
+        assert len(basket.found) < 12, "it did not wait for the last one"
+        basket.wait_for(12)
+    finally:
+        fetcher.close()
+
+
+def test_https_is_checked_against_the_certificates() -> None:
+    with ImageServer(images=3, tls=True) as server:
+        url = server.image_url(1)
+        (refused,) = fetch([url])
+        assert refused.failure is not None
+        assert (refused.failure.reason, refused.attempts) == ("tls", 1)
+        (trusted,) = fetch([url], replace(OPTIONS, ca_file=str(server.certificate)))
+        assert body(trusted) == expected(server, 1)
+        (unchecked,) = fetch([url], replace(OPTIONS, verify_tls=False))
+        assert body(unchecked) == expected(server, 1)
+
+
+def test_a_server_that_speaks_no_tls_is_no_https_server(server: ImageServer) -> None:
+    (fetched,) = fetch([server.image_url(1).replace("http://", "https://")])
+    assert fetched.failure is not None
+    assert fetched.failure.reason in ("connect", "tls")
+
+
+def test_a_server_that_sends_nothing_but_a_connection_is_given_up() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        (fetched,) = fetch([f"https://127.0.0.1:{listener.getsockname()[1]}/"])
+    assert fetched.failure is not None
+    assert fetched.failure.reason in ("connect", "tls")
+
+
+def test_pauses_double_are_spread_and_respect_what_the_server_asks_for() -> None:
+    random.seed(1)
+    first = [pause_s(1, None) for _ in range(200)]
+    assert 0.25 <= min(first) < 0.3
+    assert 0.45 < max(first) <= 0.5
+    assert max(pause_s(9, None) for _ in range(50)) <= 30
+    assert pause_s(1, 7.0) == 7.0
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [("120", 120.0), (" 0 ", 0.0), ("-5", None), ("1.5", None), ("soon", None), ("", None), ("٣", None)],
+)
+def test_retry_after_is_a_number_of_seconds(value: str, seconds: float | None) -> None:
+    assert retry_after_s(value) == seconds
+
+
+def test_retry_after_may_be_a_date() -> None:
+    now = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
+    assert retry_after_s("Thu, 01 Jan 2026 12:01:30 GMT", now) == 90
+    assert retry_after_s("Thu, 01 Jan 2026 11:00:00 GMT", now) == 0
+    assert retry_after_s((now + timedelta(seconds=5)).strftime("%a, %d %b %Y %H:%M:%S -0000"), now) == 5

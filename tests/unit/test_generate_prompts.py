@@ -1,0 +1,141 @@
+"""Reading prompts, and the addresses that they keep."""
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from sdp.config import GenerateConfig, parse
+from sdp.datasets.output import Head, Output, open_output
+from sdp.errors import ConfigError, SdpError, UserError
+from sdp.generate.prompts import Prompt, freeze, frozen_prompts, read_prompts
+from sdp.storage import open_storage
+
+
+def config(**more: object) -> GenerateConfig:
+    return parse("generate", {"output": {"uri": "out"}, "checkpoint": "builtin:tiny", **more})
+
+
+def of_file(uri: Path | str, column: str = "caption", **more: object) -> GenerateConfig:
+    return config(source={"uri": str(uri), "caption_column": column}, **more)
+
+
+def refusal(told: GenerateConfig) -> str:
+    with pytest.raises(SdpError) as refused:
+        read_prompts(told)
+    assert refused.value.exit_code == 2
+    text = str(refused.value)
+    assert "\n" not in text
+    return text
+
+
+def test_a_text_file_has_a_prompt_a_line_and_blank_lines_are_none(tmp_path: Path) -> None:
+    file = tmp_path / "prompts.txt"
+    file.write_bytes("\ufeffa red circle\r\n\r\n  a blue square, große Öse \r\n\n".encode())
+    assert read_prompts(of_file(file)) == ["a red circle", "a blue square, große Öse"]
+    assert read_prompts(of_file(file, limit=1)) == ["a red circle"]
+
+
+def test_a_text_file_may_have_any_name(tmp_path: Path) -> None:
+    (tmp_path / "prompts").write_text("a\nb\n")
+    assert read_prompts(of_file(tmp_path / "prompts")) == ["a", "b"]
+
+
+def test_a_parquet_file_has_a_prompt_a_row_and_a_missing_caption_keeps_its_place(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"TEXT": ["a", None, "  ", "d "]}), tmp_path / "p.parquet")
+    assert read_prompts(of_file(tmp_path / "p.parquet", "TEXT")) == ["a", None, None, "d"]
+
+
+def test_files_of_a_folder_follow_one_another_by_name(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"caption": ["c", "d"]}), tmp_path / "2.parquet")
+    (tmp_path / "1.txt").write_text("a\nb")
+    assert read_prompts(of_file(tmp_path)) == ["a", "b", "c", "d"]
+
+
+def test_prompts_may_stand_in_the_configuration() -> None:
+    assert read_prompts(config(prompts=["a", " b "])) == ["a", "b"]
+    assert read_prompts(config(prompts=["a", "b"], limit=1)) == ["a"]
+
+
+def test_files_without_a_prompt_are_refused_in_a_line(tmp_path: Path) -> None:
+    empty, latin, table = tmp_path / "empty.txt", tmp_path / "latin.txt", tmp_path / "t.parquet"
+    empty.write_text(" \n\n")
+    latin.write_bytes("fine\nstra\xdfe\n".encode("latin-1"))
+    pq.write_table(pa.table({"url": ["x"], "number": [1]}), table)
+    assert refusal(of_file(empty)) == (
+        f"source.uri: {empty}: no prompt in it; write one a line, or Parquet with a caption column"
+    )
+    assert f"{latin}: line 2 is not UTF-8 text" in refusal(of_file(latin))
+    assert refusal(of_file(table)) == f"source.caption_column: {table}: no column caption; it has url, number"
+    assert "expected text in number, got int64" in refusal(of_file(table, "number"))
+    table.write_bytes(table.read_bytes()[:-20])
+    assert "cannot be read as Parquet" in refusal(of_file(table, "url"))
+    assert "no such file" in refusal(of_file(tmp_path / "none.txt"))
+
+
+def begin(folder: Path) -> Output:
+    return open_output(open_storage(str(folder)), Head("samples", 4, False, {}))
+
+
+def put(folder: Path, prompts: list[Prompt], per_prompt: int = 3, **more: object) -> Output:
+    return freeze(begin(folder), prompts, config(prompts=["-"], images_per_prompt=per_prompt, **more))
+
+
+def units(output: Output) -> list[tuple[int, int]]:
+    return [(work.unit.start, work.unit.stop) for work in output.index.works()]
+
+
+def test_each_picture_of_each_prompt_has_an_address(tmp_path: Path) -> None:
+    output = put(tmp_path, ["a", None, "c"])
+    assert output.index.rows == 9
+    assert units(output) == [(0, 4), (4, 8), (8, 9)]
+    assert frozen_prompts(output.storage, output.index) == ["a", None, "c"]
+
+
+def test_more_prompts_get_the_next_addresses_and_the_units_that_there_are_stay(tmp_path: Path) -> None:
+    before = put(tmp_path, ["a", "b", "c"])
+    assert put(tmp_path, ["a", "b", "c"]).index.versions[0].extent == before.index.versions[0].extent
+    after = put(tmp_path, ["a", "b", "c", "d"])
+    assert units(after) == [(0, 4), (4, 8), (8, 9), (9, 12)]
+    assert frozen_prompts(after.storage, after.index) == ["a", "b", "c", "d"]
+
+
+def test_a_dry_run_plans_the_same_and_writes_nothing(tmp_path: Path) -> None:
+    output = begin(tmp_path)
+    names = output.storage.names()
+    planned = freeze(output, ["a", "b"], config(prompts=["-"], images_per_prompt=3), publish=False)
+    assert units(planned) == [(0, 4), (4, 6)]
+    assert output.storage.names() == names
+
+
+def test_a_prompt_that_changed_or_went_away_is_refused(tmp_path: Path) -> None:
+    put(tmp_path, ["a", "b", "c"])
+    with pytest.raises(UserError, match=r"^prompt 1: was 'b' when this output was begun and is 'x' now; .*"):
+        put(tmp_path, ["a", "x", "c"])
+    with pytest.raises(UserError, match=r"^prompt 2: was 'c' when this output was begun and is gone now; .*"):
+        put(tmp_path, ["a", "b"])
+    assert units(put(tmp_path, ["a", "b"], limit=2)) == [(0, 4), (4, 8), (8, 9)]
+
+
+def test_prompts_that_were_frozen_and_then_edited_are_refused(tmp_path: Path) -> None:
+    output = put(tmp_path, ["a"])
+    pq.write_table(pa.table({"prompt": ["b"]}), tmp_path / "_prompts" / "000000.parquet")
+    with pytest.raises(UserError, match=r"000000\.parquet: has changed"):
+        frozen_prompts(output.storage, output.index)
+
+
+@pytest.mark.parametrize(
+    ("more", "line"),
+    [
+        ({"sampler": {"steps": 0}}, "sampler.steps: expected a whole number from 1 to 1000, got 0"),
+        ({"sampler": {"steps": 1001}}, "sampler.steps: expected a whole number from 1 to 1000, got 1001"),
+        ({"sampler": {"guidance_scale": 0.5}}, "sampler.guidance_scale: expected a number from 1 to 50, got 0.5"),
+        ({"sampler": {"guidance_scale": 51.0}}, "sampler.guidance_scale: expected a number from 1 to 50, got 51.0"),
+        ({"resolution": 100}, "resolution: expected a whole number of 8 or more, divisible by 8, got 100"),
+    ],
+)
+def test_settings_out_of_range_are_refused_in_a_line(more: dict[str, object], line: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        config(prompts=["a"], **more)
+    assert str(refused.value) == line

@@ -1,0 +1,189 @@
+"""Sampling, against diffusers' own pipeline with the same weights and the same seeds."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+import diffusers
+import numpy as np
+import pytest
+import torch
+from diffusers import StableDiffusionPipeline
+from numpy.typing import NDArray
+
+from sdp.config.generate import SamplerConfig
+from sdp.errors import SdpError
+from sdp.generate.painter import Painter, load_painter
+from sdp.generate.sample import SCHEDULERS, Networks, Sampling, Text, image_seed, make_scheduler, sample
+from sdp.generate.source import Drawer
+from sdp.model.load import load_scheduler_config
+from sdp.model.sources import resolve
+from tests.generate_kit import tiny_model
+
+PROMPTS, SEEDS, NEGATIVE = ["a red circle", "z"], [11, 2**62 + 5], "blurry"
+HOW = Sampling("ddim", 4, 5.0, 64)
+
+Pictures = NDArray[np.uint8]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_model(tmp_path_factory.mktemp("model") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def painter(model: Path) -> Painter:
+    found = resolve(str(model))
+    return load_painter(Drawer(str(model), found.digest, found.source), HOW, negative_prompt=NEGATIVE)
+
+
+@pytest.fixture(scope="module")
+def theirs(model: Path) -> Any:
+    pipeline: Any = StableDiffusionPipeline.from_pretrained(model, safety_checker=None)
+    pipeline.set_progress_bar_config(disable=True)
+    return pipeline
+
+
+def painted(painter: Painter, how: Sampling) -> Pictures:
+    mine = Painter(painter.networks, painter.encode, how, painter.negative_prompt)
+    pictures = [picture for picture in mine.paint(PROMPTS, SEEDS) if picture is not None]
+    return np.stack(pictures)
+
+
+def apart(a: Pictures, b: Pictures) -> int:
+    return int(np.abs(a.astype(int) - b.astype(int)).max())
+
+
+@pytest.mark.parametrize("guidance", [1.0, 5.0])
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_pictures_are_those_of_diffusers_pipeline(
+    name: str, guidance: float, model: Path, painter: Painter, theirs: Any
+) -> None:
+    kind, settings = SCHEDULERS[name]
+    config = json.loads((model / "scheduler" / "scheduler_config.json").read_text())
+    theirs.scheduler = getattr(diffusers, kind).from_config({**config, **settings})
+    generators = [torch.Generator().manual_seed(seed) for seed in SEEDS]
+    output = theirs(
+        PROMPTS,
+        negative_prompt=[NEGATIVE] * 2,
+        num_inference_steps=4,
+        guidance_scale=guidance,
+        height=64,
+        width=64,
+        generator=generators,
+        output_type="np",
+    )
+    golden = (output.images * 255).round().astype(np.uint8)
+    ours = painted(painter, Sampling(name, 4, guidance, 64))
+    assert ours.shape == golden.shape == (2, 64, 64, 3)
+    assert golden.std() > 5, "a grey picture would prove nothing"
+    assert apart(golden[0], golden[1]) > 5
+    assert apart(ours, golden) <= 1
+
+
+def test_every_sampler_of_the_configuration_is_there_and_no_other() -> None:
+    field = SamplerConfig.model_fields["scheduler"]
+    assert set(get_args(field.annotation)) == set(SCHEDULERS)
+
+
+@pytest.mark.parametrize("name", ["ddim", "euler_a"])
+def test_a_picture_does_not_depend_on_what_it_is_drawn_with(name: str, painter: Painter) -> None:
+    mine = Painter(painter.networks, painter.encode, Sampling(name, 3, 5.0, 64))
+    together, alone = mine.paint(PROMPTS, SEEDS), mine.paint(PROMPTS[1:], SEEDS[1:])
+    assert together[1] is not None
+    assert alone[0] is not None
+    assert apart(together[1], alone[0]) <= 1
+
+
+def test_the_negative_prompt_and_guidance_change_the_picture(painter: Painter) -> None:
+    base = painted(painter, HOW)
+    mine = Painter(painter.networks, painter.encode, HOW, "something else entirely")
+    (other, _) = mine.paint(PROMPTS, SEEDS)
+    assert other is not None
+    assert apart(base[0], other) > 0
+    assert apart(base, painted(painter, Sampling("ddim", 4, 1.0, 64))) > 0
+
+
+def test_a_picture_with_numbers_that_are_not_finite_is_none_and_the_others_are_unharmed(painter: Painter) -> None:
+    def encode(prompts: list[str]) -> torch.Tensor:
+        states = painter.encode(prompts)
+        states[[number for number, prompt in enumerate(prompts) if prompt == "bad"]] = torch.nan
+        return states
+
+    mine = Painter(painter.networks, encode, HOW, NEGATIVE)  # type: ignore[arg-type]  # a list will do here
+    good, bad = mine.paint([PROMPTS[0], "bad"], SEEDS)
+    assert bad is None
+    assert good is not None
+    assert apart(good, painted(painter, HOW)[0]) <= 1
+
+
+class Crowded:
+    """A U-Net with memory for so many."""
+
+    def __init__(self, unet: Any, room: int) -> None:
+        self.unet, self.room, self.calls = unet, room, 0
+
+    def __call__(self, latents: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        self.calls += 1
+        if len(latents) > self.room:
+            raise torch.OutOfMemoryError("no room")
+        return self.unet(latents, *args, **kwargs)
+
+
+def test_a_batch_that_memory_has_no_room_for_is_halved_and_one_picture_too_large_is_told(painter: Painter) -> None:
+    networks = painter.networks
+    crowded = Crowded(networks.unet, room=4)  # two pictures, guided
+    mine = Painter(Networks(crowded, networks.vae, networks.schedule), painter.encode, HOW, NEGATIVE, batch_size=8)
+    pictures = mine.paint(PROMPTS * 3, SEEDS * 3)
+    assert mine.batch_size == 2
+    assert len(pictures) == 6
+    assert all(picture is not None for picture in pictures)
+    crowded.room = 1
+    with pytest.raises(SdpError, match=r"^resolution: no memory for a single picture of 64 pixels"):
+        mine.paint(PROMPTS, SEEDS)
+
+
+def test_sample_takes_the_encoders_output_and_gives_bytes(painter: Painter) -> None:
+    states = painter.encode([*PROMPTS, NEGATIVE])
+    pictures = sample(painter.networks, Text(states[:2], states[2]), SEEDS, HOW)
+    assert pictures.dtype == np.uint8
+    assert apart(pictures, painted(painter, HOW)) <= 1
+    with pytest.raises(ValueError, match="2 prompts and 1 seeds"):
+        sample(painter.networks, Text(states[:2], states[2]), SEEDS[:1], HOW)
+
+
+def test_seeds_are_fixed_by_seed_and_address_for_ever() -> None:
+    seeds = {image_seed(seed, row) for seed in range(20) for row in range(200)}
+    assert len(seeds) == 4000
+    assert all(0 <= seed < 2**63 for seed in seeds)
+    assert [image_seed(0, 0), image_seed(0, 1), image_seed(7, 123_456_789_012)] == GOLDEN_SEEDS
+
+
+GOLDEN_SEEDS = [4334430513956379144, 2440950710608614359, 5320785019570199574]
+
+
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_a_schedule_without_signal_at_its_end_is_begun_at_its_end(name: str, model: Path) -> None:
+    config = load_scheduler_config(model) | {"rescale_betas_zero_snr": True, "timestep_spacing": "trailing"}
+    scheduler = make_scheduler(config, name)
+    scheduler.set_timesteps(5)
+    assert scheduler.timesteps[0] == 999
+    assert float(scheduler.alphas_cumprod[-1]) < 1e-7
+
+
+def test_a_velocity_model_is_sampled_as_one(painter: Painter) -> None:
+    networks = painter.networks
+    velocity = Networks(networks.unet, networks.vae, {**networks.schedule, "prediction_type": "v_prediction"})
+    mine = Painter(velocity, painter.encode, HOW, NEGATIVE)
+    (picture, _) = mine.paint(PROMPTS, SEEDS)
+    assert picture is not None
+    assert apart(picture, painted(painter, HOW)[0]) > 1

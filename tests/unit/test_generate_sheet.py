@@ -1,0 +1,60 @@
+"""The contact sheet."""
+
+import io
+
+import pytest
+from PIL import Image
+
+from sdp.generate.sheet import Strip, contact_sheet
+
+RED, BLUE = (255, 0, 0), (0, 0, 255)
+
+
+def picture(color: tuple[int, int, int], size: tuple[int, int] = (64, 64)) -> bytes:
+    sink = io.BytesIO()
+    Image.new("RGB", size, color).save(sink, "PNG")
+    return sink.getvalue()
+
+
+def opened(data: bytes) -> Image.Image:
+    image = Image.open(io.BytesIO(data))
+    image.load()
+    return image
+
+
+def pixels(image: Image.Image, color: tuple[int, int, int]) -> int:
+    return sum(count for count, found in image.getcolors(1 << 24) or [] if found == color)
+
+
+def test_every_picture_is_on_the_sheet_in_its_full_size_and_below_it_its_caption() -> None:
+    strips = [Strip("a red circle", [picture(RED)] * 3), Strip("a blue square", [picture(BLUE)] * 3)]
+    sheet = opened(contact_sheet(strips, side=64))
+    assert pixels(sheet, RED) == pixels(sheet, BLUE) == 3 * 64 * 64
+    plain = opened(contact_sheet([Strip("", strips[0].pictures), Strip("", strips[1].pictures)], side=64))
+    assert sheet.size == plain.size
+    differing = sum(a != b for a, b in zip(sheet.tobytes(), plain.tobytes(), strict=True))
+    assert differing > 200, "the captions are not there"
+
+
+def test_small_pictures_are_magnified_and_large_ones_reduced_to_the_same_size() -> None:
+    strips = [Strip("a", [picture(RED, (8, 8))]), Strip("b", [picture(BLUE, (500, 500))])]
+    sheet = opened(contact_sheet(strips, side=128))
+    assert pixels(sheet, RED) == pixels(sheet, BLUE) == 128 * 128
+
+
+def test_a_picture_that_is_not_there_leaves_a_grey_place() -> None:
+    sheet = opened(contact_sheet([Strip("a", [picture(RED), None])], side=64))
+    assert pixels(sheet, RED) == 64 * 64
+    assert pixels(sheet, (0xD8, 0xD8, 0xD8)) > 3000
+
+
+@pytest.mark.parametrize(("prompts", "each"), [(1, 1), (1, 8), (48, 1), (48, 8), (7, 3)])
+def test_a_sheet_stays_of_a_width_that_can_be_looked_at(prompts: int, each: int) -> None:
+    caption = "a very long caption " * 20 + "x" * 400
+    sheet = opened(contact_sheet([Strip(caption, [picture(RED)] * each)] * prompts, side=256))
+    assert sheet.width <= 1300
+
+
+def test_the_same_pictures_give_the_same_bytes() -> None:
+    strips = [Strip("a", [picture(RED)])]
+    assert contact_sheet(strips, side=64) == contact_sheet(strips, side=64)

@@ -1,0 +1,120 @@
+"""What `checkpoint` may mean, and what is refused before anything costly begins."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from sdp.errors import SdpError
+from sdp.generate.painter import load_painter
+from sdp.generate.sample import Sampling
+from sdp.generate.source import choose
+from sdp.model import load
+from sdp.model.export import export
+from tests.generate_kit import generate_config, make_checkpoint, tiny_model
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_model(tmp_path_factory.mktemp("model") / "tiny")
+
+
+def first(tensors: dict[str, torch.Tensor]) -> torch.Tensor:
+    return tensors["conv_in.weight"]
+
+
+def refusal(checkpoint: object, begun: str | None = None, **more: object) -> str:
+    with pytest.raises(SdpError) as refused:
+        choose(generate_config(Path("out"), checkpoint, **more), begun)
+    assert refused.value.exit_code == 2
+    text = str(refused.value)
+    assert "\n" not in text
+    return text
+
+
+def test_a_model_folder_is_a_model(model: Path) -> None:
+    drawer = choose(generate_config(Path("out"), model))
+    assert (drawer.uri, drawer.checkpoint, drawer.ema) == (str(model), None, False)
+    assert drawer.model.sha256 == drawer.digest
+
+
+def test_a_checkpoint_gives_its_average_or_its_raw_weights(model: Path, tmp_path: Path) -> None:
+    uri = make_checkpoint(tmp_path / "run", model, prediction="v")
+    original = first(load.load_unet(model, pretrained=True).state_dict())
+    for weights, factor in (("auto", 1.0), ("ema", 1.0), ("raw", 1.03)):
+        drawer = choose(generate_config(tmp_path / "out", uri, weights=weights))
+        assert drawer.uri == uri
+        assert drawer.scheduler["prediction_type"] == "v_prediction"
+        unet = load_painter(drawer, Sampling()).networks.unet
+        assert not unet.training
+        assert torch.allclose(first(unet.state_dict()), original * factor)
+
+
+def test_a_checkpoint_without_an_average_gives_its_raw_weights(model: Path, tmp_path: Path) -> None:
+    uri = make_checkpoint(tmp_path / "run", model, ema=False)
+    assert not choose(generate_config(tmp_path / "out", uri)).ema
+    assert "has no moving average" in refusal(uri, weights="ema")
+
+
+def test_a_run_means_its_newest_checkpoint_and_a_begun_output_keeps_the_one_it_was_begun_with(
+    model: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    older, newer = make_checkpoint(run, model, 3), make_checkpoint(run, model, 5)
+    for name in (run, run / "checkpoints", run / "checkpoints" / "latest"):
+        assert choose(generate_config(tmp_path / "out", name)).uri == newer
+        assert choose(generate_config(tmp_path / "out", name), begun=older).uri == older
+    assert choose(generate_config(tmp_path / "out", newer), begun=older).uri == newer  # and the output refuses it
+    (Path(older) / "complete.json").unlink()
+    assert f"was begun with {older}, which is gone since" in refusal(run, begun=older)
+
+
+def test_what_has_been_exported_draws_with_the_same_weights(model: Path, tmp_path: Path) -> None:
+    uri = make_checkpoint(tmp_path / "run", model)
+    export(uri, str(tmp_path / "exported"))
+    told = [choose(generate_config(tmp_path / "out", where)) for where in (uri, tmp_path / "exported")]
+    (a, b) = (load_painter(drawer, Sampling()).networks for drawer in told)
+    assert torch.equal(first(a.unet.state_dict()), first(b.unet.state_dict()))
+    assert a.schedule["prediction_type"] == b.schedule["prediction_type"]
+
+
+def test_a_model_that_was_moved_can_be_named_and_one_that_changed_is_refused(model: Path, tmp_path: Path) -> None:
+    elsewhere = tiny_model(tmp_path / "model")
+    uri = make_checkpoint(tmp_path / "run", elsewhere)
+    moved = elsewhere.rename(tmp_path / "moved")
+    assert "there is no such folder" in refusal(uri)
+    assert choose(generate_config(tmp_path / "out", uri, model=str(moved))).model.uri == str(moved)
+    config = moved / "vae" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"force_upcast": False}))
+    assert "its content has changed" in refusal(uri, model=str(moved))
+    assert refusal(model, model=str(model)).startswith("model: expected null")
+    assert refusal(model, weights="raw").startswith("weights: expected auto")
+
+
+def test_what_is_neither_a_checkpoint_nor_a_model_is_told_so_in_a_line(model: Path, tmp_path: Path) -> None:
+    uri = Path(make_checkpoint(tmp_path / "run", model))
+    (uri / "complete.json").unlink()
+    file = tmp_path / "weights.ckpt"
+    file.write_bytes(b"x")
+    for what in (tmp_path / "nothing", tmp_path, file, uri, tmp_path / "run"):
+        line = refusal(what)
+        assert line.startswith(f"checkpoint: {what}: neither a complete checkpoint of sdp train")
+    (tmp_path / "half").mkdir()
+    (tmp_path / "half" / "model_index.json").write_text("{}")
+    assert "is missing" in refusal(tmp_path / "half")
+    assert "revision must be pinned" in refusal("someone/something")
+
+
+def test_a_checkpoint_that_lacks_its_configuration_is_told_so(model: Path, tmp_path: Path) -> None:
+    uri = Path(make_checkpoint(tmp_path / "run", model))
+    (uri / "config.json").write_text('{"model": {"source": "x"}}')
+    assert f"{uri}: its config.json lacks 'objective'" in refusal(uri)
+    (uri / "config.json").unlink()
+    assert f"{uri}: no config.json in it" in refusal(uri)
+
+
+def test_weights_that_are_not_finite_or_of_another_model_are_refused(model: Path, tmp_path: Path) -> None:
+    spoilt = make_checkpoint(tmp_path / "spoilt", model, spoil="ema.conv_in.weight")
+    with pytest.raises(SdpError, match="has NaN or infinite weights"):
+        load_painter(choose(generate_config(tmp_path / "out", spoilt)), Sampling())

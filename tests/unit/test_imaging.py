@@ -1,0 +1,284 @@
+"""Bytes to upright RGB pixels and crops: exact where nothing is resampled, near Lanczos where it is, never a crash."""
+
+import io
+import warnings
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from PIL import Image as Pillow
+from PIL import ImageOps
+
+from sdp.demo import misbehave
+from sdp.imaging import Box, Image, ImageError, centre_box, cut, decode, random_box, read_header, shrink
+
+Array = NDArray[np.uint8]
+
+
+def encoded(pixels: Array, kind: str = "PNG", **options: object) -> bytes:
+    sink = io.BytesIO()
+    Pillow.fromarray(pixels).save(sink, kind, **options)
+    return sink.getvalue()
+
+
+def noise(height: int, width: int, seed: int = 0) -> Array:
+    return np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8)
+
+
+def ramp(height: int, width: int) -> Array:
+    """Red grows to the right, green downwards: a pixel says where it comes from."""
+    red = np.broadcast_to(np.linspace(0, 255, width), (height, width))
+    green = np.broadcast_to(np.linspace(0, 255, height)[:, None], (height, width))
+    return np.stack([red, green, np.full((height, width), 128.0)], -1).round().astype(np.uint8)
+
+
+def photo(height: int, width: int, seed: int = 0) -> Array:
+    """Noise with the spectrum of photographs, and some edges."""
+    draw = np.random.default_rng(seed)
+    down, across = np.fft.fftfreq(height)[:, None], np.fft.rfftfreq(width)[None]
+    fall = np.sqrt(down**2 + across**2)
+    fall[0, 0] = 1
+    planes = []
+    for _ in range(4):
+        plane = np.fft.irfft2(np.fft.rfft2(draw.normal(size=(height, width))) / fall**1.45, s=(height, width))
+        planes.append((plane - plane.mean()) / plane.std())
+    picture = np.stack([planes[0] + 0.35 * plane for plane in planes[1:]], -1) * 45 + 128
+    for _ in range(8):
+        top, left = draw.integers(0, height), draw.integers(0, width)
+        picture[top : top + draw.integers(30, 200), left : left + draw.integers(30, 200)] += draw.normal(size=3) * 30
+    return np.clip(picture, 0, 255).astype(np.uint8)
+
+
+def psnr(a: Array, b: Array) -> float:
+    error = np.mean((a.astype(np.float64) - b.astype(np.float64)) ** 2)
+    return float(10 * np.log10(255**2 / max(error, 1e-9)))
+
+
+def lanczos(data: bytes, box: Box, side: int) -> Array:
+    picture = Pillow.open(io.BytesIO(data)).convert("RGB")
+    edges = (box.left, box.top, box.left + box.width, box.top + box.height)
+    return np.asarray(picture.resize((side, side), Pillow.Resampling.LANCZOS, box=edges))
+
+
+# --- decoding --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["PNG", "BMP", "TIFF"])
+def test_a_lossless_image_comes_out_pixel_for_pixel(kind: str) -> None:
+    pixels = noise(13, 17)
+    image = decode(encoded(pixels, kind))
+    assert (image.format, image.width, image.height, image.scale) == (kind, 17, 13, 1.0)
+    assert np.array_equal(image.pixels, pixels)
+
+
+def test_a_jpeg_is_what_pillow_makes_of_it() -> None:
+    data = encoded(photo(200, 300), "JPEG", quality=95)
+    theirs = np.asarray(Pillow.open(io.BytesIO(data)).convert("RGB"))
+    assert psnr(decode(data).pixels, theirs) > 50
+
+
+@pytest.mark.parametrize("min_side", [1, 64, 100, 128, 200, 256, 399, 400, 1000])
+def test_a_large_jpeg_comes_no_smaller_than_asked_and_no_larger_than_it_is(min_side: int) -> None:
+    image = decode(encoded(photo(400, 600), "JPEG"), min_side=min_side)
+    shorter = min(image.pixels.shape[:2])
+    assert min(min_side, 400) <= shorter <= 400
+    assert (image.width, image.height) == (600, 400)
+    assert image.pixels.shape[:2] == (-(-400 * image.scale // 1), -(-600 * image.scale // 1))
+    if min_side == 100:
+        assert image.scale == 0.25, "a larger decode than needed costs time"
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
+def test_every_exif_orientation_is_turned_upright(orientation: int, kind: str) -> None:
+    exif = Pillow.Exif()
+    exif[0x0112] = orientation
+    data = encoded(ramp(64, 96), kind, exif=exif.tobytes())
+    upright = np.asarray(ImageOps.exif_transpose(Pillow.open(io.BytesIO(data))).convert("RGB"))
+    image = decode(data)
+    assert (image.height, image.width) == upright.shape[:2]
+    assert np.abs(image.pixels.astype(int) - upright).max() <= 2
+    header = read_header(data)
+    assert (header.height, header.width) == upright.shape[:2]
+
+
+@pytest.mark.parametrize("order", ["II", "MM"])
+def test_broken_exif_means_upright(order: str) -> None:
+    exif = b"Exif\0\0" + order.encode() + b"\xff" * 20
+    plain = encoded(ramp(16, 24), "JPEG")
+    data = plain[:2] + b"\xff\xe1" + (len(exif) + 2).to_bytes(2, "big") + exif + plain[2:]
+    assert decode(data).pixels.shape == (16, 24, 3)
+
+
+def test_transparent_pixels_lie_over_white() -> None:
+    pixels = np.zeros((2, 3, 4), np.uint8)
+    pixels[0] = (255, 0, 0, 255)
+    pixels[1] = (0, 0, 200, 0)
+    pixels[1, 2] = (0, 0, 0, 128)
+    image = decode(encoded(pixels))
+    assert image.pixels[0].tolist() == [[255, 0, 0]] * 3
+    assert image.pixels[1, :2].tolist() == [[255, 255, 255]] * 2
+    assert image.pixels[1, 2].tolist() == [127, 127, 127]
+
+
+def test_a_transparent_palette_colour_lies_over_white() -> None:
+    palette = Pillow.new("P", (2, 1))
+    palette.putpalette([10, 20, 30, 200, 100, 50])
+    palette.putdata([0, 1])
+    sink = io.BytesIO()
+    palette.save(sink, "PNG", transparency=0)
+    assert decode(sink.getvalue()).pixels[0].tolist() == [[255, 255, 255], [200, 100, 50]]
+
+
+def test_sixteen_bit_grey_keeps_its_range() -> None:
+    grey = np.array([[0, 257, 32768, 65535]], np.uint16)
+    assert decode(encoded(grey)).pixels[0].tolist() == [[0] * 3, [1] * 3, [128] * 3, [255] * 3]
+
+
+def test_a_cmyk_jpeg_has_its_colours() -> None:
+    sink = io.BytesIO()
+    Pillow.fromarray(np.full((16, 16, 3), (200, 60, 30), np.uint8)).convert("CMYK").save(sink, "JPEG", quality=100)
+    assert np.abs(decode(sink.getvalue()).pixels.astype(int) - (200, 60, 30)).max() <= 4
+
+
+def test_an_animation_is_its_first_frame() -> None:
+    frames = [Pillow.new("RGB", (8, 8), colour) for colour in ("red", "lime")]
+    sink = io.BytesIO()
+    frames[0].save(sink, "GIF", save_all=True, append_images=frames[1:])
+    assert decode(sink.getvalue()).pixels[0, 0].tolist() == [255, 0, 0]
+
+
+# --- what is refused -------------------------------------------------------------------------------------------------
+
+
+def reason(data: bytes, **options: int) -> str:
+    with pytest.raises(ImageError) as refused:
+        decode(data, **options)
+    return refused.value.reason
+
+
+def test_what_is_no_image_is_refused_with_its_reason() -> None:
+    assert reason(b"") == "empty"
+    assert reason(b"<!doctype html><html></html>") == "not_an_image"
+    assert reason(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n") == "not_an_image"
+    assert reason(b"\xff\xd8\xff") == "undecodable"
+    assert reason(encoded(noise(10, 10)), max_pixels=99) == "too_many_pixels"
+
+
+@pytest.mark.parametrize("bomb", [misbehave.huge_png, misbehave.huge_gif, misbehave.huge_jpeg])
+def test_a_bomb_is_refused_by_its_header(bomb: object) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert reason(bomb(30_000, 30_000)) == "too_many_pixels"  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "GIF"])
+@pytest.mark.parametrize("kept", [0.1, 0.5, 0.9])
+def test_a_truncated_image_is_refused(kind: str, kept: float) -> None:
+    data = encoded(photo(128, 128), kind)
+    assert reason(data[: int(len(data) * kept)]) in ("undecodable", "not_an_image")
+
+
+def test_a_jpeg_of_thousands_of_scans_is_refused_before_it_is_decoded() -> None:
+    data = encoded(photo(64, 64), "JPEG", progressive=True)
+    scan = data[data.index(b"\xff\xda") : data.index(b"\xff\xda", data.index(b"\xff\xda") + 2)]
+    assert decode(data).pixels.shape == (64, 64, 3)
+    assert reason(data[:-2] + scan * 400 + data[-2:]) == "undecodable"
+
+
+SAMPLES = {kind: encoded(photo(40, 56), kind) for kind in ("JPEG", "PNG", "WEBP", "GIF", "TIFF", "BMP")}
+SAMPLES["progressive"] = encoded(photo(40, 56), "JPEG", progressive=True)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    kind=st.sampled_from(sorted(SAMPLES)),
+    changes=st.lists(st.tuples(st.floats(0, 1), st.integers(0, 255)), min_size=1, max_size=20),
+    cut_at=st.floats(0.02, 1),
+)
+def test_damaged_bytes_give_an_image_or_a_reason_and_nothing_else(
+    kind: str, changes: list[tuple[float, int]], cut_at: float
+) -> None:
+    data = bytearray(SAMPLES[kind])
+    for where, value in changes:
+        data[int(where * (len(data) - 1))] = value
+    try:
+        image = decode(bytes(data[: max(1, int(cut_at * len(data)))]), min_side=16, max_pixels=1_000_000)
+    except ImageError:
+        return
+    crop = cut(image, centre_box(image.width, image.height), 16, 16)
+    assert crop.shape == (16, 16, 3)
+    assert crop.dtype == np.uint8
+
+
+# --- cutting ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_crop_that_needs_no_resizing_is_a_copy() -> None:
+    pixels = noise(64, 100)
+    crop = cut(decode(encoded(pixels)), centre_box(100, 64), 64, 64)
+    assert np.array_equal(crop, pixels[:, 18:82])
+
+
+def test_boxes_are_the_largest_of_their_aspect() -> None:
+    assert centre_box(100, 64) == Box(18, 0, 64, 64)
+    assert centre_box(64, 101) == Box(0, 18.5, 64, 64)
+    assert centre_box(100, 64, 2.0) == Box(0, 7, 100, 50)
+    assert random_box(100, 64, 0.0, 0.7) == Box(0, 0, 64, 64)
+    assert random_box(100, 64, 1.0, 0.7) == Box(36, 0, 64, 64)
+
+
+@pytest.mark.parametrize(
+    ("height", "width"), [(790, 953), (512, 512), (257, 900), (600, 300), (300, 301), (2000, 1100)]
+)
+@pytest.mark.parametrize("side", [64, 256])
+def test_a_crop_lies_where_it_should_to_a_tenth_of_a_pixel(height: int, width: int, side: int) -> None:
+    image = decode(encoded(ramp(height, width), "JPEG", quality=98, subsampling=0), min_side=side)
+    box = random_box(width, height, 0.3, 0.8)
+    crop = cut(image, box, side, side).astype(np.float64)
+    middle = (np.arange(side) + 0.5) * (box.width / side) - 0.5
+    red, green = (box.left + middle) * 255 / (width - 1), (box.top + middle) * 255 / (height - 1)
+    inner = slice(2, -2)
+    off_x = np.mean(crop[inner, inner, 0] - red[None, inner]) / 255 * (width - 1) / (box.width / side)
+    off_y = np.mean(crop[inner, inner, 1] - green[inner, None]) / 255 * (height - 1) / (box.height / side)
+    assert max(abs(off_x), abs(off_y)) < 0.1
+
+
+@pytest.mark.parametrize(("height", "width"), [(790, 953), (640, 480), (300, 400), (1200, 1600)])
+def test_crops_are_within_40_db_of_lanczos(height: int, width: int) -> None:
+    data = encoded(photo(height, width), "JPEG", quality=92)
+    box = centre_box(width, height)
+    assert psnr(cut(decode(data, min_side=256), box, 256, 256), lanczos(data, box, 256)) > 40
+
+
+def test_bilinear_sampling_is_as_its_definition() -> None:
+    pixels = noise(60, 80)
+    box, side = Box(3.3, 1.7, 55.5, 55.5), 50
+    crop = cut(Image(pixels, "PNG", 80, 60), box, side, side)
+    step = 55.5 / side
+    x = 3.3 + (np.arange(side) + 0.5) * step - 0.5
+    y = 1.7 + (np.arange(side) + 0.5) * step - 0.5
+    left, top = np.floor(x).astype(int), np.floor(y).astype(int)
+    right_share, bottom_share = (x - left)[None, :, None], (y - top)[:, None, None]
+    planes = pixels.astype(np.float64)
+    upper = planes[top][:, left] * (1 - right_share) + planes[top][:, left + 1] * right_share
+    lower = planes[top + 1][:, left] * (1 - right_share) + planes[top + 1][:, left + 1] * right_share
+    expected = upper * (1 - bottom_share) + lower * bottom_share
+    # OpenCV's weights are multiples of 1/32.
+    assert np.abs(crop - expected).mean() < 2.5
+    assert np.abs(crop - expected).max() < 14
+
+
+def test_flat_colour_stays_flat_at_every_size() -> None:
+    for shape in ((30, 40), (100, 100), (900, 700), (64, 64)):
+        pixels = np.full((*shape, 3), (12, 200, 77), np.uint8)
+        crop = cut(Image(pixels, "", shape[1], shape[0]), centre_box(shape[1], shape[0]), 64, 64)
+        assert np.all(crop == (12, 200, 77))
+
+
+def test_shrinking_by_two_is_close_to_lanczos() -> None:
+    pixels = photo(512, 512)
+    theirs = np.asarray(Pillow.fromarray(pixels).resize((256, 256), Pillow.Resampling.LANCZOS))
+    assert psnr(shrink(pixels, 256, 256), theirs) > 42

@@ -1,0 +1,266 @@
+"""The loaders, on the tiny model and on networks of Stable Diffusion v2's own shapes (built without memory)."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from sdp.errors import ModelError
+from sdp.model import latents, load, sd2
+from sdp.model.sources import resolve
+
+
+@pytest.fixture(scope="module")
+def tiny() -> Path:
+    return resolve("builtin:tiny").path
+
+
+@pytest.fixture
+def copy(tiny: Path, tmp_path: Path) -> Path:
+    """A copy that a test may damage."""
+    return Path(shutil.copytree(tiny, tmp_path / "tiny"))
+
+
+def rewrite(path: Path, change: Any) -> None:
+    weights = change(load_file(path))
+    save_file(weights, path, metadata={"format": "pt"})
+
+
+def set_key(path: Path, key: str, value: object) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
+
+
+def test_frozen_parts_are_frozen_and_in_evaluation_mode(tiny: Path) -> None:
+    for network in (load.load_vae(tiny), load.load_text_encoder(tiny)):
+        assert not network.training
+        assert not any(weight.requires_grad for weight in network.parameters())
+        assert {weight.dtype for weight in network.parameters()} == {torch.float32}
+
+
+def test_half_precision_is_had_by_asking(tiny: Path) -> None:
+    for network in (load.load_vae(tiny, torch.bfloat16), load.load_text_encoder(tiny, torch.bfloat16)):
+        assert {weight.dtype for weight in network.parameters()} == {torch.bfloat16}
+
+
+def test_the_last_alpha_is_that_of_stable_diffusion(tiny: Path) -> None:
+    # The golden value is the published one of the scaled-linear schedule from 0.00085 to 0.012.
+    schedule = load.load_noise_schedule(tiny)
+    assert len(schedule) == 1000
+    assert float(schedule.alphas_cumprod[-1]) == pytest.approx(0.0046601, abs=5e-8)
+    assert float(schedule.alphas_cumprod[0]) == pytest.approx(1 - 0.00085, abs=1e-6)
+    assert load.load_scheduler_config(tiny)["prediction_type"] == "epsilon"
+
+
+def test_a_schedule_that_ends_in_pure_noise_is_read_as_such(copy: Path) -> None:
+    set_key(copy / "scheduler/scheduler_config.json", "rescale_betas_zero_snr", True)
+    assert float(load.load_noise_schedule(copy).signal[-1]) == 0
+
+
+@pytest.mark.parametrize(("key", "value"), [("prediction_type", "sample"), ("beta_schedule", "unheard-of")])
+def test_a_schedule_that_is_not_ours_is_refused(copy: Path, key: str, value: str) -> None:
+    set_key(copy / "scheduler/scheduler_config.json", key, value)
+    with pytest.raises(ModelError, match="scheduler: "):
+        load.load_noise_schedule(copy)
+
+
+def test_captions_become_77_tokens_padded_with_zero(tiny: Path) -> None:
+    tokenizer = load.load_tokenizer(tiny)
+    ids = load.tokenize(tokenizer, ["", "a red circle on a blue background", "red " * 200])
+    assert ids.shape == (3, 77)
+    assert ids.dtype == np.uint16
+    start, end = tokenizer.bos_token_id, tokenizer.eos_token_id
+    assert ids[0].tolist() == [start, end] + [0] * 75
+    assert len(set(ids[1, 1:8].tolist())) == 6  # seven words, one of them twice, each one token
+    assert ids[1, 8:].tolist() == [end] + [0] * 68
+    assert (ids[2, 0], ids[2, 76]) == (start, end)
+    assert len(set(ids[2, 1:76].tolist())) == 1
+
+
+def test_words_that_no_caption_has_are_spelt(tiny: Path) -> None:
+    tokenizer = load.load_tokenizer(tiny)
+    for text in ("zebra", "日本語", "naïve 😀", "12%"):
+        ids = load.tokenize(tokenizer, [text])[0]
+        spelt = ids[1 : ids.tolist().index(tokenizer.eos_token_id)]
+        assert len(spelt) > 1
+        assert tokenizer.decode(spelt.tolist()).replace(" ", "") == text.replace(" ", "")
+
+
+def test_what_the_text_encoder_says_depends_on_the_caption_and_not_on_its_neighbours(tiny: Path) -> None:
+    tokenizer, encoder = load.load_tokenizer(tiny), load.load_text_encoder(tiny)
+    captions = ["a red circle on a blue background", "a blue circle on a red background"]
+    ids = torch.from_numpy(load.tokenize(tokenizer, captions).astype(np.int64))
+    both = encoder(ids).last_hidden_state
+    assert both.shape == (2, 77, 64)
+    assert torch.allclose(encoder(ids[:1]).last_hidden_state[0], both[0], atol=1e-5)
+    assert (both[0, 20] - both[1, 20]).norm() > 1
+
+
+def test_a_text_encoder_saved_under_newer_names_loads_the_same(tiny: Path, copy: Path) -> None:
+    weights = copy / "text_encoder/model.safetensors"
+    rewrite(weights, lambda w: {name.removeprefix("text_model."): value for name, value in w.items()})
+    old, new = load.load_text_encoder(tiny).state_dict(), load.load_text_encoder(copy).state_dict()
+    assert all(torch.equal(old[name], new[name]) for name in old)
+
+
+def test_a_text_encoder_saved_with_its_positions_loads(copy: Path) -> None:
+    # As Stable Diffusion v2's own file is.
+    positions = {"text_model.embeddings.position_ids": torch.arange(77)[None]}
+    rewrite(copy / "text_encoder/model.safetensors", lambda w: w | positions)
+    load.load_text_encoder(copy)
+
+
+def test_the_u_net_comes_with_the_sources_weights_or_with_new_ones(tiny: Path) -> None:
+    kept = load.load_unet(tiny, pretrained=True)
+    file = load_file(tiny / "unet/diffusion_pytorch_model.safetensors")
+    assert all(torch.equal(weight, file[name].float()) for name, weight in kept.state_dict().items())
+    torch.manual_seed(5)
+    new = load.load_unet(tiny, pretrained=False)
+    assert not torch.equal(new.conv_in.weight, kept.conv_in.weight)
+    torch.manual_seed(5)
+    again = load.load_unet(tiny, pretrained=False)
+    assert torch.equal(new.conv_in.weight, again.conv_in.weight)
+    for unet in (kept, new):
+        assert unet.training
+        assert all(weight.requires_grad for weight in unet.parameters())
+        assert {weight.dtype for weight in unet.parameters()} == {torch.float32}
+
+
+def test_new_weights_need_no_weights_file(copy: Path) -> None:
+    (copy / "unet/diffusion_pytorch_model.safetensors").unlink()
+    load.load_unet(copy, pretrained=False)
+
+
+def test_the_u_net_takes_what_the_encoders_give(tiny: Path) -> None:
+    tokenizer, encoder = load.load_tokenizer(tiny), load.load_text_encoder(tiny)
+    text = encoder(torch.from_numpy(load.tokenize(tokenizer, [""]).astype(np.int64))).last_hidden_state
+    pixels = latents.to_pixels(torch.zeros(1, 64, 64, 3, dtype=torch.uint8))
+    encoded = latents.encode(load.load_vae(tiny), pixels)
+    unet: Any = load.load_unet(tiny, pretrained=True)
+    assert unet(encoded, torch.tensor([10]), text).sample.shape == encoded.shape == (1, 4, 8, 8)
+
+
+NETWORKS = [
+    ("vae", "vae/diffusion_pytorch_model.safetensors", load.load_vae),
+    ("text_encoder", "text_encoder/model.safetensors", load.load_text_encoder),
+    ("unet", "unet/diffusion_pytorch_model.safetensors", lambda path: load.load_unet(path, pretrained=True)),
+]
+
+
+@pytest.mark.parametrize(("part", "file", "loader"), NETWORKS)
+def test_a_weight_that_is_missing_is_an_error_and_not_a_random_number(
+    copy: Path, part: str, file: str, loader: Any
+) -> None:
+    rewrite(copy / file, lambda weights: dict(list(weights.items())[1:]))
+    with pytest.raises(ModelError, match=part):
+        loader(copy)
+
+
+@pytest.mark.parametrize(("part", "file", "loader"), NETWORKS)
+def test_a_weight_of_another_shape_is_an_error(copy: Path, part: str, file: str, loader: Any) -> None:
+    def grown(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        name = min(weights)
+        return weights | {name: torch.zeros(weights[name].shape[0] + 1, *weights[name].shape[1:])}
+
+    rewrite(copy / file, grown)
+    with pytest.raises(ModelError, match=part):
+        loader(copy)
+
+
+@pytest.mark.parametrize(("part", "file", "loader"), NETWORKS)
+def test_a_file_cut_short_is_an_error(copy: Path, part: str, file: str, loader: Any) -> None:
+    data = (copy / file).read_bytes()
+    (copy / file).write_bytes(data[: len(data) // 2])
+    with pytest.raises(ModelError, match=part) as caught:
+        loader(copy)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_broken_tokenizer_is_an_error(copy: Path) -> None:
+    (copy / "tokenizer/vocab.json").write_text("{")
+    with pytest.raises(ModelError, match="tokenizer"):
+        load.load_tokenizer(copy)
+
+
+def test_pixels_go_from_minus_one_to_one() -> None:
+    images = torch.tensor([0, 128, 255], dtype=torch.uint8).view(1, 1, 3, 1).repeat(1, 1, 1, 3)
+    pixels = latents.to_pixels(images)
+    assert pixels.shape == (1, 3, 1, 3)
+    assert pixels[0, 0, 0].tolist() == pytest.approx([-1, 0.0039216, 1], abs=1e-6)
+    assert torch.equal(latents.to_images(pixels), images)
+    assert latents.to_images(torch.tensor([-3.0, 3.0]).view(1, 1, 1, 2)).flatten().tolist() == [0, 255]
+
+
+def test_pixels_that_are_scaled_already_are_refused() -> None:
+    with pytest.raises(TypeError, match="uint8"):
+        latents.to_pixels(torch.zeros(1, 8, 8, 3))
+
+
+def test_latents_are_scaled_exactly_once(tiny: Path) -> None:
+    vae: Any = load.load_vae(tiny)
+    pixels = torch.rand(2, 3, 64, 64, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    posterior = vae.encode(pixels).latent_dist
+    assert torch.equal(latents.encode(vae, pixels), posterior.mean * 0.18215)
+    noise = torch.randn(posterior.mean.shape, generator=torch.Generator().manual_seed(1))
+    drawn = latents.encode(vae, pixels, noise)
+    assert torch.allclose(drawn, (posterior.mean + posterior.std * noise) * 0.18215)
+    assert torch.allclose(latents.decode(vae, drawn), vae.decode(drawn / 0.18215).sample)
+
+
+# Stable Diffusion v2-base itself: its published configurations, on torch's meta device.
+
+
+def parameters(network: torch.nn.Module) -> int:
+    return sum(weight.numel() for weight in network.parameters())
+
+
+def write_config(path: Path, part: str, config: Any) -> Path:
+    (path / part).mkdir()
+    (path / part / "config.json").write_text(json.dumps(dict(config)))
+    return path
+
+
+def test_the_u_net_of_stable_diffusion_has_865_9_million_parameters(tmp_path: Path) -> None:
+    # 865,910,724 is what the published checkpoint holds.
+    with torch.device("meta"):
+        unet = load.load_unet(write_config(tmp_path, "unet", sd2.UNET), pretrained=False, device="meta")
+    assert parameters(unet) == sd2.PARAMETERS["unet"] == 865_910_724
+    config: Any = unet.config
+    assert config.attention_head_dim == [5, 10, 20, 20]
+
+
+def test_the_vae_and_the_text_encoder_of_stable_diffusion_have_their_sizes() -> None:
+    from diffusers import AutoencoderKL
+    from transformers import CLIPTextConfig, CLIPTextModel
+
+    kind: Any = AutoencoderKL
+    with torch.device("meta"):
+        vae = kind.from_config(dict(sd2.VAE))
+        text = CLIPTextModel(CLIPTextConfig(**sd2.TEXT_ENCODER))
+    assert parameters(vae) == sd2.PARAMETERS["vae"]
+    assert parameters(text) == sd2.PARAMETERS["text_encoder"]
+
+
+def test_a_vae_saved_under_older_names_loads_the_same(tmp_path: Path) -> None:
+    # Stable Diffusion v2's VAE names its attention query, key, value and proj_attn.
+    from diffusers import AutoencoderKL
+
+    small: dict[str, Any] = dict(sd2.VAE) | {"block_out_channels": [8] * 4, "layers_per_block": 1, "norm_num_groups": 4}
+    torch.manual_seed(0)
+    kind: Any = AutoencoderKL
+    vae = kind.from_config(small)
+    write_config(tmp_path, "vae", small)
+    new_to_old = {".to_q.": ".query.", ".to_k.": ".key.", ".to_v.": ".value.", ".to_out.0.": ".proj_attn."}
+    weights = {}
+    for name, weight in vae.state_dict().items():
+        for new, old in new_to_old.items():
+            name = name.replace(new, old)
+        weights[name] = weight
+    assert any(".query." in name for name in weights)
+    save_file(weights, tmp_path / "vae/diffusion_pytorch_model.safetensors", metadata={"format": "pt"})
+    loaded = load.load_vae(tmp_path).state_dict()
+    assert all(torch.equal(loaded[name], weight) for name, weight in vae.state_dict().items())

@@ -1,0 +1,394 @@
+"""Where models come from: what is accepted, what is refused, and how a model is known again."""
+
+import hashlib
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from sdp.errors import ModelError, Unavailable
+from sdp.model import cache, layout, sources
+from sdp.model.layout import PARTS
+from sdp.model.sd2 import MIRROR
+from sdp.model.sources import check, parse, resolve
+from sdp.storage import FileInfo, Storage, StorageOptions, open_storage
+from sdp.storage.local import LocalStorage
+
+REVISION = "0123456789abcdef0123456789abcdef01234567"
+
+
+def write_model(folder: Path, content: bytes = b"weights") -> Path:
+    """A folder that has every file a model needs, with no sense in the weights."""
+    configs = {
+        "vae": {"_class_name": "AutoencoderKL", "latent_channels": 4},
+        "text_encoder": {"model_type": "clip_text_model", "hidden_size": 64},
+        "unet": {"_class_name": "UNet2DConditionModel", "in_channels": 4, "cross_attention_dim": 64},
+    }
+    for part, config in configs.items():
+        (folder / part).mkdir(parents=True)
+        (folder / part / "config.json").write_text(json.dumps(config))
+        stem = "model" if part == "text_encoder" else "diffusion_pytorch_model"
+        (folder / part / f"{stem}.safetensors").write_bytes(content + part.encode())
+    for name in ("tokenizer/vocab.json", "tokenizer/merges.txt", "scheduler/scheduler_config.json"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text("{}")
+    (folder / "model_index.json").write_text("{}")
+    return folder
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return write_model(tmp_path / "model")
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    return tmp_path / "home" / "sdp" / "models"
+
+
+def refusal(call: Callable[[], object]) -> str:
+    """The one line of a ModelError."""
+    with pytest.raises(ModelError) as caught:
+        call()
+    line = str(caught.value)
+    assert "\n" not in line
+    assert line.startswith("model source ")
+    assert caught.value.exit_code == 2
+    return line
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "uri", "revision"),
+    [
+        ("builtin:tiny", "builtin", "builtin:tiny", None),
+        (f"owner/name@{REVISION}", "hub", "owner/name", REVISION),
+        ("./owner/name", "local", "./owner/name", None),
+        ("/models/sd2", "local", "/models/sd2", None),
+        ("~/models/sd2", "local", "~/models/sd2", None),
+        ("file:///models/sd2", "local", "file:///models/sd2", None),
+        ("models/sd/2", "local", "models/sd/2", None),
+        ("s3://bucket/sd2/", "bucket", "s3://bucket/sd2", None),
+        ("gs://bucket/sd2", "bucket", "gs://bucket/sd2", None),
+    ],
+)
+def test_a_source_is_known_by_its_form(text: str, kind: str, uri: str, revision: str | None) -> None:
+    source = parse(text)
+    assert (source.kind, source.uri, source.revision) == (kind, uri, revision)
+
+
+def test_a_hub_repository_without_a_revision_is_refused_with_what_to_do() -> None:
+    line = refusal(lambda: parse("owner/name"))
+    assert "owner/name@COMMIT" in line
+    assert "./owner/name" in line
+
+
+@pytest.mark.parametrize("revision", ["main", "", "0123abc", REVISION.upper(), REVISION + "0"])
+def test_a_revision_that_may_move_is_refused(revision: str) -> None:
+    assert "40 hexadecimal digits" in refusal(lambda: parse(f"owner/name@{revision}"))
+    assert "40 hexadecimal digits" in refusal(lambda: parse("owner/name", revision=revision))
+
+
+def test_a_folder_that_is_there_is_meant_before_the_hub(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(model.parent.parent)
+    name = f"{model.parent.name}/{model.name}"
+    assert parse(name).kind == "local"
+    assert parse(f"{name}@{REVISION}").kind == "hub"
+
+
+@pytest.mark.parametrize("text", ["", " ", "builtin:tiny ", "http://host/model", "hf://owner/name", "builtins:tiny"])
+def test_other_forms_are_refused_with_the_forms_there_are(text: str) -> None:
+    assert "builtin:tiny" in refusal(lambda: parse(text))
+
+
+def test_an_unknown_builtin_model_is_refused() -> None:
+    assert "builtin:tiny" in refusal(lambda: check("builtin:huge"))
+
+
+def test_a_revision_belongs_to_the_hub_alone() -> None:
+    assert "sha256" in refusal(lambda: parse("./model", revision=REVISION))
+
+
+def test_a_pin_that_is_no_digest_is_refused() -> None:
+    assert "64 hexadecimal digits" in refusal(lambda: parse("./model", sha256="abc"))
+
+
+def test_the_builtin_model_has_every_part() -> None:
+    assert check("builtin:tiny").kind == "builtin"
+    assert resolve("builtin:tiny").path.name == "tiny"
+
+
+def test_a_whole_folder_passes(model: Path) -> None:
+    check(str(model))
+    check(f"file://{model}")
+
+
+def test_a_missing_folder_names_another_source(tmp_path: Path) -> None:
+    line = refusal(lambda: check(str(tmp_path / "nowhere")))
+    assert "no such folder" in line
+    assert MIRROR in line
+    assert "November 2025" in line
+
+
+def test_a_file_is_no_folder(model: Path) -> None:
+    assert "is a file" in refusal(lambda: check(str(model / "model_index.json")))
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_missing_part_is_named(model: Path, part: str) -> None:
+    shutil.rmtree(model / part)
+    assert f"{part}/" in refusal(lambda: check(str(model)))
+    check(str(model), [name for name in PARTS if name != part])
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "vae/diffusion_pytorch_model.safetensors",
+        "unet/diffusion_pytorch_model.safetensors",
+        "text_encoder/model.safetensors",
+        "text_encoder/config.json",
+        "tokenizer/vocab.json",
+        "scheduler/scheduler_config.json",
+    ],
+)
+def test_a_missing_file_is_named(model: Path, name: str) -> None:
+    (model / name).unlink()
+    assert f"{name} is missing" in refusal(lambda: check(str(model)))
+
+
+def test_weights_that_may_run_code_are_not_taken(model: Path) -> None:
+    (model / "text_encoder/model.safetensors").rename(model / "text_encoder/pytorch_model.bin")
+    assert "convert text_encoder/pytorch_model.bin" in refusal(lambda: check(str(model)))
+
+
+def test_weights_in_several_files_are_taken(model: Path) -> None:
+    unet = model / "unet"
+    (unet / "diffusion_pytorch_model.safetensors").rename(unet / "diffusion_pytorch_model-00001-of-00001.safetensors")
+    (unet / "diffusion_pytorch_model.safetensors.index.json").write_text("{}")
+    check(str(model))
+    assert "unet/diffusion_pytorch_model-00001-of-00001.safetensors" in sources.present(model)
+
+
+@pytest.mark.parametrize(
+    ("part", "key", "value", "says"),
+    [
+        ("text_encoder", "hidden_size", 32, "gives 32 channels and the U-Net takes 64"),
+        ("vae", "latent_channels", 16, "latent_channels: expected 4, got 16"),
+        ("vae", "_class_name", "VQModel", "expected 'AutoencoderKL'"),
+        ("unet", "_class_name", "FluxTransformer2DModel", "expected 'UNet2DConditionModel'"),
+        ("text_encoder", "model_type", "t5", "expected 'clip_text_model'"),
+    ],
+)
+def test_parts_that_do_not_fit_are_refused(model: Path, part: str, key: str, value: object, says: str) -> None:
+    path = model / part / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
+    assert says in refusal(lambda: check(str(model)))
+
+
+@pytest.mark.parametrize("text", ["not json", "[1]"])
+def test_a_damaged_configuration_is_named(model: Path, text: str) -> None:
+    (model / "vae/config.json").write_text(text)
+    assert "vae/config.json is not" in refusal(lambda: check(str(model)))
+
+
+def test_the_digest_is_the_one_of_sha256sum(model: Path) -> None:
+    names = sources.present(model)
+    sums = "".join(f"{hashlib.sha256((model / name).read_bytes()).hexdigest()}  {name}\n" for name in names)
+    assert resolve(str(model)).digest == hashlib.sha256(sums.encode()).hexdigest()
+    if shutil.which("sha256sum"):
+        printed = subprocess.run(["sha256sum", *names], cwd=model, check=True, capture_output=True).stdout
+        assert printed.decode() == sums
+
+
+def test_the_digest_follows_every_content_and_every_name(model: Path) -> None:
+    seen = {resolve(str(model)).digest}
+    for name in sources.present(model):
+        path = model / name
+        before = path.read_bytes()
+        path.write_bytes(before + b" ")
+        seen.add(resolve(str(model)).digest)
+        path.write_bytes(before)
+    assert len(seen) == 1 + len(sources.present(model))
+    (model / "tokenizer/merges.txt").rename(model / "tokenizer/added_tokens.json")
+    seen.add(resolve(str(model)).digest)
+    assert len(seen) == 2 + 10
+
+
+def test_other_files_in_the_folder_do_not_change_the_digest(model: Path) -> None:
+    before = resolve(str(model)).digest
+    for name in ("README.md", "vae/diffusion_pytorch_model.fp16.safetensors", "unet/diffusion_pytorch_model.bin"):
+        (model / name).write_text("other")
+    assert resolve(str(model)).digest == before
+
+
+def test_a_pinned_model_that_has_changed_is_refused(model: Path) -> None:
+    pinned = resolve(str(model)).digest
+    assert resolve(str(model), sha256=pinned).digest == pinned
+    (model / "vae/diffusion_pytorch_model.safetensors").write_bytes(b"other weights")
+    line = refusal(lambda: resolve(str(model), sha256=pinned))
+    assert pinned in line
+    assert "has changed" in line
+
+
+def test_an_empty_folder_is_no_model(tmp_path: Path) -> None:
+    assert "is missing" in refusal(lambda: resolve(str(tmp_path)))
+
+
+def test_the_digest_of_a_large_model_is_remembered_until_a_file_changes(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache, "REMEMBER_FROM", 1)
+    hashed = []
+    real = layout.digest
+    monkeypatch.setattr(layout, "digest", lambda path, names: hashed.append(path) or real(path, names))
+    first = resolve(str(model)).digest
+    assert resolve(str(model)).digest == first
+    assert len(hashed) == 1
+    (model / "vae/diffusion_pytorch_model.safetensors").write_bytes(b"other weights")
+    assert resolve(str(model)).digest != first
+    assert len(hashed) == 2
+
+
+def test_checking_needs_no_torch(model: Path) -> None:
+    code = (
+        "import sys; sys.modules['torch'] = sys.modules['diffusers'] = sys.modules['transformers'] = None\n"
+        f"from sdp.model.sources import check, resolve; check({str(model)!r}); resolve({str(model)!r})\n"
+        "from sdp.model.sources import check; check('builtin:tiny')\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+# A local folder stands for a bucket here: what is tested is our side. The S3 server is in tests/integration.
+
+
+@pytest.fixture
+def bucket(model: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The URI of a bucket that is the folder `model`."""
+    real = open_storage
+
+    def opened(uri: str, options: StorageOptions | None = None) -> Storage:
+        return real(str(model) if uri.startswith("s3://") else uri, options)
+
+    monkeypatch.setattr("sdp.storage.open_storage", opened)
+    return "s3://bucket/model"
+
+
+def test_a_model_in_a_bucket_is_checked_and_downloaded(bucket: str, model: Path, home: Path) -> None:
+    (model / "README.md").write_text("not downloaded")
+    check(bucket)
+    got = resolve(bucket)
+    assert got.path == home / got.digest
+    assert got.digest == resolve(str(model)).digest
+    assert sources.present(got.path) == sources.present(model)
+    assert not (got.path / "README.md").exists()
+    check(str(got.path))
+
+
+def test_a_bucket_is_read_once_however_many_ask(bucket: str, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reads: list[str] = []
+    real = LocalStorage.read_range
+
+    def counted(self: LocalStorage, path: str, start: int, length: int) -> bytes:
+        reads.append(path)
+        return real(self, path, start, length)
+
+    monkeypatch.setattr(LocalStorage, "read_range", counted)
+    with ThreadPoolExecutor(8) as pool:
+        models = list(pool.map(lambda _: resolve(bucket), range(8)))
+    assert len({model.path for model in models}) == 1
+    assert sorted(reads) == sources.present(models[0].path)
+    assert [path.name for path in home.iterdir() if path.name.startswith(".partial")] == []
+
+
+def test_a_download_that_broke_off_leaves_no_model_and_the_next_one_succeeds(
+    bucket: str, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = LocalStorage.read_range
+    reads: list[str] = []
+
+    def breaking(self: LocalStorage, path: str, start: int, length: int) -> bytes:
+        reads.append(path)
+        if len(reads) == 4:
+            raise Unavailable("the server is gone")
+        return real(self, path, start, length)
+
+    monkeypatch.setattr(LocalStorage, "read_range", breaking)
+    with pytest.raises(Unavailable, match="gone"):
+        resolve(bucket)
+    assert [path.name for path in home.iterdir() if not path.name.startswith(".")] == []
+    got = resolve(bucket)
+    assert sources.present(got.path) == sources.present(Path(resolve(bucket).path))
+    assert layout.digest(got.path, sources.present(got.path)) == got.digest
+
+
+def test_a_file_that_ends_early_is_no_file(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LocalStorage, "read_range", lambda *_: b"")
+    with pytest.raises(Unavailable, match="ended early, at 0 of"):
+        resolve(bucket)
+
+
+def test_large_files_are_read_in_pieces(bucket: str, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache, "CHUNK", 5)
+    assert resolve(bucket).digest == resolve(str(model)).digest
+
+
+def test_a_model_that_changes_during_its_download_is_not_kept(
+    bucket: str, model: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = LocalStorage.read_range
+
+    def changing(self: LocalStorage, path: str, start: int, length: int) -> bytes:
+        data = real(self, path, start, length)
+        (model / "vae/diffusion_pytorch_model.safetensors").write_bytes(b"somebody else's, and longer")
+        return data
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalStorage, "read_range", changing)
+        with pytest.raises(Unavailable, match=r"ended early|changed while it was downloaded"):
+            resolve(bucket)
+    assert [path.name for path in home.iterdir() if not path.name.startswith(".")] == []
+    assert resolve(bucket).digest == resolve(str(model)).digest
+
+
+def test_a_bucket_whose_model_was_replaced_gives_the_new_one(bucket: str, model: Path) -> None:
+    before = resolve(bucket)
+    (model / "vae/diffusion_pytorch_model.safetensors").write_bytes(b"a new version of it")
+    after = resolve(bucket)
+    assert after.digest != before.digest
+    assert "has changed" in refusal(lambda: resolve(bucket, sha256=before.digest))
+
+
+def test_a_bucket_without_a_model_is_refused(bucket: str, model: Path) -> None:
+    shutil.rmtree(model)
+    model.mkdir()
+    assert "no model" in refusal(lambda: resolve(bucket))
+    assert "is missing" in refusal(lambda: check(bucket))
+
+
+def test_a_large_bucket_is_not_listed_beyond_the_parts(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    listed: list[str] = []
+    real = LocalStorage.list
+
+    def noted(self: LocalStorage, prefix: str = "") -> list[FileInfo]:
+        listed.append(prefix)
+        return real(self, prefix)
+
+    monkeypatch.setattr(LocalStorage, "list", noted)
+    check(bucket)
+    assert listed == []
+    resolve(bucket)
+    assert set(listed) == set(PARTS)
+
+
+def test_a_cache_that_cannot_be_written_is_one_line(bucket: str, home: Path) -> None:
+    home.parent.mkdir(parents=True)
+    home.write_text("a file where the folder should be")
+    with pytest.raises(Exception, match="XDG_CACHE_HOME") as caught:
+        resolve(bucket)
+    assert "\n" not in str(caught.value)

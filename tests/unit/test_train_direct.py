@@ -1,0 +1,91 @@
+"""The direct reader."""
+
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from sdp.datasets.manifest import Dataset
+from sdp.errors import DatasetError
+from sdp.train.data.batch import PAD
+from sdp.train.data.direct import DirectReader
+from sdp.train.data.latents import open_latents
+from sdp.train.data.order import OrderShape
+from tests.latents import latent_of, make_latents, tokens_of
+
+SHAPE = OrderShape(lanes=3, units=2, row_groups=2)
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    return make_latents(tmp_path_factory.mktemp("latents"), 203, failed=10)
+
+
+def reader(dataset: Dataset, rank: int = 0, world: int = 1, **kwargs: object) -> DirectReader:
+    return DirectReader(open_latents(dataset, 64), 5, SHAPE, rank, world, **kwargs)  # type: ignore[arg-type]
+
+
+def test_each_written_row_comes_once_with_its_own_latent_and_text(dataset: Dataset) -> None:
+    seen = []
+    for batch in reader(dataset).batches(0, 0, 16):
+        assert (batch.latents.dtype, batch.latents.shape) == (torch.float16, (16, 4, 8, 8))
+        for row, weight, latent, tokens in zip(batch.rows, batch.weights, batch.latents, batch.token_ids, strict=True):
+            if row == PAD:
+                assert weight == 0
+                assert not latent.any()
+                continue
+            assert weight == 1
+            assert np.array_equal(latent.numpy(), latent_of(int(row), 8))
+            assert np.array_equal(tokens.numpy(), tokens_of(int(row), 1000))
+            seen.append(int(row))
+    assert sorted(seen) == [row for row in range(203) if row % 10]
+
+
+@pytest.mark.parametrize("world", [1, 2, 5])
+def test_workers_take_equal_steps_whose_rows_are_the_single_workers(dataset: Dataset, world: int) -> None:
+    alone = [set(batch.counted.tolist()) for batch in reader(dataset).batches(1, 0, 20)]
+    shares = [list(reader(dataset, rank, world).batches(1, 0, 20)) for rank in range(world)]
+    assert {len(share) for share in shares} == {len(alone)}
+    assert {len(batch) for share in shares for batch in share} == {-(-20 // world)}
+    for step, rows in enumerate(alone):
+        together = [row for share in shares for row in share[step].counted.tolist()]
+        assert sorted(together) == sorted(rows)
+
+
+def test_an_epoch_continues_where_it_was_left(dataset: Dataset) -> None:
+    whole = list(reader(dataset).batches(0, 0, 16))
+    rest = list(reader(dataset).batches(0, 5 * 16, 16))
+    assert [b.rows.tolist() for b in rest] == [b.rows.tolist() for b in whole[5:]]
+
+
+def test_rows_that_are_to_be_left_out_weigh_nothing_and_shift_no_others(dataset: Dataset) -> None:
+    whole = list(reader(dataset).batches(0, 0, 16))
+    some = list(reader(dataset, weighing=lambda: lambda rows: (rows % 2).astype(np.float32)).batches(0, 0, 16))
+    for left, right in zip(whole, some, strict=True):
+        assert left.rows.tolist() == right.rows.tolist()
+        assert right.counted.tolist() == [row for row in left.counted.tolist() if row % 2]
+
+
+def test_leaving_in_mid_epoch_leaves_no_thread_behind(dataset: Dataset) -> None:
+    before = threading.active_count()
+    batches = reader(dataset).batches(0, 0, 4)
+    next(batches)
+    batches.close()  # type: ignore[attr-defined]
+    assert threading.active_count() == before
+
+
+def test_a_corrupt_row_group_is_named(tmp_path: Path) -> None:
+    dataset = make_latents(tmp_path, 80)
+    part = tmp_path / "latents" / "parts" / "000000001.parquet"
+    content = bytearray(part.read_bytes())
+    content[2000:2100] = bytes(100)
+    part.write_bytes(content)
+    with pytest.raises(DatasetError, match=r"000000001\.parquet: corrupt row group"):
+        list(reader(dataset).batches(0, 0, 8))
+
+
+def test_a_resolution_that_is_not_there_is_told_with_those_that_are(dataset: Dataset) -> None:
+    with pytest.raises(DatasetError, match=r"data\.resolution: expected one that .* has \(64\), got 256"):
+        open_latents(dataset, 256)

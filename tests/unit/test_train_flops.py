@@ -1,0 +1,11 @@
+"""What a sample costs."""
+
+import pytest
+
+from sdp.model import sd2
+from sdp.train.flops import unet_flops
+
+
+@pytest.mark.parametrize(("resolution", "gigaflops"), [(256, 539), (512, 2409)])
+def test_stable_diffusions_unet_costs_what_was_counted_by_others(resolution: int, gigaflops: float) -> None:
+    assert unet_flops(dict(sd2.UNET), resolution) / 1e9 == pytest.approx(gigaflops, rel=0.01)

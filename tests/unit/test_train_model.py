@@ -1,0 +1,80 @@
+"""The noise schedule, the loss and the moving average, against diffusers and by hand."""
+
+import pytest
+import torch
+from diffusers import DDPMScheduler
+from diffusers.training_utils import compute_snr
+from torch import nn
+
+from sdp.model.ema import Ema
+from sdp.model.loss import min_snr_weights, sample_losses
+from sdp.model.schedule import scaled_linear
+
+
+def theirs(**kwargs: object) -> DDPMScheduler:
+    return DDPMScheduler(beta_schedule="scaled_linear", beta_start=0.00085, beta_end=0.012, **kwargs)  # type: ignore[arg-type]
+
+
+def test_the_schedule_is_stable_diffusions() -> None:
+    ours = scaled_linear().alphas_cumprod
+    assert len(ours) == 1000
+    assert float(ours[-1]) == pytest.approx(0.0046601, abs=5e-8)
+    assert torch.allclose(ours, theirs().alphas_cumprod, rtol=1e-4)
+
+
+@pytest.mark.parametrize("zero", [False, True])
+def test_noise_and_velocity_are_diffusers(zero: bool) -> None:
+    schedule, scheduler = scaled_linear(zero_terminal_snr=zero), theirs(rescale_betas_zero_snr=zero)
+    latents, noise = torch.randn(5, 4, 8, 8), torch.randn(5, 4, 8, 8)
+    timesteps = torch.tensor([0, 1, 500, 998, 999])
+    noisy = scheduler.add_noise(latents, noise, timesteps)
+    assert torch.allclose(schedule.add_noise(latents, noise, timesteps), noisy, atol=1e-4)
+    velocity = scheduler.get_velocity(latents, noise, timesteps)
+    assert torch.allclose(schedule.target("v", latents, noise, timesteps), velocity, atol=1e-4)
+    assert schedule.target("epsilon", latents, noise, timesteps) is noise
+
+
+def test_zero_terminal_snr_leaves_nothing_of_the_picture_at_the_end() -> None:
+    schedule = scaled_linear(zero_terminal_snr=True)
+    assert schedule.signal[-1] == 0
+    assert schedule.noise[-1] == 1
+    assert schedule.signal[0] == scaled_linear().signal[0]
+
+
+def test_min_snr_weights_are_diffusers() -> None:
+    timesteps = torch.arange(0, 1000, 7)
+    snr = compute_snr(theirs(), timesteps)
+    capped = torch.stack([snr, torch.full_like(snr, 5.0)], dim=1).min(dim=1)[0]
+    assert torch.allclose(min_snr_weights(scaled_linear(), timesteps, "epsilon", 5.0), capped / snr, rtol=1e-3)
+    assert torch.allclose(min_snr_weights(scaled_linear(), timesteps, "v", 5.0), capped / (snr + 1), rtol=1e-3)
+
+
+def test_min_snr_weights_are_finite_where_there_is_no_signal() -> None:
+    schedule = scaled_linear(zero_terminal_snr=True)
+    for prediction in ("epsilon", "v"):
+        assert min_snr_weights(schedule, torch.tensor([999]), prediction, 5.0).isfinite().all()
+
+
+def test_the_loss_is_computed_in_fp32_whatever_the_model_computes_in() -> None:
+    big = torch.full((1, 4, 8, 8), 300.0, dtype=torch.float16)  # whose square is beyond fp16
+    assert sample_losses(big, torch.zeros_like(big)).tolist() == [90_000.0]
+
+
+def test_the_average_follows_the_weights_with_a_rising_decay() -> None:
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.constant_(model.weight, 1.0)
+    ema, by_hand = Ema(model, 0.5), 1.0
+    for step in range(1, 12):
+        nn.init.constant_(model.weight, float(step))
+        ema.update(step)
+        decay = min(0.5, (1 + step) / (10 + step))
+        by_hand = decay * by_hand + (1 - decay) * step
+        assert float(ema.state_dict()["weight"]) == pytest.approx(by_hand, rel=1e-6)
+    other = nn.Linear(1, 1, bias=False)
+    ema.copy_to(other)
+    assert float(other.weight) == pytest.approx(by_hand, rel=1e-6)
+
+
+def test_the_average_stays_in_fp32_beside_half_precision_weights() -> None:
+    model = nn.Linear(4, 4, bias=False).half()
+    assert Ema(model, 0.9).state_dict()["weight"].dtype == torch.float32

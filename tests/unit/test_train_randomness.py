@@ -1,0 +1,78 @@
+"""Random numbers that belong to a row."""
+
+import pytest
+import torch
+
+from sdp.train.randomness import Purpose, RowRandom, philox
+
+
+@pytest.mark.parametrize(
+    ("counter", "key", "expected"),
+    [  # the known answers that Random123 publishes for philox4x32-10
+        ((0, 0, 0, 0), (0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
+        (
+            (0xFFFFFFFF, 0xFFFFFFFF, 0xFFFFFFFF, 0xFFFFFFFF),
+            (0xFFFFFFFF, 0xFFFFFFFF),
+            (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD),
+        ),
+        (
+            (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344),
+            (0xA4093822, 0x299F31D0),
+            (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1),
+        ),
+    ],
+)
+def test_philox_gives_its_known_answers(
+    counter: tuple[int, ...], key: tuple[int, int], expected: tuple[int, ...]
+) -> None:
+    words = philox(tuple(torch.tensor([word]) for word in counter), key)  # type: ignore[arg-type]
+    assert tuple(int(word) for word in words) == expected
+
+
+def rows(*addresses: int) -> torch.Tensor:
+    return torch.tensor(addresses)
+
+
+def test_a_rows_numbers_do_not_depend_on_the_batch_it_is_in() -> None:
+    together = RowRandom(3, 1, rows(5, 1_740_800_000, 2**40 + 5, 9))
+    for place, row in enumerate((5, 1_740_800_000, 2**40 + 5, 9)):
+        alone = RowRandom(3, 1, rows(row))
+        assert torch.equal(alone.normal(Purpose.NOISE, 4, 8, 8)[0], together.normal(Purpose.NOISE, 4, 8, 8)[place])
+        assert alone.integers(Purpose.TIMESTEP, 1000) == together.integers(Purpose.TIMESTEP, 1000)[place]
+
+
+def test_seed_epoch_row_and_purpose_each_change_the_numbers() -> None:
+    def draw(seed: int = 1, epoch: int = 2, row: int = 3, purpose: Purpose = Purpose.NOISE) -> torch.Tensor:
+        return RowRandom(seed, epoch, rows(row)).normal(purpose, 16)
+
+    others = [draw(seed=2), draw(epoch=3), draw(row=4), draw(row=2**32 + 3), draw(purpose=Purpose.VAE), draw(2**32 + 1)]
+    assert all((other != draw()).all() for other in others)
+
+
+def test_normal_numbers_are_normal_and_independent_of_each_other() -> None:
+    numbers = RowRandom(0, 0, torch.arange(2000)).normal(Purpose.NOISE, 100).double()
+    assert abs(numbers.mean()) < 0.01
+    assert abs(numbers.var() - 1) < 0.01
+    assert abs((numbers**3).mean()) < 0.03
+    assert abs((numbers**4).mean() - 3) < 0.05
+    neighbours = torch.corrcoef(numbers.T)
+    neighbours.fill_diagonal_(0)
+    assert neighbours.abs().max() < 0.12
+    assert torch.corrcoef(numbers[:200]).fill_diagonal_(0).abs().max() < 0.5
+
+
+def test_an_odd_count_of_numbers_is_as_good_as_an_even_one() -> None:
+    assert RowRandom(0, 0, torch.arange(3)).normal(Purpose.NOISE, 3, 5).shape == (3, 3, 5)
+
+
+def test_timesteps_are_spread_evenly() -> None:
+    drawn = RowRandom(0, 0, torch.arange(100_000)).integers(Purpose.TIMESTEP, 10)
+    assert drawn.min() == 0
+    assert drawn.max() == 9
+    assert (torch.bincount(drawn).float() / 10_000 - 1).abs().max() < 0.04
+
+
+@pytest.mark.parametrize("probability", [0.0, 0.1, 1.0])
+def test_an_event_happens_as_often_as_its_probability_says(probability: float) -> None:
+    happens = RowRandom(0, 0, torch.arange(100_000)).chance(Purpose.CAPTION_DROPOUT, probability)
+    assert abs(happens.float().mean() - probability) < (0.004 if 0 < probability < 1 else 1e-9)
