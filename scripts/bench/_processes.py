@@ -27,7 +27,7 @@ class Cost:
     """The highest sum of proportional set sizes: a page shared by two processes counts once."""
     code: int = 0
     by_name: dict[str, float] = field(default_factory=dict)
-    """CPU seconds by the program's name."""
+    """CPU seconds by the program's last name."""
 
 
 def run_and_measure(
@@ -72,6 +72,12 @@ def run_and_measure(
     return cost
 
 
+def cpu_seconds(root: int) -> float:
+    """The CPU time that a process and its descendants have taken so far, those that have ended apart."""
+    stats = map(_stat, [root, *_descendants(root)])
+    return sum(int(stat[11]) + int(stat[12]) for stat in stats if stat) / _TICKS
+
+
 def _descendants(root: int) -> list[int]:
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
@@ -96,18 +102,19 @@ def _stat(pid: int) -> list[str]:
 def _look(pid: int, seen: dict[tuple[int, str], tuple[str, float]]) -> None:
     stat = _stat(pid)
     if stat:
-        seen[pid, stat[19]] = (_name(pid), (int(stat[11]) + int(stat[12])) / _TICKS)
+        known = seen.get((pid, stat[19]), ("", 0.0))[0]
+        seen[pid, stat[19]] = (_name(pid) or known, (int(stat[11]) + int(stat[12])) / _TICKS)
 
 
 def _name(pid: int) -> str:
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().decode("utf-8", "replace").split("\0")
     except OSError:
-        return "gone"
+        return ""
     if len(words) > 2 and words[1] == "-m":
         return words[2]
     scripts = [word for word in words[1:] if word.endswith(".py")]
-    return Path(scripts[0] if scripts else words[0].split(" ")[0]).name or "?"
+    return Path(scripts[0] if scripts else words[0].split(" ")[0]).name
 
 
 def _memory(pid: int) -> int:

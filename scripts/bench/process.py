@@ -2,19 +2,20 @@
 
     python -m scripts.bench.process [--images 600] [--only transform,pipeline,bytes,encoder]
 
-Everything is measured on this machine in one run; what counts are the ratios. The pipelines are run on a few images and
-on many: the difference is what an image costs, starting up apart.
+Everything is measured on this machine in one run; what counts are the ratios. A pipeline's rate is that from the end of
+its first batch to the end of its last, starting up apart.
 """
 
 import argparse
 import io
 import json
+import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -22,7 +23,6 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from scripts.bench._photos import make_photos
-from scripts.bench._processes import run_and_measure
 
 if TYPE_CHECKING:
     from sdp.process.recipe import Recipe
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = ROOT / "sdp" / "model" / "tiny"
 TIMEOUT_S = 900
+Cost = dict[str, float]
+"""Of an image: `seconds` and `cpu_s`."""
 PARTS = ("transform", "pipeline", "bytes", "encoder")
 RUNS = (
     (64, "fp32", "token_ids"),
@@ -139,45 +141,24 @@ def _psnr(a: NDArray[np.uint8], b: NDArray[np.uint8]) -> float:
 
 
 def pipeline(folder: Path, photos: list[bytes]) -> None:
-    """Whole runs on a local Ray, from a Parquet of images to a Parquet of latents."""
-    few = min(64, len(photos) // 4)
-    print(f"pipeline on a local Ray, tiny models, {len(photos)} images (less what {few} take)")
-    print("  px   precision          theirs        ours    ratio      CPU ms an image: theirs    ours")
-    for side, dtype, text in (
-        (64, "fp32", "token_ids"),
-        (64, "fp32", "text_embedding"),
-        (256, "fp32", "token_ids"),
-        (256, "bf16", "token_ids"),
-    ):
-        some = photos if side == 64 else photos[: few + 256]
-        costs = {who: _cost_of(folder, who, some, few, side, dtype, text) for who in ("theirs", "ours")}
-        (theirs_s, theirs_cpu), (ours_s, ours_cpu) = costs["theirs"], costs["ours"]
+    """Whole runs on a local Ray, from a Parquet of images to a Parquet of latents, once the first batch is through."""
+    print("pipeline on a local Ray, tiny models")
+    print("  px   ours in                theirs        ours    ratio     CPU ms an image: theirs    ours")
+    theirs: dict[int, Cost] = {}
+    for side, dtype, text in RUNS:
+        source = write_source(folder / f"source-{side}", photos * (5 if side == 64 else 2))
+        if side not in theirs:
+            theirs[side] = _run(folder, "theirs", {"source": str(source), "side": side})
+        ours: Cost = _run(folder, "ours", {"source": str(source), "side": side, "dtype": dtype, "text": text})
         what = f"{dtype}{', embeddings' if text != 'token_ids' else ''}"
+        rates = [1 / cost["seconds"] for cost in (theirs[side], ours)]
+        cpu = [1e3 * cost["cpu_s"] for cost in (theirs[side], ours)]
         print(
-            f"  {side:<4} {what:<16} {1 / theirs_s:6.1f} img/s {1 / ours_s:6.1f} img/s   {theirs_s / ours_s:.2f}×"
-            f"   {theirs_cpu * 1e3:22.1f} {ours_cpu * 1e3:9.1f}",
+            f"  {side:<4} {what:<16} {rates[0]:6.1f} img/s {rates[1]:6.1f} img/s    {rates[1] / rates[0]:.2f}×"
+            f"   {cpu[0]:22.1f} {cpu[1]:9.1f}",
             flush=True,
         )
     print()
-
-
-def _cost_of(
-    folder: Path, who: str, photos: list[bytes], few: int, side: int, dtype: str, text: str
-) -> tuple[float, float]:
-    """(seconds, CPU seconds) of one more image."""
-    costs = []
-    for count in (few, len(photos)):
-        source = write_source(folder / f"source-{side}-{count}", photos[:count])
-        with tempfile.TemporaryDirectory(dir=folder) as output:
-            told = json.dumps({"source": str(source), "output": output, "side": side, "dtype": dtype, "text": text})
-            command = [sys.executable, "-m", "scripts.bench._process_run", who, told]
-            cost = run_and_measure(command, timeout_s=TIMEOUT_S, cwd=ROOT)
-            if cost.code:
-                raise SystemExit(f"bench process: {who} ended with exit code {cost.code}")
-            seconds = float((Path(output) / "seconds").read_text())
-        costs.append((seconds, cost.cpu_s))
-    more = len(photos) - few
-    return (costs[1][0] - costs[0][0]) / more, (costs[1][1] - costs[0][1]) / more
 
 
 def write_source(folder: Path, photos: list[bytes], group: int = 32) -> Path:
@@ -192,21 +173,24 @@ def write_source(folder: Path, photos: list[bytes], group: int = 32) -> Path:
     return folder
 
 
+def _run(folder: Path, who: str, told: dict[str, object]) -> Any:
+    """What one run in a process of its own finds; what it says is shown if it fails."""
+    with tempfile.TemporaryDirectory(dir=folder) as output, (folder / "said").open("w+b") as said:
+        command = [sys.executable, "-m", "scripts.bench._process_run", who, json.dumps({**told, "output": output})]
+        done = subprocess.run(command, timeout=TIMEOUT_S, cwd=ROOT, check=False, stdout=said, stderr=subprocess.STDOUT)
+        if done.returncode:
+            said.seek(0)
+            raise SystemExit(f"bench process: {who}: exit code {done.returncode}\n{said.read().decode()[-4000:]}")
+        return json.loads((Path(output) / "found").read_text())
+
+
 # --- bytes -----------------------------------------------------------------------------------------------------------
 
 
 def stored_bytes(folder: Path, photos: list[bytes]) -> None:
     """What an image takes on disk at 256 px: ours as written, theirs in the shapes of Stable Diffusion 2."""
     source = write_source(folder / "source-bytes", photos)
-    with tempfile.TemporaryDirectory(dir=folder) as output:
-        told = {"source": str(source), "output": output, "side": 256, "dtype": "bf16", "text": "token_ids"}
-        run_and_measure(
-            [sys.executable, "-m", "scripts.bench._process_run", "ours", json.dumps(told)],
-            timeout_s=TIMEOUT_S,
-            cwd=ROOT,
-        )
-        parts = list(Path(output, "ours", "parts").iterdir())
-        ours = sum(part.stat().st_size for part in parts) / sum(pq.read_metadata(part).num_rows for part in parts)
+    ours = _run(folder, "size", {"source": str(source), "side": 256, "dtype": "bf16", "text": "token_ids"})
     draw = np.random.default_rng(0)
     columns = {}
     for name, count in (("image_latents_256", 4 * 32 * 32), ("caption_embeddings", 77 * 1024)):
@@ -226,29 +210,13 @@ def encoder(folder: Path, photos: list[bytes]) -> None:
     """The bare encoder on prepared chunks against the pipeline's, where transforms have capacity to spare."""
     source = write_source(folder / "source-encoder", photos * 3)
     print("encoder: images per second in the pipeline against the bare encoder's, 256 px")
-    for encoders, rate in ((1, 120.0), (2, 60.0), (4, 30.0), (1, 0.0)):
-        told = {"source": str(source), "side": 256, "encoders": encoders, "rate": rate}
-        if not rate:
-            told["limit"] = 512
-        with tempfile.TemporaryDirectory(dir=folder) as output:
-            command = [
-                sys.executable,
-                "-m",
-                "scripts.bench._process_run",
-                "encoder",
-                json.dumps({**told, "output": output}),
-            ]
-            run_and_measure(command, timeout_s=TIMEOUT_S, cwd=ROOT)
-            found = json.loads((Path(output) / "found").read_text())
-        kind = (
-            f"{encoders} that sleep as one of {rate:.0f} img/s would"
-            if rate
-            else "1, the tiny VAE on a core of its own"
-        )
-        share = found["pipeline"] / found["bare"]
+    for encoders, rate in ((1, 100.0), (2, 50.0), (4, 25.0), (1, 0.0)):
+        told: dict[str, object] = {"source": str(source), "side": 256, "encoders": encoders, "rate": rate}
+        found = _run(folder, "encoder", told if rate else {**told, "limit": 512})
+        kind = f"{encoders} that sleep as one of {rate:.0f} img/s would" if rate else "1, the tiny VAE on one core"
         print(
-            f"  {kind:<42} bare {found['bare']:6.1f}  pipeline {found['pipeline']:6.1f}  {share:.1%}"
-            f"   waited {found['wait']:.1%}",
+            f"  {kind:<42} bare {found['bare']:6.1f}  pipeline {found['pipeline']:6.1f} "
+            f" {found['pipeline'] / found['bare']:6.1%}   waited {found['wait']:.1%}",
             flush=True,
         )
     print()

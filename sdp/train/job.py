@@ -93,8 +93,13 @@ def _train_here(config: TrainConfig, plan: Plan, folder: RunFolder, lease: Lease
 
         callbacks = [*_callbacks(config, world, show), CheckLease(lease)]
         with _on_signals((signal.SIGTERM, signal.SIGINT), lambda name: _wish(stop, name)):
-            trainer = assemble(config, world, callbacks=callbacks, stop=stop)
-            reason = trainer.train()
+            try:
+                trainer = assemble(config, world, callbacks=callbacks, stop=stop)
+                reason = trainer.train()
+            except Exception as error:
+                lease.check()  # what is another job's by now is not written to
+                folder.record("gave_up", failures=[_line(error)])
+                raise
     folder.record("end", reason=reason, step=trainer.state.step)
     return TrainSummary(config.output.uri, folder.checkpoint(trainer.state.step).uri, trainer.state, reason)
 

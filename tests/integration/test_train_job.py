@@ -13,14 +13,17 @@ import ray
 import torch
 
 from sdp.datasets.ledger import Ledger
-from sdp.errors import DatasetError, LeaseHeld, ModelError, SdpError, UserError
+from sdp.errors import DatasetError, LeaseHeld, LeaseLost, ModelError, SdpError, UserError
 from sdp.lease import Lease
 from sdp.storage import open_storage
+from sdp.train.callbacks.base import Callback, StepReport
+from sdp.train.callbacks.watchdog import Watchdog
 from sdp.train.job import TrainSummary, run
 from sdp.train.run_folder import RunFolder
+from sdp.train.trainer import Trainer
 from tests.latents import make_latents
 from tests.tiny_model import make_tiny_model
-from tests.training import config
+from tests.training import config, train
 
 _DEADLINE_S = 240
 
@@ -119,6 +122,45 @@ def test_an_error_that_a_restart_would_not_mend_is_told_once_in_one_line(root: P
     with pytest.raises(ModelError, match="too short; the checkpoint is damaged"):
         run(config(root, max_steps=6))
     assert len([e for e in RunFolder(open_storage(how.output.uri)).events() if e["event"] == "recovered"]) == 0
+
+
+def test_in_the_driver_a_run_needs_no_ray_and_is_the_same(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sdp.cluster.connect", lambda **_: pytest.fail("Ray was asked for"))
+    how = config(root, max_steps=5, scaling__in_driver=True)
+    folder = RunFolder(open_storage(how.output.uri))
+    when(folder, "training", lambda _: os.kill(os.getpid(), signal.SIGINT))
+    first = run(how)
+    assert (first.reason, first.state.step < 5) == ("asked to stop: SIGINT", True)
+    finished = run(how)
+    assert (finished.reason, finished.state.step) == ("max_steps: 5 steps", 5)
+    alone = train(config(root, "alone", max_steps=5))
+    assert finished.state.loss == alone.state.loss
+    assert [event["event"] for event in folder.events()] == [
+        "start", "training", "checkpoint", "end", "start", "training", "checkpoint", "end",
+    ]  # fmt: skip
+
+
+def test_a_job_whose_lease_is_taken_over_stops_writing(root: Path) -> None:
+    how = config(root, max_steps=500, scaling__in_driver=True)
+    run_folder = open_storage(how.output.uri)
+    when(RunFolder(run_folder), "training", lambda _: run_folder.publish("_lease/0000000002.json", b"another's"))
+    with pytest.raises(LeaseLost, match="lease is lost"):
+        run(how)
+    assert RunFolder(run_folder).latest() is None
+
+
+def test_a_worker_that_hangs_leaves_its_stacks_and_ends(root: Path) -> None:
+    ended = threading.Event()
+
+    class Hang(Callback):
+        def on_step(self, trainer: Trainer, report: StepReport) -> None:  # noqa: ARG002
+            if report.step == 2:
+                assert ended.wait(_DEADLINE_S)
+
+    train(config(root, max_steps=3), callbacks=[Hang(), Watchdog(1.0, end=ended.set)])
+    (stacks,) = (root / "run/stacks").iterdir()
+    assert stacks.name.endswith("-worker-00000.txt")
+    assert "in on_step" in stacks.read_text()
 
 
 class TestBeforeAnythingIsTaken:

@@ -86,8 +86,7 @@ def lines(job: str, *overrides: str, path: str | None = None) -> list[str]:
         (
             "process",
             ["resolutions=250"],
-            "resolutions: expected a list of one or more, each a whole number of 8 or more, divisible by 8, got 250; "
-            "write [250]",
+            "resolutions: expected a list, each a whole number of 8 or more, divisible by 8, got 250; write [250]",
         ),
         (
             "process",
