@@ -199,7 +199,6 @@ class DedupConfig(Section):
     """What is left out because a lower row has it already."""
 
     urls: bool = key(True, "Fetch each URL once in the whole source.", shapes_output=True)
-    content: bool = key(False, "Keep each image once in the whole dataset, by its bytes.", shapes_output=True)
 
 
 class WorkersConfig(Section):
