@@ -1,12 +1,18 @@
 """Joining a Ray cluster, or starting one on this machine, and placing work by accelerator type."""
 
+import contextlib
 import logging
 import os
+import sys
+import tempfile
+from collections.abc import Iterator
 from typing import Any
 
 from sdp.errors import UserError
 
 ACCELERATOR_LABEL = "ray.io/accelerator-type"
+_TALKATIVE = ("ray._private.authentication", "ray.data._internal.progress")
+"""Loggers of Ray that warn of what is as it should be."""
 
 
 def connect(**local: Any) -> dict[str, float]:
@@ -20,16 +26,38 @@ def connect(**local: Any) -> dict[str, float]:
     if not ray.is_initialized():
         # A worker group's first start on a cluster that scales up takes longer than Train's minute.
         os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "1800")
+        # Ray's core writes to this terminal, too: as an error, for one, that actors are given what they are made from.
+        os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
+        for name in _TALKATIVE:
+            logging.getLogger(name).setLevel(logging.ERROR)
         # Without an address Ray would join whatever cluster it finds running on this machine.
         where: dict[str, Any] = {} if os.environ.get("RAY_ADDRESS") else {"address": "local", **local}
         try:
-            ray.init(log_to_driver=False, logging_level=logging.WARNING, configure_logging=True, **where)
+            with _without_lines_on("RAY_BACKEND_LOG_LEVEL"):
+                ray.init(log_to_driver=False, logging_level=logging.WARNING, configure_logging=True, **where)
         except ConnectionError as error:
             address = os.environ.get("RAY_ADDRESS", "")
             raise UserError(
                 f"RAY_ADDRESS: no Ray cluster answers at {address!r} ({error}); unset it or start one"
             ) from error
     return {name: float(count) for name, count in ray.cluster_resources().items()}  # type: ignore[no-untyped-call]  # Ray's
+
+
+@contextlib.contextmanager
+def _without_lines_on(what: str) -> Iterator[None]:
+    """Hold back what is written to stderr meanwhile, by libraries too, and then hand on all but lines on `what`."""
+    sys.stderr.flush()
+    with tempfile.TemporaryFile() as held:
+        terminal = os.dup(2)
+        os.dup2(held.fileno(), 2)
+        try:
+            yield
+        finally:
+            sys.stderr.flush()
+            os.dup2(terminal, 2)
+            os.close(terminal)
+            held.seek(0)
+            os.write(2, b"".join(line for line in held if what.encode() not in line))
 
 
 def accelerators() -> set[str]:

@@ -181,7 +181,7 @@ def judge(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def _server(folder: Path, images: int) -> Iterator[str]:
+def _server(folder: Path, images: int) -> Iterator[None]:
     """The image server, at the address that the metadata names; the metadata is written the first time."""
     from sdp.demo.shapes import write_metadata
 
@@ -192,6 +192,7 @@ def _server(folder: Path, images: int) -> Iterator[str]:
             f"demo: {folder} was made with --images {known['images']}, not {images}; give that number, or remove it"
         )
     port = known.get("port") or _free_port()
+    hosts = known.get("hosts") or _hosts()
     command = [
         sys.executable,
         "-m",
@@ -202,6 +203,7 @@ def _server(folder: Path, images: int) -> Iterator[str]:
         str(images),
         "--mix",
         "default",
+        *(argument for host in hosts for argument in ("--host", host)),
     ]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True)
     try:
@@ -212,13 +214,23 @@ def _server(folder: Path, images: int) -> Iterator[str]:
                 f"demo: the image server did not start at port {port}; end what uses that port, or remove {folder}"
             )
         if not known:
-            write_metadata(folder / "metadata", images, url, files=3)
-            state.write_text(json.dumps({"port": port, "images": images}) + "\n")
-        say(f"{images} captioned images at {url}, some of them broken on purpose; everything is kept in {folder}")
-        yield url
+            write_metadata(folder / "metadata", images, [f"http://{host}:{port}" for host in hosts], files=3)
+            state.write_text(json.dumps({"port": port, "hosts": hosts, "images": images}) + "\n")
+        say(f"{images} captioned images at {', '.join(hosts)} port {port}, some of them broken on purpose; everything is kept in {folder}")
+        yield
     finally:
         process.terminate()
         process.wait(STOP_DEADLINE_S)
+
+
+def _hosts() -> list[str]:
+    """Addresses of this machine that stand for as many sites; not every system has more than one."""
+    found = ["127.0.0.1"]
+    for host in ("127.0.0.2", "127.0.0.3", "127.0.0.4"):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind((host, 0))
+            found.append(host)
+    return found
 
 
 def _free_port() -> int:

@@ -12,7 +12,7 @@ painted or generated.
 import hashlib
 import io
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -189,14 +189,17 @@ def encode(shape: Shape) -> tuple[bytes, str, str]:
     return out.getvalue(), how.content_type, how.extension
 
 
-def metadata_table(n: int, base_url: str, seed: int = 0, start: int = 0) -> pa.Table:
-    """Rows `start` … `start + n` of the list of pictures, in the columns of LAION's own lists."""
-    base = base_url.rstrip("/")
+def metadata_table(n: int, base_url: str | Sequence[str], seed: int = 0, start: int = 0) -> pa.Table:
+    """Rows `start` … `start + n` of the list of pictures, in the columns of LAION's own lists.
+
+    With several base URLs the pictures are spread over them in turn.
+    """
+    bases = [base.rstrip("/") for base in ([base_url] if isinstance(base_url, str) else base_url)]
     shapes = [sample(i, seed) for i in range(start, start + n)]
     scores = [_scores(shape) for shape in shapes]
     return pa.table(
         {
-            "URL": pa.array([f"{base}/{shape.path}" for shape in shapes], pa.string()),
+            "URL": pa.array([f"{bases[shape.index % len(bases)]}/{shape.path}" for shape in shapes], pa.string()),
             "TEXT": pa.array([shape.caption for shape in shapes], pa.string()),
             "WIDTH": pa.array([shape.width for shape in shapes], pa.int32()),
             "HEIGHT": pa.array([shape.height for shape in shapes], pa.int32()),
@@ -209,7 +212,9 @@ def metadata_table(n: int, base_url: str, seed: int = 0, start: int = 0) -> pa.T
     )
 
 
-def write_metadata(folder: str | Path, n: int, base_url: str, files: int = 1, seed: int = 0) -> list[Path]:
+def write_metadata(
+    folder: str | Path, n: int, base_url: str | Sequence[str], files: int = 1, seed: int = 0
+) -> list[Path]:
     """Write the list as `files` Parquet files of nearly equal length, in order; returns their paths."""
     if files < 1:
         raise ValueError(f"a list has at least one file, got {files}")
@@ -366,8 +371,11 @@ def _triangle(x: Floats, y: Floats, radius: np.float32) -> Floats:
 
 def _star(x: Floats, y: Floats, radius: np.float32) -> Floats:
     """A pentagram: inside at least four of its five lines."""
-    lines = [x * np.float32(nx) + y * np.float32(ny) for nx, ny in _PENTAGON]
-    second: Floats = np.sort(np.stack(lines), axis=0)[3]
+    most = second = np.full_like(x, -np.inf)  # the largest distances so far
+    for nx, ny in _PENTAGON:
+        line = x * np.float32(nx) + y * np.float32(ny)
+        second = np.maximum(second, np.minimum(most, line))
+        most = np.maximum(most, line)
     return second - radius * np.float32(0.42)
 
 

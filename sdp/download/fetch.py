@@ -314,7 +314,7 @@ class Fetcher(Generic[Token]):
         location, status = slot.location, slot.status
         slot.end()
         self._free.append(slot)
-        self._turnstile.done(host)
+        self._turnstile.done(host, served=bool(status) and status not in transfer.THROTTLING_STATUSES)
         if not (failure and failure.unreachable):
             self._strikes.pop(host, None)
         if failure is None and status in transfer.REDIRECT_STATUSES:

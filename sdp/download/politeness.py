@@ -16,7 +16,8 @@ WAIT_FOR_RELEASE = float("inf")
 
 _FIRST_BACKOFF_S, _LONGEST_BACKOFF_S = 1.0, 60.0
 _RECOVERY_S = 30.0
-"""After so long without a complaint a host's rate is doubled, until it is what it was."""
+_RECOVERY_ANSWERS = 20
+"""After so long, or so many requests served, without a complaint a host's rate is doubled, until it is what it was."""
 _SLOWEST = 1 / 64
 _FORGET_S = 120.0
 """A host that nobody has asked for so long, and that has not complained, is forgotten."""
@@ -49,7 +50,14 @@ class _Host:
     complaints: int = 0
     slowdown: float = 1.0
     complained_at: float = 0.0
+    served: int = 0
+    """Requests answered since the last complaint, or since the last one was forgiven."""
     used_at: float = 0.0
+
+    def forgive(self) -> None:
+        """Take one complaint back."""
+        self.complaints -= 1
+        self.slowdown = min(1.0, self.slowdown * 2)
 
 
 class HostBudgets:
@@ -88,6 +96,16 @@ class HostBudgets:
         if known is not None:
             known.in_use = max(0, known.in_use - count)
 
+    def served(self, host: str, count: int = 1) -> None:
+        """Requests that the host has answered without asking for less."""
+        known = self._hosts.get(host)
+        if known is None or not known.complaints:
+            return
+        known.served += count
+        while known.complaints and known.served >= _RECOVERY_ANSWERS:
+            known.served -= _RECOVERY_ANSWERS
+            known.forgive()
+
     def hold(self, host: str, count: int, now: float) -> None:
         """Take note of requests that are under way already."""
         known = self._hosts.setdefault(host, _Host(tokens=self._limits.burst, counted_at=now, used_at=now))
@@ -103,7 +121,7 @@ class HostBudgets:
             pause = min(_LONGEST_BACKOFF_S, _FIRST_BACKOFF_S * 2.0**known.complaints)
             known.complaints += 1
             known.slowdown = max(_SLOWEST, known.slowdown / 2)
-            known.complained_at = now
+            known.complained_at, known.served = now, 0
         else:
             pause = 0.0
         known.blocked_until = max(known.blocked_until, now + max(pause, retry_after or 0.0))
@@ -115,8 +133,7 @@ class HostBudgets:
     def _recover(self, known: _Host, now: float) -> None:
         since = max(known.complained_at, known.blocked_until)
         while known.complaints and now - since >= _RECOVERY_S:
-            known.complaints -= 1
-            known.slowdown = min(1.0, known.slowdown * 2)
+            known.forgive()
             since = known.complained_at = since + _RECOVERY_S
 
     def _sweep(self, now: float) -> None:
@@ -139,6 +156,8 @@ class Ask:
     wants: Mapping[str, int]
     throttled: Mapping[str, float | None]
     """Hosts that said 429 or 503 since the last time, with their Retry-After."""
+    served: Mapping[str, int] = field(default_factory=dict)
+    """How many requests each host has answered otherwise since then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +190,8 @@ class SharedBudgets:
             elif change < 0:
                 self._budgets.release(host, -change)
         held = self._held[ask.worker] = dict(ask.holding)
+        for host, count in ask.served.items():
+            self._budgets.served(host, count)
         for host, retry_after in ask.throttled.items():
             self._budgets.throttle(host, now, retry_after)
         permits, waits = {}, {}
@@ -206,7 +227,8 @@ class Gate(Protocol):
     def acquire(self, host: str, now: float) -> float | None:
         """0: go. Seconds: ask again then. None: enough is being asked for already, try no further host now."""
 
-    def release(self, host: str) -> None: ...
+    def release(self, host: str, *, served: bool = False) -> None:
+        """A request is over; `served` if the host answered and did not ask for less."""
 
     def throttle(self, host: str, now: float, retry_after: float | None) -> None: ...
 
@@ -220,8 +242,10 @@ class LocalGate:
     def acquire(self, host: str, now: float) -> float | None:
         return self._budgets.acquire(host, now)
 
-    def release(self, host: str) -> None:
+    def release(self, host: str, *, served: bool = False) -> None:
         self._budgets.release(host)
+        if served:
+            self._budgets.served(host)
 
     def throttle(self, host: str, now: float, retry_after: float | None) -> None:
         self._budgets.throttle(host, now, retry_after)
@@ -238,6 +262,7 @@ class SharedGate:
     _in_flight: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     _wants: dict[str, int] = field(default_factory=dict)
     _throttled: dict[str, float | None] = field(default_factory=dict)
+    _served: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     _unused: int = 0
     has_news: bool = False
     """Whether there is something to tell or to ask."""
@@ -254,8 +279,10 @@ class SharedGate:
         self.has_news = True
         return WAIT_FOR_RELEASE
 
-    def release(self, host: str) -> None:
+    def release(self, host: str, *, served: bool = False) -> None:
         self.has_news = True
+        if served:
+            self._served[host] += 1
         self._in_flight[host] -= 1
         if not self._in_flight[host]:
             del self._in_flight[host]
@@ -283,8 +310,9 @@ class SharedGate:
             host: min(queued[host] - self._permits.get(host, 0), share) for host in self._wants if queued.get(host)
         }
         throttled, self._throttled = self._throttled, {}
+        served, self._served = dict(self._served), defaultdict(int)
         self.has_news = False
-        return Ask(self.worker, holding, {host: count for host, count in wants.items() if count > 0}, throttled)
+        return Ask(self.worker, holding, {host: count for host, count in wants.items() if count > 0}, throttled, served)
 
     def take(self, asked: Ask, answer: Answer) -> Mapping[str, float]:
         """Take in the answer. Returns which hosts' jobs can be looked at again, and after how many seconds."""
@@ -348,9 +376,9 @@ class Turnstile(Generic[Job]):
             return host, job
         return None
 
-    def done(self, host: str) -> None:
-        """A request to the host is over."""
-        self._gate.release(host)
+    def done(self, host: str, *, served: bool = False) -> None:
+        """A request to the host is over; `served` if it was answered and less was not asked for."""
+        self._gate.release(host, served=served)
         self.unpark(host)
 
     def throttle(self, host: str, now: float, retry_after: float | None) -> None:

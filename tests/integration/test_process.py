@@ -34,7 +34,7 @@ from tests.process_kit import config_of, every_tenth, images_table, make_images,
 
 @pytest.fixture(scope="module", autouse=True)
 def cluster() -> Iterator[None]:
-    ray.init(num_cpus=3, include_dashboard=False, log_to_driver=False, object_store_memory=300_000_000)
+    ray.init("local", num_cpus=3, include_dashboard=False, log_to_driver=False, object_store_memory=300_000_000)
     yield
     ray.shutdown()
 

@@ -28,6 +28,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     traces = tmp_path_factory.mktemp("traces")
     (traces / "wanted").write_text("1")
     ray.init(
+        "local",
         num_cpus=3,
         include_dashboard=False,
         log_to_driver=False,

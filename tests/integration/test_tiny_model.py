@@ -39,7 +39,7 @@ def test_scaled_latents_are_of_unit_size(tiny: Path) -> None:
     with torch.no_grad():
         encoded = torch.cat(list(script.encoded(load.load_vae(tiny), 64, 100)))
     assert encoded.std((0, 2, 3)).tolist() == pytest.approx([1] * 4, abs=0.12)
-    assert encoded.mean((0, 2, 3)).tolist() == pytest.approx([0] * 4, abs=0.12)
+    assert encoded.mean((0, 2, 3)).tolist() == pytest.approx([0] * 4, abs=0.2)
 
 
 def test_drawing_from_the_posterior_instead_of_its_mode_changes_little(tiny: Path) -> None:

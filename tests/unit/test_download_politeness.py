@@ -98,6 +98,46 @@ def test_a_host_that_has_calmed_down_gets_its_budget_back() -> None:
     assert granted[0] < granted[1] <= granted[2] == 8
 
 
+def test_a_host_that_serves_gets_its_budget_back_without_a_wait() -> None:
+    budgets = HostBudgets(HostLimits(at_once=8))
+    for now in (0.0, 2.0, 5.0):
+        budgets.throttle("a", now)
+    for _ in range(100):
+        budgets.served("a")
+    assert sum(budgets.acquire("a", 10.0) == 0.0 for _ in range(20)) == 8
+    assert budgets.throttle("a", 10.0) == pytest.approx(1.0), "the next complaint is a first one"
+
+
+def test_a_host_that_has_trouble_with_one_request_in_thirty_is_not_brought_to_a_halt() -> None:
+    turnstile: Turnstile[str] = Turnstile(LocalGate(HostLimits(at_once=8)))
+    for number in range(1000):
+        turnstile.push("a", str(number))
+    now, under_way, begun = 0.0, list[tuple[float, str, bool]](), 0
+    while begun < 1000 or under_way:
+        while (taken := turnstile.take(now)) is not None:
+            begun += 1
+            heapq.heappush(under_way, (now + 0.05, taken[0], begun % 30 == 0))
+        later = turnstile.next_at()
+        now = min([end for end, _, _ in under_way] + ([later] if later is not None and later > now else []))
+        while under_way and under_way[0][0] <= now:
+            _, host, busy = heapq.heappop(under_way)
+            turnstile.done(host, served=not busy)
+            if busy:
+                turnstile.throttle(host, now, None)
+    assert 30 < now < 90, "a pause of a second or two for each of 33 complaints"
+
+
+def test_what_workers_are_served_counts_for_all_of_them() -> None:
+    cluster = Cluster(3, HostLimits(at_once=8))
+    for now in (0.0, 2.0, 5.0):
+        cluster.budgets.exchange(Ask("w0", {}, {}, {"a": None}), now)
+    cluster.now = 10.0
+    for number in range(120):
+        cluster.turnstiles[number % 3].push("a", str(number))
+    cluster.run(120)
+    assert cluster.most_at_once["a"] > 4
+
+
 def test_hosts_that_nobody_asks_for_are_forgotten_and_busy_ones_are_not() -> None:
     budgets = HostBudgets(HostLimits(at_once=1))
     budgets.acquire("busy", 0.0)
@@ -205,7 +245,7 @@ class Cluster:
             under_way = self.under_way[number]
             while under_way and under_way[0][0] <= self.now:
                 host = heapq.heappop(under_way)[1]
-                turnstile.done(host)
+                turnstile.done(host, served=True)
                 self.at_once[host] -= 1
             ask = gate.ask(turnstile.queued())
             turnstile.unpark_later(gate.take(ask, self.budgets.exchange(ask, self.now)), self.now)

@@ -299,10 +299,10 @@ def test_a_host_gets_no_more_a_second_than_it_bears(server: ImageServer) -> None
 
 
 def test_a_host_that_says_429_is_asked_less_until_it_does_not(server: ImageServer) -> None:
-    urls = [server.image_url(index, "limit", rps=50, at_once=4, after="") for index in range(40)]
+    urls = [server.image_url(index, "limit", rps=20, at_once=4, after="") for index in range(40)]
     found = fetch(urls, replace(OPTIONS, retries=8, timeout_s=20.0), HostLimits(at_once=32))
     assert all(each.failure is None for each in found)
-    assert server.stats.statuses[429] < 3 * 40
+    assert 0 < server.stats.statuses[429] < 3 * 40
 
 
 def test_a_host_that_wants_too_long_a_pause_is_left_alone(server: ImageServer) -> None:

@@ -1,5 +1,6 @@
 """The direct reader: each worker reads its own share of the epoch's order, windows ahead of need, in threads."""
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -30,6 +31,8 @@ class DirectReader:
     threads: int = 4
     ahead: int = 2
     """Batches made before they are asked for."""
+    verify: bool = True
+    """Check what is read against its checksums."""
     pin: bool = False
     """Batches in page-locked memory, from which a GPU copies without waiting."""
 
@@ -46,31 +49,37 @@ class DirectReader:
         order = EpochOrder(self.seed, epoch, self.dataset.blocks, self.shape)
         share = -(-batch_size // self.world)
         with ThreadPoolExecutor(self.threads, thread_name_prefix="sdp-read") as pool:
-            lanes = _Lanes(order, GroupReader(self.dataset), self.weighing(), pool)
+            lanes = _Lanes(order, GroupReader(self.dataset, self.verify), self.weighing(), pool)
             try:
                 for start in range(position, order.rows, batch_size):
-                    lanes.forget(start // order.lanes)
                     takes = list(order.share(start, start + batch_size, self.rank, self.world))
                     lanes.want(takes)
                     yield self._batch(share, [rows for take in takes for rows in lanes.take(take)])
+                    lanes.forget(min(order.rows, start + batch_size) // order.lanes)
             finally:
                 lanes.close()
 
     def _batch(self, size: int, filled: "list[Rows]") -> Batch:
+        """Rows put together and padded; the only place where a batch's bytes are copied."""
         latents, text = self.dataset.columns
-        rows = torch.full((size,), PAD, dtype=torch.int64)
-        batch = {"rows": rows, "weights": torch.zeros(size)}
         kind = "token_ids" if text.name == TOKEN_IDS else "text"
-        for name, column in (("latents", latents), (kind, text)):
-            dtype = torch.from_numpy(np.empty(0, column.dtype)).dtype
-            batch[name] = torch.zeros((size, *column.shape), dtype=dtype, pin_memory=self.pin)
-        into = (rows.numpy(), batch["weights"].numpy(), _raw(batch["latents"]), _raw(batch[kind]))
+        tensors = {
+            "rows": torch.empty(size, dtype=torch.int64),
+            "weights": torch.empty(size),
+            "latents": torch.empty((size, *latents.shape), dtype=latents.torch_dtype, pin_memory=self.pin),
+            kind: torch.empty((size, *text.shape), dtype=text.torch_dtype, pin_memory=self.pin),
+        }
+        into = (tensors["rows"].numpy(), tensors["weights"].numpy(), _raw(tensors["latents"]), _raw(tensors[kind]))
         at = 0
         for some in filled:
+            stop = at + len(some.rows)
             for target, values in zip(into, (some.rows, some.weights, some.latents, some.text), strict=True):
-                target[at : at + len(some.rows)] = values
-            at += len(some.rows)
-        return Batch(**batch, moments=latents.name.startswith(MOMENTS))
+                target[at:stop] = values
+            at = stop
+        for tensor in tensors.values():
+            tensor[at:] = 0
+        tensors["rows"][at:] = PAD
+        return Batch(**tensors, moments=latents.name.startswith(MOMENTS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,44 +96,44 @@ class Rows:
 
 
 class _Lanes:
-    """The windows of an epoch that are being read or used."""
+    """The windows of an epoch that are being read or used, lane by lane in their order."""
 
     def __init__(self, order: EpochOrder, reader: GroupReader, weigh: Weigh, pool: ThreadPoolExecutor) -> None:
         self._order, self._reader, self._weigh, self._pool = order, reader, weigh, pool
-        self._columns = reader.dataset.columns
         self._lanes: dict[int, Lane] = {}
-        self._windows: dict[tuple[int, int], tuple[Window, Future[Rows]]] = {}
+        self._windows: dict[int, deque[tuple[Window, Future[Rows]]]] = {}
+        self._buffers = _Buffers()
 
     def want(self, takes: list[Take]) -> None:
         """Begin to read what these takes need, then what comes soon after them."""
         for take in takes:
             self._read(take.lane, take.start, take.stop)
         for take in takes:
-            lane = self._lane(take.lane)
-            window = lane.window_at(take.stop - 1)
+            window, _ = self._windows[take.lane][-1]
             # Half a window ahead (and at least two takes), so that a lane rarely holds two whole ones.
             ahead = max(len(window) // 2, 2 * (take.stop - take.start))
-            self._read(take.lane, take.stop, min(take.stop + ahead, len(lane)))
+            if window.stop < take.stop + ahead:
+                self._read(take.lane, window.stop, min(take.stop + ahead, len(self._lane(take.lane))))
 
     def take(self, take: Take) -> Iterator[Rows]:
         """The rows of a take, window by window."""
-        at = take.start
-        while at < take.stop:
-            window = self._lane(take.lane).window_at(at)
-            _, loading = self._windows[take.lane, window.start]
-            stop = min(take.stop, window.stop)
-            yield loading.result().slice(at - window.start, stop - window.start)
-            at = stop
+        for window, loading in self._windows[take.lane]:
+            start, stop = max(take.start, window.start), min(take.stop, window.stop)
+            if start < stop:
+                yield loading.result().slice(start - window.start, stop - window.start)
 
     def forget(self, row: int) -> None:
         """Let go of windows before a row: all lanes are read at one pace."""
-        for key, (window, _) in list(self._windows.items()):
-            if window.stop <= row:
-                del self._windows[key]
+        for windows in self._windows.values():
+            while windows and windows[0][0].stop <= row:
+                _, loading = windows.popleft()
+                if loading.done() and loading.exception() is None:
+                    self._buffers.give_back(loading.result())
 
     def close(self) -> None:
-        for _, loading in self._windows.values():
-            loading.cancel()
+        for windows in self._windows.values():
+            for _, loading in windows:
+                loading.cancel()
         self._windows.clear()
 
     def _lane(self, number: int) -> Lane:
@@ -133,24 +142,51 @@ class _Lanes:
         return self._lanes[number]
 
     def _read(self, lane: int, start: int, stop: int) -> None:
+        windows = self._windows.setdefault(lane, deque())
+        start = max(start, windows[-1][0].stop) if windows else start
         while start < stop:
             window = self._lane(lane).window_at(start)
-            if (lane, window.start) not in self._windows:
-                self._windows[lane, window.start] = window, self._pool.submit(self._load, window)
+            windows.append((window, self._pool.submit(self._load, window)))
             start = window.stop
 
     def _load(self, window: Window) -> Rows:
-        rows = np.empty(len(window), np.int64)
-        latents, text = (np.empty(len(window), np.dtype((np.void, column.width))) for column in self._columns)
+        latents, text = self._reader.dataset.columns
+        into = self._buffers.take(len(window), latents.width, text.width)
         places, at = window.places(), 0
         for piece in window.pieces:
             here = places[at : at + len(piece)]
             addresses, (latent_chunks, text_chunks) = self._reader.read(piece)
-            rows[here] = addresses
-            scatter(latent_chunks, here, latents)
-            scatter(text_chunks, here, text)
+            into.rows[here] = addresses
+            scatter(latent_chunks, here, into.latents)
+            scatter(text_chunks, here, into.text)
             at += len(piece)
-        return Rows(rows, self._weigh(rows), latents, text)
+        into.weights[:] = self._weigh(into.rows)
+        return into
+
+
+class _Buffers:
+    """Memory of windows that are done with: fresh pages cost about as much as copying into them."""
+
+    def __init__(self, keep: int = 64) -> None:
+        self._free: deque[Rows] = deque(maxlen=keep)
+
+    def take(self, count: int, latents: int, text: int) -> Rows:
+        for _ in range(len(self._free)):
+            try:
+                found = self._free.popleft()
+            except IndexError:
+                break  # another thread was quicker
+            if len(found.rows) >= count:
+                return found.slice(0, count)
+        return Rows(
+            np.empty(count, np.int64),
+            np.empty(count, np.float32),
+            np.empty(count, np.dtype((np.void, latents))),
+            np.empty(count, np.dtype((np.void, text))),
+        )
+
+    def give_back(self, rows: Rows) -> None:
+        self._free.append(rows)
 
 
 def _raw(tensor: Tensor) -> NDArray[np.void]:

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+import torch
 from numpy.typing import NDArray
 
 from sdp.config import TrainConfig
@@ -35,6 +36,10 @@ class Column:
     @property
     def width(self) -> int:
         return int(np.prod(self.shape)) * self.dtype.itemsize
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        return torch.from_numpy(np.empty(0, self.dtype)).dtype
 
     def views(self, data: pa.ChunkedArray) -> list[NDArray[np.void]]:
         """The column's bytes where they lie, one item a row."""
@@ -118,8 +123,9 @@ def _column(field: pa.Field, uri: str) -> Column:
 class GroupReader:
     """Reads pieces of row groups; safe to use from several threads."""
 
-    def __init__(self, dataset: LatentsDataset, footers: int = 256) -> None:
+    def __init__(self, dataset: LatentsDataset, verify: bool = True, footers: int = 256) -> None:
         self.dataset = dataset
+        self._verify = verify
         self._footers: OrderedDict[str, pq.FileMetaData] = OrderedDict()
         self._keep = footers
         self._lock = Lock()
@@ -144,7 +150,7 @@ class GroupReader:
         with self._lock:
             footer = self._footers.get(path)
         file = pq.ParquetFile(
-            self.dataset.storage.open(path), metadata=footer, pre_buffer=True, page_checksum_verification=True
+            self.dataset.storage.open(path), metadata=footer, pre_buffer=True, page_checksum_verification=self._verify
         )
         if footer is None:
             with self._lock:
