@@ -7,6 +7,7 @@ processes of its own. Everything lies in one folder (.demo), so running it again
 import argparse
 import contextlib
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -24,7 +25,8 @@ from sdp.errors import SdpError, UserError
 
 IMAGES = 1000
 SIDE = 64
-STEPS = 600
+STEPS = 400
+BATCH = 64
 PROMPTS = tuple(
     (f"{'an' if color[0] == 'o' else 'a'} {color} {shape} on a {background} background", color)
     for color, shape, background in (
@@ -56,12 +58,13 @@ class Step:
 
 def steps(folder: Path) -> list[Step]:
     """The pipeline, in order."""
+    trainers = min(2, os.cpu_count() or 1)
     where = {name: str(folder / name) for name in ("metadata", "images", "latents", "run", "samples")}
     download = {
         "source": {"uri": where["metadata"], "url_column": "URL", "caption_column": "TEXT"},
         "output": {"uri": where["images"], "rows_per_file": 100},
         "image": {"size": 128},
-        "fetch": {"timeout_s": 10, "allow_private": True},
+        "fetch": {"timeout_s": 5, "allow_private": True},
     }
     process = {
         "source": {"uri": where["images"]},
@@ -73,19 +76,21 @@ def steps(folder: Path) -> list[Step]:
         "source": {"uri": where["latents"]},
         "output": {"uri": where["run"]},
         "model": {"source": "builtin:tiny"},
-        "data": {"mode": "offline", "resolution": SIDE, "batch_size": 64},
+        "data": {"mode": "offline", "resolution": SIDE, "batch_size": BATCH // trainers},
         "max_steps": STEPS,
+        "objective": {"prediction": "v"},
         "optimizer": {"learning_rate": 2e-3, "schedule": "cosine", "warmup_steps": 20, "clip_norm": 1.0},
         "ema": {"decay": 0.99},
         "precision": "fp32",
-        "checkpoint": {"every_steps": STEPS // 3},
+        "checkpoint": {"every_steps": STEPS // 4},
+        "scaling": {"num_workers": trainers},
     }
     generate = {
         "prompts": [prompt for prompt, _ in PROMPTS],
         "output": {"uri": where["samples"]},
         "checkpoint": where["run"],
         "resolution": SIDE,
-        "sampler": {"steps": 20, "guidance_scale": 4.0},
+        "sampler": {"steps": 20, "guidance_scale": 2.0},
     }
     return [
         _job(folder, "download", "fetch and check the images", download),
@@ -216,7 +221,8 @@ def _server(folder: Path, images: int) -> Iterator[None]:
         if not known:
             write_metadata(folder / "metadata", images, [f"http://{host}:{port}" for host in hosts], files=3)
             state.write_text(json.dumps({"port": port, "hosts": hosts, "images": images}) + "\n")
-        say(f"{images} captioned images at {', '.join(hosts)} port {port}, some of them broken on purpose; everything is kept in {folder}")
+        say(f"{images} captioned images at {', '.join(hosts)}, port {port}, some of them broken on purpose")
+        say(f"everything is kept in {folder}")
         yield
     finally:
         process.terminate()
