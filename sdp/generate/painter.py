@@ -74,8 +74,7 @@ def load_painter(
     dtype = _DTYPES[precision] if device.type == "cuda" else torch.float32
     path = sources.resolve(drawer.model, storage=options).path
     unet = _load_unet(drawer, path).eval().requires_grad_(False).to(device)
-    if dtype != torch.float32:  # asked for what it is already, diffusers warns on the terminal
-        unet = unet.to(dtype)
+    unet = torch.nn.Module.to(unet, dtype)  # that of diffusers warns on the terminal
     tokenizer = load.load_tokenizer(path)
     text_encoder: Any = load.load_text_encoder(path, dtype=dtype, device=device)
 

@@ -87,7 +87,8 @@ def load_unet(
 
     kind: Any = UNet2DConditionModel
     unet = _diffusers(kind, path, "unet", dtype) if pretrained else kind.from_config(load_unet_config(path))
-    ready: UNet2DConditionModel = unet.to(device, dtype or torch.float32).train()
+    # torch's own: that of diffusers warns on the terminal whenever a type is named.
+    ready: UNet2DConditionModel = torch.nn.Module.to(unet, device, dtype or torch.float32).train()
     return ready
 
 
