@@ -16,7 +16,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"errors"}),
     frozenset({"config", "storage", "lease", "datasets", "hardware", "cluster", "telemetry", "console"}),
     frozenset({"model", "imaging"}),
-    frozenset({"download", "process", "train", "generate", "exporter", "dashboards"}),
+    frozenset({"download", "process", "train", "generate", "exporter", "dashboards", "report"}),
     frozenset({"demo"}),
     frozenset({"cli"}),
     frozenset({"__main__"}),

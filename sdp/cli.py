@@ -149,6 +149,24 @@ def _take_down(given: Arguments) -> None:
         _say(f"not in this dataset, and refused if it comes: {takedown.kind} {takedown.value}")
 
 
+def _report_arguments(parser: Parser) -> None:
+    parser.add_argument("uris", metavar="URI", nargs="+", help="datasets and training runs")
+    parser.add_argument("--out", metavar="FILE", default="report.html", help="where to write it (report.html)")
+    parser.add_argument("--pictures", metavar="N", type=int, default=48, help="how many of each dataset to show (48)")
+    parser.add_argument("--title", metavar="TEXT", default="sdp report", help="what to call it")
+
+
+def _report(given: Arguments) -> None:
+    from pathlib import Path
+
+    from sdp.report.write import write_report
+
+    if given.pictures < 0:
+        raise UsageError(f"report: --pictures: expected 0 or more, got {given.pictures}; 0 shows none")
+    count = write_report(given.uris, Path(given.out), title=given.title, pictures=given.pictures)
+    _say(f"wrote {given.out}: {count} section{'s' * (count != 1)}; open it in a browser")
+
+
 # --- jobs ------------------------------------------------------------------------------------------------------------
 
 
@@ -234,6 +252,14 @@ COMMANDS: tuple[Command, ...] = (
         _inspect_arguments,
         _inspect,
         "inspect s3://bucket/images",
+    ),
+    Command(
+        "report",
+        LOOK,
+        "Write a page to look at: pictures and failures of datasets, curves and history of runs, back to their source.",
+        _report_arguments,
+        _report,
+        "report s3://bucket/run --out run.html",
     ),
     Command(
         "audit",

@@ -98,6 +98,10 @@ def steps(folder: Path) -> list[Step]:
         _job(folder, "process", "encode them to latents and tokens", process),
         _job(folder, "train", "train a tiny U-Net on them", train),
         _job(folder, "generate", "draw pictures with it", generate),
+        Step(
+            "report: all of it on one page",
+            ("report", where["run"], where["samples"], "--out", str(folder / "report.html"), "--title", "The sdp demo"),
+        ),
     ]
 
 
@@ -178,7 +182,9 @@ def judge(folder: Path) -> None:
             [(prompt, got, "yes" if asked == got else "NO") for prompt, asked, got in seen], ("prompt", "seen", "right")
         )
     )
-    say(f"\ncolour right in {right} of {len(seen)} pictures; look at {folder / 'samples' / 'contact-sheet.png'}")
+    say(
+        f"\ncolour right in {right} of {len(seen)} pictures; look at them, and at all else, in {folder / 'report.html'}"
+    )
     if right < 0.8 * len(seen):
         raise SdpError(
             f"demo: colour right in {right} of {len(seen)} pictures, expected 8 of 10: training did not work"

@@ -1,0 +1,171 @@
+"""The report of a dataset: what became of its rows, and what they look like."""
+
+import json
+import random
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from sdp.console import duration, size
+from sdp.datasets.inspect import Description, describe
+from sdp.datasets.manifest import MANIFEST
+from sdp.datasets.outcomes import FAILURE_REASONS, FILTER_REASONS
+from sdp.datasets.output import read_json
+from sdp.datasets.parts import read_account
+from sdp.datasets.units import PARTS, parse_part_name
+from sdp.report import charts
+from sdp.report.page import Block, Drawing, Folded, Gallery, Section, Table, Tile
+from sdp.storage import Storage
+
+_TITLES = {"images": "Images", "latents": "Latents", "samples": "Pictures drawn"}
+_PARTS_READ = 12
+_EXAMPLES = 3
+"""Of each reason."""
+_EDGE = 256
+"""Larger pictures are made smaller, where Pillow is installed."""
+_LARGE = 40_000
+"""Bytes from which that is worth while."""
+
+
+def dataset_section(storage: Storage, pictures: int, seed: int = 0) -> Section:
+    """What there is to say of a dataset, and up to so many of its pictures."""
+    found = describe(storage)
+    manifest = read_json(storage, MANIFEST) if storage.exists(MANIFEST) else {}
+    names = _spread(storage, seed)
+    blocks: list[Block] = [_outcomes(found)]
+    if found.counts.reasons:
+        blocks.append(_reasons(found))
+    if pictures and "image" in found.schema:
+        blocks += _galleries(storage, names, pictures, found.kind, seed)
+    if found.counts.reasons:
+        blocks.append(_examples(storage, names))
+    if found.problems:
+        blocks.append(Table("Problems", ("what",), [(problem,) for problem in found.problems[:50]]))
+    if manifest.get("config"):
+        blocks.append(Folded("Configuration", json.dumps(manifest["config"], indent=1)))
+    return Section(
+        _TITLES.get(found.kind, found.kind),
+        found.uri,
+        _verdict(found),
+        found.complete,
+        _figures(found, manifest),
+        blocks,
+    )
+
+
+def _verdict(found: Description) -> str:
+    if found.problems:
+        return f"Broken: {len(found.problems)} problems, listed below."
+    if not found.complete:
+        left = found.parts_ordered - found.parts
+        return (
+            f"Incomplete: {left:,} of {found.parts_ordered:,} parts are missing; run its job again, it does the rest."
+        )
+    counts = found.counts
+    words = f"Complete: {counts.written:,} of {counts.input:,} rows were written"
+    lost = [f"{counts.filtered:,} filtered"] * bool(counts.filtered) + [f"{counts.failed:,} failed"] * bool(
+        counts.failed
+    )
+    return words + (f", {' and '.join(lost)}." if lost else ".")
+
+
+def _figures(found: Description, manifest: dict[str, Any]) -> list[tuple[str, str]]:
+    counts = found.counts
+    figures = [("rows", f"{counts.input:,}"), ("written", f"{counts.written:,}")]
+    if counts.written:
+        figures.append(("bytes a row", f"{found.bytes / counts.written:,.0f}"))
+    figures += [("in all", size(found.bytes)), ("parts", f"{found.parts:,}")]
+    ran = manifest.get("run") or {}
+    if ran.get("seconds"):
+        figures.append(("last run", duration(ran["seconds"])))
+        if ran.get("rows"):
+            figures.append(("rows a second", f"{ran['rows'] / ran['seconds']:,.1f}"))
+    return figures
+
+
+def _outcomes(found: Description) -> Block:
+    counts = found.counts
+    parts = (("written", counts.written), ("filtered", counts.filtered), ("failed", counts.failed))
+    return Drawing("What became of the rows", charts.shares([(n, float(c), f"{c:,}") for n, c in parts]))
+
+
+def _reasons(found: Description) -> Block:
+    counts = found.counts
+    ordered = sorted(counts.reasons.items(), key=lambda item: -item[1])
+    rows = [
+        (reason, count, f"{count / counts.input:.2%}", {**FILTER_REASONS, **FAILURE_REASONS}.get(reason, ""))
+        for reason, count in ordered
+    ]
+    return Table("Why rows were left out", ("reason", "rows", "share", "which means"), rows)
+
+
+def _spread(storage: Storage, seed: int) -> list[str]:
+    """Parts from all over the dataset."""
+    names = sorted(name for name in storage.names(PARTS) if parse_part_name(name) is not None)
+    return sorted(random.Random(seed).sample(names, min(len(names), _PARTS_READ)))
+
+
+def _galleries(storage: Storage, names: list[str], pictures: int, kind: str, seed: int) -> Iterator[Block]:
+    rows = list(_sampled(storage, names, pictures, seed))
+    if kind != "samples":
+        tiles = [Tile(_small(row["image"]), str(row.get("caption", "")), _note(row)) for row in rows]
+        yield Gallery(f"{len(tiles)} pictures from all over it", tiles)
+        return
+    tiles = [
+        Tile(_small(row["image"]), str(row["prompt"]), f"seed {row['seed']}" if "seed" in row else "") for row in rows
+    ]
+    yield Gallery("Pictures by prompt", sorted(tiles, key=lambda tile: tile.caption), wide=True)
+
+
+def _note(row: dict[str, Any]) -> str:
+    was = f", was {row['original_width']} × {row['original_height']}" if "original_width" in row else ""
+    return f"row {row['row']}: {row.get('width')} × {row.get('height')}{was}"
+
+
+def _sampled(storage: Storage, names: list[str], most: int, seed: int) -> Iterator[dict[str, Any]]:
+    """Rows drawn by address, from one row group of each part."""
+    draw, taken = random.Random(seed), 0
+    for number, name in enumerate(names):
+        wanted = most * (number + 1) // len(names) - taken
+        file = pq.ParquetFile(storage.open(name))
+        groups = file.metadata.num_row_groups
+        if not wanted or not groups:
+            continue
+        table = file.read_row_group(draw.randrange(groups))
+        taken += min(wanted, table.num_rows)
+        chosen = sorted(draw.sample(range(table.num_rows), min(wanted, table.num_rows)))
+        yield from table.take(pa.array(chosen, pa.int64())).to_pylist()
+
+
+def _examples(storage: Storage, names: list[str]) -> Block:
+    """A few rows of each reason, with their detail."""
+    rows, seen = list[tuple[str, int, str, int]](), Counter[str]()
+    for name in names:
+        account = read_account(storage, name)
+        left_out = account.filter(pc.is_valid(account["reason"]))
+        for row in left_out.slice(0, 1000).to_pylist():
+            if seen[row["reason"]] < _EXAMPLES:
+                seen[row["reason"]] += 1
+                rows.append((row["reason"], row["row"], row["detail"] or "", row["attempts"]))
+    return Table("Examples", ("reason", "row", "detail", "tries"), sorted(rows))
+
+
+def _small(data: bytes) -> bytes:
+    """As large as a page of many needs it."""
+    if len(data) < _LARGE:
+        return data
+    try:
+        import io
+
+        from PIL import Image
+    except ModuleNotFoundError:  # the laptop's install: the page is larger for it
+        return data
+    with Image.open(io.BytesIO(data)) as opened:
+        opened.thumbnail((_EDGE, _EDGE))
+        sink = io.BytesIO()
+        opened.convert("RGB").save(sink, "JPEG", quality=85)
+    return sink.getvalue()

@@ -1,0 +1,60 @@
+"""What a report says of each thing that it is given, and of what that was made from."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from sdp.datasets.audit import RUN
+from sdp.datasets.manifest import MANIFEST
+from sdp.datasets.output import HEAD, read_json
+from sdp.errors import DatasetError, SdpError
+from sdp.report.data import dataset_section
+from sdp.report.page import Section
+from sdp.report.run import run_section
+from sdp.storage import Storage, StorageOptions, open_storage
+
+_DEEPEST = 8
+"""How far up the lineage is followed."""
+
+
+def gather(uris: Sequence[str], options: StorageOptions | None = None, *, pictures: int = 48) -> list[Section]:
+    """A section for each URI, before it those of what it was made from, each thing once."""
+    seen: dict[str, Storage] = {}
+    for uri in uris:
+        storage = open_storage(uri, options)
+        for one in [*_upstream(storage, options)][::-1]:
+            seen.setdefault(one.uri, one)
+    return [_section(storage, pictures) for storage in seen.values()]
+
+
+def _section(storage: Storage, pictures: int) -> Section:
+    if storage.exists(RUN):
+        return run_section(storage)
+    if storage.exists(HEAD):
+        return dataset_section(storage, pictures)
+    raise DatasetError(f"{storage.uri}: neither a dataset of sdp (no {HEAD}) nor a run (no {RUN}); check the address")
+
+
+def _upstream(storage: Storage, options: StorageOptions | None) -> Iterator[Storage]:
+    """The thing itself, then what it was made from, as far as that can be read."""
+    yield storage
+    for _ in range(_DEEPEST):
+        made_from = _made_from(storage)
+        if made_from is None:
+            return
+        try:
+            storage = open_storage(made_from, options)
+            if not storage.exists(HEAD) and not storage.exists(RUN):
+                return
+        except SdpError:  # moved, or not ours to read: the report does without
+            return
+        yield storage
+
+
+def _made_from(storage: Storage) -> str | None:
+    if storage.exists(RUN):
+        datasets: list[Any] = read_json(storage, RUN).get("datasets", [])
+        return str(datasets[0]) if datasets else None
+    if storage.exists(MANIFEST):
+        found = (read_json(storage, MANIFEST).get("input") or {}).get("uri")
+        return str(found) if found else None
+    return None

@@ -1,0 +1,210 @@
+"""Reports: what they say of datasets and runs, and that a page needs nothing beside it."""
+
+import io
+import json
+import re
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from PIL import Image
+
+from sdp.cli import main
+from sdp.datasets.manifest import finish
+from sdp.datasets.outcomes import FAILED, WRITTEN, Outcome, account_table
+from sdp.datasets.parts import write_part
+from sdp.errors import DatasetError, UserError
+from sdp.report import charts, page
+from sdp.report.charts import Line
+from sdp.report.sections import gather
+from sdp.report.write import write_report
+from sdp.storage import open_storage
+from tests.kit import LAYOUT, begin_images, make_images, make_latents
+
+
+def picture(colour: str, side: int = 8) -> bytes:
+    sink = io.BytesIO()
+    Image.new("RGB", (side, side), colour).save(sink, "PNG")
+    return sink.getvalue()
+
+
+def make_pictures(root: Path, caption: str = "a red square") -> None:
+    """An images dataset with real pictures, whose every fifth row has failed."""
+    output = begin_images(root, files=[("a.parquet", 40)])
+    for work in output.pending():
+        outcomes = [
+            Outcome(row, FAILED, "http_status", f"404 of {row}", attempts=2) if row % 5 == 0 else Outcome(row, WRITTEN)
+            for row in range(work.unit.start, work.unit.stop)
+        ]
+        rows = [outcome.row for outcome in outcomes if outcome.outcome == WRITTEN]
+        table = pa.table(
+            {
+                "row": pa.array(rows, pa.int64()),
+                "caption": [f"{caption} {row}" for row in rows],
+                "image": pa.array([picture("red")] * len(rows), pa.binary()),
+                "width": pa.array([8] * len(rows), pa.int32()),
+                "height": pa.array([8] * len(rows), pa.int32()),
+            }
+        )
+        write_part(output.storage, "images", work, table, account_table(outcomes), layout=LAYOUT)
+    finish(output, input={"uri": str(root / "source")})
+
+
+def make_run(root: Path, *, ended: bool = True) -> None:
+    """What a run leaves behind, as far as a report reads it."""
+    run = open_storage(str(root / "run"))
+    run.publish("_run.json", json.dumps({"format": 1, "kind": "run", "datasets": [str(root / "latents")]}).encode())
+    lines = [
+        {
+            "step": 10 * n,
+            "samples": 640 * n,
+            "epoch": 0,
+            "epoch_done": n / 10,
+            "loss": 1.0 / n,
+            "loss_smoothed": 1.0 / n,
+            "gradient_norm": 0.5,
+            "learning_rate": 1e-4,
+            "skipped": 0,
+            "samples_per_s": 100.0 + n,
+            "workers": 2,
+            "seconds": 6.4 * n,
+            "time": {"data": 0.1, "forward": 0.3},
+        }
+        for n in range(1, 8)
+    ]
+    run.publish("metrics.jsonl", b"".join(json.dumps(line).encode() + b"\n" for line in lines))
+    events = [
+        {"time": "2026-01-01T00:00:00+00:00", "event": "start", "workers": [2, 2]},
+        {"time": "2026-01-01T00:01:00+00:00", "event": "recovered", "failures": ["worker 1: killed"]},
+    ]
+    if ended:
+        events.append({"time": "2026-01-01T00:02:00+00:00", "event": "end", "reason": "max_steps: 70 steps"})
+    run.publish("events.jsonl", b"".join(json.dumps(event).encode() + b"\n" for event in events))
+
+
+def test_a_run_s_report_goes_back_to_what_it_was_made_from(tmp_path: Path) -> None:
+    make_images(tmp_path)
+    make_latents(tmp_path)
+    make_run(tmp_path)
+    sections = gather([str(tmp_path / "run")], pictures=0)
+    assert [section.title for section in sections] == ["Images", "Latents", "Training"]
+    assert sections[-1].verdict == "Ended at step 70, after 1 recoveries: max_steps: 70 steps."
+    assert dict(sections[-1].figures)["img/s"] == "104"
+
+
+def test_each_thing_is_told_once_however_many_were_made_from_it(tmp_path: Path) -> None:
+    make_images(tmp_path)
+    make_latents(tmp_path)
+    make_run(tmp_path)
+    uris = [str(tmp_path / name) for name in ("latents", "run", "images")]
+    assert [section.title for section in gather(uris, pictures=0)] == ["Images", "Latents", "Training"]
+
+
+def test_a_source_that_has_been_moved_away_is_left_out(tmp_path: Path) -> None:
+    make_images(tmp_path)
+    make_latents(tmp_path)
+    (tmp_path / "images").rename(tmp_path / "elsewhere")
+    assert [section.title for section in gather([str(tmp_path / "latents")], pictures=0)] == ["Latents"]
+
+
+def test_a_run_that_has_not_ended_is_not_called_good(tmp_path: Path) -> None:
+    make_run(tmp_path, ended=False)
+    (section,) = gather([str(tmp_path / "run")])
+    assert not section.good
+    assert section.verdict.startswith("Not ended")
+
+
+def test_an_incomplete_dataset_says_what_is_missing_and_what_to_do(tmp_path: Path) -> None:
+    begin_images(tmp_path)
+    (section,) = gather([str(tmp_path / "images")])
+    assert not section.good
+    assert section.verdict == "Incomplete: 5 of 5 parts are missing; run its job again, it does the rest."
+
+
+def test_pictures_come_with_caption_and_address_and_failures_with_their_detail(tmp_path: Path) -> None:
+    make_pictures(tmp_path)
+    (section,) = gather([str(tmp_path / "images")], pictures=10)
+    (gallery,) = [block for block in section.blocks if isinstance(block, page.Gallery)]
+    assert len(gallery.tiles) == 10
+    for tile in gallery.tiles:
+        row = int(tile.caption.split()[-1])
+        assert tile.note == f"row {row}: 8 × 8"
+        assert tile.data == picture("red")
+    tables = {block.title: block for block in section.blocks if isinstance(block, page.Table)}
+    assert tables["Why rows were left out"].rows[0][:2] == ("http_status", 8)
+    assert ("http_status", 0, "404 of 0", 2) in tables["Examples"].rows
+
+
+def test_large_pictures_are_made_smaller() -> None:
+    from sdp.report.data import _small
+
+    noise = io.BytesIO()
+    Image.effect_noise((600, 400), 90).save(noise, "PNG")
+    small = _small(noise.getvalue())
+    with Image.open(io.BytesIO(small)) as opened:
+        assert opened.size == (256, 171)
+
+
+def test_nothing_in_a_page_comes_from_elsewhere_or_is_taken_for_markup(tmp_path: Path) -> None:
+    make_pictures(tmp_path, caption='<script>alert(1)</script> & "quotes"')
+    make_run(tmp_path)
+    count = write_report([str(tmp_path / "images"), str(tmp_path / "run")], tmp_path / "r.html", title="<b>")
+    text = (tmp_path / "r.html").read_text()
+    assert count == 2
+    assert "<script" not in text
+    assert "<b>" not in text
+    links = re.findall(r'(?:src|href)="([^"]{0,20})', text) + re.findall(r"url\(([^)]{0,20})", text)
+    assert links
+    assert all(link.startswith(("data:", "#")) for link in links)
+
+
+def test_what_is_neither_a_dataset_nor_a_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DatasetError, match=r"neither a dataset of sdp .* nor a run"):
+        gather([str(tmp_path)])
+
+
+def test_a_report_is_not_written_where_no_folder_is(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="report: --out: expected a file in a folder that exists"):
+        write_report([str(tmp_path)], tmp_path / "no" / "r.html")
+
+
+def test_the_command_writes_the_page_and_says_where(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_pictures(tmp_path)
+    out = tmp_path / "page.html"
+    assert main(["report", str(tmp_path / "images"), "--out", str(out), "--pictures", "3"]) == 0
+    assert out.read_text().count("<img ") == 3
+    assert f"wrote {out}: 1 section;" in capsys.readouterr().err
+    assert main(["report", str(tmp_path / "images"), "--pictures", "-1"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [
+        (0.0, 1.0, [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]),
+        (0.0, 400.0, [0.0, 100.0, 200.0, 300.0, 400.0]),
+        (-1.0, 1.0, [-1.0, -0.5, 0.0, 0.5, 1.0]),
+        (1234.0, 1236.0, [1234.0, 1234.5, 1235.0, 1235.5, 1236.0]),
+    ],
+)
+def test_an_axis_has_round_numbers(low: float, high: float, expected: list[float]) -> None:
+    assert charts.ticks(low, high) == pytest.approx(expected)
+
+
+def test_a_curve_has_a_gap_where_a_value_is_missing_or_is_no_number() -> None:
+    svg = charts.lines([Line("", range(6), [1.0, 2.0, None, 3.0, float("nan"), 1.0])], x_name="step")
+    assert svg.count("<polyline") == 3
+
+
+@pytest.mark.parametrize("values", [[], [None], [float("inf")]])
+def test_a_chart_of_nothing_says_so(values: list[float | None]) -> None:
+    assert "nothing to draw yet" in charts.lines([Line("", range(len(values)), values)], x_name="step")
+
+
+def test_a_constant_is_drawn_too() -> None:
+    assert "<polyline" in charts.lines([Line("", [1, 2], [0.0, 0.0])], x_name="step")
+
+
+def test_shares_are_of_the_whole() -> None:
+    svg = charts.shares([("a", 1.0, "one"), ("b", 3.0, "three")])
+    assert "a 25.0% (one)" in svg
+    assert "b 75.0% (three)" in svg
