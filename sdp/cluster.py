@@ -26,6 +26,8 @@ def connect(**local: Any) -> dict[str, float]:
     if not ray.is_initialized():
         # A worker group's first start on a cluster that scales up takes longer than Train's minute.
         os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "1800")
+        # What fails and is asked for no more would be told with its whole stack: we have told it already, in one line.
+        os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
         # Ray's core writes to this terminal, too: as an error, for one, that actors are given what they are made from.
         os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
         for name in _TALKATIVE:
@@ -41,6 +43,19 @@ def connect(**local: Any) -> dict[str, float]:
                 f"RAY_ADDRESS: no Ray cluster answers at {address!r} ({error}); unset it or start one"
             ) from error
     return {name: float(count) for name, count in ray.cluster_resources().items()}  # type: ignore[no-untyped-call]  # Ray's
+
+
+@contextlib.contextmanager
+def data_settings(**settings: Any) -> Iterator[None]:
+    """Settings of Ray Data for the datasets that are made meanwhile, and for no others in this process."""
+    from ray.data import DataContext
+
+    logging.getLogger("ray.data").setLevel(logging.WARNING)
+    context = DataContext.get_current().copy()
+    for name, value in {"enable_progress_bars": False, **settings}.items():
+        setattr(context, name, value)
+    with DataContext.current(context):
+        yield
 
 
 @contextlib.contextmanager

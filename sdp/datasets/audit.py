@@ -41,6 +41,8 @@ def audit(
 
     A URI is a dataset's or a training run's; the datasets that it was made from are searched too.
     """
+    if row is not None and row < 0:
+        raise UserError(f"audit: --row: expected an address, 0 or more, got {row}")
     runs = [s for s in (open_storage(uri, options) for uri in uris) if s.exists(RUN)]
     datasets = _datasets(uris, runs, options)
     if row is not None:
@@ -74,11 +76,22 @@ def summary(trace: Trace) -> str:
     if not trace.datasets:
         lines.append("  no dataset here has an account of it")
     for found in trace.checkpoints:
-        epochs = ", ".join(map(str, found["epochs"]))
-        lines.append(f"  {found['run']}: trained on by {found['checkpoint']}, in epoch {epochs}")
+        lines.append(f"  {found['run']}: trained on by {found['checkpoint']}, in {_epochs(found['epochs'])}")
     if trace.checkpoints_searched:
         lines.append(f"  in {len(trace.checkpoints)} of {trace.checkpoints_searched} checkpoints")
     return "\n".join(lines)
+
+
+def _epochs(numbers: Sequence[int]) -> str:
+    """`epoch 3`, `epochs 0-4, 7`."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    words = [str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs]
+    return f"epoch{'s' if len(numbers) > 1 else ''} {', '.join(words)}"
 
 
 def outcome_of(storage: Storage, row: int) -> dict[str, Any] | None:

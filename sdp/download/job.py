@@ -6,7 +6,6 @@ A unit stays whole from the reading of its rows to the writing of its part, so t
 the listing of the output is all the state there is.
 """
 
-import logging
 import pickle
 import threading
 import time
@@ -19,7 +18,7 @@ from uuid import uuid4
 
 import pyarrow as pa
 import ray
-from ray.data import ActorPoolStrategy, DataContext, TaskPoolStrategy
+from ray.data import ActorPoolStrategy, TaskPoolStrategy
 from ray.exceptions import RayError
 from ray.util.annotations import RayDeprecationWarning
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -152,10 +151,12 @@ class _Download:
     def _pipeline(
         self, pending: list[Work], shape: _Shape, settings: Settings, hub: Any, seen: Survey | None
     ) -> ray.data.Dataset:
-        logging.getLogger("ray.data").setLevel(logging.WARNING)
-        context = DataContext.get_current()
-        context.enable_progress_bars = False
-        context.target_max_block_size = 1  # a block for each unit, so that units are dealt out one by one
+        with cluster.data_settings(target_max_block_size=1):  # a block for each unit: they are dealt out one by one
+            return self._units(pending, shape, settings, hub, seen)
+
+    def _units(
+        self, pending: list[Work], shape: _Shape, settings: Settings, hub: Any, seen: Survey | None
+    ) -> ray.data.Dataset:
         duplicates = seen.stop if seen is not None and seen.duplicates else None
         reading = _Reading(self._rules.columns(), self._output.storage, self._options, duplicates)
         at_once = self._config.workers.units_at_once

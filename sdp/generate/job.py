@@ -210,20 +210,15 @@ def _refuse_what_cannot_start(config: GenerateConfig, resources: dict[str, float
 
 
 def _pipeline(config: GenerateConfig, orders: "Orders", tasks: "Sequence[Task]") -> Any:
-    import logging
-
     import ray
-    from ray.data import ActorPoolStrategy, DataContext
+    from ray.data import ActorPoolStrategy
     from ray.util.annotations import RayDeprecationWarning
 
-    logging.getLogger("ray.data").setLevel(logging.WARNING)
-    context = DataContext.get_current()
-    context.enable_progress_bars = False
-    context.wait_for_min_actors_s = round(config.scaling.start_timeout_s)
     least, most = _workers(config)
     gpus = _gpus(config, ray.cluster_resources())  # type: ignore[no-untyped-call]  # Ray's
     items = [{"task": pickle.dumps(task)} for task in tasks]
-    with warnings.catch_warnings():
+    patience = cluster.data_settings(wait_for_min_actors_s=round(config.scaling.start_timeout_s))
+    with patience, warnings.catch_warnings():
         # That further arguments go away in 2.64. By default Ray tries again without end what kills its process.
         warnings.simplefilter("ignore", RayDeprecationWarning)
         return ray.data.from_items(items, override_num_blocks=len(items)).map_batches(

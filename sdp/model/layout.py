@@ -84,6 +84,22 @@ def contradiction(read: Callable[[str], bytes], parts: Sequence[str]) -> str | N
     return None
 
 
+def damage(file: Path) -> str | None:
+    """What is wrong with a file of weights by its header and length, in a few words, or None. Reads the header only."""
+    size = file.stat().st_size
+    with file.open("rb") as opened:
+        header_size = int.from_bytes(opened.read(8), "little")
+        if size < 8 or header_size > min(size - 8, _LONGEST_HEADER):
+            return "is no safetensors file"
+        try:
+            header = json.loads(opened.read(header_size))
+            ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError):
+            return "is no safetensors file"
+    expected = 8 + header_size + max(ends, default=0)
+    return None if size == expected else f"has {size:,} bytes, where its header speaks of {expected:,}"
+
+
 def digest(folder: Path, names: Iterable[str]) -> str:
     """SHA-256 of the names and contents, as `sha256sum NAME… | sha256sum` in the folder prints it (names sorted)."""
     total = hashlib.sha256()
@@ -93,6 +109,9 @@ def digest(folder: Path, names: Iterable[str]) -> str:
         total.update(f"{content}  {name}\n".encode())
     return total.hexdigest()
 
+
+_LONGEST_HEADER = 100_000_000
+"""Bytes; the format's own bound."""
 
 _REQUIREMENTS = (
     ("vae._class_name", "AutoencoderKL"),

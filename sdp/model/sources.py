@@ -197,6 +197,9 @@ def _folder(source: ModelSource) -> Path:
 def _check_folder(source: ModelSource, folder: Path, parts: Sequence[str]) -> None:
     _refuse_lacking(source, lambda name: (folder / name).is_file(), parts)
     _refuse_contradiction(source, layout.contradiction(lambda name: (folder / name).read_bytes(), parts))
+    for file in (file for part in parts for file in _files(folder / part) if file.suffix == ".safetensors"):
+        if damaged := layout.damage(file):
+            raise ModelError(f"model source {source}: {file.parent.name}/{file.name} {damaged}; fetch it again")
 
 
 def _refuse_lacking(source: ModelSource, exists: Exists, parts: Sequence[str]) -> None:

@@ -8,7 +8,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from sdp.datasets import tombstones
-from sdp.datasets.audit import audit
+from sdp.datasets.audit import Trace, audit
+from sdp.datasets.audit import summary as audit_summary
 from sdp.datasets.inspect import describe, summary, write_account
 from sdp.datasets.ledger import Ledger
 from sdp.datasets.tombstones import Takedown, parse_list
@@ -113,6 +114,21 @@ def test_an_image_is_traced_through_datasets_and_checkpoints(tmp_path: Path) -> 
     assert trace.row == 13
     with pytest.raises(DatasetError, match="no image with url http://host/99"):
         audit([latents.storage.uri], value=Takedown("url", "http://host/99"))
+
+
+def test_epochs_in_a_row_are_told_as_a_span() -> None:
+    trace = Trace(
+        5, checkpoints=[{"run": "r", "checkpoint": "c", "epochs": [0, 1, 2, 4, 6, 7]}], checkpoints_searched=1
+    )
+    assert "trained on by c, in epochs 0-2, 4, 6-7" in audit_summary(trace)
+    one = Trace(5, checkpoints=[{"run": "r", "checkpoint": "c", "epochs": [3]}], checkpoints_searched=1)
+    assert "in epoch 3\n" in audit_summary(one)
+
+
+def test_an_address_below_nought_is_refused(tmp_path: Path) -> None:
+    make_images(tmp_path)
+    with pytest.raises(UserError, match="--row: expected an address, 0 or more, got -5"):
+        audit([str(tmp_path / "images")], row=-5)
 
 
 def test_a_takedown_is_honoured_by_every_dataset_downstream(tmp_path: Path) -> None:

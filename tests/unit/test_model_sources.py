@@ -22,6 +22,12 @@ from sdp.storage.local import LocalStorage
 REVISION = "0123456789abcdef0123456789abcdef01234567"
 
 
+def safetensors(content: bytes) -> bytes:
+    """A file of weights with one tensor of bytes, written by the format's description."""
+    header = json.dumps({"w": {"dtype": "U8", "shape": [len(content)], "data_offsets": [0, len(content)]}}).encode()
+    return len(header).to_bytes(8, "little") + header + content
+
+
 def write_model(folder: Path, content: bytes = b"weights") -> Path:
     """A folder that has every file a model needs, with no sense in the weights."""
     configs = {
@@ -33,7 +39,7 @@ def write_model(folder: Path, content: bytes = b"weights") -> Path:
         (folder / part).mkdir(parents=True)
         (folder / part / "config.json").write_text(json.dumps(config))
         stem = "model" if part == "text_encoder" else "diffusion_pytorch_model"
-        (folder / part / f"{stem}.safetensors").write_bytes(content + part.encode())
+        (folder / part / f"{stem}.safetensors").write_bytes(safetensors(content + part.encode()))
     for name in ("tokenizer/vocab.json", "tokenizer/merges.txt", "scheduler/scheduler_config.json"):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text("{}")
@@ -61,6 +67,26 @@ def refusal(call: Callable[[], object]) -> str:
     assert line.startswith("model source ")
     assert caught.value.exit_code == 2
     return line
+
+
+@pytest.mark.parametrize(
+    ("damaged", "says"),
+    [
+        (lambda data: data[:-1], "where its header speaks of"),
+        (lambda data: data + b"x", "where its header speaks of"),
+        (lambda data: data[:10], "is no safetensors file"),
+        (lambda data: data[:0], "is no safetensors file"),
+        (lambda data: b"\xff" * 8 + data, "is no safetensors file"),
+        (lambda data: data.replace(b"data_offsets", b"data_offsetz"), "is no safetensors file"),
+    ],
+)
+def test_weights_cut_short_or_damaged_are_named_by_a_look_at_their_header(
+    model: Path, damaged: Callable[[bytes], bytes], says: str
+) -> None:
+    file = model / "unet" / "diffusion_pytorch_model.safetensors"
+    file.write_bytes(damaged(file.read_bytes()))
+    with pytest.raises(ModelError, match=f"unet/diffusion_pytorch_model.safetensors .*{says}"):
+        check(parse(str(model)))
 
 
 @pytest.mark.parametrize(
