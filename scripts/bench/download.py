@@ -149,9 +149,11 @@ def _run_peer(peer: Path, here: Path, connections: int) -> Cost:
 
 
 def _run_ours(_: Path, here: Path, connections: int) -> Cost:
+    rows = pq.read_metadata(here / "urls.parquet").num_rows
+    rows_per_file = min(1000, -(-rows // 4))  # several parts in the short run, too, so that as many processes start
     config = {
         "source": {"uri": str(here / "urls.parquet")},
-        "output": {"uri": str(here / "out"), "rows_per_file": 1000},
+        "output": {"uri": str(here / "out"), "rows_per_file": rows_per_file},
         "fetch": {"allow_private": True, "connections": connections},
         "hosts": {"at_once": connections, "per_second": None},
         "image": {"size": SIZE, "crop": "center", "quality": QUALITY},

@@ -16,7 +16,7 @@ from sdp.config.base import (
     Workers,
     key,
 )
-from sdp.config.process import EncodeConfig, ModelConfig
+from sdp.config.process import Labels, ModelConfig
 from sdp.errors import Problem
 
 
@@ -68,8 +68,70 @@ class DataConfig(Section):
         lt=1,
     )
     shuffle: ShuffleConfig = key(ShuffleConfig, "The order of an epoch.")
-    readers: Positive = key(4, "Threads in each trainer that read ahead.")
+    readers: Positive = key(
+        4, "What reads ahead in each trainer: threads where mode is offline, processes where it is collocated."
+    )
     ahead: Positive = key(4, "Batches in each trainer that are ready before they are needed.")
+
+
+class TrainTransformConfig(Section):
+    """From images to squares on CPU, where data.mode is online or collocated."""
+
+    crop: Literal["center", "random"] = key(
+        "center",
+        "What to take of an image: the square in its middle, or one at random, drawn anew in each epoch.",
+        shapes_output=True,
+    )
+    max_upscale: float = key(
+        2.0, "Images that would have to be enlarged more than this are left out.", shapes_output=True, ge=1
+    )
+    oversample: float = key(
+        1.0,
+        "JPEGs are decoded to at least this many times the size needed: more is nearer to Lanczos, and slower.",
+        shapes_output=True,
+        ge=1,
+    )
+    max_pixels: Positive = key(100_000_000, "Images of more pixels are left out.", shapes_output=True)
+    concurrency: Positive | None = key(
+        None, "The most transforms at once over the whole cluster (online); null takes what keeps the encoders busy."
+    )
+    node_labels: Labels = key(
+        {},
+        "Ray node labels that transforms are placed by (online), such as {ray.io/node-group: cpu}; {} takes any node.",
+    )
+
+
+class TrainEncodeConfig(Section):
+    """The encoders, where data.mode is online (each an actor of its own) or collocated (one in each trainer).
+
+    They hand over the mean and variance of the VAE's distribution; the trainer draws its sample in each epoch.
+    """
+
+    num_workers: Workers = key(
+        1,
+        "How many encoders (online); or a range, in which there are as many as the trainers' pace needs: both are "
+        "measured, at the start and from then on.",
+    )
+    accelerator: Name | None = key(
+        None, "The Ray accelerator type that encoders are placed on (online), such as A10G; null takes any node."
+    )
+    gpus_per_worker: float = key(1.0, "GPUs that one encoder reserves (online); a fraction shares a GPU.", gt=0)
+    batch_size: Positive | None = key(
+        None,
+        "Images that an encoder takes at once; null takes 64 at 256 px, a quarter at twice the side. Halved by itself "
+        "where memory is short.",
+    )
+    dtype: Literal["bf16", "fp16", "fp32"] = key("bf16", "What the encoders compute in.", shapes_output=True)
+    text: Literal["token_ids", "text_embedding"] = key(
+        "token_ids",
+        "Who runs the text encoder: the trainers (token_ids: 154 bytes of text a row to send) or the encoders "
+        "(text_embedding: 158 kB with SD2).",
+    )
+    compile: bool = key(False, "Compile the encoders with torch.compile: a slower start, faster batches on GPU.")
+    channels_last: bool = key(True, "Keep images channels-last in memory: faster convolutions.")
+    start_timeout_s: float = key(
+        900.0, "How long to wait for the first encoder's place on a cluster that is growing.", gt=0
+    )
 
 
 class ObjectiveConfig(Section):
@@ -258,7 +320,8 @@ class TrainConfig(JobConfig):
     )
     scaling: ScalingConfig = key(ScalingConfig, "How many trainers, and where.")
     strategy: StrategyConfig = key(StrategyConfig, "How trainers share the work.")
-    encode: EncodeConfig = key(EncodeConfig, "The encoders, where data.mode is online.")
+    transform: TrainTransformConfig = key(TrainTransformConfig, "From images to squares, where data.mode is not offline.")
+    encode: TrainEncodeConfig = key(TrainEncodeConfig, "The encoders, where data.mode is not offline.")
     checkpoint: CheckpointConfig = key(CheckpointConfig, "When the run is saved.")
     log: LogConfig = key(LogConfig, "What is written down while the run goes on.")
     max_failures: int = key(3, "Failures of trainers that are survived before the job gives up.", ge=0)

@@ -16,8 +16,9 @@ from sdp.imaging import Header, Image, ImageError, Pixels, decode, read_header
 
 cv2.setNumThreads(1)  # there is a process for each core already
 
-_ONE_SAMPLE = 1.6
-"""Up to this reduction one bilinear sample of each pixel is as good as more."""
+_ONE_SAMPLE = 2.31
+"""Up to this reduction, the most that is left after a JPEG was scaled while it was decoded, one bilinear sample of each
+pixel will do: 47 dB against the mean of the area on photographs, where JPEG's own loss at quality 95 is 42 dB."""
 _ROOM = 1.15
 """A JPEG is decoded to no less than so many times the size: nearer to it, what the decoder scales by shows most."""
 
@@ -96,9 +97,9 @@ def resized(image: Image, size: int, *, crop: bool, enlarge: bool) -> Pixels:
     whole = (max(size, round(image.width * size / shorter)), max(size, round(image.height * size / shorter)))
     left, top = ((whole[0] - size) // 2, (whole[1] - size) // 2) if crop else (0, 0)
     width, height = (size, size) if crop else whole
-    if image.scale == 1.0:
-        return np.ascontiguousarray(_whole(image.pixels, whole)[top : top + height, left : left + width])
     across, down = image.width * image.scale / whole[0], image.height * image.scale / whole[1]
+    if image.scale == 1.0 and not (min(across, down) > 1.0 and max(across, down) <= _ONE_SAMPLE):
+        return np.ascontiguousarray(_whole(image.pixels, whole)[top : top + height, left : left + width])
     return _sampled(image.pixels, (left * across, top * down), (across, down), (width, height))
 
 

@@ -1,7 +1,7 @@
 """The direct reader: each worker reads its own share of the epoch's order, windows ahead of need, in threads."""
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sdp.train.data.batch import PAD, Batch
-from sdp.train.data.latents import MOMENTS, TOKEN_IDS, GroupReader, LatentsDataset, scatter
+from sdp.train.data.latents import MOMENTS, TOKEN_IDS, Column, GroupReader, LatentsDataset, scatter
 from sdp.train.data.order import EpochOrder, Lane, OrderShape, Take, Window
 from sdp.train.data.prefetch import prefetched
 from sdp.train.data.weights import RowWeights, Weigh
@@ -54,32 +54,12 @@ class DirectReader:
                 for start in range(position, order.rows, batch_size):
                     takes = list(order.share(start, start + batch_size, self.rank, self.world))
                     lanes.want(takes)
-                    yield self._batch(share, [rows for take in takes for rows in lanes.take(take)])
+                    yield batch_of(
+                        self.dataset.columns, share, [rows for take in takes for rows in lanes.take(take)], pin=self.pin
+                    )
                     lanes.forget(min(order.rows, start + batch_size) // order.lanes)
             finally:
                 lanes.close()
-
-    def _batch(self, size: int, filled: "list[Rows]") -> Batch:
-        """Rows put together and padded; the only place where a batch's bytes are copied."""
-        latents, text = self.dataset.columns
-        kind = "token_ids" if text.name == TOKEN_IDS else "text"
-        tensors = {
-            "rows": torch.empty(size, dtype=torch.int64),
-            "weights": torch.empty(size),
-            "latents": torch.empty((size, *latents.shape), dtype=latents.torch_dtype, pin_memory=self.pin),
-            kind: torch.empty((size, *text.shape), dtype=text.torch_dtype, pin_memory=self.pin),
-        }
-        into = (tensors["rows"].numpy(), tensors["weights"].numpy(), _raw(tensors["latents"]), _raw(tensors[kind]))
-        at = 0
-        for some in filled:
-            stop = at + len(some.rows)
-            for target, values in zip(into, (some.rows, some.weights, some.latents, some.text), strict=True):
-                target[at:stop] = values
-            at = stop
-        for tensor in tensors.values():
-            tensor[at:] = 0
-        tensors["rows"][at:] = PAD
-        return Batch(**tensors, moments=latents.name.startswith(MOMENTS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +75,29 @@ class Rows:
         return Rows(self.rows[start:stop], self.weights[start:stop], self.latents[start:stop], self.text[start:stop])
 
 
+def batch_of(columns: tuple[Column, Column], size: int, filled: Sequence[Rows], *, pin: bool = False) -> Batch:
+    """Rows put together and padded; the only place where a batch's bytes are copied."""
+    latents, text = columns
+    kind = "token_ids" if text.name == TOKEN_IDS else "text"
+    tensors = {
+        "rows": torch.empty(size, dtype=torch.int64),
+        "weights": torch.empty(size),
+        "latents": torch.empty((size, *latents.shape), dtype=latents.torch_dtype, pin_memory=pin),
+        kind: torch.empty((size, *text.shape), dtype=text.torch_dtype, pin_memory=pin),
+    }
+    into = (tensors["rows"].numpy(), tensors["weights"].numpy(), _raw(tensors["latents"]), _raw(tensors[kind]))
+    at = 0
+    for some in filled:
+        stop = at + len(some.rows)
+        for target, values in zip(into, (some.rows, some.weights, some.latents, some.text), strict=True):
+            target[at:stop] = values
+        at = stop
+    for tensor in tensors.values():
+        tensor[at:] = 0
+    tensors["rows"][at:] = PAD
+    return Batch(**tensors, moments=latents.name.startswith(MOMENTS))
+
+
 class _Lanes:
     """The windows of an epoch that are being read or used, lane by lane in their order."""
 
@@ -102,7 +105,7 @@ class _Lanes:
         self._order, self._reader, self._weigh, self._pool = order, reader, weigh, pool
         self._lanes: dict[int, Lane] = {}
         self._windows: dict[int, deque[tuple[Window, Future[Rows]]]] = {}
-        self._buffers = _Buffers()
+        self._buffers = Buffers()
 
     def want(self, takes: list[Take]) -> None:
         """Begin to read what these takes need, then what comes soon after them."""
@@ -164,7 +167,7 @@ class _Lanes:
         return into
 
 
-class _Buffers:
+class Buffers:
     """Memory of windows that are done with: fresh pages cost about as much as copying into them."""
 
     def __init__(self, keep: int = 64) -> None:

@@ -1,0 +1,262 @@
+"""Images on their way to a batch: the process stage's own transform and encoder, a slice of a row group at a time.
+
+What comes out is what `sdp process` would have stored with `encode.latents: moments`. The VAE's sample is drawn from it
+by the trainer, from (seed, epoch, row), as it is with a dataset of moments: so a row's latent is the same to the last
+bit in every mode, whoever encodes it.
+"""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from sdp.config import TrainConfig
+from sdp.datasets.manifest import Dataset
+from sdp.datasets.outcomes import FAILED, Outcome
+from sdp.datasets.units import Unit, Work
+from sdp.errors import DatasetError, ModelError
+from sdp.model.load import TOKENS
+from sdp.model.sources import LocalModel, ModelSource
+from sdp.process import work
+from sdp.process.chunk import Chunk
+from sdp.process.reading import Columns, Piece, RowGroup, addresses
+from sdp.process.recipe import TEXT, Recipe, Settings
+from sdp.process.table import Shape
+from sdp.process.work import Orders
+from sdp.storage import Storage
+from sdp.train.data.latents import MOMENTS, TOKEN_IDS, Column
+from sdp.train.data.latents import TEXT as TEXT_EMBEDDING
+from sdp.train.data.order import Blocks
+from sdp.train.data.weights import RowWeights
+
+if TYPE_CHECKING:
+    from sdp.process.encode import Encoder
+
+_SLICE_BYTES, _SLICE_ROWS = 50_000_000, 256
+"""The most of a slice, in pixels and rows: some encoder batches, and little beside a worker's memory."""
+_TEXT_BATCH = 64
+_EVERYTHING = Work(Unit(0, 0, 1 << 62))
+
+
+@dataclass(frozen=True)
+class ImagesDataset:
+    """The row groups of a complete images dataset, and how its rows are encoded."""
+
+    storage: Storage
+    paths: tuple[str, ...]
+    blocks: Blocks
+    orders: Orders
+    weights: RowWeights
+    """What is not worth encoding, as far as it can be known in advance."""
+
+    @property
+    def rows(self) -> int:
+        return int(self.blocks.rows.sum())
+
+    @property
+    def resolution(self) -> int:
+        return self.orders.recipe.resolutions[0]
+
+    @property
+    def columns(self) -> tuple[Column, Column]:
+        """What an encoded row is."""
+        shape, side = self.orders.shape, self.resolution // 8
+        latents = Column(
+            f"{MOMENTS}{self.resolution}", (2 * shape.latent_channels, side, side), np.dtype(np.float16)
+        )
+        if shape.text_width is None:
+            return latents, Column(TOKEN_IDS, (TOKENS,), np.dtype(np.uint16))
+        return latents, Column(TEXT_EMBEDDING, (TOKENS, shape.text_width), np.dtype(np.float16))
+
+    @property
+    def slice_rows(self) -> int:
+        """Rows that travel together."""
+        return max(16, min(_SLICE_ROWS, _SLICE_BYTES // (3 * self.resolution**2)))
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Rows of a row group that are transformed and encoded together."""
+
+    uri: str
+    group: int
+    group_rows: int
+    skip: int
+    epoch: int
+    needed: NDArray[np.bool_]
+    """Of its rows, those that are wanted; the others cost nothing."""
+
+    def __len__(self) -> int:
+        return len(self.needed)
+
+    def cut(self) -> "list[Slice]":
+        """The same rows in pieces, to find the one that kills its worker; in roots, as each level costs two deaths."""
+        size = 1 if len(self) <= 32 else math.isqrt(len(self))
+        return [
+            replace(self, skip=self.skip + at, needed=self.needed[at : at + size]) for at in range(0, len(self), size)
+        ]
+
+    @property
+    def piece(self) -> Piece:
+        """As the process stage reads it."""
+        group = RowGroup(self.uri, self.group, self.group_rows, None)
+        return Piece(_EVERYTHING, 0, (group,), self.skip, len(self))
+
+
+@dataclass(frozen=True, slots=True)
+class Transformed:
+    """A slice's crops and tokens."""
+
+    rows: NDArray[np.int64]
+    """All of the slice's addresses, in its order."""
+    chunk: Chunk
+    """Those that became crops, and why others did not."""
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedSlice:
+    """What came out for a slice, row by row; zeros and weight 0 for what was not needed or turned out bad."""
+
+    rows: NDArray[np.int64]
+    weights: NDArray[np.float32]
+    latents: NDArray[np.uint8]
+    """Raw bytes, a line a row."""
+    text: NDArray[np.uint8]
+    bad: tuple[Outcome, ...]
+
+    @staticmethod
+    def joined(parts: "Sequence[EncodedSlice]") -> "EncodedSlice":
+        if len(parts) == 1:
+            return parts[0]
+        arrays = (np.concatenate([getattr(p, name) for p in parts]) for name in ("rows", "weights", "latents", "text"))
+        return EncodedSlice(*arrays, bad=tuple(outcome for part in parts for outcome in part.bad))
+
+
+def open_images(config: TrainConfig, dataset: Dataset, model: LocalModel) -> ImagesDataset:
+    """An images dataset, to be encoded with a model."""
+    parts = dataset.parts.filter(pc.field("written") > 0)
+    if config.limit is not None:
+        parts = parts.filter(pc.field("start") < config.limit)
+    if not parts.num_rows:
+        raise DatasetError(f"{dataset.storage.uri}: no row was written into it; nothing to train on")
+    groups = [[group["rows"] for group in part] for part in parts["row_groups"].to_pylist()]
+    return ImagesDataset(
+        dataset.storage,
+        tuple(parts["path"].to_pylist()),
+        Blocks.of(groups),
+        _orders(config, dataset, model),
+        RowWeights(config.data.holdout, config.limit),
+    )
+
+
+def transform_slice(images: ImagesDataset, some: Slice) -> Transformed:
+    """Read a slice and make crops and tokens of those of its rows that are needed."""
+    orders = images.orders
+    rows = addresses(some.piece, orders.storage)
+    if len(rows) != len(some):
+        raise DatasetError(f"{some.uri}: another file than the manifest lists; run download again")
+    wanted = some.needed & (images.weights(rows) > 0)
+    if not wanted.any():
+        return Transformed(rows, _nothing(images))
+    # As another seed, since crops know nothing of epochs.
+    drawn = replace(orders, recipe=replace(orders.recipe, seed=orders.recipe.seed + (some.epoch << 40)))
+    chunk, _ = work.transform_piece(drawn, some.piece, None if wanted.all() else rows[wanted])
+    return Transformed(rows, chunk)
+
+
+def encode_slice(images: ImagesDataset, encoder: "Encoder", given: Transformed) -> EncodedSlice:
+    """The rows of a slice, ready to become a batch."""
+    rows, chunk = given.rows, given.chunk
+    latents, text = images.columns
+    made = EncodedSlice(
+        rows,
+        np.zeros(len(rows), np.float32),
+        np.zeros((len(rows), latents.width), np.uint8),
+        np.zeros((len(rows), text.width), np.uint8),
+        (),
+    )
+    if not len(chunk):
+        return replace(made, bad=tuple(chunk.outcomes))
+    encoded = encoder(chunk)
+    good = encoded.good
+    at = _places(rows, chunk.rows[good])
+    (group,) = encoded.latents[images.resolution]
+    made.weights[at] = 1
+    made.latents[at] = _bytes(group.values[good[group.where]])
+    made.text[at] = _bytes((chunk.tokens if encoded.text is None else encoded.text)[good])
+    return replace(made, bad=tuple(encoded.outcomes))
+
+
+def given_up(images: ImagesDataset, some: Slice) -> EncodedSlice:
+    """A slice that kills whoever works on it."""
+    rows = addresses(some.piece, images.orders.storage)
+    empty = encode_slice(images, None, Transformed(rows, _nothing(images)))  # type: ignore[arg-type]  # not called
+    detail = "its worker died each time"
+    dead = [Outcome(row, FAILED, "crashed", detail, attempts=2) for row in rows[some.needed].tolist()]
+    return replace(empty, bad=tuple(dead))
+
+
+def load_encoder(images: ImagesDataset, device: str | None = None) -> "Encoder":
+    """The process stage's encoder, on a device."""
+    return work.load_encoder(images.orders, device)
+
+
+def _orders(config: TrainConfig, dataset: Dataset, model: LocalModel) -> Orders:
+    transform, encode, side = config.transform, config.encode, config.data.resolution
+    batch = encode.batch_size or max(1, min(64, 64 * 256**2 // side**2))
+    vae = json.loads((model.path / "vae" / "config.json").read_bytes())
+    if float(vae["scaling_factor"]) == 1.0:
+        raise ModelError(
+            f"model.source: the VAE of {config.model.source} has scaling_factor 1.0: its latents would not be scaled; "
+            "set it in vae/config.json (0.18215 in Stable Diffusion 2)"
+        )
+    width = None
+    if encode.text == "text_embedding":
+        width = int(json.loads((model.path / "text_encoder" / "config.json").read_bytes())["hidden_size"])
+    source = model.source
+    return Orders(
+        model=replace(source, sha256=model.digest) if isinstance(source, ModelSource) else source,
+        recipe=Recipe(
+            resolutions=(side,),
+            crop=transform.crop,
+            seed=config.seed,
+            max_upscale=transform.max_upscale,
+            oversample=transform.oversample,
+            max_pixels=transform.max_pixels,
+        ),
+        settings=Settings(
+            seed=config.seed,
+            content="moments",
+            dtype=encode.dtype,
+            batch_sizes={side: batch, TEXT: _TEXT_BATCH},
+            channels_last=encode.channels_last,
+            compile=encode.compile,
+        ),
+        shape=Shape((side,), int(vae["latent_channels"]), float(vae["scaling_factor"]), "moments", width),
+        columns=Columns(),
+        storage=config.storage.options(),
+        output=dataset.storage,
+    )
+
+
+def _nothing(images: ImagesDataset) -> Chunk:
+    return Chunk(
+        np.zeros(0, np.int64), np.zeros(0, np.int16), [], np.zeros((0, TOKENS), np.uint16),
+        {images.resolution: []}, np.zeros(0, np.int16),
+    )  # fmt: skip
+
+
+def _places(rows: NDArray[np.int64], some: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Where some of the rows lie among them."""
+    order = np.argsort(rows, kind="stable")
+    found: NDArray[np.int64] = order[np.searchsorted(rows[order], some)]
+    return found
+
+
+def _bytes(values: NDArray[Any]) -> NDArray[np.uint8]:
+    return np.ascontiguousarray(values).reshape(len(values), -1).view(np.uint8)

@@ -1,0 +1,163 @@
+"""Whatever dies in the middle of a download, each address has one outcome in the end, and no part is made twice."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import ray
+from ray.cluster_utils import Cluster
+
+from sdp.demo.server import ImageServer
+from sdp.download import job
+from sdp.storage import open_storage
+from tests.download_kit import check_exactly_once, config_for, write_urls
+
+STORE = 100_000_000
+ROWS, UNIT = 240, 20
+WORKER = "MapWorker(MapBatches(_Downloading))"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nodes() -> Iterator[Cluster]:
+    """A head without work, and one node that stays; a test adds those that go."""
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "object_store_memory": STORE})
+    cluster.add_node(num_cpus=2, object_store_memory=STORE)
+    ray.init(address=cluster.address, log_to_driver=False)
+    cluster.wait_for_nodes()
+    yield cluster
+    ray.shutdown()
+    cluster.shutdown()
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ImageServer]:
+    with ImageServer(images=2000, distinct=10) as server:
+        server.warm()
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def forget(server: ImageServer) -> None:
+    server.reset()
+
+
+def slow_urls(server: ImageServer) -> list[str | None]:
+    """So slow that there is a middle in which to kill; some are not to be had at all."""
+    return [
+        server.image_url(number, "404") if number % 9 == 4 else server.image_url(number, "delay", s=0.2)
+        for number in range(ROWS)
+    ]
+
+
+def wait_for(condition: Callable[[], bool], what: str, within_s: float = 120.0) -> None:
+    until = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < until, f"{what} did not come within {within_s:g} s"
+        threading.Event().wait(0.02)
+
+
+def parts_in(out: Path) -> dict[str, int]:
+    """The parts that are there, and when each was written."""
+    folder = out / "parts"
+    return {file.name: file.stat().st_mtime_ns for file in folder.iterdir()} if folder.is_dir() else {}
+
+
+def workers() -> list[int]:
+    """The pids of the processes that download."""
+    found = []
+    for process in Path("/proc").iterdir():
+        if process.name.isdigit():
+            try:
+                name = (process / "cmdline").read_bytes()
+            except OSError:  # ended meanwhile
+                continue
+            if WORKER.encode() in name:
+                found.append(int(process.name))
+    return found
+
+
+def run_beside(act: Callable[[], None], run: Callable[[], "job.Summary | None"]) -> "job.Summary":
+    """Run a job and meanwhile do something to it."""
+    failures: list[BaseException] = []
+
+    def acting() -> None:
+        try:
+            act()
+        except BaseException as error:  # noqa: BLE001 (raised below, in the test's own thread)
+            failures.append(error)
+
+    thread = threading.Thread(target=acting)
+    thread.start()
+    summary = run()
+    thread.join()
+    if failures:
+        raise failures[0]
+    assert summary is not None
+    return summary
+
+
+def test_a_worker_that_is_killed_again_and_again_costs_no_row(server: ImageServer, tmp_path: Path) -> None:
+    source = write_urls(tmp_path / "meta", slow_urls(server))
+    config = config_for(source, tmp_path / "out", fetch={"connections": 4}, concurrency=2)
+    killed = []
+
+    def kill() -> None:
+        for wanted in (1, 4):
+            wait_for(lambda wanted=wanted: len(parts_in(tmp_path / "out")) >= wanted, f"part {wanted}")  # type: ignore[misc]
+            wait_for(lambda: bool(workers()), "a worker")
+            killed.append(workers()[0])
+            os.kill(killed[-1], signal.SIGKILL)
+        assert len(parts_in(tmp_path / "out")) < ROWS // UNIT, "it was killed too late to tell anything"
+
+    summary = run_beside(kill, lambda: job.run(config))
+    assert len(killed) == 2
+    rows = check_exactly_once(summary.dataset, range(ROWS))
+    assert sorted(rows) == [row for row in range(ROWS) if row % 9 != 4]
+
+
+def test_a_driver_that_is_killed_is_continued_by_the_next(nodes: Cluster, server: ImageServer, tmp_path: Path) -> None:
+    source = write_urls(tmp_path / "meta", slow_urls(server))
+    config = config_for(source, tmp_path / "out", fetch={"connections": 4}, concurrency=1)
+    (tmp_path / "download.yaml").write_text(json.dumps(config.model_dump(mode="json")))
+    command = [sys.executable, "-m", "sdp", "download", "--config", str(tmp_path / "download.yaml")]
+    kept: dict[str, int] = {}
+    for wanted in (1, 4):
+        driver = subprocess.Popen(command, env={**os.environ, "RAY_ADDRESS": nodes.address})
+        try:
+            wait_for(lambda wanted=wanted: len(parts_in(tmp_path / "out")) >= wanted, f"part {wanted}")  # type: ignore[misc]
+        finally:
+            driver.send_signal(signal.SIGKILL)
+            driver.wait()
+        there = parts_in(tmp_path / "out")
+        assert len(there) < ROWS // UNIT, "it was killed too late to tell anything"
+        assert {name: there[name] for name in kept} == kept
+        kept = there
+    assert not open_storage(str(tmp_path / "out")).exists("_manifest.json")
+
+    summary = job.run(config)
+    assert summary is not None
+    there = parts_in(tmp_path / "out")
+    assert {name: there[name] for name in kept} == kept, "a part was made twice"
+    check_exactly_once(summary.dataset, range(ROWS))
+
+
+def test_a_node_that_goes_takes_no_row_with_it(nodes: Cluster, server: ImageServer, tmp_path: Path) -> None:
+    source = write_urls(tmp_path / "meta", slow_urls(server))
+    config = config_for(source, tmp_path / "out", fetch={"connections": 4}, concurrency=4)
+    doomed = nodes.add_node(num_cpus=2, object_store_memory=STORE)
+    nodes.wait_for_nodes()
+
+    def remove() -> None:
+        wait_for(lambda: len(workers()) >= 4, "the fourth worker")
+        wait_for(lambda: len(parts_in(tmp_path / "out")) >= 1, "the first part")
+        nodes.remove_node(doomed, allow_graceful=False)
+
+    summary = run_beside(remove, lambda: job.run(config))
+    check_exactly_once(summary.dataset, range(ROWS))
