@@ -32,7 +32,9 @@ if TYPE_CHECKING:
 
     from sdp.generate.worker import Orders, Task
 
-_TASK_RETRIES = 2
+_TASK_RETRIES = 30
+"""Against pictures that kill their generator for ever. Of a node that has gone Ray hears after seconds, and each try
+meanwhile to reach its actors counts as one."""
 _STRIP = 8
 """Pictures of a prompt on the contact sheet."""
 
