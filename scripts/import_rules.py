@@ -17,7 +17,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"config", "storage", "lease", "datasets", "hardware", "cluster", "telemetry", "console"}),
     frozenset({"model", "imaging"}),
     frozenset({"download", "process", "train", "generate", "exporter", "dashboards", "report"}),
-    frozenset({"demo"}),
+    frozenset({"demo", "supervisor"}),
     frozenset({"cli"}),
     frozenset({"__main__"}),
 )
@@ -26,8 +26,16 @@ LAYERS: tuple[frozenset[str], ...] = (
 STAGES = frozenset({"download", "process", "train", "generate"})
 RAY_ROOMS = frozenset({"demo", "cli"})
 """Rooms other than stages that may import ray anywhere."""
-RAY_FILES = frozenset({*(f"sdp/{stage}/job.py" for stage in STAGES), "sdp/cluster.py", "sdp/telemetry/ray_metrics.py"})
-"""The files that may, besides: of a stage it is the one that lays its plain functions on a cluster."""
+RAY_FILES = frozenset(
+    {
+        *(f"sdp/{stage}/job.py" for stage in STAGES),
+        "sdp/train/online.py",
+        "sdp/cluster.py",
+        "sdp/telemetry/ray_metrics.py",
+    }
+)
+"""The files that may, besides: of a stage it is the one that lays its plain functions on a cluster (of train there are
+two, since trainers and encoders are laid out apart)."""
 
 NEVER: Mapping[str, frozenset[str]] = {
     "config": frozenset({"torch", "ray"}),

@@ -1,0 +1,66 @@
+"""`python -m sdp.supervisor JOB …`: run `sdp JOB …`, and again when it breaks down; what a RayJob's entrypoint is.
+
+A driver may die of much that is no fault of the job's: its node, a bug of a library, a store that was away. The job
+continues from storage, so the cure is to run it again, within bounds. Exit code 2 is something that a person has to
+mend: it ends the matter at once, as 0 does.
+"""
+
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from types import FrameType
+
+from sdp.console import say
+from sdp.errors import UserError
+
+TRIES = 5
+"""How often in a row a job may break down soon after it was started."""
+STEADY_S = 1800.0
+"""After so long a breakdown counts as the first again."""
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 5.0, 300.0
+
+
+def supervise(
+    command: Sequence[str],
+    *,
+    tries: int = TRIES,
+    steady_s: float = STEADY_S,
+    first_pause_s: float = FIRST_PAUSE_S,
+) -> int:
+    """Run a command until it succeeds, cannot, or has broken down too often; returns its last exit code."""
+    child: subprocess.Popen[bytes] | None = None
+    told = threading.Event()
+
+    def hand_on(number: int, _: FrameType | None) -> None:
+        told.set()
+        if child is not None and child.poll() is None:
+            child.send_signal(number)
+
+    before = {number: signal.signal(number, hand_on) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        breakdowns = 0
+        while True:
+            began = time.monotonic()
+            child = subprocess.Popen(command)
+            code = child.wait()
+            if code in (0, UserError.exit_code) or told.is_set():
+                return code if code >= 0 else 128 - code
+            breakdowns = 1 if time.monotonic() - began > steady_s else breakdowns + 1
+            how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+            if breakdowns >= tries:
+                say(f"supervisor: the job {how}, {breakdowns} times in a row: given up; mend it and submit it again")
+                return code if code > 0 else 128 - code
+            pause = min(LONGEST_PAUSE_S, first_pause_s * 2.0 ** (breakdowns - 1))
+            say(f"supervisor: the job {how}; started again in {pause:.3g} s ({breakdowns} of {tries - 1})")
+            if told.wait(pause):
+                return 128 + signal.SIGTERM
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+if __name__ == "__main__":
+    sys.exit(supervise([sys.executable, "-m", "sdp", *sys.argv[1:]]))

@@ -1,0 +1,304 @@
+"""The chart: what it renders for each example, and what it refuses. Rendered by the real helm."""
+
+import json
+import re
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import kubernetes.client
+import pytest
+import yaml
+
+from scripts import chart_readme
+from sdp.config import draft
+from sdp.hardware import GPUS
+
+CHART = Path(__file__).parents[2] / "charts" / "sdp-cluster"
+MANIFESTS = Path(__file__).parents[2] / "manifests"
+EXAMPLES = sorted(path.stem for path in (CHART / "examples").glob("*.yaml"))
+NEEDS_HELM = pytest.mark.needs("helm")
+
+Manifest = dict[str, Any]
+Render = Callable[..., list[Manifest]]
+
+RAYCLUSTER_FIELDS = {
+    "rayVersion",
+    "authOptions",
+    "upgradeStrategy",
+    "enableInTreeAutoscaling",
+    "autoscalerOptions",
+    "gcsFaultToleranceOptions",
+    "headGroupSpec",
+    "workerGroupSpecs",
+}
+GROUP_FIELDS = {
+    "groupName",
+    "replicas",
+    "minReplicas",
+    "maxReplicas",
+    "idleTimeoutSeconds",
+    "priority",
+    "labels",
+    "rayStartParams",
+    "template",
+}
+"""Of ray.io/v1 at KubeRay 1.7, what the chart uses."""
+
+
+@pytest.fixture
+def render(tool: Callable[[str], Path]) -> Render:
+    """`render("minimal", "groups.cpu=null")`: an example with settings over it, as a list of manifests."""
+
+    def run(example: str, *settings: str) -> list[Manifest]:
+        done = _helm(tool("helm"), example, *settings)
+        assert done.returncode == 0, done.stderr
+        assert "warning" not in done.stderr, done.stderr
+        return [manifest for manifest in yaml.safe_load_all(done.stdout) if manifest]
+
+    return run
+
+
+@pytest.fixture
+def refused(tool: Callable[[str], Path]) -> Callable[..., str]:
+    """What helm says of an example with settings that cannot work."""
+
+    def run(example: str, *settings: str) -> str:
+        done = _helm(tool("helm"), example, *settings)
+        assert done.returncode != 0, "rendered all the same"
+        return done.stderr
+
+    return run
+
+
+def _helm(helm: Path, example: str, *settings: str) -> subprocess.CompletedProcess[str]:
+    given = [argument for setting in settings for argument in ("--set", setting)]
+    command = [str(helm), "template", "sdp", str(CHART), "-f", str(CHART / "examples" / f"{example}.yaml"), *given]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def one(manifests: list[Manifest], kind: str) -> Manifest:
+    (found,) = [manifest for manifest in manifests if manifest["kind"] == kind]
+    return found
+
+
+def pods(cluster: Manifest) -> dict[str, Manifest]:
+    """The pod templates by group."""
+    spec = cluster["spec"]
+    return {
+        "head": spec["headGroupSpec"]["template"],
+        **{group["groupName"]: group["template"] for group in spec["workerGroupSpecs"]},
+    }
+
+
+def unknown_fields(value: Any, kind: str, at: str) -> Iterator[str]:
+    """The fields of a Kubernetes object that the API does not have, by the official client's own description of it."""
+    if kind.startswith("List["):
+        for number, item in enumerate(value):
+            yield from unknown_fields(item, kind[5:-1], f"{at}[{number}]")
+    elif kind.startswith("Dict["):
+        for name, item in value.items():
+            yield from unknown_fields(item, kind[5:-1].split(", ")[1], f"{at}.{name}")
+    elif (model := getattr(kubernetes.client, kind, None)) is not None:
+        attributes = {json_name: name for name, json_name in model.attribute_map.items()}
+        for name, item in value.items():
+            if name not in attributes:
+                yield f"{at}.{name}"
+            else:
+                yield from unknown_fields(item, model.openapi_types[attributes[name]], f"{at}.{name}")
+
+
+@NEEDS_HELM
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_every_field_is_one_that_kubernetes_and_kuberay_know(render: Render, example: str) -> None:
+    manifests = render(example)
+    kinds = {"ServiceAccount": "V1", "ConfigMap": "V1", "NetworkPolicy": "V1", "PodDisruptionBudget": "V1"}
+    for manifest in manifests:
+        if manifest["kind"] in kinds:
+            unknown = list(unknown_fields(manifest, kinds[manifest["kind"]] + manifest["kind"], manifest["kind"]))
+            assert unknown == []
+    cluster = one(manifests, "RayCluster")
+    assert cluster["spec"].keys() <= RAYCLUSTER_FIELDS
+    for group in cluster["spec"]["workerGroupSpecs"]:
+        assert group.keys() <= GROUP_FIELDS
+    for name, template in pods(cluster).items():
+        assert list(unknown_fields(template, "V1PodTemplateSpec", name)) == []
+
+
+def test_a_field_that_kubernetes_does_not_know_would_be_noticed() -> None:
+    pod = {"spec": {"containers": [{"name": "x", "imge": "y", "env": [{"nam": "z"}]}], "hostpid": True}}
+    assert sorted(unknown_fields(pod, "V1PodTemplateSpec", "pod")) == [
+        "pod.spec.containers[0].env[0].nam",
+        "pod.spec.containers[0].imge",
+        "pod.spec.hostpid",
+    ]
+
+
+@NEEDS_HELM
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_every_pod_is_confined(render: Render, example: str) -> None:
+    for name, template in pods(one(render(example), "RayCluster")).items():
+        spec = template["spec"]
+        (container,) = spec["containers"]
+        assert spec["securityContext"]["runAsNonRoot"] is True, name
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert container["securityContext"]["allowPrivilegeEscalation"] is False
+        assert container["securityContext"]["readOnlyRootFilesystem"] is True
+        assert container["securityContext"]["capabilities"]["drop"] == ["ALL"]
+        assert spec["automountServiceAccountToken"] is (name == "head")
+        assert container["resources"]["limits"] == container["resources"]["requests"]
+        mounted = {mount["mountPath"] for mount in container["volumeMounts"]}
+        assert {"/dev/shm", "/tmp", "/home/ray", "/etc/sdp/jobs"} <= mounted
+        assert {mount["name"] for mount in container["volumeMounts"]} <= {volume["name"] for volume in spec["volumes"]}
+
+
+@NEEDS_HELM
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_each_job_s_configuration_is_one_that_the_job_takes(render: Render, example: str, tmp_path: Path) -> None:
+    jobs = one(render(example), "ConfigMap")["data"]
+    assert {"download.yaml", "process.yaml", "train.yaml", "generate.yaml"} <= jobs.keys()
+    for name, text in jobs.items():
+        (tmp_path / name).write_text(text)
+        resolved = draft(re.split(r"[.-]", name)[0], str(tmp_path / name), [])
+        assert set(resolved.missing) <= {"source.uri", "prompts", "model.source"}, name
+        assert name == "download.yaml" or "source.uri" not in resolved.missing or name == "generate.yaml"
+
+
+@NEEDS_HELM
+def test_one_job_reads_what_the_other_has_written(render: Render) -> None:
+    jobs = {name: yaml.safe_load(text) for name, text in one(render("efa"), "ConfigMap")["data"].items()}
+    assert (
+        jobs["process.yaml"]["source"]["uri"] == jobs["download.yaml"]["output"]["uri"] == "s3://my-bucket/sd2/images"
+    )
+    assert jobs["train.yaml"]["source"]["uri"] == jobs["process.yaml"]["output"]["uri"]
+    assert jobs["generate.yaml"]["checkpoint"] == jobs["train.yaml"]["output"]["uri"]
+    assert jobs["train.yaml"]["strategy"] == {"kind": "fsdp", "compile": True}
+    assert jobs["train.yaml"]["storage"] == {"region": "us-east-1"}
+
+
+@NEEDS_HELM
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_selectors_match_and_names_are_those_that_are_rendered(render: Render, example: str) -> None:
+    manifests = render(example)
+    cluster = one(manifests, "RayCluster")
+    name = cluster["metadata"]["name"]
+    assert one(manifests, "NetworkPolicy")["spec"]["podSelector"]["matchLabels"] == {"ray.io/cluster": name}
+    budget = one(manifests, "PodDisruptionBudget")["spec"]["selector"]["matchLabels"]
+    assert budget == {"ray.io/cluster": name, "ray.io/node-type": "head"}  # labels that KubeRay gives
+    accounts = {manifest["metadata"]["name"] for manifest in manifests if manifest["kind"] == "ServiceAccount"}
+    maps = {manifest["metadata"]["name"] for manifest in manifests if manifest["kind"] == "ConfigMap"}
+    for template in pods(cluster).values():
+        assert template["spec"]["serviceAccountName"] in accounts
+        for volume in template["spec"]["volumes"]:
+            assert volume.get("configMap", {"name": next(iter(maps))})["name"] in maps
+
+
+@NEEDS_HELM
+def test_groups_are_a_map_to_add_to_and_to_take_from(render: Render) -> None:
+    rendered = render("minimal", "groups.cpu=null", "groups.l4.gpus=1", "groups.l4.accelerator=L4")
+    groups = {group["groupName"]: group for group in one(rendered, "RayCluster")["spec"]["workerGroupSpecs"]}
+    assert groups.keys() == {"a10g", "a100", "l4"}
+    assert groups["l4"]["labels"]["ray.io/accelerator-type"] == "L4"
+    (container,) = groups["l4"]["template"]["spec"]["containers"]
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == 1
+    assert groups["l4"]["template"]["spec"]["tolerations"] == [
+        {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
+    ]
+
+
+@NEEDS_HELM
+def test_efa_brings_devices_pages_capability_and_environment_and_only_where_asked(render: Render) -> None:
+    templates = pods(one(render("efa"), "RayCluster"))
+    (a100,) = templates["a100"]["spec"]["containers"]
+    assert a100["resources"]["limits"]["vpc.amazonaws.com/efa"] == 4
+    assert a100["resources"]["limits"]["hugepages-2Mi"] == "5120Mi"
+    assert a100["securityContext"]["capabilities"]["add"] == ["IPC_LOCK"]
+    environment = {variable["name"]: variable["value"] for variable in a100["env"]}
+    assert environment["FI_PROVIDER"] == "efa"
+    assert environment["NCCL_SOCKET_IFNAME"] == "eth0"
+    for name in ("head", "cpu", "a10g"):
+        (container,) = templates[name]["spec"]["containers"]
+        assert "add" not in container["securityContext"]["capabilities"]
+        assert not {"FI_PROVIDER", "NCCL_SOCKET_IFNAME"} & {variable["name"] for variable in container["env"]}
+
+
+@NEEDS_HELM
+def test_nothing_is_rendered_that_was_not_asked_for(render: Render) -> None:
+    off = ("networkPolicy.enabled=false", "podDisruptionBudget=false", "serviceAccount.create=false")
+    manifests = render("minimal", *off, "autoscaling.enabled=false")
+    assert sorted(manifest["kind"] for manifest in manifests) == ["ConfigMap", "RayCluster"]
+    cluster = one(manifests, "RayCluster")["spec"]
+    assert "autoscalerOptions" not in cluster
+    assert "gcsFaultToleranceOptions" not in cluster
+    assert pods(one(manifests, "RayCluster"))["head"]["spec"]["automountServiceAccountToken"] is False
+
+
+@NEEDS_HELM
+def test_redis_keeps_the_head_s_state_where_it_is_given(render: Render) -> None:
+    settings = ("faultTolerance.redisAddress=redis:6379", "faultTolerance.passwordSecret.name=redis")
+    options = one(render("minimal", *settings), "RayCluster")["spec"]["gcsFaultToleranceOptions"]
+    assert options == {
+        "redisAddress": "redis:6379",
+        "redisPassword": {"valueFrom": {"secretKeyRef": {"name": "redis", "key": "password"}}},
+    }
+
+
+@NEEDS_HELM
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        (["storage.uri="], "storage.uri: required"),
+        (["storage.uri=/data"], "/storage/uri"),
+        (["groups.a10g.maxReplica=3"], "'maxReplica' not allowed"),
+        (["imge.tag=x"], "'imge' not allowed"),
+        (["groups.a10g.accelerator=A11"], "/groups/a10g/accelerator"),
+        (["groups.a10g.accelerator="], "groups.a10g.accelerator: required where gpus is not 0"),
+        (["groups.cpu.accelerator=L4"], "groups.cpu.gpus: expected 1 or more"),
+        (["groups.a10g.minReplicas=41"], "groups.a10g.minReplicas: expected at most maxReplicas (40), got 41"),
+        (
+            ["groups.a10g.replicas=41"],
+            "groups.a10g.replicas: expected from minReplicas (0) to maxReplicas (40), got 41",
+        ),
+        (["groups.cpu.efaDevices=1"], "groups.cpu.efaDevices: expected 0 where there are no GPUs, got 1"),
+        (["groups.A_B.cpu=1"], "groups.A_B: expected a name"),
+        (["nameOverride=" + "n" * 41], "nameOverride: expected at most 40 characters"),
+        (["runAsUser=0"], "/runAsUser"),
+        (["auth.mode=none"], "/auth/mode"),
+        (["head.memory=lots"], "/head/memory"),
+        (["jobs.trian.max_steps=1"], "'trian'"),
+        (["upgradeStrategy=Rolling"], "/upgradeStrategy"),
+    ],
+)
+def test_what_cannot_work_is_refused_with_the_value_s_path(
+    refused: Callable[..., str], settings: list[str], says: str
+) -> None:
+    assert says in refused("minimal", *settings)
+
+
+def test_the_schema_knows_the_catalogue_s_accelerators() -> None:
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    listed = schema["properties"]["groupDefaults"]["properties"]["accelerator"]["enum"]
+    assert set(listed) == {"", *(name for gpu in GPUS.values() for name in gpu.accelerators)}
+
+
+def test_the_readme_is_made_from_the_values() -> None:
+    text = (CHART / "values.yaml").read_text()
+    assert (CHART / "README.md").read_text() == chart_readme.page(text)
+    documented = {path for path, _ in chart_readme.documented(text)}
+    values = yaml.safe_load(text)
+    for name, value in values.items():
+        inner = {f"{name}.{key}" for key in value} if isinstance(value, dict) else set()
+        assert name in documented or inner <= documented, name
+
+
+@pytest.mark.parametrize("path", sorted(MANIFESTS.glob("*.yaml")), ids=lambda path: path.stem)
+def test_a_manifest_runs_its_job_under_the_supervisor_by_the_chart_s_configuration(path: Path) -> None:
+    job = yaml.safe_load(path.read_text())
+    assert (job["apiVersion"], job["kind"]) == ("ray.io/v1", "RayJob")
+    assert len(job["metadata"]["generateName"]) + 5 <= 47
+    spec = job["spec"]
+    assert spec["entrypoint"] == f"python -m sdp.supervisor {path.stem} --config /etc/sdp/jobs/{path.stem}.yaml"
+    assert spec["submissionMode"] == "HTTPMode"
+    assert "clusterSelector" in spec
+    assert "backoffLimit" not in spec, "KubeRay refuses it together with clusterSelector"
