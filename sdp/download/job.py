@@ -48,7 +48,7 @@ T = TypeVar("T")
 _REPORT_S = 1.0
 _PROGRESS_S = 0.5
 _TASK_RETRIES = 30
-"""Against a unit that kills its worker for ever. Of a node that has gone Ray hears after seconds, and each try meanwhile
+"""Against a unit that kills its worker for ever. Of a node that has gone Ray hears after seconds; each try meanwhile
 to reach its actors counts as one."""
 _SMALL_SOURCE = 100_000
 """Rows that the driver looks over itself: starting a process would take longer."""
