@@ -256,7 +256,7 @@ COMMANDS: tuple[Command, ...] = (
     Command(
         "report",
         LOOK,
-        "Write a page to look at: pictures and failures of datasets, curves and history of runs, back to their source.",
+        "Write a page to look at: pictures and failures of datasets, curves and history of runs.",
         _report_arguments,
         _report,
         "report s3://bucket/run --out run.html",

@@ -289,6 +289,41 @@ class TrainModelConfig(ModelConfig):
         shapes_output=True,
         example="s3://bucket/phase-1/checkpoints/step-000550000",
     )
+    start_optimizer: bool = key(
+        False, "Begin with the averages of AdamW of model.start_from as well.", shapes_output=True
+    )
+
+    def contradictions(self) -> Iterable[Problem]:
+        if self.start_optimizer and self.start_from is None:
+            yield Problem("start_optimizer", "false while start_from is null", "true", "set start_from")
+
+
+class SecondPhaseConfig(Section):
+    """A second phase, often at a higher resolution: a run of its own, in OUTPUT/phase-2, that begins with the weights
+    and the average of the first, in OUTPUT/phase-1. What is not said here is as in the first."""
+
+    max_steps: Positive | None = key(None, "Steps of the second phase; null has none.", shapes_output=True)
+    resolution: Resolution | None = key(None, "Its data.resolution; null keeps it.", shapes_output=True)
+    batch_size: Positive | None = key(None, "Its data.batch_size; null keeps it.")
+    global_batch_size: Positive | None = key(None, "Its data.global_batch_size; null keeps it.", shapes_output=True)
+    source: Uri | None = key(None, "Its source.uri; null keeps it.", shapes_output=True, example="s3://bucket/latents")
+    learning_rate: float | None = key(None, "Its optimizer.learning_rate; null keeps it.", shapes_output=True, gt=0)
+    warmup_steps: int | None = key(None, "Its optimizer.warmup_steps; null keeps it.", shapes_output=True, ge=0)
+    keep_optimizer: bool = key(
+        False, "Begin with AdamW's averages of the first phase rather than with fresh ones.", shapes_output=True
+    )
+
+    def contradictions(self) -> Iterable[Problem]:
+        said = [name for name in type(self).model_fields if getattr(self, name) not in (None, False)]
+        if self.max_steps is None and said:
+            yield Problem("max_steps", "a whole number", "null", "say how long the second phase is, or remove the rest")
+
+
+class PricesConfig(Section):
+    """What an hour costs, for what a run has cost so far and for max_cost."""
+
+    trainer_hour: float | None = key(None, "Of one trainer with its GPU, in any currency; null counts no cost.", ge=0)
+    encoder_hour: float | None = key(None, "Of one encoder with its GPU (online); null counts none.", ge=0)
 
 
 class TrainConfig(JobConfig):
@@ -308,6 +343,11 @@ class TrainConfig(JobConfig):
         "Stop, with a checkpoint, when the run has trained for so many hours; null does not look at the clock.",
         gt=0,
     )
+    max_cost: float | None = key(
+        None, "Stop, with a checkpoint, when the run has cost so much, by its prices; null does not count.", gt=0
+    )
+    prices: PricesConfig = key(PricesConfig, "What an hour costs.")
+    phase_2: SecondPhaseConfig = key(SecondPhaseConfig, "A second phase.")
     seed: int = key(
         0, "Seed of everything random; with epoch and row it decides each sample's noise.", shapes_output=True, ge=0
     )
@@ -320,7 +360,9 @@ class TrainConfig(JobConfig):
     )
     scaling: ScalingConfig = key(ScalingConfig, "How many trainers, and where.")
     strategy: StrategyConfig = key(StrategyConfig, "How trainers share the work.")
-    transform: TrainTransformConfig = key(TrainTransformConfig, "From images to squares, where data.mode is not offline.")
+    transform: TrainTransformConfig = key(
+        TrainTransformConfig, "From images to squares, where data.mode is not offline."
+    )
     encode: TrainEncodeConfig = key(TrainEncodeConfig, "The encoders, where data.mode is not offline.")
     checkpoint: CheckpointConfig = key(CheckpointConfig, "When the run is saved.")
     log: LogConfig = key(LogConfig, "What is written down while the run goes on.")
@@ -336,8 +378,14 @@ class TrainConfig(JobConfig):
             yield Problem(
                 "max_steps", "a whole number while max_epochs is null", "null", "set one of them: a run must end"
             )
+        if self.max_cost is not None and self.prices.trainer_hour is None:
+            yield Problem("max_cost", "null while prices.trainer_hour is null", repr(self.max_cost), "set the price")
         if self.precision == "fp16" and self.strategy.kind == "fsdp":
             yield Problem("precision", "bf16 or fp32 while strategy.kind is fsdp", "'fp16'", "take bf16")
+        if self.scaling.in_driver and self.data.mode == "online":
+            yield Problem(
+                "scaling.in_driver", "false while data.mode is online", "true", "its encoders are Ray's; or collocated"
+            )
         if self.max_steps is None and self.optimizer.schedule != "constant":
             yield Problem(
                 "optimizer.schedule",

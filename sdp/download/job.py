@@ -300,8 +300,8 @@ class Hub:
 
 
 def _start_hub(limits: HostLimits) -> Any:
-    """The hub, beside the driver: it shall not go away with some worker's node."""
-    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
+    """The hub, beside the driver: it shall not go away with some worker's node (as it could if placed softly)."""
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     hub = ray.remote(Hub).options(num_cpus=0, max_restarts=-1, max_task_retries=-1, scheduling_strategy=here)
     return hub.remote(limits)
 

@@ -41,15 +41,17 @@ def steps_in(run: Storage) -> dict[int, bool]:
 
 
 def find_checkpoint(uri: str, options: StorageOptions | None = None) -> Storage:
-    """A complete checkpoint by its URI; of a run, or of `RUN/checkpoints/latest`, the newest."""
+    """A complete checkpoint by its URI; of a run (or `RUN/checkpoints/latest`) the newest, of its last phase if it has
+    several."""
     folder = open_storage(uri, options)
     if folder.exists(COMPLETE):
         return folder
     run = open_storage(re.sub(r"/checkpoints(/latest)?$", "", folder.uri), options)
-    complete = [step for step, whole in steps_in(run).items() if whole]
-    if not complete:
-        raise DatasetError(f"{uri}: no complete checkpoint there (no {COMPLETE}); check the address")
-    return run.child(checkpoint_name(complete[-1]))
+    for phase in (run, run.child("phase-2"), run.child("phase-1")):
+        complete = [step for step, whole in steps_in(phase).items() if whole]
+        if complete:
+            return phase.child(checkpoint_name(complete[-1]))
+    raise DatasetError(f"{uri}: no complete checkpoint there (no {COMPLETE}); check the address")
 
 
 def read_marker(folder: Storage) -> dict[str, Any]:

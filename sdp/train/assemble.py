@@ -9,6 +9,7 @@ from torch import Tensor
 
 from sdp.config import TrainConfig
 from sdp.datasets.manifest import Dataset, open_dataset
+from sdp.errors import UserError
 from sdp.model import load
 from sdp.model.checkpoints import find_checkpoint
 from sdp.model.schedule import from_alphas_cumprod
@@ -17,9 +18,13 @@ from sdp.storage import open_storage
 from sdp.train.callbacks.base import Callback
 from sdp.train.checkpoint import Checkpointer
 from sdp.train.data.direct import DirectReader
+from sdp.train.data.encoded import EncodedReader, Engine
+from sdp.train.data.images import ImagesDataset, load_encoder, open_images
 from sdp.train.data.latents import open_latents, refuse_another_encoder
+from sdp.train.data.online import Ask, Online, slices_ahead
 from sdp.train.data.order import OrderShape
 from sdp.train.data.weights import row_weights
+from sdp.train.plan import DATASET_KINDS
 from sdp.train.run_folder import RunFolder
 from sdp.train.step import Conditioning, Objective
 from sdp.train.strategies import DTYPES, compile_blocks
@@ -32,19 +37,22 @@ def assemble(
     world: World,
     *,
     reader: Reader | None = None,
+    ask: Ask | None = None,
     callbacks: Sequence[Callback] = (),
     stop: Stop | None = None,
 ) -> Trainer:
-    """The trainer of this worker. Without a reader it reads the latents of source.uri."""
+    """The trainer of this worker. Without a reader it reads source.uri, as data.mode says.
+
+    `ask` is for mode online: it has a slice encoded somewhere else.
+    """
     torch.set_float32_matmul_precision("high")
     options = config.storage.options()
     model = resolve(config.model.source, storage=options)
     source = config.source.uri
     facts = {"model": {"source": str(model.source), "digest": model.digest}}
     if reader is None:
-        dataset = open_dataset(open_storage(source, options), "latents")
-        refuse_another_encoder(config, dataset, model)
-        reader = offline_reader(config, dataset, world)
+        dataset = open_dataset(open_storage(source, options), DATASET_KINDS[config.data.mode])
+        reader = make_reader(config, dataset, model, world, ask)
         facts["dataset"] = dataset.lineage
     begin_from = config.model.start_from
     return Trainer(
@@ -67,6 +75,41 @@ def assemble(
             callbacks=callbacks,
             stop=stop or Stop(),
         )
+    )
+
+
+def make_reader(
+    config: TrainConfig, dataset: Dataset, model: LocalModel, world: World, ask: Ask | None = None
+) -> Reader:
+    """The way to the data that data.mode names."""
+    if config.data.mode == "offline":
+        refuse_another_encoder(config, dataset, model)
+        return offline_reader(config, dataset, world)
+    images = open_images(config, dataset, model)
+    if config.data.mode == "collocated":
+        from sdp.train.data.collocated import Collocated
+
+        engine: Engine = Collocated(images, load_encoder(images, str(world.device)), config.data.readers)
+    else:
+        if ask is None:
+            raise UserError("data.mode: online needs encoders of its own: train on Ray, or choose collocated")
+        engine = Online(ask, slices_ahead(config, images, world.size))
+    return encoded_reader(config, images, engine, world)
+
+
+def encoded_reader(config: TrainConfig, images: ImagesDataset, engine: Engine, world: World) -> EncodedReader:
+    """A reader of images, by whoever encodes them."""
+    data = config.data
+    return EncodedReader(
+        images,
+        engine,
+        config.seed,
+        OrderShape(data.shuffle.lanes, data.shuffle.units, data.shuffle.row_groups),
+        world.rank,
+        world.size,
+        weighing=partial(row_weights, images.storage, data.holdout, config.limit),
+        ahead=data.ahead,
+        pin=world.device.type == "cuda",
     )
 
 

@@ -6,7 +6,7 @@ of checkpoints; its workers, started again, find the newest one themselves.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -16,6 +16,7 @@ from torch import Tensor
 import sdp
 from sdp.datasets.ledger import NAME as LEDGER
 from sdp.datasets.ledger import Ledger
+from sdp.datasets.outcomes import Outcome
 from sdp.model import sharded
 from sdp.model.checkpoints import COMPLETE, CONFIG, FORMAT, read_marker
 from sdp.storage import Storage
@@ -37,16 +38,17 @@ class Checkpointer:
     """What else a reader of the checkpoint wants to know: the dataset's and the model's digests."""
     _ledger: Ledger = field(default_factory=Ledger)
 
-    def save(self, tensors: dict[str, Tensor], state: TrainState, consumed: Ledger) -> str:
-        """Save everything; every worker calls it, with what it has consumed since the last time."""
+    def save(self, tensors: dict[str, Tensor], state: TrainState, consumed: Ledger, bad: Sequence[Outcome] = ()) -> str:
+        """Save everything; every worker calls it, with what it has consumed (or found bad) since the last time."""
         folder = self.run.checkpoint(state.step)
         if self.world.is_main:
             self.run.delete_checkpoint(state.step)  # what is left of a try that did not end well
         self.world.share(None)  # nobody writes before that is gone
         sharded.save(folder, tensors, alone=self.world.size == 1)
-        others = [Ledger.from_bytes(data) for data in self.world.gather(consumed.to_bytes())]
+        told = self.world.gather((consumed.to_bytes(), list(bad)))
         if self.world.is_main:
-            self._ledger.merge(others)
+            self._ledger.merge(Ledger.from_bytes(data) for data, _ in told)
+            self.run.record_bad_rows(state.step, [outcome for _, some in told for outcome in some])
             self._commit(folder, state)
             self._prune(state.step)
         return folder.uri

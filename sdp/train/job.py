@@ -23,17 +23,21 @@ from ray.train.torch import TorchConfig, TorchTrainer
 from sdp import cluster
 from sdp.config import Range, TrainConfig, identity, parse
 from sdp.console import Progress, say
+from sdp.datasets.manifest import open_dataset
 from sdp.errors import LeaseLost, SdpError, UserError
 from sdp.lease import Lease
 from sdp.model.load import load_unet_config
 from sdp.model.sources import resolve
 from sdp.storage import open_storage
+from sdp.train import online
 from sdp.train.callbacks.base import Callback, StepReport
 from sdp.train.callbacks.checkpoints import SaveCheckpoints
 from sdp.train.callbacks.metrics import RecordMetrics
 from sdp.train.callbacks.watchdog import Watchdog
 from sdp.train.checkpoint import read_state
-from sdp.train.plan import Plan, progress_line, summary_lines
+from sdp.train.data.images import open_images
+from sdp.train.phases import phases_of, with_budget_left
+from sdp.train.plan import Plan, finished, make_plan, most_workers, progress_line, summary_lines
 from sdp.train.run_folder import RunFolder
 from sdp.train.state import TrainState
 from sdp.train.trainer import Stop, Trainer, TrainingDiverged
@@ -59,10 +63,24 @@ class TrainSummary:
 
 def run(config: TrainConfig, *, dry_run: bool = False) -> TrainSummary:
     """Train, or go on training."""
-    from sdp.train.plan import make_plan
+    phases = phases_of(_absolute(config))
+    for number, phase in enumerate(phases):
+        make_plan(phase, begun=number == 0)  # what is wrong with the last one is told before the first begins
+    spent = TrainState()
+    for number, phase in enumerate(phases, 1):
+        if len(phases) > 1:
+            say(f"train: phase {number} of {len(phases)}: {phase.output.uri}")
+        phase = with_budget_left(phase, spent)
+        summary = _run(phase, dry_run=dry_run, begun=not dry_run)
+        spent = TrainState(seconds=spent.seconds + summary.state.seconds, cost=spent.cost + summary.state.cost)
+        if not dry_run and finished(phase, summary.state) is None:
+            break
+    return summary
 
-    config = _absolute(config)
-    plan = make_plan(config)
+
+def _run(config: TrainConfig, *, dry_run: bool, begun: bool) -> TrainSummary:
+    """One phase."""
+    plan = make_plan(config, begun=begun)
     folder = RunFolder(open_storage(config.output.uri, config.storage.options()))
     for line in plan.lines():
         say(line)
@@ -115,12 +133,14 @@ def _train_on_ray(config: TrainConfig, plan: Plan, folder: RunFolder, lease: Lea
     use_gpu = resources.get("GPU", 0) > 0
     _refuse_more_workers_than_there_can_be(config, resources, "GPU" if use_gpu else "CPU")
     folder.record("start", workers=_bounds(config), from_step=plan.state.step)
-    board: Any = ray.remote(num_cpus=0)(Board).remote()
+    # Beside this driver: no other node's end shall be the job's.
+    board: Any = ray.remote(num_cpus=0)(Board).options(scheduling_strategy=online.here()).remote()
+    pool = _start_pool(config, resources)
     os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.5")
     with tempfile.TemporaryDirectory(prefix="sdp-train-") as scratch, _following(board, lease, plan):
         trainer = TorchTrainer(
             work,
-            train_loop_config={"config": config.model_dump(mode="json"), "board": board},
+            train_loop_config={"config": config.model_dump(mode="json"), "board": board, "pool": pool},
             scaling_config=_scaling(config, use_gpu),
             run_config=RunConfig(
                 name="run", storage_path=scratch, failure_config=FailureConfig(max_failures=config.max_failures)
@@ -133,6 +153,9 @@ def _train_on_ray(config: TrainConfig, plan: Plan, folder: RunFolder, lease: Lea
             told: Told = ray.get(board.told.remote())
             folder.record("gave_up", failures=told.failures)
             raise told.fatal or SdpError(_gave_up(config, told, error)) from error
+        finally:
+            if pool is not None:
+                ray.kill(pool)
     told = ray.get(board.told.remote())
     if told.fatal is not None:
         folder.record("gave_up", failures=told.failures)
@@ -145,6 +168,16 @@ def _train_on_ray(config: TrainConfig, plan: Plan, folder: RunFolder, lease: Lea
     checkpoint = folder.checkpoint(step)
     folder.record("end", reason=told.reason, step=step)
     return TrainSummary(config.output.uri, checkpoint.uri, read_state(checkpoint), told.reason, told.attempts - 1)
+
+
+def _start_pool(config: TrainConfig, resources: dict[str, float]) -> Any:
+    """The encoders' pool, where data.mode is online."""
+    if config.data.mode != "online":
+        return None
+    options = config.storage.options()
+    dataset = open_dataset(open_storage(config.source.uri, options), "images")
+    images = open_images(config, dataset, resolve(config.model.source, storage=options))
+    return online.start_pool(images, online.plan_staff(config, images, resources, most_workers(config)))
 
 
 def work(given: dict[str, Any]) -> None:
@@ -162,7 +195,11 @@ def work(given: dict[str, Any]) -> None:
     stop = Stop()
     try:
         callbacks = [*_callbacks(config, world, board.push.remote), FollowBoard(board, stop)]
-        reason = assemble(config, world, callbacks=callbacks, stop=stop).train()
+        ask = None
+        if (pool := given["pool"]) is not None:
+            callbacks.append(online.FollowPool(pool, board.announce.remote))
+            ask = online.asker(pool)
+        reason = assemble(config, world, ask=ask, callbacks=callbacks, stop=stop).train()
     except Exception as error:
         fatal = error if isinstance(error, _FATAL) else None
         ray.get(board.failed.remote(rank, _line(error), fatal))
@@ -255,6 +292,7 @@ class Board:
     def __init__(self) -> None:
         self._told = Told()
         self._line: dict[str, Any] | None = None
+        self._said: list[str] = []
         self._wish: str | None = None
         self._lost: str | None = None
 
@@ -266,6 +304,10 @@ class Board:
 
     def push(self, line: dict[str, Any]) -> None:
         self._line = line
+
+    def announce(self, what: str) -> None:
+        """Something to be said to a person."""
+        self._said.append(what)
 
     def failed(self, rank: int, what: str, fatal: Exception | None) -> None:
         self._told = replace(
@@ -284,8 +326,10 @@ class Board:
     def lose(self, what: str) -> None:
         self._lost = what
 
-    def line(self) -> dict[str, Any] | None:
-        return self._line
+    def line(self) -> tuple[dict[str, Any] | None, list[str]]:
+        """The newest figures, and what is to be said."""
+        said, self._said = self._said, []
+        return self._line, said
 
     def told(self) -> Told:
         return self._told
@@ -301,9 +345,11 @@ def _following(board: Any, lease: Lease, plan: Plan) -> Iterator[None]:
         with Progress("train") as progress:
             while not done.wait(_POLL_S):
                 try:
-                    line = ray.get(board.line.remote(), timeout=10)
+                    line, said = ray.get(board.line.remote(), timeout=10)
                 except ray.exceptions.RayError:
                     continue  # the cluster is busy or ending; the main thread hears of it
+                for text in said:
+                    say(f"train: {text}")
                 if line is not None:
                     progress.update(progress_line(line, plan))
                 try:

@@ -5,8 +5,8 @@ from typing import Any
 
 from sdp.config import Range, TrainConfig
 from sdp.console import duration
-from sdp.datasets.manifest import open_dataset
-from sdp.errors import DatasetError, UserError
+from sdp.datasets.manifest import Dataset, open_dataset
+from sdp.errors import DatasetError
 from sdp.model import sources
 from sdp.model.checkpoints import find_checkpoint
 from sdp.storage import open_storage
@@ -15,6 +15,8 @@ from sdp.train.data.latents import open_latents, refuse_another_encoder
 from sdp.train.run_folder import RunFolder
 from sdp.train.state import TrainState
 
+DATASET_KINDS = {"offline": "latents", "online": "images", "collocated": "images"}
+"""What is read in each data.mode."""
 PARTS = ("unet", "text_encoder", "tokenizer", "scheduler")
 """Of the model, what training needs."""
 
@@ -48,18 +50,20 @@ class Plan:
         ]
 
 
-def make_plan(config: TrainConfig) -> Plan:
-    """Look at everything that can be wrong, in the order of what is cheapest."""
+def make_plan(config: TrainConfig, *, begun: bool = True) -> Plan:
+    """Look at everything that can be wrong, in the order of what is cheapest.
+
+    Of a phase that is still to come (not `begun`) its beginning is not there yet.
+    """
     options = config.storage.options()
-    if config.data.mode != "offline":
-        raise UserError(f"data.mode: expected offline, got {config.data.mode!r}: not built yet")
-    model = sources.check(config.model.source, PARTS, storage=options)
-    if config.model.start_from is not None:
+    offline = config.data.mode == "offline"
+    model = sources.check(config.model.source, PARTS if offline else (*PARTS, "vae"), storage=options)
+    if config.model.start_from is not None and begun:
         find_checkpoint(config.model.start_from, options)
-    dataset = open_dataset(open_storage(config.source.uri, options), "latents")
-    if model.kind in ("builtin", "local"):  # of others the workers know the digest once they have them
+    dataset = open_dataset(open_storage(config.source.uri, options), DATASET_KINDS[config.data.mode])
+    if offline and model.kind in ("builtin", "local"):  # of others the workers know the digest once they have them
         refuse_another_encoder(config, dataset, sources.resolve(model, storage=options))
-    rows = open_latents(dataset, config.data.resolution, config.limit).rows
+    rows = _rows(config, dataset)
     batch = config.data.global_batch_size or config.data.batch_size * most_workers(config)
     if rows < batch:
         raise DatasetError(
@@ -76,7 +80,18 @@ def make_plan(config: TrainConfig) -> Plan:
         state,
         run.checkpoint(step).uri if step is not None else None,
         _last_step(config, state, rows, batch),
-        _finished(config, state),
+        finished(config, state),
+    )
+
+
+def _rows(config: TrainConfig, dataset: Dataset) -> int:
+    """Positions in an epoch."""
+    if config.data.mode == "offline":
+        return open_latents(dataset, config.data.resolution, config.limit).rows
+    return sum(
+        part["written"]
+        for part in dataset.parts.select(["written", "start"]).to_pylist()
+        if config.limit is None or part["start"] < config.limit
     )
 
 
@@ -86,7 +101,8 @@ def most_workers(config: TrainConfig) -> int:
     return workers.max if isinstance(workers, Range) else workers
 
 
-def _finished(config: TrainConfig, state: TrainState) -> str | None:
+def finished(config: TrainConfig, state: TrainState) -> str | None:
+    """The limit that a run has reached, if it has."""
     limits = (("max_steps", state.step), ("max_epochs", state.epoch), ("max_samples", state.samples))
     for name, reached in limits:
         limit = getattr(config, name)

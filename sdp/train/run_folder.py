@@ -2,6 +2,7 @@
 
     _run.json                        what the run is, written once
     checkpoints/step-000001000/      tensors, ledger.roaring, config.json, and last of all complete.json
+    bad_rows/step-000001000.jsonl    rows that turned out bad up to this checkpoint since the one before, and why
     events.jsonl                     starts, failures, checkpoints, resizes
     metrics.jsonl                    a line every few steps
 
@@ -11,11 +12,12 @@ main worker meanwhile.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 from sdp.datasets.audit import RUN
+from sdp.datasets.outcomes import Outcome
 from sdp.datasets.output import read_json
 from sdp.errors import AlreadyExists, DatasetError, NotFound
 from sdp.model.checkpoints import COMPLETE, checkpoint_name, steps_in
@@ -79,6 +81,20 @@ class RunFolder:
         content = {"verdict": verdict, "loss": repr(loss), "gradient_norm": repr(norm), "rows": sorted(rows)}
         self.storage.publish(name, _line(content))
         self.record("bad_step", verdict=verdict, rows=self.storage.uri_of(name))
+
+    def record_bad_rows(self, step: int, bad: Sequence[Outcome]) -> None:
+        """Keep why rows were left out."""
+        if bad:
+            lines = [_line(asdict(outcome)) + b"\n" for outcome in sorted(bad, key=lambda outcome: outcome.row)]
+            self.storage.publish(f"bad_rows/step-{step:09d}.jsonl", b"".join(lines))
+
+    def bad_rows(self) -> dict[int, str]:
+        """The reason of each row that has turned out bad."""
+        found = {}
+        for name in self.storage.names("bad_rows/"):
+            for line in self._lines(name):
+                found[int(line["row"])] = str(line["reason"])
+        return found
 
     def events(self) -> list[dict[str, Any]]:
         return self._lines(EVENTS)

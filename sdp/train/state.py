@@ -20,6 +20,12 @@ class TrainState:
     """Positions of the epoch's order that are consumed."""
     seconds: float = 0.0
     """Time spent training."""
+    cost: float = 0.0
+    """Of that time, at the configuration's prices."""
+    optimized: int = 0
+    """Steps that AdamW's averages have behind them, those of another run that it was begun with included."""
+    averaged: int = 0
+    """The same of the moving average."""
     loss: float | None = None
     """The loss, smoothed."""
     usual_norm: float = 0.0
@@ -45,4 +51,6 @@ class TrainState:
     @staticmethod
     def from_json(data: dict[str, Any]) -> "TrainState":
         known = {field.name for field in fields(TrainState)}
-        return TrainState(**{name: value for name, value in data.items() if name in known})
+        # Of checkpoints from before these had counts of their own.
+        older = {"averaged": data.get("taken", 0), "optimized": data.get("taken", 0)}
+        return TrainState(**{**older, **{name: value for name, value in data.items() if name in known}})

@@ -43,7 +43,7 @@ class Conditioning:
     def states(self, batch: Batch, dropped: Tensor) -> Tensor:
         """The text of each sample, or the empty string where it is dropped."""
         if batch.text is not None:
-            encoded = batch.text
+            encoded = batch.text.to(self.empty.dtype)
         elif batch.token_ids is not None and self.encode is not None:
             encoded = self.encode(batch.token_ids.to(torch.int64))
         else:

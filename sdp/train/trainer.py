@@ -4,20 +4,21 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from sdp.config import TrainConfig
 from sdp.datasets.ledger import Ledger
+from sdp.datasets.outcomes import Outcome
 from sdp.errors import SdpError
 from sdp.model import sharded
 from sdp.model.checkpoints import EMA, MODEL
 from sdp.model.ema import Ema, named_parameters
 from sdp.storage import Storage
 from sdp.train.callbacks.base import Callback, Saved, StepReport
-from sdp.train.checkpoint import Checkpointer
+from sdp.train.checkpoint import Checkpointer, read_state
 from sdp.train.data.batch import Batch
 from sdp.train.optimizer import (
     Guard,
@@ -101,11 +102,15 @@ class Trainer:
         self.checkpointer = given.checkpointer
         self.consumed = Ledger()
         """What this worker has consumed since the last checkpoint."""
+        self.bad: list[Outcome] = []
+        """Rows that turned out bad since then."""
         self.saved_step: int | None = None
         self.save_wanted = False
         """Set by callbacks, on all workers at the same step: a checkpoint when all of them have seen the step."""
         self.resumed = False
         self.reason = ""
+        self.gauges: dict[str, Any] = {}
+        """What callbacks add to each line of metrics."""
         self.stopwatch = Stopwatch(world.device)
 
     def train(self) -> str:
@@ -183,13 +188,16 @@ class Trainer:
                 set_learning_rate(self.optimizer, rate)
                 self.scaler.step(self.optimizer)
                 state.taken += 1
+                state.optimized += 1
                 if self.ema is not None:
-                    self.ema.update(state.taken)
+                    state.averaged += 1
+                    self.ema.update(state.averaged)
             if self.scaler.is_enabled():
                 self.scaler.update()
             self.optimizer.zero_grad(set_to_none=True)
 
         self.consumed.add(epoch, batch.counted.numpy())
+        self.bad += batch.bad
         state.step += 1
         state.position += self.batch_size
         done = min(1.0, state.position / self.reader.rows)
@@ -202,6 +210,7 @@ class Trainer:
             self._refuse(batch, loss_value, norm, verdict)
         seconds = time.perf_counter() - ended
         state.seconds += seconds
+        state.cost += seconds / 3600 * self._price()
         return StepReport(
             step=state.step,
             epoch=epoch,
@@ -226,6 +235,8 @@ class Trainer:
             return f"max_samples: {state.samples} samples"
         if config.max_hours is not None and self.world.is_main and state.seconds >= config.max_hours * 3600:
             self.stop.reason = self.stop.reason or f"max_hours: {config.max_hours} hours of training are used up"
+        if config.max_cost is not None and self.world.is_main and state.cost >= config.max_cost:
+            self.stop.reason = self.stop.reason or f"max_cost: {config.max_cost:g} are spent"
         return None
 
     def _refuse(self, batch: Batch, loss: float, norm: float, verdict: str) -> None:
@@ -252,8 +263,8 @@ class Trainer:
         if self.scaler.is_enabled():
             scale = self.scaler.state_dict()
             self.state.scale, self.state.scale_growth = scale["scale"], scale["_growth_tracker"]
-        uri = self.checkpointer.save(self.tensors(), self.state, self.consumed)
-        self.consumed = Ledger()
+        uri = self.checkpointer.save(self.tensors(), self.state, self.consumed, self.bad)
+        self.consumed, self.bad = Ledger(), []
         self.saved_step = self.state.step
         for callback in self.callbacks:
             callback.on_checkpoint(self, Saved(uri, time.perf_counter() - began))
@@ -262,16 +273,32 @@ class Trainer:
         state = self.checkpointer.restore(self.tensors())
         if state is None:
             if self.begin_from is not None:
-                weights = {n: t for n, t in self.tensors().items() if n.startswith((MODEL, EMA))}
-                sharded.load(self.begin_from, weights, alone=self.world.size == 1)
+                self._begin_with(self.begin_from)
             return False
         self.state, self.saved_step = state, state.step
-        set_steps_taken(self.optimizer, state.taken)
+        set_steps_taken(self.optimizer, state.optimized)
         self.guard.usual_norm, self.guard.good_steps = state.usual_norm, state.taken
         if self.scaler.is_enabled() and state.scale is not None:
             scale = self.scaler.state_dict()
             self.scaler.load_state_dict({**scale, "scale": state.scale, "_growth_tracker": state.scale_growth})
         return True
+
+    def _begin_with(self, other: Storage) -> None:
+        """Take over what another run has learned."""
+        before, keep = read_state(other), self.config.model.start_optimizer
+        tensors = {n: t for n, t in self.tensors().items() if keep or n.startswith((MODEL, EMA))}
+        sharded.load(other, tensors, alone=self.world.size == 1)
+        # Or the average, which is short-sighted at first, would forget at once what it was begun with.
+        self.state.averaged = before.averaged
+        if keep:
+            self.state.optimized = before.optimized
+            set_steps_taken(self.optimizer, before.optimized)
+
+    def _price(self) -> float:
+        """What an hour costs with what is there now."""
+        prices = self.config.prices
+        encoders = self.gauges.get("encoders", 0) * (prices.encoder_hour or 0.0)
+        return float(self.world.size * (prices.trainer_hour or 0.0) + encoders)
 
     def tensors(self) -> dict[str, Tensor]:
         """All that a checkpoint holds, by name: the tensors in use, to be saved from and loaded into."""

@@ -99,6 +99,7 @@ class RecordMetrics(Callback):
             "seconds": round(state.seconds, 3),
             "time": {name: round(seconds / meter.steps, 6) for name, seconds in meter.parts.items()},
         }
+        line |= trainer.gauges
         line["time"]["checkpoint"] = round(self._saving / meter.steps, 6)
         self._saving = 0.0
         if world.device.type == "cuda":

@@ -1,10 +1,12 @@
 """A batch: what every way of reading data hands to the trainer."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+
+from sdp.datasets.outcomes import Outcome
 
 PAD = -1
 """The address of a row that only fills a batch up; its weight is 0."""
@@ -26,6 +28,8 @@ class Batch:
     """fp16 (n, 77, width)."""
     moments: bool = False
     """The latents are mean and log-variance, of twice the channels, still to be drawn from."""
+    bad: tuple[Outcome, ...] = ()
+    """Why rows turned out bad."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -43,6 +47,10 @@ class Batch:
     def counted(self) -> Tensor:
         """The addresses that are trained on."""
         return self.rows[self.weights > 0]
+
+    def with_bad(self, bad: Iterable[Outcome]) -> "Batch":
+        """The same, and why some of its rows are bad."""
+        return replace(self, bad=tuple(bad))
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> "Batch":
         return Batch(

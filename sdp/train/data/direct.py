@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -79,7 +80,7 @@ def batch_of(columns: tuple[Column, Column], size: int, filled: Sequence[Rows], 
     """Rows put together and padded; the only place where a batch's bytes are copied."""
     latents, text = columns
     kind = "token_ids" if text.name == TOKEN_IDS else "text"
-    tensors = {
+    tensors: dict[str, Any] = {
         "rows": torch.empty(size, dtype=torch.int64),
         "weights": torch.empty(size),
         "latents": torch.empty((size, *latents.shape), dtype=latents.torch_dtype, pin_memory=pin),

@@ -21,7 +21,7 @@ from sdp.datasets.outcomes import FAILED, Outcome
 from sdp.datasets.units import Unit, Work
 from sdp.errors import DatasetError, ModelError
 from sdp.model.load import TOKENS
-from sdp.model.sources import LocalModel, ModelSource
+from sdp.model.sources import LocalModel
 from sdp.process import work
 from sdp.process.chunk import Chunk
 from sdp.process.reading import Columns, Piece, RowGroup, addresses
@@ -66,9 +66,7 @@ class ImagesDataset:
     def columns(self) -> tuple[Column, Column]:
         """What an encoded row is."""
         shape, side = self.orders.shape, self.resolution // 8
-        latents = Column(
-            f"{MOMENTS}{self.resolution}", (2 * shape.latent_channels, side, side), np.dtype(np.float16)
-        )
+        latents = Column(f"{MOMENTS}{self.resolution}", (2 * shape.latent_channels, side, side), np.dtype(np.float16))
         if shape.text_width is None:
             return latents, Column(TOKEN_IDS, (TOKENS,), np.dtype(np.uint16))
         return latents, Column(TEXT_EMBEDDING, (TOKENS, shape.text_width), np.dtype(np.float16))
@@ -133,8 +131,10 @@ class EncodedSlice:
     def joined(parts: "Sequence[EncodedSlice]") -> "EncodedSlice":
         if len(parts) == 1:
             return parts[0]
-        arrays = (np.concatenate([getattr(p, name) for p in parts]) for name in ("rows", "weights", "latents", "text"))
-        return EncodedSlice(*arrays, bad=tuple(outcome for part in parts for outcome in part.bad))
+        rows, weights, latents, text = (
+            np.concatenate([getattr(part, name) for part in parts]) for name in ("rows", "weights", "latents", "text")
+        )
+        return EncodedSlice(rows, weights, latents, text, tuple(outcome for part in parts for outcome in part.bad))
 
 
 def open_images(config: TrainConfig, dataset: Dataset, model: LocalModel) -> ImagesDataset:
@@ -218,9 +218,8 @@ def _orders(config: TrainConfig, dataset: Dataset, model: LocalModel) -> Orders:
     width = None
     if encode.text == "text_embedding":
         width = int(json.loads((model.path / "text_encoder" / "config.json").read_bytes())["hidden_size"])
-    source = model.source
     return Orders(
-        model=replace(source, sha256=model.digest) if isinstance(source, ModelSource) else source,
+        model=replace(model.source, sha256=model.digest),
         recipe=Recipe(
             resolutions=(side,),
             crop=transform.crop,

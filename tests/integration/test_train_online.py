@@ -1,0 +1,200 @@
+"""Images, transform, encoders and trainers in one job: `data.mode: online`, on a local Ray of several nodes."""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+import torch
+from ray.cluster_utils import Cluster
+
+from sdp.config import TrainConfig
+from sdp.datasets.ledger import Ledger
+from sdp.storage import open_storage
+from sdp.train.job import TrainSummary, run
+from sdp.train.run_folder import RunFolder
+from tests.process_kit import DEADLY, images_table, make_images, picture
+from tests.training import config
+
+ROWS = 120
+DEADLINE_S = 240
+BAD, KILLER = 13, 37
+
+
+def prepare_worker(traces: str) -> None:
+    """In each worker process: pictures that end in DEADLY kill their transform, and encoders leave notes."""
+    from sdp.process import transform
+    from sdp.train.data import images
+
+    read_header, load_encoder, folder = transform.read_header, images.load_encoder, Path(traces)
+
+    def deadly(data: Any, *rest: Any) -> Any:
+        if bytes(data[-len(DEADLY) :]) == DEADLY:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return read_header(data, *rest)
+
+    def noted(given: Any, device: str | None = None) -> Any:
+        node = ray.get_runtime_context().get_node_id()
+        (folder / f"encoder-{os.getpid()}-{node}").touch()
+        return load_encoder(given, device)
+
+    from sdp.train import online
+
+    encode = images.encode_slice
+
+    def slowly(*given: Any) -> Any:
+        time.sleep(0.1)
+        return encode(*given)
+
+    transform.read_header, online.load_encoder, online.encode_slice = deadly, noted, slowly  # type: ignore[attr-defined,assignment]
+
+
+@pytest.fixture(scope="module")
+def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("traces")
+
+
+@pytest.fixture(scope="module")
+def nodes(traces: Path) -> Iterator[Cluster]:
+    """A head without work, a CPU node, two A10G and one A100, as Ray sees them."""
+    store = 150_000_000
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "object_store_memory": store})
+    cluster.add_node(num_cpus=4, labels={"ray.io/node-group": "cpu"}, object_store_memory=store)
+    for kind in ("A10G", "A100"):
+        labels = {"ray.io/accelerator-type": kind}
+        cluster.add_node(num_cpus=4, num_gpus=2, labels=labels, object_store_memory=store)
+    hook = {"worker_process_setup_hook": lambda: prepare_worker(str(traces))}
+    ray.init(address=cluster.address, log_to_driver=False, runtime_env=hook)
+    cluster.wait_for_nodes()
+    yield cluster
+    ray.shutdown()
+    cluster.shutdown()
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Images of which one cannot be decoded, and one kills who decodes it."""
+    torch.set_num_threads(1)
+    root = tmp_path_factory.mktemp("online")
+    spoilt = {BAD: b"no picture", KILLER: picture(KILLER) + DEADLY}
+    import tests.process_kit as kit
+
+    inner = kit.images_table
+    kit.images_table = lambda rows: images_table(rows, lambda row: spoilt.get(row) or picture(row))  # type: ignore[assignment]
+    try:
+        make_images(root, ROWS, unit_rows=30, fails=lambda row: row % 10 == 0)
+    finally:
+        kit.images_table = inner
+    return root
+
+
+@pytest.fixture
+def root(images: Path, tmp_path: Path, traces: Path) -> Path:
+    for note in traces.iterdir():
+        note.unlink()
+    (tmp_path / "images").symlink_to(images / "images")
+    return tmp_path
+
+
+def how(root: Path, run: str = "run", **changes: Any) -> TrainConfig:
+    usual: dict[str, Any] = {
+        "source__uri": str(root / "images"), "model__source": "builtin:tiny", "data__mode": "online",
+        "encode__dtype": "fp32", "encode__batch_size": 8, "encode__accelerator": "A10G",
+        "transform__node_labels": {"ray.io/node-group": "cpu"}, "scaling__accelerator": "A100",
+        "scaling__num_workers": 2, "data__batch_size": 4, "max_steps": None, "max_epochs": 1, "log__every_steps": 1,
+    }  # fmt: skip
+    return config(root, run, **{**usual, **changes})
+
+
+GOOD = [row for row in range(ROWS) if row % 10 and row not in (BAD, KILLER)]
+
+
+def trained_on(summary: TrainSummary, epoch: int = 0) -> list[int]:
+    assert summary.checkpoint is not None
+    return list(Ledger.from_bytes(open_storage(summary.checkpoint).read("ledger.roaring")).rows(epoch))
+
+
+def as_soon_as(condition: Callable[[], Any], then: Callable[[], Any]) -> threading.Thread:
+    def watch() -> None:
+        deadline, pause = time.monotonic() + DEADLINE_S, threading.Event()
+        while time.monotonic() < deadline and not condition():
+            pause.wait(0.05)
+        then()
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    return thread
+
+
+def encoder_pids(traces: Path) -> list[int]:
+    return [int(note.name.split("-")[1]) for note in traces.glob("encoder-*")]
+
+
+def steps_done(folder: RunFolder) -> int:
+    return max((line["step"] for line in folder.metrics()), default=0)
+
+
+@pytest.mark.usefixtures("nodes")
+def test_every_good_row_is_trained_on_once_each_part_on_its_nodes_and_bad_rows_are_told(
+    root: Path, traces: Path
+) -> None:
+    summary = run(how(root, encode__num_workers=2))
+    folder = RunFolder(open_storage(str(root / "run")))
+    assert trained_on(summary) == GOOD
+    assert summary.recoveries == 0
+    assert folder.bad_rows() == {BAD: "not_an_image", KILLER: "crashed"}
+    labels = {node["NodeID"]: node["Labels"].get("ray.io/accelerator-type") for node in ray.nodes()}
+    landed = [labels[note.name.split("-")[2]] for note in traces.glob("encoder-*")]
+    assert landed == ["A10G", "A10G"]
+    assert folder.metrics()[-1]["encoders"] == 2
+
+
+def test_dying_encoders_nodes_and_trainers_cost_no_row_and_change_no_step(
+    root: Path, traces: Path, nodes: Cluster
+) -> None:
+    store, labels = 150_000_000, {"ray.io/accelerator-type": "A10G"}
+    extra = nodes.add_node(num_cpus=2, num_gpus=1, labels=labels, object_store_memory=store)
+    nodes.wait_for_nodes()
+    how_long = how(root, encode__num_workers=3, checkpoint__every_steps=3, max_epochs=4)
+    folder = RunFolder(open_storage(how_long.output.uri))
+    trainers: list[int] = []
+
+    def strike(step: int, blow: Callable[[], Any]) -> threading.Thread:
+        return as_soon_as(lambda: max([0, *_checkpoints(folder)]) >= step, blow)
+
+    def kill_encoder() -> None:
+        os.kill(encoder_pids(traces)[0], signal.SIGKILL)
+
+    def kill_trainer() -> None:
+        event = next(event for event in folder.events() if event["event"] == "training")
+        trainers.extend(int(worker.rpartition(" ")[2]) for worker in event["workers"])
+        os.kill(trainers[1], signal.SIGKILL)
+
+    blows = [strike(3, kill_encoder), strike(9, kill_trainer), strike(24, lambda: nodes.remove_node(extra))]
+    summary = run(how_long)
+    for blow in blows:
+        blow.join(timeout=1)
+        assert not blow.is_alive()
+    assert summary.recoveries == 1
+    assert all(trained_on(summary, epoch) == GOOD for epoch in range(4))
+    assert summary.state.samples == 4 * len(GOOD)
+    told_deaths = [event for event in folder.events() if "an encoder died" in event.get("reason", "")]
+    assert len(told_deaths) >= 2
+
+    # Another mode, on one worker, without a death.
+    alone = {"data__mode": "collocated", "scaling__in_driver": True, "scaling__num_workers": 1}
+    rows = {"data__batch_size": 8, "data__readers": 1, "scaling__accelerator": None, "max_epochs": None, "max_steps": 9}
+    run(how(root, "collocated", **alone, **rows, limit=30))
+    online = run(how(root, "online", max_epochs=None, max_steps=9, limit=30))
+    one, other = (RunFolder(open_storage(str(root / name))).metrics() for name in ("collocated", "online"))
+    assert [line["loss"] for line in one] == pytest.approx([line["loss"] for line in other], abs=2e-5)
+    assert online.state.step == 9
+
+
+def _checkpoints(folder: RunFolder) -> list[int]:
+    return [event["step"] for event in folder.events() if event["event"] == "checkpoint"]

@@ -1,0 +1,123 @@
+"""Two phases as one configuration."""
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from sdp.config import TrainConfig
+from sdp.errors import DatasetError
+from sdp.model.checkpoints import find_checkpoint, read_weights
+from sdp.storage import open_storage
+from sdp.train.checkpoint import read_state
+from sdp.train.job import run
+from sdp.train.run_folder import RunFolder
+from tests.latents import make_latents
+from tests.tiny_model import make_tiny_model
+from tests.training import config
+
+DEADLINE_S = 120
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Latents of the same pictures at two resolutions."""
+    torch.set_num_threads(1)
+    root = tmp_path_factory.mktemp("phases")
+    make_tiny_model(root / "model")
+    make_latents(root, 60, unit_rows=20, group_rows=5, vocabulary=50)
+    make_latents(root, 60, unit_rows=20, group_rows=5, vocabulary=50, resolution=128, uri=str(root / "larger"))
+    return root
+
+
+@pytest.fixture(autouse=True)
+def _no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sdp.cluster.connect", lambda **_: pytest.fail("Ray was asked for"))
+
+
+@pytest.fixture
+def root(inputs: Path, tmp_path: Path) -> Path:
+    for name in ("model", "latents", "larger"):
+        (tmp_path / name).symlink_to(inputs / name)
+    return tmp_path
+
+
+def how(root: Path, **changes: Any) -> TrainConfig:
+    usual: dict[str, Any] = {
+        "scaling__in_driver": True, "max_steps": 4, "phase_2__max_steps": 3, "phase_2__resolution": 128,
+        "phase_2__batch_size": 4, "phase_2__source": str(root / "larger"),
+    }  # fmt: skip
+    return config(root, **{**usual, **changes})
+
+
+def folder(root: Path, phase: int) -> RunFolder:
+    return RunFolder(open_storage(str(root / f"run/phase-{phase}")))
+
+
+def events(root: Path, phase: int) -> list[str]:
+    return [event["event"] for event in folder(root, phase).events()]
+
+
+def test_the_second_phase_begins_with_what_the_first_has_learned(root: Path) -> None:
+    done = run(how(root))
+    assert (done.run, done.state.step, done.state.samples) == (str(root / "run/phase-2"), 3, 12)
+    first, second = folder(root, 1), folder(root, 2)
+    assert first.latest() == 4
+    begun = run(how(root, output__uri=str(root / "short"), phase_2__max_steps=1, optimizer__warmup_steps=10**9))
+    assert begun.checkpoint is not None
+    for ema in (True, False):  # one step at a learning rate of all but nothing: still those of the first phase
+        before = read_weights(open_storage(str(root / "short/phase-1/checkpoints/step-000000004")), ema=ema)
+        after = read_weights(open_storage(begun.checkpoint), ema=ema)
+        for name, tensor in before.items():
+            assert torch.allclose(tensor, after[name], atol=1e-6), name
+    state = read_state(second.checkpoint(3))
+    assert (state.taken, state.averaged, state.optimized) == (3, 7, 3)
+    assert find_checkpoint(str(root / "run")).uri == done.checkpoint
+
+
+def test_the_optimizers_averages_are_kept_where_that_is_said(root: Path) -> None:
+    run(how(root, phase_2__keep_optimizer=True))
+    assert read_state(folder(root, 2).checkpoint(3)).optimized == 7
+
+
+def test_a_retry_in_the_second_phase_goes_on_with_the_second(root: Path) -> None:
+    long = how(root, phase_2__max_steps=5000, checkpoint__every_steps=2)
+
+    def stop() -> None:
+        deadline, pause = time.monotonic() + DEADLINE_S, threading.Event()
+        while time.monotonic() < deadline and "checkpoint" not in events(root, 2):
+            pause.wait(0.02)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=stop, daemon=True).start()
+    stopped = run(long)
+    assert stopped.reason == "asked to stop: SIGTERM"
+    assert stopped.run.endswith("phase-2")
+    once = events(root, 1)
+    again = run(how(root, phase_2__max_steps=5000, max_hours=stopped.state.seconds / 3600 + 1e-6))
+    assert again.reason.startswith("asked to stop: max_hours")
+    assert again.state.step >= stopped.state.step > 0
+    assert events(root, 1) == once  # the first phase was not begun again
+    assert [event["from_step"] for event in folder(root, 2).events() if event["event"] == "training"] == [
+        0,
+        stopped.state.step,
+    ]
+
+
+def test_what_is_wrong_with_the_second_phase_is_told_before_the_first_begins(root: Path) -> None:
+    with pytest.raises(DatasetError, match=r"data\.resolution: expected one that .* has \(128\), got 256"):
+        run(how(root, phase_2__resolution=256))
+    assert not (root / "run").exists()
+
+
+def test_a_stopped_first_phase_is_not_followed_by_the_second(root: Path) -> None:
+    stopped = run(how(root, max_hours=1e-9))
+    assert stopped.run.endswith("phase-1")
+    assert not (root / "run/phase-2").exists()
+    dry = run(how(root), dry_run=True)
+    assert dry.run.endswith("phase-2")

@@ -1,0 +1,167 @@
+"""Batches of images that are encoded meanwhile: the order, the share and the account are those of the direct reader."""
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sdp.config import TrainConfig
+from sdp.datasets.manifest import Dataset
+from sdp.datasets.outcomes import FAILED, Outcome
+from sdp.model.sources import resolve
+from sdp.train.data.batch import PAD
+from sdp.train.data.direct import DirectReader
+from sdp.train.data.encoded import EncodedReader
+from sdp.train.data.images import EncodedSlice, ImagesDataset, Slice, open_images, transform_slice
+from sdp.train.data.latents import open_latents
+from sdp.train.data.online import Online
+from sdp.train.data.order import OrderShape
+from tests.latents import make_latents
+from tests.process_kit import make_images
+from tests.training import config
+
+SHAPE = OrderShape(lanes=3, units=2, row_groups=2)
+ROWS = 203
+
+
+def tenth(row: int) -> bool:
+    return row % 10 == 0
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("images")
+
+
+@pytest.fixture(scope="module")
+def dataset(root: Path) -> Dataset:
+    return make_images(root, ROWS, unit_rows=40, fails=tenth)
+
+
+@pytest.fixture(scope="module")
+def latents(root: Path) -> Dataset:
+    """The same rows in the same row groups."""
+    return make_latents(root, ROWS, failed=10)
+
+
+def settings(root: Path, **changes: Any) -> TrainConfig:
+    return config(root, data__mode="collocated", model__source="builtin:tiny", **changes)
+
+
+@pytest.fixture(scope="module")
+def images(root: Path, dataset: Dataset) -> ImagesDataset:
+    return open_images(settings(root), dataset, resolve("builtin:tiny"))
+
+
+class Fake:
+    """An engine that encodes a row as its address, and finds every seventh one bad."""
+
+    def __init__(self, images: ImagesDataset) -> None:
+        self.images, self.asked = images, Counter[int]()
+
+    def encoded(self, slices: Iterator[Slice]) -> Iterator[EncodedSlice]:
+        for some in slices:
+            rows = self._rows(some)
+            self.asked.update(rows[some.needed].tolist())
+            latents, text = self.images.columns
+            bad = (rows % 7 == 0) & some.needed
+            values = np.zeros((len(rows), latents.width // 2), np.float16)
+            values[:] = rows[:, None]
+            yield EncodedSlice(
+                rows,
+                (some.needed & ~bad).astype(np.float32),
+                values.view(np.uint8),
+                np.zeros((len(rows), text.width), np.uint8),
+                tuple(Outcome(row, FAILED, "undecodable") for row in rows[bad].tolist()),
+            )
+
+    def _rows(self, some: Slice) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
+        from sdp.process.reading import addresses
+
+        return addresses(some.piece)
+
+
+def reader(images: ImagesDataset, engine: object, rank: int = 0, world: int = 1) -> EncodedReader:
+    return EncodedReader(images, engine, 5, SHAPE, rank, world)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("world", "batch", "position"), [(1, 16, 0), (2, 15, 0), (3, 20, 60), (5, 8, 41), (4, 50, 150)]
+)
+def test_every_trainer_takes_what_the_direct_reader_gives_it(
+    images: ImagesDataset, latents: Dataset, world: int, batch: int, position: int
+) -> None:
+    asked = Counter[int]()
+    left: list[int] = []
+    for rank in range(world):
+        engine = Fake(images)
+        ours = list(reader(images, engine, rank, world).batches(1, position, batch))
+        theirs = list(DirectReader(open_latents(latents, 64), 5, SHAPE, rank, world).batches(1, position, batch))
+        assert [b.rows.tolist() for b in ours] == [b.rows.tolist() for b in theirs]
+        for got in ours:
+            there = got.rows != PAD
+            assert got.weights[there].tolist() == [float(row % 7 > 0) for row in got.rows[there].tolist()]
+            good = got.weights > 0
+            assert got.latents[good][:, 0, 0, 0].tolist() == got.rows[good].tolist()
+            assert [outcome.row for outcome in got.bad] == [row for row in got.rows[there].tolist() if row % 7 == 0]
+        asked += engine.asked
+        left += [row for got in theirs for row in got.counted.tolist()]
+    assert asked == Counter(left)  # nothing is encoded twice, nor what the epoch has behind it
+    assert len(left) == len(set(left))
+
+
+def test_run_ahead_is_bounded_and_results_come_in_order(images: ImagesDataset) -> None:
+    under_way, most = [0], [0]
+    inner = Fake(images)
+
+    def ask(some: Slice) -> object:
+        under_way[0] += 1
+        most[0] = max(most[0], under_way[0])
+
+        def get() -> EncodedSlice:
+            under_way[0] -= 1
+            (made,) = inner.encoded(iter([some]))
+            return made
+
+        return get
+
+    rows = [b.rows.tolist() for b in reader(images, Online(ask, 5)).batches(0, 0, 16)]  # type: ignore[arg-type]
+    assert rows == [b.rows.tolist() for b in reader(images, inner).batches(0, 0, 16)]
+    assert most[0] == 6
+
+
+def test_rows_that_are_not_needed_are_not_decoded(images: ImagesDataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    from sdp.process import transform
+
+    decoded = []
+    inner = transform.crop_image
+    monkeypatch.setattr(transform, "crop_image", lambda *args: decoded.append(args[2]) or inner(*args))  # type: ignore[func-returns-value]
+    uri = images.storage.uri_of(images.paths[0])
+    some = Slice(uri, 0, 8, 2, 0, np.array([True, False, True, False]))
+    made = transform_slice(images, some)
+    assert made.rows.tolist() == [3, 4, 5, 6]
+    assert made.chunk.rows.tolist() == decoded == [3, 5]
+
+
+def test_random_crops_are_drawn_anew_in_each_epoch_and_are_the_same_again(root: Path, dataset: Dataset) -> None:
+    images = open_images(settings(root, transform__crop="random"), dataset, resolve("builtin:tiny"))
+    uri = images.storage.uri_of(images.paths[0])
+
+    def pixels(epoch: int) -> bytes:
+        some = Slice(uri, 0, 8, 0, epoch, np.ones(4, np.bool_))
+        return bytes(transform_slice(images, some).chunk.crops[64][0].values.tobytes())
+
+    assert pixels(0) == pixels(0)
+    assert len({pixels(epoch) for epoch in range(3)}) == 3
+
+
+def test_a_slice_is_cut_until_one_row_is_left() -> None:
+    whole = Slice("uri", 0, 300, 0, 0, np.arange(256) % 3 > 0)
+    pieces = whole.cut()
+    assert [len(piece) for piece in pieces] == [16] * 16
+    assert np.array_equal(np.concatenate([piece.needed for piece in pieces]), whole.needed)
+    assert [len(piece) for piece in pieces[3].cut()] == [1] * 16
+    assert pieces[3].cut()[2].skip == 50
