@@ -59,7 +59,11 @@ def make_checkpoint(
         config.model_dump(mode="json"),
         facts={"model": {"source": str(found.source), "digest": found.digest}},
     )
-    return saver.save(tensors, TrainState(step=step), Ledger())
+    saving = saver.stage(tensors, TrainState(step=step), Ledger())
+    saving.written.result(timeout=60)
+    saver.commit(saving)
+    saver.close()
+    return saving.folder.uri
 
 
 def generate_config(out: Path, checkpoint: object, prompts: Iterable[str] = ("a", "b"), **more: Any) -> GenerateConfig:

@@ -264,12 +264,19 @@ class CheckpointConfig(Section):
     keep_every: Positive | None = key(
         None, "Keep every checkpoint whose step is a multiple of this for ever; null keeps none but the last."
     )
+    keep_best: int = key(0, "Checkpoints to keep by the lowest smoothed loss, beside the newest ones.", ge=0)
 
 
 class LogConfig(Section):
     """What is written down about the run while it goes on."""
 
     every_steps: Positive = key(10, "Steps from one line of metrics.jsonl to the next.")
+    metrics_port: int | None = key(
+        None,
+        "Offer Prometheus its metrics on this port where scaling.in_driver is true; with Ray they are on Ray's port.",
+        ge=1,
+        le=65535,
+    )
 
 
 class TrainModelConfig(ModelConfig):

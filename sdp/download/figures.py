@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from sdp.datasets.outcomes import FAILED, FILTERED, WRITTEN, Outcome
+from sdp.telemetry.catalogue import BYTES, SECONDS
 
-SECONDS = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0)
-BYTES = (1e3, 1e4, 3e4, 1e5, 3e5, 1e6, 3e6, 1e7, 1e8)
 _KEPT_HOSTS = 1000
 
 

@@ -23,7 +23,7 @@ from ray.exceptions import RayError
 from ray.util.annotations import RayDeprecationWarning
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from sdp import cluster
+from sdp import cluster, telemetry
 from sdp.config import DownloadConfig, identity
 from sdp.console import Progress, say
 from sdp.datasets import manifest, tombstones
@@ -42,6 +42,7 @@ from sdp.download.worker import KIND, Settings, Worker, settings_of
 from sdp.errors import SdpError
 from sdp.lease import Lease
 from sdp.storage import Storage, StorageOptions, list_source, open_storage
+from sdp.telemetry import Telemetry
 
 T = TypeVar("T")
 
@@ -141,11 +142,13 @@ class _Download:
             parts = self._pipeline(pending, shape, settings, hub, seen)
             infos = []
             total = sum(len(work.unit) for work in pending)
-            with _Shown(hub, total):
+            emit = telemetry.begin(self._config.output.uri)
+            with _Shown(hub, total, emit):
                 for row in parts.iter_rows():
                     self._lease.check()
                     infos.append(pickle.loads(row["info"]))
             figures: Figures = ray.get(hub.total.remote())
+            report.emit(emit, figures, total)
         except RayError as error:
             raise _in_our_words(error) from error
         return infos, figures
@@ -307,10 +310,10 @@ def _start_hub(limits: HostLimits) -> Any:
 
 
 class _Shown:
-    """The progress line, renewed by a thread while the pipeline runs."""
+    """The progress line and the metrics, renewed by a thread while the pipeline runs."""
 
-    def __init__(self, hub: Any, total: int) -> None:
-        self._hub, self._total = hub, total
+    def __init__(self, hub: Any, total: int, emit: Telemetry) -> None:
+        self._hub, self._total, self._emit = hub, total, emit
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="sdp-progress", daemon=True)
 
@@ -330,6 +333,7 @@ class _Shown:
                 except RayError:  # it comes back, or the pipeline says what is wrong
                     continue
                 progress.update(report.progress_line(figures, self._total, time.monotonic() - began))
+                report.emit(self._emit, figures, self._total)
 
 
 @ray.remote(num_cpus=0.5)

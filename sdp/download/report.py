@@ -5,9 +5,10 @@ from collections.abc import Iterator
 from sdp.console import duration, size, table
 from sdp.datasets.index import Index
 from sdp.datasets.manifest import Dataset
-from sdp.datasets.outcomes import FAILURE_REASONS, FILTER_REASONS
+from sdp.datasets.outcomes import FAILED, FAILURE_REASONS, FILTER_REASONS, FILTERED, WRITTEN
 from sdp.datasets.units import Work
 from sdp.download.figures import Figures
+from sdp.telemetry import Telemetry
 
 _WORDS = {**FILTER_REASONS, **FAILURE_REASONS}
 
@@ -27,6 +28,21 @@ def progress_line(figures: Figures, total: int, elapsed_s: float) -> str:
         left,
     ]
     return " · ".join(part for part in parts if part)
+
+
+def emit(telemetry: Telemetry, figures: Figures, total: int) -> None:
+    """The same as metrics."""
+    telemetry.show("sdp_job_rows", total, job="download")
+    telemetry.show("sdp_job_rows_done", figures.done, job="download")
+    telemetry.reach("sdp_download_rows_total", figures.written, outcome=WRITTEN, reason="")
+    for reason, count in figures.reasons.items():
+        outcome = FILTERED if reason in FILTER_REASONS else FAILED
+        telemetry.reach("sdp_download_rows_total", count, outcome=outcome, reason=reason)
+    telemetry.reach("sdp_download_requests_total", figures.requests)
+    telemetry.reach("sdp_download_fetched_bytes_total", figures.bytes)
+    telemetry.reach("sdp_download_stored_bytes_total", figures.stored_bytes)
+    telemetry.observed("sdp_download_fetch_seconds", figures.seconds.counts)
+    telemetry.observed("sdp_download_image_bytes", figures.sizes.counts)
 
 
 def intention(index: Index, pending: list[Work], where: str, files: int) -> Iterator[str]:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sdp import cluster
+from sdp import cluster, telemetry
 from sdp.config import GenerateConfig, Range, identity
 from sdp.console import Progress, say, table
 from sdp.datasets import manifest
@@ -22,7 +22,7 @@ from sdp.datasets.parts import PartInfo, iter_rows
 from sdp.errors import SdpError, UserError
 from sdp.generate.layout import KIND, SHEET
 from sdp.generate.prompts import FOLDER, Prompt, freeze, frozen_prompts, read_prompts
-from sdp.generate.report import Figures, closing, forecast, progress_line
+from sdp.generate.report import Figures, closing, emit, forecast, progress_line
 from sdp.generate.source import Drawer, choose
 from sdp.lease import Lease
 from sdp.storage import open_storage
@@ -114,6 +114,9 @@ class _Run:
         known = [*self._prompts, *self._held_back()]
         tasks = tasks_of(pending, known, self._config.images_per_prompt)
         self._figures.total = sum(len(work.unit) for work in pending)
+        if not _alone(self._config):
+            _refuse_what_cannot_start(self._config, cluster.connect())
+        self._telemetry = telemetry.begin(self._config.output.uri)
         with Progress("generate") as progress:
             self._progress = progress
             infos = self._here(tasks) if _alone(self._config) else self._on_ray(tasks)
@@ -155,7 +158,6 @@ class _Run:
         from ray.exceptions import RayError
 
         infos: list[PartInfo] = []
-        _refuse_what_cannot_start(self._config, cluster.connect())
         try:
             for row in _pipeline(self._config, self._orders(), tasks).iter_rows():
                 made: PartInfo | SdpError = pickle.loads(row["made"])
@@ -181,6 +183,7 @@ class _Run:
     def _show(self) -> None:
         self._figures.elapsed_s = time.monotonic() - self._began
         self._progress.update(progress_line(self._figures))
+        emit(self._telemetry, self._figures)
 
 
 def _workers(config: GenerateConfig) -> tuple[int, int]:
@@ -245,6 +248,7 @@ class _Generator:
         from sdp.generate.worker import Worker
 
         self._worker = Worker(orders)
+        telemetry.begin(orders.output.uri).process("generator")
 
     def __call__(self, batch: "pa.Table") -> "pa.Table":
         import pyarrow as pa

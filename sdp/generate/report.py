@@ -8,6 +8,7 @@ from sdp.datasets.manifest import Dataset
 from sdp.datasets.output import Output
 from sdp.generate.layout import IMAGES
 from sdp.generate.source import Drawer
+from sdp.telemetry import Telemetry
 
 
 @dataclass(slots=True)
@@ -48,6 +49,13 @@ def forecast(config: GenerateConfig, output: Output, drawer: Drawer, prompts: in
         ("to do", f"{len(pending)} parts, {sum(len(work.unit) for work in pending):,} pictures"),
         ("generators", f"{scaling.num_workers} on {scaling.accelerator or 'any node'}"),
     ]
+
+
+def emit(telemetry: Telemetry, figures: Figures) -> None:
+    """The same as metrics."""
+    telemetry.show("sdp_job_rows", figures.total, job="generate")
+    telemetry.show("sdp_job_rows_done", figures.done, job="generate")
+    telemetry.reach("sdp_generate_images_total", figures.done)
 
 
 def closing(dataset: Dataset, figures: Figures, sheet: str | None, image_files: bool) -> list[tuple[str, str]]:

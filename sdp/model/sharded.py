@@ -62,16 +62,55 @@ class StoredTensor:
         return math.prod(self.size) * self.dtype.itemsize
 
 
+class Staged:
+    """What one worker has to write, copied to the host: training may go on and change what it was copied from."""
+
+    def __init__(self, storage: Storage, files: "Sequence[_File]", index: bytes | None) -> None:
+        self._storage, self._files, self._index = storage, files, index
+
+    @property
+    def bytes(self) -> int:
+        return sum(len(file.content) for file in self._files)
+
+    def write(self) -> None:
+        """Send it to the storage; whoever has the index sends that last."""
+        with ThreadPoolExecutor(_THREADS, thread_name_prefix="sdp-save") as pool:
+            list(pool.map(lambda file: self._storage.publish(file.name, file.content), self._files))
+        if self._index is not None:
+            self._storage.publish(INDEX, self._index)
+
+
+class Host:
+    """Memory of the host that is copied to, kept from save to save: to get it anew takes longer than to copy."""
+
+    def __init__(self) -> None:
+        self._memory: dict[str, Tensor] = {}
+
+    def take(self, name: str, count: int, pin: bool) -> Tensor:
+        """So many bytes for a file; what was in them before must have been written."""
+        memory = self._memory.get(name)
+        if memory is None or len(memory) < count:
+            memory = self._memory[name] = torch.empty(count, dtype=torch.uint8, pin_memory=pin)
+        return memory[:count]
+
+
 def save(storage: Storage, tensors: dict[str, Tensor], *, alone: bool = False) -> None:
     """Save tensors (plain ones, the same on all workers, or DTensors); each worker writes its share.
 
     Every worker calls it, unless one is `alone`. The index is written last, by the first worker.
     """
+    stage(storage, tensors, alone=alone).write()
+
+
+def stage(storage: Storage, tensors: dict[str, Tensor], *, alone: bool = False, host: Host | None = None) -> Staged:
+    """Agree on who writes what, and copy it; every worker calls it, as above."""
+    writer = _Writer(host or Host())
     try:
         with _without_the_warning_of_being_alone():
-            save_state(tensors, storage_writer=_Writer(storage), no_dist=alone)
+            save_state(tensors, storage_writer=writer, no_dist=alone)
     except CheckpointException as error:
         raise _cause(error, f"{storage.uri}: could not be saved") from error
+    return Staged(storage, writer.files, writer.index)
 
 
 def load(storage: Storage, tensors: dict[str, Tensor], *, alone: bool = False) -> None:
@@ -127,11 +166,20 @@ def read_tensors(storage: Storage, names: Iterable[str]) -> dict[str, Tensor]:
     return tensors
 
 
-class _Writer(StorageWriter):
-    """Writes a worker's chunks as files of raw bytes."""
+@dataclass(frozen=True, slots=True)
+class _File:
+    name: str
+    content: memoryview
 
-    def __init__(self, storage: Storage) -> None:
-        self._storage = storage
+
+class _Writer(StorageWriter):
+    """Lays a worker's chunks out in files of raw bytes, in memory."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self.files: list[_File] = []
+        self.index: bytes | None = None
+        """Of all workers, on the first one."""
 
     def reset(self, checkpoint_id: Any = None) -> None:
         pass
@@ -146,24 +194,22 @@ class _Writer(StorageWriter):
         return [SavePlan(plan.items, rank, plan.planner_data, plan.usable) for rank, plan in enumerate(plans)]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        files = [(f"worker-{plan.storage_data:05d}.{n:03d}.bin", items) for n, items in enumerate(_files(plan.items))]
-
-        def write(file: tuple[str, Sequence[WriteItem]]) -> list[WriteResult]:
-            name, items = file
-            content, results = bytearray(), []
-            for item in items:
-                tensor = planner.resolve_data(item)
-                assert isinstance(tensor, Tensor)  # _files has looked
-                data = _bytes(tensor)
-                results.append(WriteResult(item.index, len(data), (name, len(content))))
-                content += data
-            self._storage.publish(name, content)
-            return results
-
-        with ThreadPoolExecutor(_THREADS, thread_name_prefix="sdp-save") as pool:
-            written = [result for results in pool.map(write, files) for result in results]
+        results, on_gpu = [], False
+        for number, items in enumerate(_files(plan.items)):
+            name = f"worker-{plan.storage_data:05d}.{number:03d}.bin"
+            tensors = [_flat(planner.resolve_data(item)) for item in items]
+            pin = any(tensor.is_cuda for tensor in tensors)
+            on_gpu |= pin
+            memory, at = self._host.take(name, sum(map(len, tensors)), pin), 0
+            for item, tensor in zip(items, tensors, strict=True):
+                memory[at : at + len(tensor)].copy_(tensor, non_blocking=True)
+                results.append(WriteResult(item.index, len(tensor), (name, at)))
+                at += len(tensor)
+            self.files.append(_File(name, memory.numpy().data))
+        if on_gpu:
+            torch.cuda.synchronize()
         done: Future[list[WriteResult]] = Future()
-        done.set_result(written)
+        done.set_result(results)
         return done
 
     def finish(self, metadata: md.Metadata, results: list[list[WriteResult]]) -> None:
@@ -177,7 +223,7 @@ class _Writer(StorageWriter):
             ]
             dtype = str(tensor.properties.dtype).removeprefix("torch.")
             tensors[name] = {"dtype": dtype, "size": list(tensor.size), "chunks": chunks}
-        self._storage.publish(INDEX, json.dumps({"format": FORMAT, "tensors": tensors}).encode())
+        self.index = json.dumps({"format": FORMAT, "tensors": tensors}).encode()
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
@@ -247,9 +293,11 @@ def _files(items: Sequence[WriteItem]) -> Iterator[list[WriteItem]]:
         yield file
 
 
-def _bytes(tensor: Tensor) -> memoryview:
-    cpu = tensor.detach().cpu().contiguous()
-    return cpu.view(-1).view(torch.uint8).numpy().data if cpu.numel() else memoryview(b"")
+def _flat(tensor: Any) -> Tensor:
+    """Its bytes, where it is."""
+    assert isinstance(tensor, Tensor)  # _files has looked
+    flat = tensor.detach().contiguous().view(-1)
+    return flat.view(torch.uint8) if len(flat) else flat.new_empty(0, dtype=torch.uint8)
 
 
 def _read(storage: Storage, chunk: Chunk, dtype: torch.dtype) -> Tensor:

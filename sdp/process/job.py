@@ -26,7 +26,7 @@ from ray.exceptions import (
     WorkerCrashedError,
 )
 
-from sdp import cluster
+from sdp import cluster, telemetry
 from sdp.config import ProcessConfig, Range
 from sdp.console import Progress, say, table
 from sdp.datasets import manifest
@@ -45,7 +45,7 @@ from sdp.process.flow import TRIES, Flow, Room, Tuner
 from sdp.process.occupancy import Occupancy
 from sdp.process.prepare import KIND, Prepared, Retry, begin, prepare, retry_of, with_tombstones
 from sdp.process.reading import Piece, Planner, addresses
-from sdp.process.report import forecast, progress_line, summary
+from sdp.process.report import emit, forecast, progress_line, summary
 from sdp.process.table import EMPTY_TEXT, npy_bytes
 from sdp.process.work import Orders, Rows, TransformNote
 
@@ -55,6 +55,7 @@ _PATIENCE = 3
 """How often a storage that does not answer, or an encoder that does not start, is tried again."""
 _WINDOW_S = 30.0
 """Over which the progress line's rates are taken."""
+_EMIT_S = 1.0
 _IDLE_S = 60.0
 """An encoder beyond the least that has had nothing to do for so long is let go."""
 _DIED = (WorkerCrashedError, NodeDiedError, OutOfMemoryError)
@@ -172,6 +173,7 @@ class _Run:
         self._began = time.monotonic()
         self._deaths_in_a_row = 0
         self._ever_ready = False
+        self._telemetry, self._emitted = telemetry.begin(config.output.uri), 0.0
 
     def work_off(self) -> list[PartInfo]:
         """Until every part is there."""
@@ -430,6 +432,9 @@ class _Run:
         while self._recent[0][0] < now - _WINDOW_S:
             self._recent.popleft()
         self._progress.update(progress_line(figures, self._recent))
+        if now - self._emitted > _EMIT_S or self._flow.finished:
+            self._emitted = now
+            emit(self._telemetry, figures)
 
 
 def _cause(error: Exception) -> Exception:
@@ -470,6 +475,7 @@ class _EncoderActor:
 
     def start(self) -> NDArray[np.float16] | None:
         """Load the models; the empty caption's embedding, where captions are embedded."""
+        telemetry.begin(self._orders.output.uri).process("encoder")
         self._encoder = worker.load_encoder(self._orders)
         return worker.embed_empty(self._orders, self._encoder) if self._orders.shape.text_width is not None else None
 

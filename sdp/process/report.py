@@ -5,11 +5,13 @@ from collections.abc import Sequence
 from sdp.config import ProcessConfig
 from sdp.console import duration, size
 from sdp.datasets.manifest import Dataset
+from sdp.datasets.outcomes import FAILED, FILTERED, WRITTEN
 from sdp.datasets.output import Output
 from sdp.process.figures import Figures, suggestion
 from sdp.process.prepare import Prepared
 from sdp.process.reading import Planner
 from sdp.process.table import bytes_per_row
+from sdp.telemetry import Telemetry
 
 
 def progress_line(figures: Figures, recent: Sequence[tuple[float, int, int]]) -> str:
@@ -29,6 +31,25 @@ def progress_line(figures: Figures, recent: Sequence[tuple[float, int, int]]) ->
     if 0.01 < share < 1:
         line += f" · ETA {duration(figures.elapsed_s * (1 - share) / share)}"
     return line
+
+
+def emit(telemetry: Telemetry, figures: Figures) -> None:
+    """The same as metrics."""
+    telemetry.show("sdp_job_rows", figures.rows_total, job="process")
+    telemetry.show("sdp_job_rows_done", figures.rows_done, job="process")
+    for outcome, count in ((WRITTEN, figures.written), (FILTERED, figures.filtered), (FAILED, figures.failed)):
+        telemetry.reach("sdp_process_rows_total", count, outcome=outcome)
+    telemetry.reach("sdp_process_transformed_total", figures.images_transformed)
+    telemetry.reach("sdp_process_encoded_total", figures.images_encoded)
+    telemetry.reach("sdp_process_transform_seconds_total", figures.transform_s)
+    telemetry.reach("sdp_process_reading_seconds_total", figures.reading_s)
+    telemetry.reach("sdp_process_encoder_busy_seconds_total", figures.busy_s)
+    telemetry.reach("sdp_process_encoder_waiting_seconds_total", figures.idle_s)
+    telemetry.reach("sdp_process_written_bytes_total", figures.bytes_written)
+    telemetry.reach("sdp_process_deaths_total", figures.deaths)
+    telemetry.show("sdp_process_encoders", figures.encoders)
+    telemetry.show("sdp_process_transforms", figures.transforms)
+    telemetry.show("sdp_process_ready", figures.ready)
 
 
 def summary(config: ProcessConfig, dataset: Dataset, figures: Figures) -> list[tuple[str, str]]:

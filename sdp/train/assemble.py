@@ -70,6 +70,7 @@ def assemble(
                 config.checkpoint.keep_last,
                 config.checkpoint.keep_every,
                 facts,
+                config.checkpoint.keep_best,
             ),
             begin_from=find_checkpoint(begin_from, options) if begin_from else None,
             callbacks=callbacks,

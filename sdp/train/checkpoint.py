@@ -1,13 +1,17 @@
 """Saving and restoring a run: complete or not there.
 
-Each worker writes its share of the tensors, the main one the ledger and the configuration, and last of all the marker
-`complete.json`, which is the commit point: whoever looks for a checkpoint looks for markers. Ray Train is told nothing
-of checkpoints; its workers, started again, find the newest one themselves.
+Each worker copies its share of the tensors to the host and goes on training; a thread sends it to the storage. When
+all have, which they tell each other in passing (the trainer has a word for it in each step), the main worker writes the
+ledger and the configuration, and last of all the marker `complete.json`, which is the commit point: whoever looks for a
+checkpoint looks for markers. Ray Train is told nothing of checkpoints; its workers, started again, find the newest one
+themselves.
 """
 
 import json
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -36,36 +40,37 @@ class Checkpointer:
     keep_every: int | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
     """What else a reader of the checkpoint wants to know: the dataset's and the model's digests."""
+    keep_best: int = 0
     _ledger: Ledger = field(default_factory=Ledger)
+    _losses: dict[int, float] = field(default_factory=dict)
+    """Of complete checkpoints, as far as they have been looked at."""
+    _host: sharded.Host = field(default_factory=sharded.Host)
+    _threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "sdp-checkpoint"))
 
-    def save(self, tensors: dict[str, Tensor], state: TrainState, consumed: Ledger, bad: Sequence[Outcome] = ()) -> str:
-        """Save everything; every worker calls it, with what it has consumed (or found bad) since the last time."""
+    def stage(
+        self, tensors: dict[str, Tensor], state: TrainState, consumed: Ledger, bad: Sequence[Outcome] = ()
+    ) -> "Saving":
+        """Begin to save everything; every worker calls it, with what it has consumed (or found bad) since the last
+        time, and when the last checkpoint is complete."""
         folder = self.run.checkpoint(state.step)
         if self.world.is_main:
             self.run.delete_checkpoint(state.step)  # what is left of a try that did not end well
         self.world.share(None)  # nobody writes before that is gone
-        sharded.save(folder, tensors, alone=self.world.size == 1)
+        staged = sharded.stage(folder, tensors, alone=self.world.size == 1, host=self._host)
         told = self.world.gather((consumed.to_bytes(), list(bad)))
+        ledger = b""
         if self.world.is_main:
             self._ledger.merge(Ledger.from_bytes(data) for data, _ in told)
-            self.run.record_bad_rows(state.step, [outcome for _, some in told for outcome in some])
-            self._commit(folder, state)
-            self._prune(state.step)
-        return folder.uri
+            ledger = self._ledger.to_bytes()
+        outcomes = [outcome for _, some in told for outcome in some]
+        rows = sum(map(self._ledger.consumed, self._ledger.epochs()))
+        return Saving(folder, replace(state), ledger, rows, outcomes, staged.bytes, self._threads.submit(staged.write))
 
-    def restore(self, tensors: dict[str, Tensor]) -> TrainState | None:
-        """Load the newest complete checkpoint into tensors that are there; None where there is none."""
-        step: int | None = self.world.share(self.run.latest() if self.world.is_main else None)
-        if step is None:
-            return None
-        folder = self.run.checkpoint(step)
-        sharded.load(folder, tensors, alone=self.world.size == 1)
-        if self.world.is_main:
-            self._ledger = Ledger.from_bytes(folder.read(LEDGER), folder.uri_of(LEDGER))
-        return read_state(folder)
-
-    def _commit(self, folder: Storage, state: TrainState) -> None:
-        folder.publish(LEDGER, self._ledger.to_bytes())
+    def commit(self, saving: "Saving") -> None:
+        """Make it complete; on the main worker, when all have written theirs."""
+        folder, state = saving.folder, saving.state
+        self.run.record_bad_rows(state.step, saving.bad)
+        folder.publish(LEDGER, saving.ledger)
         folder.publish(CONFIG, json.dumps(self.config, indent=1).encode())
         stored = sharded.read_index(folder)
         marker = {
@@ -79,6 +84,25 @@ class Checkpointer:
             **self.facts,
         }
         folder.publish(COMPLETE, json.dumps(marker, indent=1).encode())
+        self._prune(state.step)
+
+    def commit_later(self, saving: "Saving") -> "Future[None]":
+        """The same in the background."""
+        return self._threads.submit(self.commit, saving)
+
+    def close(self) -> None:
+        self._threads.shutdown(cancel_futures=True)
+
+    def restore(self, tensors: dict[str, Tensor]) -> TrainState | None:
+        """Load the newest complete checkpoint into tensors that are there; None where there is none."""
+        step: int | None = self.world.share(self.run.latest() if self.world.is_main else None)
+        if step is None:
+            return None
+        folder = self.run.checkpoint(step)
+        sharded.load(folder, tensors, alone=self.world.size == 1)
+        if self.world.is_main:
+            self._ledger = Ledger.from_bytes(folder.read(LEDGER), folder.uri_of(LEDGER))
+        return read_state(folder)
 
     def _prune(self, newest: int) -> None:
         """Delete what is old, and what never became complete."""
@@ -87,9 +111,34 @@ class Checkpointer:
         kept = set(complete[-self.keep_last :])
         if self.keep_every:
             kept |= {step for step in complete if step % self.keep_every == 0}
+        if self.keep_best:
+            kept |= set(sorted(complete, key=lambda step: (self._loss(step), -step))[: self.keep_best])
         for step in steps:
             if step not in kept and step < newest:
                 self.run.delete_checkpoint(step)
+
+    def _loss(self, step: int) -> float:
+        if step not in self._losses:
+            loss = read_state(self.run.checkpoint(step)).loss
+            self._losses[step] = math.inf if loss is None else loss
+        return self._losses[step]
+
+
+@dataclass(frozen=True, slots=True)
+class Saving:
+    """A checkpoint on its way."""
+
+    folder: Storage
+    state: TrainState
+    """As it was."""
+    ledger: bytes
+    """On the main worker: of all epochs and workers; and how many rows it holds."""
+    ledger_rows: int
+    bad: list[Outcome]
+    bytes: int
+    """That this worker writes."""
+    written: "Future[None]"
+    """This worker's share."""
 
 
 def read_state(folder: Storage) -> TrainState:

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Any
 
 import ray
@@ -20,7 +20,7 @@ import ray.train
 from ray.train import FailureConfig, RunConfig
 from ray.train.torch import TorchConfig, TorchTrainer
 
-from sdp import cluster
+from sdp import cluster, telemetry
 from sdp.config import Range, TrainConfig, identity, parse
 from sdp.console import Progress, say
 from sdp.datasets.manifest import open_dataset
@@ -29,10 +29,13 @@ from sdp.lease import Lease
 from sdp.model.load import load_unet_config
 from sdp.model.sources import resolve
 from sdp.storage import open_storage
+from sdp.telemetry.registry import serve
 from sdp.train import online
+from sdp.train.board import Board, Told
 from sdp.train.callbacks.base import Callback, StepReport
 from sdp.train.callbacks.checkpoints import SaveCheckpoints
 from sdp.train.callbacks.metrics import RecordMetrics
+from sdp.train.callbacks.telemetry import EmitMetrics
 from sdp.train.callbacks.watchdog import Watchdog
 from sdp.train.checkpoint import read_state
 from sdp.train.data.images import open_images
@@ -103,13 +106,16 @@ def _train_here(config: TrainConfig, plan: Plan, folder: RunFolder, lease: Lease
     from sdp.train.assemble import assemble
 
     world, stop = World(device=choose_device()), Stop()
+    if config.log.metrics_port is not None:
+        serve(config.log.metrics_port, "log.metrics_port")
     folder.record("start", workers=(1, 1), from_step=plan.state.step)
     with Progress("train") as progress:
 
         def show(line: dict[str, Any]) -> None:
             progress.update(progress_line(line, plan))
 
-        callbacks = [*_callbacks(config, world, show), CheckLease(lease)]
+        emit = EmitMetrics(telemetry.begin(config.output.uri))
+        callbacks = [*_callbacks(config, world, emit, show), CheckLease(lease)]
         with _on_signals((signal.SIGTERM, signal.SIGINT), lambda name: _wish(stop, name)):
             try:
                 trainer = assemble(config, world, callbacks=callbacks, stop=stop)
@@ -187,14 +193,16 @@ def work(given: dict[str, Any]) -> None:
     config, board = parse("train", given["config"]), given["board"]
     context = ray.train.get_context()
     rank = context.get_world_rank()
-    if ray.get(board.begin.remote(rank)):
-        return  # something fatal has happened: another start mends nothing
+    told: Told = ray.get(board.begin.remote(rank))
+    if told.fatal is not None:
+        return  # another start mends nothing
     world = World(
         rank, context.get_world_size(), context.get_local_world_size(), choose_device(context.get_local_rank())
     )
     stop = Stop()
     try:
-        callbacks = [*_callbacks(config, world, board.push.remote), FollowBoard(board, stop)]
+        emit = EmitMetrics(telemetry.begin(config.output.uri), recoveries=max(0, told.attempts - 1))
+        callbacks = [*_callbacks(config, world, emit, board.push.remote), FollowBoard(board, stop)]
         ask = None
         if (pool := given["pool"]) is not None:
             callbacks.append(online.FollowPool(pool, board.announce.remote))
@@ -210,11 +218,19 @@ def work(given: dict[str, Any]) -> None:
         ray.get(board.ended.remote(reason))
 
 
-def _callbacks(config: TrainConfig, world: World, publish: Callable[[dict[str, Any]], Any]) -> list[Callback]:
+def _callbacks(
+    config: TrainConfig, world: World, emit: EmitMetrics, publish: Callable[[dict[str, Any]], Any]
+) -> list[Callback]:
     """What every worker does beside training."""
+
+    def tell(line: dict[str, Any]) -> None:
+        emit.line(line)
+        publish(line)
+
     callbacks: list[Callback] = [
         SaveCheckpoints(config.checkpoint.every_steps),
-        RecordMetrics(config.log.every_steps, _flops(config, world), publish),
+        RecordMetrics(config.log.every_steps, _flops(config, world), tell),
+        emit,
     ]
     if config.watchdog_s is not None:
         callbacks.append(Watchdog(config.watchdog_s))
@@ -274,65 +290,6 @@ class CheckLease(Callback):
 
     def on_step(self, trainer: Trainer, report: StepReport) -> None:  # noqa: ARG002 (each step)
         self.lease.check()
-
-
-@dataclass(frozen=True, slots=True)
-class Told:
-    """What the workers have told."""
-
-    attempts: int = 0
-    failures: list[str] = field(default_factory=list)
-    fatal: Exception | None = None
-    reason: str = ""
-
-
-class Board:
-    """An actor between driver and workers: the newest figures one way, wishes to stop the other."""
-
-    def __init__(self) -> None:
-        self._told = Told()
-        self._line: dict[str, Any] | None = None
-        self._said: list[str] = []
-        self._wish: str | None = None
-        self._lost: str | None = None
-
-    def begin(self, rank: int) -> bool:
-        """A worker starts; whether it need not."""
-        if rank == 0:
-            self._told = replace(self._told, attempts=self._told.attempts + 1)
-        return self._told.fatal is not None
-
-    def push(self, line: dict[str, Any]) -> None:
-        self._line = line
-
-    def announce(self, what: str) -> None:
-        """Something to be said to a person."""
-        self._said.append(what)
-
-    def failed(self, rank: int, what: str, fatal: Exception | None) -> None:
-        self._told = replace(
-            self._told, failures=[*self._told.failures, f"worker {rank}: {what}"], fatal=self._told.fatal or fatal
-        )
-
-    def ended(self, reason: str) -> None:
-        self._told = replace(self._told, reason=reason)
-
-    def wishes(self, _step: int) -> tuple[str | None, str | None]:
-        return self._wish, self._lost
-
-    def stop(self, reason: str) -> None:
-        self._wish = reason
-
-    def lose(self, what: str) -> None:
-        self._lost = what
-
-    def line(self) -> tuple[dict[str, Any] | None, list[str]]:
-        """The newest figures, and what is to be said."""
-        said, self._said = self._said, []
-        return self._line, said
-
-    def told(self) -> Told:
-        return self._told
 
 
 @contextmanager

@@ -27,7 +27,7 @@ from ray.exceptions import (
 )
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from sdp import cluster
+from sdp import cluster, telemetry
 from sdp.config import Range, TrainConfig
 from sdp.errors import SdpError, Unavailable, UserError
 from sdp.process.flow import Tuner
@@ -80,6 +80,8 @@ class Staff:
     labels: dict[str, str]
     """Of the nodes for transforms."""
     start_timeout_s: float
+    run: str
+    """Where the run is written, for the metrics."""
 
 
 def plan_staff(config: TrainConfig, images: ImagesDataset, resources: dict[str, float], trainers: int) -> Staff:
@@ -108,6 +110,7 @@ def plan_staff(config: TrainConfig, images: ImagesDataset, resources: dict[str, 
         chunks=max(fits, 2 * most + 1),
         labels=dict(transform.node_labels),
         start_timeout_s=encode.start_timeout_s,
+        run=config.output.uri,
     )
 
 
@@ -402,7 +405,7 @@ class Pool:
         staff = self._staff
         placed = cluster.placement(staff.accelerator, staff.gpus)
         actor: Any = _ENCODER.options(num_cpus=staff.encoder_cpus, max_concurrency=_AT_ONCE, **placed)
-        encoder = _Encoder(actor.remote(self._told))
+        encoder = _Encoder(actor.remote(self._told, staff.run))
         self._encoders.append(encoder)
         self._go(self._started(encoder))
 
@@ -475,12 +478,13 @@ def _transform(images: ImagesDataset, some: Slice) -> tuple[Transformed, float]:
 class EncoderActor:
     """An encoder in a process of its own, kept warm from slice to slice."""
 
-    def __init__(self, images: ImagesDataset) -> None:
-        self._images = images
+    def __init__(self, images: ImagesDataset, run: str) -> None:
+        self._images, self._run = images, run
         self._occupancy = Occupancy()
 
     def start(self) -> None:
         """Load the models."""
+        telemetry.begin(self._run).process("encoder")
         self._encoder = load_encoder(self._images)
 
     @ray.method(num_returns=2)

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -18,7 +19,7 @@ from sdp.model.checkpoints import EMA, MODEL
 from sdp.model.ema import Ema, named_parameters
 from sdp.storage import Storage
 from sdp.train.callbacks.base import Callback, Saved, StepReport
-from sdp.train.checkpoint import Checkpointer, read_state
+from sdp.train.checkpoint import Checkpointer, Saving, read_state
 from sdp.train.data.batch import Batch
 from sdp.train.optimizer import (
     Guard,
@@ -75,6 +76,17 @@ class Ingredients:
     stop: Stop = field(default_factory=Stop)
 
 
+@dataclass
+class _Pending:
+    """A checkpoint on its way."""
+
+    saving: Saving
+    began: float
+    stalled_s: float
+    committed: "Future[None] | None" = None
+    """On the main worker, once all have written."""
+
+
 class Trainer:
     """One worker's share of a run, from the newest checkpoint to the end."""
 
@@ -105,6 +117,8 @@ class Trainer:
         self.bad: list[Outcome] = []
         """Rows that turned out bad since then."""
         self.saved_step: int | None = None
+        """Of the newest checkpoint, which may be on its way."""
+        self._saving: _Pending | None = None
         self.save_wanted = False
         """Set by callbacks, on all workers at the same step: a checkpoint when all of them have seen the step."""
         self.resumed = False
@@ -121,12 +135,14 @@ class Trainer:
                 callback.on_start(self)
             self.reason = self._steps()
             self.save()
+            self.finish_save()
             for callback in self.callbacks:
                 callback.on_end(self)
             return self.reason
         finally:
             for callback in self.callbacks:
                 callback.close()
+            self.checkpointer.close()
 
     def _steps(self) -> str:
         while (reason := self._finished()) is None:
@@ -158,9 +174,11 @@ class Trainer:
             micro_batches = list(batch.to(self.world.device).split(self.config.data.batch_size))
             weight = sum((m.weights.sum() for m in micro_batches), torch.zeros((), device=self.world.device))
             wish = torch.full_like(weight, float(self.stop.reason is not None))
-        total, wishes = self.world.sum(torch.stack([weight, wish])).tolist()
+            written = torch.full_like(weight, float(self._is_written()))
+        total, wishes, writers = self.world.sum(torch.stack([weight, wish, written])).tolist()
         if wishes:
             return None
+        self._follow_save(all_written=writers == self.world.size)
 
         summed = torch.zeros((), device=self.world.device)
         for number, micro_batch in enumerate(micro_batches, 1):
@@ -254,20 +272,70 @@ class Trainer:
             )
 
     def save(self) -> None:
-        """Make a checkpoint, unless there is one of this step."""
+        """Begin a checkpoint, unless there is one of this step."""
         self.save_wanted = False
         if self.saved_step == self.state.step:
             return
         began = time.perf_counter()
+        self.finish_save()
         self.state.usual_norm = self.guard.usual_norm
         if self.scaler.is_enabled():
             scale = self.scaler.state_dict()
             self.state.scale, self.state.scale_growth = scale["scale"], scale["_growth_tracker"]
-        uri = self.checkpointer.save(self.tensors(), self.state, self.consumed, self.bad)
+        saving = self.checkpointer.stage(self.tensors(), self.state, self.consumed, self.bad)
         self.consumed, self.bad = Ledger(), []
         self.saved_step = self.state.step
+        self._saving = _Pending(saving, began, time.perf_counter() - began)
+
+    def _is_written(self) -> bool:
+        """Whether this worker's share of the checkpoint under way is in the storage."""
+        if self._saving is None or not self._saving.saving.written.done():
+            return False
+        self._saving.saving.written.result()
+        return True
+
+    def _follow_save(self, *, all_written: bool) -> None:
+        """The checkpoint under way, in passing."""
+        pending = self._saving
+        if pending is None:
+            return
+        if all_written and pending.committed is None:
+            if self.world.is_main:
+                pending.committed = self.checkpointer.commit_later(pending.saving)
+            else:
+                self._saved(pending)
+        elif pending.committed is not None and pending.committed.done():
+            pending.committed.result()
+            self._saved(pending)
+
+    def finish_save(self) -> None:
+        """Wait for the checkpoint under way, all workers together."""
+        # A worker forgets it when all have written, the main one when it has committed it.
+        if self.world.agree([self._saving is not None])[0]:
+            if (pending := self._saving) is not None:
+                pending.saving.written.result()
+            self.world.wait()
+            if pending is not None:
+                if pending.committed is not None:
+                    pending.committed.result()
+                elif self.world.is_main:
+                    self.checkpointer.commit(pending.saving)
+                self._saved(pending)
+            self.world.wait()  # until it is complete
+
+    def _saved(self, pending: "_Pending") -> None:
+        self._saving = None
+        saving = pending.saving
+        done = Saved(
+            saving.folder.uri,
+            saving.state.step,
+            pending.stalled_s,
+            time.perf_counter() - pending.began,
+            saving.state.samples,
+            saving.ledger_rows,
+        )
         for callback in self.callbacks:
-            callback.on_checkpoint(self, Saved(uri, time.perf_counter() - began))
+            callback.on_checkpoint(self, done)
 
     def _restore(self) -> bool:
         state = self.checkpointer.restore(self.tensors())

@@ -51,6 +51,10 @@ class World:
         raised = self.sum(torch.tensor([float(flag) for flag in flags], device=self.device))
         return [bool(count > 0) for count in raised.tolist()]
 
+    def wait(self) -> None:
+        """For all of them to come here."""
+        self.agree([True])
+
 
 def choose_device(local_rank: int = 0) -> torch.device:
     """This worker's GPU where torch sees one, else the CPU: what Ray has reserved is no evidence that there is one."""

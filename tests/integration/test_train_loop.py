@@ -54,8 +54,9 @@ class CrashAt(Callback):
     def __init__(self, step: int) -> None:
         self._step = step
 
-    def on_step(self, trainer: Trainer, report: StepReport) -> None:  # noqa: ARG002
+    def on_step(self, trainer: Trainer, report: StepReport) -> None:
         if report.step == self._step:
+            trainer.finish_save()  # or it would depend on the disk which checkpoint is gone on from
             raise Crash
 
 

@@ -32,11 +32,18 @@ class StepReport:
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """A checkpoint that was made."""
+    """A checkpoint that is complete; the trainer may be some steps ahead of it by now."""
 
     uri: str
+    step: int
     seconds: float
     """That the loop stood still for it."""
+    whole_s: float
+    """From its begin until it was complete."""
+    samples: int
+    """Counted up to it."""
+    ledger_rows: int
+    """Held by its ledger; on the main worker."""
 
 
 class Callback:
@@ -49,7 +56,7 @@ class Callback:
         """After each step."""
 
     def on_checkpoint(self, trainer: "Trainer", saved: Saved) -> None:
-        """After each checkpoint."""
+        """After each checkpoint, when it is complete; on workers other than the main one when all have written."""
 
     def on_end(self, trainer: "Trainer") -> None:
         """After the last step and its checkpoint; `trainer.reason` says why it was the last."""

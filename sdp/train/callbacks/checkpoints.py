@@ -21,5 +21,11 @@ class SaveCheckpoints(Callback):
 
     def on_checkpoint(self, trainer: "Trainer", saved: Saved) -> None:
         if trainer.world.is_main:
-            run, step, workers = trainer.checkpointer.run, trainer.state.step, trainer.world.size
-            run.record("checkpoint", step=step, uri=saved.uri, seconds=round(saved.seconds, 3), workers=workers)
+            trainer.checkpointer.run.record(
+                "checkpoint",
+                step=saved.step,
+                uri=saved.uri,
+                seconds=round(saved.seconds, 3),
+                whole_s=round(saved.whole_s, 3),
+                workers=trainer.world.size,
+            )

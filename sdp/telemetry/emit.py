@@ -1,0 +1,118 @@
+"""Emission: a job says what its figures are, by the names of the catalogue; where they go is another matter.
+
+    telemetry = begin("s3://bucket/run")
+    telemetry.count("sdp_train_samples_total", 1024)
+    telemetry.reach("sdp_download_rows_total", 70_312, outcome="failed", reason="timeout")
+
+Where Ray runs, they go through Ray's metrics, which KubeRay exposes on each pod; elsewhere to prometheus-client's
+registry.
+"""
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Protocol
+
+from sdp.telemetry.catalogue import CATALOGUE, COUNTER, GAUGE, HISTOGRAM, Metric
+
+_MOST_SERIES = 500
+"""Of one metric in one process: what more there is goes by the name of OTHER."""
+OTHER = "other"
+
+
+class Backend(Protocol):
+    """Where series live."""
+
+    def add(self, metric: Metric, value: float, labels: Mapping[str, str]) -> None: ...
+
+    def set(self, metric: Metric, value: float, labels: Mapping[str, str]) -> None: ...
+
+    def observe(self, metric: Metric, value: float, labels: Mapping[str, str]) -> None: ...
+
+
+@dataclass
+class Telemetry:
+    """The metrics of one run in one process."""
+
+    backend: Backend
+    run: str
+    _reached: dict[tuple[str, tuple[str, ...]], float] = field(default_factory=dict)
+    _seen: dict[str, set[tuple[str, ...]]] = field(default_factory=dict)
+    _counts: dict[str, list[int]] = field(default_factory=dict)
+
+    def count(self, name: str, amount: float, **labels: object) -> None:
+        """Add to a counter."""
+        if amount > 0:
+            metric = _metric(name, COUNTER)
+            self.backend.add(metric, amount, self._labels(metric, labels))
+
+    def reach(self, name: str, total: float, **labels: object) -> None:
+        """Bring a counter to a total of this process; one that went back has begun anew, and adds nothing."""
+        metric = _metric(name, COUNTER)
+        values = self._labels(metric, labels)
+        key = (name, tuple(values.values()))
+        before, self._reached[key] = self._reached.get(key, 0.0), total
+        if total > before:
+            self.backend.add(metric, total - before, values)
+
+    def show(self, name: str, value: float | None, **labels: object) -> None:
+        """Set a gauge; what is not known is not shown."""
+        if value is not None:
+            metric = _metric(name, GAUGE)
+            self.backend.set(metric, value, self._labels(metric, labels))
+
+    def observed(self, name: str, counts: Sequence[int]) -> None:
+        """Bring a histogram to totals by bucket, the last of which has no bound. What lies in a bucket is told as its
+        middle: buckets and quantiles are exact, the sum is not."""
+        metric = _metric(name, HISTOGRAM)
+        before, self._counts[name] = self._counts.get(name, [0] * len(counts)), list(counts)
+        labels = self._labels(metric, {})
+        edges = [0.0, *metric.bounds, 2 * metric.bounds[-1]]
+        middles = [(low + high) / 2 for low, high in pairwise(edges)]
+        for middle, count, earlier in zip(middles, counts, before, strict=True):
+            for _ in range(count - earlier):
+                self.backend.observe(metric, middle, labels)
+
+    def process(self, role: str, rank: int | str = "") -> None:
+        """Say what this process is."""
+        self.show("sdp_process_info", 1, pid=os.getpid(), role=role, rank=rank)
+
+    def _labels(self, metric: Metric, labels: Mapping[str, object]) -> dict[str, str]:
+        if set(labels) != set(metric.labels):
+            raise ValueError(f"{metric.name} has the labels {metric.labels}, not {tuple(labels)}")
+        values = tuple(str(labels[name]) for name in metric.labels)
+        seen = self._seen.setdefault(metric.name, set())
+        if values not in seen:
+            if len(seen) >= _MOST_SERIES:
+                values = (OTHER,) * len(values)
+            seen.add(values)
+        return {"run": self.run, **dict(zip(metric.labels, values, strict=True))}
+
+
+def begin(uri: str) -> Telemetry:
+    """The metrics of the run that writes to an address, from this process."""
+    ray = sys.modules.get("ray")
+    if ray is not None and ray.is_initialized():
+        from sdp.telemetry.ray_metrics import RayBackend
+
+        return Telemetry(RayBackend(), run_name(uri))
+    from sdp.telemetry.registry import RegistryBackend
+
+    return Telemetry(RegistryBackend.default(), run_name(uri))
+
+
+def run_name(uri: str) -> str:
+    """The end of an address: `s3://bucket/runs/sd2/phase-1` is `sd2/phase-1`."""
+    parts = [part for part in uri.split("://")[-1].split("/") if part]
+    if len(parts) > 1 and parts[-1].startswith("phase-"):
+        return "/".join(parts[-2:])[:100]
+    return (parts[-1] if parts else uri)[:100]
+
+
+def _metric(name: str, kind: str) -> Metric:
+    metric = CATALOGUE[name]
+    if metric.kind != kind:
+        raise ValueError(f"{name} is a {metric.kind}, not a {kind}")
+    return metric

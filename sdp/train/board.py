@@ -1,0 +1,63 @@
+"""What driver and workers tell each other. It has a file of its own, since whoever runs it then loads nothing else."""
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What the workers have told."""
+
+    attempts: int = 0
+    failures: list[str] = field(default_factory=list)
+    fatal: Exception | None = None
+    reason: str = ""
+
+
+class Board:
+    """An actor between driver and workers: the newest figures one way, wishes to stop the other."""
+
+    def __init__(self) -> None:
+        self._told = Told()
+        self._line: dict[str, Any] | None = None
+        self._said: list[str] = []
+        self._wish: str | None = None
+        self._lost: str | None = None
+
+    def begin(self, rank: int) -> Told:
+        """A worker starts."""
+        if rank == 0:
+            self._told = replace(self._told, attempts=self._told.attempts + 1)
+        return self._told
+
+    def push(self, line: dict[str, Any]) -> None:
+        self._line = line
+
+    def announce(self, what: str) -> None:
+        """Something to be said to a person."""
+        self._said.append(what)
+
+    def failed(self, rank: int, what: str, fatal: Exception | None) -> None:
+        self._told = replace(
+            self._told, failures=[*self._told.failures, f"worker {rank}: {what}"], fatal=self._told.fatal or fatal
+        )
+
+    def ended(self, reason: str) -> None:
+        self._told = replace(self._told, reason=reason)
+
+    def wishes(self, _step: int) -> tuple[str | None, str | None]:
+        return self._wish, self._lost
+
+    def stop(self, reason: str) -> None:
+        self._wish = reason
+
+    def lose(self, what: str) -> None:
+        self._lost = what
+
+    def line(self) -> tuple[dict[str, Any] | None, list[str]]:
+        """The newest figures, and what is to be said."""
+        said, self._said = self._said, []
+        return self._line, said
+
+    def told(self) -> Told:
+        return self._told

@@ -1,0 +1,100 @@
+"""Tells the metrics: what this worker did, and on the main worker what the run has come to."""
+
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from sdp.telemetry import Telemetry
+from sdp.train.callbacks.base import Callback, Saved, StepReport
+
+if TYPE_CHECKING:
+    from sdp.train.trainer import Trainer
+
+_EVERY_S = 1.0
+
+_LINE = {
+    "loss": "sdp_train_loss",
+    "loss_smoothed": "sdp_train_loss_smoothed",
+    "gradient_norm": "sdp_train_gradient_norm",
+    "learning_rate": "sdp_train_learning_rate",
+    "samples_per_s": "sdp_train_samples_per_second",
+    "workers": "sdp_train_workers",
+    "skipped": "sdp_train_skipped_steps",
+    "mfu": "sdp_train_mfu",
+    "encoders": "sdp_train_encoders",
+    "encoders_busy": "sdp_train_encoders_busy",
+}
+"""What a line of metrics.jsonl has, and its metric."""
+
+
+@dataclass
+class EmitMetrics(Callback):
+    """Adds up, and tells once a second: a step does not wait for it."""
+
+    telemetry: Telemetry
+    recoveries: int = 0
+    _parts: dict[str, float] = field(default_factory=dict)
+    _steps: int = 0
+    _samples: int = 0
+    _bad: int = 0
+    _told_at: float = 0.0
+
+    def line(self, line: dict[str, Any]) -> None:
+        """Tell a line of metrics.jsonl."""
+        for name, metric in _LINE.items():
+            self.telemetry.show(metric, line.get(name))
+        if "encoded" in line:
+            self.telemetry.reach("sdp_train_encoded_total", line["encoded"])
+
+    def on_start(self, trainer: "Trainer") -> None:
+        self.telemetry.process("trainer", trainer.world.rank)
+        if trainer.world.is_main:
+            self.telemetry.show("sdp_train_recoveries", self.recoveries)
+        self._tell(trainer, trainer.state.epoch + trainer.state.position / trainer.reader.rows)
+
+    def on_step(self, trainer: "Trainer", report: StepReport) -> None:
+        self._steps += 1
+        self._samples += report.samples
+        for part, seconds in report.parts.items():
+            self._parts[part] = self._parts.get(part, 0.0) + seconds
+        bad = len(trainer.bad)  # since the last checkpoint was begun
+        if bad > self._bad:
+            self.telemetry.count("sdp_train_bad_rows_total", bad - self._bad, rank=trainer.world.rank)
+        self._bad = bad
+        if time.monotonic() - self._told_at > _EVERY_S:
+            self._tell(trainer, report.epoch + report.epoch_done)
+
+    def on_checkpoint(self, trainer: "Trainer", saved: Saved) -> None:
+        self._parts["checkpoint"] = self._parts.get("checkpoint", 0.0) + saved.seconds
+        if trainer.world.is_main:
+            self.telemetry.show("sdp_train_checkpoint_step", saved.step)
+            self.telemetry.show("sdp_train_checkpoint_time_seconds", time.time())
+            self.telemetry.show("sdp_train_checkpoint_seconds", saved.seconds)
+            self.telemetry.show("sdp_train_ledger_difference", saved.samples - saved.ledger_rows)
+
+    def on_end(self, trainer: "Trainer") -> None:
+        self._tell(trainer, trainer.state.epoch + trainer.state.position / trainer.reader.rows)
+
+    def _tell(self, trainer: "Trainer", epoch: float) -> None:
+        telemetry, world, state = self.telemetry, trainer.world, trainer.state
+        self._told_at = time.monotonic()
+        for part, seconds in self._parts.items():
+            telemetry.count("sdp_train_rank_seconds_total", seconds, rank=world.rank, part=part)
+        self._parts.clear()
+        if world.device.type == "cuda":
+            for kind, amount in (
+                ("allocated", torch.cuda.memory_allocated()),
+                ("reserved", torch.cuda.memory_reserved()),
+                ("peak", torch.cuda.max_memory_allocated()),
+            ):
+                telemetry.show("sdp_train_gpu_memory_bytes", amount, rank=world.rank, kind=kind)
+        if world.is_main:
+            telemetry.count("sdp_train_steps_total", self._steps)
+            telemetry.count("sdp_train_samples_total", self._samples)
+            telemetry.show("sdp_train_step", state.step)
+            telemetry.show("sdp_train_samples_seen", state.samples)
+            telemetry.show("sdp_train_epoch", epoch)
+            telemetry.show("sdp_train_cost", state.cost or None)
+        self._steps = self._samples = 0

@@ -1,0 +1,73 @@
+"""The metrics that are emitted, those of the catalogue and those of the documentation are the same."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from scripts import generate_metrics_docs
+from sdp.telemetry import CATALOGUE, Metric
+
+ROOT = Path(__file__).resolve().parents[2]
+UNITS = {
+    "bytes": "bytes",
+    "seconds": "seconds",
+    "ratio": "mfu busy",
+}
+
+
+def names_in_code() -> dict[str, set[str]]:
+    """Every string in sdp/ that looks like a metric's name, and the files it is in."""
+    found: dict[str, set[str]] = {}
+    for path in sorted((ROOT / "sdp").rglob("*.py")):
+        if path.is_relative_to(ROOT / "sdp" / "exporter") or path == ROOT / "sdp" / "telemetry" / "catalogue.py":
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                text = node.value
+                stages = ("sdp_job_", "sdp_process_", "sdp_download_", "sdp_train_", "sdp_generate_")
+                if text.startswith(stages) and text.replace("_", "").isalnum():
+                    found.setdefault(text, set()).add(str(path.relative_to(ROOT)))
+    return found
+
+
+def test_every_name_that_is_emitted_is_in_the_catalogue() -> None:
+    found = names_in_code()
+    assert {name: files for name, files in found.items() if name not in CATALOGUE} == {}
+
+
+def test_every_metric_of_the_catalogue_is_emitted() -> None:
+    assert set(CATALOGUE) - set(names_in_code()) == set()
+
+
+@pytest.mark.parametrize("metric", CATALOGUE.values(), ids=lambda metric: metric.name)
+def test_names_are_as_prometheus_wants_them(metric: Metric) -> None:
+    assert metric.name.startswith("sdp_")
+    assert metric.name.endswith("_total") == (metric.kind == "counter")
+    base = metric.name.removesuffix("_total")
+    for unit, last in UNITS.items():
+        if metric.unit == unit:
+            assert base.rsplit("_", 1)[1] in (unit, *last.split()), metric.name
+    assert metric.help.endswith(".")
+    assert "run" not in metric.labels
+    assert bool(metric.bounds) == (metric.kind == "histogram")
+    assert list(metric.bounds) == sorted(set(metric.bounds))
+
+
+def test_no_two_metrics_are_one_family() -> None:
+    families = [name.removesuffix("_total") for name in CATALOGUE]
+    assert len(set(families)) == len(families)
+
+
+def test_the_page_says_what_the_catalogue_says(capsys: pytest.CaptureFixture[str]) -> None:
+    assert generate_metrics_docs.main(["--check"]) == 0, capsys.readouterr().err
+
+
+def test_a_page_that_has_fallen_behind_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old = tmp_path / "metrics.md"
+    text = generate_metrics_docs.PAGE.read_text(encoding="utf-8")
+    old.write_text(text.replace("`sdp_train_loss`", "`sdp_train_lost`"), encoding="utf-8")
+    monkeypatch.setattr(generate_metrics_docs, "PAGE", old)
+    assert generate_metrics_docs.main(["--check"]) == 1
+    assert generate_metrics_docs.main([]) == 0
+    assert old.read_text(encoding="utf-8") == text

@@ -1,0 +1,119 @@
+"""Emission to a registry of prometheus-client, read back as Prometheus would."""
+
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from sdp.errors import UserError
+from sdp.telemetry import Telemetry, emit, run_name
+from sdp.telemetry.catalogue import SECONDS
+from sdp.telemetry.registry import RegistryBackend, serve
+
+
+@pytest.fixture
+def registry() -> CollectorRegistry:
+    return CollectorRegistry()
+
+
+@pytest.fixture
+def telemetry(registry: CollectorRegistry) -> Telemetry:
+    return Telemetry(RegistryBackend(registry), "sd2")
+
+
+def series(registry: CollectorRegistry, name: str) -> dict[tuple[tuple[str, str], ...], float]:
+    found = {}
+    for family in text_string_to_metric_families(generate_latest(registry).decode()):
+        for sample in family.samples:
+            if sample.name == name:
+                found[tuple(sorted(sample.labels.items()))] = sample.value
+    return found
+
+
+def value(registry: CollectorRegistry, name: str, **labels: str) -> float | None:
+    return series(registry, name).get(tuple(sorted({"run": "sd2", **labels}.items())))
+
+
+def test_counters_add_up_and_gauges_show_the_last(telemetry: Telemetry, registry: CollectorRegistry) -> None:
+    telemetry.count("sdp_train_samples_total", 5)
+    telemetry.count("sdp_train_samples_total", 7)
+    telemetry.count("sdp_train_samples_total", 0)
+    telemetry.show("sdp_train_loss", 0.5)
+    telemetry.show("sdp_train_loss", 0.25)
+    telemetry.show("sdp_train_mfu", None)
+    assert value(registry, "sdp_train_samples_total") == 12
+    assert value(registry, "sdp_train_loss") == 0.25
+    assert series(registry, "sdp_train_mfu") == {}
+
+
+def test_totals_are_reached_by_their_difference_and_never_go_back(
+    telemetry: Telemetry, registry: CollectorRegistry
+) -> None:
+    for total, expected in ((3, 3), (3, 3), (10, 10), (2, 10), (4, 12)):
+        telemetry.reach("sdp_download_rows_total", total, outcome="failed", reason="timeout")
+        assert value(registry, "sdp_download_rows_total", outcome="failed", reason="timeout") == expected
+
+
+def test_a_histogram_reaches_its_buckets(telemetry: Telemetry, registry: CollectorRegistry) -> None:
+    counts = [0] * (len(SECONDS) + 1)
+    counts[0], counts[2], counts[-1] = 4, 3, 1
+    telemetry.observed("sdp_download_fetch_seconds", counts)
+    counts[2] = 5
+    telemetry.observed("sdp_download_fetch_seconds", counts)
+    name = "sdp_download_fetch_seconds_bucket"
+    bounds = {float(dict(labels)["le"]): count for labels, count in series(registry, name).items()}
+    assert bounds == {bound: (4 if bound < 0.2 else 9) for bound in SECONDS} | {float("inf"): 10}
+
+
+@pytest.mark.parametrize(
+    ("name", "labels"),
+    [
+        ("sdp_train_samples_total", {"rank": 0}),
+        ("sdp_download_rows_total", {"outcome": "written"}),
+        ("sdp_train_loss", {}),
+    ],
+)
+def test_what_the_catalogue_does_not_say_is_refused(telemetry: Telemetry, name: str, labels: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=name):
+        telemetry.count(name, 1, **labels)
+    with pytest.raises(KeyError):
+        telemetry.count("sdp_train_sample_total", 1)
+
+
+def test_labels_beyond_a_bound_are_one_series(
+    telemetry: Telemetry, registry: CollectorRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(emit, "_MOST_SERIES", 3)
+    for _ in range(2):
+        for rank in range(10):
+            telemetry.count("sdp_train_bad_rows_total", 1, rank=rank)
+    found = {dict(labels)["rank"]: count for labels, count in series(registry, "sdp_train_bad_rows_total").items()}
+    assert found == {"0": 2, "1": 2, "2": 2, "other": 14}
+
+
+@pytest.mark.parametrize(
+    ("uri", "name"),
+    [
+        ("s3://bucket/runs/sd2", "sd2"),
+        ("s3://bucket/runs/sd2/", "sd2"),
+        ("s3://bucket/runs/sd2/phase-2", "sd2/phase-2"),
+        ("s3://bucket", "bucket"),
+        ("/data/images", "images"),
+        ("images", "images"),
+        ("/", "/"),
+    ],
+)
+def test_a_run_goes_by_the_end_of_its_address(uri: str, name: str) -> None:
+    assert run_name(uri) == name
+
+
+def test_a_port_in_use_is_one_line() -> None:
+    server = serve(0, "log.metrics_port", "127.0.0.1")
+    try:
+        port = server.server_port
+        with pytest.raises(UserError, match=rf"^log\.metrics_port: port {port} cannot be had \(.*\); choose another"):
+            serve(port, "log.metrics_port", "127.0.0.1")
+    finally:
+        server.shutdown()
+        server.server_close()
