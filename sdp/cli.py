@@ -7,6 +7,7 @@ To add a command, write a function that takes the parsed arguments, and a line i
 """
 
 import argparse
+import errno
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -201,6 +202,7 @@ def _job_command(name: str, summary: str, **flags: str) -> Command:
         config = load(name, given.config, given.set)
         try:
             job = import_module(f"sdp.{name}.job")
+            job.run(config, dry_run=given.dry_run, **{flag: getattr(given, flag) for flag in flags})
         except ModuleNotFoundError as error:
             missing = (error.name or "").partition(".")[0]
             if missing == "sdp":
@@ -209,7 +211,6 @@ def _job_command(name: str, summary: str, **flags: str) -> Command:
                 f"sdp {name}: expected an installation for workers, got one without {missing}; "
                 "pip install 'sdp[worker]', or submit the job to a cluster"
             ) from error
-        job.run(config, dry_run=given.dry_run, **{flag: getattr(given, flag) for flag in flags})
 
     return Command(name, PIPELINE, summary, arguments, run, f"{name} --config {name}.yaml --set limit=1000")
 
@@ -288,6 +289,13 @@ def main(argv: Sequence[str] | None = None, commands: Sequence[Command] | None =
         # Whoever read our output has seen enough. Python would complain once more while it exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        where = f" for {error.filename}" if error.filename else ""
+        _say(f"there is no space left{where} ({error.strerror}); make room, then run the same command again")
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is buffered has no place to go
+        return UserError.exit_code
     except KeyboardInterrupt:
         _say("interrupted")
         return 130

@@ -3,13 +3,15 @@
 import contextlib
 import logging
 import os
+import socket
 import sys
 import tempfile
 from collections.abc import Iterator
 from typing import Any
 
-from sdp.errors import UserError
+from sdp.errors import SdpError, UserError
 
+_REACH_S = 10.0
 ACCELERATOR_LABEL = "ray.io/accelerator-type"
 _TALKATIVE = ("ray._private.authentication", "ray.data._internal.progress")
 """Loggers of Ray that warn of what is as it should be."""
@@ -32,17 +34,45 @@ def connect(**local: Any) -> dict[str, float]:
         os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
         for name in _TALKATIVE:
             logging.getLogger(name).setLevel(logging.ERROR)
+        require_reachable()
         # Without an address Ray would join whatever cluster it finds running on this machine.
         where: dict[str, Any] = {} if os.environ.get("RAY_ADDRESS") else {"address": "local", **local}
+        held = _Held()
         try:
-            with _without_lines_on("RAY_BACKEND_LOG_LEVEL"):
+            with held:
                 ray.init(log_to_driver=False, logging_level=logging.WARNING, configure_logging=True, **where)
-        except ConnectionError as error:
-            address = os.environ.get("RAY_ADDRESS", "")
-            raise UserError(
-                f"RAY_ADDRESS: no Ray cluster answers at {address!r} ({error}); unset it or start one"
-            ) from error
+        except (ConnectionError, RuntimeError) as error:
+            raise _not_joined(error, held.text) from error
+        held.hand_on(but="RAY_BACKEND_LOG_LEVEL")
     return {name: float(count) for name, count in ray.cluster_resources().items()}  # type: ignore[no-untyped-call]  # Ray's
+
+
+def require_reachable() -> None:
+    """Refuse an address at which nobody listens: before anything is written, and sooner than Ray would."""
+    address = os.environ.get("RAY_ADDRESS", "")
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if not colon or not port.isdecimal():
+        return  # "auto", "local" and the like
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_REACH_S).close()
+    except (OSError, OverflowError) as error:
+        cause = getattr(error, "strerror", None) or str(error)
+        raise UserError(
+            f"RAY_ADDRESS: no Ray cluster answers at {address!r} ({cause}); unset it or start one"
+        ) from error
+
+
+def _not_joined(error: Exception, told: str) -> SdpError:
+    address = os.environ.get("RAY_ADDRESS", "")
+    if "InvalidAuthToken" in told or "Unauthenticated" in told:
+        return UserError(
+            f"RAY_ADDRESS: the Ray cluster at {address!r} refuses this token; set RAY_AUTH_TOKEN or "
+            "RAY_AUTH_TOKEN_PATH to the cluster's own"
+        )
+    cause = next((line for line in reversed(str(error).splitlines()) if line.strip()), type(error).__name__).strip()
+    if address:
+        return UserError(f"RAY_ADDRESS: no Ray cluster can be joined at {address!r} ({cause}); unset it or start one")
+    return SdpError(f"Ray does not start on this machine ({cause}); see /tmp/ray/session_latest/logs")
 
 
 @contextlib.contextmanager
@@ -58,21 +88,29 @@ def data_settings(**settings: Any) -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
-def _without_lines_on(what: str) -> Iterator[None]:
-    """Hold back what is written to stderr meanwhile, by libraries too, and then hand on all but lines on `what`."""
-    sys.stderr.flush()
-    with tempfile.TemporaryFile() as held:
-        terminal = os.dup(2)
-        os.dup2(held.fileno(), 2)
-        try:
-            yield
-        finally:
-            sys.stderr.flush()
-            os.dup2(terminal, 2)
-            os.close(terminal)
-            held.seek(0)
-            os.write(2, b"".join(line for line in held if what.encode() not in line))
+class _Held:
+    """Holds back what is written to stderr meanwhile, by libraries too."""
+
+    def __init__(self) -> None:
+        self.text = ""
+
+    def __enter__(self) -> None:
+        sys.stderr.flush()
+        self._file = tempfile.TemporaryFile()
+        self._terminal = os.dup(2)
+        os.dup2(self._file.fileno(), 2)
+
+    def __exit__(self, *_: object) -> None:
+        sys.stderr.flush()
+        os.dup2(self._terminal, 2)
+        os.close(self._terminal)
+        with self._file as file:
+            file.seek(0)
+            self.text = file.read().decode("utf-8", "replace")
+
+    def hand_on(self, but: str) -> None:
+        """All lines but those on something."""
+        os.write(2, "".join(line for line in self.text.splitlines(True) if but not in line).encode())
 
 
 def accelerators() -> set[str]:

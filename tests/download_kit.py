@@ -40,6 +40,7 @@ def config_for(source: Path | str, output: Path | str, **sections: Mapping[str, 
         "hosts": {"at_once": 64, "per_second": None},
         "workers": {"cpus": 1},
         "image": {"size": 64, "crop": "center"},
+        "dedup": {"content": False},  # many addresses of the server have the same picture
     }
     for name, values in sections.items():
         data[name] = {**data.get(name, {}), **values} if isinstance(values, Mapping) else values

@@ -133,6 +133,34 @@ def write_model(folder: Path, seed: int = 0) -> Path:
     return folder
 
 
+def trouble(room: int) -> None:
+    """Give a worker process (this runs in it as it starts) an encoder of little memory, to which white is NaN."""
+    import torch
+
+    from sdp.process import work
+
+    load_encoder = work.load_encoder
+
+    class Troubled(torch.nn.Module):
+        def __init__(self, inside: Any) -> None:
+            super().__init__()
+            self.inside = inside
+
+        def forward(self, pixels: torch.Tensor) -> torch.Tensor:
+            if len(pixels) > room:
+                raise torch.OutOfMemoryError(f"no room for {len(pixels)}")
+            moments: torch.Tensor = self.inside(pixels)
+            moments[pixels.amin((1, 2, 3)) > 0.99] = float("nan")
+            return moments
+
+    def troubled(orders: Any, device: str | None = None) -> Any:
+        encoder = load_encoder(orders, device)
+        encoder._moments = Troubled(encoder._moments)
+        return encoder
+
+    work.load_encoder = troubled
+
+
 DEADLY = b"<kill the decoder>"
 """Behind a JPEG's end: a worker that obeys dies of it."""
 

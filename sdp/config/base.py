@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInf
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError, PydanticUndefined
 
-from sdp.config.uri import check_folder_uri, check_uri
+from sdp.config.uri import check_folder_uri, check_uri, inside
 from sdp.errors import Problem
 
 if TYPE_CHECKING:
@@ -142,6 +142,8 @@ FolderUri = Annotated[str, AfterValidator(check_folder_uri), Says("a URI")]
 """A folder to write: a local path, or file://, s3:// or gs://."""
 
 Name = Annotated[str, Field(min_length=1)]
+HeaderText = Annotated[str, Field(min_length=1, pattern=r"^[ -~]+$"), Says("some text of printable ASCII characters")]
+"""What may stand in a header of HTTP."""
 Positive = Annotated[int, Field(ge=1)]
 Resolution = Annotated[int, Field(ge=8, multiple_of=8)]
 """Pixels of a square picture's side; the VAE divides it by 8."""
@@ -204,3 +206,13 @@ class JobConfig(Section):
         None, "How many rows of the source to take, from its first; null takes them all. It may be raised later."
     )
     storage: StorageConfig = key(StorageConfig, "How object stores are reached.")
+
+    def contradictions(self) -> Iterable[Problem]:
+        source = getattr(self.source, "uri", None)
+        if source is not None and inside(self.output.uri, source):
+            yield Problem(
+                "output.uri",
+                f"a folder outside of source.uri, which is {source}",
+                repr(self.output.uri),
+                "what is written there would be read as source the next time",
+            )

@@ -9,7 +9,19 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator
 from pydantic_core import PydanticCustomError
 
-from sdp.config.base import REQUIRED, JobConfig, Name, OutputConfig, Positive, Says, Section, SourceConfig, Uri, key
+from sdp.config.base import (
+    REQUIRED,
+    HeaderText,
+    JobConfig,
+    Name,
+    OutputConfig,
+    Positive,
+    Says,
+    Section,
+    SourceConfig,
+    Uri,
+    key,
+)
 from sdp.errors import Problem
 
 OWN_COLUMNS = (
@@ -87,13 +99,15 @@ class FetchConfig(Section):
     buffer_mb: Positive = key(256, "Megabytes of fetched images that one worker holds before they are decoded.")
     max_bytes: Positive = key(50_000_000, "An image of more bytes than this is a failed row.", shapes_output=True)
     max_redirects: int = key(5, "Redirects that are followed for one image.", ge=0)
-    user_agent: Name = key("sdp (image dataset download)", "The User-Agent that servers are told.")
+    user_agent: HeaderText = key("sdp (image dataset download)", "The User-Agent that servers are told.")
     respect_opt_out: bool = key(
         True,
         "Leave out images whose server says noai, noimageai, noindex or noimageindex in X-Robots-Tag.",
         shapes_output=True,
     )
-    opt_out_agent: Name = key("sdp", "The name by which an X-Robots-Tag for one agent means us.", shapes_output=True)
+    opt_out_agent: HeaderText = key(
+        "sdp", "The name by which an X-Robots-Tag for one agent means us.", shapes_output=True
+    )
     allow_private: bool = key(
         False, "Allow URLs that lead to private, loopback or link-local addresses. For tests and intranets."
     )
@@ -186,19 +200,22 @@ class FiltersConfig(Section):
 
 
 class BlocklistsConfig(Section):
-    """Lists of what is not to be fetched or kept: text files, one entry a line, # begins a comment."""
+    """Lists of what is not to be fetched or kept: text files, one entry a line, # begins a comment.
 
-    urls: tuple[Uri, ...] = key((), "Files of URLs that are not fetched.", shapes_output=True)
-    domains: tuple[Uri, ...] = key(
-        (), "Files of domains that are not asked, nor anything below them.", shapes_output=True
-    )
-    sha256: tuple[Uri, ...] = key((), "Files of SHA-256 hashes of images that are not kept.", shapes_output=True)
+    They may change from run to run, and hold for what is still to be done; `sdp audit --take-down` is for the rest."""
+
+    urls: tuple[Uri, ...] = key((), "Files of URLs that are not fetched.")
+    domains: tuple[Uri, ...] = key((), "Files of domains that are not asked, nor anything below them.")
+    sha256: tuple[Uri, ...] = key((), "Files of SHA-256 hashes of images that are not kept.")
 
 
 class DedupConfig(Section):
     """What is left out because a lower row has it already."""
 
     urls: bool = key(True, "Fetch each URL once in the whole source.", shapes_output=True)
+    content: bool = key(
+        True, "When all images are there, look for those whose content a lower row has; later stages leave them out."
+    )
 
 
 class WorkersConfig(Section):

@@ -124,6 +124,8 @@ def _nearest_key(path: str, model: type[Section], siblings: list[str]) -> str:
 def _mend(value: Any, wants: str) -> str:
     if isinstance(value, str):
         return _mend_text(value, wants)
+    if wants.startswith("a list") and isinstance(value, dict) and all(str(name).isdecimal() for name in value):
+        return "items are set by number only where the file lists them; here set the whole of it: [a, b]"
     if wants.startswith("a list") and not isinstance(value, list | dict):
         return f"write [{got(value)}]"
     if isinstance(value, float) and wants.startswith("a whole number") and value.is_integer():
@@ -137,7 +139,7 @@ def _mend_text(value: str, wants: str) -> str:
         return f"did you mean {near[0]}?"
     if wants.startswith("a list") and len(value) < 40:
         return f"write [{value}]"
-    if "number" in wants and value.replace(".", "", 1).replace("_", "").isdecimal():
+    if "number" in wants and len(value) < 40 and value.replace(".", "", 1).replace("_", "").isdecimal():
         return "write it without quotes"
     return ""
 

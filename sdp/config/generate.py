@@ -103,6 +103,7 @@ class GenerateConfig(JobConfig):
     scaling: GeneratorConfig = key(GeneratorConfig, "The generators and where they are.")
 
     def contradictions(self) -> Iterable[Problem]:
+        yield from super().contradictions()
         if self.prompts and self.source.uri is not None:
             yield Problem("prompts", "an empty list while source.uri is set", "prompts as well", "keep one of the two")
         if not self.prompts and self.source.uri is None:

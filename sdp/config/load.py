@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -48,7 +48,7 @@ def draft_into(model: type[JobConfig], path: str | None, overrides: Sequence[str
     data = _with_sections(model, read(path, overrides))
     missing = set()
     for key in keys(model):
-        if key.required and given(data, tuple(key.path.split("."))) is None:
+        if key.required and _could_be_given(data, key.path) and given(data, tuple(key.path.split("."))) is None:
             _put(data, key.path.split("."), key.example)
             missing.add(key.path)
     config, problems = _validate(model, data)
@@ -57,6 +57,18 @@ def draft_into(model: type[JobConfig], path: str | None, overrides: Sequence[str
     if config is None:
         raise ConfigError(problems)
     return Draft(config, frozenset(missing))
+
+
+def _could_be_given(data: Mapping[str, Any], path: str) -> bool:
+    """Whether the sections that a key is in are sections."""
+    here: Any = data
+    for part in path.split(".")[:-1]:
+        here = here.get(part)
+        if here is None:
+            return True
+        if not isinstance(here, Mapping):
+            return False
+    return True
 
 
 def read(path: str | None, overrides: Sequence[str] = ()) -> dict[str, Any]:
@@ -137,6 +149,19 @@ def _item(items: list[Any], part: str, parts: list[str]) -> int:
     raise ConfigError([Problem(".".join(parts), f"one of its {len(items)} items, from 0", repr(part))])
 
 
+def _unfit_text(data: Any, path: str = "") -> Iterator[Problem]:
+    """Text that is none: no file, no server and no JSON takes it."""
+    if isinstance(data, str):
+        if "\0" in data or any("\ud800" <= character <= "\udfff" for character in data):
+            yield Problem(path, "text in UTF-8 without null characters", ascii(data)[:60], "write it anew")
+    elif isinstance(data, dict):
+        for name, value in data.items():
+            yield from _unfit_text(value, f"{path}.{name}" if path else str(name))
+    elif isinstance(data, list):
+        for number, value in enumerate(data):
+            yield from _unfit_text(value, f"{path}.{number}")
+
+
 def _with_sections(model: type[Section], data: dict[str, Any]) -> dict[str, Any]:
     """The data with every section there, so that what is missing in one is named by its own path.
 
@@ -153,6 +178,8 @@ def _with_sections(model: type[Section], data: dict[str, Any]) -> dict[str, Any]
 
 
 def _validate(model: type[Job], data: dict[str, Any], context: str | None = None) -> tuple[Job | None, list[Problem]]:
+    if problems := list(_unfit_text(data)):
+        return None, problems
     try:
         # As JSON, so that a list is a tuple and nothing else is taken for what it is not.
         return model.model_validate_json(json.dumps(data), context=context), []

@@ -142,6 +142,7 @@ class ProcessConfig(JobConfig):
     encode: EncodeConfig = key(EncodeConfig, "The encoders.")
 
     def contradictions(self) -> Iterable[Problem]:
+        yield from super().contradictions()
         if not self.resolutions:
             yield Problem("resolutions", "one or more", "none", "name the sides of the pictures to encode")
         twice = sorted({side for side in self.resolutions if self.resolutions.count(side) > 1})

@@ -11,6 +11,8 @@ _NULL = re.compile(r"(?:~|null|Null|NULL|)")
 _BOOL = re.compile(r"(?:true|True|TRUE|false|False|FALSE)")
 _INT = re.compile(r"[-+]?[0-9]+(?:_[0-9]+)*|0o[0-7]+|0x[0-9a-fA-F]+")
 _FLOAT = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:_[0-9]+)*(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?")
+_LONGEST_NUMBER = 1000
+"""Characters; Python itself refuses more than some thousand digits. What is longer means nothing, and is text."""
 _NOT_FINITE = re.compile(r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)")
 
 
@@ -20,6 +22,8 @@ def parse_scalar(text: str) -> str | int | float | bool | None:
         return None
     if _BOOL.fullmatch(text):
         return text.lower() == "true"
+    if len(text) > _LONGEST_NUMBER:
+        return text
     if _INT.fullmatch(text):
         return int(text, 0) if text[:2] in ("0o", "0x") else int(text)
     if _NOT_FINITE.fullmatch(text):

@@ -381,6 +381,7 @@ class TrainConfig(JobConfig):
     )
 
     def contradictions(self) -> Iterable[Problem]:
+        yield from super().contradictions()
         if all(limit is None for limit in (self.max_steps, self.max_epochs, self.max_samples, self.max_hours)):
             yield Problem(
                 "max_steps", "a whole number while max_epochs is null", "null", "set one of them: a run must end"

@@ -1,5 +1,6 @@
 """What counts as a URI in a configuration. Pure checks: nothing is opened."""
 
+import os.path
 from urllib.parse import parse_qsl, urlsplit
 
 from pydantic_core import PydanticCustomError
@@ -24,7 +25,7 @@ def check_folder_uri(value: str) -> str:
 
 
 def _check(value: str, schemes: tuple[str, ...]) -> str:
-    if not value.strip() or value != value.strip() or "\n" in value:
+    if not value.strip() or value != value.strip() or any(ord(letter) < 32 or ord(letter) == 127 for letter in value):
         raise _problem("a URI", repr(value), "give a path or one of " + _listed(schemes))
     if "://" not in value:
         return value  # a local path
@@ -59,3 +60,16 @@ def _listed(schemes: tuple[str, ...]) -> str:
 def _problem(expected: str, got: str, hint: str = "") -> PydanticCustomError:
     context = {"expected": expected, "got": got, "hint": hint}
     return PydanticCustomError("expected", "expected {expected}, got {got}", context)
+
+
+def inside(uri: str, folder: str) -> bool:
+    """Whether a place is a folder or in it."""
+    here, there = _normal(uri), _normal(folder)
+    return here == there or here.startswith(f"{there.rstrip('/')}/")
+
+
+def _normal(uri: str) -> str:
+    scheme, separator, rest = uri.partition("://")
+    if not separator or scheme == "file":
+        return os.path.abspath(os.path.expanduser(rest if separator else uri))  # noqa: PTH100, PTH111 (no resolving)
+    return f"{scheme}://{rest.rstrip('/')}"

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sdp.datasets import ledger as ledgers
-from sdp.datasets import tombstones
+from sdp.datasets import repeated, tombstones
 from sdp.datasets.ledger import Ledger
 from sdp.datasets.manifest import part_infos
 from sdp.datasets.output import read_head, read_json, read_output
@@ -105,6 +105,8 @@ def outcome_of(storage: Storage, row: int) -> dict[str, Any] | None:
         return None
     works = {w.attempt: w for w in output.index.works() if w.unit.number == unit}
     account = resolve([read_account(storage, works[attempt].name) for attempt in attempts])
+    if (again := repeated.of_storage(storage)) is not None:
+        account = again.overlay(account)
     records = account.filter(pc.field("row") == row).drop_columns(["row"]).to_pylist()
     return {"uri": storage.uri, "kind": output.head.kind, **records[0]} if records else None
 

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sdp.datasets import tombstones
+from sdp.datasets import repeated, tombstones
 from sdp.datasets.concurrently import ordered_map
 from sdp.datasets.manifest import MANIFEST, open_dataset, total
 from sdp.datasets.outcomes import ACCOUNT_SCHEMA, Counts
@@ -73,7 +73,7 @@ def describe(storage: Storage, options: StorageOptions | None = None, *, verify:
         kind=output.head.kind,
         complete=complete and not missing and not problems,
         rows=output.index.rows,
-        counts=total(infos),
+        counts=repeated.without(total(infos), manifest.repeated if manifest else 0),
         parts=len(infos),
         parts_ordered=len(works),
         bytes=sum(f.size for f in files),
@@ -99,8 +99,11 @@ def accounts(storage: Storage) -> Iterator[pa.Table]:
     names = [(part, n) for n in storage.names(PARTS) if (part := parse_part_name(n)) is not None]
     units = [sorted(attempts) for _, attempts in groupby(sorted(names), key=lambda item: item[0][0])]
 
+    again = repeated.of_storage(storage)
+
     def unit_account(attempts: list[tuple[tuple[int, int], str]]) -> pa.Table:
-        return resolve([read_account(storage, name) for _, name in attempts])
+        account = resolve([read_account(storage, name) for _, name in attempts])
+        return account if again is None else again.overlay(account)
 
     return ordered_map(unit_account, units, workers=16)
 

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import sdp
+from sdp.datasets import repeated
 from sdp.datasets.concurrently import ordered_map
 from sdp.datasets.outcomes import Counts
 from sdp.datasets.output import HEAD, Head, Output, read_head, read_json
@@ -66,6 +67,8 @@ class Manifest:
     """Model sources by role, with the digest of their content."""
     input: Mapping[str, Any] | None = None
     """The dataset that it was made from: uri and manifest digest; or the source's URI."""
+    repeated: int = 0
+    """Rows that are in parts and counted as filtered, since lower ones have the same content."""
     sdp: str = sdp.__version__
     created: str = ""
     format: int = FORMAT
@@ -105,6 +108,11 @@ class Dataset:
     @property
     def lineage(self) -> dict[str, Any]:
         return {"uri": self.storage.uri, "manifest_digest": self.digest, "version": self.manifest.version}
+
+    @property
+    def repeated_rows(self) -> repeated.Repeated | None:
+        """The rows that are in parts and to be left out, since lower ones have the same content."""
+        return repeated.of(self.storage, self.manifest.repeated, self.manifest.files_digest)
 
     def units_with_failures(self) -> list[int]:
         """The units of which some address has failed at its last attempt."""
@@ -202,6 +210,7 @@ def finish(
     config: Mapping[str, Any] | None = None,
     models: Mapping[str, str] | None = None,
     input: Mapping[str, Any] | None = None,
+    find_repeated: repeated.Find | None = None,
 ) -> Dataset:
     """Write the manifest of an output of which every part is there; the counts are checked first.
 
@@ -218,13 +227,15 @@ def finish(
     listing = pa.BufferOutputStream()
     pq.write_table(parts_table(parts), listing, compression="zstd")
     digest = hashlib.sha256(listing.getvalue()).hexdigest()
+    again = find_repeated(parts, digest) if find_repeated is not None else 0
     versions = storage.names("_manifests/")
     newest = read_json(storage, versions[-1]) if versions else None
     draft = Manifest(
         kind=output.head.kind,
         version=len(versions) + 1,
         rows=output.index.rows,
-        counts=counts,
+        counts=repeated.without(counts, again),
+        repeated=again,
         parts=len(parts),
         size=sum(p.size for p in parts),
         files=f"_files/{digest[:16]}.parquet",
@@ -235,7 +246,8 @@ def finish(
         input=dict(input) if input is not None else None,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
     )
-    if newest is not None and (newest["files_digest"], newest["input"]) == (digest, draft.input):
+    same = (digest, draft.input, again)
+    if newest is not None and (newest["files_digest"], newest["input"], newest.get("repeated", 0)) == same:
         storage.publish(MANIFEST, storage.read(versions[-1]))
         return open_dataset(storage)
     storage.publish(draft.files, listing.getvalue())

@@ -177,4 +177,7 @@ def _count(file: SourceFile, columns: Sequence[str], options: StorageOptions | N
         raise DatasetError(
             f"{file.uri}: no column {', '.join(missing)}; it has {', '.join(names)}; set the source's column names"
         )
+    twice = [column for column in columns if names.count(column) > 1]
+    if twice:
+        raise DatasetError(f"{file.uri}: {names.count(twice[0])} columns are called {twice[0]}; write the file anew")
     return int(footer.num_rows)

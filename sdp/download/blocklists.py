@@ -80,7 +80,7 @@ def _entries(uri: str, options: StorageOptions | None) -> Iterator[tuple[str, st
 
 
 def _entry(uri: str, number: int, line: bytes) -> Iterator[tuple[str, str]]:
-    text = line.decode("utf-8", "replace").strip("\ufeff \t\r")
+    text = line.decode("utf-8", "replace").strip("\ufeff").strip()
     if text and not text.startswith("#"):
         yield f"{uri}:{number}", text
 

@@ -11,8 +11,9 @@ import threading
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeVar
 from uuid import uuid4
 
@@ -26,7 +27,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from sdp import cluster, telemetry
 from sdp.config import DownloadConfig, identity
 from sdp.console import Progress, say
-from sdp.datasets import manifest, tombstones
+from sdp.datasets import manifest, repeated, tombstones
 from sdp.datasets.manifest import Dataset, open_dataset
 from sdp.datasets.output import Head, Output, open_output, peek_output
 from sdp.datasets.parts import PartInfo
@@ -78,10 +79,17 @@ def run(config: DownloadConfig, *, dry_run: bool = False, only_failed: bool = Fa
     planned = freeze_source(
         peek_output(storage, head), files, rules.columns(), limit=config.limit, options=options, publish=False
     )
+    before = open_dataset(storage, KIND) if only_failed else None  # only what is complete can be retried
     if dry_run:
-        for line in report.intention(planned.index, planned.pending(), storage.uri, len(files)):
+        lines = (
+            report.intention(planned.index, planned.pending(), storage.uri, len(files))
+            if before is None
+            else report.retry_intention(before)
+        )
+        for line in lines:
             say(line)
         return None
+    cluster.require_reachable()
     output = open_output(storage, head)
     with Lease.acquire(storage, "sdp download") as lease:
         output = publish_plan(output, planned)
@@ -91,12 +99,38 @@ def run(config: DownloadConfig, *, dry_run: bool = False, only_failed: bool = Fa
         pending = output.pending()
         infos, figures = _Download(config, output, rules, lease).work_off(pending) if pending else ([], Figures())
         dataset = manifest.finish(
-            output, infos=infos, config=config.model_dump(mode="json"), input={"uri": config.source.uri}
+            output,
+            infos=infos,
+            config=config.model_dump(mode="json"),
+            input={"uri": config.source.uri},
+            find_repeated=partial(_find_repeated, storage) if config.dedup.content else None,
         )
     seconds = time.monotonic() - began
     for line in report.closing(dataset, figures, seconds):
         say(line)
     return Summary(dataset, figures, seconds)
+
+
+def _find_repeated(storage: Storage, parts: Sequence[PartInfo], digest: str) -> int:
+    """Find the rows whose content a lower one has, in this process where they are few."""
+    if (known := repeated.known(storage, digest)) is not None:
+        return known
+    pieces = repeated.pieces(parts)
+    partitions = repeated.partitions_for(sum(part.counts.written for part in parts))
+    if len(pieces) <= 1:
+        seen = [repeated.look(storage, piece, partitions) for piece in pieces]
+        found = [repeated.repeated(*zip(*(one[number] for one in seen), strict=True)) for number in range(partitions)]
+        return repeated.keep(storage, digest, found if seen else [])
+    say(f"download: looking for repeated content in {len(parts):,} parts")
+    cluster.connect(include_dashboard=False)
+    try:
+        look: Any = _look_content.options(num_returns=partitions)
+        looks = [look.remote(storage, piece, partitions) for piece in pieces]
+        shares = [[one] for one in looks] if partitions == 1 else looks
+        again = [_repeated.remote(*share) for share in zip(*shares, strict=True)]
+        return repeated.keep(storage, digest, (ray.get(one) for one in again))
+    except RayError as error:
+        raise _in_our_words(error) from error
 
 
 def _with_takedowns(rules: Rules, storage: Storage, options: StorageOptions) -> Rules:
@@ -171,7 +205,7 @@ class _Download:
             batch_size=1,
             batch_format="pyarrow",
             num_cpus=0,  # it waits for storage, and the workers take all CPUs
-            compute=TaskPoolStrategy(size=max(2, shape.workers // 4)),
+            compute=TaskPoolStrategy(size=min(len(items), max(2, shape.workers // 4))),
         )
         with warnings.catch_warnings():
             # That further arguments go away in 2.64. By default Ray tries again without end what kills its process.
@@ -210,8 +244,8 @@ class _Download:
         partitions = survey.partitions_for(index.rows) if self._config.dedup.urls else 0
         if index.rows <= _SMALL_SOURCE:
             piece = survey.look(index, 0, index.rows, rules, self._options, partitions=partitions)
-            repeated = [survey.repeated([keys], [rows]) for keys, rows in zip(piece.keys, piece.rows, strict=True)]
-            return survey.publish(storage, index.rows, piece.hosts, repeated)
+            again = [repeated.repeated([keys], [rows]) for keys, rows in zip(piece.keys, piece.rows, strict=True)]
+            return survey.publish(storage, index.rows, piece.hosts, again)
         starts = range(0, index.rows, survey.PIECE_ROWS)
         shared, shared_rules = ray.put(index), ray.put(rules)
         pieces = [
@@ -346,8 +380,14 @@ def _look(*arguments: Any) -> Any:
 
 
 @ray.remote(num_cpus=0.5)
-def _repeated(*pieces: tuple[survey.Keys, Rows]) -> Rows:
-    return survey.repeated([keys for keys, _ in pieces], [rows for _, rows in pieces])
+def _look_content(storage: Storage, paths: Sequence[str], partitions: int) -> Any:
+    shares = repeated.look(storage, paths, partitions)
+    return shares[0] if partitions == 1 else shares
+
+
+@ray.remote(num_cpus=0.5)
+def _repeated(*pieces: tuple[repeated.Keys, Rows]) -> Rows:
+    return repeated.repeated([keys for keys, _ in pieces], [rows for _, rows in pieces])
 
 
 def _in_our_words(error: RayError) -> SdpError:

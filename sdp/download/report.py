@@ -54,6 +54,12 @@ def intention(index: Index, pending: list[Work], where: str, files: int) -> Iter
     yield f"to do: {len(pending):,} parts with {rows:,} rows"
 
 
+def retry_intention(dataset: Dataset) -> Iterator[str]:
+    """What a dry run of a retry tells."""
+    failed, units = dataset.manifest.counts.failed, len(dataset.units_with_failures())
+    yield f"to do: {failed:,} failed rows in {units:,} of {dataset.manifest.parts:,} parts of {dataset.storage.uri}"
+
+
 def closing(dataset: Dataset, figures: Figures, seconds: float) -> Iterator[str]:
     """What has come of it, what went wrong, and what to do about it."""
     counts = dataset.manifest.counts

@@ -9,13 +9,13 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
 from pyroaring import BitMap64
 
 from sdp.console import duration
+from sdp.datasets import address_sets
 from sdp.datasets.index import Index
 from sdp.datasets.units import Rows
 from sdp.download.plan import Rules, plan
@@ -29,7 +29,6 @@ FOLDER = "_survey/"
 
 PIECE_ROWS = 4_000_000
 PARTITION_ROWS = 16_000_000
-_SHARD_ROWS = 1 << 26
 _READ_ROWS = 16_384
 _KEPT_HOSTS = 10_000
 """Of each piece and of the whole: a host that is rarer holds up nothing."""
@@ -90,14 +89,6 @@ def look(
     )
 
 
-def repeated(keys: Iterable[Keys], rows: Iterable[Rows]) -> Rows:
-    """Of all addresses of a partition those whose key a lower address has, too; in order."""
-    all_keys, all_rows = np.concatenate([*keys, np.zeros(0, np.uint64)]), np.concatenate([*rows, np.zeros(0, np.int64)])
-    order = np.lexsort((all_rows, all_keys))
-    again = np.flatnonzero(np.diff(all_keys[order]) == 0) + 1
-    return np.sort(all_rows[order[again]])
-
-
 def most_common(hosts: Counter[str], count: int = _KEPT_HOSTS) -> Counter[str]:
     return Counter(dict(hosts.most_common(count)))
 
@@ -108,15 +99,8 @@ def partitions_for(rows: int) -> int:
 
 def publish(storage: Storage, stop: int, hosts: Counter[str], duplicates: Iterable[Rows]) -> Survey:
     """Keep what was seen beside the output; the summary comes last and makes it valid."""
-    shards: dict[int, BitMap64] = {}
-    for rows in duplicates:
-        numbers = rows // _SHARD_ROWS
-        for number in np.unique(numbers).tolist():
-            shards.setdefault(number, BitMap64()).update(rows[numbers == number].astype(np.uint64))
-    for number, bitmap in shards.items():
-        bitmap.run_optimize()
-        storage.publish(_shard_name(stop, number), bitmap.serialize())
-    survey = Survey(stop, dict(most_common(hosts).most_common()), sum(map(len, shards.values())))
+    count = address_sets.publish(storage, _folder(stop), duplicates)
+    survey = Survey(stop, dict(most_common(hosts).most_common()), count)
     storage.publish(_name(stop), survey.to_bytes())
     return survey
 
@@ -132,10 +116,7 @@ def load(storage: Storage, stop: int) -> Survey | None:
 
 def duplicates_in(storage: Storage, survey_stop: int, start: int, stop: int) -> BitMap64:
     """Of the addresses [start, stop) those whose URL a lower one has."""
-    found = BitMap64()
-    for number in range(start // _SHARD_ROWS, (max(start, stop - 1)) // _SHARD_ROWS + 1):
-        found |= _shard(storage, survey_stop, number) & BitMap64(range(start, stop))
-    return found
+    return address_sets.within(storage, _folder(survey_stop), start, stop)
 
 
 def forecast(hosts: Mapping[str, int], limits: HostLimits, others_s: float) -> Iterator[str]:
@@ -161,17 +142,9 @@ def _rate(limits: HostLimits) -> float:
     return by_number if limits.per_second is None else min(limits.steady, by_number)
 
 
-@lru_cache(maxsize=8)
-def _shard(storage: Storage, stop: int, number: int) -> BitMap64:
-    try:
-        return BitMap64.deserialize(storage.read(_shard_name(stop, number)))
-    except NotFound:
-        return BitMap64()
-
-
 def _name(stop: int) -> str:
     return f"{FOLDER}{stop:012d}.json"
 
 
-def _shard_name(stop: int, number: int) -> str:
-    return f"{FOLDER}{stop:012d}/{number:06d}.roaring"
+def _folder(stop: int) -> str:
+    return f"{FOLDER}{stop:012d}"

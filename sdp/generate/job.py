@@ -62,6 +62,8 @@ def run(config: GenerateConfig, *, dry_run: bool = False) -> Summary:
     if dry_run:
         say(table(forecast(config, planned, drawer, len(prompts))))
         return Summary(None, Figures())
+    if not _alone(config):
+        cluster.require_reachable()
     with Lease.acquire(storage, "sdp generate") as lease:
         output = freeze(open_output(storage, head), prompts, config)
         infos, figures = _Run(config, output, prompts, drawer, lease).work_off()

@@ -13,6 +13,8 @@ class Figures:
 
     rows_total: int = 0
     """Addresses to be worked off by this run."""
+    images_total: int = 0
+    """About the images that they come to, each crop counted."""
     rows_done: int = 0
     """Addresses of units that are written."""
     written: int = 0
@@ -38,8 +40,8 @@ class Figures:
     encoders_most: int = 0
     deaths: int = 0
     """Workers that died and were replaced."""
-    memory_splits: int = 0
-    """Times that a batch had to be made smaller."""
+    fitting: dict[int, int] = field(default_factory=dict)
+    """Of batches that memory had no room for: the size that they were split to, by resolution (or TEXT)."""
     elapsed_s: float = 0.0
     transformed_on: Counter[str] = field(default_factory=Counter)
     encoded_on: Counter[str] = field(default_factory=Counter)

@@ -81,6 +81,7 @@ def run(config: ProcessConfig, *, dry_run: bool = False, only_failed: bool = Fal
     if dry_run:
         say(table(forecast(prepared, begin(prepared, only_failed=only_failed, write=False))))
         return Summary(None, Figures())
+    cluster.require_reachable()
     with Lease.acquire(prepared.orders.output, "sdp process") as lease:
         output = begin(prepared, only_failed=only_failed)
         figures, infos = Figures(), list[PartInfo]()
@@ -160,6 +161,7 @@ class _Run:
             self._planned(pending), Room(transforms=free, ready=2, chunks=self._room_for(resources), writes=4)
         )
         figures.rows_total = sum(len(work.unit) for work in pending)
+        figures.images_total = prepared.images_of(figures.rows_total)
 
         self._encoders: list[_Encoder] = []
         self._transforming: dict[ObjectRef[_TransformNote], _Held] = {}
@@ -406,8 +408,7 @@ class _Run:
         """Remember that memory had no room for a batch, for the summary to say."""
         for what, count in batch_sizes.items():
             if count < self._batch_sizes[what]:
-                self._batch_sizes[what] = count
-                self._figures.memory_splits += 1
+                self._batch_sizes[what] = self._figures.fitting[what] = count
 
     def _no_place(self) -> SdpError:
         encode = self._config.encode

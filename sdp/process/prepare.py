@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 from pyroaring import BitMap64
@@ -54,6 +55,11 @@ class Prepared:
         recipe = self.orders.recipe
         row_bytes = recipe.crops * sum(3 * side * side for side in recipe.resolutions)
         return max(16, min(_PIECE_ROWS, 1 << (_PIECE_BYTES // row_bytes).bit_length() - 1))
+
+    def images_of(self, rows: int) -> int:
+        """How many crops so many addresses come to, about: upstream's failures bring none."""
+        there = self.upstream.manifest.counts.written / max(1, self.upstream.rows) if self.upstream else 1.0
+        return round(rows * there) * self.orders.recipe.crops
 
     @property
     def input(self) -> dict[str, Any]:
@@ -110,7 +116,8 @@ def with_tombstones(prepared: Prepared) -> Orders:
     rows = BitMap64()
     for folder in folders:
         rows |= tombstones.load(folder, prepared.options).rows
-    return replace(prepared.orders, taken_down=rows.serialize())
+    again = prepared.upstream.repeated_rows if prepared.upstream else None
+    return replace(prepared.orders, taken_down=rows.serialize(), repeated=again)
 
 
 @dataclass(frozen=True)
@@ -162,11 +169,32 @@ def _refuse_columns(
     else:
         uris = [file.uri for file in files[:1]]
     for uri in uris:
-        there = footer_of(uri, options).schema.to_arrow_schema().names
-        for key in ("image_column", "caption_column"):
+        there = footer_of(uri, options).schema.to_arrow_schema()
+        for key, fits, wanted in (("image_column", _holds_images, "bytes"), ("caption_column", _holds_text, "text")):
             name = getattr(config.source, key)
-            if name not in there:
-                raise DatasetError(f"source.{key}: no column {name} in {uri}; it has {', '.join(there)}")
+            if name not in there.names:
+                raise DatasetError(f"source.{key}: no column {name} in {uri}; it has {', '.join(there.names)}")
+            kind = there.field(name).type
+            if not fits(kind):
+                raise DatasetError(f"source.{key}: expected a column of {wanted}, but {name} in {uri} is of {kind}")
+
+
+def _holds_images(kind: pa.DataType) -> bool:
+    """Bytes, or the hub's struct of bytes and path."""
+    if pa.types.is_struct(kind):
+        return kind.get_field_index("bytes") >= 0 and _holds_images(kind.field("bytes").type)
+    return _is_binary(kind)
+
+
+def _holds_text(kind: pa.DataType) -> bool:
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    tests = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
+    return _is_binary(kind) or any(test(kind) for test in tests)
+
+
+def _is_binary(kind: pa.DataType) -> bool:
+    tests = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary, pa.types.is_binary_view)
+    return any(test(kind) for test in tests)
 
 
 def _recipe(config: ProcessConfig) -> Recipe:

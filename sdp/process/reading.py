@@ -175,7 +175,14 @@ def _bytes(value: pa.Scalar) -> memoryview | None:
 
 
 def _text(value: pa.Scalar | None) -> str | None:
-    return None if value is None or not value.is_valid else str(value.as_py())
+    """Text, of a column of text or of bytes (as old writers leave it); None where the bytes are no text."""
+    if value is None or not value.is_valid:
+        return None
+    try:
+        text = value.as_py()
+        return text.decode() if isinstance(text, bytes) else str(text)
+    except UnicodeDecodeError:  # Parquet's readers do not look whether what is called text is UTF-8
+        return None
 
 
 def _read(span: _Span, columns: Sequence[str], options: StorageOptions | None) -> tuple[pa.Table, NDArray[np.int64]]:

@@ -10,6 +10,7 @@ from sdp.datasets.output import Output
 from sdp.process.figures import Figures, suggestion
 from sdp.process.prepare import Prepared
 from sdp.process.reading import Planner
+from sdp.process.recipe import TEXT
 from sdp.process.table import bytes_per_row
 from sdp.telemetry import Telemetry
 
@@ -27,10 +28,17 @@ def progress_line(figures: Figures, recent: Sequence[tuple[float, int, int]]) ->
         line += f" · {size(figures.bytes_per_image)} an image"
     if figures.deaths:
         line += f" · {figures.deaths} workers replaced"
-    share = figures.images_encoded / figures.rows_total if figures.rows_total else 0
+    share = _share_done(figures)
     if 0.01 < share < 1:
         line += f" · ETA {duration(figures.elapsed_s * (1 - share) / share)}"
     return line
+
+
+def _share_done(figures: Figures) -> float:
+    """By images, which are finer than parts; by rows, where many of them turned out to be no images."""
+    images = figures.images_encoded / figures.images_total if figures.images_total else 0.0
+    rows = figures.rows_done / figures.rows_total if figures.rows_total else 0.0
+    return max(images, rows)
 
 
 def emit(telemetry: Telemetry, figures: Figures) -> None:
@@ -71,8 +79,10 @@ def summary(config: ProcessConfig, dataset: Dataset, figures: Figures) -> list[t
             ("transforms", f"up to {figures.transforms_most}, {_per_core(figures)}"),
             ("bottleneck", suggestion(figures, config.transform.concurrency)),
         ]
-        if figures.memory_splits:
-            lines.append(("memory", "a batch did not fit and was split: lower encode.batch_size"))
+        for what, count in sorted(figures.fitting.items()):
+            batches = "captions" if what == TEXT else f"images of {what} px"
+            then = "" if what == TEXT else "; set encode.batch_size to what fits"
+            lines.append(("memory", f"batches of {batches} were too large and were split to {count}{then}"))
         if figures.deaths:
             lines.append(("replaced", f"{figures.deaths} workers that died"))
     else:
@@ -92,8 +102,6 @@ def forecast(prepared: Prepared, output: Output) -> list[tuple[str, str]]:
     works, pending = output.index.works(), output.pending()
     rows = sum(len(work.unit) for work in pending)
     upstream = prepared.upstream
-    share = upstream.manifest.counts.written / max(1, upstream.rows) if upstream else 1.0
-    images = round(rows * share) * prepared.orders.recipe.crops
     config = prepared.config
     source = f"{upstream.rows:,} rows, an images dataset" if upstream else f"{len(prepared.files)} Parquet files"
     on = config.encode.accelerator or "any node"
@@ -101,7 +109,7 @@ def forecast(prepared: Prepared, output: Output) -> list[tuple[str, str]]:
         ("source", f"{config.source.uri}: {source}"),
         ("output", f"{config.output.uri}: {len(works) - len(pending)} of {len(works)} parts are there"),
         ("to do", f"{len(pending)} parts of up to {output.head.unit_rows:,} rows, {rows:,} rows in all"),
-        ("to write", f"about {size(images * bytes_per_row(prepared.orders.shape))}"),
+        ("to write", f"about {size(prepared.images_of(rows) * bytes_per_row(prepared.orders.shape))}"),
         ("model", f"{config.model.source} (sha256 {prepared.digest[:16]}…)"),
         (
             "encoders",

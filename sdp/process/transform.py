@@ -89,18 +89,19 @@ class Transform:
     """Source rows to a chunk; holds no more than a recipe and a tokenizer."""
 
     def __init__(
-        self, recipe: Recipe, tokenizer: "CLIPTokenizer", taken_down: Callable[[int], bool] = lambda _: False
+        self, recipe: Recipe, tokenizer: "CLIPTokenizer", left_out: Callable[[int], str | None] = lambda _: None
     ) -> None:
+        """`left_out` gives the reason why an address is not to be encoded, if there is one."""
         self._recipe = recipe
         self._tokenizer = tokenizer
-        self._taken_down = taken_down
+        self._left_out = left_out
 
     def __call__(self, source: Iterable[SourceRow]) -> Chunk:
         outcomes: list[Outcome] = []
         items: list[_Item] = []
         for each in source:
-            if self._taken_down(each.row):
-                outcomes.append(Outcome(each.row, FILTERED, "tombstone"))
+            if (why := self._left_out(each.row)) is not None:
+                outcomes.append(Outcome(each.row, FILTERED, why))
                 continue
             try:
                 items += self._items(each)

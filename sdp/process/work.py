@@ -13,6 +13,7 @@ from pyroaring import BitMap64
 
 from sdp.datasets.outcomes import Outcome
 from sdp.datasets.parts import PartInfo, write_part
+from sdp.datasets.repeated import REASON, Repeated
 from sdp.datasets.units import Work
 from sdp.model import load, sources
 from sdp.model.sources import ModelSource
@@ -45,6 +46,8 @@ class Orders:
     output: Storage
     taken_down: bytes = b""
     """A bitmap of the addresses on takedown lists."""
+    repeated: Repeated | None = None
+    """The source's rows whose content a lower one has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +122,13 @@ class _Timed:
 def _transform(orders: Orders) -> Transform:
     tokenizer = _tokenizer(orders.model, orders.storage)
     taken_down = BitMap64.deserialize(orders.taken_down) if orders.taken_down else BitMap64()
-    return Transform(orders.recipe, tokenizer, taken_down.__contains__)
+
+    def left_out(row: int) -> str | None:
+        if row in taken_down:
+            return "tombstone"
+        return REASON if orders.repeated is not None and row in orders.repeated else None
+
+    return Transform(orders.recipe, tokenizer, left_out)
 
 
 @lru_cache(maxsize=1)

@@ -31,6 +31,7 @@ Kind = Literal[
     "exists",
     "changed",
     "beyond",  # the range begins behind the end
+    "unreadable",  # it answered with an error, but what it says cannot be read
     "unranged",  # the server sends whole files only
     "other",
 ]
@@ -85,6 +86,8 @@ def classify(error: BaseException) -> Failure:
         return Failure("region", "the server redirects elsewhere")
     if isinstance(error, NotSupportedError) or "non-partial response" in text:
         return Failure("unranged", "the server does not answer requests for a part of a file")
+    if "invalid utf-8" in text:  # a page about an error, with the status lost in reading it
+        return Failure("unreadable", "an error page that is not text")
     return _by_code(error, text) or _by_status(error, text) or _by_transport(text) or Failure("other", _line(text))
 
 

@@ -49,8 +49,11 @@ class Remote:
                 tail = (await patience(answer.bytes_async(), TAIL)).to_bytes()
                 return answer.meta["size"], answer.meta["e_tag"], tail, True
             except REPORTED as error:
-                # Also what an empty object is answered with: there is no last byte of it.
-                if classify(error).kind not in ("unranged", "beyond"):
+                kind = classify(error).kind
+                if kind == "unreadable":  # an answer to HEAD has a status and no page
+                    await patience(obstore.head_async(self._store, self._key))
+                # "beyond" is also what an empty object is answered with: there is no last byte of it.
+                if kind not in ("unranged", "beyond"):
                     raise
             answer = await patience(obstore.get_async(self._store, self._key))
             size: int = answer.meta["size"]

@@ -89,6 +89,8 @@ def _run(config: TrainConfig, *, dry_run: bool, begun: bool) -> TrainSummary:
         say(line)
     if dry_run:
         return TrainSummary(config.output.uri, plan.checkpoint, plan.state, "dry run")
+    if not config.scaling.in_driver:
+        cluster.require_reachable()
     with Lease.acquire(folder.storage, "sdp train") as lease:
         folder.claim({"datasets": [config.source.uri], "identity": identity(config)})
         if plan.finished:

@@ -104,3 +104,24 @@ def test_each_trouble_ends_with_its_reason_and_none_holds_up_the_others(server: 
     assert summary is not None
     check_exactly_once(summary.dataset, range(len(urls)))
     assert {row: found[:2] for row, found in outcomes(summary.dataset).items()} == expected
+
+
+@pytest.mark.parametrize("piece_rows", [4_000_000, 20])
+def test_of_images_with_the_same_content_the_lowest_is_kept(
+    server: ImageServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece_rows: int
+) -> None:
+    monkeypatch.setattr("sdp.datasets.repeated.PIECE_ROWS", piece_rows)  # of the small ones several tasks look
+    monkeypatch.setattr("sdp.datasets.repeated._PARTITION_ROWS", 2 * piece_rows)
+    source = write_urls(tmp_path / "meta", plain_urls(server, 90))
+    config = config_for(source, tmp_path / "out", dedup={"content": True})
+    summary = job.run(config)
+    assert summary is not None
+    counts = summary.dataset.manifest.counts
+    assert (counts.input, counts.written, counts.filtered) == (90, 40, 50)
+    assert counts.reasons == {"duplicate_content": 50}
+    again = summary.dataset.repeated_rows
+    assert again is not None
+    assert [row for row in range(90) if row in again] == list(range(40, 90))
+    rerun = job.run(config)
+    assert rerun is not None
+    assert rerun.dataset.digest == summary.dataset.digest

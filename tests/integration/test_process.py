@@ -22,7 +22,7 @@ from sdp.datasets.source import order_retry
 from sdp.errors import ConfigError, DatasetError, LeaseHeld, ModelError, SdpError, UserError
 from sdp.lease import Lease
 from sdp.model.load import load_text_encoder, load_tokenizer, load_vae, tokenize
-from sdp.process import job
+from sdp.process import draws, job
 from sdp.process.chunk import SourceRow
 from sdp.process.encode import Encoder
 from sdp.process.prepare import prepare, with_tombstones
@@ -166,6 +166,19 @@ def test_two_resolutions_embeddings_and_crops_in_one_pass(tmp_path: Path, images
     empty = np.load(tmp_path / "out" / "_text" / "empty.npy")
     assert empty.shape == (1, 77, 32)
     assert np.allclose(empty[0], nothing, atol=1e-2)
+
+
+def test_moments_are_what_the_samples_are_drawn_from(
+    tmp_path: Path, images: Path, model: Path, processed: Dataset
+) -> None:
+    dataset = run(config_of(images, tmp_path / "out", model, *USUAL, "encode.latents=moments"))
+    table = rows_of(dataset)
+    assert len(table["moments_64"][0].as_py()) == 2 * 8 * 8 * 8
+    samples = latents_of(rows_of(processed))
+    for row, cell in zip(table["row"].to_pylist(), table["moments_64"].to_pylist(), strict=True):
+        mean, log_variance = np.frombuffer(cell, np.float16).astype(np.float32).reshape(2, 4, 8, 8)
+        (noise,) = draws.noise(4, np.array([row]), np.zeros(1, np.int16), (4, 8, 8), resolution=64)
+        assert np.allclose(mean + np.exp(log_variance / 2) * noise, samples[row], atol=4e-3)
 
 
 def test_aspect_buckets_keep_the_whole_picture(tmp_path: Path, model: Path) -> None:

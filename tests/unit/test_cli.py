@@ -251,6 +251,38 @@ def test_a_job_is_not_begun_with_a_configuration_that_cannot_work(
     assert capsys.readouterr().err.startswith("sdp: output.uri: expected a URI, got nothing")
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
+@pytest.mark.parametrize("command", [["--help"], ["config", "schema", "download"]])
+def test_a_disk_that_is_full_is_one_line(command: list[str]) -> None:
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "sdp", *command],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert done.returncode == 2
+    assert done.stderr.splitlines() == [
+        "sdp: there is no space left (No space left on device); make room, then run the same command again"
+    ]
+
+
+def test_what_a_job_imports_late_is_missed_in_the_same_words(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = ModuleType("sdp.download.job")
+
+    def run(config: object, **flags: object) -> None:  # noqa: ARG001
+        raise ModuleNotFoundError("No module named 'torch'", name="torch")
+
+    job.run = run  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "sdp.download.job", job)
+    assert main(["download", *ENDS], [_job_command("download", "Fetch.")]) == 2
+    assert "expected an installation for workers, got one without torch" in capsys.readouterr().err
+
+
 def test_a_job_on_a_laptops_installation_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

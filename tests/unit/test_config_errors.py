@@ -98,13 +98,47 @@ def lines(job: str, *overrides: str, path: str | None = None) -> list[str]:
             ["resolutions=[256, 256]"],
             "resolutions: expected each resolution once, got 256 more than once; remove the repetition",
         ),
+        (
+            "download",
+            ["limit=" + "9" * 5000],
+            f"limit: expected a whole number of 1 or more, or null, got '{'9' * 58}…",
+        ),
+        ("download", ["source=3"], "source: expected a mapping (uri, url_column, caption_column, columns), got 3"),
+        (
+            "download",
+            ["source.columns.0=a"],
+            "source.columns: expected a list, each some text, got a mapping; items are set by number only where the "
+            "file lists them; here set the whole of it: [a, b]",
+        ),
+        (
+            "download",
+            ['fetch.user_agent="a\\r\\nX: 1"'],
+            "fetch.user_agent: expected some text of printable ASCII characters, got 'a\\r\\nX: 1'",
+        ),
+        (
+            "download",
+            ['source.uri="/a\\ud800b"'],
+            "source.uri: expected text in UTF-8 without null characters, got '/a\\ud800b'; write it anew",
+        ),
+        (
+            "download",
+            ["source.uri=s3://b/in", "output.uri=s3://b/in/images/"],
+            "output.uri: expected a folder outside of source.uri, which is s3://b/in, got 's3://b/in/images/'; what is "
+            "written there would be read as source the next time",
+        ),
+        (
+            "process",
+            [*MODEL, "source.uri=/data/images", "output.uri=/data/x/../images"],
+            "output.uri: expected a folder outside of source.uri, which is /data/images, got '/data/x/../images'; what "
+            "is written there would be read as source the next time",
+        ),
         ("process", ["limit=0"], "limit: expected a whole number of 1 or more, or null, got 0"),
     ],
 )
 def test_a_wrong_value_is_one_line_with_its_path_what_was_expected_and_what_to_do(
     job: str, overrides: list[str], line: str
 ) -> None:
-    assert lines(job, *MODEL, *overrides) == [line]
+    assert lines(job, *(ENDS if job == "download" else MODEL), *overrides) == [line]
 
 
 def test_an_unknown_key_names_the_nearest_known_one() -> None:

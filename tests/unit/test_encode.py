@@ -1,6 +1,7 @@
 """Crops to latents: scaled once, drawn by the row, whatever the batch; bad numbers and small memories are survived."""
 
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 from sdp.process import draws
 from sdp.process.chunk import Chunk, Encoded, Group
-from sdp.process.encode import Encoder, EncoderTooSmall
+from sdp.process.encode import Encoder, EncoderTooSmall, _Feeder
 from sdp.process.occupancy import Occupancy
 from sdp.process.recipe import TEXT, Settings
 from tests.process_kit import make_text_encoder, make_vae
@@ -257,11 +258,36 @@ def test_captions_become_the_text_encoders_last_hidden_state() -> None:
     assert np.allclose(encoded.text, expected.numpy(), atol=5e-3)
 
 
+def test_a_caption_that_comes_to_nan_is_a_failed_row() -> None:
+    text = make_text_encoder()
+    chunk = chunk_of([1, 2, 3])
+    chunk.tokens[1] = 901
+    with torch.no_grad():
+        text.get_input_embeddings().weight[901] = float("nan")
+    encoded = encoder_of(text=text)(chunk)
+    assert encoded.good.tolist() == [True, False, True]
+    assert [(o.row, o.reason) for o in encoded.outcomes] == [(2, "not_finite")]
+
+
 def test_without_a_text_encoder_there_are_no_embeddings() -> None:
     assert encoder_of()(chunk_of([1])).text is None
 
 
 # --- the way it is used ----------------------------------------------------------------------------------------------
+
+
+def test_the_next_batch_is_on_its_way_while_one_is_worked_on() -> None:
+    pulled: list[int] = []
+
+    def batches() -> Iterator[tuple[NDArray[np.uint8], NDArray[np.int64]]]:
+        for number in range(5):
+            pulled.append(number)
+            yield np.full((2, 3), number, np.uint8), np.array([number])
+
+    for number, (batch, where) in enumerate(_Feeder(torch.device("cpu"))(batches())):
+        assert pulled == list(range(min(number + 2, 5)))
+        assert batch.tolist() == [[number] * 3] * 2, "its buffer is not taken from it meanwhile"
+        assert where.tolist() == [number]
 
 
 def test_two_calls_at_once_do_not_mix() -> None:

@@ -20,6 +20,10 @@ def site(request: Request) -> Answer:
         return Answer(302, b"", {"Location": "/new%20place/a%23b.parquet"})
     if path == "/signed" and "sig=a%2Fb" not in request.path:
         return Answer(403)
+    if path == "/scrawl":  # an error page that is no text
+        return Answer(404, b"\xff\xd8\xe9")
+    if path == "/scrawl500":
+        return Answer(503, b"\xff\xd8\xe9")
     if path == "/gone":
         return Answer(404)
     if path == "/whole":  # a server that knows no ranges
@@ -93,6 +97,13 @@ def test_an_error_names_the_address_without_its_secrets(
     assert str(caught.value).startswith(f"{server.address}{path.partition('?')[0]}?…: {says}")
     assert "SECRET" not in str(caught.value)
     assert len(server.requests) == 1
+
+
+def test_an_error_page_that_is_no_text_hides_nothing(server: Server) -> None:
+    with pytest.raises(NotFound, match=r"/scrawl: not there \(HTTP 404"):
+        open_source(f"{server.address}/scrawl", OPTIONS)
+    with pytest.raises(Unavailable, match=r"/scrawl500: HTTP 503.*2 attempts"):
+        open_source(f"{server.address}/scrawl500", OPTIONS)
 
 
 def test_a_server_in_trouble_is_tried_again_and_then_unavailable(server: Server) -> None:

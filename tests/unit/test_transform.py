@@ -53,6 +53,22 @@ def test_the_centre_square_of_an_image_that_fits_is_copied_pixel_for_pixel() -> 
     assert np.array_equal(crops[0][64], pixels[:, 18:82])
 
 
+@pytest.mark.parametrize("side", [64, 256])
+def test_at_twice_the_resolution_each_pixel_is_the_mean_of_four(side: int) -> None:
+    pixels = noise(2 * side, 2 * side + 10)
+    _, crops = crop_image(png(pixels), Recipe((side,)), row=1)
+    fours = pixels[:, 5:-5].reshape(side, 2, side, 2, 3).astype(int).sum((1, 3))
+    assert np.array_equal(crops[0][side], np.rint(fours / 4))
+
+
+def test_256_out_of_512_is_the_mean_of_four_of_its_pixels() -> None:
+    pixels = noise(512, 600)
+    _, crops = crop_image(png(pixels), Recipe((256, 512)), row=1)
+    assert np.array_equal(crops[0][512], pixels[:, 44:-44])
+    fours = pixels[:, 44:-44].reshape(256, 2, 256, 2, 3).astype(int).sum((1, 3))
+    assert np.array_equal(crops[0][256], np.rint(fours / 4))
+
+
 def test_the_shorter_side_becomes_the_resolution() -> None:
     """Halves of two colours, side by side, keep their share of the middle square."""
     pixels = np.zeros((300, 500, 3), np.uint8)
@@ -201,7 +217,7 @@ def test_an_error_of_our_own_is_recorded_for_its_row(tokenizer: CLIPTokenizer, m
 
 
 def test_rows_on_a_takedown_list_are_filtered_undecoded(tokenizer: CLIPTokenizer) -> None:
-    chunk = Transform(Recipe((64,)), tokenizer, {3}.__contains__)([source(2), source(3, b"never looked at")])
+    chunk = Transform(Recipe((64,)), tokenizer, {3: "tombstone"}.get)([source(2), source(3, b"never looked at")])
     assert chunk.rows.tolist() == [2]
     assert [(o.row, o.outcome, o.reason) for o in chunk.outcomes] == [(3, "filtered", "tombstone")]
 

@@ -150,7 +150,7 @@ def open_images(config: TrainConfig, dataset: Dataset, model: LocalModel) -> Ima
         tuple(parts["path"].to_pylist()),
         Blocks.of(groups),
         _orders(config, dataset, model),
-        RowWeights(config.data.holdout, config.limit),
+        RowWeights(config.data.holdout, config.limit, repeated=dataset.repeated_rows),
     )
 
 

@@ -1,4 +1,4 @@
-"""Which rows of a dataset count: not those that are taken down, held out, or beyond the limit."""
+"""Which rows of a dataset count: not those that are taken down, held out, repeated, or beyond the limit."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sdp.datasets import tombstones
+from sdp.datasets.repeated import Repeated
 from sdp.storage import Storage
 
 Weigh = Callable[[NDArray[np.int64]], NDArray[np.float32]]
@@ -21,6 +22,8 @@ class RowWeights:
     limit: int | None = None
     taken_down: NDArray[np.uint64] = field(default_factory=lambda: np.zeros(0, np.uint64))
     """Sorted."""
+    repeated: Repeated | None = None
+    """Of an images dataset: rows whose content a lower one has."""
 
     def __call__(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
         counts = np.ones(len(rows), np.bool_)
@@ -31,6 +34,8 @@ class RowWeights:
         if len(self.taken_down):
             at = np.searchsorted(self.taken_down, rows.astype(np.uint64))
             counts &= self.taken_down[np.minimum(at, len(self.taken_down) - 1)] != rows.astype(np.uint64)
+        if self.repeated is not None:
+            counts &= ~self.repeated.mask(rows)
         return counts.astype(np.float32)
 
 

@@ -1,0 +1,62 @@
+"""Sets of addresses that may be as large as a dataset, in shards: who looks at some rows reads what they lie in."""
+
+from collections.abc import Iterable
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+from pyroaring import BitMap64
+
+from sdp.datasets.units import Rows
+from sdp.errors import NotFound
+from sdp.storage import Storage
+
+_SHARD_ROWS = 1 << 26
+
+
+def publish(storage: Storage, folder: str, rows: Iterable[Rows]) -> int:
+    """Write the set as FOLDER/000000.roaring and so on; returns how many addresses it has."""
+    shards: dict[int, BitMap64] = {}
+    for some in rows:
+        numbers = some // _SHARD_ROWS
+        for number in np.unique(numbers).tolist():
+            shards.setdefault(number, BitMap64()).update(some[numbers == number].astype(np.uint64))
+    for number, bitmap in shards.items():
+        bitmap.run_optimize()
+        storage.publish(_name(folder, number), bitmap.serialize())
+    return sum(map(len, shards.values()))
+
+
+def within(storage: Storage, folder: str, start: int, stop: int) -> BitMap64:
+    """Those of the addresses [start, stop) that are in the set."""
+    found = BitMap64()
+    for number in range(start // _SHARD_ROWS, max(start, stop - 1) // _SHARD_ROWS + 1):
+        found |= _shard(storage, folder, number) & BitMap64(range(start, stop))
+    return found
+
+
+def mask(storage: Storage, folder: str, rows: Rows) -> NDArray[np.bool_]:
+    """For each address whether it is in the set."""
+    found = np.zeros(len(rows), np.bool_)
+    numbers = rows // _SHARD_ROWS
+    for number in np.unique(numbers[rows >= 0]).tolist():
+        shard, here = _shard(storage, folder, number), numbers == number
+        found[here] = [row in shard for row in rows[here].tolist()]
+    return found
+
+
+def has(storage: Storage, folder: str, row: int) -> bool:
+    """Whether one address is in the set."""
+    return row in _shard(storage, folder, row // _SHARD_ROWS)
+
+
+@lru_cache(maxsize=8)
+def _shard(storage: Storage, folder: str, number: int) -> BitMap64:
+    try:
+        return BitMap64.deserialize(storage.read(_name(folder, number)))
+    except NotFound:
+        return BitMap64()
+
+
+def _name(folder: str, number: int) -> str:
+    return f"{folder}/{number:06d}.roaring"

@@ -1,0 +1,118 @@
+"""`sdp process` with source, model and output in buckets of a real S3 server."""
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+import ray
+
+from sdp.datasets import parts
+from sdp.datasets.manifest import Dataset
+from sdp.process import job
+from sdp.storage import open_storage
+from tests.integration.s3 import Gateway, gateway_fixture, s3_env_fixture  # noqa: F401 (fixtures)
+from tests.kit import accounted
+from tests.process_kit import config_of, every_tenth, make_images, write_model, write_plain
+
+pytestmark = pytest.mark.needs("versitygw")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster(gateway: Gateway, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Its workers have the server's address and credentials from the environment that Ray is started in."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {**gateway.env, "XDG_CACHE_HOME": str(tmp_path_factory.mktemp("cache"))}.items():
+            patch.setenv(name, value)
+        ray.init("local", num_cpus=3, include_dashboard=False, log_to_driver=False, object_store_memory=300_000_000)
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture
+def bucket(s3_env: Gateway, request: pytest.FixtureRequest) -> str:
+    """A place of this test's own."""
+    return f"{s3_env.uri}/{request.node.name}"
+
+
+def upload(folder: Path, uri: str) -> str:
+    storage = open_storage(uri)
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            storage.publish(path.relative_to(folder).as_posix(), path.read_bytes())
+    return storage.uri
+
+
+def run(*told: str, **options: bool) -> job.Summary:
+    summary = job.run(config_of(*told, "output.rows_per_file=20"), **options)
+    assert summary.dataset is not None
+    return summary
+
+
+def rows_of(dataset: Dataset) -> list[int]:
+    tables = [parts.read_rows(dataset.storage, path) for path in dataset.parts["path"].to_pylist()]
+    rows: list[int] = pa.concat_tables(tables)["row"].to_pylist()
+    return rows
+
+
+def test_latents_in_a_bucket_are_those_on_a_disk(tmp_path: Path, bucket: str, gateway: Gateway) -> None:
+    make_images(tmp_path, rows=60, unit_rows=20)
+    model = write_model(tmp_path / "model")
+    images, far_model = upload(tmp_path / "images", f"{bucket}/images"), upload(model, f"{bucket}/model")
+    here = run(str(tmp_path / "images"), str(tmp_path / "out"), str(model)).dataset
+    there = run(images, f"{bucket}/out", far_model).dataset
+    assert here is not None
+    assert there is not None
+    assert there.manifest.counts.written == 54
+    names = there.parts["path"].to_pylist()
+    assert len(names) == 3
+    for name in names:
+        assert there.storage.read(name) == here.storage.read(name), "the same bytes, wherever they come from and go to"
+    assert gateway.pending_uploads() == []
+
+    again = run(images, f"{bucket}/out", far_model)
+    assert again.figures.parts_written == 0
+    content = there.storage.read(names[1])
+    there.storage.delete(names[1])
+    mended = run(images, f"{bucket}/out", far_model)
+    assert (mended.figures.parts_written, mended.figures.rows_total) == (1, 20)
+    assert there.storage.read(names[1]) == content
+
+
+def test_plain_parquet_in_a_bucket_is_a_source(tmp_path: Path, bucket: str) -> None:
+    write_plain(tmp_path / "plain", 30)
+    source = upload(tmp_path / "plain", f"{bucket}/plain")
+    dataset = run(source, f"{bucket}/out", str(write_model(tmp_path / "model"))).dataset
+    assert dataset is not None
+    assert rows_of(dataset) == list(range(30))
+
+
+def test_a_server_that_goes_away_for_a_while_is_waited_for(tmp_path: Path, bucket: str, gateway: Gateway) -> None:
+    make_images(tmp_path, rows=120, unit_rows=20)
+    model = str(write_model(tmp_path / "model"))
+    images = upload(tmp_path / "images", f"{bucket}/images")
+    went: list[float] = []
+
+    def go_and_come_back() -> None:
+        until = time.monotonic() + 100
+        while not any("/out/parts/" in name for name in gateway.objects()) and time.monotonic() < until:
+            threading.Event().wait(0.02)
+        gateway.kill()
+        went.append(time.monotonic())
+        threading.Event().wait(2)
+        gateway.start()
+
+    restarter = threading.Thread(target=go_and_come_back)
+    restarter.start()
+    summary = run(images, f"{bucket}/out", model)
+    ended = time.monotonic()
+    restarter.join()
+    dataset = summary.dataset
+    assert dataset is not None
+    assert went[0] < ended, "else it was gone when nobody asked"
+    assert rows_of(dataset) == [row for row in range(120) if not every_tenth(row)]
+    assert accounted(dataset) == [row for row in range(120) if not every_tenth(row)]
+    for file in dataset.storage.list("parts"):
+        parts.verify_part(dataset.storage, file)

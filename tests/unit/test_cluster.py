@@ -1,0 +1,47 @@
+"""Joining a Ray cluster that is not there, or not ours."""
+
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from sdp import cluster
+from sdp.errors import UserError
+
+
+def test_an_address_at_which_nobody_listens_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    with pytest.raises(UserError, match=rf"^RAY_ADDRESS: no Ray cluster answers at '{address}' \(Connection refused\)"):
+        cluster.require_reachable()
+
+
+@pytest.mark.parametrize("address", ["", "auto", "local"])
+def test_an_address_that_is_a_word_is_left_to_ray(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    cluster.require_reachable()
+
+
+def test_a_token_that_is_refused_is_said_in_one_line() -> None:
+    error = ConnectionError("Could not read 'session_name' from GCS")
+    told = "gcs_client.cc:210: Failed: Unauthenticated: RPC error: InvalidAuthToken"
+    assert str(cluster._not_joined(error, told)).endswith(
+        "refuses this token; set RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH to the cluster's own"
+    )
+
+
+def test_what_is_written_meanwhile_is_held_and_handed_on_but_for_what_is_known() -> None:
+    script = (
+        "import os, sys\n"
+        "from sdp.cluster import _Held\n"
+        "held = _Held()\n"
+        "with held:\n"
+        "    os.write(2, b'one KNOWN line\\nanother line\\n')\n"
+        "    print('third', file=sys.stderr)\n"
+        "held.hand_on(but='KNOWN')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stderr.splitlines() == ["another line", "third"]

@@ -1,0 +1,106 @@
+"""What a person and Prometheus are told of a run."""
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from sdp.process.figures import Figures, suggestion
+from sdp.process.report import emit, progress_line
+from sdp.telemetry import Telemetry
+from sdp.telemetry.catalogue import CATALOGUE
+from sdp.telemetry.registry import RegistryBackend
+
+
+def running(**changed: object) -> Figures:
+    figures = Figures(
+        rows_total=1000,
+        images_total=3000,
+        rows_done=100,
+        written=90,
+        failed=10,
+        images_transformed=800,
+        images_encoded=750,
+        bytes_written=810_000,
+        busy_s=59.0,
+        idle_s=41.0,
+        elapsed_s=50.0,
+    )
+    for name, value in changed.items():
+        setattr(figures, name, value)
+    return figures
+
+
+RECENT = [(20.0, 500, 400), (50.0, 800, 750)]
+
+
+# --- progress --------------------------------------------------------------------------------------------------------
+
+
+def test_the_line_says_rates_waiting_bytes_and_when_it_ends() -> None:
+    line = progress_line(running(), RECENT)
+    assert "100 of 1,000 rows" in line
+    assert "transform 10 img/s" in line
+    assert "encode 12 img/s" in line
+    assert "encoders wait 41 %" in line
+    assert "9.0 kB an image" in line
+    assert line.endswith("ETA 2:30"), "a quarter of the images took 50 s"
+
+
+def test_rows_without_images_count_towards_the_end_too() -> None:
+    assert progress_line(running(rows_done=500, images_encoded=300), RECENT).endswith("ETA 50 s")
+
+
+def test_there_is_no_eta_before_anything_is_known() -> None:
+    assert "ETA" not in progress_line(Figures(rows_total=10, images_total=10), [(0.0, 0, 0), (1.0, 0, 0)])
+
+
+# --- the bottleneck --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("figures", "concurrency", "line"),
+    [
+        (running(idle_s=1.0), None, "the encoders were the bottleneck (they waited 2 % for input): raise encode.num_w"),
+        (running(transform_s=9.0), None, "encoders waited 41 % for input: add CPU nodes, or take fewer encoders"),
+        (
+            running(transform_s=9.0, transforms_most=4),
+            4,
+            "encoders waited 41 % for input: raise transform.concurrency (now 4) or add CPU nodes",
+        ),
+        (running(transform_s=9.0, transforms_most=3), 4, "encoders waited 41 % for input: add CPU nodes"),
+        (
+            running(transform_s=1.0, reading_s=9.0),
+            None,
+            "encoders waited 41 % for input, transforms mostly for the source's storage: raise transform.concurrency",
+        ),
+    ],
+)
+def test_the_bottleneck_is_named_with_what_would_help(figures: Figures, concurrency: int | None, line: str) -> None:
+    assert suggestion(figures, concurrency).startswith(line)
+
+
+# --- metrics ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_same_figures_are_metrics() -> None:
+    registry = CollectorRegistry()
+    telemetry = Telemetry(RegistryBackend(registry), "latents")
+    emit(telemetry, running(encoders=3, transforms=12, ready=5, deaths=1, transform_s=70.0, reading_s=30.0))
+    emit(telemetry, running(written=190, encoders=2, busy_s=118.0))
+
+    def value(name: str, **labels: str) -> float | None:
+        return registry.get_sample_value(name, {"run": "latents", **labels})
+
+    assert value("sdp_job_rows", job="process") == 1000
+    assert value("sdp_job_rows_done", job="process") == 100
+    assert value("sdp_process_rows_total", outcome="written") == 190
+    assert value("sdp_process_rows_total", outcome="failed") == 10
+    assert value("sdp_process_encoded_total") == 750
+    assert value("sdp_process_transformed_total") == 800
+    assert value("sdp_process_encoder_busy_seconds_total") == 118
+    assert value("sdp_process_encoder_waiting_seconds_total") == 41
+    assert value("sdp_process_reading_seconds_total") == 30
+    assert value("sdp_process_encoders") == 2
+    told = {family.name for family in registry.collect()}
+    assert told >= {name.removesuffix("_total") for name in CATALOGUE if name.startswith("sdp_process_")} - {
+        "sdp_process_info"
+    }

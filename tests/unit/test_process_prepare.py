@@ -1,0 +1,166 @@
+"""What is settled before a run: how large parts become, how work is cut up, and sources that cannot be used."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from sdp.datasets.outcomes import WRITTEN, Outcome, account_table
+from sdp.datasets.parts import serialise
+from sdp.datasets.units import Unit, Work
+from sdp.errors import DatasetError, UserError
+from sdp.model import sources
+from sdp.process.prepare import Prepared, prepare
+from sdp.process.recipe import TEXT
+from sdp.process.table import LAYOUT, schema
+from tests.process_kit import config_of, make_images, picture, write_plain
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("source") / "plain"
+    write_plain(folder, 4, files=1)
+    return folder
+
+
+def prepared(source: Path, *settings: str) -> Prepared:
+    return prepare(config_of(source, source.parent / "out", "builtin:tiny", *settings))
+
+
+def part_of(job: Prepared) -> int:
+    """The bytes of a whole unit's part, its values being noise."""
+    columns, rows = schema(job.orders.shape), job.head.unit_rows
+    draw = np.random.default_rng(0)
+    arrays = []
+    for field in columns:
+        if pa.types.is_fixed_size_binary(field.type):
+            arrays.append(
+                pa.FixedSizeBinaryArray.from_buffers(
+                    field.type, rows, [None, pa.py_buffer(draw.bytes(rows * field.type.byte_width))]
+                )
+            )
+        elif field.name == "key":
+            arrays.append(pa.array([f"{row:012d}" for row in range(rows)]))
+        else:
+            arrays.append(pa.array(np.arange(rows), field.type))
+    account = account_table([Outcome(row, WRITTEN) for row in range(rows)])
+    made = pa.Table.from_arrays(arrays, schema=columns)
+    return len(serialise("latents", Work(Unit(0, 0, rows)), made, account, layout=LAYOUT))
+
+
+# --- how large parts become ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [[], ["resolutions=[64,128]"], ["encode.latents=moments"], ["encode.text=text_embedding"], ["resolutions=[256]"]],
+)
+def test_a_part_comes_out_near_the_target(plain: Path, settings: list[str]) -> None:
+    job = prepared(plain, "output.target_bytes=4000000", *settings)
+    assert 0.9 * 4_000_000 < part_of(job) < 1.1 * 4_000_000
+
+
+def test_two_billion_images_are_some_ten_thousands_of_parts(plain: Path) -> None:
+    rows = prepared(plain, "resolutions=[256]").head.unit_rows
+    assert 60_000 < 2_000_000_000 / rows < 70_000, "256 MB each; the reference's 5000 rows would make 400,000"
+
+
+def test_rows_per_file_goes_before_the_target(plain: Path) -> None:
+    assert prepared(plain, "output.rows_per_file=5000", "output.target_bytes=1").head.unit_rows == 5000
+
+
+def test_several_crops_make_units_of_fewer_rows(plain: Path) -> None:
+    once = prepared(plain).head.unit_rows
+    assert prepared(plain, "transform.crop=random", "transform.crops=4").head.unit_rows == once // 4
+
+
+def test_units_are_whole_units_of_the_images_dataset(tmp_path: Path) -> None:
+    make_images(tmp_path, rows=40, unit_rows=20)
+    by_itself = prepared(tmp_path / "images", "output.target_bytes=100000").head.unit_rows
+    assert by_itself % 20 == 0
+    assert 100 < by_itself < 160
+    assert prepared(tmp_path / "images", "output.target_bytes=5000").head.unit_rows < 20
+
+
+# --- how work is cut up ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "rows"),
+    [
+        (["resolutions=[256]"], 128),
+        (["resolutions=[512]"], 32),
+        (["resolutions=[256,512]"], 32),
+        (["resolutions=[64]"], 256),
+        (["resolutions=[2048]"], 16),
+        (["resolutions=[256]", "transform.crop=random", "transform.crops=4"], 32),
+    ],
+)
+def test_a_piece_is_some_batches_and_no_more_than_50_mb(plain: Path, settings: list[str], rows: int) -> None:
+    assert prepared(plain, *settings).piece_rows == rows
+
+
+@pytest.mark.parametrize(
+    ("given", "sizes"),
+    [("null", {256: 64, 512: 16}), ("8", {256: 8, 512: 8}), ("[32, 4]", {256: 32, 512: 4})],
+)
+def test_batch_sizes_are_by_resolution_and_never_the_resolution_itself(
+    plain: Path, given: str, sizes: dict[int, int]
+) -> None:
+    told = prepared(plain, "resolutions=[256,512]", f"encode.batch_size={given}").orders.settings.batch_sizes
+    assert {side: count for side, count in told.items() if side != TEXT} == sizes
+
+
+def test_images_to_come_are_what_upstream_wrote_times_their_crops(tmp_path: Path, plain: Path) -> None:
+    make_images(tmp_path, rows=40, unit_rows=20)  # of which every tenth failed
+    crops = ("transform.crop=random", "transform.crops=3")
+    assert prepared(tmp_path / "images").images_of(40) == 36
+    assert prepared(tmp_path / "images", *crops).images_of(20) == 54
+    assert prepared(plain, *crops).images_of(20) == 60
+
+
+# --- sources that cannot be used -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "line"),
+    [
+        ("image", pa.array(["http://host/a.jpg"]), "source.image_column: expected a column of bytes, but image in "),
+        ("image", pa.array([[1, 2]], pa.list_(pa.uint8())), "source.image_column: expected a column of bytes"),
+        ("image", pa.array([{"path": "a"}]), "source.image_column: expected a column of bytes"),
+        ("caption", pa.array([["a", "b"]]), "source.caption_column: expected a column of text, but caption in "),
+        ("caption", pa.array([7]), "source.caption_column: expected a column of text"),
+    ],
+)
+def test_a_column_of_another_type_is_refused(tmp_path: Path, column: str, values: pa.Array, line: str) -> None:
+    columns = {"image": pa.array([picture(0)], pa.binary()), "caption": pa.array(["c"]), column: values}
+    (tmp_path / "plain").mkdir()
+    pq.write_table(pa.table(columns), tmp_path / "plain" / "a.parquet")
+    with pytest.raises(DatasetError) as refused:
+        prepared(tmp_path / "plain")
+    assert str(refused.value).startswith(line)
+    assert f" is of {str(values.type)[:4]}" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "kind", [pa.binary(), pa.large_binary(), pa.struct([("bytes", pa.binary()), ("path", pa.string())])]
+)
+@pytest.mark.parametrize("text", [pa.string(), pa.large_string(), pa.binary(), pa.dictionary(pa.int32(), pa.string())])
+def test_columns_of_bytes_and_text_of_any_kind_are_taken(tmp_path: Path, kind: pa.DataType, text: pa.DataType) -> None:
+    image = {"bytes": picture(0), "path": "a"} if pa.types.is_struct(kind) else picture(0)
+    captions = pa.array(["c"]).cast(text) if text != pa.binary() else pa.array([b"c"])
+    (tmp_path / "plain").mkdir()
+    pq.write_table(pa.table({"image": pa.array([image], kind), "caption": captions}), tmp_path / "plain" / "a.parquet")
+    assert prepared(tmp_path / "plain").files
+
+
+def test_a_vae_that_says_no_scaling_is_refused(tmp_path: Path, plain: Path) -> None:
+    model = shutil.copytree(sources.resolve("builtin:tiny").path, tmp_path / "model")
+    config = model / "vae" / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "scaling_factor": 1.0}))
+    with pytest.raises(UserError, match=r"^model\.source: .*scaling_factor 1\.0"):
+        prepare(config_of(plain, tmp_path / "out", model))
