@@ -80,7 +80,8 @@ def data_settings(**settings: Any) -> Iterator[None]:
     """Settings of Ray Data for the datasets that are made meanwhile, and for no others in this process."""
     from ray.data import DataContext
 
-    logging.getLogger("ray.data").setLevel(logging.WARNING)
+    # What goes wrong there is raised as well, and told by us in one line.
+    logging.getLogger("ray.data").setLevel(logging.CRITICAL)
     context = DataContext.get_current().copy()
     for name, value in {"enable_progress_bars": False, **settings}.items():
         setattr(context, name, value)

@@ -84,16 +84,20 @@ class FetchConfig(Section):
         "Deadline of one image in seconds, over all its attempts and redirects; waiting for its host's turn and "
         "pauses between attempts are not counted.",
         gt=0,
+        le=86_400,
     )
-    connect_timeout_s: float = key(5.0, "Deadline of making a connection in seconds, within timeout_s.", gt=0)
+    connect_timeout_s: float = key(
+        5.0, "Deadline of making a connection in seconds, within timeout_s.", gt=0, le=86_400
+    )
     first_byte_timeout_s: float = key(
-        10.0, "Seconds that a server may be silent, before its answer begins or in the middle of it.", gt=0
+        10.0, "Seconds that a server may be silent, before its answer begins or in the middle of it.", gt=0, le=86_400
     )
     retries: int = key(2, "How often an image is tried again after a failure that may pass.", ge=0)
     longest_wait_s: float = key(
         60.0,
         "The longest Retry-After that is waited for; a host that wants more is left alone and its rows fail.",
         ge=0,
+        le=86_400,
     )
     connections: Positive = key(256, "Requests that one download worker keeps open at once.")
     buffer_mb: Positive = key(256, "Megabytes of fetched images that one worker holds before they are decoded.")
@@ -226,7 +230,7 @@ class WorkersConfig(Section):
         2, "Part files that one worker has begun at the same time, so that the last images of one hold up nothing."
     )
     decoder_memory_mb: Positive = key(
-        4096, "Megabytes that decoding one image may take; one that wants more is a failed row."
+        4096, "Megabytes that decoding one image may take; one that wants more is a failed row.", le=1_000_000
     )
 
 

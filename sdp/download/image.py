@@ -23,6 +23,12 @@ _ROOM = 1.15
 """A JPEG is decoded to no less than so many times the size: nearer to it, what the decoder scales by shows most."""
 
 
+ABSURD_ASPECT = 100.0
+"""Longer side to shorter: rulers, borders and scroll bars. Nothing that is cut from such an image is a picture."""
+_LONGEST_SIDE = {"jpeg": 65_500, "webp": 16_383}
+"""Pixels that a format has room for."""
+
+
 @dataclass(frozen=True, slots=True)
 class ImageRules:
     """What is asked of an image, and what is made of it. Sides are those that a viewer sees."""
@@ -39,7 +45,7 @@ class ImageRules:
     min_side: int | None = None
     """The filter's: an image with a smaller side is left out."""
     max_aspect: float | None = None
-    """The filter's, too: longer side to shorter."""
+    """The filter's, too: longer side to shorter. Beyond ABSURD_ASPECT an image is left out whatever the filter says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +80,11 @@ def check(data: bytes | memoryview, rules: ImageRules) -> Checked:
             return Checked(WRITTEN, None, None, None, header.width, header.height, header.width, header.height, digest)
         image = decode(data, min_side=math.ceil(rules.size * _ROOM), max_pixels=rules.max_pixels)
         pixels = resized(image, rules.size, crop=rules.crop, enlarge=rules.enlarge)
+        if max(pixels.shape[:2]) > _LONGEST_SIDE[rules.format]:
+            raise ImageError(
+                "too_many_pixels",
+                f"{pixels.shape[1]} × {pixels.shape[0]} pixels, more than {rules.format} has room for",
+            )
         encoded = encode(pixels, rules.format, rules.quality)
         height, width = pixels.shape[:2]
         return Checked(WRITTEN, None, None, encoded, width, height, image.width, image.height, digest)
@@ -81,6 +92,10 @@ def check(data: bytes | memoryview, rules: ImageRules) -> Checked:
         return Checked(FAILED, error.reason, error.detail, sha256=digest)
     except MemoryError:
         return Checked(FAILED, "too_many_pixels", "more memory than a decoder may take", sha256=digest)
+    except cv2.error as error:
+        if error.code == cv2.Error.StsNoMem:
+            return Checked(FAILED, "too_many_pixels", "more memory than a decoder may take", sha256=digest)
+        return Checked(FAILED, "undecodable", f"{type(error).__name__}: {error}", sha256=digest)
     except Exception as error:  # noqa: BLE001 (what corrupt bytes make a codec raise is not to be foreseen)
         return Checked(FAILED, "undecodable", f"{type(error).__name__}: {error}", sha256=digest)
 
@@ -141,6 +156,6 @@ def _refused(header: Header, rules: ImageRules) -> tuple[str, str] | None:
         return FAILED, "too_small"
     if rules.min_side is not None and shorter < rules.min_side:
         return FILTERED, "min_size"
-    if rules.max_aspect is not None and longer > rules.max_aspect * shorter:
+    if longer > min(rules.max_aspect or ABSURD_ASPECT, ABSURD_ASPECT) * shorter:
         return FILTERED, "aspect"
     return None

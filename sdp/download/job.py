@@ -7,6 +7,7 @@ the listing of the output is all the state there is.
 """
 
 import pickle
+import ssl
 import threading
 import time
 import warnings
@@ -40,7 +41,7 @@ from sdp.download.politeness import Answer, Ask, HostLimits, SharedBudgets
 from sdp.download.spans import Span, read_span, spans
 from sdp.download.survey import Survey
 from sdp.download.worker import KIND, Settings, Worker, settings_of
-from sdp.errors import SdpError
+from sdp.errors import SdpError, UserError
 from sdp.lease import Lease
 from sdp.storage import Storage, StorageOptions, list_source, open_storage
 from sdp.telemetry import Telemetry
@@ -72,6 +73,7 @@ def run(config: DownloadConfig, *, dry_run: bool = False, only_failed: bool = Fa
     """Download what is not there yet, or with `only_failed` what has failed; None for a dry run."""
     began = time.monotonic()
     options = config.storage.options()
+    _refuse_certificates(config.fetch.ca_file)
     rules = Rules(config.source, config.filters, blocklists.load(config.blocklists, options))
     files = list_source(config.source.uri, options)
     storage = open_storage(config.output.uri, options)
@@ -109,6 +111,16 @@ def run(config: DownloadConfig, *, dry_run: bool = False, only_failed: bool = Fa
     for line in report.closing(dataset, figures, seconds):
         say(line)
     return Summary(dataset, figures, seconds)
+
+
+def _refuse_certificates(file: str | None) -> None:
+    if file is None:
+        return
+    try:
+        ssl.create_default_context(cafile=file)
+    except OSError as error:  # ssl's own are some
+        cause = error.strerror or str(error)
+        raise UserError(f"fetch.ca_file: no certificates can be read from {file} ({cause}); name a PEM file") from error
 
 
 def _find_repeated(storage: Storage, parts: Sequence[PartInfo], digest: str) -> int:

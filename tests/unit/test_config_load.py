@@ -188,7 +188,7 @@ TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")
 @given(
     checkpoint=TEXT,
     agent=st.text(st.characters(min_codepoint=32, max_codepoint=126), min_size=1),
-    timeout=st.floats(min_value=1e-300, max_value=1e300).filter(lambda x: x >= 5),
+    timeout=st.floats(min_value=1e-300, max_value=1e300),
     limit=st.none() | st.integers(1, 2**80),
     prompts=st.lists(TEXT, min_size=1, max_size=4),
     negative=st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")),
@@ -197,7 +197,9 @@ def test_any_values_survive_being_shown_and_read(
     checkpoint: str, agent: str, timeout: float, limit: int | None, prompts: list[str], negative: str
 ) -> None:
     ends = {"source": {"uri": "a"}, "output": {"uri": "b"}}
-    download = parse("download", {**ends, "limit": limit, "fetch": {"timeout_s": timeout, "user_agent": agent}})
+    download = parse(
+        "download", {**ends, "limit": limit, "storage": {"timeout_s": timeout}, "fetch": {"user_agent": agent}}
+    )
     assert parse("download", parse_document(dump_yaml(download), "shown")) == download
     generate = parse(
         "generate",

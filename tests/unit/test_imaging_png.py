@@ -1,0 +1,81 @@
+"""PNGs that are not whole, made by hand: libraries draw black where rows are missing."""
+
+import struct
+import zlib
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from sdp.download.image import ImageRules, check
+from sdp.imaging import ImageError, decode
+
+PASSES = [(0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2)]
+
+
+def chunk(kind: bytes, body: bytes) -> bytes:
+    return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+
+def rows_of(pixels: NDArray[np.uint8]) -> bytes:
+    return b"".join(b"\0" + row.tobytes() for row in pixels)
+
+
+def png(pixels: NDArray[np.uint8], *, interlaced: bool = False, raw: bytes | None = None, split: int = 1) -> bytes:
+    height, width = pixels.shape[:2]
+    if raw is None:
+        raw = rows_of(pixels)
+        if interlaced:
+            parts = [pixels[top::down, left::across] for left, top, across, down in PASSES]
+            raw = b"".join(rows_of(part) for part in parts if part.size)
+    packed = zlib.compress(raw)
+    step = -(-len(packed) // split)
+    data = b"".join(chunk(b"IDAT", packed[at : at + step]) for at in range(0, len(packed), step))
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, int(interlaced))
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + data + chunk(b"IEND", b"")
+
+
+def photo(height: int, width: int) -> NDArray[np.uint8]:
+    return np.random.default_rng(height * width).integers(0, 256, (height, width, 3)).astype(np.uint8)
+
+
+@pytest.mark.parametrize("interlaced", [False, True])
+@pytest.mark.parametrize(("height", "width"), [(1, 1), (1, 9), (9, 1), (3, 2), (8, 8), (17, 23), (40, 5)])
+def test_a_whole_one_is_read_pixel_for_pixel(height: int, width: int, interlaced: bool) -> None:
+    pixels = photo(height, width)
+    assert np.array_equal(decode(png(pixels, interlaced=interlaced, split=3)).pixels, pixels)
+
+
+@pytest.mark.parametrize("interlaced", [False, True])
+def test_one_whose_pixels_end_early_is_refused_though_every_checksum_is_right(interlaced: bool) -> None:
+    pixels = photo(40, 30)
+    for missing in (1, 91, 2000):
+        raw = rows_of(pixels)[:-missing]
+        with pytest.raises(ImageError, match=r"PNG: \d+ of \d+ bytes of pixels") as refused:
+            decode(png(pixels, interlaced=interlaced, raw=raw))
+        assert refused.value.reason == "undecodable"
+    assert check(png(photo(240, 320), raw=rows_of(photo(240, 320)[:100])), ImageRules(size=96)).reason == "undecodable"
+
+
+@pytest.mark.parametrize("kind", [b"IHDR", b"IDAT", b"IEND"])
+def test_a_wrong_checksum_is_refused_where_bytes_are_kept_as_they_came(kind: bytes) -> None:
+    data = bytearray(png(photo(40, 30)))
+    at = data.index(kind)
+    (length,) = struct.unpack_from(">I", data, at - 4)
+    data[at + 4 + length] ^= 1
+    checked = check(bytes(data), ImageRules(size=None))
+    assert checked.outcome == "failed"
+    assert checked.reason in ("undecodable", "not_an_image")
+
+
+def test_one_without_an_end_is_refused() -> None:
+    with pytest.raises(ImageError, match="PNG"):
+        decode(png(photo(40, 30))[:-12])
+
+
+def test_a_ruler_is_no_picture_and_what_a_format_has_no_room_for_is_told_so() -> None:
+    ruler = check(png(np.zeros((4, 404, 3), np.uint8)), ImageRules(size=4, least_side=1))
+    assert (ruler.outcome, ruler.reason) == ("filtered", "aspect")
+    wide = check(png(np.zeros((20, 400, 3), np.uint8)), ImageRules(size=1000, enlarge=True, format="webp"))
+    assert (wide.outcome, wide.reason) == ("failed", "too_many_pixels")
+    assert wide.detail == "20000 × 1000 pixels, more than webp has room for"
