@@ -48,6 +48,7 @@ TOOLS: Mapping[str, Tool] = {
         Tool(name="versitygw", go_package="github.com/versity/versitygw/cmd/versitygw", go_version="v1.8.0"),
         Tool(name="helm", go_package="helm.sh/helm/v4/cmd/helm", go_version="v4.3.1"),
         Tool(name="kubeconform", go_package="github.com/yannh/kubeconform/cmd/kubeconform", go_version="v0.8.0"),
+        Tool(name="cc", programs=("cc", "gcc", "clang"), apt_package="build-essential"),
         Tool(name="nginx", apt_package="nginx"),
         Tool(name="prometheus", apt_package="prometheus"),
         Tool(name="promtool", apt_package="prometheus"),

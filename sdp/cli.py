@@ -16,10 +16,11 @@ from typing import Any, NoReturn
 
 from sdp.errors import SdpError, UserError
 
-JOBS = ("download", "process", "train", "generate")
+JOBS = ("download", "process", "train", "generate", "evaluate")
 
 PIPELINE = "The pipeline, in its order"
 LOOK = "Look before and after"
+CLUSTER = "On Kubernetes"
 
 Arguments = argparse.Namespace
 Parser = argparse.ArgumentParser
@@ -77,7 +78,9 @@ def _job_argument(parser: Parser) -> None:
 
 
 def _inspect_arguments(parser: Parser) -> None:
-    parser.add_argument("uri", metavar="URI", help="a dataset, or a folder of Parquet files")
+    parser.add_argument(
+        "uri", metavar="URI", help="a dataset, a training run, a checkpoint, or a folder of Parquet files"
+    )
     parser.add_argument("--json", action="store_true", help="for programs")
     parser.add_argument("--account", metavar="FILE", help="write each row's outcome to this Parquet file")
     parser.add_argument("--verify", action="store_true", help="read every byte of every part")
@@ -89,15 +92,22 @@ def _inspect(given: Arguments) -> int:
 
     if given.account and not Path(given.account).absolute().parent.is_dir():
         raise UsageError(f"inspect: --account: expected a file in a folder that exists, got {given.account!r}")
-    from sdp.datasets.inspect import describe, summary, write_account
+    from sdp.datasets import inspect as datasets
+    from sdp.report import inspect as runs
     from sdp.storage import open_storage
 
     storage = open_storage(given.uri)
-    description = describe(storage, verify=given.verify)
+    if (found := runs.describe(storage)) is not None:
+        for option in ("account", "verify"):
+            if getattr(given, option):
+                raise UsageError(f"inspect: --{option}: expected a dataset, got a training run; leave it out")
+        print(json.dumps(found.to_json(), indent=2, default=str) if given.json else runs.summary(found))
+        return 1 if found.problems else 0
+    description = datasets.describe(storage, verify=given.verify)
     if given.account:
-        rows = write_account(storage, Path(given.account))
+        rows = datasets.write_account(storage, Path(given.account))
         _say(f"wrote the account of {rows:,} rows to {given.account}")
-    print(json.dumps(description.to_json(), indent=2, default=str) if given.json else summary(description))
+    print(json.dumps(description.to_json(), indent=2, default=str) if given.json else datasets.summary(description))
     return 1 if description.problems else 0
 
 
@@ -168,11 +178,46 @@ def _report(given: Arguments) -> None:
     _say(f"wrote {given.out}: {count} section{'s' * (count != 1)}; open it in a browser")
 
 
+def _export_arguments(parser: Parser) -> None:
+    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="a checkpoint, or a run: its newest one")
+    parser.add_argument("out", metavar="OUT", help="the folder to write, empty or not there: local, s3:// or gs://")
+    parser.add_argument("--raw", action="store_true", help="the weights themselves, not their moving average")
+    parser.add_argument(
+        "--dtype", metavar="DTYPE", choices=("fp32", "fp16"), default="fp32", help="fp32 (default) or fp16"
+    )
+
+
+def _export(given: Arguments) -> None:
+    try:
+        from sdp.model.export import export
+
+        done = export(given.checkpoint, given.out, ema=not given.raw, dtype=given.dtype)
+    except ModuleNotFoundError as error:
+        raise _without(error, "export") from error
+    weights = "averaged" if done.ema else "raw"
+    _say(f"wrote step {done.step:,} of {done.checkpoint}, {weights} weights in {given.dtype}, to {done.uri}")
+
+
+def _without(error: ModuleNotFoundError, command: str) -> Exception:
+    """What is to be said of a library that is not there; one of our own modules is a bug."""
+    missing = (error.name or "").partition(".")[0]
+    if missing == "sdp":
+        return error
+    return UserError(
+        f"sdp {command}: expected an installation for workers, got one without {missing}; "
+        "pip install 'sdp[worker]', or submit the job to a cluster"
+    )
+
+
 # --- jobs ------------------------------------------------------------------------------------------------------------
 
 
 def _settings(parser: Parser) -> None:
     parser.add_argument("--config", metavar="FILE", help="the job's YAML; without one, the defaults")
+    _set_argument(parser)
+
+
+def _set_argument(parser: Parser) -> None:
     parser.add_argument(
         "--set",
         metavar="KEY=VALUE",
@@ -204,15 +249,139 @@ def _job_command(name: str, summary: str, **flags: str) -> Command:
             job = import_module(f"sdp.{name}.job")
             job.run(config, dry_run=given.dry_run, **{flag: getattr(given, flag) for flag in flags})
         except ModuleNotFoundError as error:
-            missing = (error.name or "").partition(".")[0]
-            if missing == "sdp":
-                raise
-            raise UserError(
-                f"sdp {name}: expected an installation for workers, got one without {missing}; "
-                "pip install 'sdp[worker]', or submit the job to a cluster"
-            ) from error
+            raise _without(error, name) from error
 
     return Command(name, PIPELINE, summary, arguments, run, f"{name} --config {name}.yaml --set limit=1000")
+
+
+# --- on Kubernetes ---------------------------------------------------------------------------------------------------
+
+
+def _where(parser: Parser) -> None:
+    parser.add_argument("--namespace", metavar="NAME", help="of the cluster; else the context's")
+    parser.add_argument("--context", metavar="NAME", help="of KUBECONFIG; else its current one")
+
+
+def _api(given: Arguments) -> Any:
+    from sdp.kube.access import access
+    from sdp.kube.api import Api
+
+    return Api(access(given.context), given.namespace)
+
+
+def _submit_arguments(parser: Parser) -> None:
+    _job_argument(parser)
+    parser.add_argument("--config", metavar="FILE", help="the job's YAML, sent along; without one, the cluster's own")
+    _set_argument(parser)
+    parser.add_argument("--cluster", metavar="NAME", help="the RayCluster; else `sdp`, or the only one there is")
+    parser.add_argument("--name", metavar="NAME", help="of the RayJob; else JOB and five letters")
+    _where(parser)
+    parser.add_argument("--no-follow", action="store_true", help="submit, and be done")
+    parser.add_argument("--dry-run", action="store_true", help="print the RayJob, for kubectl create, and do nothing")
+
+
+def _submit(given: Arguments) -> int:
+    from sdp.kube.submit import Submission, submit, written
+
+    wish = Submission(
+        job=given.job,
+        config=given.config,
+        overrides=given.set,
+        cluster=given.cluster,
+        name=given.name,
+        follow=not given.no_follow,
+    )
+    if given.dry_run:
+        sys.stdout.write(written(wish, _say))
+        return 0
+    return submit(_api(given), wish, _say)
+
+
+def _status_arguments(parser: Parser) -> None:
+    parser.add_argument("name", metavar="NAME", nargs="?", help="a RayJob or RayCluster; all of them without one")
+    parser.add_argument("--json", action="store_true", help="for programs")
+    _where(parser)
+
+
+def _status(given: Arguments) -> None:
+    from sdp.kube.status import status
+
+    print(status(_api(given), given.name, as_json=given.json))
+
+
+def _logs_arguments(parser: Parser) -> None:
+    parser.add_argument("name", metavar="NAME", help="the RayJob")
+    parser.add_argument("--follow", action="store_true", help="go on until the job has ended; its exit code is ours")
+    parser.add_argument("--lines", metavar="N", type=int, default=-1, help="the last N alone")
+    _where(parser)
+
+
+def _logs(given: Arguments) -> int:
+    if given.lines != -1 and given.lines < 1:
+        raise UsageError(f"logs: --lines: expected 1 or more, got {given.lines}")
+    if given.follow and given.lines != -1:
+        raise UsageError(
+            "logs: --lines: expected without --follow, which begins at the first line; leave out one of them"
+        )
+    from sdp.kube.logs import logs
+
+    return logs(_api(given), given.name, _say, following=given.follow, lines=given.lines)
+
+
+def _stop_arguments(parser: Parser) -> None:
+    parser.add_argument("name", metavar="NAME", help="the RayJob")
+    parser.add_argument("--no-wait", action="store_true", help="tell it, and be done")
+    parser.add_argument("--delete", action="store_true", help="take the RayJob away, too, whether or not it answers")
+    _where(parser)
+
+
+def _stop(given: Arguments) -> None:
+    from sdp.kube.stop import stop
+
+    stop(_api(given), given.name, _say, wait=not given.no_wait, delete=given.delete)
+
+
+def _doctor_arguments(parser: Parser) -> None:
+    parser.add_argument("--cluster", metavar="NAME", help="the RayCluster; else `sdp`, or the only one there is")
+    parser.add_argument("--manifest", metavar="FILE", help="what helm template wrote, before it is applied; - is stdin")
+    parser.add_argument(
+        "--all-reduce", metavar="GPU", help="measure between nodes of this accelerator, and nothing else"
+    )
+    parser.add_argument("--nodes", metavar="N", type=int, default=2, help="how many of them to take whole (2)")
+    parser.add_argument("--json", action="store_true", help="for programs")
+    _where(parser)
+
+
+def _doctor(given: Arguments) -> int:
+    from pathlib import Path
+
+    from sdp.kube.doctor import all_reduce, as_json, examine, summary
+    from sdp.kube.site import Site, mounted_texts, read_manifests
+
+    if given.all_reduce:
+        return all_reduce(_api(given), given.all_reduce, given.nodes, given.cluster, sys.stdout.buffer, _say)
+
+    rendered = []
+    if given.manifest:
+        try:
+            text = sys.stdin.read() if given.manifest == "-" else Path(given.manifest).read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(f"doctor: --manifest: {given.manifest}: cannot be read ({error})") from error
+        rendered = read_manifests(text, given.manifest)
+    site, why = None, ""
+    try:
+        site = Site(_api(given), given.cluster, rendered)
+    except UserError as error:
+        if not mounted_texts():
+            raise
+        why = str(error)
+    findings = []
+    for finding in examine(site, why):
+        findings.append(finding)
+        if not given.json:
+            print(finding, flush=True)
+    print(as_json(findings) if given.json else summary(findings))
+    return int(any(finding.state == "failed" for finding in findings))
 
 
 # --- the list --------------------------------------------------------------------------------------------------------
@@ -230,6 +399,15 @@ COMMANDS: tuple[Command, ...] = (
     ),
     _job_command("train", "Train the U-Net from latents or images, and continue from its last checkpoint."),
     _job_command("generate", "Draw pictures for prompts with a trained checkpoint or a model."),
+    _job_command("evaluate", "Judge pictures by CLIP score, FID and KID, and a checkpoint by its held-out loss."),
+    Command(
+        "export",
+        PIPELINE,
+        "Write a checkpoint as a folder that StableDiffusionPipeline.from_pretrained loads.",
+        _export_arguments,
+        _export,
+        "export s3://bucket/run ./sd2-mine",
+    ),
     Command(
         "config show",
         LOOK,
@@ -249,7 +427,7 @@ COMMANDS: tuple[Command, ...] = (
     Command(
         "inspect",
         LOOK,
-        "Describe a dataset: rows, outcomes, failures by reason, lineage, and what is missing.",
+        "Describe a dataset, a training run or a checkpoint, and say what is missing or wrong.",
         _inspect_arguments,
         _inspect,
         "inspect s3://bucket/images",
@@ -269,6 +447,46 @@ COMMANDS: tuple[Command, ...] = (
         _audit_arguments,
         _audit,
         "audit s3://bucket/images s3://bucket/run --url https://example.org/cat.jpg",
+    ),
+    Command(
+        "doctor",
+        CLUSTER,
+        "Check what usually goes wrong on a cluster, before money is spent.",
+        _doctor_arguments,
+        _doctor,
+        "doctor --namespace sdp",
+    ),
+    Command(
+        "submit",
+        CLUSTER,
+        "Run a job on a cluster and follow it; run again, it continues from storage.",
+        _submit_arguments,
+        _submit,
+        "submit train --set max_steps=1000",
+    ),
+    Command(
+        "status",
+        CLUSTER,
+        "Show the clusters and jobs of a namespace, or what Kubernetes says of one.",
+        _status_arguments,
+        _status,
+        "status sdp-train-x7k2p",
+    ),
+    Command(
+        "logs",
+        CLUSTER,
+        "Print a job's log, or follow it until the job has ended.",
+        _logs_arguments,
+        _logs,
+        "logs sdp-train-x7k2p --follow",
+    ),
+    Command(
+        "stop",
+        CLUSTER,
+        "End a job, with time for a last checkpoint.",
+        _stop_arguments,
+        _stop,
+        "stop sdp-train-x7k2p",
     ),
 )
 

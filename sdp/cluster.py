@@ -3,12 +3,16 @@
 import contextlib
 import logging
 import os
+import signal
 import socket
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
+from types import FrameType
 from typing import Any
 
+from sdp.console import say
 from sdp.errors import SdpError, UserError
 
 _REACH_S = 10.0
@@ -44,7 +48,15 @@ def connect(**local: Any) -> dict[str, float]:
         except (ConnectionError, RuntimeError) as error:
             raise _not_joined(error, held.text) from error
         held.hand_on(but="RAY_BACKEND_LOG_LEVEL")
+        if threading.current_thread() is threading.main_thread():
+            # Ray's own handler aborts the process: nothing would be let go of, no lease, no temporary file.
+            signal.signal(signal.SIGTERM, _stop)
     return {name: float(count) for name, count in ray.cluster_resources().items()}  # type: ignore[no-untyped-call]  # Ray's
+
+
+def _stop(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 (what a handler is given)
+    say(f"sdp: stopped by {signal.Signals(number).name}; the same command goes on where this was")
+    raise SystemExit(128 + number)
 
 
 def require_reachable() -> None:

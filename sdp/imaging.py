@@ -289,7 +289,10 @@ def _opened(data: bytes | memoryview) -> Any:
 
 def _header_of(picture: Any) -> Header:
     try:
-        orientation = int(picture.getexif().get(0x0112, 1))
+        if picture.format == "PNG":  # of which getexif() would decode all, and forget that it was broken
+            orientation = _tiff_orientation(picture.info.get("exif", b"").removeprefix(b"Exif\0\0"))
+        else:
+            orientation = int(picture.getexif().get(0x0112, 1))
     except Exception:  # noqa: BLE001 (broken metadata does not make a broken image: Pillow raises many kinds on it)
         orientation = 1
     orientation = orientation if 1 <= orientation <= 8 else 1

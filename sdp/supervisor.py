@@ -5,9 +5,11 @@ continues from storage, so the cure is to run it again, within bounds. Exit code
 mend: it ends the matter at once, as 0 does.
 """
 
+import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Sequence
@@ -15,6 +17,7 @@ from types import FrameType
 
 from sdp.console import say
 from sdp.errors import UserError
+from sdp.kube.handover import unpacked
 
 TRIES = 5
 """How often in a row a job may break down soon after it was started."""
@@ -62,5 +65,16 @@ def supervise(
             signal.signal(number, handler)
 
 
+def main(arguments: Sequence[str]) -> int:
+    """Supervise the job of this command line; a configuration that came along with it is laid into a file first."""
+    with tempfile.TemporaryDirectory(prefix="sdp-job-") as folder:
+        try:
+            words = unpacked(arguments, os.environ, folder)
+        except UserError as error:
+            say(f"supervisor: {error}")
+            return error.exit_code
+        return supervise([sys.executable, "-m", "sdp", *words])
+
+
 if __name__ == "__main__":
-    sys.exit(supervise([sys.executable, "-m", "sdp", *sys.argv[1:]]))
+    sys.exit(main(sys.argv[1:]))

@@ -1,7 +1,6 @@
 """One run for scripts.bench.process, in a process of its own: theirs, ours, or an encoder beside its bare self."""
 
 import json
-import os
 import sys
 import time
 from pathlib import Path
@@ -11,7 +10,6 @@ import numpy as np
 import ray
 from numpy.typing import NDArray
 
-from scripts.bench._processes import cpu_seconds
 from sdp.config import load
 from sdp.process import job, work
 from sdp.process.chunk import Chunk, Encoded, Group
@@ -22,8 +20,8 @@ STORE = 2_000_000_000
 
 
 def start(**more: Any) -> None:
-    """Four logical CPUs on whatever there is, for both sides."""
-    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, object_store_memory=STORE, **more)
+    """Four logical CPUs on whatever there is, for both sides. A cluster of its own, though another may be running here."""
+    ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False, object_store_memory=STORE, **more)
     ray.data.DataContext.get_current().enable_progress_bars = False
 
 
@@ -33,38 +31,16 @@ def config_of(told: dict[str, Any], *more: str) -> Any:
     return load("process", None, settings)
 
 
-class Notes:
-    """Encoders note how far they are, when, and what CPU time all processes of the run have taken by then."""
-
-    def __init__(self, folder: str, driver: int) -> None:
-        self.path, self.driver = Path(folder) / "notes", driver
-
-    def __call__(self, images: int) -> None:
-        with self.path.open("a") as file:
-            file.write(f"{time.monotonic()} {cpu_seconds(self.driver)} {images}\n")
-
-    def per_image(self) -> dict[str, float]:
-        """From the end of the first batch to the end of the last."""
-        notes = [[float(word) for word in line.split()] for line in self.path.read_text().splitlines()]
-        images = sum(note[2] for note in notes[1:])
-        passed = [(last - first) / images for first, last in zip(notes[0][:2], notes[-1][:2], strict=True)]
-        return {"seconds": passed[0], "cpu_s": passed[1]}
-
-
 def theirs(told: dict[str, Any]) -> None:
     from scripts.bench import _reference_process
 
     start()
-    notes = Notes(told["output"], os.getpid())
-    _reference_process.run(Path(told["source"]), Path(told["output"]) / "theirs", MODEL, told["side"], notes)
-    Path(told["output"], "found").write_text(json.dumps(notes.per_image()))
+    _reference_process.run(Path(told["source"]), Path(told["output"]) / "theirs", MODEL, told["side"])
 
 
 def ours(told: dict[str, Any]) -> None:
-    notes = Notes(told["output"], os.getpid())
-    start(runtime_env={"worker_process_setup_hook": lambda: note_batches(notes)})
+    start()
     job.run(config_of(told, f"encode.dtype={told['dtype']}", f"encode.text={told['text']}"))
-    Path(told["output"], "found").write_text(json.dumps(notes.per_image()))
 
 
 def size(told: dict[str, Any]) -> None:
@@ -73,18 +49,6 @@ def size(told: dict[str, Any]) -> None:
     dataset = job.run(config_of(told, f"encode.dtype={told['dtype']}", f"encode.text={told['text']}")).dataset
     assert dataset is not None
     Path(told["output"], "found").write_text(json.dumps(dataset.manifest.size / dataset.manifest.counts.written))
-
-
-def note_batches(notes: Notes) -> None:
-    """Runs in each worker process as it starts."""
-    encode_chunk = work.encode_chunk
-
-    def noted(orders: Any, one: Any, chunk: Chunk) -> Any:
-        rows = encode_chunk(orders, one, chunk)
-        notes(len(chunk))
-        return rows
-
-    work.encode_chunk = noted
 
 
 class Sleeper:

@@ -4,7 +4,6 @@ read_parquet → SDTransform (PIL, torchvision; float32 CHW) → SDLatentEncoder
 """
 
 import io
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -66,8 +65,8 @@ class SDTransform:
 
 
 class SDLatentEncoder:
-    def __init__(self, resolution: int, model: Path, noted: Callable[[int], None]) -> None:
-        self.resolution, self.noted = resolution, noted
+    def __init__(self, resolution: int, model: Path) -> None:
+        self.resolution = resolution
         self.vae: Any = load_vae(model)
         self.text_encoder = load_text_encoder(model)
 
@@ -76,20 +75,18 @@ class SDLatentEncoder:
             images = torch.as_tensor(batch[f"image_{self.resolution}"])
             latents = self.vae.encode(images)["latent_dist"].sample() * SCALE
             embeddings = self.text_encoder(torch.as_tensor(batch["caption_ids"]))[0]
-        self.noted(len(images))
         return {
             f"image_latents_{self.resolution}": latents.numpy().astype(np.float32),
             "caption_embeddings": embeddings.numpy().astype(np.float32),
         }
 
 
-def run(source: Path, output: Path, model: Path, resolution: int, noted: Callable[[int], None]) -> None:
+def run(source: Path, output: Path, model: Path, resolution: int) -> None:
     """The text's script for one encoder; its batch size, which is the resolution there, made one that is meant for it."""
     kwargs: dict[str, Any] = {"resolution": resolution, "model": model}
     dataset = ray.data.read_parquet(str(source), columns=["image", "caption"], override_num_blocks=16)
     dataset = dataset.map_batches(SDTransform, fn_constructor_kwargs=kwargs, num_cpus=1, batch_size=64, concurrency=2)
-    with_notes = {**kwargs, "noted": noted}
     dataset = dataset.map_batches(
-        SDLatentEncoder, fn_constructor_kwargs=with_notes, num_cpus=1, batch_size=64, concurrency=1
+        SDLatentEncoder, fn_constructor_kwargs=kwargs, num_cpus=1, batch_size=64, concurrency=1
     )
     dataset.write_parquet(str(output), min_rows_per_file=5000)

@@ -16,6 +16,7 @@ from sdp.config.load import Draft, draft_into, load_into, parse_into
 
 if TYPE_CHECKING:
     from sdp.config.download import DownloadConfig
+    from sdp.config.evaluate import EvaluateConfig
     from sdp.config.generate import GenerateConfig
     from sdp.config.process import ProcessConfig
     from sdp.config.train import TrainConfig
@@ -24,6 +25,7 @@ __all__ = [
     "JOBS",
     "DownloadConfig",
     "Draft",
+    "EvaluateConfig",
     "GenerateConfig",
     "JobConfig",
     "Key",
@@ -46,6 +48,7 @@ _MODELS = {
     "process": "ProcessConfig",
     "train": "TrainConfig",
     "generate": "GenerateConfig",
+    "evaluate": "EvaluateConfig",
 }
 
 
@@ -86,6 +89,8 @@ def load(job: Literal["train"], path: str | None, overrides: Sequence[str] = ())
 @overload
 def load(job: Literal["generate"], path: str | None, overrides: Sequence[str] = ()) -> GenerateConfig: ...
 @overload
+def load(job: Literal["evaluate"], path: str | None, overrides: Sequence[str] = ()) -> EvaluateConfig: ...
+@overload
 def load(job: str, path: str | None, overrides: Sequence[str] = ()) -> JobConfig: ...
 def load(job: str, path: str | None, overrides: Sequence[str] = ()) -> JobConfig:
     """A job's configuration from a file, if any, and overrides `a.b=c`; ConfigError lists all that is wrong."""
@@ -100,6 +105,8 @@ def parse(job: Literal["process"], data: Mapping[str, Any]) -> ProcessConfig: ..
 def parse(job: Literal["train"], data: Mapping[str, Any]) -> TrainConfig: ...
 @overload
 def parse(job: Literal["generate"], data: Mapping[str, Any]) -> GenerateConfig: ...
+@overload
+def parse(job: Literal["evaluate"], data: Mapping[str, Any]) -> EvaluateConfig: ...
 @overload
 def parse(job: str, data: Mapping[str, Any]) -> JobConfig: ...
 def parse(job: str, data: Mapping[str, Any]) -> JobConfig:

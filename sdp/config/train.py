@@ -20,6 +20,42 @@ from sdp.config.process import Labels, ModelConfig
 from sdp.errors import Problem
 
 
+class ColumnsConfig(Section):
+    """What the columns of a latents dataset are called, where that is not as sdp process calls them.
+
+    With these set, plain Parquet files are a dataset, too: lists or Ray's tensors of numbers, such as fp32 latents.
+    """
+
+    latents: Name | None = key(
+        None,
+        "The column of latents; {resolution} in it stands for data.resolution. null takes latents_{resolution} or "
+        "moments_{resolution}.",
+        shapes_output=True,
+        example="image_latents_{resolution}",
+    )
+    text: tuple[Name, ...] = key(
+        (),
+        "The columns of text, as token ids or embeddings: of several, one is drawn for each sample. [] takes token_ids "
+        "or text_embedding.",
+        shapes_output=True,
+    )
+    factor: float | None = key(
+        None,
+        "What stored numbers are multiplied by: 1 where the latents are scaled already, 0.18215 where they are as the "
+        "VAE of Stable Diffusion 2 gave them. null takes 1, and refuses latents that look unscaled.",
+        shapes_output=True,
+        gt=0,
+    )
+
+
+class MixedSource(Section):
+    """A further latents dataset."""
+
+    uri: Uri = key(REQUIRED, "The dataset.", shapes_output=True)
+    weight: float = key(REQUIRED, "Its samples for each sample of source.uri.", shapes_output=True, gt=0)
+    columns: ColumnsConfig = key(ColumnsConfig, "What its columns are called.")
+
+
 class TrainSource(SourceConfig):
     uri: Uri = key(
         REQUIRED,
@@ -27,6 +63,19 @@ class TrainSource(SourceConfig):
         shapes_output=True,
         example="s3://bucket/latents",
     )
+    columns: ColumnsConfig = key(ColumnsConfig, "What the columns of a latents dataset are called.")
+    also: tuple[MixedSource, ...] = key(
+        (),
+        "Further latents datasets to mix in, each {uri, weight, columns}: weight is how many of its samples there are "
+        "for each sample of source.uri. An epoch is a pass over source.uri.",
+        shapes_output=True,
+    )
+
+    def contradictions(self) -> Iterable[Problem]:
+        uris = [self.uri, *(other.uri for other in self.also)]
+        for number, other in enumerate(self.also):
+            if uris.index(other.uri) <= number:
+                yield Problem(f"also.{number}.uri", "each dataset once", repr(other.uri), "raise its weight instead")
 
 
 class ShuffleConfig(Section):
@@ -50,6 +99,15 @@ class DataConfig(Section):
         "GPUs (collocated).",
         shapes_output=True,
     )
+    reader: Literal["direct", "ray"] = key(
+        "direct",
+        "Who reads latents (offline): threads of each trainer (direct), or tasks of Ray Data where there are CPUs to "
+        "spare (ray).",
+        shapes_output=True,
+    )
+    segment_rows: Positive = key(
+        1_048_576, "Rows of an epoch that Ray Data is given to read at a time (reader: ray).", shapes_output=True
+    )
     resolution: Resolution = key(256, "Side of the square pictures to train on.", shapes_output=True)
     batch_size: Positive = key(128, "Samples that one worker takes at once: what fits into a GPU's memory.")
     global_batch_size: Positive | None = key(
@@ -69,7 +127,9 @@ class DataConfig(Section):
     )
     shuffle: ShuffleConfig = key(ShuffleConfig, "The order of an epoch.")
     readers: Positive = key(
-        4, "What reads ahead in each trainer: threads where mode is offline, processes where it is collocated."
+        4,
+        "What reads ahead for each trainer: threads where mode is offline (tasks where reader is ray), processes where "
+        "it is collocated.",
     )
     ahead: Positive = key(4, "Batches in each trainer that are ready before they are needed.")
 
@@ -267,16 +327,71 @@ class CheckpointConfig(Section):
     keep_best: int = key(0, "Checkpoints to keep by the lowest smoothed loss, beside the newest ones.", ge=0)
 
 
+class WandbConfig(Section):
+    """Weights & Biases, whose library is not part of sdp: add it to the image. Its key comes from WANDB_API_KEY."""
+
+    project: Name | None = key(None, "The project to tell each line of metrics.jsonl to; null tells none.")
+
+
 class LogConfig(Section):
     """What is written down about the run while it goes on."""
 
     every_steps: Positive = key(10, "Steps from one line of metrics.jsonl to the next.")
+    tensorboard: bool = key(False, "Write OUTPUT/tensorboard as well: what TensorBoard reads.")
+    wandb: WandbConfig = key(WandbConfig, "Weights & Biases.")
     metrics_port: int | None = key(
         None,
         "Offer Prometheus its metrics on this port where scaling.in_driver is true; with Ray they are on Ray's port.",
         ge=1,
         le=65535,
     )
+
+
+class ProfileConfig(Section):
+    """Where an iteration's time and memory goes: torch's profiler on the first trainer, to OUTPUT/profile."""
+
+    steps: Positive | None = key(
+        None,
+        "Profile so many steps; null profiles none. All trainers stand still for some seconds when it is written.",
+    )
+    start: Positive = key(10, "Steps of this job to let pass first: the first ones compile and warm up.")
+
+
+class TrainEvaluateConfig(Section):
+    """The loss on rows that are not trained on, by timestep, while training goes on: every time of the same rows with
+    the same noise. All trainers measure their share of it and stand still meanwhile."""
+
+    every_steps: Positive | None = key(None, "Steps from one measuring to the next; null measures none.")
+    source: Uri | None = key(
+        None,
+        "A latents dataset, of which all rows count; null takes what data.holdout keeps of the training's own.",
+        example="s3://bucket/validation-latents",
+    )
+    rows: Positive = key(1024, "How many rows to take.")
+    buckets: Positive = key(10, "Ranges of timesteps, in each of which every row is noised once.", le=1000)
+
+
+class SamplesConfig(Section):
+    """Pictures drawn while training goes on: by the first trainer, a little after each step, so that training is
+    slowed by no more than its share. They are of the moving average if there is one."""
+
+    every_steps: Positive | None = key(
+        None, "Steps from one set of pictures to the next, in OUTPUT/samples; null draws none."
+    )
+    prompts: tuple[Name, ...] = key((), "What to draw: a picture for each prompt, always from the same noise.")
+    share: float = key(
+        0.05,
+        "Share of the time that drawing may take; as long as a set is not done, none is begun.",
+        gt=0,
+        le=0.5,
+    )
+    steps: Positive = key(25, "Denoising steps of each picture.", le=1000)
+    guidance_scale: float = key(7.5, "How strongly the prompt is followed; 1 is without guidance.", ge=1, le=50)
+    batch_size: Positive = key(4, "Pictures drawn at once: each takes memory beside training's.")
+
+    def contradictions(self) -> Iterable[Problem]:
+        if self.every_steps is not None and not self.prompts:
+            yield Problem("prompts", "one or more prompts while every_steps is set", "none", "say what to draw")
 
 
 class TrainModelConfig(ModelConfig):
@@ -373,6 +488,9 @@ class TrainConfig(JobConfig):
     encode: TrainEncodeConfig = key(TrainEncodeConfig, "The encoders, where data.mode is not offline.")
     checkpoint: CheckpointConfig = key(CheckpointConfig, "When the run is saved.")
     log: LogConfig = key(LogConfig, "What is written down while the run goes on.")
+    evaluate: TrainEvaluateConfig = key(TrainEvaluateConfig, "The loss on rows that are not trained on.")
+    samples: SamplesConfig = key(SamplesConfig, "Pictures drawn while training goes on.")
+    profile: ProfileConfig = key(ProfileConfig, "Where an iteration's time and memory goes.")
     max_failures: int = key(3, "Failures of trainers that are survived before the job gives up.", ge=0)
     watchdog_s: float | None = key(
         1800.0,
@@ -388,8 +506,33 @@ class TrainConfig(JobConfig):
             )
         if self.max_cost is not None and self.prices.trainer_hour is None:
             yield Problem("max_cost", "null while prices.trainer_hour is null", repr(self.max_cost), "set the price")
+        if self.evaluate.every_steps is not None and self.evaluate.source is None:
+            if self.data.mode != "offline":
+                yield Problem(
+                    "evaluate.source",
+                    "a latents dataset while data.mode is not offline",
+                    "null",
+                    "name one to measure on",
+                )
+            elif not self.data.holdout:
+                yield Problem(
+                    "data.holdout",
+                    "more than 0 while evaluate.every_steps is set and evaluate.source is not",
+                    "0.0",
+                    "keep some rows, or name a dataset in evaluate.source",
+                )
         if self.precision == "fp16" and self.strategy.kind == "fsdp":
             yield Problem("precision", "bf16 or fp32 while strategy.kind is fsdp", "'fp16'", "take bf16")
+        if self.data.mode != "offline":
+            mode = f"while data.mode is {self.data.mode}"
+            if self.source.also:
+                yield Problem("source.also", f"[] {mode}", "a list", "only latents can be mixed")
+            if self.data.reader == "ray":
+                yield Problem("data.reader", f"direct {mode}", "'ray'", "Ray Data reads latents")
+        if self.data.reader == "ray" and self.scaling.in_driver:
+            yield Problem("data.reader", "direct while scaling.in_driver is true", "'ray'", "a driver alone has no Ray")
+        if self.data.reader == "ray" and self.source.also:
+            yield Problem("data.reader", "direct while source.also has datasets", "'ray'", "only direct mixes them")
         if self.scaling.in_driver and self.data.mode == "online":
             yield Problem(
                 "scaling.in_driver", "false while data.mode is online", "true", "its encoders are Ray's; or collocated"

@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 
 from sdp.datasets import ledger as ledgers
 from sdp.datasets import repeated, tombstones
-from sdp.datasets.ledger import Ledger
+from sdp.datasets.ledger import Ledger, address_offset
 from sdp.datasets.manifest import part_infos
 from sdp.datasets.output import read_head, read_json, read_output
 from sdp.datasets.parts import PartInfo, read_account, read_rows, resolve
@@ -30,7 +30,7 @@ class Trace:
     """For each dataset of the lineage: uri, kind, outcome, reason, detail, attempts."""
     taken_down: bool = False
     checkpoints: list[dict[str, Any]] = field(default_factory=list)
-    """For each checkpoint that has been trained on it: run, checkpoint, epochs."""
+    """For each checkpoint that has been trained on it: run, checkpoint, epochs; dataset, if several are mixed."""
     checkpoints_searched: int = 0
 
 
@@ -46,25 +46,53 @@ def audit(
     runs = [s for s in (open_storage(uri, options) for uri in uris) if s.exists(RUN)]
     datasets = _datasets(uris, runs, options)
     if row is not None:
-        rows = [row]
+        # Of the datasets that are named; of whichever a run has where only runs are.
+        named = {uri for s in _named(uris, runs, options) for uri in _lineage(s, options)}
+        found = [(row, named)]
     elif value is not None:
-        rows = _rows_of(datasets, value)
+        found = [(row, {images.uri}) for images in _images_in(datasets, value) for row in _rows_of(images, value)]
+        if not found:
+            where = ", ".join(s.uri for s in _images_in(datasets, value))
+            raise DatasetError(f"audit: no image with {value.kind} {value.value} in {where}; check the value")
     else:
         raise UserError("audit: expected --row, --url or --sha256, got none; say which image")
-    return [_trace(row, datasets, runs, options) for row in rows]
+    return [_trace(row, of, datasets, runs, options) for row, of in found]
 
 
-def _trace(row: int, datasets: Sequence[Storage], runs: Sequence[Storage], options: StorageOptions | None) -> Trace:
-    found = [record for s in datasets if (record := outcome_of(s, row)) is not None]
-    taken = any(row in tombstones.load(s, options).rows for s in datasets)
+def _trace(
+    row: int, of: set[str], datasets: Sequence[Storage], runs: Sequence[Storage], options: StorageOptions | None
+) -> Trace:
+    """An address of some datasets (of all of them, if none is said), and of those that they were made from."""
+    same = [s for s in datasets if not of or of & _lineage(s, options)]
+    found = [record for s in same if (record := outcome_of(s, row)) is not None]
+    taken = any(row in tombstones.load(s, options).rows for s in same)
     checkpoints, searched = [], 0
     for run in runs:
+        sources = _sources(run, options)
         for name, ledger in checkpoint_ledgers(run):
             searched += 1
-            epochs = ledger.epochs_of(row)
-            if epochs:
-                checkpoints.append({"run": run.uri, "checkpoint": name, "epochs": epochs})
+            for number, (uri, lineage) in enumerate(sources or [("", of)]):
+                epochs = ledger.epochs_of(row + address_offset(number)) if not of or of & lineage else []
+                if epochs:
+                    which = {"dataset": uri} if len(sources) > 1 else {}
+                    checkpoints.append({"run": run.uri, "checkpoint": name, "epochs": epochs, **which})
     return Trace(row, found, taken, checkpoints, searched)
+
+
+def _sources(run: Storage, options: StorageOptions | None) -> list[tuple[str, set[str]]]:
+    """The datasets of a run in the order of their address ranges, each with all that it was made from."""
+    uris = read_json(run, RUN).get("datasets", [])
+    plain = set(_plain(run, uris))
+    return [(uri, {uri} if uri in plain else _lineage(open_storage(uri, options), options)) for uri in uris]
+
+
+def _plain(run: Storage, uris: Sequence[str]) -> list[str]:
+    """Those that are plain files, of which the run keeps a list; there is nothing else to know of their rows."""
+    return [uri for number, uri in enumerate(uris) if run.exists(f"_source/{number:03d}.parquet")]
+
+
+def _lineage(dataset: Storage, options: StorageOptions | None) -> set[str]:
+    return {ancestor.uri for ancestor in tombstones.lineage(dataset, options)}
 
 
 def summary(trace: Trace) -> str:
@@ -76,7 +104,8 @@ def summary(trace: Trace) -> str:
     if not trace.datasets:
         lines.append("  no dataset here has an account of it")
     for found in trace.checkpoints:
-        lines.append(f"  {found['run']}: trained on by {found['checkpoint']}, in {_epochs(found['epochs'])}")
+        of = f" (of {found['dataset']})" if "dataset" in found else ""
+        lines.append(f"  {found['run']}: trained on by {found['checkpoint']}, in {_epochs(found['epochs'])}{of}")
     if trace.checkpoints_searched:
         lines.append(f"  in {len(trace.checkpoints)} of {trace.checkpoints_searched} checkpoints")
     return "\n".join(lines)
@@ -117,12 +146,19 @@ def checkpoint_ledgers(run: Storage) -> list[tuple[str, Ledger]]:
     return [(n.split("/")[1], Ledger.from_bytes(run.read(n), run.uri_of(n))) for n in names]
 
 
+def _named(uris: Sequence[str], runs: Sequence[Storage], options: StorageOptions | None) -> list[Storage]:
+    """What is not a run."""
+    of_runs = {run.uri for run in runs}
+    return [s for s in (open_storage(uri, options) for uri in uris) if s.uri not in of_runs]
+
+
 def _datasets(uris: Sequence[str], runs: Sequence[Storage], options: StorageOptions | None) -> list[Storage]:
     """The named datasets, the runs' datasets, and all that they were made from, each once."""
-    of_runs = {run.uri for run in runs}
-    named = [s for s in (open_storage(uri, options) for uri in uris) if s.uri not in of_runs]
+    named = _named(uris, runs, options)
     for run in runs:
-        named += [open_storage(uri, options) for uri in read_json(run, RUN).get("datasets", [])]
+        of_run = read_json(run, RUN).get("datasets", [])
+        plain = set(_plain(run, of_run))
+        named += [open_storage(uri, options) for uri in of_run if uri not in plain]
     found: dict[str, Storage] = {}
     for dataset in named:
         try:
@@ -136,19 +172,16 @@ def _datasets(uris: Sequence[str], runs: Sequence[Storage], options: StorageOpti
     return list(found.values())
 
 
-def _rows_of(datasets: Sequence[Storage], value: Takedown) -> list[int]:
-    """The addresses that have a URL or a content hash, in whichever dataset of the lineage still knows them."""
+def _images_in(datasets: Sequence[Storage], value: Takedown) -> list[Storage]:
     images = [s for s in datasets if read_head(s).kind == "images"]
     if not images:
         raise DatasetError(f"audit: no images dataset in this lineage, so no {value.kind} is known; give --row instead")
-    rows: set[int] = set()
-    for storage in images:
-        for part in part_infos(storage):
-            rows.update(_matching(storage, part, value))
-    if not rows:
-        where = ", ".join(s.uri for s in images)
-        raise DatasetError(f"audit: no image with {value.kind} {value.value} in {where}; check the value")
-    return sorted(rows)
+    return images
+
+
+def _rows_of(images: Storage, value: Takedown) -> list[int]:
+    """The addresses that have a URL or a content hash in an images dataset."""
+    return sorted({row for part in part_infos(images) for row in _matching(images, part, value)})
 
 
 def _matching(storage: Storage, part: PartInfo, value: Takedown) -> list[int]:

@@ -13,6 +13,18 @@ from sdp.errors import DatasetError
 _MAGIC = b"SDPLEDG1"
 NAME = "ledger.roaring"
 """The file's name in a checkpoint."""
+_RANGE_BITS = 40
+"""Where a run mixes datasets, the addresses of each have a range of their own, of 2⁴⁰."""
+
+
+def address_offset(dataset: int) -> int:
+    """What is added to the addresses of a run's n-th dataset: 0 for the first, so that alone it is as it was."""
+    return dataset << _RANGE_BITS
+
+
+def split_address(address: int) -> tuple[int, int]:
+    """The number of the dataset, and the address in it."""
+    return address >> _RANGE_BITS, address & ((1 << _RANGE_BITS) - 1)
 
 
 class Ledger:

@@ -89,7 +89,10 @@ def read_head(storage: Storage) -> Head:
             f"{storage.uri_of(HEAD)}: format {data.get('format')}, this sdp reads {FORMAT}; use the sdp that wrote it"
         )
     try:
-        return Head(data["kind"], data["unit_rows"], data["derived"], data["identity"])
+        head = Head(data["kind"], data["unit_rows"], data["derived"], data["identity"])
+        if not isinstance(head.unit_rows, int) or head.unit_rows < 1:
+            raise DatasetError(f"{storage.uri_of(HEAD)}: unit_rows is {head.unit_rows!r}; restore it from a backup")
+        return head
     except KeyError as error:
         raise DatasetError(f"{storage.uri_of(HEAD)}: {error} is missing; this is no dataset of sdp") from error
 

@@ -43,12 +43,14 @@ def freeze_source(
     _refuse_changed({f.uri: (f.size, f.etag) for f in files}, known)
     fresh = sorted((f for f in files if f.uri not in known), key=lambda f: f.uri)
 
-    rows, found = index.listed_rows, []
+    rows, found, kinds = index.listed_rows, [], dict[str, tuple[str, str]]()
     for start in range(0, len(fresh), _GROUP):  # in groups, so that a small limit opens few files
         if limit is not None and rows >= limit:
             break
         group = fresh[start : start + _GROUP]
-        for file, count in zip(group, ordered_map(lambda f: _count(f, columns, options), group), strict=True):
+        for file, footer in zip(group, ordered_map(lambda f: _footer(f, columns, options), group), strict=True):
+            count = footer.num_rows
+            _refuse_other_types(file, footer, columns, kinds)
             found.append((file.uri, file.size, file.etag, rows, count, count, 0))
             rows += count
             if progress:
@@ -64,6 +66,20 @@ def freeze_source(
         return output
     planned = index_files.Version(len(index.versions), table, extent)
     return output.with_index(Index((*index.versions, planned), index.unit_rows))
+
+
+def freeze_files(output: Output, files: Sequence[SourceFile], *, limit: int | None = None) -> Output:
+    """Give an address to each of some files, such as pictures, in the order of their names.
+
+    As of Parquet files, what has an address keeps it, what has come since is appended, and what has changed is refused.
+    """
+    index = output.index
+    known = _known(index)
+    _refuse_changed({f.uri: (f.size, f.etag) for f in files}, known)
+    fresh = sorted((f for f in files if f.uri not in known), key=lambda f: f.uri)
+    first = index.listed_rows
+    table = files_table((file.uri, file.size, file.etag, first + n, 1, 1, 0) for n, file in enumerate(fresh))
+    return _append(output, table, _next_extent(index, first + len(fresh), limit))
 
 
 def publish_plan(output: Output, planned: Output) -> Output:
@@ -165,7 +181,7 @@ def _units_of(index: Index, files: pa.Table) -> list[int]:
     return sorted(units)
 
 
-def _count(file: SourceFile, columns: Sequence[str], options: StorageOptions | None) -> int:
+def _footer(file: SourceFile, columns: Sequence[str], options: StorageOptions | None) -> pq.FileMetaData:
     try:
         footer = pq.read_metadata(open_source(file.uri, options))
         names = footer.schema.to_arrow_schema().names
@@ -180,4 +196,34 @@ def _count(file: SourceFile, columns: Sequence[str], options: StorageOptions | N
     twice = [column for column in columns if names.count(column) > 1]
     if twice:
         raise DatasetError(f"{file.uri}: {names.count(twice[0])} columns are called {twice[0]}; write the file anew")
-    return int(footer.num_rows)
+    return footer
+
+
+def _refuse_other_types(
+    file: SourceFile, footer: pq.FileMetaData, columns: Sequence[str], kinds: dict[str, tuple[str, str]]
+) -> None:
+    """Files that are read together must agree on what their columns hold; `kinds` are those of the files before."""
+    schema = footer.schema.to_arrow_schema()
+    for column in columns:
+        kind = kind_of(schema.field(column).type)
+        if kind == "null":
+            continue
+        known, where = kinds.setdefault(column, (kind, file.uri))
+        if kind != known:
+            raise DatasetError(
+                f"{file.uri}: column {column} holds {kind}, in {where} it holds {known}; write one of them "
+                "anew, or leave the column out"
+            )
+
+
+def kind_of(column: pa.DataType) -> str:
+    """What a column holds, in a word: text, numbers, bytes, or Arrow's own word for anything else."""
+    if pa.types.is_dictionary(column):
+        return kind_of(column.value_type)
+    if pa.types.is_string(column) or pa.types.is_large_string(column) or pa.types.is_string_view(column):
+        return "text"
+    if pa.types.is_integer(column) or pa.types.is_floating(column) or pa.types.is_decimal(column):
+        return "numbers"
+    if pa.types.is_binary(column) or pa.types.is_large_binary(column) or pa.types.is_fixed_size_binary(column):
+        return "bytes"
+    return str(column)

@@ -8,6 +8,7 @@ first.
 import contextlib
 import heapq
 import itertools
+import math
 import os
 import queue
 import random
@@ -40,6 +41,9 @@ _ERROR_BODY = 64 << 10
 _TICK_S = 0.1
 _HEARTBEAT_S = 5.0
 """The longest silence towards shared budgets, which forget a worker after half a minute."""
+_SERVES_S = 60.0
+"""After an answer a host is not taken for dead, whatever else stalls, for so long."""
+_SERVED_HOSTS = 10_000
 _CLOSED_HOST_S = 300.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
 _JOIN_S = 30.0
@@ -119,6 +123,8 @@ class Fetcher(Generic[Token]):
         self._later: list[tuple[float, int, _Job[Token]]] = []
         self._serial = itertools.count()
         self._strikes: dict[str, int] = defaultdict(int)
+        self._served: dict[str, float] = {}
+        """When each of the hosts that answered last has done so; the latest at the end."""
         self._closed: dict[str, tuple[float, Failure]] = {}
         self._hungry = threading.Condition()
         self._closing = False
@@ -315,8 +321,9 @@ class Fetcher(Generic[Token]):
         slot.end()
         self._free.append(slot)
         self._turnstile.done(host, served=bool(status) and status not in transfer.THROTTLING_STATUSES)
-        if not (failure and failure.unreachable):
+        if not (failure and (failure.unreachable or failure.silent)):
             self._strikes.pop(host, None)
+            self._note_served(host, now)
         if failure is None and status in transfer.REDIRECT_STATUSES:
             self._buffer.release(reserved)
             self._follow(job, location, now)
@@ -342,7 +349,9 @@ class Fetcher(Generic[Token]):
     def _reconsider(self, job: _Job[Token], failure: Failure, status: int, now: float) -> None:
         """Another try, if that may help and there is time; otherwise it has failed."""
         host = job.url.host
-        if failure.unreachable:
+        # A host that serves others meanwhile is there: it is these images that stall.
+        serves = now - self._served.get(host, -math.inf) < _SERVES_S
+        if failure.unreachable or (failure.silent and not serves):
             self._strikes[host] += 1
             if self._strikes[host] >= self._options.give_up_host_after:
                 del self._strikes[host]
@@ -364,6 +373,12 @@ class Fetcher(Generic[Token]):
             self._fail(job, failure)
         else:
             heapq.heappush(self._later, (now + pause, next(self._serial), job))
+
+    def _note_served(self, host: str, now: float) -> None:
+        self._served.pop(host, None)
+        self._served[host] = now
+        if len(self._served) > _SERVED_HOSTS:
+            del self._served[next(iter(self._served))]
 
     def _close_host(self, host: str, failure: Failure, now: float, detail: str, for_s: float = _CLOSED_HOST_S) -> None:
         """Ask a host no more for a while: what waits for it fails at once, and can be retried later."""

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 from uuid import uuid4
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import ray
 from ray.data import ActorPoolStrategy, TaskPoolStrategy
 from ray.exceptions import RayError
@@ -32,7 +33,7 @@ from sdp.datasets import manifest, repeated, tombstones
 from sdp.datasets.manifest import Dataset, open_dataset
 from sdp.datasets.output import Head, Output, open_output, peek_output
 from sdp.datasets.parts import PartInfo
-from sdp.datasets.source import freeze_source, order_retry, publish_plan
+from sdp.datasets.source import freeze_source, kind_of, order_retry, publish_plan
 from sdp.datasets.units import Rows, Work
 from sdp.download import blocklists, report, survey
 from sdp.download.figures import Figures, Host, added
@@ -41,9 +42,9 @@ from sdp.download.politeness import Answer, Ask, HostLimits, SharedBudgets
 from sdp.download.spans import Span, read_span, spans
 from sdp.download.survey import Survey
 from sdp.download.worker import KIND, Settings, Worker, settings_of
-from sdp.errors import SdpError, UserError
+from sdp.errors import DatasetError, SdpError, UserError
 from sdp.lease import Lease
-from sdp.storage import Storage, StorageOptions, list_source, open_storage
+from sdp.storage import SourceFile, Storage, StorageOptions, list_source, open_source, open_storage
 from sdp.telemetry import Telemetry
 
 T = TypeVar("T")
@@ -81,6 +82,7 @@ def run(config: DownloadConfig, *, dry_run: bool = False, only_failed: bool = Fa
     planned = freeze_source(
         peek_output(storage, head), files, rules.columns(), limit=config.limit, options=options, publish=False
     )
+    _refuse_columns(config, files[0], options)
     before = open_dataset(storage, KIND) if only_failed else None  # only what is complete can be retried
     if dry_run:
         lines = (
@@ -113,6 +115,16 @@ def run(config: DownloadConfig, *, dry_run: bool = False, only_failed: bool = Fa
     return Summary(dataset, figures, seconds)
 
 
+def _refuse_columns(config: DownloadConfig, file: SourceFile, options: StorageOptions) -> None:
+    """Columns that can be no URLs and no captions, before each of their rows fails."""
+    schema = pq.read_schema(open_source(file.uri, options))
+    for key in ("url_column", "caption_column"):
+        name = getattr(config.source, key)
+        kind = kind_of(schema.field(name).type)
+        if kind not in ("text", "null"):
+            raise DatasetError(f"source.{key}: expected a column of text, but {name} in {file.uri} holds {kind}")
+
+
 def _refuse_certificates(file: str | None) -> None:
     if file is None:
         return
@@ -130,16 +142,15 @@ def _find_repeated(storage: Storage, parts: Sequence[PartInfo], digest: str) -> 
     pieces = repeated.pieces(parts)
     partitions = repeated.partitions_for(sum(part.counts.written for part in parts))
     if len(pieces) <= 1:
-        seen = [repeated.look(storage, piece, partitions) for piece in pieces]
-        found = [repeated.repeated(*zip(*(one[number] for one in seen), strict=True)) for number in range(partitions)]
-        return repeated.keep(storage, digest, found if seen else [])
+        shares = [share for piece in pieces for share in repeated.look(storage, piece, partitions)]
+        return repeated.keep(storage, digest, [repeated.repeated([keys], [rows]) for keys, rows in shares])
     say(f"download: looking for repeated content in {len(parts):,} parts")
     cluster.connect(include_dashboard=False)
     try:
         look: Any = _look_content.options(num_returns=partitions)
         looks = [look.remote(storage, piece, partitions) for piece in pieces]
-        shares = [[one] for one in looks] if partitions == 1 else looks
-        again = [_repeated.remote(*share) for share in zip(*shares, strict=True)]
+        by_piece = [[one] for one in looks] if partitions == 1 else looks
+        again = [_repeated.remote(*share) for share in zip(*by_piece, strict=True)]
         return repeated.keep(storage, digest, (ray.get(one) for one in again))
     except RayError as error:
         raise _in_our_words(error) from error

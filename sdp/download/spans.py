@@ -80,7 +80,11 @@ def iter_units(
             table = next(batches)
             waiting.append(table)
             have += table.num_rows
-        whole = pa.concat_tables(waiting, promote_options="permissive") if waiting else _empty(columns)
+        try:
+            whole = pa.concat_tables(waiting, promote_options="permissive") if waiting else _empty(columns)
+        except pa.ArrowException as error:  # files that came at different times
+            cause = " ".join(str(error).split())[:120]
+            raise DatasetError(f"source.uri: files that disagree on what a column holds ({cause})") from error
         yield whole.slice(0, length).combine_chunks()
         waiting, have = [whole.slice(length)], have - length
 

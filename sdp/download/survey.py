@@ -109,9 +109,9 @@ def load(storage: Storage, stop: int) -> Survey | None:
     """The survey of the addresses below `stop`, if there is one."""
     try:
         data = json.loads(storage.read(_name(stop)))
-    except NotFound:
+        return Survey(int(data["stop"]), dict(data["hosts"]), int(data["duplicates"]))
+    except (NotFound, ValueError, KeyError, TypeError):  # damaged, it is as good as none: it is made again
         return None
-    return Survey(data["stop"], data["hosts"], data["duplicates"])
 
 
 def duplicates_in(storage: Storage, survey_stop: int, start: int, stop: int) -> BitMap64:

@@ -28,7 +28,7 @@ _TLS = frozenset(
     }
 )
 _CERTIFICATE = frozenset({pycurl.E_PEER_FAILED_VERIFICATION, pycurl.E_SSL_CACERT, pycurl.E_SSL_ISSUER_ERROR})
-_UNREACHABLE = frozenset({"dns", "connect", "timeout"})
+_UNREACHABLE = frozenset({"dns", "connect"})
 _NO_ADDRESS_IN = re.compile(r"\s+")
 
 
@@ -45,8 +45,13 @@ class Failure:
 
     @property
     def unreachable(self) -> bool:
-        """The host itself did not answer."""
+        """There is no connection to the host."""
         return self.reason in _UNREACHABLE
+
+    @property
+    def silent(self) -> bool:
+        """The host was connected to, and did not answer."""
+        return self.reason == "timeout"
 
 
 def of_curl(code: int, message: str, *, connected: bool) -> Failure:

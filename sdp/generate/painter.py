@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from sdp.generate.sample import Networks, Sampling, Text, denoise, develop
 from sdp.generate.source import Drawer
 from sdp.model import load, sources
 from sdp.model.checkpoints import read_weights
-from sdp.storage import StorageOptions
+from sdp.storage import Storage, StorageOptions
 
 Picture = NDArray[np.uint8]
 
@@ -89,10 +90,15 @@ def load_painter(
     return Painter(networks, encode, how, negative_prompt, batch_size)
 
 
-def _load_unet(drawer: Drawer, path: Any) -> Any:
+def _load_unet(drawer: Drawer, path: Path) -> Any:
     if drawer.checkpoint is None:
         return load.load_unet(path, pretrained=True)
-    weights = read_weights(drawer.checkpoint, ema=drawer.ema)
+    return load_trained(drawer.checkpoint, path, ema=drawer.ema, name=str(drawer.model))
+
+
+def load_trained(checkpoint: Storage, path: Path, *, ema: bool, name: str) -> Any:
+    """The U-Net of a checkpoint, by the configuration of the model (in the folder `path`) that it was trained from."""
+    weights = read_weights(checkpoint, ema=ema)
     with torch.device("meta"):  # new weights would only be drawn to be thrown away
         unet: Any = load.load_unet(path, pretrained=False, device="meta")
     try:
@@ -100,9 +106,9 @@ def _load_unet(drawer: Drawer, path: Any) -> Any:
     except RuntimeError as error:
         cause = " ".join(str(error).split())[:200]
         raise ModelError(
-            f"{drawer.checkpoint.uri}: not weights of the U-Net of {drawer.model} ({cause}); set model to the one that "
-            "it was trained from"
+            f"{checkpoint.uri}: not weights of the U-Net of {name} ({cause}); set model to the one that it was trained "
+            "from"
         ) from error
     if not all(torch.isfinite(tensor).all() for tensor in weights.values()):
-        raise DatasetError(f"{drawer.checkpoint.uri}: has NaN or infinite weights; take an earlier checkpoint")
+        raise DatasetError(f"{checkpoint.uri}: has NaN or infinite weights; take an earlier checkpoint")
     return unet

@@ -8,7 +8,7 @@ by whom; the seed is what diffusers' pipelines take too: `torch.Generator().manu
 """
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,6 +74,12 @@ def sample(networks: Networks, text: Text, seeds: Sequence[int], how: Sampling) 
 
 def denoise(networks: Networks, text: Text, seeds: Sequence[int], how: Sampling) -> Tensor:
     """Latents, fp32 and scaled as the U-Net sees them, of a picture for each prompt."""
+    *_, latents = denoising(networks, text, seeds, how)
+    return latents
+
+
+def denoising(networks: Networks, text: Text, seeds: Sequence[int], how: Sampling) -> Iterator[Tensor]:
+    """The same step by step: the latents after each call of the U-Net, so that something else can be done between."""
     if len(seeds) != len(text.prompts):
         raise ValueError(f"{len(text.prompts)} prompts and {len(seeds)} seeds")
     device = text.prompts.device
@@ -89,16 +95,16 @@ def denoise(networks: Networks, text: Text, seeds: Sequence[int], how: Sampling)
     context = context.to(networks.dtype)
     side = how.resolution // _REDUCTION
     noise = torch.cat([torch.randn(1, _CHANNELS, side, side, generator=generator) for generator in generators])
-    with torch.no_grad():
-        latents: Tensor = noise.to(device) * scheduler.init_noise_sigma
-        for timestep in scheduler.timesteps:
+    latents: Tensor = noise.to(device) * scheduler.init_noise_sigma
+    for timestep in scheduler.timesteps:
+        with torch.no_grad():  # not around the loop: it would hold for whoever takes a step
             seen = scheduler.scale_model_input(torch.cat((latents, latents)) if guided else latents, timestep)
             predicted = networks.unet(seen.to(networks.dtype), timestep, encoder_hidden_states=context).sample.float()
             if guided:
                 negative, positive = predicted.chunk(2)
                 predicted = negative + how.guidance_scale * (positive - negative)
             latents = scheduler.step(predicted, timestep, latents, **randomness).prev_sample
-    return latents
+        yield latents
 
 
 def develop(vae: Any, latents: Tensor) -> NDArray[np.uint8]:

@@ -93,7 +93,7 @@ def _of_checkpoint(config: GenerateConfig, folder: Storage, options: StorageOpti
     try:
         told, pinned = trained["model"]["source"], marker["model"]["digest"]
         objective, decay = trained["objective"], trained["ema"]["decay"]
-        overrides = _scheduler(objective["prediction"], bool(objective["zero_terminal_snr"]))
+        overrides = trained_scheduler(objective["prediction"], bool(objective["zero_terminal_snr"]))
     except (KeyError, TypeError) as error:
         raise DatasetError(f"{folder.uri}: its {CONFIG} lacks {error}; take another checkpoint") from error
     if config.weights == "ema" and decay is None:
@@ -112,7 +112,8 @@ def _of_checkpoint(config: GenerateConfig, folder: Storage, options: StorageOpti
     )
 
 
-def _scheduler(prediction: str, zero_terminal_snr: bool) -> dict[str, Any]:
+def trained_scheduler(prediction: str, zero_terminal_snr: bool) -> dict[str, Any]:
+    """What a training's objective settles of a sampler's configuration."""
     settings: dict[str, Any] = {"prediction_type": "v_prediction" if prediction == "v" else "epsilon"}
     if zero_terminal_snr:  # the last timestep must be among those sampled: there all is noise
         settings |= {"rescale_betas_zero_snr": True, "timestep_spacing": "trailing"}

@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -36,19 +36,31 @@ def folder() -> Path:
     return Path(home) / "sdp" / "models"
 
 
-def download(source: "ModelSource", options: "StorageOptions | None") -> Path:
+Listing = Callable[["Storage"], "list[FileInfo]"]
+"""Of a folder in a bucket the files that are wanted."""
+
+
+def model_files(storage: "Storage") -> "list[FileInfo]":
+    """Those of a model in diffusers layout."""
+    found = [file for part in layout.PARTS for file in storage.list(part)]
+    if storage.exists(layout.INDEX):
+        found.append(storage.stat(layout.INDEX))
+    belonging = set(layout.belonging(file.path for file in found))
+    return [file for file in found if file.path in belonging]
+
+
+def download(source: "ModelSource", options: "StorageOptions | None", wanted: Listing = model_files) -> Path:
     """The folder that holds what the bucket's folder holds now."""
     from sdp.storage import open_storage
 
     storage = open_storage(source.uri, options)
-    listing = _listing(storage)
+    listing = wanted(storage)
     if not listing:
-        raise ModelError(
-            f"model source {source}: there is no model in it; needed are {', '.join(layout.PARTS)} in diffusers layout"
-        )
+        needed = f"needed are {', '.join(layout.PARTS)} in diffusers layout" if wanted is model_files else "check it"
+        raise ModelError(f"model source {source}: there is no model in it; {needed}")
     key = _key(storage.uri, listing)
     try:
-        return _known(key) or _download_once(storage, listing, key)
+        return _known(key) or _download_once(storage, listing, key, wanted)
     except OSError as error:
         raise StorageError(
             f"model source {source}: cannot be kept in {folder()} ({error.strerror or error}); make room there, or set "
@@ -72,21 +84,13 @@ def digest(path: Path, names: Sequence[str]) -> str:
     return found
 
 
-def _listing(storage: "Storage") -> "list[FileInfo]":
-    found = [file for part in layout.PARTS for file in storage.list(part)]
-    if storage.exists(layout.INDEX):
-        found.append(storage.stat(layout.INDEX))
-    belonging = set(layout.belonging(file.path for file in found))
-    return [file for file in found if file.path in belonging]
-
-
-def _download_once(storage: "Storage", listing: "list[FileInfo]", key: str) -> Path:
+def _download_once(storage: "Storage", listing: "list[FileInfo]", key: str, wanted: Listing) -> Path:
     from filelock import FileLock, Timeout
 
     folder().mkdir(parents=True, exist_ok=True)
     try:
         with FileLock(folder() / f".lock-{key}", timeout=LOCK_TIMEOUT_S):
-            return _known(key) or _download(storage, listing, key)
+            return _known(key) or _download(storage, listing, key, wanted)
     except Timeout as error:
         raise Unavailable(
             f"{storage.uri}: another process of this machine has been downloading it for {LOCK_TIMEOUT_S:.0f} s; "
@@ -94,13 +98,13 @@ def _download_once(storage: "Storage", listing: "list[FileInfo]", key: str) -> P
         ) from error
 
 
-def _download(storage: "Storage", listing: "list[FileInfo]", key: str) -> Path:
+def _download(storage: "Storage", listing: "list[FileInfo]", key: str, wanted: Listing) -> Path:
     """Only ever run by the holder of the lock: what an earlier holder left half done is ours to clear away."""
     partial = folder() / f".partial-{key}"
     shutil.rmtree(partial, ignore_errors=True)
     for file in listing:
         _fetch(storage, file, partial / file.path)
-    if _key(storage.uri, _listing(storage)) != key:
+    if _key(storage.uri, wanted(storage)) != key:
         shutil.rmtree(partial)
         raise Unavailable(f"{storage.uri}: the model changed while it was downloaded; try again when it is complete")
     found = layout.digest(partial, [file.path for file in listing])

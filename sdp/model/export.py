@@ -4,18 +4,20 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from sdp.datasets.output import read_json
 from sdp.errors import ModelError, UserError
 from sdp.model import load, sources
 from sdp.model.checkpoints import CONFIG, find_checkpoint, read_marker, read_weights
+from sdp.model.layout import INDEX
 from sdp.storage import Storage, StorageOptions, open_storage
 
 if TYPE_CHECKING:
     from diffusers import UNet2DConditionModel
 
 SCHEDULER = "scheduler/scheduler_config.json"
+Dtype = Literal["fp32", "fp16"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,26 +31,33 @@ class Exported:
     files: int
 
 
-def export(checkpoint: str, out: str, *, ema: bool = True, options: StorageOptions | None = None) -> Exported:
-    """Write the model of a checkpoint (or of a run's newest) to an empty folder: averaged weights, or the raw ones."""
+def export(
+    checkpoint: str, out: str, *, ema: bool = True, dtype: Dtype = "fp32", options: StorageOptions | None = None
+) -> Exported:
+    """Write the model of a checkpoint (or of a run's newest) to an empty folder: averaged weights, or the raw ones.
+
+    All of its networks are stored in `dtype`, also those that were not trained.
+    """
     folder = find_checkpoint(checkpoint, options)
     config = read_json(folder, CONFIG)
     step = int(read_marker(folder)["state"]["step"])
     target = open_storage(out, options)
     if target.names():
-        raise UserError(f"{target.uri}: there are files in it already; export to an empty folder")
+        raise UserError(f"export: OUT: {target.uri}: there are files in it already; choose an empty folder")
     source = _source(folder, config, options)
     unet: Any = _with_weights(load.load_unet_config(source), read_weights(folder, ema=ema), folder)
     with TemporaryDirectory(prefix="sdp-export-") as scratch:
         unet.save_pretrained(Path(scratch) / "unet", safe_serialization=True)
         made = {path.relative_to(scratch).as_posix(): path for path in Path(scratch).rglob("*") if path.is_file()}
         copied = {name: source / name for name in sources.present(source) if not name.startswith("unet/")}
-        written = 0
-        for name, path in sorted({**copied, **made}.items()):
-            data = path.read_bytes()
+        # What a folder is known by comes last: without it the folder is visibly unfinished.
+        names = sorted({**copied, **made}, key=lambda name: (name == INDEX, name))
+        for name in names:
+            data = {**copied, **made}[name].read_bytes()
+            if name.endswith(".safetensors"):
+                data = _in_dtype(data, dtype)
             target.publish(name, _scheduler(data, config) if name == SCHEDULER else data)
-            written += 1
-    return Exported(target.uri, folder.uri, step, ema, written)
+    return Exported(target.uri, folder.uri, step, ema, len(names))
 
 
 def load_trained_unet(
@@ -85,6 +94,20 @@ def _with_weights(architecture: dict[str, Any], weights: dict[str, Any], folder:
         raise ModelError(f"{folder.uri}: of another architecture than its model source ({cause})") from error
     trained: UNet2DConditionModel = unet.eval()
     return trained
+
+
+def _in_dtype(data: bytes, dtype: Dtype) -> bytes:
+    """A file of weights with its floating-point numbers in a dtype."""
+    import torch
+    from safetensors.torch import load as load_tensors
+    from safetensors.torch import save as save_tensors
+
+    wanted = {"fp32": torch.float32, "fp16": torch.float16}[dtype]
+    tensors = load_tensors(data)
+    if all(tensor.dtype == wanted for tensor in tensors.values() if tensor.is_floating_point()):
+        return data
+    cast = {name: tensor.to(wanted) if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
+    return save_tensors(cast, {"format": "pt"})
 
 
 def _scheduler(data: bytes, config: dict[str, Any]) -> bytes:

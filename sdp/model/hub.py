@@ -23,7 +23,7 @@ def exists(source: "ModelSource") -> Exists:
         return lambda name: (cached / name).is_file()
     from huggingface_hub import HfApi
 
-    with _explained(source):
+    with explained(source):
         told = HfApi().model_info(source.uri, revision=source.revision, timeout=TIMEOUT_S)
     return {file.rfilename for file in told.siblings or ()}.__contains__
 
@@ -35,7 +35,7 @@ def download(source: "ModelSource") -> Path:
         return cached
     from huggingface_hub import snapshot_download
 
-    with _explained(source):
+    with explained(source):
         return Path(
             snapshot_download(
                 source.uri, revision=source.revision, allow_patterns=layout.patterns(), etag_timeout=TIMEOUT_S
@@ -56,13 +56,14 @@ def _cached(source: "ModelSource") -> Path | None:
         )
     except LocalEntryNotFoundError as error:
         if constants.HF_HUB_OFFLINE:
-            raise _offline(source) from error
+            raise offline(source) from error
         return None
     whole = layout.lacking(lambda name: (folder / name).is_file(), layout.PARTS) is None
     return folder if whole or constants.HF_HUB_OFFLINE else None
 
 
-def _offline(source: "ModelSource") -> ModelError:
+def offline(source: "ModelSource") -> ModelError:
+    """That it would have to be fetched, and must not."""
     return ModelError(
         f"model source {source}: not (wholly) in this machine's hub cache, and HF_HUB_OFFLINE forbids to fetch it; "
         "unset HF_HUB_OFFLINE, or give a local or s3:// folder"
@@ -70,7 +71,8 @@ def _offline(source: "ModelSource") -> ModelError:
 
 
 @contextmanager
-def _explained(source: "ModelSource") -> Iterator[None]:
+def explained(source: "ModelSource") -> Iterator[None]:
+    """What goes wrong between us and the hub, in our words."""
     from huggingface_hub import errors
 
     where = f"model source {source}"

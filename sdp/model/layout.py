@@ -25,7 +25,7 @@ PARTS = ("vae", "text_encoder", "tokenizer", "unet", "scheduler")
 INDEX = "model_index.json"
 
 _WEIGHTS = {"vae": "diffusion_pytorch_model", "unet": "diffusion_pytorch_model", "text_encoder": "model"}
-_TOKENIZER = (
+TOKENIZER = (
     "tokenizer_config.json",
     "special_tokens_map.json",
     "added_tokens.json",
@@ -37,7 +37,7 @@ _TOKENIZER = (
 
 def patterns() -> list[str]:
     """Of the files that belong to a model, relative to its folder."""
-    found = [INDEX, "scheduler/scheduler_config.json", *(f"tokenizer/{name}" for name in _TOKENIZER)]
+    found = [INDEX, "scheduler/scheduler_config.json", *(f"tokenizer/{name}" for name in TOKENIZER)]
     for part, stem in _WEIGHTS.items():
         found += [
             f"{part}/config.json",

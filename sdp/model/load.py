@@ -51,7 +51,7 @@ def load_text_encoder(
             folder, dtype=dtype or torch.float32, use_safetensors=True, output_loading_info=True
         )
 
-    encoder: CLIPTextModel = _frozen(_whole(read, folder), device)
+    encoder: CLIPTextModel = _frozen(whole(read, folder), device)
     return encoder
 
 
@@ -155,10 +155,10 @@ def _diffusers(kind: Any, path: Path, part: str, dtype: "torch.dtype | None") ->
             output_loading_info=True,
         )
 
-    return _whole(read, folder)
+    return whole(read, folder)
 
 
-def _whole(read: Callable[[], Loaded], folder: Path) -> Any:
+def whole(read: Callable[[], Loaded], folder: Path) -> Any:
     """A network from a file that had all of its weights, in the right shapes, and no others."""
     from safetensors import SafetensorError
 

@@ -81,10 +81,12 @@ class Staged:
 
 
 class Host:
-    """Memory of the host that is copied to, kept from save to save: to get it anew takes longer than to copy."""
+    """What is kept from save to save: memory to copy to, as to get it anew takes longer than to copy; and who writes
+    what, which the workers need not agree on again as long as the tensors are the same."""
 
     def __init__(self) -> None:
         self._memory: dict[str, Tensor] = {}
+        self._layout: tuple[_Signature, _Layout] | None = None
 
     def take(self, name: str, count: int, pin: bool) -> Tensor:
         """So many bytes for a file; what was in them before must have been written."""
@@ -92,6 +94,31 @@ class Host:
         if memory is None or len(memory) < count:
             memory = self._memory[name] = torch.empty(count, dtype=torch.uint8, pin_memory=pin)
         return memory[:count]
+
+    def layout_of(self, tensors: Mapping[str, Tensor]) -> "_Layout | None":
+        """What was agreed on for tensors like these. They are alike on all workers, or on none."""
+        return self._layout[1] if self._layout is not None and self._layout[0] == _signature(tensors) else None
+
+    def keep(self, tensors: Mapping[str, Tensor], layout: "_Layout") -> None:
+        self._layout = (_signature(tensors), layout)
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """Which tensors a worker writes to which file, in their order, and on the first worker the index of all."""
+
+    files: Sequence[tuple[str, Sequence[str]]]
+    index: bytes | None
+
+
+_Signature = list[tuple[Any, ...]]
+
+
+def _signature(tensors: Mapping[str, Tensor]) -> _Signature:
+    return [
+        (n, t.dtype, t.shape, getattr(t, "placements", None), getattr(t, "device_mesh", None))
+        for n, t in tensors.items()
+    ]
 
 
 def save(storage: Storage, tensors: dict[str, Tensor], *, alone: bool = False) -> None:
@@ -104,13 +131,35 @@ def save(storage: Storage, tensors: dict[str, Tensor], *, alone: bool = False) -
 
 def stage(storage: Storage, tensors: dict[str, Tensor], *, alone: bool = False, host: Host | None = None) -> Staged:
     """Agree on who writes what, and copy it; every worker calls it, as above."""
-    writer = _Writer(host or Host())
-    try:
-        with _without_the_warning_of_being_alone():
-            save_state(tensors, storage_writer=writer, no_dist=alone)
-    except CheckpointException as error:
-        raise _cause(error, f"{storage.uri}: could not be saved") from error
-    return Staged(storage, writer.files, writer.index)
+    host = host or Host()
+    layout = host.layout_of(tensors)
+    if layout is None:
+        writer = _Writer()
+        try:
+            with _without_the_warning_of_being_alone():
+                save_state(tensors, storage_writer=writer, no_dist=alone)
+        except CheckpointException as error:
+            raise _cause(error, f"{storage.uri}: could not be saved") from error
+        layout = _Layout(writer.files, writer.index)
+        host.keep(tensors, layout)
+    return Staged(storage, _copied(tensors, layout, host), layout.index)
+
+
+def _copied(tensors: Mapping[str, Tensor], layout: _Layout, host: Host) -> list["_File"]:
+    """A worker's share on the host, in files of raw bytes."""
+    files, on_gpu = [], False
+    for file, names in layout.files:
+        flat = [_flat(tensors[name]) for name in names]
+        pin = any(tensor.is_cuda for tensor in flat)
+        on_gpu |= pin
+        memory, at = host.take(file, sum(map(len, flat)), pin), 0
+        for tensor in flat:
+            memory[at : at + len(tensor)].copy_(tensor, non_blocking=True)
+            at += len(tensor)
+        files.append(_File(file, memory.numpy().data))
+    if on_gpu:
+        torch.cuda.synchronize()
+    return files
 
 
 def load(storage: Storage, tensors: dict[str, Tensor], *, alone: bool = False) -> None:
@@ -173,11 +222,10 @@ class _File:
 
 
 class _Writer(StorageWriter):
-    """Lays a worker's chunks out in files of raw bytes, in memory."""
+    """Lays a worker's chunks out in files, and writes none: they are copied by that."""
 
-    def __init__(self, host: Host) -> None:
-        self._host = host
-        self.files: list[_File] = []
+    def __init__(self) -> None:
+        self.files: list[tuple[str, list[str]]] = []
         self.index: bytes | None = None
         """Of all workers, on the first one."""
 
@@ -194,20 +242,14 @@ class _Writer(StorageWriter):
         return [SavePlan(plan.items, rank, plan.planner_data, plan.usable) for rank, plan in enumerate(plans)]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        results, on_gpu = [], False
+        results = []
         for number, items in enumerate(_files(plan.items)):
-            name = f"worker-{plan.storage_data:05d}.{number:03d}.bin"
-            tensors = [_flat(planner.resolve_data(item)) for item in items]
-            pin = any(tensor.is_cuda for tensor in tensors)
-            on_gpu |= pin
-            memory, at = self._host.take(name, sum(map(len, tensors)), pin), 0
-            for item, tensor in zip(items, tensors, strict=True):
-                memory[at : at + len(tensor)].copy_(tensor, non_blocking=True)
-                results.append(WriteResult(item.index, len(tensor), (name, at)))
-                at += len(tensor)
-            self.files.append(_File(name, memory.numpy().data))
-        if on_gpu:
-            torch.cuda.synchronize()
+            name, at = f"worker-{plan.storage_data:05d}.{number:03d}.bin", 0
+            for item in items:
+                length = len(_flat(planner.resolve_data(item)))
+                results.append(WriteResult(item.index, length, (name, at)))
+                at += length
+            self.files.append((name, [item.index.fqn for item in items]))
         done: Future[list[WriteResult]] = Future()
         done.set_result(results)
         return done
@@ -294,9 +336,10 @@ def _files(items: Sequence[WriteItem]) -> Iterator[list[WriteItem]]:
 
 
 def _flat(tensor: Any) -> Tensor:
-    """Its bytes, where it is."""
+    """The bytes of a tensor, or of this worker's shard of it, where they are."""
     assert isinstance(tensor, Tensor)  # _files has looked
-    flat = tensor.detach().contiguous().view(-1)
+    local: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    flat = local.detach().contiguous().view(-1)
     return flat.view(torch.uint8) if len(flat) else flat.new_empty(0, dtype=torch.uint8)
 
 

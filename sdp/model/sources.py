@@ -95,7 +95,7 @@ def check(
         _refuse_lacking(source, folder.exists, parts)
         _refuse_contradiction(source, layout.contradiction(folder.read, parts))
     else:
-        _check_folder(source, _folder(source), parts)
+        _check_folder(source, local_folder(source), parts)
     return source
 
 
@@ -121,7 +121,7 @@ def resolve(
     elif source.kind == "bucket":
         path = cache.download(source, storage)
     else:
-        path = _folder(source)
+        path = local_folder(source)
     names = present(path)
     if not names:
         _refuse_lacking(source, lambda _: False, PARTS)
@@ -175,7 +175,7 @@ def _on_hub(text: str, repo: str, revision: str | None) -> ModelSource:
     return ModelSource("hub", repo, revision)
 
 
-def _folder(source: ModelSource) -> Path:
+def local_folder(source: ModelSource) -> Path:
     """Of a source that lies on this machine already."""
     if source.kind == "builtin":
         name = source.uri.removeprefix(BUILTIN)

@@ -25,6 +25,7 @@ from sdp.process.recipe import TEXT, Settings
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _LOG_VARIANCE = (-30.0, 20.0)
 """Where diffusers clamps the VAE's log-variance."""
+_NO_MEMORY = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
 _cuda: Any = torch.cuda  # its streams and events come without types
 
 
@@ -145,7 +146,9 @@ class Encoder:
         try:
             values, good = encode(batch, numbers)
             return values[:count], good[:count]
-        except torch.OutOfMemoryError as error:
+        except RuntimeError as error:
+            if not _no_memory(error):
+                raise
             if count == 1:
                 name = "a caption" if what == TEXT else f"an image of {what} px"
                 raise EncoderTooSmall(
@@ -285,6 +288,11 @@ class _Slot:
         flat.numpy()[:] = np.ascontiguousarray(batch).reshape(-1).view(np.uint8)
         kind = torch.from_numpy(np.empty(0, batch.dtype)).dtype
         return flat.view(kind).view(batch.shape)
+
+
+def _no_memory(error: RuntimeError) -> bool:
+    """Libraries beneath torch say it in their own words, where others have taken the memory that they need."""
+    return isinstance(error, torch.OutOfMemoryError) or any(words in str(error) for words in _NO_MEMORY)
 
 
 def _finite(values: Tensor) -> tuple[Tensor, Tensor]:

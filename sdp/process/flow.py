@@ -198,8 +198,8 @@ class Flow(Generic[Chunk, Rows]):
 class Tuner:
     """How many transforms at once keep the encoders busy, from what both have taken so far."""
 
-    most: int
-    """The most to use."""
+    most: int | None
+    """The most to use; None for as many as it takes: those that find no CPU free ask an autoscaler for more."""
     first: int
     """With how many to begin."""
     _transform_s: float = 0.0
@@ -216,9 +216,12 @@ class Tuner:
     def transforms(self, encoders: int, starved: bool) -> int:
         """A quarter more than the encoders' pace needs; all there are while they starve."""
         if not self._transform_s or not self._encode_s:
-            return min(self.first, self.most)
+            return self._bounded(self.first)
         needed = math.ceil(1.25 * max(encoders, 1) * self._transform_s / self._encode_s) + 1
-        return max(1, min(self.most, needed * 2 if starved else needed))
+        return self._bounded(needed * 2 if starved else needed)
+
+    def _bounded(self, count: int) -> int:
+        return count if self.most is None else min(self.most, count)
 
 
 def _smooth(mean: float, value: float) -> float:

@@ -56,6 +56,8 @@ _PATIENCE = 3
 _WINDOW_S = 30.0
 """Over which the progress line's rates are taken."""
 _EMIT_S = 1.0
+_LOOK_S = 10.0
+"""How often to see what the cluster has."""
 _IDLE_S = 60.0
 """An encoder beyond the least that has had nothing to do for so long is let go."""
 _DIED = (WorkerCrashedError, NodeDiedError, OutOfMemoryError)
@@ -156,7 +158,7 @@ class _Run:
         self._gpus = config.encode.gpus_per_worker if resources.get("GPU") or config.encode.accelerator else 0.0
         self._encoder_cpus = 1 if self._gpus or cpus > self._least else 0
         free = max(1, cpus - self._encoder_cpus * self._least)
-        self._tuner = Tuner(most=config.transform.concurrency or 4 * cpus, first=config.transform.concurrency or free)
+        self._tuner = Tuner(most=config.transform.concurrency, first=config.transform.concurrency or free)
         self._flow: Flow[ObjectRef[Chunk], ObjectRef[Rows]] = Flow(
             self._planned(pending), Room(transforms=free, ready=2, chunks=self._room_for(resources), writes=4)
         )
@@ -172,7 +174,7 @@ class _Run:
         self._impatience: dict[Any, int] = {}
         self._batch_sizes = dict(self._orders.settings.batch_sizes)
         self._recent: deque[tuple[float, int, int]] = deque()
-        self._began = time.monotonic()
+        self._began = self._looked = time.monotonic()
         self._deaths_in_a_row = 0
         self._ever_ready = False
         self._telemetry, self._emitted = telemetry.begin(config.output.uri), 0.0
@@ -217,6 +219,9 @@ class _Run:
     def _start_all(self) -> None:
         ready = [encoder for encoder in self._encoders if encoder.ready]
         room = self._flow.room
+        if time.monotonic() - self._looked > _LOOK_S:  # a cluster may have grown
+            self._looked = time.monotonic()
+            room.chunks = self._room_for(ray.cluster_resources())  # type: ignore[no-untyped-call]  # Ray's
         room.transforms = self._tuner.transforms(max(len(ready), self._least), starved=self._starved(ready))
         room.ready = 2 * max(len(ready), self._least)
         while (started := self._flow.start_transform()) is not None:

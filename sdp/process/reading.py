@@ -161,8 +161,10 @@ def _spans(piece: Piece) -> Iterator[_Span]:
 
 
 def _rows_of(table: pa.Table, rows: NDArray[np.int64], columns: Columns) -> Iterator[SourceRow]:
-    keys = table["key"] if "key" in table.column_names else [None] * len(rows)
-    for row, key, image, caption in zip(rows.tolist(), keys, table[columns.image], table[columns.caption], strict=True):
+    keys, captions = (
+        table[name] if name in table.column_names else [None] * len(rows) for name in ("key", columns.caption)
+    )
+    for row, key, image, caption in zip(rows.tolist(), keys, table[columns.image], captions, strict=True):
         yield SourceRow(row, _text(key) or f"{row:012d}", _bytes(image), _text(caption))
 
 

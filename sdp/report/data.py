@@ -17,6 +17,7 @@ from sdp.datasets.outcomes import FAILURE_REASONS, FILTER_REASONS
 from sdp.datasets.output import read_json
 from sdp.datasets.parts import read_account
 from sdp.datasets.units import PARTS, parse_part_name
+from sdp.errors import DatasetError
 from sdp.report import charts
 from sdp.report.page import Block, Drawing, Folded, Gallery, Section, Table, Tile
 from sdp.storage import Storage
@@ -131,11 +132,16 @@ def _sampled(storage: Storage, names: list[str], most: int, seed: int) -> Iterat
     draw, taken = random.Random(seed), 0
     for number, name in enumerate(names):
         wanted = most * (number + 1) // len(names) - taken
-        file = pq.ParquetFile(storage.open(name))
-        groups = file.metadata.num_row_groups
-        if not wanted or not groups:
+        try:
+            file = pq.ParquetFile(storage.open(name), page_checksum_verification=True)
+            groups = file.metadata.num_row_groups
+            if not wanted or not groups:
+                continue
+            table = file.read_row_group(draw.randrange(groups))
+        except (pa.ArrowException, OSError):  # the page names it among its problems
             continue
-        table = file.read_row_group(draw.randrange(groups))
+        if "image" not in table.column_names:
+            continue
         taken += min(wanted, table.num_rows)
         chosen = sorted(draw.sample(range(table.num_rows), min(wanted, table.num_rows)))
         yield from table.take(pa.array(chosen, pa.int64())).to_pylist()
@@ -145,7 +151,10 @@ def _examples(storage: Storage, names: list[str]) -> Block:
     """A few rows of each reason, with their detail."""
     rows, seen = list[tuple[str, int, str, int]](), Counter[str]()
     for name in names:
-        account = read_account(storage, name)
+        try:
+            account = read_account(storage, name)
+        except DatasetError:
+            continue
         left_out = account.filter(pc.is_valid(account["reason"]))
         for row in left_out.slice(0, 1000).to_pylist():
             if seen[row["reason"]] < _EXAMPLES:

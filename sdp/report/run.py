@@ -12,6 +12,9 @@ from sdp.model.checkpoints import CONFIG, checkpoint_name, read_marker, steps_in
 from sdp.report import charts
 from sdp.report.charts import Line
 from sdp.report.page import Block, Drawing, Folded, Section, Table
+from sdp.report.profile import SUMMARY, drawing
+from sdp.report.samples import samples_blocks
+from sdp.report.validation import validation_blocks
 from sdp.storage import Storage
 
 EVENTS, METRICS = "events.jsonl", "metrics.jsonl"
@@ -19,7 +22,7 @@ _TROUBLE = {"recovered", "gave_up", "bad_step", "stalled"}
 _LATEST = 30
 
 
-def run_section(storage: Storage) -> Section:
+def run_section(storage: Storage, pictures: int = 48) -> Section:
     """What there is to say of a run."""
     metrics, events = _lines(storage, METRICS), _lines(storage, EVENTS)
     whole = [step for step, complete in steps_in(storage).items() if complete]
@@ -28,6 +31,11 @@ def run_section(storage: Storage) -> Section:
     blocks: list[Block] = []
     if metrics:
         blocks += _curves(metrics)
+    if pictures:
+        blocks += samples_blocks(storage, pictures)
+    if storage.exists(SUMMARY):
+        profile = json.loads(storage.read(SUMMARY))
+        blocks.append(Drawing(f"Where a step's time and memory goes, step {profile['last_step']:,}", drawing(profile)))
     if markers:
         blocks.append(_checkpoints(markers))
     if events:
@@ -115,14 +123,11 @@ def _curves(metrics: Sequence[Mapping[str, Any]]) -> list[Block]:
     ]
     if any(line.get("memory_peak") for line in metrics):
         memory = [
-            curve("allocated", lambda line: _gb(line.get("memory"))),
+            curve("allocated", lambda line: _gb(line.get("memory_allocated"))),
             curve("peak", lambda line: _gb(line.get("memory_peak"))),
         ]
         blocks.append(Drawing("GPU memory, GB", charts.lines(memory, x_name="step", zero=True)))
-    losses = _last_with(metrics, "validation")
-    if losses:
-        blocks.append(_validation(losses))
-    return blocks
+    return blocks + validation_blocks(metrics)
 
 
 def _gb(count: float | None) -> float | None:
@@ -140,17 +145,6 @@ def _split(metrics: Sequence[Mapping[str, Any]]) -> list[tuple[str, float, str]]
         mean = sum(w * line["time"].get(name, 0.0) for w, line in zip(weights, metrics, strict=True)) / whole
         split.append((name, mean, f"{1000 * mean:,.1f} ms"))
     return split
-
-
-def _last_with(metrics: Sequence[Mapping[str, Any]], name: str) -> Mapping[str, float]:
-    found = [line[name] for line in metrics if line.get(name)]
-    return found[-1] if found else {}
-
-
-def _validation(losses: Mapping[str, float]) -> Block:
-    return Table(
-        "Held-out loss by timestep", ("timesteps", "loss"), [(name, float(loss)) for name, loss in losses.items()]
-    )
 
 
 def _checkpoints(markers: Mapping[int, Mapping[str, Any]]) -> Block:

@@ -7,7 +7,9 @@ from sdp.datasets.audit import RUN
 from sdp.datasets.manifest import MANIFEST
 from sdp.datasets.output import HEAD, read_json
 from sdp.errors import DatasetError, SdpError
+from sdp.evaluate.layout import RESULT
 from sdp.report.data import dataset_section
+from sdp.report.evaluation import evaluation_section
 from sdp.report.page import Section
 from sdp.report.run import run_section
 from sdp.storage import Storage, StorageOptions, open_storage
@@ -28,7 +30,9 @@ def gather(uris: Sequence[str], options: StorageOptions | None = None, *, pictur
 
 def _section(storage: Storage, pictures: int) -> Section:
     if storage.exists(RUN):
-        return run_section(storage)
+        return run_section(storage, pictures)
+    if storage.exists(RESULT):
+        return evaluation_section(storage)
     if storage.exists(HEAD):
         return dataset_section(storage, pictures)
     raise DatasetError(f"{storage.uri}: neither a dataset of sdp (no {HEAD}) nor a run (no {RUN}); check the address")
@@ -43,7 +47,7 @@ def _upstream(storage: Storage, options: StorageOptions | None) -> Iterator[Stor
             return
         try:
             storage = open_storage(made_from, options)
-            if not storage.exists(HEAD) and not storage.exists(RUN):
+            if not any(storage.exists(name) for name in (HEAD, RUN, RESULT)):
                 return
         except SdpError:  # moved, or not ours to read: the report does without
             return
@@ -54,6 +58,10 @@ def _made_from(storage: Storage) -> str | None:
     if storage.exists(RUN):
         datasets: list[Any] = read_json(storage, RUN).get("datasets", [])
         return str(datasets[0]) if datasets else None
+    if storage.exists(RESULT):
+        result = read_json(storage, RESULT)
+        found = (result.get("generated") or {}).get("uri") or (result.get("loss") or {}).get("run")
+        return str(found) if found else None
     if storage.exists(MANIFEST):
         found = (read_json(storage, MANIFEST).get("input") or {}).get("uri")
         return str(found) if found else None

@@ -91,6 +91,13 @@ _METRICS = (
     Metric("sdp_train_bad_rows_total", COUNTER, "rows", "Rows that turned out bad and counted for nothing.", ("rank",)),
     Metric("sdp_train_loss", GAUGE, "1", "The loss, over the steps since the last line of metrics.jsonl."),
     Metric("sdp_train_loss_smoothed", GAUGE, "1", "The loss, smoothed."),
+    Metric(
+        "sdp_train_validation_loss",
+        GAUGE,
+        "1",
+        "The loss on rows that are not trained on, by range of timesteps, such as 0-99; and of all.",
+        ("timesteps",),
+    ),
     Metric("sdp_train_gradient_norm", GAUGE, "1", "The gradient's norm before clipping."),
     Metric("sdp_train_learning_rate", GAUGE, "1", "The learning rate."),
     Metric("sdp_train_samples_per_second", GAUGE, "samples/s", "Throughput since the last line of metrics.jsonl."),

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from sdp.config import TrainConfig
-from sdp.datasets.manifest import Dataset, open_dataset
+from sdp.datasets.manifest import open_dataset
 from sdp.errors import UserError
 from sdp.model import load
 from sdp.model.checkpoints import find_checkpoint
@@ -20,9 +20,11 @@ from sdp.train.checkpoint import Checkpointer
 from sdp.train.data.direct import DirectReader
 from sdp.train.data.encoded import EncodedReader, Engine
 from sdp.train.data.images import ImagesDataset, load_encoder, open_images
-from sdp.train.data.latents import open_latents, refuse_another_encoder
+from sdp.train.data.latents import refuse_another_encoder
 from sdp.train.data.online import Ask, Online, slices_ahead
 from sdp.train.data.order import OrderShape
+from sdp.train.data.sources import Sources, open_sources
+from sdp.train.data.streamed import Feed, StreamedReader
 from sdp.train.data.weights import row_weights
 from sdp.train.plan import DATASET_KINDS
 from sdp.train.run_folder import RunFolder
@@ -38,22 +40,22 @@ def assemble(
     *,
     reader: Reader | None = None,
     ask: Ask | None = None,
+    feed: Feed | None = None,
     callbacks: Sequence[Callback] = (),
     stop: Stop | None = None,
 ) -> Trainer:
     """The trainer of this worker. Without a reader it reads source.uri, as data.mode says.
 
-    `ask` is for mode online: it has a slice encoded somewhere else.
+    `ask` is for mode online: it has a slice encoded somewhere else. `feed` is for data.reader ray: it brings rows.
     """
     torch.set_float32_matmul_precision("high")
     options = config.storage.options()
     model = resolve(config.model.source, storage=options)
-    source = config.source.uri
-    facts = {"model": {"source": str(model.source), "digest": model.digest}}
+    facts: dict[str, Any] = {"model": {"source": str(model.source), "digest": model.digest}}
     if reader is None:
-        dataset = open_dataset(open_storage(source, options), DATASET_KINDS[config.data.mode])
-        reader = make_reader(config, dataset, model, world, ask)
-        facts["dataset"] = dataset.lineage
+        reader, read = make_reader(config, model, world, ask, feed)
+        facts |= read
+    facts["epoch_rows"] = reader.rows
     begin_from = config.model.start_from
     return Trainer(
         Ingredients(
@@ -80,12 +82,17 @@ def assemble(
 
 
 def make_reader(
-    config: TrainConfig, dataset: Dataset, model: LocalModel, world: World, ask: Ask | None = None
-) -> Reader:
-    """The way to the data that data.mode names."""
+    config: TrainConfig, model: LocalModel, world: World, ask: Ask | None = None, feed: Feed | None = None
+) -> tuple[Reader, dict[str, Any]]:
+    """The way to the data that data.mode names, and what a checkpoint is to say of the data."""
     if config.data.mode == "offline":
-        refuse_another_encoder(config, dataset, model)
-        return offline_reader(config, dataset, world)
+        sources = open_sources(config, write=True)
+        for source in sources.all:
+            if source.dataset is not None:
+                refuse_another_encoder(config, source.dataset, model)
+        return offline_reader(config, sources, world, feed), sources.facts
+    storage = open_storage(config.source.uri, config.storage.options())
+    dataset = open_dataset(storage, DATASET_KINDS[config.data.mode])
     images = open_images(config, dataset, model)
     if config.data.mode == "collocated":
         from sdp.train.data.collocated import Collocated
@@ -95,7 +102,7 @@ def make_reader(
         if ask is None:
             raise UserError("data.mode: online needs encoders of its own: train on Ray, or choose collocated")
         engine = Online(ask, slices_ahead(config, images, world.size))
-    return encoded_reader(config, images, engine, world)
+    return encoded_reader(config, images, engine, world), {"dataset": dataset.lineage}
 
 
 def encoded_reader(config: TrainConfig, images: ImagesDataset, engine: Engine, world: World) -> EncodedReader:
@@ -114,19 +121,25 @@ def encoded_reader(config: TrainConfig, images: ImagesDataset, engine: Engine, w
     )
 
 
-def offline_reader(config: TrainConfig, dataset: Dataset, world: World) -> DirectReader:
-    """The direct reader of a latents dataset."""
+def offline_reader(config: TrainConfig, sources: Sources, world: World, feed: Feed | None = None) -> Reader:
+    """The reader of latents that data.reader names."""
     data = config.data
+    shuffle, on_gpu = data.shuffle, world.device.type == "cuda"
+    if data.reader == "ray":
+        if feed is None:
+            raise UserError("data.reader: ray needs workers under Ray Train; run `sdp train`")
+        columns = sources.ingredients[0].dataset.columns
+        mixed = -(-shuffle.lanes // world.size)
+        return StreamedReader(feed, columns, world.rank, world.size, sources.rows, mixed, data.ahead, pin=on_gpu)
     return DirectReader(
-        open_latents(dataset, data.resolution, config.limit),
+        sources.ingredients,
         config.seed,
-        OrderShape(data.shuffle.lanes, data.shuffle.units, data.shuffle.row_groups),
+        OrderShape(shuffle.lanes, shuffle.units, shuffle.row_groups),
         world.rank,
         world.size,
-        weighing=partial(row_weights, dataset.storage, data.holdout, config.limit),
         threads=data.readers,
         ahead=data.ahead,
-        pin=world.device.type == "cuda",
+        pin=on_gpu,
     )
 
 

@@ -44,6 +44,8 @@ class Checkpointer:
     _ledger: Ledger = field(default_factory=Ledger)
     _losses: dict[int, float] = field(default_factory=dict)
     """Of complete checkpoints, as far as they have been looked at."""
+    _left_over: set[int] | None = None
+    """Steps that had a folder before this process wrote its first: looked for once, as every look is a stall."""
     _host: sharded.Host = field(default_factory=sharded.Host)
     _threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "sdp-checkpoint"))
 
@@ -54,7 +56,10 @@ class Checkpointer:
         time, and when the last checkpoint is complete."""
         folder = self.run.checkpoint(state.step)
         if self.world.is_main:
-            self.run.delete_checkpoint(state.step)  # what is left of a try that did not end well
+            if self._left_over is None:
+                self._left_over = set(self.run.steps())
+            if state.step in self._left_over:  # of a try that did not end well
+                self.run.delete_checkpoint(state.step)
         self.world.share(None)  # nobody writes before that is gone
         staged = sharded.stage(folder, tensors, alone=self.world.size == 1, host=self._host)
         told = self.world.gather((consumed.to_bytes(), list(bad)))

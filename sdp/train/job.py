@@ -10,6 +10,7 @@ import socket
 import tempfile
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,17 +29,22 @@ from sdp.errors import LeaseLost, SdpError, UserError
 from sdp.lease import Lease
 from sdp.model.load import load_unet_config
 from sdp.model.sources import resolve
-from sdp.storage import open_storage
+from sdp.storage import StorageOptions, open_storage
 from sdp.telemetry.registry import serve
-from sdp.train import online
+from sdp.train import online, ray_reader
 from sdp.train.board import Board, Told
 from sdp.train.callbacks.base import Callback, StepReport
 from sdp.train.callbacks.checkpoints import SaveCheckpoints
 from sdp.train.callbacks.metrics import RecordMetrics
+from sdp.train.callbacks.profile import Profile
+from sdp.train.callbacks.stragglers import NameSlowest
 from sdp.train.callbacks.telemetry import EmitMetrics
+from sdp.train.callbacks.tensorboard import WriteEvents
 from sdp.train.callbacks.watchdog import Watchdog
+from sdp.train.callbacks.weights_and_biases import TellWandb, require_wandb
 from sdp.train.checkpoint import read_state
 from sdp.train.data.images import open_images
+from sdp.train.data.sources import open_sources, uris_of
 from sdp.train.phases import phases_of, with_budget_left
 from sdp.train.plan import Plan, finished, make_plan, most_workers, progress_line, summary_lines
 from sdp.train.run_folder import RunFolder
@@ -66,6 +72,7 @@ class TrainSummary:
 
 def run(config: TrainConfig, *, dry_run: bool = False) -> TrainSummary:
     """Train, or go on training."""
+    require_wandb(config.log.wandb.project)
     phases = phases_of(_absolute(config))
     for number, phase in enumerate(phases):
         make_plan(phase, begun=number == 0)  # what is wrong with the last one is told before the first begins
@@ -92,7 +99,9 @@ def _run(config: TrainConfig, *, dry_run: bool, begun: bool) -> TrainSummary:
     if not config.scaling.in_driver:
         cluster.require_reachable()
     with Lease.acquire(folder.storage, "sdp train") as lease:
-        folder.claim({"datasets": [config.source.uri], "identity": identity(config)})
+        folder.claim({"datasets": uris_of(config), "identity": identity(config)})
+        if config.data.mode == "offline":
+            open_sources(config, write=True)  # what is plain files is listed once, and not by each trainer
         if plan.finished:
             say(f"{config.output.uri}: nothing to do: {plan.finished}")
             return TrainSummary(config.output.uri, plan.checkpoint, plan.state, plan.finished)
@@ -144,11 +153,19 @@ def _train_on_ray(config: TrainConfig, plan: Plan, folder: RunFolder, lease: Lea
     # Beside this driver: no other node's end shall be the job's.
     board: Any = ray.remote(num_cpus=0)(Board).options(scheduling_strategy=online.here()).remote()
     pool = _start_pool(config, resources)
+    feeder = None
+    if config.data.reader == "ray":
+        feeder = ray_reader.start_feeder(config, resources, most_workers(config), on_gpus=use_gpu)
     os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.5")
     with tempfile.TemporaryDirectory(prefix="sdp-train-") as scratch, _following(board, lease, plan):
         trainer = TorchTrainer(
             work,
-            train_loop_config={"config": config.model_dump(mode="json"), "board": board, "pool": pool},
+            train_loop_config={
+                "config": config.model_dump(mode="json"),
+                "board": board,
+                "pool": pool,
+                "feeder": feeder,
+            },
             scaling_config=_scaling(config, use_gpu),
             run_config=RunConfig(
                 name="run", storage_path=scratch, failure_config=FailureConfig(max_failures=config.max_failures)
@@ -162,8 +179,8 @@ def _train_on_ray(config: TrainConfig, plan: Plan, folder: RunFolder, lease: Lea
             folder.record("gave_up", failures=told.failures)
             raise told.fatal or SdpError(_gave_up(config, told, error)) from error
         finally:
-            if pool is not None:
-                ray.kill(pool)
+            for actor in filter(None, (pool, feeder)):
+                ray.kill(actor)
     told = ray.get(board.told.remote())
     if told.fatal is not None:
         folder.record("gave_up", failures=told.failures)
@@ -209,7 +226,10 @@ def work(given: dict[str, Any]) -> None:
         if (pool := given["pool"]) is not None:
             callbacks.append(online.FollowPool(pool, board.announce.remote))
             ask = online.asker(pool)
-        reason = assemble(config, world, ask=ask, callbacks=callbacks, stop=stop).train()
+        feed = None
+        if (feeder := given["feeder"]) is not None:
+            feed = ray_reader.RayFeed(feeder, world.share(uuid.uuid4().hex), rank, world.size)
+        reason = assemble(config, world, ask=ask, feed=feed, callbacks=callbacks, stop=stop).train()
     except Exception as error:
         fatal = error if isinstance(error, _FATAL) else None
         ray.get(board.failed.remote(rank, _line(error), fatal))
@@ -225,18 +245,46 @@ def _callbacks(
 ) -> list[Callback]:
     """What every worker does beside training."""
 
+    told: list[Callable[[dict[str, Any]], Any]] = [emit.line, publish]
+    beside: list[Callback] = []
+    if config.log.tensorboard:
+        beside.append(events := WriteEvents())
+        told.append(events.line)
+    if config.log.wandb.project is not None:
+        beside.append(wandb := TellWandb(config.log.wandb.project))
+        told.append(wandb.line)
+
     def tell(line: dict[str, Any]) -> None:
-        emit.line(line)
-        publish(line)
+        for hear in told:
+            hear(line)
 
     callbacks: list[Callback] = [
         SaveCheckpoints(config.checkpoint.every_steps),
+        *_looking(config),
+        NameSlowest(config.log.every_steps),
         RecordMetrics(config.log.every_steps, _flops(config, world), tell),
         emit,
+        *beside,
     ]
     if config.watchdog_s is not None:
         callbacks.append(Watchdog(config.watchdog_s))
+    if config.profile.steps is not None:
+        callbacks.append(Profile(config.profile.steps, config.profile.start))
     return callbacks
+
+
+def _looking(config: TrainConfig) -> list[Callback]:
+    """What shows how good the model is by now."""
+    looking: list[Callback] = []
+    if config.evaluate.every_steps is not None:
+        from sdp.train.callbacks.validation import MeasureUnseen
+
+        looking.append(MeasureUnseen(config))
+    if config.samples.every_steps is not None:
+        from sdp.train.callbacks.samples import DrawSamples
+
+        looking.append(DrawSamples(config))
+    return looking
 
 
 def _flops(config: TrainConfig, world: World) -> float | None:
@@ -368,9 +416,17 @@ def _refuse_more_workers_than_there_can_be(config: TrainConfig, resources: dict[
 def _absolute(config: TrainConfig) -> TrainConfig:
     """The same with addresses that mean the same in a worker, whose working directory is another."""
     options = config.storage.options()
-    source = config.source.model_copy(update={"uri": open_storage(config.source.uri, options).uri})
+    changes: dict[str, Any] = {"uri": _absolute_uri(config.source.uri, options)}
+    changes["also"] = tuple(
+        other.model_copy(update={"uri": _absolute_uri(other.uri, options)}) for other in config.source.also
+    )
+    source = config.source.model_copy(update=changes)
     output = config.output.model_copy(update={"uri": open_storage(config.output.uri, options).uri})
     return config.model_copy(update={"source": source, "output": output})
+
+
+def _absolute_uri(uri: str, options: StorageOptions) -> str:
+    return uri if uri.startswith(("https://", "http://", "hf://")) else open_storage(uri, options).uri
 
 
 def _gpus_are_real(config: TrainConfig) -> bool:

@@ -12,7 +12,7 @@ import asyncio
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import ray
@@ -46,7 +46,9 @@ from sdp.train.data.images import (
 from sdp.train.data.online import Ask
 from sdp.train.data.order import Blocks
 from sdp.train.data.pacing import Pacer
-from sdp.train.trainer import Trainer
+
+if TYPE_CHECKING:
+    from sdp.train.trainer import Trainer
 
 _AT_ONCE = 2
 """Slices that an encoder holds: while one is encoded the next one is fetched to its node."""
@@ -166,7 +168,7 @@ class FollowPool(Callback):
     _told_at: float = 0.0
     _asked: Any = None
 
-    def on_step(self, trainer: Trainer, report: StepReport) -> None:
+    def on_step(self, trainer: "Trainer", report: StepReport) -> None:
         self._steps += 1
         if self._steps <= _WARM_STEPS:  # the first ones are slower than all others
             return
@@ -182,12 +184,12 @@ class FollowPool(Callback):
         if self._asked is not None and ray.wait([self._asked], timeout=0)[0]:
             self._hear(trainer)
 
-    def on_end(self, trainer: Trainer) -> None:
+    def on_end(self, trainer: "Trainer") -> None:
         if trainer.world.is_main:
             self._asked = self._asked or self.pool.news.remote()
             self._hear(trainer)
 
-    def _hear(self, trainer: Trainer) -> None:
+    def _hear(self, trainer: "Trainer") -> None:
         figures, changes = ray.get(self._asked)
         self._asked = None
         trainer.gauges.update(figures)

@@ -13,6 +13,7 @@ are the same on every device; noise is Box-Muller in fp32 and the same to within
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -34,6 +35,7 @@ class Purpose(IntEnum):
     OFFSET_NOISE = 4
     VAE = 5
     CROP = 6
+    CAPTION = 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +43,8 @@ class RowRandom:
     """The random numbers of some rows (int64 addresses on the device that computes) in one epoch."""
 
     seed: int
-    epoch: int
+    epoch: int | Tensor
+    """One for all, or one of each row."""
     rows: Tensor
 
     def normal(self, purpose: Purpose, *shape: int) -> Tensor:
@@ -49,8 +52,13 @@ class RowRandom:
         count = math.prod(shape)
         # A CPU takes a third of the time where what it works on stays in its cache.
         some = max(1, _CACHED // count) if self.rows.device.type == "cpu" else max(1, len(self.rows))
+        pieces = torch.split(self.rows, some)
+        epochs: Sequence[int | Tensor] = [self.epoch] * len(pieces)
+        if isinstance(self.epoch, Tensor):
+            epochs = torch.split(self.epoch, some)
         parts = [
-            RowRandom(self.seed, self.epoch, rows)._normal(purpose, count) for rows in torch.split(self.rows, some)
+            RowRandom(self.seed, epoch, rows)._normal(purpose, count)
+            for epoch, rows in zip(epochs, pieces, strict=True)
         ]
         return torch.cat(parts).view(len(self.rows), *shape)
 
@@ -74,11 +82,12 @@ class RowRandom:
         blocks = torch.arange(-(-count // 4), device=self.rows.device) | (int(purpose) << 24)
         rows = self.rows.unsqueeze(1)
         shape = (len(rows), len(blocks))
+        epochs = self.epoch.unsqueeze(1) if isinstance(self.epoch, Tensor) else torch.full_like(blocks, self.epoch)
         counter = (
             blocks.expand(shape),
             (rows & _WORD).expand(shape),
             ((rows >> 32) & _WORD).expand(shape),
-            torch.full_like(blocks, self.epoch & _WORD).expand(shape),
+            (epochs & _WORD).expand(shape),
         )
         words = philox(counter, (self.seed & _WORD, (self.seed >> 32) & _WORD))
         return torch.stack(words, dim=2).flatten(1)[:, :count]

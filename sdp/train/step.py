@@ -64,19 +64,26 @@ def weighted_losses(
 ) -> Tensor:
     """The loss of each sample times its weight; the caller divides their sum by the sum of all weights."""
     schedule = objective.schedule
-    latents = torch.where(batch.weights[:, None, None, None] > 0, batch.latents.float(), 0.0)
-    if batch.moments:
-        latents = drawn(latents, random)
-    shape = latents.shape[1:]
     timesteps = random.integers(Purpose.TIMESTEP, len(schedule))
-    noise = random.normal(Purpose.NOISE, *shape)
-    if objective.offset_noise:
-        noise = noise + objective.offset_noise * random.normal(Purpose.OFFSET_NOISE, shape[0], 1, 1)
     text = conditioning.states(batch, random.chance(Purpose.CAPTION_DROPOUT, objective.caption_dropout))
-    noisy = schedule.add_noise(latents, noise, timesteps)
-    predicted = unet(noisy, timesteps, text, return_dict=False)[0]
-    losses = sample_losses(predicted, schedule.target(objective.prediction, latents, noise, timesteps))
+    losses = losses_at(unet, objective, batch, random, timesteps, text)
     weights = batch.weights
     if objective.min_snr_gamma is not None:
         weights = weights * min_snr_weights(schedule, timesteps, objective.prediction, objective.min_snr_gamma)
     return losses * weights
+
+
+def losses_at(
+    unet: nn.Module, objective: Objective, batch: Batch, random: RowRandom, timesteps: Tensor, text: Tensor
+) -> Tensor:
+    """The loss of each sample at a timestep, unweighted."""
+    schedule = objective.schedule
+    latents = torch.where(batch.weights[:, None, None, None] > 0, batch.latents.float(), 0.0)
+    if batch.moments:
+        latents = drawn(latents, random)
+    shape = latents.shape[1:]
+    noise = random.normal(Purpose.NOISE, *shape)
+    if objective.offset_noise:
+        noise = noise + objective.offset_noise * random.normal(Purpose.OFFSET_NOISE, shape[0], 1, 1)
+    predicted = unet(schedule.add_noise(latents, noise, timesteps), timesteps, text, return_dict=False)[0]
+    return sample_losses(predicted, schedule.target(objective.prediction, latents, noise, timesteps))

@@ -5,6 +5,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+from torch.profiler import record_function
+
+ANNOTATION = "sdp."
+"""What the names of activities begin with in a profile."""
 
 
 class Stopwatch:
@@ -19,10 +23,21 @@ class Stopwatch:
         self._cuda = device.type == "cuda"
         self._seconds: dict[str, float] = {}
         self._events: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
+        self.annotate = False
+        """While the job is profiled: name activities in the profile."""
 
     @contextmanager
     def measure(self, activity: str, *, host: bool = False) -> Iterator[None]:
         """Add the time inside to an activity; `host` for what the CPU does, such as waiting for data."""
+        if self.annotate:
+            with record_function(ANNOTATION + activity), self._measure(activity, host):
+                yield
+        else:
+            with self._measure(activity, host):
+                yield
+
+    @contextmanager
+    def _measure(self, activity: str, host: bool) -> Iterator[None]:
         if self._cuda and not host:
             began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
             began.record()

@@ -24,6 +24,7 @@ class Strategy(ABC):
 
     model: nn.Module
     """What is called in a forward pass."""
+    _parameters: list[nn.Parameter] | None = None
 
     @abstractmethod
     def forward(self) -> AbstractContextManager[Any]:
@@ -35,7 +36,9 @@ class Strategy(ABC):
 
     def clip(self, max_norm: float | None) -> float:
         """The norm of all gradients, which are scaled down to max_norm if they exceed it."""
-        parameters = [p for p in self.model.parameters() if p.grad is not None]
+        if self._parameters is None:  # walking through all modules takes as long as the norm itself
+            self._parameters = list(self.model.parameters())
+        parameters = [p for p in self._parameters if p.grad is not None]
         norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
         if hasattr(norm, "full_tensor"):  # of shards: the others' part is not in it yet
             norm = norm.full_tensor()

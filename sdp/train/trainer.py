@@ -182,7 +182,8 @@ class Trainer:
 
         summed = torch.zeros((), device=self.world.device)
         for number, micro_batch in enumerate(micro_batches, 1):
-            random = RowRandom(self.config.seed, epoch, micro_batch.rows)
+            own = epoch if micro_batch.epochs is None else micro_batch.epochs
+            random = RowRandom(self.config.seed, own, micro_batch.rows)
             with self.strategy.backward(last=number == len(micro_batches)):
                 with clock.measure("forward"), self.strategy.forward():
                     losses = weighted_losses(
@@ -214,7 +215,8 @@ class Trainer:
                 self.scaler.update()
             self.optimizer.zero_grad(set_to_none=True)
 
-        self.consumed.add(epoch, batch.counted.numpy())
+        for each, rows in batch.counted_by_epoch(epoch):
+            self.consumed.add(each, rows.numpy())
         self.bad += batch.bad
         state.step += 1
         state.position += self.batch_size

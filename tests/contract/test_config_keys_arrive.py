@@ -20,6 +20,7 @@ STAGES: Mapping[str, tuple[str, ...]] = {
     "process": ("process",),
     "train": ("train", "process"),
     "generate": ("generate",),
+    "evaluate": ("evaluate",),
 }
 
 OWN_READERS = {"contradictions"}  # a check of the value is not a use of it

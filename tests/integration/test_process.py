@@ -304,7 +304,7 @@ def test_takedowns_of_the_source_are_what_workers_are_told(tmp_path: Path, model
 )
 def test_a_configuration_that_cannot_work_is_one_line(tmp_path: Path, settings: list[str], line: str) -> None:
     with pytest.raises(ConfigError) as error:
-        config_of(tmp_path, tmp_path / "out", "builtin:tiny", *settings)
+        config_of(tmp_path / "in", tmp_path / "out", "builtin:tiny", *settings)
     assert str(error.value).startswith(line)
     assert "\n" not in str(error.value)
 

@@ -13,7 +13,6 @@ from transformers import CLIPTokenizer
 
 from sdp.config import TrainConfig
 from sdp.datasets.ledger import Ledger
-from sdp.datasets.manifest import open_dataset
 from sdp.errors import UserError
 from sdp.imaging import centre_box, cut, decode
 from sdp.model.latents import to_pixels
@@ -56,8 +55,7 @@ def how(root: Path, run: str = "run", **changes: Any) -> TrainConfig:
 
 def batches(root: Path, **changes: Any) -> list[Batch]:
     told = how(root, **changes)
-    dataset = open_dataset(open_storage(told.source.uri), "images")
-    reader = make_reader(told, dataset, resolve("builtin:tiny"), World())
+    reader, _ = make_reader(told, resolve("builtin:tiny"), World())
     return list(reader.batches(0, 0, 16))
 
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from diffusers import StableDiffusionPipeline
 
+from sdp.cli import main
 from sdp.errors import DatasetError, ModelError, UserError
 from sdp.model.export import export, load_trained_unet
 from sdp.storage import open_storage
@@ -90,3 +91,77 @@ def test_a_model_source_that_has_changed_since_is_refused(root: Path, tmp_path: 
             export(str(root / "run"), str(tmp_path / "out"))
     finally:
         tokens.write_text(content)
+
+
+@pytest.mark.usefixtures("trained")
+def test_a_folder_in_fp16_is_half_as_large_and_loads_as_it_is(root: Path, tmp_path: Path) -> None:
+    run = str(root / "run")
+    for dtype in ("fp32", "fp16"):
+        assert main(["export", run, str(tmp_path / dtype), "--dtype", dtype]) == 0
+    sizes = {
+        dtype: sum(file.stat().st_size for file in (tmp_path / dtype).rglob("*.safetensors"))
+        for dtype in ("fp32", "fp16")
+    }
+    assert sizes["fp16"] == pytest.approx(sizes["fp32"] / 2, rel=0.1)  # headers stay as long
+    whole = StableDiffusionPipeline.from_pretrained(tmp_path / "fp32").unet.state_dict()
+    half = StableDiffusionPipeline.from_pretrained(tmp_path / "fp16", dtype=torch.float16)
+    for name, tensor in half.unet.state_dict().items():
+        assert torch.equal(tensor, whole[name].half()), name
+    assert {next(getattr(half, part).parameters()).dtype for part in ("unet", "vae", "text_encoder")} == {torch.float16}
+    plain = StableDiffusionPipeline.from_pretrained(tmp_path / "fp16", dtype=torch.float32)
+    picture = plain("a", num_inference_steps=1, height=64, width=64, output_type="np").images
+    assert picture.shape == (1, 64, 64, 3)
+
+
+@pytest.mark.usefixtures("trained")
+def test_the_command_writes_raw_or_averaged_weights_and_says_which(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkpoint = str(root / "run/checkpoints/step-000000004")
+    assert main(["export", checkpoint, str(tmp_path / "raw"), "--raw"]) == 0
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        f"sdp: wrote step 4 of {checkpoint}, raw weights in fp32, to {tmp_path / 'raw'}"
+    )
+    assert main(["export", checkpoint, str(tmp_path / "averaged")]) == 0
+    raw, averaged = (
+        StableDiffusionPipeline.from_pretrained(tmp_path / name).unet.state_dict() for name in ("raw", "averaged")
+    )
+    assert not torch.equal(raw["conv_in.weight"], averaged["conv_in.weight"])
+
+
+@pytest.mark.usefixtures("trained")
+def test_what_the_command_refuses_is_one_line_and_exit_code_2(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full/file").touch()
+    for arguments, told in (
+        ([str(root / "run"), str(tmp_path / "full")], "there are files in it already; choose an empty folder"),
+        ([str(tmp_path / "nothing"), str(tmp_path / "out")], "no complete checkpoint there"),
+        (
+            [str(root / "run"), str(tmp_path / "out"), "--dtype", "fp8"],
+            "export: DTYPE: expected fp32 or fp16, got 'fp8'",
+        ),
+    ):
+        assert main(["export", *arguments]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert told in line
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["full"]
+
+
+@pytest.mark.usefixtures("trained")
+def test_a_folder_that_was_not_finished_is_no_model(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage = type(open_storage(str(tmp_path)))
+    publish = storage.publish
+
+    def failing(self: object, path: str, data: object) -> object:
+        if path.startswith("vae/"):
+            raise OSError("no space left")
+        return publish(self, path, data)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(storage, "publish", failing)
+    with pytest.raises(OSError, match="no space left"):
+        export(str(root / "run"), str(tmp_path / "out"))
+    assert not (tmp_path / "out/model_index.json").exists()

@@ -69,7 +69,8 @@ def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None
         ("config shwo", "config: expected show or schema, got 'shwo'; did you mean sdp config show?"),
         (
             "config show trian",
-            "config show: JOB: expected download, process, train or generate, got 'trian'; did you mean train?",
+            "config show: JOB: expected download, process, train, generate or evaluate, got 'trian'; "
+            "did you mean train?",
         ),
         (
             "config show train --cofnig x",
@@ -117,6 +118,8 @@ def test_config_show_prints_yaml_that_can_be_used_as_a_file(
     if job == "generate":
         ends += ["--set", "checkpoint=run"]
         ends[1] = "source.uri=prompts.txt"
+    if job == "evaluate":
+        ends += ["--set", "clip.model=./clip"]
     if job in ("process", "train"):
         ends += ["--set", "model.source=builtin:tiny"]
     assert main(["config", "show", job, *ends]) == 0

@@ -32,6 +32,7 @@ COMPLETE = {
     "process": [*ENDS, "model.source=builtin:tiny"],
     "train": [*ENDS, "model.source=builtin:tiny"],
     "generate": [*ENDS, "checkpoint=s3://bucket/run"],
+    "evaluate": [*ENDS, "clip.model=s3://bucket/clip"],
 }
 
 
@@ -308,6 +309,7 @@ def test_every_job_has_the_keys_that_charts_and_scripts_rely_on() -> None:
         "process": ["resolutions", "model.source", "encode.num_workers", "encode.accelerator"],
         "train": ["data.mode", "scaling.num_workers", "strategy.kind", "max_steps"],
         "generate": ["prompts", "checkpoint"],
+        "evaluate": ["reference.uri", "clip.model", "features.model", "loss.checkpoint"],
     }
     promised["download"].append("fetch.allow_private")
     for job, model in JOBS.items():

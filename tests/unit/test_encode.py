@@ -83,14 +83,15 @@ class Flat(nn.Module):
 class Narrow(nn.Module):
     """A VAE's encoder that has room for few images."""
 
-    def __init__(self, inside: nn.Module, room: int) -> None:
+    def __init__(self, inside: nn.Module, room: int, error: RuntimeError | None = None) -> None:
         super().__init__()
         self.inside, self.room, self.sizes = inside, room, list[int]()
+        self.error = error or torch.OutOfMemoryError("no room")
 
     def forward(self, pixels: Tensor) -> Tensor:
         self.sizes.append(len(pixels))
         if len(pixels) > self.room:
-            raise torch.OutOfMemoryError("no room")
+            raise self.error
         encoded: Tensor = self.inside(pixels)
         return encoded
 
@@ -226,6 +227,23 @@ def test_a_batch_that_memory_has_no_room_for_is_split_and_the_size_remembered() 
     sizes.clear()
     encoder(chunk_of(list(range(8))))
     assert max(sizes) <= 3, "it did not try the larger size again"
+
+
+@pytest.mark.parametrize("said", ["CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"])
+def test_other_words_for_too_little_memory_are_understood(said: str) -> None:
+    vae = make_vae()
+    vae.encoder = Narrow(vae.encoder, room=2, error=RuntimeError(said))
+    encoder = encoder_of(vae, batch=4)
+    assert encoder(chunk_of([1, 2, 3, 4])).good.all()
+    assert encoder.batch_limits[32] == 2
+
+
+def test_another_error_is_no_reason_to_try_smaller_batches() -> None:
+    vae = make_vae()
+    vae.encoder = Narrow(vae.encoder, room=2, error=RuntimeError("a kernel was not found"))
+    with pytest.raises(RuntimeError, match="a kernel was not found"):
+        encoder_of(vae, batch=4)(chunk_of([1, 2, 3, 4]))
+    assert vae.encoder.sizes == [4]
 
 
 def test_not_even_one_image_is_one_clear_line() -> None:

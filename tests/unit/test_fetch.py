@@ -331,6 +331,22 @@ def test_a_host_with_some_failures_is_not_given_up(server: ImageServer) -> None:
     assert all((each.failure is None) == (each.token % 2 == 0) for each in found)
 
 
+def test_images_that_stall_in_a_row_do_not_condemn_a_host_that_serves(server: ImageServer) -> None:
+    urls = [server.image_url(index, "" if index < 4 else "stall") for index in range(24)]
+    urls += [server.image_url(index) for index in range(30, 40)]
+    found = fetch(urls, replace(OPTIONS, give_up_host_after=3, connections=4, retries=0))
+    served = {each.token for each in found if each.failure is None}
+    assert served == {*range(4), *range(24, 34)}
+    assert all(each.attempts == 1 for each in found)
+
+
+def test_a_host_that_answers_nothing_is_given_up(server: ImageServer) -> None:
+    urls = [server.image_url(index, "stall") for index in range(40)]
+    found = fetch(urls, replace(OPTIONS, give_up_host_after=3, connections=4, retries=0))
+    assert sum(each.attempts for each in found) < 10
+    assert {each.failure and each.failure.reason for each in found} == {"timeout"}
+
+
 def test_only_so_many_bytes_are_held_and_everything_still_comes(server: ImageServer) -> None:
     basket = Basket(Buffer(400_000), release=False)
     fetcher: Fetcher[int] = Fetcher(

@@ -1,6 +1,8 @@
 """What `sdp inspect` and `sdp audit` tell."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.compute as pc
@@ -11,7 +13,7 @@ from sdp.datasets import tombstones
 from sdp.datasets.audit import Trace, audit
 from sdp.datasets.audit import summary as audit_summary
 from sdp.datasets.inspect import describe, summary, write_account
-from sdp.datasets.ledger import Ledger
+from sdp.datasets.ledger import Ledger, address_offset
 from sdp.datasets.tombstones import Takedown, parse_list
 from sdp.errors import DatasetError, UserError
 from sdp.storage import open_storage
@@ -114,6 +116,31 @@ def test_an_image_is_traced_through_datasets_and_checkpoints(tmp_path: Path) -> 
     assert trace.row == 13
     with pytest.raises(DatasetError, match="no image with url http://host/99"):
         audit([latents.storage.uri], value=Takedown("url", "http://host/99"))
+
+
+def test_in_a_run_that_mixes_datasets_an_address_is_one_datasets_alone(tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    for folder in (tmp_path, tmp_path / "other"):
+        make_images(folder)
+    first, other = make_latents(tmp_path), make_latents(tmp_path / "other")
+    run = open_storage(str(tmp_path / "run"))
+    told = [first.storage.uri, other.storage.uri, "https://host/plain.parquet"]
+    run.publish("_run.json", json.dumps({"kind": "run", "datasets": told}).encode())
+    run.publish("_source/002.parquet", b"a list")
+    ledger = Ledger()
+    ledger.add(0, np.array([1, address_offset(2) + 2], dtype=np.int64))
+    ledger.add(7, np.array([address_offset(1) + 2], dtype=np.int64))
+    run.publish("checkpoints/step-000000010/ledger.roaring", ledger.to_bytes())
+
+    def found(*uris: str, **what: Any) -> list[tuple[str, list[int]]]:
+        (trace,) = audit([run.uri, *uris], **what)
+        return [(checkpoint["dataset"], checkpoint["epochs"]) for checkpoint in trace.checkpoints]
+
+    assert found(row=1) == [(told[0], [0])]
+    assert found(row=2) == [(told[1], [7]), (told[2], [0])]
+    assert found(told[0], row=2) == []
+    assert found(told[1], row=2) == [(told[1], [7])]
+    assert found(told[1], row=1) == []
 
 
 def test_epochs_in_a_row_are_told_as_a_span() -> None:

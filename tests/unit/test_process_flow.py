@@ -216,7 +216,7 @@ def _under_way(*some: object) -> Iterator[tuple[str, object]]:
 # --- how many transforms ---------------------------------------------------------------------------------------------
 
 
-def tuned(transform_s: float, encode_s: float, most: int = 100) -> Tuner:
+def tuned(transform_s: float, encode_s: float, most: int | None = 100) -> Tuner:
     tuner = Tuner(most=most, first=3)
     tuner.transformed(transform_s)
     tuner.encoded(encode_s)
@@ -236,3 +236,7 @@ def test_transforms_follow_the_encoders_pace_with_something_to_spare() -> None:
 def test_starving_encoders_get_more_but_never_more_than_there_may_be() -> None:
     assert tuned(4.0, 1.0).transforms(encoders=2, starved=True) == 22
     assert tuned(4.0, 1.0, most=15).transforms(encoders=2, starved=True) == 15
+
+
+def test_without_a_limit_encoders_get_what_they_need_however_few_cpus_there_are_yet() -> None:
+    assert tuned(4.0, 1.0, most=None).transforms(encoders=100, starved=False) == 501

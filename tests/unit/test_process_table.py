@@ -150,10 +150,10 @@ def test_crops_of_an_image_are_one_address_in_the_account() -> None:
 
 def test_training_reads_what_is_written_here() -> None:
     """The other side's own reader is asked."""
-    from sdp.train.data.latents import _column
+    from sdp.train.data.latents import _described
 
     for name in ("latents_64", "token_ids"):
-        column = _column(schema(SHAPE).field(name), "here")
+        column, _ = _described(schema(SHAPE).field(name), "here")
         assert column.width == schema(SHAPE).field(name).type.byte_width
     with pytest.raises(Exception, match="shape"):
-        _column(schema(Shape((64,), 4, 0.18215, buckets=True)).field("latents_64"), "here")
+        _described(schema(Shape((64,), 4, 0.18215, buckets=True)).field("latents_64"), "here")

@@ -2,6 +2,7 @@
 
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,9 +11,10 @@ import torch
 from sdp.datasets.manifest import Dataset
 from sdp.errors import DatasetError
 from sdp.train.data.batch import PAD
-from sdp.train.data.direct import DirectReader
+from sdp.train.data.direct import DirectReader, Ingredient
 from sdp.train.data.latents import open_latents
 from sdp.train.data.order import OrderShape
+from sdp.train.data.weights import RowWeights
 from tests.latents import latent_of, make_latents, tokens_of
 
 SHAPE = OrderShape(lanes=3, units=2, row_groups=2)
@@ -23,8 +25,8 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     return make_latents(tmp_path_factory.mktemp("latents"), 203, failed=10)
 
 
-def reader(dataset: Dataset, rank: int = 0, world: int = 1, **kwargs: object) -> DirectReader:
-    return DirectReader(open_latents(dataset, 64), 5, SHAPE, rank, world, **kwargs)  # type: ignore[arg-type]
+def reader(dataset: Dataset, rank: int = 0, world: int = 1, weighing: Any = RowWeights) -> DirectReader:
+    return DirectReader((Ingredient(open_latents(dataset, 64), weighing=weighing),), 5, SHAPE, rank, world)
 
 
 def test_each_written_row_comes_once_with_its_own_latent_and_text(dataset: Dataset) -> None:

@@ -3,9 +3,8 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sdp.train.optimizer import Verdict
-
 if TYPE_CHECKING:
+    from sdp.train.optimizer import Verdict
     from sdp.train.trainer import Trainer
 
 
@@ -23,7 +22,7 @@ class StepReport:
     norm: float
     """Of the gradient, before clipping."""
     learning_rate: float
-    verdict: Verdict
+    verdict: "Verdict"
     seconds: float
     """From the end of the step before, data and all."""
     parts: dict[str, float]

@@ -97,8 +97,11 @@ class RecordMetrics(Callback):
             "samples_per_s_per_worker": round(rate / world.size, 3),
             "workers": world.size,
             "seconds": round(state.seconds, 3),
+            "step_seconds": round(meter.seconds / meter.steps, 6),
             "time": {name: round(seconds / meter.steps, 6) for name, seconds in meter.parts.items()},
         }
+        if state.cost:
+            line["cost"] = round(state.cost, 4)
         line |= trainer.gauges
         line["time"]["checkpoint"] = round(self._saving / meter.steps, 6)
         self._saving = 0.0

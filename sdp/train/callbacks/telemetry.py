@@ -45,6 +45,8 @@ class EmitMetrics(Callback):
         """Tell a line of metrics.jsonl."""
         for name, metric in _LINE.items():
             self.telemetry.show(metric, line.get(name))
+        for timesteps, loss in line.get("validation", {}).items():
+            self.telemetry.show("sdp_train_validation_loss", loss, timesteps=timesteps)
         if "encoded" in line:
             self.telemetry.reach("sdp_train_encoded_total", line["encoded"])
 

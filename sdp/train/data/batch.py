@@ -30,6 +30,8 @@ class Batch:
     """The latents are mean and log-variance, of twice the channels, still to be drawn from."""
     bad: tuple[Outcome, ...] = ()
     """Why rows turned out bad."""
+    epochs: Tensor | None = None
+    """int64: of each row the pass over its own dataset, where several are mixed; else all are of the run's epoch."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -48,6 +50,15 @@ class Batch:
         """The addresses that are trained on."""
         return self.rows[self.weights > 0]
 
+    def counted_by_epoch(self, epoch: int) -> Iterator[tuple[int, Tensor]]:
+        """The same, by the epoch to which the account puts them down."""
+        if self.epochs is None:
+            yield epoch, self.counted
+            return
+        own = self.epochs[self.weights > 0]
+        for each in sorted(set(own.tolist())):
+            yield each, self.counted[own == each]
+
     def with_bad(self, bad: Iterable[Outcome]) -> "Batch":
         """The same, and why some of its rows are bad."""
         return replace(self, bad=tuple(bad))
@@ -60,4 +71,5 @@ class Batch:
             change(self.token_ids) if self.token_ids is not None else None,
             change(self.text) if self.text is not None else None,
             self.moments,
+            epochs=change(self.epochs) if self.epochs is not None else None,
         )

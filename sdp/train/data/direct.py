@@ -1,34 +1,44 @@
 """The direct reader: each worker reads its own share of the epoch's order, windows ahead of need, in threads."""
 
+import math
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from functools import cached_property
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
-from torch import Tensor
-
-from sdp.train.data.batch import PAD, Batch
-from sdp.train.data.latents import MOMENTS, TOKEN_IDS, Column, GroupReader, LatentsDataset, scatter
+from sdp.datasets.ledger import address_offset
+from sdp.errors import DatasetError
+from sdp.train.data.batch import Batch
+from sdp.train.data.latents import Column, GroupReader, LatentsDataset
+from sdp.train.data.loading import Loader
+from sdp.train.data.mixture import Mixture, shares_of
 from sdp.train.data.order import EpochOrder, Lane, OrderShape, Take, Window
 from sdp.train.data.prefetch import prefetched
+from sdp.train.data.rows import Buffers, Rows, batch_of
 from sdp.train.data.weights import RowWeights, Weigh
+
+
+@dataclass(frozen=True)
+class Ingredient:
+    """One of the datasets that are read."""
+
+    dataset: LatentsDataset
+    weight: float = 1.0
+    """Its samples for each one of the first dataset."""
+    weighing: Callable[[], Weigh] = RowWeights
+    """Gives the rows' weights, asked for at the beginning of each epoch."""
 
 
 @dataclass(frozen=True)
 class DirectReader:
     """Batches of one worker. The position in the order is all there is to remember."""
 
-    dataset: LatentsDataset
+    ingredients: tuple[Ingredient, ...]
     seed: int
     shape: OrderShape
     rank: int
     world: int
-    weighing: Callable[[], Weigh] = RowWeights
-    """Gives the rows' weights, asked for at the beginning of each epoch."""
     threads: int = 4
     ahead: int = 2
     """Batches made before they are asked for."""
@@ -37,107 +47,169 @@ class DirectReader:
     pin: bool = False
     """Batches in page-locked memory, from which a GPU copies without waiting."""
 
+    def __post_init__(self) -> None:
+        for other in self.ingredients[1:]:
+            _refuse_another_kind(self.ingredients[0].dataset, other.dataset)
+
     @property
     def rows(self) -> int:
         """Positions in an epoch."""
-        return self.dataset.rows
+        return self.mixture.rows
+
+    @property
+    def columns(self) -> tuple[Column, Column]:
+        return self.ingredients[0].dataset.columns
+
+    @cached_property
+    def mixture(self) -> Mixture:
+        return mixture_of(self.ingredients)
 
     def batches(self, epoch: int, position: int, batch_size: int) -> Iterator[Batch]:
         """This worker's share of every batch from a position to the epoch's end, padded to equal size."""
         return prefetched(self._batches(epoch, position, batch_size), self.ahead, "sdp-batches")
 
     def _batches(self, epoch: int, position: int, batch_size: int) -> Iterator[Batch]:
-        order = EpochOrder(self.seed, epoch, self.dataset.blocks, self.shape)
         share = -(-batch_size // self.world)
         with ThreadPoolExecutor(self.threads, thread_name_prefix="sdp-read") as pool:
-            lanes = _Lanes(order, GroupReader(self.dataset, self.verify), self.weighing(), pool)
+            passes = _Passes(self, pool)
             try:
-                for start in range(position, order.rows, batch_size):
-                    takes = list(order.share(start, start + batch_size, self.rank, self.world))
-                    lanes.want(takes)
-                    yield batch_of(
-                        self.dataset.columns, share, [rows for take in takes for rows in lanes.take(take)], pin=self.pin
-                    )
-                    lanes.forget(min(order.rows, start + batch_size) // order.lanes)
+                for start in range(position, self.rows, batch_size):
+                    spans = self.mixture.spans(epoch, start, start + batch_size)
+                    mine = [
+                        (span, list(passes.order(span.dataset, span.epoch).takes(span.start, span.stop, at, to)))
+                        for span, at, to in shares_of(spans, self.rank, self.world)
+                    ]
+                    for span, takes in mine:
+                        passes.lanes(span.dataset, span.epoch).want(takes)
+                    filled = [
+                        rows
+                        for span, takes in mine
+                        for take in takes
+                        for rows in passes.lanes(span.dataset, span.epoch).take(take)
+                    ]
+                    yield batch_of(self.columns, share, filled, pin=self.pin)
+                    for span in spans:
+                        passes.consumed(span.dataset, span.epoch, span.stop)
             finally:
-                lanes.close()
+                passes.close()
 
 
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """Rows in the order in which they are taken, columns as raw bytes."""
-
-    rows: NDArray[np.int64]
-    weights: NDArray[np.float32]
-    latents: NDArray[np.void]
-    text: NDArray[np.void]
-
-    def slice(self, start: int, stop: int) -> "Rows":
-        return Rows(self.rows[start:stop], self.weights[start:stop], self.latents[start:stop], self.text[start:stop])
+def mixture_of(ingredients: tuple[Ingredient, ...]) -> Mixture:
+    return Mixture(tuple(some.dataset.rows for some in ingredients), tuple(some.weight for some in ingredients))
 
 
-def batch_of(columns: tuple[Column, Column], size: int, filled: Sequence[Rows], *, pin: bool = False) -> Batch:
-    """Rows put together and padded; the only place where a batch's bytes are copied."""
-    latents, text = columns
-    kind = "token_ids" if text.name == TOKEN_IDS else "text"
-    tensors: dict[str, Any] = {
-        "rows": torch.empty(size, dtype=torch.int64),
-        "weights": torch.empty(size),
-        "latents": torch.empty((size, *latents.shape), dtype=latents.torch_dtype, pin_memory=pin),
-        kind: torch.empty((size, *text.shape), dtype=text.torch_dtype, pin_memory=pin),
-    }
-    into = (tensors["rows"].numpy(), tensors["weights"].numpy(), _raw(tensors["latents"]), _raw(tensors[kind]))
-    at = 0
-    for some in filled:
-        stop = at + len(some.rows)
-        for target, values in zip(into, (some.rows, some.weights, some.latents, some.text), strict=True):
-            target[at:stop] = values
-        at = stop
-    for tensor in tensors.values():
-        tensor[at:] = 0
-    tensors["rows"][at:] = PAD
-    return Batch(**tensors, moments=latents.name.startswith(MOMENTS))
+def _refuse_another_kind(first: LatentsDataset, other: LatentsDataset) -> None:
+    for one, another in zip(first.columns, other.columns, strict=True):
+        if (one.name, one.shape, one.dtype) != (another.name, another.shape, another.dtype):
+            raise DatasetError(
+                f"source.also: expected {one.name} of {one.dtype} {one.shape} as {first.files.uri_of('')} has it, got "
+                f"{another.name} of {another.dtype} {another.shape} in {other.files.uri_of('')}; process both alike"
+            )
+
+
+class _Passes:
+    """The passes over the datasets that are under way, each an epoch of its dataset's own."""
+
+    def __init__(self, reader: DirectReader, pool: ThreadPoolExecutor) -> None:
+        self._reader, self._pool = reader, pool
+        self._orders: dict[tuple[int, int], EpochOrder] = {}
+        self._lanes: dict[tuple[int, int], _Lanes] = {}
+        self._groups = [GroupReader(some.dataset, reader.verify) for some in reader.ingredients]
+        self._buffers = Buffers(reader.columns)
+
+    def order(self, dataset: int, epoch: int) -> EpochOrder:
+        if (dataset, epoch) not in self._orders:
+            blocks = self._reader.ingredients[dataset].dataset.blocks
+            self._orders[dataset, epoch] = EpochOrder(self._reader.seed, epoch, blocks, self._reader.shape)
+        return self._orders[dataset, epoch]
+
+    def lanes(self, dataset: int, epoch: int) -> "_Lanes":
+        if (dataset, epoch) not in self._lanes:
+            weigh = self._reader.ingredients[dataset].weighing()
+            loader = Loader(self._groups[dataset], weigh, self._reader.seed, epoch, address_offset(dataset))
+            order = self.order(dataset, epoch)
+            own = epoch if len(self._groups) > 1 else None
+            self._lanes[dataset, epoch] = _Lanes(order, loader, own, self._pool, self._buffers)
+        return self._lanes[dataset, epoch]
+
+    def consumed(self, dataset: int, epoch: int, upto: int) -> None:
+        """Positions before this one are not needed any more."""
+        key, order = (dataset, epoch), self.order(dataset, epoch)
+        if upto < order.rows:
+            if key in self._lanes:
+                self._lanes[key].forget(upto // order.lanes)
+            return
+        del self._orders[key]
+        if (lanes := self._lanes.pop(key, None)) is not None:
+            lanes.close()
+
+    def close(self) -> None:
+        for lanes in self._lanes.values():
+            lanes.close()
+
+
+@dataclass(slots=True)
+class _Loading:
+    """A window that is being read or has been."""
+
+    start: int
+    stop: int
+    future: Future[Rows]
+    _rows: Rows | None = None
+
+    def rows(self) -> Rows:
+        """Its rows, waited for; the future's lock is passed once."""
+        if self._rows is None:
+            self._rows = self.future.result()
+        return self._rows
 
 
 class _Lanes:
     """The windows of an epoch that are being read or used, lane by lane in their order."""
 
-    def __init__(self, order: EpochOrder, reader: GroupReader, weigh: Weigh, pool: ThreadPoolExecutor) -> None:
-        self._order, self._reader, self._weigh, self._pool = order, reader, weigh, pool
+    def __init__(
+        self, order: EpochOrder, loader: Loader, epoch: int | None, pool: ThreadPoolExecutor, buffers: Buffers
+    ) -> None:
+        self._order, self._loader, self._epoch, self._pool = order, loader, epoch, pool
         self._lanes: dict[int, Lane] = {}
-        self._windows: dict[int, deque[tuple[Window, Future[Rows]]]] = {}
-        self._buffers = Buffers()
+        self._windows: dict[int, deque[_Loading]] = {}
+        self._enough: dict[int, float] = {}
+        """Of each lane, the row up to which nothing more has to be asked for."""
+        self._buffers = buffers
 
     def want(self, takes: list[Take]) -> None:
         """Begin to read what these takes need, then what comes soon after them."""
-        for take in takes:
+        wanting = [take for take in takes if self._enough.get(take.lane, -1) < take.stop]
+        for take in wanting:
             self._read(take.lane, take.start, take.stop)
-        for take in takes:
-            window, _ = self._windows[take.lane][-1]
+        for take in wanting:
             # Half a window ahead (and at least two takes), so that a lane rarely holds two whole ones.
-            ahead = max(len(window) // 2, 2 * (take.stop - take.start))
-            if window.stop < take.stop + ahead:
-                self._read(take.lane, window.stop, min(take.stop + ahead, len(self._lane(take.lane))))
+            last, end = self._windows[take.lane][-1], len(self._lane(take.lane))
+            ahead = max((last.stop - last.start) // 2, 2 * (take.stop - take.start))
+            if last.stop < take.stop + ahead:
+                self._read(take.lane, last.stop, min(take.stop + ahead, end))
+            upto = self._windows[take.lane][-1].stop
+            self._enough[take.lane] = upto - ahead if upto < end else math.inf
 
     def take(self, take: Take) -> Iterator[Rows]:
         """The rows of a take, window by window."""
-        for window, loading in self._windows[take.lane]:
-            start, stop = max(take.start, window.start), min(take.stop, window.stop)
+        for some in self._windows[take.lane]:
+            start, stop = max(take.start, some.start), min(take.stop, some.stop)
             if start < stop:
-                yield loading.result().slice(start - window.start, stop - window.start)
+                yield some.rows().slice(start - some.start, stop - some.start)
 
     def forget(self, row: int) -> None:
         """Let go of windows before a row: all lanes are read at one pace."""
         for windows in self._windows.values():
-            while windows and windows[0][0].stop <= row:
-                _, loading = windows.popleft()
-                if loading.done() and loading.exception() is None:
-                    self._buffers.give_back(loading.result())
+            while windows and windows[0].stop <= row:
+                done = windows.popleft()
+                if done.future.done() and done.future.exception() is None:
+                    self._buffers.give_back(done.rows())
 
     def close(self) -> None:
         for windows in self._windows.values():
-            for _, loading in windows:
-                loading.cancel()
+            for some in windows:
+                some.future.cancel()
         self._windows.clear()
 
     def _lane(self, number: int) -> Lane:
@@ -147,53 +219,13 @@ class _Lanes:
 
     def _read(self, lane: int, start: int, stop: int) -> None:
         windows = self._windows.setdefault(lane, deque())
-        start = max(start, windows[-1][0].stop) if windows else start
+        start = max(start, windows[-1].stop) if windows else start
         while start < stop:
             window = self._lane(lane).window_at(start)
-            windows.append((window, self._pool.submit(self._load, window)))
+            windows.append(_Loading(window.start, window.stop, self._pool.submit(self._load, window)))
             start = window.stop
 
     def _load(self, window: Window) -> Rows:
-        latents, text = self._reader.dataset.columns
-        into = self._buffers.take(len(window), latents.width, text.width)
-        places, at = window.places(), 0
-        for piece in window.pieces:
-            here = places[at : at + len(piece)]
-            addresses, (latent_chunks, text_chunks) = self._reader.read(piece)
-            into.rows[here] = addresses
-            scatter(latent_chunks, here, into.latents)
-            scatter(text_chunks, here, into.text)
-            at += len(piece)
-        into.weights[:] = self._weigh(into.rows)
-        return into
-
-
-class Buffers:
-    """Memory of windows that are done with: fresh pages cost about as much as copying into them."""
-
-    def __init__(self, keep: int = 64) -> None:
-        self._free: deque[Rows] = deque(maxlen=keep)
-
-    def take(self, count: int, latents: int, text: int) -> Rows:
-        for _ in range(len(self._free)):
-            try:
-                found = self._free.popleft()
-            except IndexError:
-                break  # another thread was quicker
-            if len(found.rows) >= count:
-                return found.slice(0, count)
-        return Rows(
-            np.empty(count, np.int64),
-            np.empty(count, np.float32),
-            np.empty(count, np.dtype((np.void, latents))),
-            np.empty(count, np.dtype((np.void, text))),
-        )
-
-    def give_back(self, rows: Rows) -> None:
-        self._free.append(rows)
-
-
-def _raw(tensor: Tensor) -> NDArray[np.void]:
-    """A tensor's memory, one item a row."""
-    flat = tensor.flatten(1).numpy()
-    return flat.view(np.dtype((np.void, flat.shape[1] * flat.itemsize)))[:, 0]
+        into = self._buffers.take(len(window))
+        self._loader.load(window.pieces, window.places(), into)
+        return replace(into, epoch=self._epoch)

@@ -21,10 +21,10 @@ from numpy.typing import NDArray
 
 from sdp.datasets.outcomes import Outcome
 from sdp.train.data.batch import Batch
-from sdp.train.data.direct import Buffers, Rows, batch_of
 from sdp.train.data.images import EncodedSlice, ImagesDataset, Slice
 from sdp.train.data.order import EpochOrder, Lane, OrderShape, Take, Window
 from sdp.train.data.prefetch import prefetched
+from sdp.train.data.rows import Buffers, Rows, batch_of
 from sdp.train.data.weights import RowWeights, Weigh
 
 
@@ -139,14 +139,13 @@ class _Windows:
         self._asked: deque[tuple[Window, list[NDArray[np.int64]]]] = deque()
         """Windows under way, with the places of each slice's rows in them."""
         self._encoded = engine.encoded(self._slices())
-        self._buffers = Buffers()
+        self._buffers = Buffers(dataset.columns)
 
     def next(self) -> tuple[Window, Rows, dict[int, Outcome]]:
         """The next window's rows, and what turned out bad among them."""
         first = next(self._encoded, None)  # by now its window has been asked for, if there is one
         window, places = self._asked.popleft()
-        latents, text = self._dataset.columns
-        into = self._buffers.take(len(window), latents.width, text.width)
+        into = self._buffers.take(len(window))
         into.rows[:], into.weights[:] = -1, 0
         bad: dict[int, Outcome] = {}
         for number, here in enumerate(places):

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
 
-_TAPE, _WINDOW = 1, 2
+_TAPE, _WINDOW = 1, 2  # (3 is streaming's; never renumber: orders would change)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,28 +96,42 @@ class EpochOrder:
 
         Together the workers take each position once. Shares are equal but for the last ones, which may be shorter.
         """
+        count = max(0, min(stop, self.rows) - start)
+        each = -(-count // world)
+        return self.takes(start, stop, rank * each, min((rank + 1) * each, count))
+
+    def takes(self, start: int, stop: int, at: int, last: int) -> Iterator[Take]:
+        """Of the rows of positions [start, stop), laid out lane after lane, those from `at` to `last`."""
+        stop, lanes, before = min(stop, self.rows), self.lanes, 0
+        for lane in range(lanes):
+            begin, end = -((lane - start) // lanes), -((lane - stop) // lanes)
+            first, upto = max(at - before, 0), min(last - before, end - begin)
+            if first < upto:
+                yield Take(lane, begin + first, begin + upto)
+            before += end - begin
+            if before >= last:
+                return
+
+    def stretch(self, start: int, stop: int) -> "list[Piece]":
+        """Rows [start, stop) of the tape."""
+        order, begins = self._tape
         stop = min(stop, self.rows)
-        each = -(-max(0, stop - start) // world)
-        at, last = rank * each, min((rank + 1) * each, stop - start)
-        lanes = np.arange(self.lanes)
-        begins, ends = -(-(start - lanes) // self.lanes), -(-(stop - lanes) // self.lanes)
-        upto = np.cumsum(ends - begins)  # the positions' rows, lane after lane
-        lane = int(np.searchsorted(upto, at, side="right"))
-        while at < last:
-            begin = int(ends[lane] - (upto[lane] - at))
-            count = min(last, int(upto[lane])) - at
-            if count:
-                yield Take(lane, begin, begin + count)
-            at, lane = at + count, lane + 1
+        pieces = []
+        first = int(np.searchsorted(begins, start, side="right")) - 1
+        for at in range(first, int(np.searchsorted(begins, stop, side="left"))):
+            begin, end = max(start, int(begins[at])), min(stop, int(begins[at + 1]))
+            if begin < end:
+                pieces.append(Piece(int(order[at]), begin - int(begins[at]), end - int(begins[at])))
+        return pieces
 
     @cached_property
     def _tape(self) -> tuple[Ints, Ints]:
         """The row groups in the order of the tape, and where on it each begins (and the last one ends)."""
         parts = int(self.blocks.part.max()) + 1 if len(self.blocks) else 0
         place = np.empty(parts, np.int64)
-        place[_shuffled(parts, self.seed, self.epoch, _TAPE)] = np.arange(parts)
+        place[shuffled(parts, self.seed, self.epoch, _TAPE)] = np.arange(parts)
         drawn = np.empty(len(self.blocks), np.int64)
-        drawn[_shuffled(len(self.blocks), self.seed, self.epoch, _TAPE, 1)] = np.arange(len(self.blocks))
+        drawn[shuffled(len(self.blocks), self.seed, self.epoch, _TAPE, 1)] = np.arange(len(self.blocks))
         order = np.lexsort((drawn, place[self.blocks.part] // self.shape.units))
         return order, np.concatenate([[0], np.cumsum(self.blocks.rows[order])])
 
@@ -148,7 +162,7 @@ class Window:
 
     def places(self) -> Ints:
         """Where each row goes: of the pieces' rows, laid one after the other, the n-th to places[n] in the window."""
-        return _shuffled(len(self), *self.seed)
+        return shuffled(len(self), *self.seed)
 
 
 class Lane:
@@ -185,7 +199,7 @@ class Lane:
         return Window(int(self._starts[number]), int(self._starts[number + 1]), tuple(pieces), (*self._seed, number))
 
 
-def _shuffled(count: int, *seed: int) -> Ints:
+def shuffled(count: int, *seed: int) -> Ints:
     """A permutation out of the seed's raw bits, which no version of numpy changes."""
     bits = np.random.Philox(np.random.SeedSequence(list(seed)))
     return np.argsort(bits.random_raw(count), kind="stable")

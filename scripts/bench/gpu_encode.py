@@ -1,0 +1,331 @@
+"""Encoding on a GPU: Stable Diffusion 2's VAE and text encoder in their real shapes, weights random: img/s, share of peak, memory.
+
+    python -m scripts.bench.gpu_encode [--sides 256,512] [--seconds 5] [--batches 16,32,64,128] [--no-compile]
+    python -m scripts.bench.gpu_encode --tiny        the same code on the tiny model, on a CPU if there is no GPU
+
+Our encoder is fed as its actor is: chunks of uint8 in memory that may not be written, two calls at a time. Beside it in
+the same run, turn and turn about: the network alone on pixels that lie on the device (what copies, noise and checks
+cost), and the text's encoder (fp16, batches that are copied, encoded and fetched one after another). Speed does not
+depend on what the weights are.
+"""
+
+import argparse
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils.flop_counter import FlopCounterMode
+
+from sdp import hardware
+from sdp.config.process import EncodeConfig
+from sdp.console import table
+from sdp.model import load, sd2, sources
+from sdp.model.latents import to_pixels
+from sdp.process.chunk import Chunk, Group
+from sdp.process.encode import DTYPES, Encoder
+from sdp.process.recipe import TEXT, Settings
+
+SCALE = 0.18215
+DEADLINE_S = 600
+AGREES = 0.05
+"""By how much of their mean latents of bf16 may differ from fp32's."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One way to encode."""
+
+    side: int
+    batch: int
+    dtype: str = "bf16"
+    channels_last: bool = True
+    compile: bool = False
+
+    def __str__(self) -> str:
+        words = [self.dtype, "channels-last" if self.channels_last else "contiguous"]
+        return ", ".join(words + (["compiled"] if self.compile else []))
+
+
+@dataclass(frozen=True)
+class Networks:
+    """What is measured, and on what."""
+
+    vae: Callable[[], Any]
+    """Makes one: an encoder keeps what it is given."""
+    text: Callable[[], Any]
+    device: torch.device
+    seconds: float
+
+    @property
+    def gpu(self) -> hardware.Gpu | None:
+        return hardware.gpu_by_product(torch.cuda.get_device_name()) if self.device.type == "cuda" else None
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--sides", default="256,512", help="resolutions")
+    parser.add_argument("--batches", default="16,32,64,128", help="batch sizes at 256 px; a quarter of each at 512")
+    parser.add_argument("--seconds", type=float, default=5.0, help="how long to measure each")
+    parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
+    parser.add_argument("--tiny", action="store_true", help="the tiny model, to try the script itself")
+    given = parser.parse_args(arguments)
+    if not given.tiny and not torch.cuda.is_available():
+        print("no CUDA device here, nothing measured; run it where there is one, or with --tiny to try it on a CPU")
+        return 0
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if device.type == "cpu":
+        torch.set_num_threads(1)
+    networks = Networks(*(_tiny() if given.tiny else _real()), device, given.seconds)
+    torch.manual_seed(0)
+    _say_where(networks)
+    _check(networks)
+    sides = [int(side) for side in given.sides.split(",")]
+    batches = [int(batch) for batch in given.batches.split(",")]
+    for side in sides:
+        _images(networks, side, [max(1, batch * 256**2 // side**2) for batch in batches], not given.no_compile)
+    _captions(networks)
+    return 0
+
+
+def _real() -> tuple[Callable[[], Any], Callable[[], Any]]:
+    """Random weights, drawn on the CPU with a seed."""
+    from diffusers import AutoencoderKL
+    from transformers import CLIPTextConfig, CLIPTextModel
+
+    def vae() -> Any:
+        torch.manual_seed(1)
+        return AutoencoderKL.from_config(dict(sd2.VAE)).eval()
+
+    def text() -> Any:
+        torch.manual_seed(2)
+        return CLIPTextModel(CLIPTextConfig(**sd2.TEXT_ENCODER)).eval()
+
+    return vae, text
+
+
+def _tiny() -> tuple[Callable[[], Any], Callable[[], Any]]:
+    path = sources.resolve("builtin:tiny").path
+    return lambda: load.load_vae(path), lambda: load.load_text_encoder(path)
+
+
+def _say_where(networks: Networks) -> None:
+    if networks.device.type == "cpu":
+        print(f"on a CPU, {torch.get_num_threads()} threads; PyTorch {torch.__version__}\n")
+        return
+    name, gpu = torch.cuda.get_device_name(), networks.gpu
+    memory = torch.cuda.get_device_properties(0).total_memory / hardware.GIB
+    peak = (
+        f"{gpu.peak_flops / hardware.TERA:g} TFLOP/s dense bf16" if gpu else "not in sdp.hardware, so no share of peak"
+    )
+    print(f"{name}: {memory:.0f} GiB, {peak}; PyTorch {torch.__version__}\n")
+
+
+# --- is it right? ----------------------------------------------------------------------------------------------------
+
+
+def _check(networks: Networks) -> None:
+    """Latents by the device against fp32 on the CPU, before anything is timed; many small batches, two calls at once."""
+    chunk = _chunk(64, 24)
+    settings = {"seed": 5, "batch_sizes": {64: 5, TEXT: 5}}
+    exact = Encoder(networks.vae(), Settings(dtype="fp32", **settings), device="cpu")(chunk)
+    tried = Encoder(networks.vae(), Settings(dtype="bf16", **settings), device=networks.device.type)
+    wanted = exact.latents[64][0].values.astype(np.float32)
+    with ThreadPoolExecutor(2) as pool:
+        for encoded in pool.map(tried, [chunk] * 6, timeout=DEADLINE_S):
+            came = encoded.latents[64][0].values.astype(np.float32)
+            off = float(np.abs(came - wanted).mean() / np.abs(wanted).mean())
+            if not encoded.good.all() or off > AGREES:
+                raise SystemExit(
+                    f"gpu_encode: latents of {networks.device} differ from the CPU's by {off:.1%}: not timed"
+                )
+    print(f"latents agree with fp32 on the CPU: mean difference {off:.2%}, over six calls, two at a time\n")
+
+
+# --- images ----------------------------------------------------------------------------------------------------------
+
+
+def _images(networks: Networks, side: int, batches: list[int], compiled: bool) -> None:
+    usual = EncodeConfig().batch_sizes([side])[side]
+    cases = [Case(side, usual), Case(side, usual, channels_last=False), Case(side, usual, dtype="fp16")]
+    cases += [Case(side, usual, compile=True)] if compiled else []
+    cases += [Case(side, batch) for batch in batches if batch != usual]
+    flops = _vae_flops(networks, side)
+    print(f"images of {side} px: {flops / 1e9:,.4g} GFLOP each; img/s")
+    rows = [_images_row(networks, case, flops) for case in cases]
+    rows.append(_reference_row(networks, side, usual, flops))
+    print(table(rows, ("way", "batch", "img/s", "network alone", "of it", "share of peak", "memory")), flush=True)
+    print()
+
+
+def _images_row(networks: Networks, case: Case, flops: float) -> list[str]:
+    settings = Settings(
+        dtype=case.dtype,
+        channels_last=case.channels_last,
+        compile=case.compile,
+        batch_sizes={case.side: case.batch, TEXT: 64},
+    )
+    torch.compiler.reset()  # it would keep the networks of earlier cases in memory
+    encoder = Encoder(networks.vae(), settings, device=networks.device.type)
+    chunk = _chunk(case.side, 4 * case.batch)
+    _begin_memory(networks)
+    encoder(chunk)  # warm: kernels chosen, compiled, memory taken
+    rate = _two_at_once(lambda: encoder(chunk), len(chunk), networks.seconds)
+    memory = _peak_memory(networks)
+    bare = _network_alone(networks, encoder, case)
+    fitting = encoder.batch_limits[case.side]
+    batch = f"{case.batch}" if fitting == case.batch else f"{case.batch}, split to {fitting}"
+    return [
+        str(case),
+        batch,
+        f"{rate:,.0f}",
+        f"{bare:,.0f}",
+        f"{rate / bare:.0%}",
+        _share(networks, flops * rate),
+        memory,
+    ]
+
+
+def _network_alone(networks: Networks, encoder: Encoder, case: Case) -> float:
+    """Images per second of the VAE's encoder on pixels that lie on the device already."""
+    size = encoder.batch_limits[case.side]
+    pixels = torch.randint(256, (size, case.side, case.side, 3), dtype=torch.uint8, device=networks.device)
+    planes = to_pixels(pixels).to(DTYPES[case.dtype])
+    planes = planes if case.channels_last else planes.contiguous()
+    with torch.inference_mode():
+        return _one_by_one(lambda: encoder._moments(planes), size, networks)
+
+
+def _reference_row(networks: Networks, side: int, batch: int, flops: float) -> list[str]:
+    """The text's way: fp32 pixels from the object store, fp16 networks, each batch copied, encoded and fetched in turn."""
+    cpu = networks.device.type == "cpu"
+    dtype = torch.float32 if cpu else torch.float16
+    vae: Any = torch.nn.Module.to(networks.vae(), networks.device, dtype)  # that of diffusers warns
+    images = np.zeros((batch, 3, side, side), np.float32)
+
+    def encode() -> Any:
+        with torch.no_grad():
+            taken = torch.as_tensor(images, device=networks.device, dtype=dtype)
+            latents = vae.encode(taken)["latent_dist"].sample() * SCALE
+            return latents.detach().cpu().numpy().astype(np.float32)
+
+    _begin_memory(networks)
+    encode()
+    rate = _one_by_one(encode, batch, networks)
+    name = f"the text's, {'fp32' if cpu else 'fp16'}"
+    return [name, f"{batch}", f"{rate:,.0f}", "", "", _share(networks, flops * rate), _peak_memory(networks)]
+
+
+# --- captions --------------------------------------------------------------------------------------------------------
+
+
+def _captions(networks: Networks) -> None:
+    text = networks.text()
+    width, batch = int(text.config.hidden_size), 64
+    flops = _text_flops(networks)
+    tokens = np.random.default_rng(0).integers(0, int(text.config.vocab_size), (8 * batch, 77), np.uint16)
+    settings = Settings(dtype="bf16", batch_sizes={TEXT: batch})
+    encoder = Encoder(networks.vae(), settings, text_encoder=text, device=networks.device.type)
+    _begin_memory(networks)
+    encoder.embed(tokens)
+    rate = _two_at_once(lambda: encoder.embed(tokens), len(tokens), networks.seconds)
+    print(f"captions to 77 × {width}: {flops / 1e9:,.4g} GFLOP each; what encode.text: text_embedding adds to an image")
+    print(
+        table(
+            [["bf16", f"{batch}", f"{rate:,.0f}", _share(networks, flops * rate), _peak_memory(networks)]],
+            ("way", "batch", "captions/s", "share of peak", "memory"),
+        )
+    )
+
+
+# --- measuring -------------------------------------------------------------------------------------------------------
+
+
+def _chunk(side: int, count: int) -> Chunk:
+    """As it comes out of the object store: it may be read only."""
+    pixels: NDArray[np.uint8] = np.random.default_rng(0).integers(0, 256, (count, side, side, 3), np.uint8)
+    pixels.flags.writeable = False
+    zeros = np.zeros(count, np.int16)
+    tokens = np.zeros((count, 77), np.uint16)
+    crops = {side: [Group(np.arange(count), pixels)]}
+    return Chunk(np.arange(count), zeros, [""] * count, tokens, crops, zeros)
+
+
+def _two_at_once(call: Callable[[], Any], items: int, seconds: float) -> float:
+    """Items per second of calls that come two at a time, as Ray makes an actor's; over whole calls."""
+    done, lock = [0], threading.Lock()
+    began = time.perf_counter()
+
+    def caller() -> None:
+        while time.perf_counter() - began < seconds:
+            call()
+            with lock:
+                done[0] += items
+
+    with ThreadPoolExecutor(2) as pool:
+        for future in [pool.submit(caller) for _ in range(2)]:
+            future.result(timeout=DEADLINE_S)
+    return done[0] / (time.perf_counter() - began)
+
+
+def _one_by_one(call: Callable[[], Any], items: int, networks: Networks) -> float:
+    call()
+    _finish(networks)
+    began, done = time.perf_counter(), 0
+    while time.perf_counter() - began < networks.seconds:
+        for _ in range(4):  # so that the device is never out of work while the clock is looked at
+            call()
+            done += items
+        _finish(networks)
+    return done / (time.perf_counter() - began)
+
+
+def _finish(networks: Networks) -> None:
+    if networks.device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def _begin_memory(networks: Networks) -> None:
+    if networks.device.type == "cuda":
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+
+
+def _peak_memory(networks: Networks) -> str:
+    """Since _begin_memory: of tensors, and of what PyTorch holds for them."""
+    if networks.device.type == "cpu":
+        return "-"
+    used, held = (f() / hardware.GIB for f in (torch.cuda.max_memory_allocated, torch.cuda.max_memory_reserved))
+    return f"{used:.1f} GiB ({held:.1f} held)"
+
+
+def _share(networks: Networks, flops_a_second: float) -> str:
+    reached = hardware.mfu(flops_a_second, 1.0, networks.gpu)
+    return "-" if reached is None else f"{reached:.1%}"
+
+
+def _vae_flops(networks: Networks, side: int) -> float:
+    """Of one image through the VAE's encoder, a multiply-add as two; counted on the network itself."""
+    vae = networks.vae().to("meta")
+    pixels = torch.empty(1, 3, side, side, device="meta")
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        vae.encode(pixels)
+    return float(counter.get_total_flops())
+
+
+def _text_flops(networks: Networks) -> float:
+    text = networks.text().to("meta")
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        text(torch.zeros(1, 77, dtype=torch.int64, device="meta"))
+    return float(counter.get_total_flops())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

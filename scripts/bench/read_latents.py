@@ -1,0 +1,272 @@
+"""Latents into tensors: our two readers against the reference's read path, and against as little as can be done.
+
+    python -m scripts.bench.read_latents           (ROWS=300000 for a larger set; 60000 by default)
+
+All read the same latents, 4 × 32 × 32, in batches of 128: the reference's as it writes them (a float32 tensor column by
+Ray, read by read_parquet and iter_torch_batches, cast to half), ours as `sdp process` does (fp16 bytes, and token ids
+beside them), in the shuffled order of an epoch. The set is read once before, so that it is in the page cache as far as
+there is room. Each case is a process (and, where it has one, a Ray) of its own; CPU seconds are those of all processes
+that take part. The cases take turns, ROUNDS times (3), and the best round of each counts.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sdp.console import table
+
+ROWS = int(os.environ.get("ROWS", "60000"))
+ROUNDS = int(os.environ.get("ROUNDS", "3"))
+BATCH = 128
+PART_ROWS = 10_000
+CASES = ("reference", "ray", "direct", "pyarrow", "copy")
+_TICK = os.sysconf("SC_CLK_TCK")
+
+
+def main() -> int:
+    """Make the sets, run the cases in turns, and print the ratios."""
+    folder = Path(tempfile.mkdtemp(prefix="sdp-bench-read-"))
+    try:
+        for what in ("write-reference", "write-ours"):
+            _case(what, folder)
+        rounds = [{case: _case(case, folder) for case in CASES} for _ in range(ROUNDS)]
+        print_figures({case: _best([some[case] for some in rounds]) for case in CASES})
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return 0
+
+
+def print_figures(figures: dict[str, dict[str, float]]) -> None:
+    reference, plain = figures["reference"], figures["pyarrow"]
+    rows = [
+        (
+            {"ray": "sdp, data.reader ray", "direct": "sdp, data.reader direct", "copy": "pyarrow, mapped"}.get(
+                case, case
+            ),
+            f"{f['rows_per_s']:,.0f}",
+            f"{f['rows_per_cpu_s']:,.0f}",
+            f"{f['first_s']:.2f}",
+            f"{f['rows_per_s'] / reference['rows_per_s']:.1f}",
+            f"{f['rows_per_cpu_s'] / reference['rows_per_cpu_s']:.1f}",
+            f"{f['rows_per_cpu_s'] / plain['rows_per_cpu_s']:.2f}",
+        )
+        for case, f in figures.items()
+    ]
+    header = ("reader", "rows/s", "rows/CPU s", "first batch s", "× reference", "× per CPU s", "of pyarrow per CPU s")
+    print(f"latents of {ROWS:,} rows into batches of {BATCH}, best of {ROUNDS} (goals: 5 ×, 5 ×, a third)")
+    print(table(rows, header), flush=True)
+
+
+def _best(rounds: list[dict[str, float]]) -> dict[str, float]:
+    best = {name: max(found[name] for found in rounds) for name in ("rows_per_s", "rows_per_cpu_s")}
+    return {**best, "first_s": min(found["first_s"] for found in rounds)}
+
+
+def _case(case: str, folder: Path) -> dict[str, float]:
+    command = [sys.executable, "-m", "scripts.bench.read_latents", case, str(folder)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=1800)
+    figures: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return figures
+
+
+# --- cases -----------------------------------------------------------------------------------------------------------
+
+
+def reference(folder: Path) -> dict[str, float]:
+    """float32 tensors by Ray, read_parquet, iter_torch_batches, half."""
+    import torch
+
+    ray = _start_ray()
+    where = str(folder / "reference")
+
+    def batches() -> Iterator[Any]:
+        for batch in ray.data.read_parquet(where).iter_torch_batches(batch_size=BATCH, dtypes=torch.float32):
+            yield batch["image_latents_256"].half()
+
+    return _measured(batches, where)
+
+
+def direct(folder: Path) -> dict[str, float]:
+    """fp16 bytes, by threads of this process."""
+    from sdp.train.data.direct import DirectReader
+    from sdp.train.data.order import OrderShape
+    from sdp.train.data.sources import open_sources
+
+    def batches() -> Iterator[Any]:
+        sources = open_sources(_config(folder, "direct"))
+        yield from _of_reader(DirectReader(sources.ingredients, 0, OrderShape(), 0, 1))
+
+    return _measured(batches, str(folder / "ours"))
+
+
+def ray(folder: Path) -> dict[str, float]:
+    """The same by Ray Data: a feeder, segments, a split for the one trainer that this process is."""
+    from sdp.train.data.sources import open_sources
+    from sdp.train.data.streamed import StreamedReader
+    from sdp.train.ray_reader import RayFeed, start_feeder
+
+    _start_ray()
+    config = _config(folder, "ray")
+    feeder = start_feeder(config, {"CPU": 2.0}, 1, on_gpus=True)
+
+    def batches() -> Iterator[Any]:
+        sources = open_sources(config)
+        feed = RayFeed(feeder, "start", 0, 1)
+        columns = sources.ingredients[0].dataset.columns
+        yield from _of_reader(StreamedReader(feed, columns, 0, 1, sources.rows, config.data.shuffle.lanes))
+
+    return _measured(batches, str(folder / "ours"))
+
+
+def pyarrow(folder: Path) -> dict[str, float]:
+    """The same files and columns by pyarrow in the consumer, checked as ours are, in the order in which they lie."""
+    return _by_pyarrow(folder, ["row", "latents_256", "token_ids"], page_checksum_verification=True)
+
+
+def copy(folder: Path) -> dict[str, float]:
+    """As little as can be done: latents alone, memory-mapped, unchecked, little more than a copy of the bytes."""
+    return _by_pyarrow(folder, ["latents_256"], memory_map=True)
+
+
+def _by_pyarrow(folder: Path, columns: list[str], **how: bool) -> dict[str, float]:
+    import pyarrow.parquet as pq
+    import torch
+
+    where = str(folder / "ours")
+
+    def batches() -> Iterator[Any]:
+        for part in sorted(Path(where, "parts").iterdir()):
+            for some in pq.ParquetFile(part, **how).iter_batches(BATCH, columns=columns):
+                column = some["latents_256"]
+                flat = np.frombuffer(column.buffers()[1], np.float16)[column.offset * 4096 :][: len(column) * 4096]
+                yield torch.from_numpy(flat.copy()).view(-1, 4, 32, 32)
+
+    return _measured(batches, where)
+
+
+def _of_reader(reader: Any) -> Iterator[Any]:
+    for batch in reader.batches(0, 0, BATCH):
+        yield batch.latents if bool(batch.weights.all()) else batch.latents[batch.weights > 0]
+
+
+def _config(folder: Path, reader: str) -> Any:
+    from sdp.config import parse
+
+    given = {"source": {"uri": str(folder / "ours")}, "output": {"uri": str(folder / "run")}}
+    return parse("train", {**given, "model": {"source": "builtin:tiny"}, "data": {"reader": reader}})
+
+
+def _start_ray() -> Any:
+    import logging
+
+    import ray
+
+    ray.init("local", num_cpus=2, include_dashboard=False, logging_level=logging.ERROR, log_to_driver=False)
+    ray.data.DataContext.get_current().enable_progress_bars = False
+    return ray
+
+
+def _measured(batches: Callable[[], Iterator[Any]], where: str) -> dict[str, float]:
+    for file in Path(where).rglob("*.parquet"):
+        file.read_bytes()  # into the page cache
+    cpu, start, first, rows = _cpu_of_tree(), time.perf_counter(), 0.0, 0
+    for batch in batches():
+        first = first or time.perf_counter() - start
+        rows += len(batch)
+    seconds, cpu = time.perf_counter() - start, _cpu_of_tree() - cpu
+    assert rows == ROWS, rows
+    return {"rows_per_s": rows / seconds, "rows_per_cpu_s": rows / cpu, "first_s": first}
+
+
+def _cpu_of_tree() -> float:
+    """CPU seconds of this process and all below it, the ended ones included."""
+    parents, ticks = {}, {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue  # it ended meanwhile: its parent has its time
+        pid = int(stat.parent.name)
+        parents[pid], ticks[pid] = int(fields[1]), sum(map(int, fields[11:15]))
+    total, ahead = 0, [os.getpid()]
+    while ahead:
+        pid = ahead.pop()
+        total += ticks.get(pid, 0)
+        ahead += [child for child, parent in parents.items() if parent == pid]
+    return total / _TICK
+
+
+# --- the sets --------------------------------------------------------------------------------------------------------
+
+
+def write_reference(folder: Path) -> dict[str, float]:
+    """As the reference writes it."""
+    ray = _start_ray()
+
+    def latents(batch: dict[str, Any]) -> dict[str, Any]:
+        rng = np.random.default_rng(int(batch["id"][0]))
+        return {"image_latents_256": rng.standard_normal((len(batch["id"]), 4, 32, 32), dtype=np.float32)}
+
+    made = ray.data.range(ROWS, override_num_blocks=max(1, ROWS // PART_ROWS)).map_batches(latents, batch_size=1000)
+    made.write_parquet(str(folder / "reference"), min_rows_per_file=PART_ROWS)
+    return {}
+
+
+def write_ours(folder: Path) -> dict[str, float]:
+    """As `sdp process` does."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from sdp.datasets.manifest import finish
+    from sdp.datasets.outcomes import WRITTEN, Outcome, account_table
+    from sdp.datasets.output import Head, open_output
+    from sdp.datasets.parts import write_part
+    from sdp.datasets.source import freeze_source
+    from sdp.process.table import LAYOUT
+    from sdp.storage import list_source, open_storage
+
+    pq.write_table(pa.table({"url": pa.nulls(ROWS, pa.string())}), folder / "source.parquet")
+    output = open_output(open_storage(str(folder / "ours")), Head("latents", PART_ROWS, False, {}))
+    output = freeze_source(output, list_source(str(folder / "source.parquet")), ["url"])
+    for work in output.pending():
+        rows = np.arange(work.unit.start, work.unit.stop)
+        rng = np.random.default_rng(work.unit.number)
+        latents = rng.standard_normal((len(rows), 4096), dtype=np.float32).astype(np.float16)
+        tokens = rng.integers(0, 49408, (len(rows), 77)).astype(np.uint16)
+        columns = [pa.array(rows), *(_fixed(values) for values in (latents, tokens))]
+        fields = [
+            pa.field("row", pa.int64(), nullable=False),
+            pa.field(
+                "latents_256", pa.binary(8192), nullable=False, metadata={"shape": "[4,32,32]", "dtype": "float16"}
+            ),
+            pa.field("token_ids", pa.binary(154), nullable=False, metadata={"shape": "[77]", "dtype": "uint16"}),
+        ]
+        account = account_table([Outcome(row, WRITTEN) for row in rows.tolist()])
+        part = pa.table(columns, schema=pa.schema(fields))
+        write_part(output.storage, "latents", work, part, account, layout=LAYOUT)
+    finish(output)
+    return {}
+
+
+def _fixed(values: Any) -> Any:
+    import pyarrow as pa
+
+    width = values.shape[1] * values.itemsize
+    return pa.FixedSizeBinaryArray.from_buffers(pa.binary(width), len(values), [None, pa.py_buffer(values)])
+
+
+if __name__ == "__main__":
+    if len(sys.argv) == 1:
+        sys.exit(main())
+    cases = {"write-reference": write_reference, "write-ours": write_ours, "reference": reference, "ray": ray}
+    cases |= {"direct": direct, "pyarrow": pyarrow, "copy": copy}
+    print(json.dumps(cases[sys.argv[1]](Path(sys.argv[2]))))

@@ -1,0 +1,336 @@
+"""Training's own cost: what our loop adds to a bare PyTorch step, and what a checkpoint stalls of a synchronous save.
+
+    python -m scripts.bench.train_loop          (STEPS=60 PARAMETERS=20: steps, and millions of weights)
+
+Both are ratios of one run, on CPU with one thread. The loop is the whole of it, with the callbacks that a job has
+(metrics, telemetry, watchdog, the slowest worker), and takes turns with a bare loop of the same step: diffusers' own
+training step with clipping and a moving average. A checkpoint is saved as training does it, and at once with waiting for
+the end; into a local folder, and into an S3 server of this machine where versitygw is at hand (`make test` fetches it).
+"""
+
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from sdp.console import size, table
+
+STEPS = int(os.environ.get("STEPS", "60"))
+PARAMETERS = float(os.environ.get("PARAMETERS", "20"))
+BATCH = 32
+WARM = 5
+SAVES = 5
+
+
+def main() -> int:
+    """Run the cases, each in a process of its own, and print the ratios."""
+    folder = Path(tempfile.mkdtemp(prefix="sdp-bench-loop-"))
+    try:
+        _print_loop(_case("loop", folder))
+        _print_stalls(_case("stall", folder))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return 0
+
+
+def _case(case: str, folder: Path) -> Any:
+    command = [sys.executable, "-m", "scripts.bench.train_loop", case, str(folder)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=1800)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def _print_loop(figures: dict[str, float]) -> None:
+    print(
+        f"a step of the tiny model at batch {BATCH}, medians of {STEPS - WARM}: bare {figures['bare_ms']:.2f} ms of CPU, "
+        f"ours {figures['ours_ms']:.2f}: {figures['overhead']:+.2%} (goal: at most +3 %)",
+        flush=True,
+    )
+
+
+def _print_stalls(cases: list[dict[str, Any]]) -> None:
+    rows = [
+        (
+            c["storage"],
+            size(c["bytes"]),
+            f"{c['synchronous_s']:.3f}",
+            f"{c['stall_s']:.3f}",
+            f"{c['stall_s'] / c['synchronous_s']:.1%}",
+            f"{c['step_s']:.3f}",
+            f"{c['step_meanwhile_s'] / c['step_s']:.2f}",
+        )
+        for c in cases
+    ]
+    header = ("storage", "state", "synchronous s", "stall s", "stall share", "step s", "step while writing, ×")
+    print(f"a checkpoint, medians of {SAVES} (goal: a stall of at most 5 % of a synchronous save)")
+    print(table(rows, header), flush=True)
+
+
+# --- the loop --------------------------------------------------------------------------------------------------------
+
+
+def loop(folder: Path) -> dict[str, float]:
+    """CPU milliseconds of a step in our loop and in a bare one, turn and turn about."""
+    import torch
+
+    from sdp import telemetry
+    from sdp.model.sources import resolve
+    from sdp.train.callbacks.base import Callback
+    from sdp.train.callbacks.checkpoints import SaveCheckpoints
+    from sdp.train.callbacks.metrics import RecordMetrics
+    from sdp.train.callbacks.stragglers import NameSlowest
+    from sdp.train.callbacks.telemetry import EmitMetrics
+    from sdp.train.callbacks.watchdog import Watchdog
+
+    torch.set_num_threads(1)
+    config = _config(folder / "run", max_steps=STEPS)
+    model, batch = resolve(config.model.source), _batch(BATCH, 8)
+    bare = _bare_step(config, model, batch)
+    ours_s: list[float] = []
+    bare_s: list[float] = []
+
+    class Turns(Callback):
+        """After each of our steps a bare one; the last callback, so that ours has all of its own."""
+
+        since = 0.0
+
+        def on_start(self, _trainer: Any) -> None:
+            self.since = time.process_time()
+
+        def on_step(self, _trainer: Any, report: Any) -> None:
+            now = time.process_time()
+            bare()
+            after = time.process_time()
+            if report.step > WARM:
+                ours_s.append(now - self.since)
+                bare_s.append(after - now)
+            self.since = time.process_time()
+
+    emit = EmitMetrics(telemetry.begin(config.output.uri))
+    callbacks = [SaveCheckpoints(10**9), NameSlowest(10), RecordMetrics(10, None, emit.line), emit, Watchdog(1800.0)]
+    _trainer(config, model, batch, [*callbacks, Turns()]).train()
+    # Medians: a busy machine's outliers tell nothing of the code.
+    ours_ms, bare_ms = (1000 * statistics.median(seconds) for seconds in (ours_s, bare_s))
+    return {"ours_ms": ours_ms, "bare_ms": bare_ms, "overhead": ours_ms / bare_ms - 1}
+
+
+def _bare_step(config: Any, model: Any, batch: Any) -> Callable[[], None]:
+    """What everybody writes."""
+    import torch
+    import torch.nn.functional as F
+    from diffusers import DDPMScheduler
+
+    from sdp.model import load
+    from sdp.train.assemble import make_unet
+    from sdp.train.world import World
+
+    unet = make_unet(config, model, World())
+    encoder = load.load_text_encoder(model.path)
+    empty = encoder(torch.zeros(1, 77, dtype=torch.int64)).last_hidden_state
+    scheduler = DDPMScheduler.from_pretrained(model.path / "scheduler")
+    optimizer = torch.optim.AdamW(unet.parameters(), lr=1e-4, fused=True)
+    average = [parameter.detach().clone() for parameter in unet.parameters()]
+    weights = list(unet.parameters())
+
+    def step() -> None:
+        latents = batch.latents.float()
+        noise = torch.randn_like(latents)
+        timesteps = torch.randint(0, 1000, (len(latents),))
+        with torch.no_grad():
+            text = encoder(batch.token_ids.long()).last_hidden_state
+            text = torch.where(torch.rand(len(latents), 1, 1) < 0.1, empty, text)
+        predicted = unet(scheduler.add_noise(latents, noise, timesteps), timesteps, text).sample
+        loss = F.mse_loss(predicted, noise)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(weights, 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        with torch.no_grad():
+            torch._foreach_lerp_(average, weights, 1e-4)
+        loss.item()
+
+    return step
+
+
+# --- checkpoints -----------------------------------------------------------------------------------------------------
+
+
+def stall(folder: Path) -> list[dict[str, Any]]:
+    """How long training stands still for a checkpoint, and how long one takes that it waits for."""
+    found = [_stall("a local folder", str(folder / "runs"), folder)]
+    with _s3(folder) as bucket:
+        if bucket is not None:
+            found.append(_stall("S3 on this machine", bucket, folder))
+    return found
+
+
+def _stall(name: str, where: str, folder: Path) -> dict[str, Any]:
+    import torch
+
+    from sdp.train.callbacks.base import Callback
+
+    torch.set_num_threads(1)
+    model = _larger_model(folder / "model")
+    batch = _batch(1, 8)
+    synchronous: list[float] = []
+    stalls: list[float] = []
+    free: list[float] = []
+    meanwhile: list[float] = []
+
+    class Synchronous(Callback):
+        """Saves and waits; a few times, of which the first takes its memory."""
+
+        def on_step(self, trainer: Any, _report: Any) -> None:
+            start = time.perf_counter()
+            trainer.save()
+            trainer.finish_save()
+            synchronous.append(time.perf_counter() - start)
+
+    class Apart(Callback):
+        """Checkpoints as a job makes them, each when the one before is complete and three steps have been free of it."""
+
+        free_steps = 0
+
+        def on_step(self, trainer: Any, report: Any) -> None:
+            if trainer._saving is not None:
+                meanwhile.append(report.seconds)
+                self.free_steps = 0
+                return
+            self.free_steps += 1
+            if self.free_steps > 1:
+                free.append(report.seconds)
+            if self.free_steps == 3:
+                trainer.save_wanted = True
+            if len(stalls) > SAVES:
+                trainer.stop.reason = "enough"
+
+        def on_checkpoint(self, _trainer: Any, saved: Any) -> None:
+            stalls.append(saved.seconds)
+
+    config = _config(f"{where}/synchronous", max_steps=SAVES + 1, model=str(model.path), batch_size=1)
+    waited = _trainer(config, model, batch, [Synchronous()])
+    waited.train()
+    count = sum(tensor.numel() * tensor.itemsize for tensor in waited.tensors().values())
+    del waited
+    config = _config(f"{where}/run", max_steps=10_000, model=str(model.path), batch_size=1)
+    _trainer(config, model, batch, [Apart()]).train()
+    return {
+        "storage": name,
+        "bytes": count,
+        "synchronous_s": statistics.median(synchronous[1:]),
+        "stall_s": statistics.median(stalls[1 : SAVES + 1]),
+        "step_s": statistics.mean(free[2:]),
+        "step_meanwhile_s": statistics.mean(meanwhile),
+    }
+
+
+def _larger_model(folder: Path) -> Any:
+    """The tiny model with a U-Net of about PARAMETERS million weights: what is saved is to take its time."""
+    import math
+
+    from sdp.model.sources import resolve
+
+    if not folder.exists():
+        tiny = resolve("builtin:tiny").path
+        shutil.copytree(tiny, folder)
+        config = json.loads((tiny / "unet/config.json").read_text())
+        groups = config["norm_num_groups"]
+        wide = max(1, round(math.sqrt(PARAMETERS / 60) * 640 / 64)) * 64
+        config["block_out_channels"] = [max(groups, wide // 2), *([wide] * (len(config["block_out_channels"]) - 1))]
+        (folder / "unet/config.json").write_text(json.dumps(config))
+        (folder / "unet/diffusion_pytorch_model.safetensors").unlink()
+    return resolve(str(folder))
+
+
+@contextmanager
+def _s3(folder: Path) -> Iterator[str | None]:
+    """A bucket of a server of this machine; None where there is none."""
+    from scripts import tools
+    from scripts.bench._s3 import serve
+
+    program = tools.find("versitygw")
+    if program is None:
+        yield None
+        return
+    with serve(str(program), folder / "s3") as bucket:
+        yield bucket
+
+
+# --- both ------------------------------------------------------------------------------------------------------------
+
+
+def _config(output: Any, *, max_steps: int, model: str = "builtin:tiny", batch_size: int = BATCH) -> Any:
+    from sdp.config import parse
+
+    return parse(
+        "train",
+        {
+            "source": {"uri": "unused"},
+            "output": {"uri": str(output)},
+            "model": {"source": model},
+            "data": {"resolution": 64, "batch_size": batch_size},
+            "precision": "fp32",
+            "max_steps": max_steps,
+            "optimizer": {"clip_norm": 1.0},
+            "storage": {"timeout_s": 600.0},
+        },
+    )
+
+
+def _trainer(config: Any, model: Any, batch: Any, callbacks: Any) -> Any:
+    from sdp.storage import open_storage
+    from sdp.train.assemble import make_conditioning, make_objective, make_unet
+    from sdp.train.checkpoint import Checkpointer
+    from sdp.train.run_folder import RunFolder
+    from sdp.train.trainer import Ingredients, Trainer
+    from sdp.train.world import World
+
+    class Same:
+        """The same batch again and again."""
+
+        rows = 10**9
+
+        def batches(self, *_: int) -> Iterator[Any]:
+            while True:
+                yield batch
+
+    world = World()
+    return Trainer(
+        Ingredients(
+            config=config,
+            world=world,
+            unet=make_unet(config, model, world),
+            objective=make_objective(config, model, world),
+            conditioning=make_conditioning(config, model, world),
+            reader=Same(),
+            checkpointer=Checkpointer(
+                RunFolder(open_storage(config.output.uri, config.storage.options())), world, {}, keep_last=1
+            ),
+            callbacks=callbacks,
+        )
+    )
+
+
+def _batch(count: int, side: int) -> Any:
+    import torch
+
+    from sdp.train.data.batch import Batch
+
+    generator = torch.Generator().manual_seed(0)
+    latents = torch.randn(count, 4, side, side, generator=generator).half()
+    tokens = torch.randint(0, 500, (count, 77), generator=generator).to(torch.int32)
+    return Batch(torch.arange(count), torch.ones(count), latents, tokens)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) == 1:
+        sys.exit(main())
+    cases = {"loop": loop, "stall": stall}
+    print(json.dumps(cases[sys.argv[1]](Path(sys.argv[2]))))

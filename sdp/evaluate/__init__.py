@@ -1,0 +1,1 @@
+"""Evaluate: how good pictures are, and how well a checkpoint predicts what it has not seen."""

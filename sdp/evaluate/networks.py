@@ -1,0 +1,240 @@
+"""What looks at pictures: networks that make a row of features of each.
+
+Every one takes a picture in two steps: `prepare` on the CPU, in any thread, and `look` at many on the device.
+"""
+
+import tempfile
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sdp.errors import ModelError, UserError
+from sdp.imaging import Pixels
+from sdp.model.load import whole
+from sdp.model.networks import FeatureNetwork
+
+Rows = NDArray[np.float32]
+"""A row of features for each picture."""
+Prepared = NDArray[Any]
+"""A picture as a network takes it."""
+
+_FIDELITY = "torch_fidelity"
+"""A library that only Inception needs, and that is not among our requirements: who wants it installs it."""
+_SIDE = 299
+"""Of the pictures that Inception sees."""
+_INCEPTION = (
+    *("Conv2d_1a_3x3", "Conv2d_2a_3x3", "Conv2d_2b_3x3", "MaxPool_1", "Conv2d_3b_1x1", "Conv2d_4a_3x3", "MaxPool_2"),
+    *("Mixed_5b", "Mixed_5c", "Mixed_5d", "Mixed_6a", "Mixed_6b", "Mixed_6c", "Mixed_6d", "Mixed_6e"),
+    *("Mixed_7a", "Mixed_7b", "Mixed_7c", "AvgPool"),
+)
+"""Its layers up to the 2048 features, in their order."""
+
+
+class Network(Protocol):
+    """A feature network, ready."""
+
+    width: int
+    """Features of a picture."""
+
+    def prepare(self, pixels: Pixels) -> Prepared: ...
+
+    def look(self, pictures: Sequence[Prepared]) -> Rows: ...
+
+
+def load_network(found: FeatureNetwork, resize: str, device: torch.device) -> "Network":
+    """The network of a folder; `resize` is FeaturesConfig's and for Inception alone."""
+    if found.kind == "inception":
+        return Inception(found.weights, resize, device)
+    return Clip(found.path, device) if found.kind == "clip" else Dino(found.path, device)
+
+
+def square(pixels: Pixels) -> Pixels:
+    """The square in the middle: what training takes of a picture, too."""
+    height, width = pixels.shape[:2]
+    side = min(height, width)
+    top, left = (height - side) // 2, (width - side) // 2
+    return pixels[top : top + side, left : left + side]
+
+
+class Inception:
+    """The network of FID: 2048 features of torch-fidelity's InceptionV3 with the weights of 2015."""
+
+    width = 2048
+
+    def __init__(self, weights: Path, resize: str, device: torch.device) -> None:
+        self._clean, self._device = resize == "clean", device
+        self._network = _inception(weights).to(device)
+
+    def prepare(self, pixels: Pixels) -> Prepared:
+        """As it is where the network's own way of resizing is wanted, else antialiased and not rounded."""
+        from PIL import Image
+
+        pixels = square(pixels)
+        if not self._clean:
+            return np.ascontiguousarray(pixels)
+        size = (_SIDE, _SIDE)
+        channels = [
+            np.asarray(Image.fromarray(np.ascontiguousarray(pixels[:, :, c], np.float32)).resize(size, _BICUBIC))
+            for c in range(3)
+        ]
+        return np.stack(channels, axis=2).clip(0, 255)
+
+    def look(self, pictures: Sequence[Prepared]) -> Rows:
+        with torch.no_grad():
+            rows = self._resized(pictures)
+            rows = (rows - 128) / 128
+            for layer in _INCEPTION:
+                rows = getattr(self._network, layer)(rows)
+            features: Rows = rows.flatten(1).cpu().numpy()
+        return features
+
+    def _resized(self, pictures: Sequence[Prepared]) -> Tensor:
+        if self._clean:
+            return _channels_first(np.stack(pictures), self._device)
+        resize = import_module(f"{_FIDELITY}.interpolate_compat_tensorflow").interpolate_bilinear_2d_like_tensorflow1x
+
+        alike = len({picture.shape for picture in pictures}) == 1
+        stacks = [np.stack(pictures)] if alike else [picture[None] for picture in pictures]
+        each = [_channels_first(stack, self._device) for stack in stacks]
+        return torch.cat([resize(stack, size=(_SIDE, _SIDE), align_corners=False) for stack in each])
+
+
+class _Transformers:
+    """A vision network of transformers with its own way of preparing pictures."""
+
+    width: int
+
+    def __init__(self, path: Path, device: torch.device, kind: Any, processor: Any) -> None:
+        from transformers.utils import logging
+
+        quiet: Any = logging.disable_progress_bar
+        quiet()
+        self._device = device
+
+        def read() -> Any:
+            return kind.from_pretrained(path, dtype=torch.float32, use_safetensors=True, output_loading_info=True)
+
+        self._network: Any = whole(read, path).to(device).eval().requires_grad_(False)
+        self._processor = processor.from_pretrained(path)
+
+    def prepare(self, pixels: Pixels) -> Prepared:
+        tensors = self._processor(images=[np.ascontiguousarray(pixels)], return_tensors="pt")["pixel_values"]
+        prepared: Prepared = tensors[0].numpy()
+        return prepared
+
+    def look(self, pictures: Sequence[Prepared]) -> Rows:
+        with torch.no_grad():
+            rows: Rows = self._rows(torch.from_numpy(np.stack(pictures)).to(self._device)).float().cpu().numpy()
+        return rows
+
+    def _rows(self, pixels: Tensor) -> Tensor:
+        raise NotImplementedError
+
+
+class Clip(_Transformers):
+    """CLIP: its embeddings of pictures, and of captions in the same space."""
+
+    def __init__(self, path: Path, device: torch.device) -> None:
+        from transformers import CLIPImageProcessor, CLIPModel, CLIPTokenizer
+
+        super().__init__(path, device, CLIPModel, CLIPImageProcessor)
+        self.width = int(self._network.config.projection_dim)
+        self._longest = int(self._network.config.text_config.max_position_embeddings)
+        try:
+            self._tokenizer: Any = CLIPTokenizer.from_pretrained(path)
+        except Exception as error:  # the library beneath raises nothing more special
+            line = " ".join(str(error).split())[:200]
+            raise ModelError(f"{path}: not a CLIP tokenizer ({line}); compare with the original") from error
+
+    def scores(self, rows: Rows, captions: Sequence[str]) -> NDArray[np.float32]:
+        """For each picture's embedding 100 times its cosine with its caption's, which is cut where it is too long."""
+        if not captions:
+            return np.zeros(0, np.float32)
+        tokens = self._tokenizer(
+            list(captions), padding=True, truncation=True, max_length=self._longest, return_tensors="pt"
+        ).to(self._device)
+        with torch.no_grad():
+            told = self._network.get_text_features(
+                input_ids=tokens["input_ids"], attention_mask=tokens["attention_mask"]
+            )
+        texts = _embedding(told).float().cpu().numpy()
+        norms = np.linalg.norm(rows, axis=1) * np.linalg.norm(texts, axis=1)
+        cosines: NDArray[np.float32] = (rows * texts).sum(axis=1) / norms
+        return 100 * cosines
+
+    def _rows(self, pixels: Tensor) -> Tensor:
+        return _embedding(self._network.get_image_features(pixel_values=pixels))
+
+
+class Dino(_Transformers):
+    """DINOv2: the feature of the whole picture."""
+
+    def __init__(self, path: Path, device: torch.device) -> None:
+        from transformers import AutoImageProcessor, Dinov2Model
+
+        super().__init__(path, device, Dinov2Model, AutoImageProcessor)
+        self.width = int(self._network.config.hidden_size)
+
+    def _rows(self, pixels: Tensor) -> Tensor:
+        rows: Tensor = self._network(pixel_values=pixels).pooler_output
+        return rows
+
+
+def _embedding(told: Any) -> Tensor:
+    """Older versions of transformers give it as it is."""
+    embedding: Tensor = told if isinstance(told, Tensor) else told.pooler_output
+    return embedding
+
+
+def _channels_first(pictures: NDArray[Any], device: torch.device) -> Tensor:
+    return torch.from_numpy(pictures).to(device).permute(0, 3, 1, 2).float()
+
+
+def _inception(weights: Path) -> Any:
+    """torch-fidelity's network with these weights, of which nothing is run: they are tensors, or refused."""
+    try:
+        extractors = import_module(f"{_FIDELITY}.feature_extractor_inceptionv3")
+    except ModuleNotFoundError as error:
+        raise UserError(
+            "features.model: Inception needs the library torch-fidelity, which is not installed here; install it, or "
+            "take CLIP or DINOv2"
+        ) from error
+    with tempfile.TemporaryDirectory() as folder:
+        plain = Path(folder) / "inception.pth"
+        torch.save(_tensors(weights), plain)
+        try:
+            return extractors.FeatureExtractorInceptionV3(
+                "inception-v3-compat", ["2048"], feature_extractor_weights_path=str(plain)
+            )
+        except RuntimeError as error:
+            line = " ".join(str(error).split())[:200]
+            raise ModelError(f"{weights}: not the weights of FID's Inception ({line}); fetch them again") from error
+
+
+def _tensors(weights: Path) -> dict[str, Tensor]:
+    from pickle import UnpicklingError
+
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    read: Callable[[Path], Any] = load_file if weights.suffix == ".safetensors" else _unpickled
+    try:
+        tensors: dict[str, Tensor] = read(weights)
+    except (OSError, RuntimeError, ValueError, EOFError, UnpicklingError, SafetensorError) as error:
+        line = " ".join(str(error).split())[:200]
+        raise ModelError(f"{weights}: not a file of weights that can be read ({line}); fetch it again") from error
+    return tensors
+
+
+def _unpickled(file: Path) -> Any:
+    return torch.load(file, map_location="cpu", weights_only=True)
+
+
+_BICUBIC = 3
+"""Pillow's number of it."""

@@ -1,0 +1,138 @@
+"""Everything that is settled before anything costly begins: the networks, the pictures, the checkpoint."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from sdp.config import EvaluateConfig
+from sdp.datasets import tombstones
+from sdp.datasets.manifest import Dataset, open_dataset
+from sdp.datasets.output import HEAD, Head, Output, open_output, read_head
+from sdp.errors import DatasetError, UserError
+from sdp.evaluate.layout import GENERATED, KIND, REFERENCE
+from sdp.evaluate.loss import LossOrders, plan_loss
+from sdp.evaluate.pictures import Pictures, open_pictures
+from sdp.model import networks
+from sdp.model.networks import FeatureNetwork
+from sdp.storage import Storage, StorageOptions, open_storage
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the two sets of pictures, and the dataset of features that is made of it."""
+
+    name: str
+    pictures: Pictures
+    clip: FeatureNetwork | None
+    """For the set that is judged alone."""
+    storage: Storage
+    """Of its features."""
+    head: Head
+    limit: int | None
+
+    def begin(self, options: StorageOptions) -> Output:
+        """Open the features' dataset, and give new pictures their addresses."""
+        return self.pictures.freeze(open_output(self.storage, self.head), self.limit, options)
+
+    def taken_down(self, options: StorageOptions) -> bytes:
+        """The addresses that are taken down as of now, as a serialised bitmap."""
+        dataset = self.pictures.dataset
+        if dataset is None:
+            return b""
+        rows: bytes = tombstones.load(dataset.storage, options).rows.serialize()
+        return rows
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is going to be done."""
+
+    config: EvaluateConfig
+    clip: FeatureNetwork | None
+    features: FeatureNetwork | None
+    sides: tuple[Side, ...]
+    made: Dataset | None
+    """The reference's features, where an earlier evaluation has made them."""
+    loss: LossOrders | None
+
+    @property
+    def options(self) -> StorageOptions:
+        return self.config.storage.options()
+
+
+def prepare(config: EvaluateConfig) -> Plan:
+    """Look at everything that can be wrong. Nothing is written."""
+    options = config.storage.options()
+    output = open_storage(config.output.uri, options)
+    loss = plan_loss(config)
+    sides: list[Side] = []
+    made = _made_before(config, options)
+    generated = open_pictures(config.source, "source", options) if config.source.uri is not None else None
+    wanted = config.reference.uri is not None and made is None
+    reference = open_pictures(config.reference, "reference", options) if wanted else None
+    if config.clip.model is not None and generated is not None and not generated.captioned:
+        raise UserError(
+            f"source.uri: {generated.uri} has no captions for a CLIP score; name source.caption_column, give the "
+            "dataset that the pictures are from, or remove clip.model"
+        )
+    clip = networks.find(config.clip.model, "clip.model", storage=options) if config.clip.model is not None else None
+    if clip is not None and clip.kind != "clip":
+        raise UserError(f"clip.model: expected a CLIP model, got {clip.source}, which is of type {clip.kind}")
+    model = config.features.model
+    features = networks.find(model, "features.model", storage=options) if model is not None else None
+    if generated is not None:
+        sides.append(_side(GENERATED, generated, features, clip, output, config))
+    if reference is not None:
+        sides.append(_side(REFERENCE, reference, features, None, output, config))
+    if made is not None:
+        _refuse_other_features(made, features, config)
+    return Plan(config, clip, features, tuple(sides), made, loss)
+
+
+def _side(
+    name: str,
+    pictures: Pictures,
+    features: FeatureNetwork | None,
+    clip: FeatureNetwork | None,
+    output: Storage,
+    config: EvaluateConfig,
+) -> Side:
+    identity: dict[str, Any] = {"source.uri": pictures.uri, "image_column": pictures.columns.image}
+    if features is not None:
+        identity |= identity_of(features, config)
+    if clip is not None:
+        identity |= {"clip.digest": clip.digest, "caption_column": pictures.columns.caption}
+    head = Head(KIND, config.output.rows_per_file, pictures.dataset is not None, identity)
+    limit = config.limit if name == GENERATED else config.reference.limit
+    return Side(name, pictures, clip, output.child(name), head, limit)
+
+
+def identity_of(features: FeatureNetwork, config: EvaluateConfig) -> dict[str, Any]:
+    """What decides the features of a picture."""
+    resize = config.features.resize if features.kind == "inception" else None
+    return {"features.digest": features.digest, "features.resize": resize}
+
+
+def _made_before(config: EvaluateConfig, options: StorageOptions) -> Dataset | None:
+    uri = config.reference.uri
+    if uri is None or "*" in uri or uri.startswith(("https://", "http://", "hf://")):
+        return None
+    folder = open_storage(uri, options)
+    if not folder.exists(HEAD) or read_head(folder).kind != KIND:
+        return None
+    return open_dataset(folder, KIND)
+
+
+def _refuse_other_features(made: Dataset, features: FeatureNetwork | None, config: EvaluateConfig) -> None:
+    assert features is not None  # or the configuration would have been refused
+    for name, value in identity_of(features, config).items():
+        there = made.head.identity.get(name)
+        if there != value:
+            raise DatasetError(
+                f"reference.uri: {made.storage.uri} has features by another network or resizing ({name} was {there!r} "
+                f"there and is {value!r} now); take the same, or name the pictures themselves"
+            )
+
+
+def pinned(network: FeatureNetwork) -> str:
+    """How a result names a network."""
+    return f"{replace(network.source, sha256=None)} sha256:{network.digest}"

@@ -1,0 +1,171 @@
+"""Whose a process is: from /proc (its cgroup, its pid in there, some of its environment) and the kubelet.
+
+It needs the host's pids, which are what NVML gives: `hostPID: true` on Kubernetes. The environment can be read of
+processes of the same user; of others only with CAP_SYS_PTRACE. Where it cannot be read, the pod's uid (cgroup) remains.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sdp.exporter.readings import Allotment, Owner
+
+MAX_LABEL = 128
+"""Characters of a name that a process gives itself; longer ones are cut."""
+MAX_ENVIRONMENT = 1 << 20
+WANTED = frozenset(
+    {
+        "RAY_CLUSTER_NAME",
+        "RAY_NODE_TYPE_NAME",  # KubeRay: the worker group
+        "RAY_CLOUD_INSTANCE_ID",  # KubeRay: the pod's name
+        "FQ_RAY_IP",  # KubeRay, in workers: the head's service, and so the namespace
+        "POD_NAME",
+        "POD_NAMESPACE",
+        "HOSTNAME",
+        "KUBERNETES_SERVICE_HOST",
+    }
+)
+"""The only variables that are kept of an environment, which holds secrets as well."""
+
+# kubepods-burstable-pod1234abcd_….slice (systemd), pod1234abcd-… (cgroupfs), pod<32 hex> (a static pod).
+_POD = re.compile(r"pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})(?=[./:]|$)")
+_CONTAINER = re.compile(r"(?:^|[-/:])([0-9a-f]{64})(?:\.scope)?(?=/|$)")
+_SERVICE = re.compile(r"^[^.]+\.([^.]+)\.svc(?:\.|$)")
+
+
+@dataclass(frozen=True, slots=True)
+class Cgroup:
+    pod_uid: str = ""
+    container_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What /proc says of a process."""
+
+    name: str = ""
+    container_pid: str = ""
+    cgroup: Cgroup = Cgroup()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    readable: bool = True
+    """Whether its environment could be read."""
+
+
+def parse_cgroup(text: str) -> Cgroup:
+    """Of /proc/PID/cgroup, of either version and of every runtime: docker, containerd, CRI-O; cgroupfs or systemd.
+
+    With version 2 and a cgroup namespace the path is relative and may lead upwards; the pod is in it all the same.
+    A Kubernetes inside a container (kind) shows an outer container first: the pod's is below the pod.
+    """
+    outside = ""
+    for line in text.splitlines():
+        path = line.split(":", 2)[-1]
+        pod = None
+        for pod in _POD.finditer(path):  # noqa: B007  # the innermost
+            pass
+        containers = _CONTAINER.findall(path[pod.end() :] if pod else path)
+        if pod:
+            return Cgroup(pod[1].replace("_", "-"), containers[-1] if containers else "")
+        outside = outside or (containers[-1] if containers else "")
+    return Cgroup("", outside)
+
+
+def parse_environment(raw: bytes) -> dict[str, str]:
+    """The wanted variables of /proc/PID/environ."""
+    found = {}
+    for entry in raw.split(b"\0"):
+        name, separator, value = entry.partition(b"=")
+        key = name.decode("ascii", "replace")
+        if separator and key in WANTED:
+            found[key] = as_label(value.decode("utf-8", "replace"))
+    return found
+
+
+def as_label(text: str) -> str:
+    """Printable and not endless, whatever the process put there."""
+    return "".join(c for c in text if c.isprintable())[:MAX_LABEL]
+
+
+def pid_inside(status: str) -> str:
+    """The pid that the process sees itself: the innermost of the line NSpid in /proc/PID/status."""
+    found = re.search(r"^NSpid:.*?(\d+)\s*$", status, re.MULTILINE)
+    return found[1] if found else ""
+
+
+def owner_of(facts: Facts | None, allotted: Sequence[Allotment]) -> Owner:
+    """Put together what the process says and to whom the kubelet has given the device.
+
+    The kubelet's word counts for processes in pods only; where a device is shared, or the process names another pod,
+    for the pod that it names: a monitoring agent on the same GPU is not the trainer's.
+    """
+    if facts is None:
+        return Owner()
+    environment = facts.environment
+    pod, namespace, container = "", "", ""
+    if facts.cgroup.pod_uid:
+        names = [environment.get(name, "") for name in ("RAY_CLOUD_INSTANCE_ID", "POD_NAME")]
+        names += [environment.get("HOSTNAME", "") if "KUBERNETES_SERVICE_HOST" in environment else ""]
+        pod = next(filter(None, names), "")
+        service = _SERVICE.match(environment.get("FQ_RAY_IP", ""))
+        namespace = environment.get("POD_NAMESPACE", "") or (service[1] if service else "")
+        fitting = [a for a in allotted if a.pod in names] or ([] if pod else list(allotted))
+        if len(fitting) == 1:
+            pod, namespace, container = fitting[0].pod, fitting[0].namespace, fitting[0].container
+    return Owner(
+        container_pid=facts.container_pid,
+        process=facts.name,
+        namespace=namespace,
+        pod=pod,
+        pod_uid=facts.cgroup.pod_uid,
+        container=container,
+        container_id=facts.cgroup.container_id,
+        ray_cluster=environment.get("RAY_CLUSTER_NAME", ""),
+        ray_group=environment.get("RAY_NODE_TYPE_NAME", ""),
+    )
+
+
+class Processes:
+    """Looks processes up in /proc, each one once: what is asked here does not change while a process lives."""
+
+    def __init__(self, proc: Path) -> None:
+        self._proc = proc
+        self._known: dict[tuple[int, str], Facts] = {}
+
+    def look_up(self, pids: Iterable[int]) -> dict[int, Facts | None]:
+        """None for a process that is hidden, not there, or gone before all of it was read."""
+        found: dict[int, Facts | None] = {}
+        known: dict[tuple[int, str], Facts] = {}
+        for pid in pids:
+            found[pid] = None
+            try:
+                # The time it started: a pid alone may be another process's by now.
+                key = (pid, _start_time((self._proc / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")))
+                facts = self._known.get(key) or self._read(pid)
+            except (FileNotFoundError, ProcessLookupError, PermissionError):
+                continue
+            known[key] = found[pid] = facts
+        self._known = known
+        return found
+
+    def _read(self, pid: int) -> Facts:
+        folder = self._proc / str(pid)
+        environment: dict[str, str] = {}
+        readable = True
+        try:
+            with (folder / "environ").open("rb") as file:
+                environment = parse_environment(file.read(MAX_ENVIRONMENT))
+        except PermissionError:
+            readable = False
+        return Facts(
+            name=as_label((folder / "comm").read_text(encoding="utf-8", errors="replace").strip()),
+            container_pid=pid_inside((folder / "status").read_text(encoding="utf-8", errors="replace")),
+            cgroup=parse_cgroup((folder / "cgroup").read_text(encoding="utf-8", errors="replace")),
+            environment=environment,
+            readable=readable,
+        )
+
+
+def _start_time(stat: str) -> str:
+    """Field 22 of /proc/PID/stat; the name, in parentheses before it, may hold anything."""
+    return stat.rpartition(")")[2].split()[19]

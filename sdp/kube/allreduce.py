@@ -1,0 +1,187 @@
+"""`python -m sdp.kube.allreduce`: how fast the GPUs of several nodes add up a tensor, which is what a step waits for.
+
+What `sdp doctor --all-reduce` runs on the cluster. It takes whole nodes, one process a GPU, and says what NCCL went
+through: a cluster whose NCCL has not found EFA trains at a third of its speed, and nothing else tells.
+"""
+
+import argparse
+import json
+import re
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from sdp import cluster
+from sdp.errors import SdpError, UserError
+
+WARM_UP, ROUNDS = 3, 10
+_NETWORK = re.compile(r"Using network (.+?)\s*$", re.MULTILINE)
+
+
+class NoRoom(SdpError):
+    """The nodes did not come in time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """What was measured."""
+
+    nodes: int
+    gpus: int
+    """Of all nodes together; 0 where processors did it."""
+    megabytes: int
+    seconds: float
+    """Of one all-reduce."""
+    gb_per_s: float
+    """Over the slowest link, whatever the number of ranks: the tensor's size by the time, times 2 (n - 1) / n."""
+    network: str
+    """What NCCL says that it went through; empty where it did not say, or where there is no NCCL."""
+
+    def __str__(self) -> str:
+        who = f"{self.nodes} nodes, {self.gpus} GPUs" if self.gpus else f"{self.nodes} nodes, processors alone"
+        through = f", through {self.network}" if self.network else ""
+        return (
+            f"all-reduce of {self.megabytes} MB: {self.gb_per_s:.3g} GB/s ({who}, {self.seconds * 1e3:.3g} ms{through})"
+        )
+
+
+def bus_rate(size: int, seconds: float, ranks: int) -> float:
+    """GB/s over the slowest link: each rank has to send and receive all but its own share, twice."""
+    return size / seconds * 2 * (ranks - 1) / ranks / 1e9
+
+
+def network_of(log: str) -> str:
+    """The network that NCCL's log says it uses."""
+    found = _NETWORK.findall(log)
+    return str(found[-1]) if found else ""
+
+
+def measure(nodes: int, gpus: int, accelerator: str | None, megabytes: int, wait_s: float) -> Figures:
+    """Take whole nodes of the connected cluster and measure between them; `gpus` is of each, 0 uses processors."""
+    import ray
+    from ray.util.placement_group import placement_group, remove_placement_group
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    each = max(1, gpus)
+    remote: Any = ray.remote(_Rank)  # Ray's types know nothing of an actor's methods
+    bundle = {"GPU": float(gpus), "CPU": 1.0} if gpus else {"CPU": 1.0}
+    labels = {"bundle_label_selector": [{cluster.ACCELERATOR_LABEL: accelerator}] * nodes} if accelerator else {}
+    group = placement_group([bundle] * nodes, strategy="STRICT_SPREAD", **labels)
+    try:
+        if not group.wait(wait_s):
+            kind = f" with {gpus} {accelerator or 'GPUs'}" if gpus else ""
+            raise NoRoom(
+                f"all-reduce: {nodes} nodes{kind} did not come within {wait_s:.0f} s; see sdp status and the groups"
+            )
+        ranks = [
+            remote.options(
+                num_gpus=1 if gpus else 0,
+                num_cpus=1 / each,
+                scheduling_strategy=PlacementGroupSchedulingStrategy(
+                    group, placement_group_bundle_index=number // each
+                ),
+            ).remote(number, nodes * each)
+            for number in range(nodes * each)
+        ]
+        address = ray.get(ranks[0].address.remote(), timeout=wait_s)
+        told = ray.get([rank.run.remote(address, megabytes) for rank in ranks], timeout=600)
+    finally:
+        remove_placement_group(group)
+    seconds = max(one for one, _ in told)
+    rate = bus_rate(megabytes * 1_000_000, seconds, nodes * each)
+    return Figures(
+        nodes=nodes, gpus=nodes * gpus, megabytes=megabytes, seconds=seconds, gb_per_s=rate, network=told[0][1]
+    )
+
+
+class _Rank:
+    """One process of the group."""
+
+    def __init__(self, number: int, count: int) -> None:
+        self._number, self._count = number, count
+
+    def address(self) -> str:
+        """Where the ranks are to meet: here."""
+        import socket
+
+        import ray.util
+
+        util: Any = ray.util  # it comes without types
+        with socket.socket() as probe:
+            probe.bind(("", 0))
+            return f"{util.get_node_ip_address()}:{probe.getsockname()[1]}"
+
+    def run(self, address: str, megabytes: int) -> tuple[float, str]:
+        """Seconds of one all-reduce, and what NCCL went through."""
+        import os
+
+        import torch
+        import torch.distributed as dist
+
+        on_gpu = torch.cuda.is_available()
+        with tempfile.TemporaryDirectory() as folder:
+            log = Path(folder) / "nccl.log"
+            os.environ.update(NCCL_DEBUG="INFO", NCCL_DEBUG_SUBSYS="INIT,NET", NCCL_DEBUG_FILE=str(log))
+            dist.init_process_group(
+                "nccl" if on_gpu else "gloo",
+                init_method=f"tcp://{address}",
+                rank=self._number,
+                world_size=self._count,
+                timeout=timedelta(seconds=300),
+            )
+            try:
+                device = torch.device("cuda" if on_gpu else "cpu")
+                tensor = torch.zeros(megabytes * 1_000_000 // 2, dtype=torch.bfloat16, device=device)
+                for _ in range(WARM_UP):
+                    dist.all_reduce(tensor)
+                _settled(tensor)
+                began = time.perf_counter()
+                for _ in range(ROUNDS):
+                    dist.all_reduce(tensor)
+                _settled(tensor)
+                seconds = (time.perf_counter() - began) / ROUNDS
+                dist.barrier()
+            finally:
+                dist.destroy_process_group()
+            return seconds, network_of(log.read_text(errors="replace")) if log.is_file() else ""
+
+
+def _settled(tensor: Any) -> None:
+    """Wait for what was asked of a GPU."""
+    if tensor.is_cuda:
+        import torch
+
+        torch.cuda.synchronize()
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Measure as the command line says, and print a line, or JSON."""
+    parser = argparse.ArgumentParser(prog="python -m sdp.kube.allreduce", description=__doc__.partition("\n")[0])
+    parser.add_argument("--nodes", type=int, default=2)
+    parser.add_argument("--gpus", type=int, default=0, help="of each node; 0 uses processors")
+    parser.add_argument("--accelerator", help="Ray accelerator type of the nodes")
+    parser.add_argument("--megabytes", type=int, default=1000)
+    parser.add_argument("--wait", type=float, default=1800.0, help="seconds for the nodes to come")
+    parser.add_argument("--json", action="store_true")
+    given = parser.parse_args(arguments)
+    try:
+        if given.nodes < 2 or given.gpus < 0 or given.megabytes < 1:
+            raise UserError(
+                f"all-reduce: expected 2 nodes or more and 1 MB or more, got {given.nodes} and {given.megabytes}"
+            )
+        cluster.connect()
+        figures = measure(given.nodes, given.gpus, given.accelerator, given.megabytes, given.wait)
+    except SdpError as error:
+        sys.stderr.write(f"{error}\n")
+        return error.exit_code
+    sys.stdout.write((json.dumps(asdict(figures)) if given.json else str(figures)) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

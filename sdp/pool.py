@@ -1,0 +1,174 @@
+"""Units of work over a pool of equal workers: actors of Ray Data, one GPU each; or one worker in this process.
+
+    crew = Crew("generators", least=2, most=8, accelerator="A10G")
+    crew.join()
+    for made in crew.work_off(partial(Worker, orders), tasks): ...
+
+A worker is made once in each actor, by a call that travels there, and then makes one thing of each task. A single
+worker that may run anywhere needs no cluster, and none is started for it.
+"""
+
+import os
+import pickle
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from sdp import cluster, telemetry
+from sdp.config import Range
+from sdp.errors import SdpError, UserError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Task = TypeVar("Task")
+Made = TypeVar("Made")
+_Task = TypeVar("_Task", contravariant=True)
+_Made = TypeVar("_Made", covariant=True)
+
+_TASK_RETRIES = 30
+"""Against a task that kills its worker for ever. Of a node that has gone Ray hears after seconds, and each try
+meanwhile to reach its actors counts as one."""
+
+
+class Worker(Protocol[_Task, _Made]):
+    """What is hired."""
+
+    def make(self, task: _Task, seen: "Callable[[int], None]", /) -> _Made:
+        """Do a task; `seen` is called with the number of rows done, now and then."""
+
+
+@dataclass(frozen=True, slots=True)
+class Crew:
+    """The workers that there shall be."""
+
+    what: str
+    """What they are called, as in `generators`."""
+    least: int
+    most: int
+    accelerator: str | None = None
+    start_timeout_s: float = 1800.0
+    output: str = ""
+    """What the job writes to: the name of its metrics."""
+
+    @property
+    def alone(self) -> bool:
+        """Whether one worker, which may run anywhere, is all that is asked for, and no cluster has been joined."""
+        ray = sys.modules.get("ray")
+        joined = "RAY_ADDRESS" in os.environ or (ray is not None and ray.is_initialized())
+        return not joined and self.most == 1 and self.accelerator is None
+
+    def require_reachable(self) -> None:
+        """Refuse a cluster that does not answer: before anything is written."""
+        if not self.alone:
+            cluster.require_reachable()
+
+    def join(self) -> None:
+        """Join the cluster, and refuse what could never start there."""
+        if self.alone:
+            return
+        resources, can_grow = cluster.connect(), "RAY_ADDRESS" in os.environ
+        cluster.require_accelerator("scaling.accelerator", self.accelerator, can_grow=can_grow)
+        what = "GPU" if self._gpus(resources) else "CPU"
+        there = int(resources.get(what, 0))
+        if self.least > there and not can_grow:
+            raise UserError(
+                f"scaling.num_workers: expected at most {there} here, got {self.least}; each takes a {what}, lower it "
+                "or join a larger cluster (RAY_ADDRESS)"
+            )
+
+    def work_off(
+        self,
+        hire: Callable[[], Worker[Task, Made]],
+        tasks: Sequence[Task],
+        seen: Callable[[int], None] = lambda _: None,
+    ) -> Iterator[Made]:
+        """What is made of each task, as it comes: here, or by actors on the cluster that was joined.
+
+        Of what is done here `seen` hears within a task, too.
+        """
+        if self.alone:
+            worker = hire()
+            for task in tasks:
+                yield worker.make(task, seen)
+            return
+        from ray.exceptions import RayError
+
+        try:
+            for row in self._pipeline(hire, tasks).iter_rows():
+                made: Made | SdpError = pickle.loads(row["made"])
+                if isinstance(made, SdpError):
+                    raise made
+                yield made
+        except RayError as error:
+            raise self._in_our_words(error) from error
+
+    def _gpus(self, resources: dict[str, float]) -> float:
+        return 1.0 if resources.get("GPU") or self.accelerator else 0.0
+
+    def _pipeline(self, hire: Callable[[], Worker[Task, Made]], tasks: Sequence[Task]) -> Any:
+        import ray
+        from ray.data import ActorPoolStrategy
+        from ray.util.annotations import RayDeprecationWarning
+
+        gpus = self._gpus(ray.cluster_resources())  # type: ignore[no-untyped-call]  # Ray's
+        items = [{"task": pickle.dumps(task)} for task in tasks]
+        patience = cluster.data_settings(wait_for_min_actors_s=round(self.start_timeout_s))
+        with patience, warnings.catch_warnings():
+            # That further arguments go away in 2.64. By default Ray tries again without end what kills its process.
+            warnings.simplefilter("ignore", RayDeprecationWarning)
+            return ray.data.from_items(items, override_num_blocks=len(items)).map_batches(
+                _Hired,
+                fn_constructor_args=(pickle.dumps(hire), self.what.removesuffix("s"), self.output),
+                batch_size=1,
+                batch_format="pyarrow",
+                num_cpus=None if gpus else 1,  # Ray Data warns of asking for both
+                compute=ActorPoolStrategy(
+                    min_size=min(self.least, len(items)),
+                    max_size=min(self.most, len(items)),
+                    max_tasks_in_flight_per_actor=2,
+                ),
+                max_restarts=_TASK_RETRIES,
+                max_task_retries=_TASK_RETRIES,
+                **cluster.placement(self.accelerator, gpus),
+            )
+
+    def _in_our_words(self, error: BaseException) -> SdpError:
+        """One line about what Ray says."""
+        from ray.exceptions import GetTimeoutError
+
+        if isinstance(error, GetTimeoutError):
+            return UserError(
+                f"scaling.num_workers: {self.least} {self.what} have not started within {self.start_timeout_s:g} s; "
+                "let the cluster grow, ask for fewer or for another accelerator, or raise scaling.start_timeout_s"
+            )
+        line = " ".join(str(error).split())[-300:]
+        return SdpError(f"the work of the {self.what} was broken off ({line}); run it again: it goes on where it was")
+
+
+def bounds(workers: int | Range) -> tuple[int, int]:
+    """The fewest and the most of them."""
+    return (workers.min, workers.max) if isinstance(workers, Range) else (workers, workers)
+
+
+class _Hired:
+    """An actor of the pool."""
+
+    def __init__(self, hire: bytes, role: str, output: str) -> None:
+        self._worker: Worker[Any, Any] = pickle.loads(hire)()
+        telemetry.begin(output).process(role)
+
+    def __call__(self, batch: "pa.Table") -> "pa.Table":
+        import pyarrow as pa
+
+        made = [pickle.dumps(self._make(pickle.loads(data))) for data in batch["task"].to_pylist()]
+        return pa.table({"made": pa.array(made, pa.binary())})
+
+    def _make(self, task: Any) -> Any:
+        """An error of ours is handed over as it is: raised here, it would reach the driver as a text of Ray Data's."""
+        try:
+            return self._worker.make(task, lambda _: None)
+        except SdpError as error:
+            return error

@@ -1,0 +1,108 @@
+"""Profiles a few steps: OUTPUT/profile/trace.json.gz, summary.json and timeline.svg."""
+
+import gzip
+import json
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile, schedule
+
+from sdp.model.checkpoints import EMA, MODEL
+from sdp.report.profile import PICTURE, SUMMARY, picture
+from sdp.train.callbacks.base import Callback, StepReport
+from sdp.train.profile import summarize
+
+if TYPE_CHECKING:
+    from sdp.train.trainer import Trainer
+
+log = logging.getLogger(__name__)
+
+TRACE = "profile/trace.json.gz"
+
+
+@dataclass
+class Profile(Callback):
+    """Torch's profiler over `steps` steps after the first `start` of this job, on the main worker.
+
+    The last callback, or the others' time is not in the steps.
+    """
+
+    steps: int
+    start: int = 10
+    _seen: int = 0
+    _profiler: Any = None
+
+    def on_start(self, trainer: "Trainer") -> None:
+        if trainer.world.is_main and self.start == 1:
+            self._begin(trainer)
+
+    def on_step(self, trainer: "Trainer", report: StepReport) -> None:  # noqa: ARG002 (only that there was one counts)
+        if not trainer.world.is_main:
+            return
+        self._seen += 1
+        if self._profiler is not None:
+            if self._seen == self.start + self.steps:
+                self._end(trainer)
+            else:
+                self._profiler.step()
+        elif self._seen == self.start - 1:
+            self._begin(trainer)
+
+    def on_end(self, trainer: "Trainer") -> None:
+        if self._profiler is not None and self._seen > self.start:
+            self._end(trainer)
+
+    def close(self) -> None:
+        self._stop()
+
+    def _begin(self, trainer: "Trainer") -> None:
+        """The step that comes is the profiler's own warm-up."""
+        activities = [ProfilerActivity.CPU]
+        if trainer.world.device.type == "cuda":
+            activities.append(ProfilerActivity.CUDA)
+        self._profiler = profile(
+            activities=activities,
+            schedule=schedule(wait=0, warmup=1, active=self.steps, repeat=1),
+            profile_memory=True,
+        )
+        self._profiler.start()
+        trainer.stopwatch.annotate = True
+
+    def _stop(self) -> Any:
+        profiler, self._profiler = self._profiler, None
+        if profiler is not None:
+            profiler.stop()
+        return profiler
+
+    def _end(self, trainer: "Trainer") -> None:
+        trainer.stopwatch.annotate = False
+        cuda = trainer.world.device.type == "cuda"
+        if cuda:
+            torch.cuda.synchronize()
+        profiler = self._stop()
+        with TemporaryDirectory(prefix="sdp-profile-") as scratch:
+            file = Path(scratch) / "trace.json"
+            profiler.export_chrome_trace(str(file))
+            content = file.read_bytes()
+        summary = summarize(json.loads(content), torch.cuda.get_device_name() if cuda else "CPU")
+        summary |= {"last_step": trainer.state.step, "workers": trainer.world.size, "state_bytes": state_bytes(trainer)}
+        run = trainer.checkpointer.run
+        run.storage.publish(TRACE, gzip.compress(content, 3))
+        run.storage.publish(PICTURE, picture(summary).encode())
+        run.storage.publish(SUMMARY, json.dumps(summary, indent=1).encode())
+        run.record("profile", step=trainer.state.step, uri=run.storage.uri_of(SUMMARY))
+        log.info("profiled %d steps: %s", summary["steps"], run.storage.uri_of(PICTURE))
+
+
+def state_bytes(trainer: "Trainer") -> dict[str, int]:
+    """What this worker holds from step to step: its share of weights, average and AdamW's averages."""
+    found = {"weights": 0, "average": 0, "optimizer": 0}
+    for name, tensor in trainer.tensors().items():
+        local: Any = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+        kind = "weights" if name.startswith(MODEL) else "average" if name.startswith(EMA) else "optimizer"
+        found[kind] += local.numel() * local.itemsize
+    return found

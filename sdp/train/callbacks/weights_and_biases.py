@@ -1,0 +1,62 @@
+"""Tells Weights & Biases each line of metrics.jsonl. Its library is the user's to install."""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from sdp.errors import UserError
+from sdp.telemetry.emit import run_name
+from sdp.train.callbacks.base import Callback
+from sdp.train.callbacks.tensorboard import numbers
+
+if TYPE_CHECKING:
+    from sdp.train.trainer import Trainer
+
+
+def require_wandb(project: str | None) -> None:
+    """UserError where a project is set and the library is missing: before anything is taken."""
+    if project is not None and find_spec("wandb") is None:
+        raise UserError(
+            f"log.wandb.project: expected an installation with wandb, got {project!r} and none; pip install wandb (in "
+            "the image, where the job runs on a cluster), or set it to null"
+        )
+
+
+@dataclass
+class TellWandb(Callback):
+    """A run of W&B for a run of ours, on the main worker; a job that goes on with ours goes on with that one."""
+
+    project: str
+    _run: Any = None
+
+    def line(self, line: Mapping[str, Any]) -> None:
+        """Take a line of metrics.jsonl. Steps that are done again are told once: W&B takes no step twice."""
+        if self._run is not None:
+            self._run.log(numbers(line), step=int(line["step"]))
+
+    def on_start(self, trainer: "Trainer") -> None:
+        if not trainer.world.is_main:
+            return
+        wandb: Any = import_module("wandb")
+        uri = trainer.checkpointer.run.storage.uri
+        try:
+            self._run = wandb.init(
+                project=self.project,
+                name=run_name(uri),
+                id=hashlib.sha256(uri.encode()).hexdigest()[:16],
+                resume="allow",
+                config=dict(trainer.checkpointer.config),
+            )
+        except wandb.Error as error:
+            cause = " ".join(str(error).split())[:200]
+            raise UserError(
+                f"log.wandb.project: {self.project}: W&B refused ({cause}); set WANDB_API_KEY, or the key to null"
+            ) from error
+
+    def close(self) -> None:
+        if self._run is not None:
+            self._run.finish()
+            self._run = None

@@ -1,0 +1,100 @@
+"""The latents that a run is told to train on: source.uri, and what is mixed in."""
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from sdp.config import TrainConfig
+from sdp.config.train import ColumnsConfig
+from sdp.datasets.manifest import Dataset, open_dataset
+from sdp.datasets.output import HEAD
+from sdp.storage import Storage, open_storage
+from sdp.train.data.direct import Ingredient, mixture_of
+from sdp.train.data.latents import open_latents
+from sdp.train.data.plain import freeze, open_plain
+from sdp.train.data.weights import RowWeights, Weigh, row_weights
+
+_READ_ONLY = ("https://", "http://", "hf://")
+
+
+@dataclass(frozen=True)
+class Source:
+    """One of the datasets."""
+
+    ingredient: Ingredient
+    lineage: dict[str, Any]
+    dataset: Dataset | None
+    """None of plain files."""
+
+
+@dataclass(frozen=True)
+class Sources:
+    """All of them, source.uri first."""
+
+    all: tuple[Source, ...]
+
+    @property
+    def ingredients(self) -> tuple[Ingredient, ...]:
+        return tuple(source.ingredient for source in self.all)
+
+    @property
+    def rows(self) -> int:
+        """Positions in an epoch."""
+        return mixture_of(self.ingredients).rows
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What a checkpoint says of them."""
+        first, *others = (source.lineage for source in self.all)
+        return {"dataset": first, **({"datasets": others} if others else {})}
+
+
+def open_sources(config: TrainConfig, *, write: bool = False) -> Sources:
+    """Open what is to be read; with `write` the run keeps the list of what is plain files."""
+    return Sources(tuple(_opened(config, write=write)))
+
+
+def uris_of(config: TrainConfig) -> list[str]:
+    """Of all datasets, in the order of their address ranges."""
+    return [config.source.uri, *(other.uri for other in config.source.also)]
+
+
+def _opened(config: TrainConfig, *, write: bool) -> Iterator[Source]:
+    run = open_storage(config.output.uri, config.storage.options())
+    told: list[tuple[str, float, ColumnsConfig]] = [(config.source.uri, 1.0, config.source.columns)]
+    told += [(other.uri, other.weight, other.columns) for other in config.source.also]
+    for number, (uri, weight, columns) in enumerate(told):
+        limit = config.limit if number == 0 else None
+        if columns.latents is not None and not _is_ours(uri, config):
+            yield _plain(config, run, number, uri, weight, columns, write=write)
+            continue
+        dataset = open_dataset(open_storage(uri, config.storage.options()), "latents")
+        latents = open_latents(dataset, config.data.resolution, limit, columns)
+        weighing = partial(_weighed, dataset.storage, config.data.holdout, limit)
+        yield Source(Ingredient(latents, weight, weighing), dataset.lineage, dataset)
+
+
+def _plain(
+    config: TrainConfig, run: Storage, number: int, uri: str, weight: float, columns: ColumnsConfig, *, write: bool
+) -> Source:
+    options = config.storage.options()
+    limit = config.limit if number == 0 else None
+    listing = freeze(run, number, uri, options, write=write)
+    latents = open_plain(listing, uri, options, config.data.resolution, columns, limit)
+    digest = hashlib.sha256(repr(listing.to_pylist()).encode()).hexdigest()
+    lineage = {"uri": uri, "files": listing.num_rows, "files_digest": digest}
+    weighing = partial(RowWeights, config.data.holdout, limit)
+    return Source(Ingredient(latents, weight, weighing), lineage, None)
+
+
+def _is_ours(uri: str, config: TrainConfig) -> bool:
+    """Whether sdp has written what is there."""
+    if uri.startswith(_READ_ONLY) or "*" in uri:
+        return False
+    return open_storage(uri, config.storage.options()).exists(HEAD)
+
+
+def _weighed(storage: Storage, holdout: float, limit: int | None) -> Weigh:
+    return row_weights(storage, holdout, limit)

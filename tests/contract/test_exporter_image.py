@@ -1,0 +1,48 @@
+"""The exporter's image holds just what the exporter imports."""
+
+import re
+import tomllib
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+from scripts.import_rules import outside_imports, read_sources
+
+ROOT = Path(__file__).parents[2]
+DOCKERFILE = (ROOT / "images" / "exporter" / "Dockerfile").read_text()
+ROOMS = ("sdp/exporter/", "sdp/errors.py", "sdp/console.py", "sdp/__init__.py")
+
+
+def installed() -> set[str]:
+    """The requirements that the Dockerfile names."""
+    (line,) = re.findall(r"--constraint requirements\.lock \\\n +(.+) \\\n", DOCKERFILE)
+    return set(line.split())
+
+
+def imported() -> set[str]:
+    """The distributions that the exporter's own code imports."""
+    sources = read_sources(ROOT)
+    ours = {path: text for path, text in sources.items() if path.startswith(ROOMS)}
+    for path, text in ours.items():
+        rooms = set(re.findall(r"^ *(?:from|import) (sdp\.[a-z]+)", text, re.MULTILINE))
+        assert rooms <= {"sdp.exporter", "sdp.errors", "sdp.console"}, path
+    modules = {one.target.split(".")[0] for _, one in outside_imports(ours)}
+    known = packages_distributions()
+    return {known[module][0].lower().replace("_", "-") for module in modules}
+
+
+def test_the_image_holds_what_the_exporter_imports_and_no_more() -> None:
+    assert installed() == imported() == {"nvidia-ml-py", "prometheus-client", "pyyaml"}
+
+
+def test_what_the_image_holds_is_among_the_requirements_of_the_extra() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = [*project["dependencies"], *project["optional-dependencies"]["exporter"]]
+    assert installed() <= {Requirement(line).name for line in wanted}
+
+
+def test_the_image_runs_as_an_ordinary_user_on_a_base_that_can_be_chosen() -> None:
+    assert re.search(r"^ARG BASE_IMAGE=\S+$", DOCKERFILE, re.MULTILINE)
+    assert re.findall(r"^FROM (\S+)", DOCKERFILE, re.MULTILINE) == ["${BASE_IMAGE}", "${BASE_IMAGE}"]
+    assert re.findall(r"^USER (\S+)$", DOCKERFILE, re.MULTILINE) == ["1000:1000"]

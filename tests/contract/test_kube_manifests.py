@@ -1,0 +1,46 @@
+"""manifests/ and `sdp submit` make the same objects, and KubeRay 1.7 takes them."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from sdp.cli import JOBS
+from sdp.kube.rayjob import make_rayjob
+
+MANIFESTS = Path(__file__).parents[2] / "manifests"
+FILES = sorted(MANIFESTS.glob("*.yaml"))
+OF_JOBS = [path for path in FILES if path.stem in JOBS]
+"""Those that run a job by the cluster's configuration of that name; the others are variants."""
+
+
+def parsed(rayjob: dict[str, Any]) -> dict[str, Any]:
+    """With the YAML in the YAML read, too: how it is laid out does not matter."""
+    spec = rayjob["spec"]
+    return {**rayjob, "spec": {**spec, "runtimeEnvYAML": yaml.safe_load(spec["runtimeEnvYAML"])}}
+
+
+def test_the_stages_have_manifests() -> None:
+    assert {"download", "process", "train", "generate"} <= {path.stem for path in OF_JOBS}
+
+
+@pytest.mark.parametrize("path", OF_JOBS, ids=lambda path: path.stem)
+def test_submit_makes_what_the_manifest_says(path: Path) -> None:
+    assert parsed(make_rayjob(path.stem)) == parsed(yaml.safe_load(path.read_text()))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_kuberay_takes_the_manifest(path: Path) -> None:
+    """By ValidateRayJobSpec of KubeRay 1.7."""
+    spec = yaml.safe_load(path.read_text())["spec"]
+    if not spec.get("shutdownAfterJobFinishes"):
+        assert not spec.get("ttlSecondsAfterFinished"), "refused without shutdownAfterJobFinishes"
+        assert not spec.get("suspend"), "refused without shutdownAfterJobFinishes"
+    if "clusterSelector" in spec:
+        assert spec["clusterSelector"]["ray.io/cluster"]
+        assert not spec.get("backoffLimit")
+        assert not spec.get("suspend")
+        assert spec["submissionMode"] != "SidecarMode"
+    else:
+        assert "rayClusterSpec" in spec

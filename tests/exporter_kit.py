@@ -1,0 +1,181 @@
+"""The exporter as a process of its own, and what a scrape of it says."""
+
+import ctypes
+import datetime
+import http.client
+import ipaddress
+import json
+import select
+import ssl
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
+
+DEADLINE_S = 20.0
+PASSWORD = "U*U"
+HASH = "$2a$05$CCCCCCCCCCCCCCCCCCCCC.E5YPO9kmyuRGyh0XouQYb4YMJKvyOeW"
+"""Of crypt_blowfish's own test vectors: the password above, of cost 5."""
+
+
+class Scrape:
+    """What one scrape said."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.families = {family.name: family for family in text_string_to_metric_families(text)}
+        self.samples = [sample for family in self.families.values() for sample in family.samples]
+
+    def all(self, name: str, **labels: object) -> list[Sample]:
+        wanted = {key: str(value) for key, value in labels.items()}
+        return [s for s in self.samples if s.name == name and wanted.items() <= s.labels.items()]
+
+    def one(self, name: str, **labels: object) -> Sample:
+        found = self.all(name, **labels)
+        assert len(found) == 1, f"{len(found)} samples of {name} {labels}"
+        return found[0]
+
+    def value(self, name: str, **labels: object) -> float:
+        return self.one(name, **labels).value
+
+    def has(self, name: str, **labels: object) -> bool:
+        return bool(self.all(name, **labels))
+
+
+@dataclass
+class Exporter:
+    process: subprocess.Popen[str]
+    url: str
+
+    def get(
+        self, path: str = "/metrics", headers: Mapping[str, str] | None = None, context: ssl.SSLContext | None = None
+    ) -> tuple[int, str]:
+        target = urlsplit(self.url)
+        if target.scheme == "https":
+            connection: http.client.HTTPConnection = http.client.HTTPSConnection(
+                target.netloc, timeout=DEADLINE_S, context=context
+            )
+        else:
+            connection = http.client.HTTPConnection(target.netloc, timeout=DEADLINE_S)
+        try:
+            connection.request("GET", path, headers=dict(headers or {}))
+            answer = connection.getresponse()
+            return answer.status, answer.read().decode()
+        finally:
+            connection.close()
+
+    def scrape(self) -> Scrape:
+        status, body = self.get()
+        assert status == 200, body
+        return Scrape(body)
+
+    def until(self, condition: Callable[[Scrape], bool]) -> Scrape:
+        """Scrape until it is so."""
+        end = time.monotonic() + DEADLINE_S
+        while not condition(scrape := self.scrape()):
+            assert time.monotonic() < end, f"not so after {DEADLINE_S} s:\n{scrape.text}"
+        return scrape
+
+    def stop(self) -> tuple[int, str]:
+        """Its exit code, and the rest of its log."""
+        self.process.terminate()
+        assert self.process.stderr is not None
+        log = self.process.stderr.read()
+        return self.process.wait(DEADLINE_S), log
+
+
+@contextmanager
+def exporting(
+    environment: Mapping[str, str], *arguments: str, without_capabilities: bool = False
+) -> Iterator[Exporter]:
+    """Started, and listening; as a container has it where no capability was added, if asked."""
+    command = [
+        sys.executable,
+        "-m",
+        "sdp.exporter",
+        "--port",
+        "0",
+        "--address",
+        "127.0.0.1",
+        "--node",
+        "n1",
+        *arguments,
+    ]
+    before = _drop_capabilities if without_capabilities else None
+    with subprocess.Popen(
+        command, stderr=subprocess.PIPE, text=True, env=dict(environment), preexec_fn=before
+    ) as process:
+        try:
+            assert process.stderr is not None
+            ready, _, _ = select.select([process.stderr], [], [], DEADLINE_S)
+            line = process.stderr.readline() if ready else ""
+            assert "listening on" in line, line + process.stderr.read() if ready else "it says nothing"
+            yield Exporter(process, line.split()[-1])
+        finally:
+            process.kill()
+
+
+def _drop_capabilities() -> None:
+    """Those that let a process look into others': ptrace, and on newer kernels perfmon and admin."""
+    for capability in (19, 21, 38):
+        if ctypes.CDLL(None).prctl(24, capability, 0, 0, 0) != 0:  # PR_CAPBSET_DROP
+            raise OSError(f"cannot drop capability {capability}")
+
+
+def failing(environment: Mapping[str, str], *arguments: str) -> tuple[int, str]:
+    """Exit code and standard error of one that cannot start."""
+    command = [sys.executable, "-m", "sdp.exporter", "--address", "127.0.0.1", *arguments]
+    done = subprocess.run(
+        command, env=dict(environment), capture_output=True, text=True, timeout=DEADLINE_S, check=False
+    )
+    return done.returncode, done.stderr
+
+
+def certificate(folder: Path, name: str = "exporter") -> tuple[Path, Path]:
+    """A self-signed certificate for 127.0.0.1, and its key."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    now = datetime.datetime.now(datetime.UTC)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(hours=1))
+        .not_valid_after(now + datetime.timedelta(days=2))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), True)
+        .sign(key, hashes.SHA256())
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = folder / f"{name}.crt", folder / f"{name}.key"
+    paths[0].write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    paths[1].write_bytes(
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    )
+    return paths
+
+
+def web_config(folder: Path, *, tls: bool = True, users: bool = True) -> Path:
+    """A web configuration file, with what it names; the one user is `prometheus`."""
+    config: dict[str, object] = {}
+    if tls:
+        cert, key = certificate(folder)
+        config["tls_server_config"] = {"cert_file": cert.name, "key_file": key.name}
+    if users:
+        config["basic_auth_users"] = {"prometheus": HASH}
+    path = folder / "web.yml"
+    path.write_text(json.dumps(config))  # JSON is YAML
+    return path

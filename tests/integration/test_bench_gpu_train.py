@@ -1,0 +1,34 @@
+"""The benchmark for GPUs, with the tiny model on a CPU: that it runs, and what it prints."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def gpu_train(*arguments: str) -> list[str]:
+    command = [sys.executable, "-m", "scripts.bench.gpu_train", *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout.splitlines()
+
+
+def test_both_strategies_are_measured_over_several_workers() -> None:
+    lines = gpu_train("--tiny", "--workers", "2", "--batch", "2", "--warm", "1", "--steps", "2", "--compile", "off")
+    assert lines[0] == "gpu_train: 2 x CPU, 2 steps after 1"
+    rows = [line.split() for line in lines if re.match(r"64\s", line)]
+    assert [row[:4] for row in rows] == [["64", "ddp", "off", "2"], ["64", "fsdp", "off", "2"]]
+    for row in rows:
+        assert float(row[4]) > 0
+        assert abs(float(row[5]) - float(row[4]) / 2) < 0.11
+        assert row[6] == "-"  # no peak is known for a CPU
+
+
+def test_without_a_gpu_it_says_so_in_one_line() -> None:
+    import torch
+
+    lines = gpu_train("--steps", "1")
+    if not torch.cuda.is_available():
+        assert lines == ["gpu_train: no GPU here, nothing measured; it needs one, --tiny tries the same code on a CPU"]

@@ -1,0 +1,85 @@
+"""FID's Inception: its features are the library's own, and its weights are tensors or refused."""
+
+import pickle
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from sdp.errors import ModelError, UserError
+from sdp.evaluate.networks import Inception
+from sdp.model import networks
+from sdp.model.networks import FeatureNetwork
+from tests.evaluate_kit import noise_inception, picture
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def inception(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("torch_fidelity")
+    return noise_inception(tmp_path_factory.mktemp("inception"))
+
+
+def find(folder: Path) -> FeatureNetwork:
+    return networks.find(str(folder), "features.model")
+
+
+def test_inceptions_features_are_those_of_torch_fidelity(inception: Path) -> None:
+    from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
+
+    found = find(inception)
+    assert found.kind == "inception"
+    ours = Inception(found.weights, "tensorflow", CPU)
+    pictures = [picture(n, 30) for n in range(2)]
+    rows = ours.look([ours.prepare(pixels) for pixels in pictures])
+    theirs = FeatureExtractorInceptionV3("x", ["2048"], feature_extractor_weights_path=str(found.weights))
+    (expected,) = theirs(torch.from_numpy(np.stack(pictures)).permute(0, 3, 1, 2))
+    assert rows.shape == (2, 2048)
+    assert rows.std() > 0.01
+    assert np.allclose(rows, expected.numpy(), rtol=1e-4, atol=1e-5)
+
+
+def test_clean_resizing_is_that_of_clean_fid(inception: Path) -> None:
+    resize = pytest.importorskip("cleanfid.resize")
+    ours = Inception(find(inception).weights, "clean", CPU)
+    for side in (30, 512):
+        assert np.allclose(ours.prepare(picture(1, side)), resize.build_resizer("clean")(picture(1, side)), atol=1e-3)
+    assert ours.look([ours.prepare(picture(1, 512)), ours.prepare(picture(2, 64))]).shape == (2, 2048)
+
+
+class Evil:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path("/tmp/sdp-evil").touch, ()
+
+
+def test_weights_that_would_run_code_are_refused(inception: Path, tmp_path: Path) -> None:
+    (tmp_path / "inception.pth").write_bytes(pickle.dumps({"fc.weight": Evil()}))
+    with pytest.raises(ModelError, match="not a file of weights that can be read"):
+        Inception(find(tmp_path).weights, "clean", CPU)
+    assert not Path("/tmp/sdp-evil").exists()
+    torch.save({"fc.weight": torch.zeros(1)}, tmp_path / "inception.pth")
+    with pytest.raises(ModelError, match="not the weights of FID's Inception"):
+        Inception(find(tmp_path).weights, "clean", CPU)
+    shutil.copy(inception / "pt_inception-2015-12-05-6726825d.pth", tmp_path / "another-inception.pth")
+    with pytest.raises(ModelError, match="2 files of Inception's weights"):
+        find(tmp_path)
+
+
+def test_inception_without_its_library_says_what_to_do(inception: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch_fidelity.feature_extractor_inceptionv3", None)
+    with pytest.raises(UserError, match="Inception needs the library torch-fidelity"):
+        Inception(find(inception).weights, "clean", CPU)

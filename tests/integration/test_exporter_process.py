@@ -1,0 +1,633 @@
+"""The exporter as a process, over a driver that tells what each test wants: values, faults, hangs."""
+
+import base64
+import os
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from sdp.exporter.catalogue import CATALOGUE
+from tests import nvml
+from tests.exporter_kit import DEADLINE_S, PASSWORD, Exporter, Scrape, exporting, failing, web_config
+from tests.nvml import GIB, GPU_IS_LOST, UNKNOWN, Scenario, a100s, uuid
+from tests.unit.test_exporter_podresources import kubelet, pod, response
+
+pytestmark = pytest.mark.needs("cc")
+
+MIG = {
+    "gpu.1.mig": 1,
+    "gpu.1.mig.0": f"MIG-aaaa 1 0 0 {10 * GIB} {4 * GIB} 1g.10gb",
+    "gpu.1.mig.1": f"MIG-bbbb 2 0 3 {20 * GIB} {5 * GIB} 2g.20gb",
+    "gpu.1.utilization": None,
+}
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return nvml.build(tmp_path_factory.mktemp("nvml"))
+
+
+@contextmanager
+def sleeping(user: int | None = None, **environment: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A process to be on a GPU."""
+    path = {"PATH": os.environ["PATH"]}
+    with subprocess.Popen(["sleep", "600"], env={**path, **environment}, user=user) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def gpus(scrape: Scrape, name: str) -> set[str]:
+    """The indexes of the GPUs that have a metric."""
+    return {sample.labels["gpu"] for sample in scrape.all(name)}
+
+
+def errors(scrape: Scrape) -> set[tuple[str, str, str]]:
+    return {(s.labels["gpu"], s.labels["call"], s.labels["error"]) for s in scrape.all("sdp_exporter_errors_total")}
+
+
+EXPECTED: list[tuple[str, dict[str, str], float]] = [
+    ("sdp_gpu_up", {}, 1),
+    ("sdp_gpu_utilization_ratio", {}, 0.97),
+    ("sdp_gpu_memory_utilization_ratio", {}, 0.41),
+    ("sdp_gpu_encoder_utilization_ratio", {}, 0),
+    ("sdp_gpu_decoder_utilization_ratio", {}, 0.03),
+    ("sdp_gpu_performance_state", {}, 0),
+    ("sdp_gpu_memory_total_bytes", {}, 85899345920),
+    ("sdp_gpu_memory_used_bytes", {}, 64424509440),
+    ("sdp_gpu_memory_reserved_bytes", {}, 536870912),
+    ("sdp_gpu_memory_free_bytes", {}, 20937965568),
+    ("sdp_gpu_power_watts", {}, 391.25),
+    ("sdp_gpu_power_limit_watts", {}, 400),
+    ("sdp_gpu_energy_joules_total", {}, 123456.789),
+    ("sdp_gpu_temperature_celsius", {}, 61),
+    ("sdp_gpu_memory_temperature_celsius", {}, 71),
+    ("sdp_gpu_temperature_limit_celsius", {"limit": "shutdown"}, 92),
+    ("sdp_gpu_temperature_limit_celsius", {"limit": "slowdown"}, 89),
+    ("sdp_gpu_temperature_limit_celsius", {"limit": "memory_max"}, 95),
+    ("sdp_gpu_temperature_limit_celsius", {"limit": "gpu_max"}, 85),
+    ("sdp_gpu_clock_hertz", {"clock": "graphics"}, 1.41e9),
+    ("sdp_gpu_clock_hertz", {"clock": "sm"}, 1.395e9),
+    ("sdp_gpu_clock_hertz", {"clock": "memory"}, 1.593e9),
+    ("sdp_gpu_clock_hertz", {"clock": "video"}, 1.275e9),
+    ("sdp_gpu_clock_max_hertz", {"clock": "video"}, 1.29e9),
+    ("sdp_gpu_throttled_seconds_total", {"cause": "power"}, 2.5),
+    ("sdp_gpu_throttled_seconds_total", {"cause": "thermal"}, 0),
+    ("sdp_gpu_pcie_transmit_bytes_per_second", {}, 12e6),
+    ("sdp_gpu_pcie_receive_bytes_per_second", {}, 34e6),
+    ("sdp_gpu_pcie_link_generation", {}, 4),
+    ("sdp_gpu_pcie_link_width_max", {}, 16),
+    ("sdp_gpu_nvlink_transmit_bytes_total", {}, 1024000),
+    ("sdp_gpu_nvlink_receive_bytes_total", {}, 2048000),
+    ("sdp_gpu_nvlink_links", {}, 12),
+    ("sdp_gpu_nvlink_active_links", {}, 12),
+    ("sdp_gpu_ecc_errors_total", {"kind": "corrected", "since": "lifetime"}, 7),
+    ("sdp_gpu_ecc_errors_total", {"kind": "uncorrected", "since": "driver_load"}, 0),
+    ("sdp_gpu_row_remap_failed", {}, 0),
+    ("sdp_gpu_xid_errors_total", {}, 0),
+]
+"""What tests/nvml's A100 tells, in base units: worked out by hand."""
+
+
+def test_every_value_of_every_gpu_arrives_in_base_units(library: Path, tmp_path: Path) -> None:
+    scenario = Scenario(
+        tmp_path / "gpus",
+        {
+            **a100s(8),
+            "gpu.5.power_mw": 87654,
+            "gpu.5.throttle_reasons": 0x4 | 0x40,
+            "gpu.6.nvlink.3": 0,
+            "gpu.6.remapped": "3 2 1 1",
+            "gpu.6.field.45": 9,
+        },
+    )
+    with exporting(scenario.environment(library)) as exporter:
+        scrape = exporter.until(lambda s: len(gpus(s, "sdp_gpu_pcie_receive_bytes_per_second")) == 8)
+        for name, labels, value in EXPECTED:
+            assert scrape.value(name, gpu=0, **labels) == pytest.approx(value), name
+        assert scrape.value("sdp_gpu_power_watts", gpu=5) == 87.654
+        reasons = {s.labels["reason"] for s in scrape.all("sdp_gpu_throttle_reason", gpu=5) if s.value}
+        assert reasons == {"sw_power_cap", "hw_thermal_slowdown"}
+        assert not any(s.value for s in scrape.all("sdp_gpu_throttle_reason", gpu=4))
+        assert scrape.value("sdp_gpu_nvlink_active_links", gpu=6) == 11
+        assert scrape.value("sdp_gpu_nvlink_errors_total", gpu=6, kind="crc_data") == 9
+        assert scrape.value("sdp_gpu_remapped_rows_total", gpu=6, cause="corrected") == 3
+        assert scrape.value("sdp_gpu_remapped_rows_total", gpu=6, cause="uncorrected") == 2
+        assert scrape.value("sdp_gpu_row_remap_pending", gpu=6) == 1
+        assert scrape.value("sdp_gpu_row_remap_failed", gpu=6) == 1
+        info = scrape.one("sdp_gpu_info", gpu=6).labels
+        assert info == {
+            "gpu": "6",
+            "uuid": uuid(6),
+            "product": "NVIDIA A100-SXM4-80GB",
+            "node": "n1",
+            "pci_bus_id": "00000000:0D:00.0",
+            "minor": "6",
+            "vbios": "92.00.45.00.03",
+            "mig": "0",
+        }
+        assert scrape.has("sdp_gpu_driver_info", driver="570.86.15", nvml="12.570.86.15", cuda="12.8")
+        assert (scrape.value("sdp_exporter_up"), scrape.value("sdp_exporter_gpus")) == (1, 8)
+        assert errors(scrape) == set()
+        scenario.write({"gpu.5.power_mw": 99000})
+        assert exporter.scrape().value("sdp_gpu_power_watts", gpu=5) == 99.0  # read at the scrape, not before
+
+
+def test_all_of_the_catalogue_is_exported_and_nothing_else(library: Path, tmp_path: Path) -> None:
+    everything = {
+        **a100s(3),
+        **MIG,
+        "gpu.*.fan": 30,
+        "gpu.*.field.29": 1,
+        "gpu.*.field.30": 0,
+        "gpu.*.field.31": 0,
+        "gpu.0.process.0": f"C {os.getpid()} {GIB}",
+        "gpu.2.error.nvmlDeviceGetPowerUsage": UNKNOWN,
+        "xid.0": "0 31",
+    }
+    scenario = Scenario(tmp_path / "gpus", {k: v for k, v in everything.items() if v is not None})
+    answer = response(pod("trainer-0", "ray-worker", uuid(0)))
+    with (
+        kubelet(tmp_path, lambda _: answer) as path,
+        exporting(scenario.environment(library), "--pod-resources", str(path)) as exporter,
+    ):
+        scrape = exporter.until(
+            lambda s: s.has("sdp_gpu_xid_timestamp_seconds") and s.has("sdp_gpu_pcie_receive_bytes_per_second")
+        )
+        rows = {row.name: row for row in CATALOGUE}
+        assert {sample.name for sample in scrape.samples} == rows.keys()
+        for family in scrape.families.values():
+            for sample in family.samples:
+                row = rows[sample.name]
+                assert sample.labels.keys() == set(row.labels)
+                assert family.type == row.type
+                assert sample.name.startswith("sdp_exporter_process_") or family.documentation == row.help
+
+
+def test_a_gpu_that_is_lost_costs_its_own_series_and_comes_back(library: Path, tmp_path: Path) -> None:
+    scenario = Scenario(tmp_path / "gpus", a100s(3))
+    with exporting(scenario.environment(library)) as exporter:
+        exporter.scrape()
+        scenario.write({"gpu.1.error.nvmlDeviceGetUtilizationRates": GPU_IS_LOST})
+        scrape = exporter.scrape()
+        assert [scrape.value("sdp_gpu_up", gpu=n, uuid=uuid(n)) for n in range(3)] == [1, 0, 1]
+        assert gpus(scrape, "sdp_gpu_power_watts") == {"0", "2"}
+        assert errors(scrape) == {("1", "nvmlDeviceGetUtilizationRates", "gpu_is_lost")}
+        assert scrape.value("sdp_exporter_up") == 1
+        assert scrape.value("sdp_gpu_reading_age_seconds", gpu=1) > 0
+        scenario.write({"gpu.1.error.nvmlDeviceGetUtilizationRates": None})
+        scrape = exporter.scrape()
+        assert gpus(scrape, "sdp_gpu_power_watts") == {"0", "1", "2"}
+        assert scrape.value("sdp_gpu_up", gpu=1) == 1
+
+
+def test_a_gpu_that_never_answered_is_told_by_its_index(library: Path, tmp_path: Path) -> None:
+    scenario = Scenario(tmp_path / "gpus", {**a100s(2), "gpu.1.error.nvmlDeviceGetHandleByIndex": GPU_IS_LOST})
+    with exporting(scenario.environment(library)) as exporter:
+        scrape = exporter.scrape()
+        assert scrape.value("sdp_gpu_up", gpu=1, uuid="", product="") == 0
+        assert scrape.value("sdp_gpu_up", gpu=0) == 1
+
+
+def test_a_gpu_that_the_driver_counts_no_more_is_still_told_as_down(library: Path, tmp_path: Path) -> None:
+    scenario = Scenario(tmp_path / "gpus", a100s(2))
+    with exporting(scenario.environment(library)) as exporter:
+        exporter.scrape()
+        scenario.write({"gpus": 1})
+        scrape = exporter.scrape()
+        assert scrape.value("sdp_exporter_gpus") == 1
+        assert [scrape.value("sdp_gpu_up", uuid=uuid(n)) for n in range(2)] == [1, 0]
+
+
+def test_a_call_that_fails_costs_one_series_and_is_counted_and_one_that_is_unsupported_is_not(
+    library: Path, tmp_path: Path
+) -> None:
+    scenario = Scenario(tmp_path / "gpus", a100s(2))
+    scenario.write(
+        {
+            "gpu.0.error.nvmlDeviceGetPowerUsage": UNKNOWN,
+            "gpu.0.field.82.error": UNKNOWN,
+            "gpu.1.error.nvmlDeviceGetPowerUsage": nvml.NOT_SUPPORTED,
+        }
+    )
+    with exporting(scenario.environment(library)) as exporter:
+        first, second = exporter.scrape(), exporter.scrape()
+        assert gpus(second, "sdp_gpu_power_watts") == set()
+        assert gpus(second, "sdp_gpu_memory_temperature_celsius") == {"1"}
+        assert gpus(second, "sdp_gpu_temperature_celsius") == {"0", "1"}
+        assert gpus(second, "sdp_gpu_up") == {"0", "1"}
+        counted = ("0", "nvmlDeviceGetPowerUsage", "unknown")
+        assert errors(second) == {counted, ("0", "nvmlDeviceGetFieldValues:memory_temperature", "unknown")}
+        labels = dict(zip(("gpu", "call", "error"), counted, strict=True))
+        grown = second.value("sdp_exporter_errors_total", **labels) - first.value("sdp_exporter_errors_total", **labels)
+        assert grown == 1
+
+
+def test_a_gpu_that_tells_next_to_nothing_is_up_without_an_error(library: Path, tmp_path: Path) -> None:
+    scenario = Scenario(tmp_path / "gpus", {"gpus": 1, "gpu.0.uuid": uuid(0), "gpu.0.name": "NVIDIA Small"})
+    with exporting(scenario.environment(library)) as exporter:
+        scrape = exporter.scrape()
+        assert scrape.value("sdp_gpu_up", product="NVIDIA Small") == 1
+        assert errors(scrape) == set()
+        assert {s.name for s in scrape.samples if s.name.startswith("sdp_gpu_")} == {
+            "sdp_gpu_up",
+            "sdp_gpu_info",
+            "sdp_gpu_reading_age_seconds",
+            "sdp_gpu_xid_errors_total",
+            "sdp_gpu_driver_info",
+        }
+
+
+def test_an_older_driver_is_asked_in_the_older_way(tmp_path: Path) -> None:
+    library = nvml.build(tmp_path / "old", old_driver=True)
+    lines = {**a100s(1), "gpu.0.process.0": f"C {os.getpid()} {GIB}", "gpu.0.throttle_reasons": 0x8}
+    with exporting(Scenario(tmp_path / "gpus", lines).environment(library)) as exporter:
+        scrape = exporter.scrape()
+        assert scrape.value("sdp_gpu_temperature_celsius") == 61
+        assert scrape.value("sdp_gpu_memory_used_bytes") == 60.5 * GIB  # what is reserved counts as used there
+        assert not scrape.has("sdp_gpu_memory_reserved_bytes")
+        assert scrape.value("sdp_gpu_throttle_reason", reason="hw_slowdown") == 1
+        assert scrape.value("sdp_gpu_process_memory_bytes", pid=os.getpid()) == GIB
+        assert errors(scrape) == set()
+
+
+def test_a_gpu_that_hangs_delays_one_scrape_until_the_deadline_and_the_later_ones_not_at_all(
+    library: Path, tmp_path: Path
+) -> None:
+    scenario = Scenario(tmp_path / "gpus", a100s(4))
+    with exporting(scenario.environment(library), "--timeout-s", "3") as exporter:
+        exporter.scrape()
+        scenario.write({"gpu.2.hang.nvmlDeviceGetPowerUsage": 3600})
+        began = time.monotonic()
+        first = exporter.scrape()
+        took = time.monotonic() - began
+        assert 2.3 < took < 9  # 2.4 s are for the GPUs
+        began = time.monotonic()
+        later = [exporter.scrape() for _ in range(5)]
+        assert time.monotonic() - began < 7  # five in less than three times that
+        for scrape in (first, *later):
+            assert gpus(scrape, "sdp_gpu_power_watts") == {"0", "1", "3"}
+            assert scrape.value("sdp_gpu_up", gpu=2, uuid=uuid(2)) == 0
+            assert scrape.value("sdp_exporter_up") == 1
+            assert errors(scrape) == {("2", "nvmlDeviceGetPowerUsage", "timeout")}
+        assert later[-1].value("sdp_gpu_reading_age_seconds", gpu=2) > 2.3
+        assert later[-1].value("sdp_gpu_reading_age_seconds", gpu=3) < 0.1
+        scenario.write({"gpu.2.hang.nvmlDeviceGetPowerUsage": None})
+        exporter.until(lambda s: gpus(s, "sdp_gpu_power_watts") == {"0", "1", "2", "3"})
+
+
+@pytest.mark.parametrize("call", ["nvmlDeviceGetCount", "nvmlDeviceGetMemoryInfo"])
+def test_a_driver_that_hangs_is_told_with_the_age_of_what_was_known_and_the_exporter_recovers(
+    library: Path, tmp_path: Path, call: str
+) -> None:
+    scenario = Scenario(tmp_path / "gpus", a100s(2))
+    with exporting(scenario.environment(library), "--timeout-s", "1") as exporter:
+        exporter.until(lambda s: s.value("sdp_exporter_up") == 1)
+        scenario.write({f"hang.{call}": 3600})
+        first = exporter.scrape()
+        assert first.value("sdp_exporter_up") == 0
+        assert [first.value("sdp_gpu_up", uuid=uuid(n)) for n in range(2)] == [0, 0]
+        assert not first.has("sdp_gpu_power_watts")
+        assert call in {name for _, name, error in errors(first) if error == "timeout"}
+        second = exporter.scrape()
+        assert second.value("sdp_exporter_reading_age_seconds") > first.value("sdp_exporter_reading_age_seconds") > 0.7
+        assert exporter.get("/healthz")[0] == 200
+        scenario.write({f"hang.{call}": None})
+        scrape = exporter.until(lambda s: s.value("sdp_exporter_up") == 1 and s.has("sdp_gpu_power_watts", gpu=1))
+        assert scrape.value("sdp_exporter_reading_age_seconds") == 0
+
+
+def test_a_measurement_of_pcie_that_hangs_costs_that_value_alone(library: Path, tmp_path: Path) -> None:
+    scenario = Scenario(tmp_path / "gpus", {**a100s(1), "hang.nvmlDeviceGetPcieThroughput": 3600})
+    with exporting(scenario.environment(library), "--timeout-s", "2") as exporter:
+        scrape = exporter.until(lambda s: bool(errors(s)))
+        assert errors(scrape) == {("0", "nvmlDeviceGetPcieThroughput", "timeout")}
+        assert scrape.value("sdp_gpu_up") == 1
+        assert scrape.value("sdp_gpu_pcie_link_width") == 16
+        assert not scrape.has("sdp_gpu_pcie_transmit_bytes_per_second")
+
+
+def test_without_a_driver_it_says_so_and_finds_one_that_comes_later(library: Path, tmp_path: Path) -> None:
+    scenario = Scenario(tmp_path / "gpus", {**a100s(1), "error.nvmlInit": nvml.DRIVER_NOT_LOADED})
+    with exporting(scenario.environment(library)) as exporter:
+        scrape = exporter.scrape()
+        assert scrape.value("sdp_exporter_up") == 0
+        assert not any(s.name.startswith("sdp_gpu_") for s in scrape.samples)
+        assert errors(scrape) == {("", "nvmlInit", "driver_not_loaded")}
+        assert exporter.get("/healthz")[0] == 200
+        scenario.write({"error.nvmlInit": None})
+        assert exporter.scrape().value("sdp_exporter_up") == 1
+        exporter.until(lambda s: s.has("sdp_gpu_xid_errors_total"))
+        code, log = exporter.stop()
+        lines = [line.partition(" ")[2].partition(" ")[2] for line in log.splitlines()]
+        assert lines[:2] == [
+            "WARNING no GPU can be read: nvmlInit: driver_not_loaded",
+            "INFO reading 1 GPUs, driver 570.86.15",
+        ]
+        assert (code, len(lines)) == (0, 3)
+
+
+def test_without_the_drivers_library_it_answers_too(tmp_path: Path) -> None:
+    # Found before any real one, and no library.
+    (tmp_path / "libnvidia-ml.so.1").touch()
+    with exporting({**os.environ, "LD_LIBRARY_PATH": str(tmp_path)}) as exporter:
+        scrape = exporter.scrape()
+        assert scrape.value("sdp_exporter_up") == 0
+        assert errors(scrape) == {("", "nvmlInit", "library_not_found")}
+        assert "WARNING no GPU can be read: nvmlInit: library_not_found\n" in exporter.stop()[1]
+
+
+def test_a_driver_that_was_reloaded_is_opened_again(library: Path, tmp_path: Path) -> None:
+    scenario = Scenario(tmp_path / "gpus", a100s(1))
+    with exporting(scenario.environment(library)) as exporter:
+        exporter.scrape()
+        scenario.write({"error.nvmlDeviceGetCount": 1, "error.nvmlInit": nvml.DRIVER_NOT_LOADED})
+        assert exporter.scrape().value("sdp_exporter_up") == 0
+        assert errors(exporter.scrape()) == {
+            ("", "nvmlDeviceGetCount", "uninitialized"),
+            ("", "nvmlInit", "driver_not_loaded"),
+        }
+        scenario.write({"error.nvmlDeviceGetCount": None, "error.nvmlInit": None})
+        assert exporter.scrape().value("sdp_exporter_up") == 1
+
+
+def test_a_process_has_the_names_of_its_environment_and_none_of_its_secrets(library: Path, tmp_path: Path) -> None:
+    names = {"RAY_CLUSTER_NAME": "sd2", "RAY_NODE_TYPE_NAME": "a100", "AWS_SECRET_ACCESS_KEY": "hush-hush"}
+    with sleeping(**names) as process:
+        pid = process.pid
+        lines = {
+            **a100s(2),
+            "gpu.0.process.0": f"C {pid} {7 * GIB}",
+            "gpu.0.process.1": f"G {pid} {GIB}",  # the same process: the larger counts
+            "gpu.0.process.2": "C 4194300 -",  # not in /proc, and its memory is not known
+            "gpu.0.utilization_sample.0": f"{pid} 1000 40",
+            "gpu.0.utilization_sample.1": f"{pid} 2000 60",
+            "gpu.1.process.0": f"M {pid} {2 * GIB}",
+        }
+        scenario = Scenario(tmp_path / "gpus", lines)
+        with exporting(scenario.environment(library), "--log-level", "debug") as exporter:
+            exporter.scrape()
+            samples = {f"gpu.0.utilization_sample.{n}": f"{pid} {3000 + n} {60 + 20 * n}" for n in range(2)}
+            scenario.write({**samples, "gpu.0.utilization_sample.2": f"{pid} 3002 4294967"})
+            scrape = exporter.scrape()
+            sample = scrape.one("sdp_gpu_process_memory_bytes", gpu=0, pid=pid)
+            assert sample.value == 7 * GIB
+            expected = {"process": "sleep", "container_pid": str(pid), "ray_cluster": "sd2", "ray_group": "a100"}
+            assert expected.items() <= sample.labels.items()
+            assert scrape.value("sdp_gpu_process_sm_utilization_ratio", gpu=0, pid=pid) == 0.7
+            assert scrape.value("sdp_gpu_process_sm_utilization_ratio", gpu=0, pid=4194300) == 0
+            assert scrape.value("sdp_gpu_process_memory_bytes", gpu=1) == 2 * GIB
+            assert not scrape.has("sdp_gpu_process_memory_bytes", pid=4194300)
+            states = {s.labels["state"]: s.value for s in scrape.all("sdp_exporter_processes")}
+            assert states == {"known": 1, "unreadable": 0, "unknown": 1}
+            assert exporter.scrape().value("sdp_gpu_process_sm_utilization_ratio", gpu=0, pid=pid) == 0  # nothing new
+            process.kill()
+            process.wait()
+            gone = exporter.scrape()
+            sample = gone.one("sdp_gpu_process_memory_bytes", gpu=0, pid=pid)
+            assert (sample.value, sample.labels["process"], sample.labels["ray_cluster"]) == (7 * GIB, "", "")
+            assert gone.value("sdp_exporter_processes", state="unknown") == 2
+            assert "hush-hush" not in scrape.text + gone.text + exporter.stop()[1]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can start processes of another user")
+def test_a_process_whose_environment_is_not_ours_to_read_is_counted_and_has_its_name(
+    library: Path, tmp_path: Path
+) -> None:
+    with sleeping(user=65534, RAY_CLUSTER_NAME="sd2") as process:
+        scenario = Scenario(tmp_path / "gpus", {**a100s(1), "gpu.0.process.0": f"C {process.pid} {GIB}"})
+        with exporting(scenario.environment(library), without_capabilities=True) as exporter:
+            scrape = exporter.scrape()
+            sample = scrape.one("sdp_gpu_process_memory_bytes")
+            assert (sample.labels["process"], sample.labels["ray_cluster"]) == ("sleep", "")
+            assert scrape.value("sdp_exporter_processes", state="unreadable") == 1
+
+
+def test_the_kubelet_tells_the_pod_of_each_gpu_and_its_absence_costs_no_more_than_that(
+    library: Path, tmp_path: Path
+) -> None:
+    answer = response(pod("trainer-0", "ray-worker", uuid(0)), pod("encoder-0", "ray-worker", "MIG-bbbb"))
+    mig = {key: value for key, value in {**a100s(2), **MIG}.items() if value is not None}
+    scenario = Scenario(tmp_path / "gpus", mig)
+    with exporting(
+        scenario.environment(library), "--pod-resources", str(tmp_path / "kubelet.sock"), "--timeout-s", "1"
+    ) as exporter:
+        scrape = exporter.scrape()
+        assert scrape.value("sdp_exporter_kubelet_up") == 0
+        assert ("", "pod-resources", "failed") in errors(scrape)
+        assert scrape.value("sdp_exporter_up") == 1
+        assert not scrape.has("sdp_gpu_pod_info")
+        with kubelet(tmp_path, lambda _: answer):
+            scrape = exporter.scrape()
+            assert scrape.value("sdp_exporter_kubelet_up") == 1
+            labels = {"namespace": "training", "container": "ray-worker"}
+            assert scrape.has("sdp_gpu_pod_info", gpu=0, mig_uuid="", pod="trainer-0", **labels)
+            assert scrape.has("sdp_gpu_pod_info", gpu=1, mig_uuid="MIG-bbbb", pod="encoder-0", **labels)
+            assert len(scrape.all("sdp_gpu_pod_info")) == 2
+        release = threading.Event()
+
+        def hang(_: bytes) -> bytes:
+            release.wait(DEADLINE_S)
+            return b""
+
+        (tmp_path / "kubelet.sock").unlink(missing_ok=True)
+        with kubelet(tmp_path, hang):
+            began = time.monotonic()
+            scrape = exporter.scrape()
+            assert time.monotonic() - began < DEADLINE_S / 2
+            release.set()
+        assert scrape.value("sdp_exporter_kubelet_up") == 0
+        assert len(gpus(scrape, "sdp_gpu_power_watts")) == 2
+
+
+def test_slices_of_a_gpu_are_told_apart_with_their_processes(library: Path, tmp_path: Path) -> None:
+    with sleeping() as first, sleeping() as second:
+        lines = {
+            **a100s(2),
+            **MIG,
+            "gpu.1.process.0": f"C {first.pid} {GIB} 1 0",
+            "gpu.1.process.1": f"C {second.pid} {2 * GIB} 2 0",
+        }
+        scenario = Scenario(tmp_path / "gpus", {k: v for k, v in lines.items() if v is not None})
+        scenario.write({"gpu.1.error.nvmlDeviceGetUtilizationRates": nvml.NOT_SUPPORTED})
+        with exporting(scenario.environment(library)) as exporter:
+            scrape = exporter.scrape()
+            assert scrape.has("sdp_gpu_info", gpu=1, mig=1)
+            small = scrape.one("sdp_gpu_mig_memory_used_bytes", mig_uuid="MIG-aaaa")
+            assert (small.value, small.labels["mig_profile"], small.labels["gpu_instance"]) == (4 * GIB, "1g.10gb", "1")
+            assert scrape.value("sdp_gpu_mig_memory_total_bytes", mig_uuid="MIG-bbbb") == 20 * GIB
+            assert scrape.value("sdp_gpu_mig_memory_free_bytes", mig_uuid="MIG-bbbb") == 15 * GIB
+            assert scrape.value("sdp_gpu_mig_multiprocessors", mig_uuid="MIG-bbbb") == 14
+            held = {
+                s.labels["pid"]: (s.labels["mig_uuid"], s.value) for s in scrape.all("sdp_gpu_process_memory_bytes")
+            }
+            assert held == {str(first.pid): ("MIG-aaaa", GIB), str(second.pid): ("MIG-bbbb", 2 * GIB)}
+            assert gpus(scrape, "sdp_gpu_utilization_ratio") == {"0"}
+            assert errors(scrape) == set()
+
+
+def test_an_xid_is_counted_and_told_even_when_it_takes_its_gpu_along(library: Path, tmp_path: Path) -> None:
+    scenario = Scenario(tmp_path / "gpus", a100s(2))
+    with exporting(scenario.environment(library)) as exporter:
+        exporter.until(lambda s: [x.value for x in s.all("sdp_gpu_xid_errors_total")] == [0, 0])
+        before = time.time()
+        scenario.write({"xid.0": "1 31", "xid.1": "1 79", "gpu.1.error.nvmlDeviceGetHandleByIndex": GPU_IS_LOST})
+        scrape = exporter.until(lambda s: s.value("sdp_gpu_xid_errors_total", gpu=1) == 2)
+        assert scrape.value("sdp_gpu_xid_errors_total", gpu=0) == 0
+        assert scrape.value("sdp_gpu_up", gpu=1) == 0
+        assert {s.labels["xid"] for s in scrape.all("sdp_gpu_xid_timestamp_seconds")} == {"31", "79"}
+        assert before <= scrape.value("sdp_gpu_xid_timestamp_seconds", xid=79, uuid=uuid(1)) <= time.time()
+        assert "gpu 1: XID 79\n" in exporter.stop()[1]
+
+
+CANNOT = {
+    "a web configuration with an unknown key": (["--web-config", "bad.yml"], "bad.yml: tls: not a key"),
+    "a web configuration that is not there": (["--web-config", "no.yml"], "no.yml: No such file or directory"),
+    "no time": (["--timeout-s", "0"], "--timeout-s: expected more than 0"),
+    "no proc": (["--host-proc", "."], "--host-proc: . is no proc file system"),
+    "a port that is none": (["--port", "70000"], "cannot listen on 127.0.0.1 port 70000: "),
+    "an address that is not here": (["--port", "0", "--address", "192.0.2.1"], "cannot listen on 192.0.2.1 port 0: "),
+}
+
+
+@pytest.mark.parametrize(("arguments", "message"), CANNOT.values(), ids=CANNOT)
+def test_what_cannot_work_is_one_line_and_exit_code_2(
+    tmp_path: Path, arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    monkeypatch.chdir(tmp_path)
+    Path("bad.yml").write_text("tls: {}")
+    code, error = failing(os.environ, *arguments)
+    assert code == 2
+    assert error.startswith(f"sdp.exporter: {message}")
+    assert error.count("\n") == 1
+
+
+def test_a_port_in_use_is_one_line_and_exit_code_2() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        code, error = failing(os.environ, "--port", str(port))
+    assert code == 2
+    assert error == (
+        f"sdp.exporter: cannot listen on 127.0.0.1 port {port}: Address already in use;"
+        " choose another --port or --address\n"
+    )
+
+
+def test_tls_and_a_password_are_asked_for_where_the_web_configuration_says_so(library: Path, tmp_path: Path) -> None:
+    config = web_config(tmp_path)
+    context = ssl.create_default_context(cafile=tmp_path / "exporter.crt")
+    scenario = Scenario(tmp_path / "gpus", a100s(1))
+    with exporting(scenario.environment(library), "--web-config", str(config)) as exporter:
+        assert exporter.url.startswith("https://")
+        assert exporter.get(context=context)[0] == 401
+        token = base64.b64encode(f"prometheus:{PASSWORD}".encode()).decode()
+        status, body = exporter.get(headers={"Authorization": f"Basic {token}"}, context=context)
+        assert status == 200
+        assert Scrape(body).value("sdp_exporter_up") == 1
+        assert exporter.get("/healthz", context=context) == (200, "ok\n")
+        log = exporter.stop()[1]
+        assert PASSWORD not in log
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_it_ends_on_a_signal_with_code_0(library: Path, tmp_path: Path, number: signal.Signals) -> None:
+    scenario = Scenario(tmp_path / "gpus", a100s(1))
+    with exporting(scenario.environment(library)) as exporter:
+        exporter.scrape()
+        exporter.process.send_signal(number)
+        assert exporter.process.wait(DEADLINE_S) == 0
+        assert exporter.process.stderr is not None
+        assert exporter.process.stderr.read().endswith("sdp.exporter: stopped\n")
+
+
+def test_it_ends_with_code_0_while_the_driver_hangs_after_answering_who_is_waiting(
+    library: Path, tmp_path: Path
+) -> None:
+    scenario = Scenario(tmp_path / "gpus", a100s(2))
+    with exporting(scenario.environment(library), "--timeout-s", "2") as exporter:
+        exporter.scrape()
+        scenario.write({"hang.nvmlDeviceGetPowerUsage": 3600, "hang.exit": 3600})
+        answers: list[Scrape] = []
+        asking = threading.Thread(target=lambda: answers.append(exporter.scrape()))
+        asking.start()
+        wait_until_connected(exporter)
+        code, log = exporter.stop()
+        asking.join(DEADLINE_S)
+        assert code == 0
+        assert log.endswith("sdp.exporter: stopped\n")
+        assert answers[0].value("sdp_exporter_up") == 0
+
+
+def wait_until_connected(exporter: Exporter) -> None:
+    """Until somebody's connection is open beside the socket that listens."""
+    end = time.monotonic() + DEADLINE_S
+    while sum(name.startswith("socket:") for name in open_files(exporter)) < 2:
+        assert time.monotonic() < end
+
+
+def open_files(exporter: Exporter) -> list[str]:
+    names = []
+    for file in Path(f"/proc/{exporter.process.pid}/fd").iterdir():
+        with suppress(FileNotFoundError):  # closed meanwhile
+            names.append(str(file.readlink()))
+    return names
+
+
+def test_many_scrapes_by_many_leave_no_thread_and_no_file_behind(library: Path, tmp_path: Path) -> None:
+    with sleeping() as process:
+        lines = {**a100s(8), **{f"gpu.{n}.process.0": f"C {process.pid} {GIB}" for n in range(8)}}
+        scenario = Scenario(tmp_path / "gpus", lines)
+        with exporting(scenario.environment(library)) as exporter:
+            for _ in range(5):
+                exporter.scrape()
+            before = wait_for_rest(exporter)
+            failed: list[object] = []
+
+            def scrape_often() -> None:
+                try:
+                    for _ in range(50):
+                        assert exporter.get()[0] == 200
+                except Exception as error:  # noqa: BLE001  # told by the assertion below
+                    failed.append(error)
+
+            threads = [threading.Thread(target=scrape_often) for _ in range(4)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(120)
+            assert failed == []
+            assert wait_for_rest(exporter) == before
+
+
+def wait_for_rest(exporter: Exporter) -> tuple[int, int]:
+    """(threads, open files) once no connection is open any more, and twice the same."""
+    tasks = Path(f"/proc/{exporter.process.pid}/task")
+    end = time.monotonic() + DEADLINE_S
+    last = (0, 0)
+    while True:
+        files = open_files(exporter)
+        now = (len(list(tasks.iterdir())), len(files))
+        if now == last and sum(name.startswith("socket:") for name in files) == 1:
+            return now
+        last = now
+        assert time.monotonic() < end, f"{now} {files}"
+
+
+def test_it_needs_neither_torch_nor_ray_nor_pyarrow() -> None:
+    code = (
+        "import sys, sdp.exporter.__main__, sdp.exporter.collect, sdp.exporter.web\n"
+        "print([m for m in ('torch', 'ray', 'pyarrow', 'numpy', 'grpc', 'pydantic', 'yaml') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,129 @@
+"""A real Prometheus scrapes the exporter, by TLS and with a password, and answers queries with what the driver said."""
+
+import base64
+import json
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import nvml
+from tests.exporter_kit import DEADLINE_S, PASSWORD, exporting, web_config
+from tests.nvml import GPU_IS_LOST, Scenario, a100s, uuid
+
+pytestmark = pytest.mark.needs("cc")
+
+
+@contextmanager
+def prometheus(program: Path, folder: Path, scrape: dict[str, Any], *arguments: str) -> Iterator[str]:
+    """Its URL. The configuration is JSON, which is YAML."""
+    config = folder / "prometheus.yml"
+    config.write_text(json.dumps({"global": {"scrape_interval": "1s"}, "scrape_configs": [scrape]}))
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    command = [str(program), f"--config.file={config}", f"--storage.tsdb.path={folder / 'tsdb'}"]
+    command += [f"--web.listen-address={address}", "--log.level=warn", *arguments]
+    log = (folder / "prometheus.log").open("wb")
+    with log, subprocess.Popen(command, stdout=log, stderr=log) as process:
+        try:
+            yield f"http://{address}"
+        finally:
+            process.kill()
+
+
+def query(url: str, expression: str) -> list[dict[str, Any]]:
+    address = f"{url}/api/v1/query?{urllib.parse.urlencode({'query': expression})}"
+    with urllib.request.urlopen(address, timeout=DEADLINE_S) as answer:
+        found = json.load(answer)
+    assert found["status"] == "success"
+    return list(found["data"]["result"])
+
+
+def until(url: str, expression: str, enough: Callable[[list[dict[str, Any]]], bool] = bool) -> list[dict[str, Any]]:
+    end = time.monotonic() + 2 * DEADLINE_S
+    while True:
+        try:
+            found = query(url, expression)
+        except OSError:  # not listening yet
+            found = []
+        if enough(found):
+            return found
+        assert time.monotonic() < end, f"{expression}: {found}"
+
+
+@pytest.mark.needs("prometheus")
+def test_prometheus_scrapes_it_and_queries_give_what_the_driver_said(
+    tmp_path: Path, tool: Callable[[str], Path]
+) -> None:
+    library = nvml.build(tmp_path / "nvml")
+    scenario = Scenario(tmp_path / "gpus", {**a100s(8), "gpu.3.power_mw": 123000, "xid.0": "3 31"})
+    config = web_config(tmp_path)
+    with exporting(scenario.environment(library), "--web-config", str(config)) as exporter:
+        scrape = {
+            "job_name": "sdp-exporter",
+            "scheme": "https",
+            "basic_auth": {"username": "prometheus", "password": PASSWORD},
+            "tls_config": {"ca_file": str(tmp_path / "exporter.crt")},
+            "static_configs": [{"targets": [urllib.parse.urlsplit(exporter.url).netloc]}],
+        }
+        with prometheus(tool("prometheus"), tmp_path, scrape) as url:
+            until(url, 'up{job="sdp-exporter"} == 1')
+            (power,) = until(url, 'sdp_gpu_power_watts{gpu="3"}')
+            assert power["value"][1] == "123"
+            assert power["metric"]["uuid"] == uuid(3)
+            assert power["metric"]["node"] == "n1"
+            (total,) = query(url, "sum(sdp_gpu_memory_used_bytes) / sum(sdp_gpu_memory_total_bytes)")
+            assert float(total["value"][1]) == 0.75
+            assert len(query(url, "sdp_gpu_utilization_ratio == 0.97")) == 8
+            (xid,) = until(url, "time() - sdp_gpu_xid_timestamp_seconds < 300")
+            assert xid["metric"]["xid"] == "31"
+            scenario.write({"gpu.5.error.nvmlDeviceGetHandleByIndex": GPU_IS_LOST})
+            (down,) = until(url, "sdp_gpu_up == 0")
+            assert down["metric"]["uuid"] == uuid(5)
+            (energy,) = query(url, 'sdp_gpu_energy_joules_total{gpu="1"}')
+            scenario.write({"gpu.1.energy_mj": 123456789 + 5_000_000})
+            until(url, 'increase(sdp_gpu_energy_joules_total{gpu="1"}[1m]) > 4000')
+            assert float(energy["value"][1]) == 123456.789
+
+
+@pytest.mark.needs("prometheus")
+def test_prometheus_itself_takes_the_same_web_configuration(tmp_path: Path, tool: Callable[[str], Path]) -> None:
+    """Theirs and ours agree on the file, and on which password it lets in."""
+    config = web_config(tmp_path, tls=False)
+    scrape = {"job_name": "nothing", "static_configs": []}
+    with prometheus(tool("prometheus"), tmp_path, scrape, f"--web.config.file={config}") as url:
+        token = base64.b64encode(f"prometheus:{PASSWORD}".encode()).decode()
+        request = urllib.request.Request(f"{url}/-/healthy", headers={"Authorization": f"Basic {token}"})
+        end = time.monotonic() + DEADLINE_S
+        while True:
+            try:
+                assert urllib.request.urlopen(request, timeout=DEADLINE_S).status == 200
+                break
+            except urllib.error.HTTPError:
+                raise
+            except OSError:  # not listening yet
+                assert time.monotonic() < end
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            urllib.request.urlopen(f"{url}/-/healthy", timeout=DEADLINE_S)
+
+
+@pytest.mark.needs("promtool")
+def test_promtool_finds_nothing_to_complain_about(tmp_path: Path, tool: Callable[[str], Path]) -> None:
+    library = nvml.build(tmp_path / "nvml")
+    lines = {**a100s(2), "gpu.0.error.nvmlDeviceGetPowerUsage": 999, "gpu.1.process.0": "C 1 1000", "xid.0": "0 31"}
+    scenario = Scenario(tmp_path / "gpus", lines)
+    with exporting(scenario.environment(library)) as exporter:
+        text = exporter.until(lambda s: s.has("sdp_gpu_xid_timestamp_seconds")).text
+    done = subprocess.run(
+        [str(tool("promtool")), "check", "metrics"], input=text, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -1,0 +1,254 @@
+"""The commands on a cluster against the job API of a real Ray with token authentication.
+
+The API server is a double, and so is the operator: it submits to Ray what KubeRay would, and copies what Ray says into
+the RayJob's status.
+"""
+
+import base64
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from sdp.cli import main
+from sdp.datasets.inspect import describe
+from sdp.demo.server import ImageServer
+from sdp.kube.rayjob import Options, make_rayjob
+from sdp.storage import open_storage
+from tests.download_kit import plain_urls, write_urls
+from tests.kube_server import CORE, RAY, KubeServer, running
+
+ROOT = Path(__file__).resolve().parents[2]
+START_S = 180.0
+STOPS_SLOWLY = """
+import pathlib, signal, sys, threading
+told = threading.Event()
+signal.signal(signal.SIGTERM, lambda *_: told.set())
+print("ready", flush=True)
+told.wait(120)
+threading.Event().wait(6)
+pathlib.Path(sys.argv[1]).write_text("a last checkpoint")
+print("saved", flush=True)
+"""
+
+
+@dataclass
+class Ray:
+    """A Ray of one node, with a dashboard that asks for a token."""
+
+    port: int
+    token: str
+
+    def ask(self, method: str, path: str, body: Any = None) -> Any:
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self.port}{path}",
+            method=method,
+            data=None if body is None else json.dumps(body).encode(),
+            headers={"Authorization": f"Bearer {self.token}", "Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return json.load(answer)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def until(condition: Callable[[], Any], seconds: float, what: str) -> Any:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if found := condition():
+            return found
+        threading.Event().wait(0.2)
+    raise AssertionError(f"not within {seconds:.0f} s: {what}")
+
+
+def processes_of(folder: str) -> list[int]:
+    """The processes whose command line names a folder: Ray's daemons are in groups of their own."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if folder.encode() in entry.read_bytes():
+                found.append(int(entry.parent.name))
+    return found
+
+
+@pytest.fixture(scope="module")
+def ray() -> Iterator[Ray]:
+    """Started as KubeRay starts a head."""
+    folder = tempfile.mkdtemp(prefix="sdp-ray-", dir="/tmp")  # Ray's sockets bear no long paths
+    found = Ray(free_port(), secrets.token_hex(16))
+    environ = {
+        **{name: value for name, value in os.environ.items() if not name.startswith("RAY_")},
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": found.token,
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_raylet_start_wait_time_s": "150",  # Ray's own 30 s are few on a busy machine
+    }
+    words = [str(Path(sys.executable).parent / "ray"), "start", "--head", "--block", "--num-cpus=2"]
+    words += [f"--port={free_port()}", f"--dashboard-port={found.port}", "--dashboard-host=127.0.0.1"]
+    words += [
+        "--node-ip-address=127.0.0.1",
+        f"--ray-client-server-port={free_port()}",
+        "--object-store-memory=200000000",
+    ]
+    words += [f"--dashboard-agent-listen-port={free_port()}"]  # jobs are submitted through the agent
+    words += ["--include-dashboard=true", f"--temp-dir={folder}", "--disable-usage-stats"]
+    with Path(folder, "start.log").open("wb") as log:
+        process = subprocess.Popen(words, env=environ, stdout=log, stderr=log, start_new_session=True, cwd=ROOT)
+    try:
+
+        def answers() -> bool:
+            assert process.poll() is None, Path(folder, "start.log").read_text()
+            try:
+                nodes = found.ask("GET", "/nodes?view=summary")["data"]["summary"]
+                return any(node["raylet"].get("state") == "ALIVE" for node in nodes)
+            except (urllib.error.URLError, OSError, ValueError):
+                return False
+
+        until(answers, START_S, "Ray's dashboard answers")
+        yield found
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait(30)
+        for pid in processes_of(folder):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def kube(ray: Ray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[KubeServer]:
+    """An API server in front of that Ray, and an operator behind it."""
+    with running() as (kube, double):
+        kube.dashboard_port = ray.port
+        kube.put(
+            f"{CORE}/secrets/sdp",
+            {"data": {"auth_token": base64.b64encode(ray.token.encode()).decode()}},
+        )
+        monkeypatch.setenv("KUBECONFIG", str(kube.kubeconfig(tmp_path / "kubeconfig")))
+        monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
+        assert double.jobs == {}, "the double of a dashboard is not asked"
+        kube.on_create = lambda path, item: operate(kube, ray, path, item)
+        yield kube
+
+
+def operate(kube: KubeServer, ray: Ray, path: str, item: dict[str, Any]) -> None:
+    """What KubeRay does with a RayJob in HTTPMode that has a clusterSelector."""
+    submission = f"{item['metadata']['name']}-{secrets.token_hex(3)}"
+    request = {
+        "entrypoint": item["spec"]["entrypoint"],
+        "submission_id": submission,
+        "runtime_env": yaml.safe_load(item["spec"]["runtimeEnvYAML"]),
+    }
+    kube.update_status(path, jobId=submission, rayClusterName="sdp", jobDeploymentStatus="Running", jobStatus="")
+
+    def follow() -> None:
+        until(submit, 60, f"Ray takes {submission}")
+        until(once, 280, f"the end of {submission}")
+
+    def submit() -> bool:
+        try:
+            ray.ask("POST", "/api/jobs/", request)
+        except urllib.error.HTTPError as error:
+            return "Please use a different submission_id" in error.read().decode()
+        return True
+
+    def once() -> bool:
+        if path not in kube.objects:
+            return True
+        job = ray.ask("GET", f"/api/jobs/{submission}")
+        ended = job["status"] in ("SUCCEEDED", "FAILED", "STOPPED")
+        state = "Failed" if job["status"] == "FAILED" else "Complete" if ended else "Running"
+        kube.update_status(
+            path,
+            jobStatus=job["status"],
+            jobDeploymentStatus=state,
+            message=job["message"],
+            startTime="2026-11-21T07:30:00Z",
+        )
+        return ended
+
+    threading.Thread(target=follow, daemon=True).start()
+
+
+def test_a_job_runs_by_the_configuration_that_was_sent_along_and_its_log_arrives(
+    kube: KubeServer, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "out"
+    config = tmp_path / "download.yaml"
+    with ImageServer() as server:
+        source = write_urls(tmp_path / "in", plain_urls(server, 4))
+        config.write_text(
+            f"source: {{uri: {source}}} # ours\noutput: {{uri: {output}}}\n"
+            "fetch: {allow_private: true}\nhosts: {at_once: 8, per_second: null}\nworkers: {cpus: 1}\n"
+        )
+        code = main(["submit", "download", "--config", str(config), "--set", "limit=3", "--name", "fetch"])
+    out, err = capfd.readouterr()
+    assert code == 0, f"{out}\n{err}"
+    assert "fetch: succeeded" in err
+    assert out, "the driver says what it does"
+    assert describe(open_storage(str(output))).to_json()["rows"] == 3
+    # The log is the driver's own, each byte once, and can be had again.
+    assert main(["logs", "fetch"]) == 0
+    assert capfd.readouterr().out == out
+    assert main(["status"]) == 0
+    assert "succeeded" in capfd.readouterr().out
+    assert kube.asked("GET", "portforward") > 0
+
+
+def test_a_job_that_cannot_work_ends_with_code_2_at_once(kube: KubeServer, capfd: pytest.CaptureFixture[str]) -> None:
+    assert kube
+    from sdp.kube.access import access
+    from sdp.kube.api import Api
+    from sdp.kube.follow import follow
+    from sdp.kube.submit import create
+
+    api = Api(access())
+    job = make_rayjob("train", "strategy: {kind: zero}\n", Options(name="wrong"))
+    create(api, job, print)
+    with open(os.devnull, "wb") as nowhere:  # noqa: PTH123
+        assert follow(api, "wrong", nowhere, print) == 2
+    assert "wrong: failed (Job entrypoint command failed with exit code 2)" in capfd.readouterr().out
+
+
+def test_a_job_that_is_stopped_has_the_time_for_a_last_checkpoint(
+    kube: KubeServer, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    script, saved = tmp_path / "driver.py", tmp_path / "saved"
+    script.write_text(STOPS_SLOWLY)
+    job = make_rayjob("train", None, Options(name="slow"))
+    job["spec"]["entrypoint"] = f"python {script} {saved}"
+    made = kube.put(f"{RAY}/rayjobs/slow", job)
+    kube.on_create(f"{RAY}/rayjobs/slow", made)
+
+    def ready() -> bool:
+        return main(["logs", "slow"]) == 0 and "ready" in capfd.readouterr().out
+
+    until(ready, 120, "the driver has begun")
+    assert main(["stop", "slow"]) == 0
+    assert "slow: stopped" in capfd.readouterr().err
+    assert saved.read_text() == "a last checkpoint"
+    assert main(["logs", "slow"]) == 0
+    assert capfd.readouterr().out.endswith("saved\n")

@@ -1,0 +1,255 @@
+"""What callbacks leave behind: profiles, TensorBoard's files, W&B's lines, the name of the slowest worker."""
+
+import gzip
+import json
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from sdp.errors import UserError
+from sdp.report.run import run_section
+from sdp.storage import open_storage
+from sdp.train.assemble import assemble
+from sdp.train.callbacks.base import Callback, StepReport
+from sdp.train.callbacks.checkpoints import SaveCheckpoints
+from sdp.train.callbacks.metrics import RecordMetrics
+from sdp.train.callbacks.profile import Profile
+from sdp.train.callbacks.stragglers import NameSlowest
+from sdp.train.callbacks.tensorboard import WriteEvents
+from sdp.train.data.batch import Batch
+from sdp.train.job import run
+from sdp.train.run_folder import RunFolder
+from sdp.train.trainer import Reader, Trainer
+from sdp.train.world import World
+from tests.latents import make_latents
+from tests.tiny_model import make_tiny_model
+from tests.training import Watch, config, train
+from tests.workers import run_workers
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.set_num_threads(1)
+    root = tmp_path_factory.mktemp("callbacks")
+    make_tiny_model(root / "model")
+    make_latents(root, 60, unit_rows=20, group_rows=5, vocabulary=50)
+    return root
+
+
+@pytest.fixture
+def root(inputs: Path, tmp_path: Path) -> Path:
+    for name in ("model", "latents"):
+        (tmp_path / name).symlink_to(inputs / name)
+    return tmp_path
+
+
+# --- profile ---------------------------------------------------------------------------------------------------------
+
+
+def profiled(root: Path, run: str, max_steps: int, profile: Profile) -> dict[str, Any]:
+    train(config(root, run, max_steps=max_steps), callbacks=[profile])
+    summary: dict[str, Any] = json.loads((root / run / "profile/summary.json").read_bytes())
+    return summary
+
+
+def test_a_profile_says_where_the_time_and_memory_of_a_step_goes(root: Path) -> None:
+    summary = profiled(root, "run", 6, Profile(steps=2, start=3))
+    assert (summary["steps"], summary["last_step"], summary["clock"], summary["device"]) == (2, 5, "host", "CPU")
+    phases = {phase["name"]: phase for phase in summary["phases"]}
+    assert list(phases) == ["data", "copy", "forward", "backward", "optimizer", "other"]
+    whole = sum(summary["step_ms"]) / 2
+    assert sum(phase["ms"] for phase in phases.values()) == pytest.approx(whole, rel=0.01)
+    # A backward pass needs what the forward pass keeps, and gives it back.
+    assert phases["backward"]["memory_peak"] > phases["forward"]["memory_before"]
+    assert phases["forward"]["memory_after"] > phases["backward"]["memory_after"]
+    names = {op["name"] for op in phases["backward"]["ops"]}
+    assert any("backward" in name.lower() for name in names)
+    weights = sum(p.numel() * 4 for p in assemble(config(root, "other"), World()).unet.parameters())
+    assert summary["state_bytes"] == {"weights": weights, "average": weights, "optimizer": 2 * weights}
+    trace = json.loads(gzip.decompress((root / "run/profile/trace.json.gz").read_bytes()))
+    assert sum(event["name"] == "sdp.optimizer" for event in trace["traceEvents"]) == 2
+    assert (root / "run/profile/timeline.svg").read_text().startswith("<svg xmlns=")
+    (event,) = [e for e in RunFolder(open_storage(str(root / "run"))).events() if e["event"] == "profile"]
+    assert event["step"] == 5
+    section = run_section(open_storage(str(root / "run")))
+    assert any("Where a step's time and memory goes, step 5" in getattr(b, "title", "") for b in section.blocks)
+
+
+def test_a_profile_changes_no_number(root: Path) -> None:
+    plain, watched = Watch(), Watch()
+    train(config(root, "plain", max_steps=5), callbacks=[plain])
+    train(config(root, "profiled", max_steps=5), callbacks=[watched, Profile(steps=2, start=1)])
+    assert watched.losses == plain.losses
+
+
+@pytest.mark.parametrize(("max_steps", "steps"), [(4, 2), (2, None)])
+def test_a_run_that_ends_before_its_profile_does_keeps_the_whole_steps(
+    root: Path, max_steps: int, steps: int | None
+) -> None:
+    train(config(root, max_steps=max_steps), callbacks=[Profile(steps=50, start=2)])
+    file = root / "run/profile/summary.json"
+    assert (json.loads(file.read_bytes())["steps"] if file.exists() else None) == steps
+
+
+# --- TensorBoard -----------------------------------------------------------------------------------------------------
+
+
+def events_of(root: Path) -> Iterator[Any]:
+    """Of all files in the order of their names, as TensorBoard reads them."""
+    protos = pytest.importorskip("tensorboardX.proto.event_pb2")
+    for file in sorted((root / "run/tensorboard").iterdir()):
+        data, at = file.read_bytes(), 0
+        while at < len(data):
+            length = int.from_bytes(data[at : at + 8], "little")
+            yield protos.Event.FromString(data[at + 12 : at + 12 + length])
+            at += length + 16
+
+
+class Crash(Exception):
+    """What a test throws into the loop."""
+
+
+class CrashAt(Callback):
+    def __init__(self, step: int) -> None:
+        self._step = step
+
+    def on_step(self, trainer: Trainer, report: StepReport) -> None:
+        if report.step == self._step:
+            trainer.finish_save()
+            raise Crash
+
+
+def test_tensorboards_files_hold_every_line_and_say_where_a_run_went_on(root: Path) -> None:
+    def callbacks(seconds: float) -> list[Callback]:
+        events = WriteEvents(clock=lambda: seconds)
+        return [SaveCheckpoints(2), RecordMetrics(1, publish=events.line), events]
+
+    with pytest.raises(Crash):
+        train(config(root, max_steps=5), callbacks=[*callbacks(1000.0), CrashAt(3)])
+    watch = Watch()
+    train(config(root, max_steps=5), callbacks=[*callbacks(2000.0), watch])
+    steps: dict[int, float] = {}
+    for event in events_of(root):
+        if event.HasField("session_log"):  # what TensorBoard does with it
+            steps = {step: loss for step, loss in steps.items() if step < event.step}
+        for value in event.summary.value:
+            if value.tag == "loss":
+                steps[event.step] = value.simple_value
+    assert list(steps) == [1, 2, 3, 4, 5]
+    assert [steps[step] for step in (3, 4, 5)] == pytest.approx(watch.losses, rel=1e-6)
+
+
+# --- W&B -------------------------------------------------------------------------------------------------------------
+
+FAKE_WANDB = """
+import json, pathlib
+
+class Error(Exception):
+    pass
+
+class Run:
+    def log(self, values, step):
+        told.append({"step": step, **values})
+
+    def finish(self):
+        pathlib.Path(__file__).with_name("told.json").write_text(json.dumps({"begun": begun, "told": told}))
+
+begun, told = [], []
+
+def init(**given):
+    if given["project"] == "forbidden":
+        raise Error("api_key not configured")
+    begun.append(given)
+    return Run()
+"""
+
+
+@pytest.fixture
+def wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A library of that name which keeps what it is told, in a file."""
+    folder = tmp_path / "site"
+    folder.mkdir()
+    (folder / "wandb.py").write_text(FAKE_WANDB)
+    monkeypatch.syspath_prepend(folder)
+    yield folder / "told.json"
+    sys.modules.pop("wandb", None)
+
+
+def test_wandb_is_told_each_line_and_finds_the_run_again(root: Path, wandb: Path) -> None:
+    changes = {"scaling__in_driver": True, "log__every_steps": 2, "log__wandb__project": "sd2"}
+    run(config(root, max_steps=2, **changes))
+    run(config(root, max_steps=6, **changes))
+    kept = json.loads(wandb.read_text())
+    assert [line["step"] for line in kept["told"]] == [2, 4, 6]
+    assert {"loss", "time/data", "samples_per_s"} <= kept["told"][0].keys()
+    first, second = kept["begun"]
+    assert (first["project"], first["name"], first["resume"]) == ("sd2", "run", "allow")
+    assert first["id"] == second["id"]
+    assert second["config"]["max_steps"] == 6
+
+
+@pytest.mark.usefixtures("wandb")
+def test_a_refusal_of_wandb_is_one_line(root: Path) -> None:
+    with pytest.raises(UserError, match=r"log\.wandb\.project: forbidden: W&B refused \(api_key not configured\)"):
+        run(config(root, scaling__in_driver=True, log__wandb__project="forbidden"))
+
+
+def test_a_missing_library_is_told_before_anything_is_begun(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)  # as if it were not installed
+    monkeypatch.setattr("sdp.train.callbacks.weights_and_biases.find_spec", lambda _: None)
+    with pytest.raises(UserError, match=r"log\.wandb\.project: expected an installation with wandb") as refusal:
+        run(config(root, scaling__in_driver=True, log__wandb__project="sd2"))
+    assert refusal.value.exit_code == 2
+    assert not (root / "run").exists()
+
+
+# --- the slowest -----------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Late:
+    """A reader whose batches take their time."""
+
+    reader: Reader
+    seconds: float
+
+    @property
+    def rows(self) -> int:
+        return self.reader.rows
+
+    def batches(self, epoch: int, position: int, batch_size: int) -> Iterator[Batch]:
+        pause = threading.Event()
+        for batch in self.reader.batches(epoch, position, batch_size):
+            pause.wait(self.seconds)
+            yield batch
+
+
+def worker(world: World, root: Path, slow: int) -> list[dict[str, Any]]:
+    trainer = assemble(config(root, data__batch_size=4, max_steps=4), world)
+    trainer.reader = Late(trainer.reader, 0.5 if world.rank == slow else 0.0)
+    trainer.callbacks = [NameSlowest(2), RecordMetrics(2)]
+    trainer.train()
+    return trainer.checkpointer.run.metrics() if world.is_main else []
+
+
+@pytest.mark.parametrize("slow", [0, 1])
+def test_the_worker_that_the_others_wait_for_is_named(root: Path, slow: int) -> None:
+    lines = run_workers(2, worker, root, slow)[0]
+    assert [line["step"] for line in lines] == [2, 4]
+    for line in lines:
+        assert (line["slowest"]["rank"], line["slowest"]["part"]) == (slow, "data")
+        assert line["slowest"]["seconds"] >= 0.5 > line["slowest"]["others"]
+        assert line["slowest"]["host"]
+
+
+def test_a_lone_worker_is_not_the_slowest(root: Path) -> None:
+    train(config(root, max_steps=2), callbacks=[NameSlowest(1), RecordMetrics(1)])
+    lines = RunFolder(open_storage(str(root / "run"))).metrics()
+    assert all("slowest" not in line for line in lines)
+    assert all(line["step_seconds"] >= line["time"]["forward"] for line in lines)

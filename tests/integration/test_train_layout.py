@@ -1,0 +1,67 @@
+"""Who writes what of a checkpoint is agreed on once, and again where the tensors are others."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+from sdp.model import sharded
+from sdp.storage import open_storage
+from sdp.train.world import World
+from tests.workers import run_workers
+
+
+def state(world: World, scale: float, rows: int = 5) -> dict[str, torch.Tensor]:
+    """Sharded over the workers unevenly, replicated as DTensor, and plain; in another layout of memory; and empty."""
+    mesh = init_device_mesh("cpu", (world.size,))
+    whole = torch.arange(rows * 6.0).view(rows, 6) * scale
+    return {
+        "sharded": distribute_tensor(whole, mesh, [Shard(0)]),
+        "replicated": distribute_tensor(whole + 1, mesh, [Replicate()]),
+        "plain": (whole + 2).to(torch.bfloat16),
+        "turned": (whole + 3).t(),
+        "empty": torch.empty(0, 3),
+    }
+
+
+def save_thrice(world: World, root: Path) -> int:
+    """Twice the same tensors with other values, then others; returns how often the workers have agreed on a layout."""
+    agreed = 0
+    real = sharded.save_state
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        nonlocal agreed
+        agreed += 1
+        return real(*args, **kwargs)
+
+    sharded.save_state = counted  # type: ignore[assignment]  # in a process of its own
+    host = sharded.Host()
+    for name, tensors in (("a", state(world, 1.0)), ("b", state(world, 10.0)), ("c", state(world, 1.0, rows=7))):
+        staged = sharded.stage(open_storage(str(root / name)), tensors, host=host)
+        for tensor in tensors.values():  # training goes on
+            tensor.zero_()
+        staged.write()
+        world.wait()
+    return agreed
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_a_layout_is_used_again_for_the_same_tensors_alone(tmp_path: Path, count: int) -> None:
+    assert run_workers(count, save_thrice, tmp_path) == [2] * count
+    for name, rows, scale in (("a", 5, 1.0), ("b", 5, 10.0), ("c", 7, 1.0)):
+        storage = open_storage(str(tmp_path / name))
+        found = sharded.read_tensors(storage, list(sharded.read_index(storage)))
+        whole = torch.arange(rows * 6.0).view(rows, 6) * scale
+        expected = {
+            "sharded": whole,
+            "replicated": whole + 1,
+            "plain": (whole + 2).to(torch.bfloat16),
+            "turned": (whole + 3).t(),
+            "empty": torch.empty(0, 3),
+        }
+        assert found.keys() == expected.keys()
+        for key, tensor in expected.items():
+            assert torch.equal(found[key], tensor), (name, key)

@@ -1,0 +1,365 @@
+"""What shows, while training goes on, how good the model is: the loss on unseen rows, and pictures."""
+
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from diffusers import DDPMScheduler
+from PIL import Image
+
+from sdp.datasets.ledger import Ledger
+from sdp.errors import ConfigError, DatasetError, UserError
+from sdp.evaluate import job as evaluate
+from sdp.generate import job as generate
+from sdp.model.sources import resolve
+from sdp.report.page import Drawing, Gallery
+from sdp.report.sections import gather
+from sdp.train import job
+from sdp.train.assemble import make_conditioning
+from sdp.train.callbacks.base import Callback, StepReport
+from sdp.train.callbacks.checkpoints import SaveCheckpoints
+from sdp.train.callbacks.samples import DrawSamples
+from sdp.train.callbacks.validation import MeasureUnseen
+from sdp.train.data.weights import held_out
+from sdp.train.randomness import Purpose, RowRandom
+from sdp.train.trainer import Trainer
+from sdp.train.world import World
+from tests.evaluate_kit import evaluate_config
+from tests.generate_kit import generate_config, tiny_model
+from tests.latents import latent_of, make_latents, tokens_of
+from tests.training import config, train, weights
+from tests.workers import run_workers
+
+HOLDOUT = {"data__holdout": 0.25, "evaluate__every_steps": 2, "evaluate__buckets": 4}
+PROMPTS = ["a red circle", "b", "z"]
+SAMPLES = {
+    "samples__every_steps": 3,
+    "samples__prompts": PROMPTS,
+    "samples__steps": 2,
+    "samples__guidance_scale": 3.0,
+    "samples__batch_size": 2,
+    "samples__share": 0.5,
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model and 60 rows of latents."""
+    root = tmp_path_factory.mktemp("train")
+    tiny_model(root / "model")
+    make_latents(root, 60, unit_rows=20, group_rows=5, vocabulary=50)
+    return root
+
+
+@pytest.fixture
+def root(inputs: Path, tmp_path: Path) -> Path:
+    """The inputs, and a place for runs."""
+    for name in ("model", "latents"):
+        (tmp_path / name).symlink_to(inputs / name)
+    return tmp_path
+
+
+class Gauges(Callback):
+    """Keeps what is measured."""
+
+    def __init__(self) -> None:
+        self.found: dict[int, dict[str, float]] = {}
+
+    def on_step(self, trainer: Trainer, report: StepReport) -> None:
+        if trainer.gauges.get("validation_step") == report.step:
+            self.found[report.step] = trainer.gauges["validation"]
+
+
+def unseen() -> "np.ndarray[Any, np.dtype[np.int64]]":
+    rows = np.arange(60)
+    return rows[held_out(rows, 0.25)]
+
+
+def by_hand(root: Path, unet: torch.nn.Module, rows: list[int], buckets: int = 4) -> list[float]:
+    """The losses with diffusers' schedule and the rows as the test wrote them: no reader, no batches."""
+    model = resolve(str(root / "model"))
+    conditioning = make_conditioning(config(root), model, World())
+    assert conditioning.encode is not None
+    scheduler = DDPMScheduler.from_pretrained(model.path / "scheduler")
+    latents = torch.stack([torch.from_numpy(latent_of(row, 8)) for row in rows]).float()
+    tokens = torch.stack([torch.from_numpy(tokens_of(row, 50).astype(np.int64)) for row in rows])
+    losses = []
+    with torch.no_grad():
+        text = conditioning.encode(tokens)
+        for number in range(buckets):
+            random = RowRandom(0x5D9, number, torch.tensor(rows))
+            width = 1000 // buckets
+            timesteps = number * width + random.integers(Purpose.TIMESTEP, width)
+            noise = random.normal(Purpose.NOISE, 4, 8, 8)
+            predicted = unet(scheduler.add_noise(latents, noise, timesteps), timesteps, text).sample
+            losses.append(F.mse_loss(predicted, noise).item())
+    return losses
+
+
+def test_the_loss_on_unseen_rows_is_that_of_diffusers_and_they_stay_unseen(root: Path) -> None:
+    how = config(root, max_steps=4, **HOLDOUT)
+    gauges = Gauges()
+    trainer = train(how, callbacks=[MeasureUnseen(how), gauges])
+    assert list(gauges.found) == [2, 4]
+    names = ["0-249", "250-499", "500-749", "750-999"]
+    last = gauges.found[4]
+    assert list(last) == [*names, "all"]
+    expected = by_hand(root, trainer.unet, unseen().tolist())
+    assert [last[name] for name in names] == pytest.approx(expected, abs=1e-5)
+    assert last["all"] == pytest.approx(np.mean(expected), abs=1e-5)
+    ledger = Ledger.from_bytes((root / "run/checkpoints/step-000000004/ledger.roaring").read_bytes())
+    assert not set(unseen().tolist()) & set(ledger.rows(0))
+
+
+def test_measuring_changes_nothing_about_training(root: Path) -> None:
+    plain = weights(train(config(root, "plain", max_steps=4, data__holdout=0.25)))
+    how = config(root, "measured", max_steps=4, **HOLDOUT)
+    measured = weights(train(how, callbacks=[MeasureUnseen(how)]))
+    assert plain.keys() == measured.keys()
+    assert all(torch.equal(measured[name], tensor) for name, tensor in plain.items())
+
+
+def test_a_few_rows_are_the_same_few_every_time(root: Path) -> None:
+    how = config(root, max_steps=2, **HOLDOUT, evaluate__rows=7)
+    gauges = Gauges()
+    measure = MeasureUnseen(how)
+    trainer = train(how, callbacks=[measure, gauges])
+    assert measure._batch is not None
+    rows = measure._batch.counted.tolist()
+    assert len(set(rows)) == 7
+    assert set(rows) <= set(unseen().tolist())
+    expected = by_hand(root, trainer.unet, rows)
+    assert gauges.found[2]["all"] == pytest.approx(np.mean(expected), abs=1e-5)
+
+
+def test_another_dataset_is_measured_on_whole(root: Path, tmp_path: Path) -> None:
+    other = make_latents(tmp_path / "other", 11, unit_rows=4, group_rows=4, vocabulary=50)
+    how = config(root, max_steps=2, evaluate__every_steps=2, evaluate__source=other.storage.uri)
+    measure, gauges = MeasureUnseen(how), Gauges()
+    trainer = train(how, callbacks=[measure, gauges])
+    assert measure._batch is not None
+    assert sorted(measure._batch.counted.tolist()) == list(range(11))
+    expected = by_hand(root, trainer.unet, list(range(11)), buckets=10)
+    assert gauges.found[2]["all"] == pytest.approx(np.mean(expected), abs=1e-5)
+
+
+def worker(world: World, root: Path, run: str, changes: dict[str, Any]) -> tuple[dict[str, Any], dict[int, Any]]:
+    """Train a run to its end; what its tensors are then, and what was measured."""
+    gauges, how = Gauges(), config(root, run, **changes)
+    callbacks = [MeasureUnseen(how), gauges, DrawSamples(how), SaveCheckpoints(2)]
+    trainer = train(how, world, callbacks)
+    return {name: tensor.numpy() for name, tensor in weights(trainer).items()}, gauges.found
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_several_workers_measure_and_draw_what_one_does(root: Path, kind: str) -> None:
+    changes = {**HOLDOUT, **SAMPLES, "evaluate__rows": 9, "data__global_batch_size": 8, "max_steps": 4}
+    tensors, alone = worker(World(), root, "alone", changes)
+    several = run_workers(2, worker, root, "several", {**changes, "data__batch_size": 4, "strategy__kind": kind})
+    assert [found.keys() for _, found in several] == [alone.keys()] * 2
+    for their_tensors, found in several:
+        for step, losses in alone.items():
+            assert found[step] == pytest.approx(losses, abs=2e-5)
+        for name, tensor in tensors.items():
+            tolerance = 2e-6 if name.startswith("exp_avg") else 5e-4
+            assert np.allclose(their_tensors[name], tensor, atol=tolerance), name
+    for run in ("alone", "several"):
+        assert sorted(path.name for path in (root / run / "samples/step-000000003").iterdir()) == [
+            "000.png",
+            "001.png",
+            "002.png",
+            "prompts.json",
+        ]
+    for number in range(3):
+        ours, theirs = (opened(root / run / f"samples/step-000000003/{number:03d}.png") for run in ("alone", "several"))
+        assert np.abs(ours.astype(int) - theirs.astype(int)).max() <= 1
+
+
+def opened(path: Path) -> "np.ndarray[Any, np.dtype[np.uint8]]":
+    with Image.open(io.BytesIO(path.read_bytes())) as picture:
+        return np.asarray(picture)
+
+
+def test_samples_are_what_sdp_generate_draws_with_the_checkpoint_of_their_step(root: Path) -> None:
+    how = config(root, max_steps=8, **SAMPLES)
+    trainer = train(how, callbacks=[SaveCheckpoints(3), DrawSamples(how)])
+    told = {"steps": 2, "guidance_scale": 3.0}
+    # Those of step 6 may have been left out, where the ones of step 3 took longer; the end waits for what is begun.
+    for step in {3} | {int(path.name[5:]) for path in (root / "run/samples").iterdir()}:
+        checkpoint = f"{root}/run/checkpoints/step-{step:09d}"
+        generate.run(generate_config(root / f"out{step}", checkpoint, PROMPTS, sampler=told))
+        folder = root / f"run/samples/step-{step:09d}"
+        assert json.loads((folder / "prompts.json").read_text()) == {f"{n:03d}.png": p for n, p in enumerate(PROMPTS)}
+        for number in range(len(PROMPTS)):
+            ours = opened(folder / f"{number:03d}.png").astype(int)
+            theirs = opened(root / f"out{step}/images/{number:09d}.png").astype(int)
+            assert np.abs(ours - theirs).max() <= 1, (step, number)  # decoded one by one there, here together
+            assert ours.std() > 10
+    events = [event for event in trainer.checkpointer.run.events() if event["event"] == "samples"]
+    assert events[0]["step"] == 3
+    assert events[0]["seconds"] > 0
+
+
+def test_drawing_changes_nothing_about_training_and_the_pictures_change_with_it(root: Path) -> None:
+    plain = weights(train(config(root, "plain", max_steps=6)))
+    how = config(root, "drawn", max_steps=6, optimizer__learning_rate=1e-3, **SAMPLES)
+    drawn = weights(train(how, callbacks=[DrawSamples(how)]))
+    assert all(torch.equal(drawn[name], tensor) for name, tensor in plain.items())
+
+
+class Clock:
+    """Time as the test tells it."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.mark.parametrize(("share", "piece"), [(0.05, 0.4), (0.2, 0.03), (0.5, 2.0)])
+def test_drawing_takes_no_more_than_its_share_of_the_time(
+    root: Path, share: float, piece: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sdp.train.callbacks import samples
+
+    clock = Clock()
+    monkeypatch.setattr(samples.time, "perf_counter", clock)
+    how = config(root, **{**SAMPLES, "samples__share": share, "samples__every_steps": 5})
+    draw = DrawSamples(how)
+    pieces = []
+
+    def drawing(_: Trainer, step: int) -> Iterator[None]:
+        for _number in range(6):
+            clock.now += piece
+            pieces.append((step, clock.now))
+            yield
+
+    monkeypatch.setattr(draw, "_draw", drawing)
+    monkeypatch.setattr(draw, "_copy", lambda _: None)
+    from sdp.train.assemble import assemble
+
+    trainer = assemble(how, World())
+    began = 0.0
+    for step in range(1, 400):
+        clock.now += 1.0  # a step without drawing
+        report = StepReport(step, 0, 0.0, 8, 1.0, 1.0, 1e-3, "good", clock.now - began, {})
+        began = clock.now
+        draw.on_step(trainer, report)
+    spent = len(pieces) * piece
+    assert spent <= share * clock.now + piece
+    assert spent >= 6 * piece
+    sets = {step for step, _ in pieces}
+    assert all(step % 5 == 0 for step in sets)
+    # Within any stretch, too: it is not saved up while nothing is drawn.
+    times = [at for _, at in pieces]
+    for first in range(len(times) - 1):
+        stretch = times[first + 1] - times[first]
+        assert piece <= share * stretch + piece + 1e-9
+
+
+def test_while_pictures_are_being_drawn_no_others_are_begun(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+    how = config(root, max_steps=5, **{**SAMPLES, "samples__every_steps": 1, "samples__share": 1e-6})
+    train(how, callbacks=[DrawSamples(how)])
+    assert [path.name for path in (root / "run/samples").iterdir()] == ["step-000000001"]  # ended at the end
+    assert "step 2: the samples of step 1 are still being drawn, so none are drawn now" in caplog.text
+
+
+def test_a_picture_of_networks_that_came_to_nothing_is_left_out(root: Path) -> None:
+    class Spoil(Callback):
+        def on_step(self, trainer: Trainer, report: StepReport) -> None:
+            if report.step == 3 and trainer.ema is not None:
+                trainer.ema.state_dict()["conv_in.weight"].fill_(torch.nan)
+
+    how = config(root, max_steps=3, **SAMPLES)
+    train(how, callbacks=[Spoil(), DrawSamples(how)])
+    assert json.loads((root / "run/samples/step-000000003/prompts.json").read_text()) == {}
+
+
+def test_the_job_measures_and_draws_and_its_report_shows_both(root: Path) -> None:
+    changes = {**HOLDOUT, **SAMPLES, "max_steps": 6, "log__every_steps": 2, "checkpoint__every_steps": 6}
+    how = config(root, scaling__in_driver=True, **changes)
+    summary = job.run(how)
+    lines = [json.loads(line) for line in (root / "run/metrics.jsonl").read_text().splitlines()]
+    assert [line["validation_step"] for line in lines] == [2, 4, 6]
+    (section,) = [section for section in gather([str(root / "run")]) if section.title == "Training"]
+    titles = [block.title for block in section.blocks if isinstance(block, Drawing)]
+    assert "Loss on rows that are not trained on, by timesteps" in titles
+    (gallery,) = [block for block in section.blocks if isinstance(block, Gallery)]
+    assert {tile.caption for tile in gallery.tiles} == set(PROMPTS)
+    assert {"step 3"} <= {tile.note for tile in gallery.tiles}
+    assert summary.checkpoint is not None
+    loss_is_measured_as_in_training(root, summary.checkpoint, lines[-1]["validation"])
+
+
+def loss_is_measured_as_in_training(root: Path, checkpoint: str, expected: dict[str, float]) -> None:
+    """`sdp evaluate` of the raw weights comes to what was measured in training; of the average to something else."""
+    told = {"checkpoint": checkpoint, "buckets": 4, "weights": "raw"}
+    found = evaluate.run(evaluate_config(root / "raw", loss=told)).figures["loss"]
+    assert found["by_timestep"] == pytest.approx({k: v for k, v in expected.items() if k != "all"}, abs=1e-5)
+    assert found["mean"] == pytest.approx(expected["all"], abs=1e-5)
+    assert found["rows"] == len(unseen())
+    assert found["held_out_of_training"]
+    average = evaluate.run(evaluate_config(root / "ema", loss={**told, "weights": "auto"})).figures["loss"]
+    assert average["weights"] == "ema"
+    assert average["mean"] != pytest.approx(expected["all"], abs=1e-7)
+    sections = gather([str(root / "ema")])
+    assert [section.title for section in sections][-2:] == ["Training", "Evaluation"]
+    assert dict(sections[-1].figures)["loss"].startswith(f"{average['mean']:.4f} ±")
+
+
+def test_a_checkpoint_that_has_seen_all_rows_needs_others(root: Path, tmp_path: Path) -> None:
+    train(config(root, max_steps=2, ema__decay=None), callbacks=[SaveCheckpoints(2)])
+    told = {"checkpoint": str(root / "run")}
+    with pytest.raises(UserError, match=r"^loss\.source: .* was trained on all of its own \(data\.holdout was 0\)"):
+        evaluate.run(evaluate_config(tmp_path / "out", loss=told))
+    with pytest.raises(UserError, match=r"^loss\.weights: expected raw or auto, got 'ema'"):
+        evaluate.run(evaluate_config(tmp_path / "out", loss={**told, "weights": "ema", "source": root / "latents"}))
+    found = evaluate.run(evaluate_config(tmp_path / "out", loss={**told, "source": root / "latents", "rows": 20}))
+    assert found.figures["loss"]["rows"] == 20
+    assert not found.figures["loss"]["held_out_of_training"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"evaluate__every_steps": 2}, "data.holdout: expected more than 0 while evaluate.every_steps is set"),
+        (
+            {"evaluate__every_steps": 2, "data__mode": "collocated"},
+            "evaluate.source: expected a latents dataset while data.mode is not offline",
+        ),
+        ({"samples__every_steps": 2}, "samples.prompts: expected one or more prompts while every_steps is set"),
+        ({"samples__share": 0.9}, "samples.share: expected"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_before_anything_begins(root: Path, changes: dict[str, Any], line: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        config(root, **changes)
+    assert str(refused.value).startswith(line)
+
+
+def test_a_dataset_to_measure_on_that_is_not_there_is_told_before_anything_begins(root: Path) -> None:
+    how = config(root, evaluate__every_steps=2, evaluate__source=str(root / "nowhere"), scaling__in_driver=True)
+    with pytest.raises(DatasetError, match=r"nowhere: no dataset of sdp there"):
+        job.run(how)
+    assert not (root / "run").exists()
+
+
+def test_rows_of_which_none_is_kept_are_refused(root: Path) -> None:
+    how = config(root, evaluate__every_steps=2, data__holdout=1e-9)
+    with pytest.raises(DatasetError, match=r"none of its rows is kept from training; raise data\.holdout"):
+        train(how, callbacks=[MeasureUnseen(how)])

@@ -1,0 +1,86 @@
+"""Whole runs on several datasets at once, and on latents that others have written."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from sdp.datasets.audit import audit
+from sdp.datasets.ledger import Ledger, split_address
+from sdp.errors import DatasetError
+from sdp.storage import open_storage
+from sdp.train.data.mixture import Mixture
+from sdp.train.job import TrainSummary, run
+from tests.latents import latent_of, make_latents, tokens_of
+from tests.tiny_model import make_tiny_model
+from tests.training import config
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.set_num_threads(1)
+    root = tmp_path_factory.mktemp("sources")
+    make_tiny_model(root / "model")
+    make_latents(root, 60, unit_rows=20, vocabulary=50)
+    make_latents(root / "other", 20, unit_rows=10, vocabulary=50)
+    return root
+
+
+@pytest.fixture
+def root(inputs: Path, tmp_path: Path) -> Path:
+    for name in ("model", "latents", "other"):
+        (tmp_path / name).symlink_to(inputs / name)
+    return tmp_path
+
+
+def how(root: Path, run_name: str = "run", **changes: Any) -> Any:
+    usual = {"scaling__in_driver": True, "max_steps": None, "max_epochs": 1}
+    return config(root, run_name, **{**usual, **changes})
+
+
+def ledger(summary: TrainSummary) -> Ledger:
+    assert summary.checkpoint is not None
+    return Ledger.from_bytes(open_storage(summary.checkpoint).read("ledger.roaring"))
+
+
+def test_datasets_mixed_by_weight_are_each_accounted_for_also_after_a_stop(root: Path) -> None:
+    mixed = {"source__also": [{"uri": str(root / "other/latents"), "weight": 0.5}]}
+    run(how(root, **mixed, max_epochs=None, max_steps=4))
+    summary = run(how(root, **mixed, data__batch_size=7))
+    positions = Mixture((60, 20), (1.0, 0.5)).rows
+    account = ledger(summary)
+    rows = [(epoch, *split_address(row)) for epoch in account.epochs() for row in account.rows(epoch)]
+    assert [row for epoch, dataset, row in rows if (epoch, dataset) == (0, 0)] == list(range(60))
+    assert [row for epoch, dataset, row in rows if (epoch, dataset) == (0, 1)] == list(range(20))
+    assert len(rows) == summary.state.samples == positions
+    again = [row for epoch, dataset, row in rows if (epoch, dataset) == (1, 1)]
+    assert len(again) == positions - 80
+    (trace,) = audit([str(root / "run"), str(root / "other/latents")], row=again[0])
+    assert trace.checkpoints[-1]["epochs"] == [0, 1]
+    assert trace.checkpoints[-1]["dataset"] == str(root / "other/latents")
+
+    with pytest.raises(DatasetError, match=r"another configuration \(source\.also"):
+        run(how(root))
+
+
+def test_the_reference_s_own_latents_are_trained_on_by_naming_their_columns(root: Path) -> None:
+    (root / "reference").mkdir()
+    latents = np.stack([latent_of(row, 8) for row in range(60)]).astype(np.float32)
+    tokens = np.stack([tokens_of(row, 50) for row in range(60)]).astype(np.int64)
+    flat, offsets = pa.array(latents.reshape(-1)), pa.array(np.arange(61, dtype=np.int64) * 256)
+    table = pa.table({"image_latents_64": pa.LargeListArray.from_arrays(offsets, flat), "ids": tokens.tolist()})
+    pq.write_table(table, root / "reference/0.parquet", row_group_size=8)
+    columns = {"latents": "image_latents_{resolution}", "text": ["ids"]}
+    theirs = run(how(root, "theirs", source__uri=str(root / "reference"), source__columns=columns))
+    assert list(ledger(theirs).rows(0)) == list(range(60))
+    (trace,) = audit([str(root / "theirs")], row=5)
+    assert trace.checkpoints[-1]["epochs"] == [0]
+
+    # The same rows as sdp writes them, in the same row groups: the same training.
+    make_latents(root / "ours", 60, unit_rows=60, vocabulary=50)
+    ours = run(how(root, "ours-run", source__uri=str(root / "ours/latents")))
+    assert ours.state.loss == theirs.state.loss

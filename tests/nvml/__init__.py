@@ -1,0 +1,132 @@
+"""A fake libnvidia-ml.so.1 (fake_nvml.c), built with the system's C compiler, and the scenarios that it plays."""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping, MutableMapping
+from pathlib import Path
+
+SOURCE = Path(__file__).with_name("fake_nvml.c")
+GIB = 1 << 30
+
+GPU_IS_LOST, UNKNOWN, DRIVER_NOT_LOADED, NOT_SUPPORTED = 15, 999, 9, 3
+"""NVML's error codes, from nvml.h."""
+
+
+def build(folder: Path, *, old_driver: bool = False) -> Path:
+    """Compile it into a folder, which then is one for LD_LIBRARY_PATH."""
+    folder.mkdir(parents=True, exist_ok=True)
+    compiler = shutil.which("cc") or "gcc"
+    options = ["-DOLD_DRIVER"] if old_driver else []
+    command = [compiler, "-shared", "-fPIC", "-O2", "-Wall", "-pthread", *options]
+    command += ["-Wl,-soname,libnvidia-ml.so.1", "-o", str(folder / "libnvidia-ml.so.1"), str(SOURCE)]
+    subprocess.run(command, check=True, timeout=120)
+    return folder
+
+
+class Scenario(MutableMapping[str, str]):
+    """Lines of the file, by key. Nothing reaches a running program before `write`."""
+
+    def __init__(self, path: Path, lines: Mapping[str, object]) -> None:
+        self.path = path
+        self._lines = {key: str(value) for key, value in lines.items()}
+        self.write()
+
+    def __getitem__(self, key: str) -> str:
+        return self._lines[key]
+
+    def __setitem__(self, key: str, value: object) -> None:
+        self._lines[key] = str(value)
+
+    def __delitem__(self, key: str) -> None:
+        del self._lines[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._lines)
+
+    def __len__(self) -> int:
+        return len(self._lines)
+
+    def write(self, changes: Mapping[str, object | None] | None = None) -> None:
+        """Put it where the library looks, at once; None takes a line away."""
+        for key, value in (changes or {}).items():
+            if value is None:
+                self._lines.pop(key, None)
+            else:
+                self._lines[key] = str(value)
+        new = self.path.with_suffix(".new")
+        new.write_text("".join(f"{key} {value}\n" for key, value in self._lines.items()))
+        new.replace(self.path)
+
+    def environment(self, library: Path) -> dict[str, str]:
+        """For a process that is to see these GPUs."""
+        return {**os.environ, "LD_LIBRARY_PATH": str(library), "FAKE_NVML_SCENARIO": str(self.path)}
+
+
+def uuid(gpu: int) -> str:
+    return f"GPU-{gpu:08d}-0000-0000-0000-000000000000"
+
+
+def a100s(count: int) -> dict[str, object]:
+    """As many A100-SXM4-80GB at work; each value of GPU n can be told from the others'."""
+    lines: dict[str, object] = {"driver": "570.86.15", "nvml": "12.570.86.15", "cuda": 12080, "gpus": count}
+    lines |= {
+        "gpu.*.name": "NVIDIA A100-SXM4-80GB",
+        "gpu.*.vbios": "92.00.45.00.03",
+        "gpu.*.utilization": 97,
+        "gpu.*.memory_utilization": 41,
+        "gpu.*.encoder": 0,
+        "gpu.*.decoder": 3,
+        "gpu.*.memory_total": 80 * GIB,
+        "gpu.*.memory_reserved": GIB // 2,
+        "gpu.*.memory_used": 60 * GIB,
+        "gpu.*.power_mw": 391250,
+        "gpu.*.power_limit_mw": 400000,
+        "gpu.*.energy_mj": 123456789,
+        "gpu.*.temperature": 61,
+        "gpu.*.temperature_limit.0": 92,
+        "gpu.*.temperature_limit.1": 89,
+        "gpu.*.temperature_limit.2": 95,
+        "gpu.*.temperature_limit.3": 85,
+        "gpu.*.clock_mhz.0": 1410,
+        "gpu.*.clock_mhz.1": 1395,
+        "gpu.*.clock_mhz.2": 1593,
+        "gpu.*.clock_mhz.3": 1275,
+        "gpu.*.clock_max_mhz.0": 1410,
+        "gpu.*.clock_max_mhz.1": 1410,
+        "gpu.*.clock_max_mhz.2": 1593,
+        "gpu.*.clock_max_mhz.3": 1290,
+        "gpu.*.throttle_reasons": 0,
+        "gpu.*.throttled_ns.0": 2500000000,
+        "gpu.*.throttled_ns.1": 0,
+        "gpu.*.pstate": 0,
+        "gpu.*.pcie_transmit_kb": 12000,
+        "gpu.*.pcie_receive_kb": 34000,
+        "gpu.*.pcie_replays": 0,
+        "gpu.*.pcie_generation": 4,
+        "gpu.*.pcie_generation_max": 4,
+        "gpu.*.pcie_width": 16,
+        "gpu.*.pcie_width_max": 16,
+        "gpu.*.field.82": 71,
+        "gpu.*.field.91": 12,
+        "gpu.*.field.138": 1000,
+        "gpu.*.field.139": 2000,
+        "gpu.*.field.38": 0,
+        "gpu.*.field.45": 0,
+        "gpu.*.field.52": 0,
+        "gpu.*.field.59": 0,
+        "gpu.*.ecc_driver_load.0": 0,
+        "gpu.*.ecc_driver_load.1": 0,
+        "gpu.*.ecc_lifetime.0": 7,
+        "gpu.*.ecc_lifetime.1": 0,
+        "gpu.*.remapped": "0 0 0 0",
+        "gpu.*.mig": 0,
+    }
+    lines |= {f"gpu.*.nvlink.{link}": 1 for link in range(12)}
+    for gpu in range(count):
+        lines |= {
+            f"gpu.{gpu}.uuid": uuid(gpu),
+            f"gpu.{gpu}.minor": gpu,
+            f"gpu.{gpu}.pci": f"00000000:{gpu + 7:02X}:00.0",
+        }
+    return lines

@@ -1,0 +1,567 @@
+/* A libnvidia-ml.so.1 that tells what a text file says, for tests: values, errors and hangs, of GPUs that do not exist.
+ *
+ * The file is named by FAKE_NVML_SCENARIO and looked at again in every call, so that a test can change it (by renaming
+ * another over it) while a program runs. A line is a key, a space, and the rest:
+ *
+ *   gpus 8                                     how many there are
+ *   gpu.3.power_mw 250000                      a value of one GPU; `gpu.*.power_mw` is for those without their own
+ *   error.nvmlDeviceGetPowerUsage 999          what that call returns, of every GPU; `gpu.3.error.…` of one
+ *   hang.nvmlDeviceGetPowerUsage 3.5           seconds for which it does not return, or until the line is gone
+ *   gpu.*.field.82 61                          a value of nvmlDeviceGetFieldValues; `gpu.*.field.82.error 999` an error
+ *   gpu.0.process.0 C 4242 1073741824          kind (C, G, M), pid, bytes or "-"; then GPU and compute instance, if any
+ *   gpu.0.utilization_sample.0 4242 1000 73    pid, time in microseconds, SM utilization in percent
+ *   gpu.0.mig.0 MIG-… 1 0 5 1000 400 1g.5gb    UUID, GPU and compute instance, index, total, used, profile
+ *   xid.0 3 79                                 an event: GPU and XID; each is told once, in order
+ *
+ * What has no line is not supported. Names are those of the calls without _v2 and _v3.
+ */
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+
+#define OK 0
+#define UNINITIALIZED 1
+#define INVALID_ARGUMENT 2
+#define NOT_SUPPORTED 3
+#define NOT_FOUND 6
+#define INSUFFICIENT_SIZE 7
+#define DRIVER_NOT_LOADED 9
+#define TIMEOUT 10
+
+#define GPUS 64
+#define SLICES 8
+#define NONE 0xFFFFFFFFu
+#define TEXT (1 << 20)
+
+typedef unsigned int uint;
+typedef unsigned long long ull;
+typedef struct { int gpu, slice; } Device; /* slice -1: the GPU itself */
+
+static Device gpus[GPUS], slices[GPUS][SLICES];
+static int opened;
+static int next_event;
+static ull registered; /* a bit for each GPU */
+
+/* ---- the scenario ---- */
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static char text[TEXT];
+static struct stat seen;
+
+static int load(void) {
+    const char *path = getenv("FAKE_NVML_SCENARIO");
+    struct stat now;
+    if (!path || stat(path, &now) != 0) return 0;
+    if (now.st_ino == seen.st_ino && now.st_size == seen.st_size && now.st_mtim.tv_sec == seen.st_mtim.tv_sec &&
+        now.st_mtim.tv_nsec == seen.st_mtim.tv_nsec)
+        return 1;
+    FILE *file = fopen(path, "r");
+    if (!file) return 0;
+    size_t length = fread(text + 1, 1, TEXT - 2, file);
+    fclose(file);
+    text[0] = '\n'; /* so that every line begins after one */
+    text[length + 1] = 0;
+    seen = now;
+    return 1;
+}
+
+/* The rest of the key's line, copied into value; 0 if there is none. */
+static int lookup(char *value, size_t size, const char *format, ...) {
+    char key[160];
+    key[0] = '\n';
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(key + 1, sizeof key - 2, format, arguments);
+    va_end(arguments);
+    strcat(key, " ");
+    pthread_mutex_lock(&lock);
+    const char *line = load() ? strstr(text, key) : NULL;
+    int found = line != NULL;
+    if (found) {
+        line += strlen(key);
+        size_t length = strcspn(line, "\n");
+        if (length >= size) length = size - 1;
+        memcpy(value, line, length);
+        value[length] = 0;
+    }
+    pthread_mutex_unlock(&lock);
+    return found;
+}
+
+static int of_gpu(char *value, size_t size, int gpu, const char *name) {
+    return lookup(value, size, "gpu.%d.%s", gpu, name) || lookup(value, size, "gpu.*.%s", name);
+}
+
+static double hanging(int gpu, const char *call) {
+    char value[64], name[96];
+    snprintf(name, sizeof name, "hang.%s", call);
+    if ((gpu >= 0 && of_gpu(value, sizeof value, gpu, name)) || lookup(value, sizeof value, "%s", name)) return atof(value);
+    return 0;
+}
+
+static void nap(double seconds) {
+    struct timespec time = {(time_t)seconds, (long)((seconds - (time_t)seconds) * 1e9)};
+    nanosleep(&time, NULL);
+}
+
+/* What every call does first: hang and fail as it was told to. gpu -1: the call is about none. */
+static int enter(int gpu, const char *call) {
+    double waited = 0;
+    while (hanging(gpu, call) > waited) {
+        nap(0.01);
+        waited += 0.01;
+    }
+    char value[64], name[96];
+    snprintf(name, sizeof name, "error.%s", call);
+    if ((gpu >= 0 && of_gpu(value, sizeof value, gpu, name)) || lookup(value, sizeof value, "%s", name)) return atoi(value);
+    return opened || strcmp(call, "nvmlInit") == 0 ? OK : UNINITIALIZED;
+}
+
+#define ENTER(device, call)                                                                                            \
+    do {                                                                                                               \
+        int code_ = enter((device)->gpu, call);                                                                        \
+        if (code_) return code_;                                                                                       \
+    } while (0)
+
+static int number(ull *value, const Device *device, const char *name) {
+    char line[64];
+    if (!of_gpu(line, sizeof line, device->gpu, name)) return NOT_SUPPORTED;
+    *value = strtoull(line, NULL, 10);
+    return OK;
+}
+
+/* Most calls: one number of one GPU. */
+static int one(const Device *device, const char *call, const char *name, uint *value) {
+    ENTER(device, call);
+    ull wide;
+    int code = device->slice < 0 ? number(&wide, device, name) : NOT_SUPPORTED;
+    if (code == OK) *value = (uint)wide;
+    return code;
+}
+
+#define ONE(call, name)                                                                                                \
+    int call(const Device *device, uint *value) { return one(device, #call, name, value); }
+
+static int words(const Device *device, const char *call, const char *name, char *value, uint size) {
+    ENTER(device, call);
+    return of_gpu(value, size, device->gpu, name) ? OK : NOT_SUPPORTED;
+}
+
+/* ---- the driver ---- */
+
+int nvmlInitWithFlags(uint flags) {
+    (void)flags;
+    char value[16];
+    int code = enter(-1, "nvmlInit");
+    if (code) return code;
+    if (!lookup(value, sizeof value, "gpus")) return DRIVER_NOT_LOADED;
+    for (int gpu = 0; gpu < GPUS; gpu++) {
+        gpus[gpu] = (Device){gpu, -1};
+        for (int slice = 0; slice < SLICES; slice++) slices[gpu][slice] = (Device){gpu, slice};
+    }
+    opened = 1;
+    return OK;
+}
+
+/* As a library's own cleanup may hang: `hang.exit`. */
+__attribute__((destructor)) static void end(void) { enter(-1, "exit"); }
+
+int nvmlShutdown(void) {
+    opened = 0;
+    return OK;
+}
+
+const char *nvmlErrorString(int code) {
+    static _Thread_local char line[32];
+    snprintf(line, sizeof line, "fake error %d", code);
+    return line;
+}
+
+static int of_driver(const char *call, const char *name, char *value, uint size) {
+    int code = enter(-1, call);
+    if (code) return code;
+    return lookup(value, size, "%s", name) ? OK : NOT_SUPPORTED;
+}
+
+int nvmlSystemGetDriverVersion(char *value, uint size) {
+    return of_driver("nvmlSystemGetDriverVersion", "driver", value, size);
+}
+
+int nvmlSystemGetNVMLVersion(char *value, uint size) { return of_driver("nvmlSystemGetNVMLVersion", "nvml", value, size); }
+
+int nvmlSystemGetCudaDriverVersion_v2(int *value) {
+    char line[16];
+    int code = of_driver("nvmlSystemGetCudaDriverVersion", "cuda", line, sizeof line);
+    if (code == OK) *value = atoi(line);
+    return code;
+}
+
+int nvmlDeviceGetCount_v2(uint *value) {
+    char line[16];
+    int code = of_driver("nvmlDeviceGetCount", "gpus", line, sizeof line);
+    if (code == OK) *value = (uint)atoi(line);
+    return code;
+}
+
+int nvmlDeviceGetHandleByIndex_v2(uint index, Device **device) {
+    uint count;
+    int code = enter((int)index, "nvmlDeviceGetHandleByIndex");
+    if (code) return code;
+    if (nvmlDeviceGetCount_v2(&count) != OK || index >= count || index >= GPUS) return INVALID_ARGUMENT;
+    *device = &gpus[index];
+    return OK;
+}
+
+/* ---- slices ---- */
+
+typedef struct { char uuid[96], profile[64]; uint gi, ci; int index; ull total, used; } Slice;
+
+static int slice_of(Slice *slice, int gpu, int place) {
+    char line[256], name[32];
+    snprintf(name, sizeof name, "mig.%d", place);
+    if (!of_gpu(line, sizeof line, gpu, name)) return 0;
+    return sscanf(line, "%95s %u %u %d %llu %llu %63s", slice->uuid, &slice->gi, &slice->ci, &slice->index, &slice->total,
+                  &slice->used, slice->profile) == 7;
+}
+
+int nvmlDeviceGetMigMode(const Device *device, uint *now, uint *pending) {
+    int code = one(device, "nvmlDeviceGetMigMode", "mig", now);
+    *pending = *now;
+    return code;
+}
+
+int nvmlDeviceGetMaxMigDeviceCount(const Device *device, uint *value) {
+    ENTER(device, "nvmlDeviceGetMaxMigDeviceCount");
+    *value = SLICES - 1;
+    return OK;
+}
+
+int nvmlDeviceGetMigDeviceHandleByIndex(const Device *device, uint index, Device **slice) {
+    ENTER(device, "nvmlDeviceGetMigDeviceHandleByIndex");
+    Slice found;
+    for (int place = 0; place < SLICES && slice_of(&found, device->gpu, place); place++)
+        if (found.index == (int)index) {
+            *slice = &slices[device->gpu][place];
+            return OK;
+        }
+    return NOT_FOUND;
+}
+
+#define INSTANCE(call, member)                                                                                         \
+    int call(const Device *device, uint *value) {                                                                      \
+        ENTER(device, #call);                                                                                          \
+        Slice slice;                                                                                                   \
+        if (device->slice < 0 || !slice_of(&slice, device->gpu, device->slice)) return NOT_FOUND;                      \
+        *value = slice.member;                                                                                         \
+        return OK;                                                                                                     \
+    }
+INSTANCE(nvmlDeviceGetGpuInstanceId, gi)
+INSTANCE(nvmlDeviceGetComputeInstanceId, ci)
+
+typedef struct { uint sms, copy, decoder, encoder, jpeg, ofa, gi_slices, ci_slices; ull memory_mb; } Attributes;
+
+int nvmlDeviceGetAttributes_v2(const Device *device, Attributes *value) {
+    ENTER(device, "nvmlDeviceGetAttributes");
+    if (device->slice < 0) return NOT_SUPPORTED;
+    memset(value, 0, sizeof *value);
+    value->sms = 14;
+    return OK;
+}
+
+/* ---- what a GPU is ---- */
+
+int nvmlDeviceGetName(const Device *device, char *value, uint size) {
+    char product[96];
+    int code = words(device, "nvmlDeviceGetName", "name", product, sizeof product);
+    Slice slice = {.profile = ""};
+    if (code == OK && device->slice >= 0 && slice_of(&slice, device->gpu, device->slice))
+        snprintf(value, size, "%s MIG %s", product, slice.profile);
+    else if (code == OK)
+        snprintf(value, size, "%s", product);
+    return code;
+}
+
+int nvmlDeviceGetUUID(const Device *device, char *value, uint size) {
+    Slice slice;
+    if (device->slice < 0) return words(device, "nvmlDeviceGetUUID", "uuid", value, size);
+    ENTER(device, "nvmlDeviceGetUUID");
+    if (!slice_of(&slice, device->gpu, device->slice)) return NOT_FOUND;
+    snprintf(value, size, "%s", slice.uuid);
+    return OK;
+}
+
+int nvmlDeviceGetVbiosVersion(const Device *device, char *value, uint size) {
+    return words(device, "nvmlDeviceGetVbiosVersion", "vbios", value, size);
+}
+
+typedef struct { char legacy[16]; uint domain, bus, device, id, subsystem; char bus_id[32]; } Pci;
+
+int nvmlDeviceGetPciInfo_v3(const Device *device, Pci *value) {
+    memset(value, 0, sizeof *value);
+    return words(device, "nvmlDeviceGetPciInfo", "pci", value->bus_id, sizeof value->bus_id);
+}
+
+ONE(nvmlDeviceGetMinorNumber, "minor")
+
+/* ---- utilization and memory ---- */
+
+int nvmlDeviceGetUtilizationRates(const Device *device, uint value[2]) {
+    int code = one(device, "nvmlDeviceGetUtilizationRates", "utilization", &value[0]);
+    return code ? code : one(device, "nvmlDeviceGetUtilizationRates", "memory_utilization", &value[1]);
+}
+
+int nvmlDeviceGetEncoderUtilization(const Device *device, uint *value, uint *period) {
+    *period = 100000;
+    return one(device, "nvmlDeviceGetEncoderUtilization", "encoder", value);
+}
+
+int nvmlDeviceGetDecoderUtilization(const Device *device, uint *value, uint *period) {
+    *period = 100000;
+    return one(device, "nvmlDeviceGetDecoderUtilization", "decoder", value);
+}
+
+static int memory(const Device *device, ull *total, ull *used, ull *reserved) {
+    ENTER(device, "nvmlDeviceGetMemoryInfo");
+    Slice slice;
+    *reserved = 0;
+    if (device->slice < 0) {
+        int code = number(total, device, "memory_total");
+        number(reserved, device, "memory_reserved");
+        return code ? code : number(used, device, "memory_used");
+    }
+    if (!slice_of(&slice, device->gpu, device->slice)) return NOT_FOUND;
+    *total = slice.total, *used = slice.used;
+    return OK;
+}
+
+typedef struct { ull total, free, used; } Memory;
+
+int nvmlDeviceGetMemoryInfo(const Device *device, Memory *value) {
+    ull reserved = 0;
+    int code = memory(device, &value->total, &value->used, &reserved);
+    value->used += reserved;
+    value->free = value->total - value->used;
+    return code;
+}
+
+#ifndef OLD_DRIVER
+typedef struct { uint version; ull total, reserved, free, used; } MemoryV2;
+
+int nvmlDeviceGetMemoryInfo_v2(const Device *device, MemoryV2 *value) {
+    int code = memory(device, &value->total, &value->used, &value->reserved);
+    value->free = value->total - value->used - value->reserved;
+    return code;
+}
+#endif
+
+/* ---- power, heat, clocks ---- */
+
+ONE(nvmlDeviceGetPowerUsage, "power_mw")
+ONE(nvmlDeviceGetEnforcedPowerLimit, "power_limit_mw")
+
+int nvmlDeviceGetTotalEnergyConsumption(const Device *device, ull *value) {
+    ENTER(device, "nvmlDeviceGetTotalEnergyConsumption");
+    return number(value, device, "energy_mj");
+}
+
+static int indexed(const Device *device, const char *call, const char *name, uint index, ull *value) {
+    ENTER(device, call);
+    char full[64];
+    snprintf(full, sizeof full, "%s.%u", name, index);
+    return number(value, device, full);
+}
+
+#define INDEXED(call, name)                                                                                            \
+    int call(const Device *device, uint index, uint *value) {                                                          \
+        ull wide;                                                                                                      \
+        int code = indexed(device, #call, name, index, &wide);                                                         \
+        if (code == OK) *value = (uint)wide;                                                                           \
+        return code;                                                                                                   \
+    }
+INDEXED(nvmlDeviceGetTemperatureThreshold, "temperature_limit")
+INDEXED(nvmlDeviceGetClockInfo, "clock_mhz")
+INDEXED(nvmlDeviceGetMaxClockInfo, "clock_max_mhz")
+INDEXED(nvmlDeviceGetNvLinkState, "nvlink")
+
+int nvmlDeviceGetTemperature(const Device *device, uint sensor, uint *value) {
+    (void)sensor;
+    return one(device, "nvmlDeviceGetTemperature", "temperature", value);
+}
+
+#ifndef OLD_DRIVER
+typedef struct { uint version, sensor; int temperature; } Temperature;
+
+int nvmlDeviceGetTemperatureV(const Device *device, Temperature *value) {
+    return one(device, "nvmlDeviceGetTemperature", "temperature", (uint *)&value->temperature);
+}
+
+int nvmlDeviceGetCurrentClocksEventReasons(const Device *device, ull *value) {
+    ENTER(device, "nvmlDeviceGetCurrentClocksEventReasons");
+    return number(value, device, "throttle_reasons");
+}
+#endif
+
+int nvmlDeviceGetCurrentClocksThrottleReasons(const Device *device, ull *value) {
+    ENTER(device, "nvmlDeviceGetCurrentClocksThrottleReasons");
+    return number(value, device, "throttle_reasons");
+}
+
+int nvmlDeviceGetViolationStatus(const Device *device, uint policy, ull value[2]) {
+    value[0] = 0;
+    return indexed(device, "nvmlDeviceGetViolationStatus", "throttled_ns", policy, &value[1]);
+}
+
+ONE(nvmlDeviceGetFanSpeed, "fan")
+ONE(nvmlDeviceGetPerformanceState, "pstate")
+
+/* ---- links ---- */
+
+int nvmlDeviceGetPcieThroughput(const Device *device, uint counter, uint *value) {
+    ull block = 20; /* as long as the real one measures */
+    number(&block, device, "pcie_block_ms");
+    nap((double)block / 1000);
+    return one(device, "nvmlDeviceGetPcieThroughput", counter ? "pcie_receive_kb" : "pcie_transmit_kb", value);
+}
+
+ONE(nvmlDeviceGetPcieReplayCounter, "pcie_replays")
+ONE(nvmlDeviceGetCurrPcieLinkGeneration, "pcie_generation")
+ONE(nvmlDeviceGetMaxPcieLinkGeneration, "pcie_generation_max")
+ONE(nvmlDeviceGetCurrPcieLinkWidth, "pcie_width")
+ONE(nvmlDeviceGetMaxPcieLinkWidth, "pcie_width_max")
+
+typedef struct { uint field, scope; long long timestamp, latency; uint type; int code; ull value; } Field;
+
+int nvmlDeviceGetFieldValues(const Device *device, int count, Field *fields) {
+    ENTER(device, "nvmlDeviceGetFieldValues");
+    for (int i = 0; i < count; i++) {
+        char name[32];
+        ull code;
+        snprintf(name, sizeof name, "field.%u.error", fields[i].field);
+        fields[i].type = 3; /* unsigned long long */
+        if (number(&code, device, name) == OK) {
+            fields[i].code = (int)code;
+            continue;
+        }
+        snprintf(name, sizeof name, "field.%u", fields[i].field);
+        fields[i].code = number(&fields[i].value, device, name);
+    }
+    return OK;
+}
+
+/* ---- faults ---- */
+
+int nvmlDeviceGetTotalEccErrors(const Device *device, uint kind, uint since, ull *value) {
+    return indexed(device, "nvmlDeviceGetTotalEccErrors", since ? "ecc_lifetime" : "ecc_driver_load", kind, value);
+}
+
+int nvmlDeviceGetRemappedRows(const Device *device, uint *corrected, uint *uncorrected, uint *pending, uint *failed) {
+    ENTER(device, "nvmlDeviceGetRemappedRows");
+    char line[64];
+    if (!of_gpu(line, sizeof line, device->gpu, "remapped")) return NOT_SUPPORTED;
+    return sscanf(line, "%u %u %u %u", corrected, uncorrected, pending, failed) == 4 ? OK : INVALID_ARGUMENT;
+}
+
+/* ---- processes ---- */
+
+typedef struct { uint pid; ull memory; uint gi, ci; } Process;
+
+static int processes(const Device *device, const char *call, char wanted, uint *count, Process *room) {
+    ENTER(device, call);
+    Slice slice;
+    if (device->slice >= 0 && !slice_of(&slice, device->gpu, device->slice)) return NOT_FOUND;
+    uint found = 0;
+    for (int place = 0;; place++) {
+        char line[128], name[32], kind, bytes[32];
+        uint pid, gi = NONE, ci = NONE;
+        snprintf(name, sizeof name, "process.%d", place);
+        if (!of_gpu(line, sizeof line, device->gpu, name)) break;
+        if (sscanf(line, " %c %u %31s %u %u", &kind, &pid, bytes, &gi, &ci) < 3 || kind != wanted) continue;
+        if (device->slice >= 0 && (gi != slice.gi || ci != slice.ci)) continue;
+        if (room && found < *count)
+            room[found] = (Process){pid, bytes[0] == '-' ? ~0ull : strtoull(bytes, NULL, 10), gi, ci};
+        found++;
+    }
+    int enough = room ? found <= *count : found == 0;
+    *count = found;
+    return enough ? OK : INSUFFICIENT_SIZE;
+}
+
+#ifdef OLD_DRIVER
+#define LISTED(name) name##_v2
+#else
+#define LISTED(name) name##_v3
+#endif
+int LISTED(nvmlDeviceGetComputeRunningProcesses)(const Device *device, uint *count, Process *room) {
+    return processes(device, "nvmlDeviceGetComputeRunningProcesses", 'C', count, room);
+}
+int LISTED(nvmlDeviceGetGraphicsRunningProcesses)(const Device *device, uint *count, Process *room) {
+    return processes(device, "nvmlDeviceGetGraphicsRunningProcesses", 'G', count, room);
+}
+int LISTED(nvmlDeviceGetMPSComputeRunningProcesses)(const Device *device, uint *count, Process *room) {
+    return processes(device, "nvmlDeviceGetMPSComputeRunningProcesses", 'M', count, room);
+}
+
+typedef struct { uint pid; ull time; uint sm, memory, encoder, decoder; } Sample;
+
+int nvmlDeviceGetProcessUtilization(const Device *device, Sample *room, uint *count, ull since) {
+    ENTER(device, "nvmlDeviceGetProcessUtilization");
+    uint found = 0;
+    for (int place = 0;; place++) {
+        char line[128], name[48];
+        Sample sample = {0};
+        snprintf(name, sizeof name, "utilization_sample.%d", place);
+        if (!of_gpu(line, sizeof line, device->gpu, name)) break;
+        if (sscanf(line, "%u %llu %u", &sample.pid, &sample.time, &sample.sm) != 3 || sample.time <= since) continue;
+        if (room && found < *count) room[found] = sample;
+        found++;
+    }
+    if (!found) return NOT_FOUND;
+    int enough = room && found <= *count;
+    *count = found;
+    return enough ? OK : INSUFFICIENT_SIZE;
+}
+
+/* ---- events ---- */
+
+typedef struct { Device *device; ull type, data; uint gi, ci; } Event;
+
+int nvmlEventSetCreate(void **set) {
+    int code = enter(-1, "nvmlEventSetCreate");
+    *set = &registered;
+    return code;
+}
+
+int nvmlEventSetFree(void *set) {
+    (void)set;
+    return OK;
+}
+
+int nvmlDeviceRegisterEvents(const Device *device, ull types, void *set) {
+    (void)types, (void)set;
+    ENTER(device, "nvmlDeviceRegisterEvents");
+    __atomic_fetch_or(&registered, 1ull << device->gpu, __ATOMIC_SEQ_CST);
+    return OK;
+}
+
+int nvmlEventSetWait_v2(void *set, Event *event, uint milliseconds) {
+    (void)set;
+    for (double waited = 0; waited * 1000 < milliseconds; waited += 0.01) {
+        int gpu, xid;
+        char line[64];
+        int code = enter(-1, "nvmlEventSetWait");
+        if (code) return code;
+        if (lookup(line, sizeof line, "xid.%d", next_event) && sscanf(line, "%d %d", &gpu, &xid) == 2) {
+            next_event++;
+            if (registered & (1ull << gpu)) {
+                *event = (Event){&gpus[gpu], 8, (ull)xid, NONE, NONE};
+                return OK;
+            }
+        }
+        nap(0.01);
+    }
+    return TIMEOUT;
+}

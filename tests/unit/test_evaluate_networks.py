@@ -1,0 +1,181 @@
+"""Feature networks: they are found by their files, and their features are the libraries' own."""
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from sdp.errors import ModelError
+from sdp.evaluate.networks import Clip, Dino, load_network, square
+from sdp.model import networks
+from sdp.model.networks import FeatureNetwork
+from tests.evaluate_kit import caption_of, picture, tiny_clip, tiny_dino
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_clip(tmp_path_factory.mktemp("clip"))
+
+
+@pytest.fixture(scope="module")
+def dino(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_dino(tmp_path_factory.mktemp("dino"))
+
+
+def find(folder: Path) -> FeatureNetwork:
+    return networks.find(str(folder), "features.model")
+
+
+def test_a_network_is_known_by_its_files(clip: Path, dino: Path) -> None:
+    assert [find(clip).kind, find(dino).kind] == ["clip", "dinov2"]
+    assert find(clip).digest != find(dino).digest
+    assert find(clip).source.sha256 == find(clip).digest
+
+
+def test_what_else_lies_there_is_no_part_of_it(clip: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(clip, tmp_path / "copy")
+    (copy / "README.md").write_text("hello")
+    (copy / "pytorch_model.bin").write_bytes(b"not read")
+    assert find(copy).digest == find(clip).digest
+    (copy / "preprocessor_config.json").write_text("{}")
+    assert find(copy).digest != find(clip).digest
+    with pytest.raises(ModelError, match="its content has changed while it was in use"):
+        networks.find(find(clip).source.__class__("local", str(copy), None, find(clip).digest), "clip.model")
+
+
+def lose(name: str) -> Callable[[Path], None]:
+    return lambda folder: (folder / name).unlink()
+
+
+def write(name: str, text: str) -> Callable[[Path], None]:
+    return lambda folder: (folder / name).write_text(text) and None
+
+
+@pytest.mark.parametrize(
+    ("spoil", "told"),
+    [
+        (lose("config.json"), "no feature network in it: neither config.json nor a file *inception*.pth"),
+        (lose("model.safetensors"), "model.safetensors is missing; a network of type clip needs"),
+        (lose("preprocessor_config.json"), "preprocessor_config.json is missing"),
+        (write("config.json", "[]"), "its config.json is not a JSON object"),
+        (write("config.json", '{"model_type": "bert"}'), "a network of type 'bert', expected clip, dinov2 or"),
+    ],
+)
+def test_what_is_no_network_is_refused_in_a_line(
+    clip: Path, tmp_path: Path, spoil: Callable[[Path], None], told: str
+) -> None:
+    copy = shutil.copytree(clip, tmp_path / "copy")
+    spoil(copy)
+    with pytest.raises(ModelError) as refused:
+        find(copy)
+    assert str(refused.value).startswith(f"features.model: model source {copy}: {told}")
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("source", ["builtin:tiny", "owner/name", "ftp://host/x", "/no/such/folder"])
+def test_a_source_that_cannot_be_one_is_refused_with_its_key(source: str) -> None:
+    with pytest.raises(ModelError, match=r"^clip\.model: model source "):
+        networks.find(source, "clip.model")
+
+
+def test_weights_that_belong_to_another_configuration_are_refused(clip: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(clip, tmp_path / "copy")
+    text = (copy / "config.json").read_text()
+    (copy / "config.json").write_text(text.replace('"projection_dim": 12', '"projection_dim": 14'))
+    with pytest.raises(ModelError, match=r"mismatched|cannot be loaded"):
+        Clip(copy, CPU)
+
+
+def test_clip_scores_are_those_of_torchmetrics(clip: Path) -> None:
+    library = pytest.importorskip("torchmetrics.functional.multimodal.clip_score")
+    from transformers import CLIPModel, CLIPProcessor
+
+    class OfOldTransformers:
+        """The library expects embeddings, which newer versions of transformers wrap."""
+
+        def __init__(self) -> None:
+            self.model = CLIPModel.from_pretrained(clip)
+            self.config = self.model.config
+
+        def to(self, _: object) -> "OfOldTransformers":
+            return self
+
+        def get_image_features(self, *given: Any) -> torch.Tensor:
+            return self.model.get_image_features(*given).pooler_output
+
+        def get_text_features(self, *given: Any) -> torch.Tensor:
+            return self.model.get_text_features(*given).pooler_output
+
+    pictures = [picture(n, 40, wide=6 * n) for n in range(3)]
+    captions = [caption_of(0), "b" * 200, ""]  # one is longer than the network's 77 tokens, and one has none of its own
+    ours = load_network(find(clip), "clean", CPU)
+    assert isinstance(ours, Clip)
+    rows = ours.look([ours.prepare(pixels) for pixels in pictures])
+    scores = ours.scores(rows, captions)
+    tensors = [torch.from_numpy(pixels).permute(2, 0, 1) for pixels in pictures]
+    with torch.no_grad():
+        for number in (0, 2):  # the library cuts a long caption's end off, with the mark that its feature is taken from
+            theirs, _ = library._clip_score_update(
+                [tensors[number]],
+                [captions[number]],
+                *(OfOldTransformers(), CLIPProcessor.from_pretrained(clip)),
+            )
+            assert scores[number] == pytest.approx(float(theirs), abs=1e-4)
+    assert rows.shape == (3, 12)
+    assert np.abs(scores).max() <= 100
+
+
+def test_a_long_caption_is_cut_and_still_ends(clip: Path) -> None:
+    ours = Clip(clip, CPU)
+    rows = ours.look([ours.prepare(picture(1))])
+    (cut,), (whole,) = ours.scores(rows, ["b " * 75]), ours.scores(rows, ["b " * 200])
+    assert cut == pytest.approx(whole, abs=1e-4)
+    assert ours.scores(rows[:0], []).shape == (0,)
+
+
+def test_clip_features_are_embeddings_of_whatever_batch(clip: Path) -> None:
+    from transformers import CLIPImageProcessor, CLIPModel
+
+    ours = Clip(clip, CPU)
+    pictures = [picture(n) for n in range(4)]
+    views = [ours.prepare(pixels) for pixels in pictures]
+    together = ours.look(views)
+    alone = np.concatenate([ours.look([view]) for view in views])
+    assert np.allclose(together, alone, atol=1e-5)
+    pixels = CLIPImageProcessor.from_pretrained(clip)(images=pictures, return_tensors="pt")
+    with torch.no_grad():
+        theirs = CLIPModel.from_pretrained(clip).get_image_features(**pixels).pooler_output
+    assert np.allclose(together, theirs.numpy(), atol=1e-5)
+
+
+def test_dino_features_are_those_of_the_whole_picture(dino: Path) -> None:
+    from transformers import Dinov2Model
+
+    ours = load_network(find(dino), "clean", CPU)
+    assert isinstance(ours, Dino)
+    view = ours.prepare(picture(3))
+    with torch.no_grad():
+        theirs = Dinov2Model.from_pretrained(dino)(torch.from_numpy(view[None])).last_hidden_state[:, 0]
+    assert np.allclose(ours.look([view]), theirs.numpy(), atol=1e-6)
+    assert ours.width == 16
+
+
+def test_the_square_is_in_the_middle() -> None:
+    pixels = np.arange(4 * 7 * 3, dtype=np.uint8).reshape(4, 7, 3)
+    assert np.array_equal(square(pixels), pixels[:, 1:5])
+    assert np.array_equal(square(pixels.transpose(1, 0, 2)), pixels.transpose(1, 0, 2)[1:5])
+    assert np.array_equal(square(pixels[:, :4]), pixels[:, :4])

@@ -1,0 +1,113 @@
+"""From readings to metric families, without a driver."""
+
+import re
+
+import pytest
+
+from sdp.exporter.catalogue import CATALOGUE
+from sdp.exporter.metrics import GPU_MAPPINGS, GPU_VALUES, Families, families
+from sdp.exporter.readings import (
+    Clocks,
+    Driver,
+    Gpu,
+    Health,
+    Identity,
+    Memory,
+    Nvlink,
+    Pcie,
+    Power,
+    Snapshot,
+    Thermal,
+    Utilization,
+    Xids,
+)
+
+UNITS = {
+    "bytes": "_bytes",
+    "watts": "_watts",
+    "joules": "_joules",
+    "celsius": "_celsius",
+    "hertz": "_hertz",
+    "ratio": "_ratio",
+    "seconds": "_seconds",
+    "bytes/second": "_bytes_per_second",
+    "": "",
+}
+IDENTITY = Identity(3, "GPU-3", "NVIDIA A100-SXM4-80GB")
+
+
+def gpu(**parts: object) -> Gpu:
+    """One that tells nothing but these."""
+    nothing = {
+        "utilization": Utilization(),
+        "memory": Memory(),
+        "power": Power(),
+        "thermal": Thermal(),
+        "clocks": Clocks(),
+        "pcie": Pcie(),
+        "nvlink": Nvlink(),
+        "health": Health(),
+        "mig": False,
+        "slices": (),
+        "processes": (),
+    }
+    return Gpu(identity=IDENTITY, **{**nothing, **parts})  # type: ignore[arg-type]
+
+
+def samples(snapshot: Snapshot) -> dict[tuple[str, str], float]:
+    """(name, the label that tells it from others) -> value."""
+    found = {}
+    for family in families(snapshot):
+        for sample in family.samples:
+            rest = {k: v for k, v in sample.labels.items() if k not in {"gpu", "uuid", "product", "node"}}
+            found[sample.name, ",".join(rest.values())] = sample.value
+    return found
+
+
+@pytest.mark.parametrize("row", CATALOGUE, ids=lambda row: row.name)
+def test_a_name_ends_with_its_unit_and_a_counter_with_total(row: object) -> None:
+    name, kind, unit = row.name, row.type, row.unit  # type: ignore[attr-defined]
+    assert re.fullmatch(r"sdp_(gpu|exporter)_[a-z_]+", name)
+    plain = name.removesuffix("_total")
+    assert (plain != name) == (kind == "counter")
+    assert plain.endswith(UNITS[unit])
+    assert unit or not plain.endswith(tuple(filter(None, UNITS.values())))
+
+
+def test_names_are_told_once_and_every_help_is_a_sentence() -> None:
+    assert len({row.name for row in CATALOGUE}) == len(CATALOGUE)
+    assert all(row.help.endswith(".") for row in CATALOGUE)
+    assert len({*GPU_VALUES, *GPU_MAPPINGS}) == len(GPU_VALUES) + len(GPU_MAPPINGS)
+
+
+def test_what_a_gpu_does_not_tell_is_no_series_rather_than_zero() -> None:
+    found = samples(Snapshot(node="n1", up=True, gpus=(gpu(),)))
+    assert {name for name, _ in found if name.startswith("sdp_gpu_")} == {"sdp_gpu_up", "sdp_gpu_info"}
+    told = gpu(power=Power(usage=0.0), clocks=Clocks(reasons={"gpu_idle": True, "sw_power_cap": False}))
+    found = samples(Snapshot(node="n1", up=True, gpus=(told,)))
+    assert found["sdp_gpu_power_watts", ""] == 0
+    assert found["sdp_gpu_throttle_reason", "gpu_idle"] == 1
+    assert found["sdp_gpu_throttle_reason", "sw_power_cap"] == 0
+
+
+def test_a_lost_gpu_is_down_and_keeps_its_xids() -> None:
+    xids = {3: Xids(2, {79: 1000.5}), 4: Xids()}
+    found = samples(Snapshot(node="n1", up=False, lost=(IDENTITY,), xids=xids, ages={IDENTITY: 12.5}))
+    assert found["sdp_gpu_up", ""] == 0
+    assert found["sdp_gpu_reading_age_seconds", ""] == 12.5
+    assert found["sdp_gpu_xid_errors_total", ""] == 2
+    assert found["sdp_gpu_xid_timestamp_seconds", "79"] == 1000.5
+
+
+def test_without_a_driver_there_is_the_exporter_alone() -> None:
+    found = samples(Snapshot(node="n1", up=False))
+    assert found["sdp_exporter_up", ""] == 0
+    assert {name for name, _ in found} == {"sdp_exporter_up", "sdp_exporter_read_seconds", "sdp_exporter_build_info"}
+    assert samples(Snapshot(node="n1", up=True, driver=Driver(0)))["sdp_exporter_gpus", ""] == 0
+
+
+def test_what_the_catalogue_does_not_have_cannot_be_exported() -> None:
+    with pytest.raises(KeyError):
+        Families().add("sdp_gpu_mood", {}, 1)
+    with pytest.raises(AssertionError, match="labels"):
+        Families().add("sdp_exporter_up", {"node": "n1", "mood": "fine"}, 1)

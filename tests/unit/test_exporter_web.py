@@ -1,0 +1,233 @@
+"""The web server: who may see what, and that nobody who is slow or silent keeps others out."""
+
+import base64
+import gzip
+import http.client
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry, Gauge
+from prometheus_client.registry import Collector
+
+from sdp.exporter import web
+from tests.exporter_kit import PASSWORD, certificate, web_config
+
+BASIC = {"Authorization": "Basic " + base64.b64encode(f"prometheus:{PASSWORD}".encode()).decode()}
+
+
+def registry() -> CollectorRegistry:
+    made = CollectorRegistry()
+    Gauge("answer", "A number.", registry=made).set(42)
+    return made
+
+
+@contextmanager
+def serving(metrics: CollectorRegistry | None = None, config: Path | None = None) -> Iterator[web.Server]:
+    server = web.Server("127.0.0.1", 0, metrics or registry(), config)
+    server.start()
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+def ask(
+    server: web.Server,
+    path: str = "/metrics",
+    headers: dict[str, str] | None = None,
+    method: str = "GET",
+    ca: Path | None = None,
+) -> tuple[int, http.client.HTTPMessage, bytes]:
+    port = server.server_address[1]
+    connection = (
+        http.client.HTTPSConnection("127.0.0.1", port, timeout=10, context=ssl.create_default_context(cafile=ca))
+        if ca
+        else http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    )
+    try:
+        connection.request(method, path, headers=headers or {})
+        answer = connection.getresponse()
+        return answer.status, answer.headers, answer.read()
+    finally:
+        connection.close()
+
+
+def test_metrics_are_served_as_text_as_openmetrics_and_compressed() -> None:
+    with serving() as server:
+        status, headers, body = ask(server)
+        assert (status, b"answer 42.0" in body) == (200, True)
+        assert headers["Content-Type"].startswith("text/plain; version=0.0.4")
+        _, headers, body = ask(server, headers={"Accept": "application/openmetrics-text; version=1.0.0"})
+        assert headers["Content-Type"].startswith("application/openmetrics-text")
+        assert body.endswith(b"# EOF\n")
+        _, headers, body = ask(server, headers={"Accept-Encoding": "gzip"})
+        assert headers["Content-Encoding"] == "gzip"
+        assert b"answer 42.0" in gzip.decompress(body)
+
+
+def test_there_is_a_health_check_a_first_page_and_nothing_else() -> None:
+    with serving() as server:
+        assert ask(server, "/healthz")[::2] == (200, b"ok\n")
+        assert b'href="/metrics"' in ask(server, "/")[2]
+        assert ask(server, "/metrics/..%2f..%2fetc/passwd")[0] == 404
+        assert ask(server, "/metrics", method="POST")[0] == 501
+        status, headers, body = ask(server, "/healthz", method="HEAD")
+        assert (status, headers["Content-Length"], body) == (200, "3", b"")
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"Authorization": "Bearer x"},
+        {"Authorization": "Basic"},
+        {"Authorization": "Basic %%%"},
+        {"Authorization": "Basic " + base64.b64encode(b"prometheus").decode()},
+        {"Authorization": "Basic " + base64.b64encode(b"prometheus:wrong").decode()},
+        {"Authorization": "Basic " + base64.b64encode(b"\xff\xfe:x").decode()},
+    ],
+)
+def test_without_the_password_there_is_the_health_check_and_nothing_else(
+    tmp_path: Path, headers: dict[str, str]
+) -> None:
+    with serving(config=web_config(tmp_path, tls=False)) as server:
+        for path in ("/metrics", "/", "/other"):
+            status, answered, body = ask(server, path, headers)
+            assert (status, body) == (401, b"unauthorized\n")
+            assert answered["WWW-Authenticate"] == 'Basic realm="sdp"'
+        assert ask(server, "/healthz", headers)[0] == 200
+        assert ask(server, headers=BASIC)[0] == 200
+
+
+def test_a_renewed_certificate_is_used_for_the_next_connection_and_a_broken_one_is_not(tmp_path: Path) -> None:
+    with serving(config=web_config(tmp_path)) as server:
+        cert, key = tmp_path / "exporter.crt", tmp_path / "exporter.key"
+        assert ask(server, headers=BASIC, ca=cert)[0] == 200
+        first = cert.read_bytes(), key.read_bytes()
+        certificate(tmp_path)
+        assert ask(server, headers=BASIC, ca=cert)[0] == 200
+        second = tmp_path / "second.crt"
+        second.write_bytes(cert.read_bytes())
+        (tmp_path / "first.crt").write_bytes(first[0])
+        with pytest.raises(ssl.SSLCertVerificationError):
+            ask(server, headers=BASIC, ca=tmp_path / "first.crt")
+        cert.write_text("nonsense")
+        assert ask(server, headers=BASIC, ca=second)[0] == 200
+
+
+def test_plain_http_is_not_answered_where_there_is_tls(tmp_path: Path) -> None:
+    with serving(config=web_config(tmp_path)) as server, pytest.raises((http.client.HTTPException, OSError)):
+        ask(server, headers=BASIC)
+
+
+def test_who_connects_and_says_nothing_keeps_nobody_out_and_is_sent_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(web, "CONNECTION_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(web.Handler, "timeout", 1.0)
+    with serving(config=web_config(tmp_path, users=False)) as server:
+        silent = [socket.create_connection(server.server_address[:2], timeout=10) for _ in range(8)]
+        assert ask(server, ca=tmp_path / "exporter.crt")[0] == 200
+        assert [plug.recv(1) for plug in silent] == [b""] * 8
+        for plug in silent:
+            plug.close()
+
+
+def test_a_request_that_drips_is_cut_off_at_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(web, "CONNECTION_TIMEOUT_S", 0.5)
+    with serving() as server, socket.create_connection(server.server_address[:2], timeout=10) as plug:
+        began = time.monotonic()
+        plug.settimeout(0.05)
+        while time.monotonic() - began < 10:
+            try:
+                plug.sendall(b"X")
+                if plug.recv(1) == b"":
+                    break
+            except TimeoutError:
+                continue
+            except OSError:
+                break
+        assert time.monotonic() - began < 5
+
+
+def test_too_many_connections_are_closed_and_later_ones_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(web, "MAX_CONNECTIONS", 2)
+    with serving() as server:
+        plugs = [socket.create_connection(server.server_address[:2], timeout=10) for _ in range(3)]
+        assert plugs[2].recv(1) == b""
+        for plug in plugs:
+            plug.close()
+        end = time.monotonic() + 10
+        while True:
+            try:
+                assert ask(server)[0] == 200
+                break
+            except (http.client.HTTPException, OSError):
+                assert time.monotonic() < end
+
+
+class Slow(Collector):
+    def __init__(self) -> None:
+        self.begun, self.go = threading.Event(), threading.Event()
+
+    def collect(self) -> Iterator[object]:  # type: ignore[override]
+        self.begun.set()
+        assert self.go.wait(10)
+        return iter(())
+
+
+def test_a_stop_lets_a_scrape_under_way_end_and_takes_no_more() -> None:
+    slow, metrics = Slow(), CollectorRegistry()
+    metrics.register(slow)  # type: ignore[arg-type]
+    server = web.Server("127.0.0.1", 0, metrics)
+    server.start()
+    answers: list[int] = []
+    scraping = threading.Thread(target=lambda: answers.append(ask(server)[0]))
+    scraping.start()
+    assert slow.begun.wait(10)
+    stopping = threading.Thread(target=server.stop)
+    stopping.start()
+    end = time.monotonic() + 10
+    while True:
+        try:
+            socket.create_connection(server.server_address[:2], timeout=10).close()
+        except OSError:
+            break
+        assert time.monotonic() < end
+    assert stopping.is_alive()
+    slow.go.set()
+    stopping.join(10)
+    scraping.join(10)
+    assert answers == [200]
+
+
+class Broken(Collector):
+    def collect(self) -> Iterator[object]:  # type: ignore[override]
+        raise ValueError("a bug")
+
+
+def test_a_scrape_that_fails_is_an_error_for_the_scraper_and_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    metrics = CollectorRegistry()
+    metrics.register(Broken())  # type: ignore[arg-type]
+    with serving(metrics) as server:
+        assert ask(server)[0] == 500
+        assert ask(server, "/healthz")[0] == 200
+    assert "ValueError: a bug" in caplog.text
+
+
+def test_a_port_that_is_taken_and_an_address_that_is_not_here_are_one_line() -> None:
+    with serving() as server:
+        port = server.server_address[1]
+        with pytest.raises(
+            web.CannotListen, match=rf"^cannot listen on 127.0.0.1 port {port}: Address already in use; .*$"
+        ):
+            web.Server("127.0.0.1", port, registry())
+    for address, number in (("192.0.2.1", 0), ("no such name.invalid", 0), ("127.0.0.1", 70000), ("127.0.0.1", -1)):
+        with pytest.raises(web.CannotListen, match=f"^cannot listen on {address} port {number}: [^\n]+$"):
+            web.Server(address, number, registry())

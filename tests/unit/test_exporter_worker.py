@@ -1,0 +1,114 @@
+"""Workers: a reading that hangs is waited for until a deadline, and by nobody after that."""
+
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from sdp.exporter.worker import Worker
+
+LONG_S = 20.0
+
+
+class Source:
+    """Something to read that can be held up; each reading is a number."""
+
+    def __init__(self) -> None:
+        self.go = threading.Event()
+        self.go.set()
+        self.begun = threading.Semaphore(0)
+        self.count = 0
+        self.name = f"test-{id(self)}"
+
+    def read(self) -> int:
+        self.count += 1
+        number = self.count
+        self.begun.release()
+        assert self.go.wait(LONG_S)
+        return number
+
+
+@pytest.fixture
+def source() -> Iterator[Source]:
+    source = Source()
+    yield source
+    source.go.set()
+
+
+def make(source: Source, patience_s: float = LONG_S) -> Worker[int]:
+    return Worker(source.name, source.read, patience_s=patience_s)
+
+
+def soon() -> float:
+    return time.monotonic() + LONG_S
+
+
+def test_each_one_who_asks_gets_a_reading_made_after_that(source: Source) -> None:
+    worker = make(source)
+    assert worker.answer(worker.ask(), soon()).value == 1
+    assert worker.answer(worker.ask(), soon()).value == 2
+    worker.stop()
+
+
+def test_those_who_ask_while_a_reading_is_under_way_share_it(source: Source) -> None:
+    source.go.clear()
+    worker = make(source)
+    tickets = [worker.ask()]
+    assert source.begun.acquire(timeout=LONG_S)
+    tickets += [worker.ask(), worker.ask()]
+    source.go.set()
+    assert [worker.answer(ticket, soon()).value for ticket in tickets] == [1, 1, 1]
+    worker.stop()
+
+
+def test_a_reading_that_hangs_is_late_at_the_deadline_and_there_is_never_a_second_thread(source: Source) -> None:
+    source.go.clear()
+    worker = make(source, patience_s=0.2)
+    began = time.monotonic()
+    assert worker.answer(worker.ask(), began + 0.2).late
+    assert 0.2 <= time.monotonic() - began < LONG_S / 2
+    while not worker.stuck:  # it began a little after it was asked
+        assert time.monotonic() - began < LONG_S / 2
+    assert [worker.answer(worker.ask(), soon()).late for _ in range(50)] == [True] * 50  # each of them at once
+    assert time.monotonic() - began < LONG_S / 2
+    assert [thread.name for thread in threading.enumerate()].count(f"sdp-{source.name}") == 1
+    source.go.set()
+    end = soon()
+    while worker.stuck:
+        assert time.monotonic() < end
+    assert worker.answer(worker.ask(), soon()).value == 2
+    worker.stop()
+
+
+def test_an_exception_is_an_answer_without_a_value_and_the_next_reading_is_made(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    results = iter([ValueError("no"), "fine"])
+
+    def read() -> str:
+        result = next(results)
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    worker = Worker("test", read, patience_s=LONG_S)
+    first = worker.answer(worker.ask(), soon())
+    assert (first.value, first.late) == (None, False)
+    assert "ValueError: no" in caplog.text
+    assert worker.answer(worker.ask(), soon()).value == "fine"
+    worker.stop()
+
+
+def test_a_stop_ends_an_idle_thread_and_answers_those_who_wait(source: Source) -> None:
+    source.go.clear()
+    worker = make(source)
+    ticket = worker.ask()
+    assert source.begun.acquire(timeout=LONG_S)
+    threading.Timer(0.05, worker.stop).start()
+    assert worker.answer(ticket, soon()).late
+    assert worker.answer(worker.ask(), soon()).late
+    source.go.set()
+    ended = time.monotonic() + LONG_S
+    while any(thread.name == f"sdp-{source.name}" for thread in threading.enumerate()):
+        assert time.monotonic() < ended

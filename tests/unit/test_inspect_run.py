@@ -1,0 +1,259 @@
+"""`sdp inspect` of training runs and checkpoints: what a person and a program learn, without torch."""
+
+import json
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sdp.cli import main
+from sdp.config import parse
+from sdp.datasets.ledger import Ledger
+from sdp.datasets.manifest import open_dataset
+from sdp.errors import DatasetError
+from sdp.lease import Lease
+from sdp.report.inspect import Checkpoint, Run, describe, summary
+from sdp.storage import Storage, open_storage
+from tests.kit import make_images, make_latents
+
+ROOT = Path(__file__).resolve().parents[2]
+CREATED = datetime(2026, 1, 1, 0, 5, tzinfo=UTC)
+EPOCH_ROWS = 40
+
+
+def when(minutes: int) -> str:
+    return (CREATED + timedelta(minutes=minutes)).isoformat(timespec="seconds")
+
+
+def publish(folder: Storage, name: str, content: Any) -> None:
+    folder.publish(name, json.dumps(content).encode())
+
+
+def publish_lines(folder: Storage, name: str, lines: list[dict[str, Any]]) -> None:
+    folder.publish(name, b"".join(json.dumps(line).encode() + b"\n" for line in lines))
+
+
+def make_checkpoint(root: Path, run: str, step: int, *, created: str | None = None) -> Storage:
+    """Of 8 samples a step: one tensor of each kind, in two files."""
+    folder = open_storage(str(root / run / f"checkpoints/step-{step:09d}"))
+    samples = 8 * step
+    ledger = Ledger()
+    for epoch in range(samples // EPOCH_ROWS + 1):
+        left = min(EPOCH_ROWS, samples - epoch * EPOCH_ROWS)
+        if left:
+            ledger.add(epoch, np.arange(left))
+    tensors = {
+        name: {"dtype": "float32", "size": [2, 3], "chunks": [[[0, 0], [2, 3], file, start]]}
+        for name, file, start in (
+            ("model.w", "worker-00000.000.bin", 0),
+            ("ema.w", "worker-00000.000.bin", 24),
+            ("exp_avg.w", "worker-00001.000.bin", 0),
+            ("exp_avg_sq.w", "worker-00001.000.bin", 24),
+        )
+    }
+    for worker in (0, 1):
+        folder.publish(f"worker-{worker:05d}.000.bin", b"\0" * 48)
+    folder.publish("ledger.roaring", ledger.to_bytes())
+    publish(folder, "tensors.json", {"format": 1, "tensors": tensors})
+    config = parse(
+        "train",
+        {
+            "source": {"uri": str(root / "latents")},
+            "output": {"uri": str(root / run)},
+            "model": {"source": "builtin:tiny"},
+            "data": {"batch_size": 8},
+        },
+    )
+    publish(folder, "config.json", config.model_dump(mode="json"))
+    dataset = root / "latents"
+    marker = {
+        "format": 1,
+        "sdp": "0.1.0",
+        "created": created or when(step),
+        "workers": 2,
+        "tensors": 4,
+        "bytes": 96,
+        "epoch_rows": EPOCH_ROWS,
+        "model": {"source": "builtin:tiny", "digest": "ab" * 32},
+        "dataset": open_dataset(open_storage(str(dataset))).lineage if dataset.exists() else {"uri": str(dataset)},
+        "state": {
+            "step": step, "taken": step - 1, "samples": samples, "epoch": samples // EPOCH_ROWS,
+            "position": samples % EPOCH_ROWS, "seconds": 60.0, "cost": 1.5, "loss": 0.25,
+        },
+    }  # fmt: skip
+    publish(folder, "complete.json", marker)
+    return folder
+
+
+def make_run(root: Path, run: str = "run", *, last: dict[str, Any] | None = None) -> Storage:
+    """Two checkpoints with a recovery between them, and a bad step after them."""
+    folder = open_storage(str(root / run))
+    publish(folder, "_run.json", {"format": 1, "kind": "run", "datasets": [str(root / "latents")]})
+    for step in (4, 7):
+        make_checkpoint(root, run, step)
+    events = [
+        {"time": when(0), "event": "start", "workers": [2, 2]},
+        {"time": when(4), "event": "checkpoint", "step": 4},
+        {"time": when(5), "event": "recovered", "from_step": 4, "failures": ["worker 1: killed"]},
+        {"time": when(7), "event": "checkpoint", "step": 7},
+        {"time": when(8), "event": "bad_step", "verdict": "not_finite", "rows": "run/bad_steps/step-000000008.json"},
+        *([{"time": when(9), **last}] if last else []),
+    ]
+    publish_lines(folder, "events.jsonl", events)
+    line = {
+        "step": 8, "samples": 64, "epoch": 1, "epoch_done": 0.6, "loss_smoothed": 0.2, "samples_per_s": 90.0,
+        "workers": 2, "seconds": 70.0, "cost": 1.75,
+        "slowest": {"rank": 1, "host": "node-1", "seconds": 0.5, "others": 0.4, "part": "data"},
+    }  # fmt: skip
+    publish_lines(folder, "metrics.jsonl", [line])
+    publish_lines(folder, "bad_rows/step-000000007.jsonl", [{"row": 3, "reason": "undecodable"}] * 2)
+    return folder
+
+
+def test_a_checkpoint_says_where_the_epoch_stands_what_it_holds_and_where_it_comes_from(tmp_path: Path) -> None:
+    make_images(tmp_path)
+    make_latents(tmp_path)
+    make_run(tmp_path)
+    found = describe(open_storage(str(tmp_path / "run/checkpoints/step-000000007")))
+    assert isinstance(found, Checkpoint)
+    assert (found.step, found.samples, found.skipped, found.epoch) == (7, 56, 1, 1)
+    assert found.epoch_done == 16 / 40
+    assert found.consumed == {0: 40, 1: 16}
+    assert found.sizes == {
+        "weights": {"tensors": 1, "values": 6, "bytes": 24},
+        "average": {"tensors": 1, "values": 6, "bytes": 24},
+        "optimizer": {"tensors": 2, "values": 12, "bytes": 48},
+    }
+    assert found.changed["data.batch_size"] == 8
+    assert found.changed.keys() == {"source.uri", "output.uri", "model.source", "data.batch_size"}
+    assert found.lineage == [str(tmp_path / "latents"), str(tmp_path / "images")]
+    assert found.history == {"start": 1, "checkpoint": 2, "recovered": 1}  # what came later is not its history
+    assert found.trouble == [f"{when(5)} recovered from step 4, after worker 1: killed"]
+    assert found.problems == []
+    text = summary(found)
+    assert "1, 40.0% of 40 rows consumed" in text
+    assert "written 2026-01-01T00:12:00+00:00 by 2 workers" in text
+
+
+def test_a_run_says_its_state_checkpoints_history_and_its_newest_checkpoint(tmp_path: Path) -> None:
+    make_run(tmp_path, last={"event": "end", "reason": "max_steps: 8 steps"})
+    (tmp_path / "run/checkpoints/step-000000009").mkdir()
+    (tmp_path / "run/checkpoints/step-000000009/worker-00000.000.bin").write_bytes(b"half")
+    found = describe(open_storage(str(tmp_path / "run")))
+    assert isinstance(found, Run)
+    assert (found.state, found.step) == ("ended: max_steps: 8 steps", 8)
+    assert [checkpoint["step"] for checkpoint in found.checkpoints] == [7, 4]
+    assert found.incomplete == [9]
+    assert found.bad_rows == {"undecodable": 2}
+    assert found.history["bad_step"] == 1
+    assert [line.split(" ", 1)[1][:9] for line in found.trouble] == ["recovered", "a step wa"]
+    assert found.newest is not None
+    assert found.newest.step == 7
+    text = summary(found)
+    for part in ("not complete: step 9", "1 on node-1", "90.0 over 2 workers", "cost", "(not there any more)"):
+        assert part in text
+
+
+@pytest.mark.parametrize("which", ["run/checkpoints/latest", "run/checkpoints"])
+def test_the_newest_checkpoint_can_be_named_by_its_run(tmp_path: Path, which: str) -> None:
+    make_run(tmp_path)
+    found = describe(open_storage(str(tmp_path / which)))
+    assert isinstance(found, Checkpoint)
+    assert found.step == 7
+
+
+def test_two_phases_are_told_one_after_the_other(tmp_path: Path) -> None:
+    make_run(tmp_path, "both/phase-1", last={"event": "end", "reason": "max_steps: 8 steps"})
+    make_run(tmp_path, "both/phase-2", last={"event": "gave_up", "failures": ["worker 0: out of memory"]})
+    found = describe(open_storage(str(tmp_path / "both")))
+    assert isinstance(found, Run)
+    assert [phase.uri.rpartition("/")[2] for phase in found.phases] == ["phase-1", "phase-2"]
+    assert found.state == "given up: worker 0: out of memory"
+    assert summary(found).count("the newest checkpoint:") == 2
+
+
+def test_who_holds_a_run_is_told_from_its_lease(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    with Lease.acquire(run, "sdp train"):
+        found = describe(run)
+        assert isinstance(found, Run)
+        assert found.state.startswith("not ended; under way: ")
+    found = describe(run)
+    assert isinstance(found, Run)
+    assert found.state == "not ended; its lease is free: run its job again to go on"
+
+
+def test_a_file_that_is_gone_or_too_short_is_a_problem_and_exit_code_1(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_run(tmp_path)
+    folder = tmp_path / "run/checkpoints/step-000000007"
+    (folder / "worker-00000.000.bin").write_bytes(b"\0" * 47)
+    (folder / "worker-00001.000.bin").unlink()
+    assert main(["inspect", str(folder)]) == 1
+    out = capsys.readouterr().out
+    assert f"{folder}/worker-00000.000.bin: 47 bytes, where 48 are needed; take another checkpoint" in out
+    assert f"{folder}/worker-00001.000.bin: 0 bytes, where 48 are needed; take another checkpoint" in out
+
+
+def test_a_ledger_that_does_not_agree_with_the_count_is_a_problem(tmp_path: Path) -> None:
+    make_run(tmp_path)
+    folder = open_storage(str(tmp_path / "run/checkpoints/step-000000007"))
+    ledger = Ledger()
+    ledger.add(0, np.arange(40))
+    folder.publish("ledger.roaring", ledger.to_bytes())
+    found = describe(folder)
+    assert isinstance(found, Checkpoint)
+    assert found.problems == [
+        f"{folder.uri}: 56 samples were counted and 40 rows are in its ledger; take another checkpoint"
+    ]
+
+
+def test_a_checkpoint_that_is_not_complete_is_refused_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_run(tmp_path)
+    folder = tmp_path / "run/checkpoints/step-000000007"
+    (folder / "complete.json").unlink()
+    with pytest.raises(DatasetError, match=r"no complete\.json in it"):
+        describe(open_storage(str(folder)))
+    assert main(["inspect", str(folder)]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_json_is_for_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_run(tmp_path)
+    assert main(["inspect", str(tmp_path / "run"), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["kind"], told["newest"]["kind"], told["newest"]["epoch_done"]) == ("run", "checkpoint", 0.4)
+    assert told["newest"]["config"]["data"]["batch_size"] == 8
+
+
+@pytest.mark.parametrize("option", [["--verify"], ["--account", "rows.parquet"]])
+def test_what_only_datasets_have_is_refused(
+    tmp_path: Path, option: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_run(tmp_path)
+    assert main(["inspect", str(tmp_path / "run"), *option]) == 2
+    assert "expected a dataset, got a training run" in capsys.readouterr().err
+
+
+def test_what_is_neither_is_left_to_others(tmp_path: Path) -> None:
+    make_images(tmp_path)
+    make_latents(tmp_path)
+    assert describe(open_storage(str(tmp_path / "latents"))) is None
+    assert describe(open_storage(str(tmp_path / "nothing"))) is None
+
+
+def test_neither_torch_nor_ray_is_needed(tmp_path: Path) -> None:
+    make_run(tmp_path)
+    code = f"import sys; from sdp.cli import main; main(['inspect', {str(tmp_path / 'run')!r}]); print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+    )
+    loaded = {name.partition(".")[0] for name in done.stdout.splitlines()[-1].split()}
+    assert not {"torch", "ray", "diffusers"} & loaded

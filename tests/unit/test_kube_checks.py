@@ -1,0 +1,262 @@
+"""The doctor's judgements, on objects as Kubernetes has them."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sdp.errors import UserError
+from sdp.kube.check_cluster import judge, judge_products, named_by, total, wanted_of
+from sdp.kube.check_jobs import accelerators, models, read, storage
+from sdp.kube.check_server import _version_of, _watches, lacking_fields
+from sdp.kube.clusters import templates
+from sdp.kube.finding import Finding
+from sdp.kube.placing import place
+from sdp.kube.site import mounted_texts, read_manifests
+from tests.kube_server import group, node, raycluster
+
+A100 = "NVIDIA-A100-SXM4-80GB"
+
+
+def states(findings: list[Finding]) -> list[str]:
+    return [each.state for each in findings]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "wanted", "makers", "state", "says"),
+    [
+        ([node("a", 8, A100)], (1, 1), [], "ok", "1 node with room for 1 pods, up to 1 wanted"),
+        ([node("a", 8, A100)], (0, 4), [], "warning", "room for 1 pods, up to 4 are wanted"),
+        ([node("a", 8, A100)], (2, 4), [], "failed", "room for 1 pods, 2 are wanted at least"),
+        ([node("a", 8, A100)], (2, 4), ["Karpenter"], "ok", "Karpenter makes more"),
+        (
+            [node("a", 4, A100)],
+            (0, 4),
+            [],
+            "failed",
+            "no node would ever take its pods: 1 node: has 4 of nvidia.com/gpu",
+        ),
+        ([node("a", 4, A100)], (0, 4), ["Karpenter"], "warning", "no node fits now (1 node: has 4 of nvidia.com/gpu"),
+        ([], (0, 4), [], "failed", "there are no nodes"),
+        ([], (0, 0), [], "ok", "asks for no pods"),
+    ],
+)
+def test_a_group_fails_when_its_pods_would_never_run(
+    nodes: list[Any], wanted: tuple[int, int], makers: list[str], state: str, says: str
+) -> None:
+    spec = group("a100", 8, "A100")["template"]["spec"]
+    found = judge("a100", wanted, place(spec, nodes), makers)
+    assert found.state == state
+    assert says in str(found)
+
+
+@pytest.mark.parametrize(
+    ("label", "products", "expected", "says"),
+    [
+        ("A100", [A100], [], ""),
+        ("A100", ["NVIDIA-A100-SXM4-40GB", A100], [], ""),
+        ("A100-80G", ["NVIDIA-A100-SXM4-40GB"], ["failed"], "its pods land on NVIDIA-A100-SXM4-40GB"),
+        ("A10G", [A100], ["failed"], "says A10G (NVIDIA-A10G), but its pods land on NVIDIA-A100-SXM4-80GB"),
+        ("A10G", ["NVIDIA-A10G-SHARED"], ["warning"], "shared in turns"),
+        ("", [A100], ["failed"], "no label ray.io/accelerator-type"),
+        ("T4", ["Tesla-T4"], ["warning"], "T4 is not in the catalogue"),
+        ("A10G", [""], [], ""),
+    ],
+)
+def test_a_group_s_nodes_have_the_gpu_that_its_label_says(
+    label: str, products: list[str], expected: list[str], says: str
+) -> None:
+    spec = group("g", 1, label)["template"]["spec"]
+    nodes = [node(f"n{number}", 8, product) for number, product in enumerate(products)]
+    found = list(judge_products("g", label, spec, nodes))
+    assert states(found) == expected
+    assert says in " ".join(map(str, found))
+
+
+def test_a_group_without_gpus_needs_no_label() -> None:
+    assert list(judge_products("cpu", "", group("cpu")["template"]["spec"], [node("a")])) == []
+
+
+@pytest.mark.parametrize(
+    ("group_spec", "wanted"),
+    [
+        ({"minReplicas": 0, "maxReplicas": 4}, (0, 4)),
+        ({"minReplicas": 1, "maxReplicas": 4, "replicas": 3}, (3, 4)),
+        ({"minReplicas": 1, "maxReplicas": 2, "numOfHosts": 4}, (4, 8)),
+    ],
+)
+def test_a_group_wants_at_least_what_it_begins_with(group_spec: dict[str, int], wanted: tuple[int, int]) -> None:
+    assert wanted_of(group_spec) == wanted
+
+
+def test_the_autoscaler_beside_the_head_counts_to_what_the_cluster_asks_for() -> None:
+    cluster = raycluster(group("cpu", fewest=1, most=3))
+    assert total(cluster, 0)["cpu"] == 1 + 2
+    cluster["spec"]["enableInTreeAutoscaling"] = True
+    assert float(total(cluster, 0)["cpu"]) == 1.5 + 2
+    cluster["spec"]["autoscalerOptions"] = {"resources": {"requests": {"cpu": "1", "memory": "1Gi"}}}
+    assert float(total(cluster, 1)["cpu"]) == 2 + 3 * 2
+    assert total(cluster, 1)["pods"] == 4
+    assert [name for name, _ in templates(cluster)] == ["head", "cpu"]
+
+
+def test_what_a_pod_cannot_start_without_is_found_wherever_it_is_named() -> None:
+    pod = {
+        "serviceAccountName": "sdp",
+        "imagePullSecrets": [{"name": "pull"}],
+        "volumes": [
+            {"name": "a", "secret": {"secretName": "certificates"}},
+            {"name": "b", "configMap": {"name": "jobs"}},
+            {"name": "c", "configMap": {"name": "maybe", "optional": True}},
+            {"name": "d", "emptyDir": {}},
+        ],
+        "initContainers": [{"envFrom": [{"configMapRef": {"name": "first"}}]}],
+        "containers": [
+            {
+                "envFrom": [{"secretRef": {"name": "keys"}}, {"secretRef": {"name": "perhaps", "optional": True}}],
+                "env": [
+                    {"name": "A", "value": "1"},
+                    {"name": "B", "valueFrom": {"secretKeyRef": {"name": "one", "key": "k"}}},
+                    {"name": "C", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
+                ],
+            }
+        ],
+    }
+    assert sorted(named_by(pod)) == [
+        ("ConfigMap", "first"),
+        ("ConfigMap", "jobs"),
+        ("Secret", "certificates"),
+        ("Secret", "keys"),
+        ("Secret", "one"),
+        ("Secret", "pull"),
+        ("ServiceAccount", "sdp"),
+    ]
+
+
+def crd(**properties: Any) -> dict[str, Any]:
+    schema = {"openAPIV3Schema": {"properties": {"spec": {"properties": properties}}}}
+    return {"spec": {"versions": [{"name": "v1", "served": True, "schema": schema}]}}
+
+
+def test_crds_of_an_older_kuberay_are_told_by_the_fields_that_they_lack() -> None:
+    wanted = {"spec": ("authOptions",), "spec.workerGroupSpecs": ("labels",)}
+    items = {"items": {"properties": {"labels": {}}}}
+    assert lacking_fields(crd(authOptions={}, workerGroupSpecs=items), wanted) == []
+    assert lacking_fields(crd(workerGroupSpecs={"items": {"properties": {}}}), wanted) == [
+        "spec.authOptions",
+        "spec.workerGroupSpecs.labels",
+    ]
+    assert lacking_fields({"spec": {"versions": [{"name": "v1alpha1"}]}}, wanted) == ["v1"]
+
+
+@pytest.mark.parametrize(
+    ("image", "label", "version"),
+    [
+        ("quay.io/kuberay/operator:v1.7.0", "", (1, 7, 0)),
+        ("quay.io/kuberay/operator:v1.6.2@sha256:abc", "", (1, 6, 2)),
+        ("registry:5000/operator:nightly", "1.7.0", (1, 7, 0)),
+        ("registry:5000/operator:nightly", "", None),
+        ("operator:v1.8.0-rc.1", "", (1, 8, 0)),
+    ],
+)
+def test_an_operator_s_version_is_its_image_s_or_its_chart_s(image: str, label: str, version: Any) -> None:
+    labels = {"app.kubernetes.io/version": label} if label else {}
+    assert _version_of({"labels": labels}, {"image": image}) == version
+
+
+@pytest.mark.parametrize(
+    ("arguments", "watches"),
+    [
+        ([], True),
+        (["--watch-namespace=lab,other"], True),
+        (["--watch-namespace", "lab"], True),
+        (["--watch-namespace=other"], False),
+        (["-watch-namespace", "other"], False),
+        (["--watch-namespace="], True),
+    ],
+)
+def test_an_operator_that_watches_other_namespaces_is_no_use(arguments: list[str], watches: bool) -> None:
+    assert _watches({"args": arguments}, "lab") is watches
+
+
+# --- jobs ------------------------------------------------------------------------------------------------------------
+
+DOWNLOAD = "source: {{uri: {0}/in}}\noutput: {{uri: {0}/images}}\n"
+PROCESS = (
+    "source: {{uri: {0}/images}}\noutput: {{uri: {0}/latents}}\nmodel: {{source: 'builtin:tiny'}}\n"
+    "encode: {{accelerator: A10G}}\n"
+)
+
+
+def test_configurations_are_read_by_the_job_their_name_begins_with_and_others_are_left_alone() -> None:
+    told, findings = read({"download": DOWNLOAD.format("s3://b"), "download-more": "limt: 5\n", "notes": "x: y\n"})
+    assert [(each.name, each.job) for each in told] == [("download", "download")]
+    (wrong,) = findings
+    assert wrong.state == "failed"
+    assert wrong.says.startswith("download-more.yaml: limt: ")
+
+
+def test_what_is_still_to_be_set_is_told_and_is_no_failure() -> None:
+    told, findings = read({"process": "output: {uri: s3://b/o}\n"})
+    assert states(findings) == ["warning"]
+    assert "model.source, source.uri still to be set" in findings[0].says
+    assert told[0].value("model.source") is None
+    assert told[0].value("output.uri") == "s3://b/o"
+
+
+def test_an_accelerator_that_no_group_has_is_found_before_a_job_waits_for_it() -> None:
+    told, _ = read({"process": PROCESS.format("s3://b")})
+    have = raycluster(group("gpu", 1, "A100"), group("none", 1, "A10G", most=0))
+    (found,) = accelerators(told, have)
+    assert found.state == "failed"
+    assert "process.yaml: encode.accelerator: A10G, which no group of the cluster has (they have A100)" in found.says
+    assert states(list(accelerators(told, raycluster(group("gpu", 1, "A10G"))))) == ["ok"]
+
+
+def test_storage_is_tried_and_left_as_it_was(tmp_path: Path) -> None:
+    told, _ = read({"download": DOWNLOAD.format(tmp_path), "process": PROCESS.format(tmp_path)})
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.parquet").write_bytes(b"PAR1")
+    before = sorted(tmp_path.rglob("*"))
+    found = {each.check: each for each in storage(told, in_pod=True)}
+    assert {name: each.state for name, each in found.items()} == {
+        "download source.uri": "ok",
+        "download output.uri": "ok",
+        "process source.uri": "ok",
+        "process output.uri": "ok",
+    }
+    assert "is not there yet" in found["process source.uri"].says
+    assert "from this pod" in found["download output.uri"].says
+    assert [path for path in sorted(tmp_path.rglob("*")) if path.is_file()] == [
+        path for path in before if path.is_file()
+    ]
+
+
+def test_a_source_that_is_not_there_and_an_output_that_cannot_be_written_are_failures(tmp_path: Path) -> None:
+    (tmp_path / "images").write_text("a file where a folder should be")
+    told, _ = read({"download": DOWNLOAD.format(tmp_path)})
+    found = {each.check: each for each in storage(told, in_pod=True)}
+    assert found["download source.uri"].state == "failed"
+    assert found["download output.uri"].state == "failed"
+    assert str(tmp_path / "images") in found["download output.uri"].says
+
+
+def test_a_model_that_is_missing_is_a_failure_and_a_folder_of_one_s_own_a_warning(tmp_path: Path) -> None:
+    config = "source: {uri: s3://b/i}\noutput: {uri: s3://b/o}\nmodel: {source: "
+    told, _ = read({"process": f"{config}'builtin:tiny'}}\n", "process-other": f"{config}{tmp_path / 'none'}}}\n"})
+    assert states(list(models(told, in_pod=False))) == ["ok", "warning"]
+    assert states(list(models(told, in_pod=True))) == ["ok", "failed"]
+
+
+def test_in_a_pod_the_mounted_configurations_are_looked_at(tmp_path: Path) -> None:
+    (tmp_path / "train.yaml").write_text("limit: 5\n")
+    assert mounted_texts(tmp_path) == {"train": "limit: 5\n"}
+    assert mounted_texts(tmp_path / "none") == {}
+
+
+def test_manifests_that_are_none_are_refused() -> None:
+    with pytest.raises(UserError, match="--manifest: x: expected YAML"):
+        read_manifests("{", "x")
+    with pytest.raises(UserError, match="--manifest: x: expected Kubernetes objects"):
+        read_manifests("- a\n", "x")
+    assert read_manifests("---\nkind: A\n---\n", "x") == [{"kind": "A"}]

@@ -1,0 +1,98 @@
+"""What RayJobs and RayClusters are said to be, from their status as KubeRay 1.7 writes it."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from sdp.kube.state import cluster_state, job_state
+from sdp.kube.status import clusters_table, jobs_table
+
+FAILED = (
+    "Job entrypoint command failed with exit code 2, last available logs (truncated to 20,000 chars):\n"
+    "sdp: strategy.kind: expected ddp or fsdp, got 'zero'\n"
+)
+
+
+def rayjob(**status: Any) -> dict[str, Any]:
+    about = {"name": "sdp-train-x7k2p", "labels": {"sdp/job": "train"}}
+    return {"metadata": about, "spec": {"clusterSelector": {"ray.io/cluster": "sdp"}}, "status": status}
+
+
+@pytest.mark.parametrize(
+    ("status", "state", "finished", "code"),
+    [
+        ({}, "new", False, 1),
+        ({"jobDeploymentStatus": "Initializing"}, "waiting", False, 1),
+        ({"jobDeploymentStatus": "Running"}, "pending", False, 1),
+        ({"jobDeploymentStatus": "Running", "jobStatus": "PENDING"}, "pending", False, 1),
+        ({"jobDeploymentStatus": "Running", "jobStatus": "RUNNING"}, "running", False, 1),
+        ({"jobDeploymentStatus": "Complete", "jobStatus": "SUCCEEDED"}, "succeeded", True, 0),
+        ({"jobDeploymentStatus": "Complete", "jobStatus": "STOPPED"}, "stopped", True, 1),
+        ({"jobDeploymentStatus": "Failed", "jobStatus": "FAILED", "message": FAILED}, "failed", True, 2),
+        ({"jobDeploymentStatus": "Failed", "jobStatus": "FAILED", "message": "exit code 20"}, "failed", True, 1),
+        ({"jobDeploymentStatus": "Failed", "jobStatus": "RUNNING", "reason": "DeadlineExceeded"}, "failed", True, 1),
+        ({"jobDeploymentStatus": "ValidationFailed", "message": "spec is invalid"}, "refused", True, 1),
+        ({"jobDeploymentStatus": "Suspended"}, "suspended", False, 1),
+    ],
+)
+def test_a_job_s_state_is_one_word_and_its_end_an_exit_code(
+    status: dict[str, Any], state: str, finished: bool, code: int
+) -> None:
+    found = job_state(rayjob(**status))
+    assert (found.state, found.finished, found.exit_code) == (state, finished, code)
+
+
+def test_a_job_that_failed_says_why_in_one_line() -> None:
+    found = job_state(rayjob(jobDeploymentStatus="Failed", jobStatus="FAILED", reason="AppFailed", message=FAILED))
+    assert found.message == "Job entrypoint command failed with exit code 2"
+    late = job_state(rayjob(jobDeploymentStatus="Failed", reason="DeadlineExceeded", message="too long"))
+    assert late.message == "DeadlineExceeded: too long"
+
+
+def test_a_job_that_waits_says_what_is_wrong_with_its_cluster() -> None:
+    condition = {
+        "type": "HeadPodReady",
+        "status": "False",
+        "reason": "ContainersNotReady",
+        "message": "unready: [ray-head]",
+    }
+    waiting = rayjob(jobDeploymentStatus="Initializing", rayClusterStatus={"conditions": [condition]})
+    assert job_state(waiting).message == "ContainersNotReady: unready: [ray-head]"
+    assert job_state(rayjob(jobDeploymentStatus="Initializing")).message == "the cluster is not ready yet"
+    assert job_state(rayjob(jobDeploymentStatus="Running", jobStatus="RUNNING", message="Job is running")).message == ""
+
+
+def test_times_and_attempts_are_those_of_ray_where_it_has_begun() -> None:
+    began = {"rayJobInfo": {"startTime": "2026-11-21T07:30:00Z"}, "startTime": "2026-11-21T07:00:00Z"}
+    running = job_state(rayjob(jobDeploymentStatus="Running", jobStatus="RUNNING", failed=1, **began))
+    assert running.started == datetime(2026, 11, 21, 7, 30, tzinfo=UTC)
+    assert running.took_s(datetime(2026, 11, 21, 7, 31, tzinfo=UTC)) == 60
+    assert running.attempts == 2
+    ended = {"rayJobInfo": {**began["rayJobInfo"], "endTime": "2026-11-21T08:30:00Z"}}  # type: ignore[dict-item]
+    done = job_state(rayjob(jobDeploymentStatus="Complete", jobStatus="SUCCEEDED", succeeded=1, **ended))
+    assert done.took_s(datetime(2027, 1, 1, tzinfo=UTC)) == 3600
+    assert done.attempts == 1
+    assert job_state(rayjob(jobDeploymentStatus="Initializing", startTime="2026-11-21T07:00:00Z")).started is None
+
+
+def test_a_cluster_says_how_far_it_is_and_what_is_in_its_way() -> None:
+    about = {"name": "sdp", "creationTimestamp": "2026-11-21T07:00:00Z"}
+    ready = {"state": "ready", "readyWorkerReplicas": 3, "desiredWorkerReplicas": 4, "head": {"podName": "h"}}
+    found = cluster_state({"metadata": about, "status": ready})
+    assert (found.state, found.workers, found.wanted, found.head, found.message) == ("ready", 3, 4, "h", "")
+    failing = {"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate", "message": "exceeded quota"}
+    fine = {"type": "HeadPodReady", "status": "True", "reason": "Running", "message": ""}
+    stuck = cluster_state({"metadata": about, "status": {"conditions": [fine, failing]}})
+    assert (stuck.state, stuck.message) == ("starting", "FailedCreate: exceeded quota")
+    assert cluster_state({"metadata": about}).state == "starting"
+
+
+def test_tables_have_a_line_each_and_cut_long_messages() -> None:
+    now = datetime(2026, 11, 21, 8, tzinfo=UTC)
+    job = rayjob(jobDeploymentStatus="Failed", jobStatus="FAILED", message="no " * 60, startTime="2026-11-21T07:00:00Z")
+    lines = jobs_table([job_state(job)], now).splitlines()
+    assert lines[0].split() == ["JOB", "STATE", "STARTED", "TOOK", "ATTEMPTS", "CLUSTER", "MESSAGE"]
+    assert lines[1].split()[:6] == ["sdp-train-x7k2p", "failed", "2026-11-21", "07:00Z", "1:00:00", "0"]
+    assert lines[1].endswith("…")
+    assert jobs_table([], now) == clusters_table([]) == ""

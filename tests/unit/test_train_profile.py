@@ -1,0 +1,147 @@
+"""From a profiler's trace to where a step's time and memory goes."""
+
+from typing import Any
+
+import pytest
+
+from sdp.report.profile import drawing, picture
+from sdp.train.profile import Span, own_times, summarize, union
+
+
+def span(category: str, name: str, start: float, end: float, tid: int = 1, **args: Any) -> dict[str, Any]:
+    return {"ph": "X", "cat": category, "name": name, "ts": start, "dur": end - start, "tid": tid, "args": args}
+
+
+def memory(at: float, total: int, device: int) -> dict[str, Any]:
+    return {"ph": "i", "name": "[memory]", "ts": at, "args": {"Device Type": device, "Total Allocated": total}}
+
+
+def of_a_gpu() -> dict[str, Any]:
+    """Two steps of 10 ms. The host has launched all in 3 ms, backward from another thread; the GPU works 2 + 4 ms."""
+    events: list[dict[str, Any]] = []
+    for number, t in enumerate((0.0, 10_000.0)):
+        events += [
+            span("user_annotation", f"ProfilerStep#{number}", t, t + 10_000),
+            span("user_annotation", "sdp.data", t, t + 1000),
+            span("user_annotation", "sdp.forward", t + 1000, t + 2000),
+            span("user_annotation", "sdp.backward", t + 2000, t + 3000),
+            span("cpu_op", "aten::conv2d", t + 1100, t + 1200, **{"External id": number * 10 + 1}),
+            span("cpu_op", "ConvolutionBackward0", t + 2100, t + 2200, 2, **{"External id": number * 10 + 2}),
+            span("cuda_runtime", "cudaLaunchKernel", t + 1150, t + 1160, correlation=number * 10 + 1),
+            span("cuda_runtime", "cudaLaunchKernel", t + 2150, t + 2160, 2, correlation=number * 10 + 2),
+            span(
+                "kernel",
+                "fprop",
+                t + 2000,
+                t + 4000,
+                7,
+                **{"External id": number * 10 + 1},
+                correlation=number * 10 + 1,
+            ),
+            span(
+                "kernel",
+                "dgrad",
+                t + 4000,
+                t + 8000,
+                7,
+                **{"External id": number * 10 + 2},
+                correlation=number * 10 + 2,
+            ),
+            memory(t + 500, 100, 1),
+            memory(t + 1500, 900, 1),
+            memory(t + 2500, 700, 1),
+            memory(t + 2600, 77_777, 0),
+        ]
+    return {"traceEvents": events}
+
+
+def test_on_a_gpu_work_belongs_to_the_activity_that_launched_it_whichever_thread_did() -> None:
+    told = summarize(of_a_gpu(), "NVIDIA H100 80GB HBM3")
+    phases = {phase["name"]: phase for phase in told["phases"]}
+    assert {name: phase["ms"] for name, phase in phases.items()} == {
+        "data": 1.0, "forward": 2.0, "backward": 4.0, "other": 3.0,
+    }  # fmt: skip
+    assert {name: phase["share"] for name, phase in phases.items()} == {
+        "data": 0.1, "forward": 0.2, "backward": 0.4, "other": 0.3,
+    }  # fmt: skip
+    assert (phases["backward"]["host_ms"], phases["backward"]["gpu_ms"]) == (1.0, 4.0)
+    assert told["gpu_busy"] == 0.6
+    assert [(op["name"], op["calls"], op["ms"], op["share"]) for op in told["ops"]] == [
+        ("ConvolutionBackward0", 1.0, 4.0, 0.6667),
+        ("aten::conv2d", 1.0, 2.0, 0.3333),
+    ]
+    assert phases["backward"]["ops"] == [{"name": "ConvolutionBackward0", "ms": 4.0}]
+
+
+def test_memory_is_the_devices_own_before_at_most_and_after_each_activity() -> None:
+    told = summarize(of_a_gpu(), "GPU")
+    phases = {phase["name"]: phase for phase in told["phases"]}
+    assert told["memory"]["peak"] == 900
+    assert [phases["forward"][f"memory_{when}"] for when in ("before", "peak", "after")] == [100, 900, 900]
+    assert [phases["backward"][f"memory_{when}"] for when in ("before", "peak", "after")] == [900, 900, 700]
+
+
+def test_the_timeline_is_of_the_last_step_and_has_the_gpus_own_times() -> None:
+    timeline = summarize(of_a_gpu(), "GPU")["timeline"]
+    assert timeline["ms"] == 10.0
+    assert timeline["host"] == [["data", 0.0, 1.0], ["forward", 1.0, 2.0], ["backward", 2.0, 3.0]]
+    assert timeline["gpu"] == [["forward", 2.0, 4.0], ["backward", 4.0, 8.0]]
+    assert sum(timeline["gpu_busy"]) / len(timeline["gpu_busy"]) == pytest.approx(0.6)
+    assert [total for _, total in timeline["memory"]] == [100, 900, 700]
+
+
+def test_without_a_gpu_operations_count_their_own_time_and_not_that_of_those_inside() -> None:
+    events = [
+        span("user_annotation", "ProfilerStep#3", 0, 1000),
+        span("user_annotation", "sdp.forward", 0, 800),
+        span("cpu_op", "aten::linear", 0, 500),
+        span("cpu_op", "aten::addmm", 100, 400),
+        span("cpu_op", "aten::relu", 600, 700),
+        span("cpu_op", "aten::add", 850, 950),
+        span("cpu_op", "aten::before_the_step", -500, -400),
+        memory(200, 64, 0),
+    ]
+    told = summarize({"traceEvents": events}, "CPU")
+    assert [(op["name"], op["ms"]) for op in told["ops"]] == [
+        ("aten::addmm", 0.3), ("aten::linear", 0.2), ("aten::relu", 0.1), ("aten::add", 0.1),
+    ]  # fmt: skip
+    assert told["gpu_busy"] is None
+    assert [(phase["name"], phase["ms"]) for phase in told["phases"]] == [("forward", 0.8), ("other", 0.2)]
+    assert told["memory"] == {"of": "host", "counted_from": "the profile's beginning", "peak": 64}
+
+
+def test_what_came_after_the_last_step_is_no_step() -> None:
+    trace = of_a_gpu()
+    trace["traceEvents"].append(span("user_annotation", "ProfilerStep#2", 20_000, 90_000))
+    assert summarize(trace, "GPU")["step_ms"] == [10.0, 10.0]
+
+
+def test_a_trace_without_a_step_says_so_in_its_picture() -> None:
+    told = summarize({"traceEvents": []}, "CPU")
+    assert told["steps"] == 0
+    assert "no whole step was profiled" in picture(told)
+
+
+def test_own_times_add_up_to_the_outermost() -> None:
+    spans = [Span(0, 100, "a"), Span(10, 60, "b"), Span(20, 30, "c"), Span(60, 90, "d"), Span(100, 120, "e")]
+    own = {one.name: time for one, time in own_times(spans)}
+    assert own == {"a": 20, "b": 40, "c": 10, "d": 30, "e": 20}
+
+
+def test_spans_that_overlap_are_one() -> None:
+    assert union([Span(5, 7), Span(0, 2), Span(1, 3), Span(3, 4)]) == [Span(0, 4), Span(5, 7)]
+
+
+def test_a_picture_needs_nothing_beside_it_and_takes_no_name_for_markup() -> None:
+    told = summarize(of_a_gpu(), "<b>GPU</b>")
+    told["ops"][0]["name"] = "<script>alert(1)</script>"
+    drawn = picture(told)
+    assert drawn.startswith('<svg xmlns="http://www.w3.org/2000/svg"')
+    for text in (drawn, drawing(told)):
+        assert "<script" not in text
+        assert "<b>" not in text
+        assert "backward: 4.00 ms, 40.0%" in text
+        assert "GPU busy 60.0%" in text
+    import xml.etree.ElementTree as ET
+
+    assert ET.fromstring(drawn).tag.endswith("svg")
