@@ -1,4 +1,4 @@
-"""Writes charts/sdp-cluster/README.md from the comments in its values.yaml: `python -m scripts.chart_readme`.
+"""Writes each chart's README.md from the comments in its values.yaml: `python -m scripts.chart_readme`.
 
 A comment that begins with `# --` documents the key below it.
 """
@@ -10,10 +10,16 @@ from typing import Any
 
 import yaml
 
-CHART = Path(__file__).resolve().parent.parent / "charts" / "sdp-cluster"
+CHARTS = Path(__file__).resolve().parent.parent / "charts"
 _KEY = re.compile(r"^(?P<indent> *)(?P<key>[A-Za-z0-9_-]+):")
 
-HEAD = """# sdp-cluster
+_TABLE = """
+| Value | Default | What it is for |
+|---|---|---|
+"""
+
+HEADS = {
+    "sdp-cluster": """# sdp-cluster
 
 A Ray cluster of unlike nodes, and the configuration of its jobs. Needs the KubeRay operator 1.7 or later.
 
@@ -27,10 +33,27 @@ an accelerator that is not in the catalogue) and by the templates (fewest above 
 `examples/` has values for spot nodes with on-demand fallback, for a cluster without GPUs, and for EFA.
 
 Take a worker group out with `--set groups.NAME=null`; add one by adding a key.
+""",
+    "sdp-monitoring": """# sdp-monitoring
 
-| Value | Default | What it is for |
-|---|---|---|
-"""
+What watches the platform: a GPU exporter on each node that has GPUs, the scraping of Ray's pods, recording rules,
+alerts with [runbooks](../../docs/runbooks), and [dashboards](../../docs/monitoring.md) for Grafana. Works with
+kube-prometheus-stack as it comes, or with a Prometheus of your own.
+
+```sh
+CHARTS=oci://ghcr.io/prometheus-community/charts
+helm install kube-prometheus-stack $CHARTS/kube-prometheus-stack -n monitoring --create-namespace
+helm install sdp-monitoring charts/sdp-monitoring -n monitoring
+```
+
+Where kube-prometheus-stack has another release name, `--set monitorLabels.release=NAME`. Where there is no Prometheus
+Operator, `--set mode=plain`: see [docs/monitoring.md](../../docs/monitoring.md#without-the-operator).
+
+The exporter needs the host's pids (`hostPID`), since NVIDIA's driver knows no others; beyond that it has no privilege:
+no root, no capability, nothing of the host mounted. Its namespace must allow `hostPID`
+(pod-security.kubernetes.io/enforce: privileged).
+""",
+}
 
 
 def documented(text: str) -> list[tuple[str, str]]:
@@ -52,10 +75,10 @@ def documented(text: str) -> list[tuple[str, str]]:
     return found
 
 
-def page(text: str) -> str:
+def page(text: str, head: str = HEADS["sdp-cluster"]) -> str:
     values = yaml.safe_load(text)
     rows = [f"| `{path}` | {_default(_at(values, path))} | {words} |" for path, words in documented(text)]
-    return HEAD + "\n".join(rows) + "\n"
+    return head + _TABLE + "\n".join(rows) + "\n"
 
 
 def _at(values: Any, path: str) -> Any:
@@ -73,8 +96,9 @@ def _default(value: Any) -> str:
 
 
 def main() -> int:
-    text = (CHART / "values.yaml").read_text(encoding="utf-8")
-    (CHART / "README.md").write_text(page(text), encoding="utf-8")
+    for name, head in HEADS.items():
+        text = (CHARTS / name / "values.yaml").read_text(encoding="utf-8")
+        (CHARTS / name / "README.md").write_text(page(text, head), encoding="utf-8")
     return 0
 
 

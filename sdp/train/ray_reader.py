@@ -227,6 +227,7 @@ def _told_by(error: BaseException) -> BaseException:
         if isinstance(cause, BaseException):
             seen = cause
         elif isinstance(seen, SdpError):
+            seen.args = (str(seen).partition("\n")[0],)  # behind it Ray has put advice of its own
             return seen
         else:
             seen = seen.__cause__

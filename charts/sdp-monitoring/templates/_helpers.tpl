@@ -1,0 +1,150 @@
+{{- define "sdp.name" -}}
+{{- $name := .Values.nameOverride | default .Release.Name -}}
+{{- if gt (len $name) 40 -}}
+{{- fail (printf "nameOverride: expected at most 40 characters, got %d in %q; set a shorter one" (len $name) $name) -}}
+{{- end -}}
+{{- $name -}}
+{{- end -}}
+
+{{- define "sdp.labels" -}}
+app.kubernetes.io/name: sdp-monitoring
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
+{{- end -}}
+
+{{- define "sdp.exporter.selector" -}}
+app.kubernetes.io/name: sdp-exporter
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{- define "sdp.image" -}}
+{{- with .Values.exporter.image -}}
+{{- if .digest -}}
+{{ .repository }}@{{ .digest }}
+{{- else -}}
+{{ .repository }}:{{ .tag | default $.Chart.AppVersion }}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Target labels of Ray's pods, as the operator writes relabelings. */}}
+{{- define "sdp.ray.relabelings" -}}
+- {action: replace, sourceLabels: [__meta_kubernetes_pod_node_name], targetLabel: node}
+- {action: replace, sourceLabels: [__meta_kubernetes_pod_label_ray_io_cluster], targetLabel: ray_cluster}
+- {action: replace, sourceLabels: [__meta_kubernetes_pod_label_ray_io_group], targetLabel: ray_group}
+# The name by which Ray's own dashboards know the cluster.
+- {action: replace, sourceLabels: [__meta_kubernetes_pod_label_ray_io_cluster], targetLabel: ray_io_cluster}
+{{- end -}}
+
+{{/* What Ray adds to names and labels and we do not want. Its own metrics keep SessionName, which its dashboards use. */}}
+{{- define "sdp.ray.metricRelabelings" -}}
+- {action: labeldrop, regex: "otel_scope_.+|Version"}
+- {action: replace, sourceLabels: [__name__], regex: "ray_sdp_.+()", targetLabel: SessionName, replacement: "$1"} # empty: gone
+# A job's own label `job` gives way to Prometheus' label of that name.
+- {action: replace, sourceLabels: [__name__, exported_job], separator: ";", regex: "ray_sdp_[^;]+;(.+)", targetLabel: stage, replacement: "$1"}
+- {action: replace, sourceLabels: [__name__], regex: "ray_sdp_.+()", targetLabel: exported_job, replacement: "$1"}
+- {action: replace, sourceLabels: [__name__], regex: "ray_(sdp_.+)", targetLabel: __name__, replacement: "$1"}
+{{- end -}}
+
+{{/* Relabelings of the operator as Prometheus' own configuration writes them. */}}
+{{- define "sdp.asPrometheus" -}}
+{{- $rules := list -}}
+{{- range fromYamlArray . -}}
+{{- $rule := dict -}}
+{{- range $key, $value := . }}{{ $_ := set $rule (snakecase $key) $value }}{{ end -}}
+{{- $rules = append $rules $rule -}}
+{{- end -}}
+{{- toYaml $rules -}}
+{{- end -}}
+
+{{/* A file of rules as it is; helm itself would take one that is not YAML for an empty one. */}}
+{{- define "sdp.rulesIn" -}}
+{{- if not (get (fromYaml .text) "groups") }}{{ fail (printf "%s: expected YAML with groups: %s" .file (get (fromYaml .text) "Error")) }}{{ end -}}
+{{- .text -}}
+{{- end -}}
+
+{{/* The rules, with what the values say otherwise; a mapping with `groups`. */}}
+{{- define "sdp.rules" -}}
+{{- $told := .Values.rules -}}
+{{- $groups := list -}}
+{{- range $file := list "rules/recording.yaml" "rules/alerts.yaml" -}}
+{{- range $group := (include "sdp.rulesIn" (dict "text" ($.Files.Get $file) "file" $file) | fromYaml).groups -}}
+{{- $kept := list -}}
+{{- range $rule := $group.rules -}}
+{{- if $rule.alert -}}
+{{- $other := get $told.alerts $rule.alert | default dict -}}
+{{- if ne (toString (get $other "enabled")) "false" -}}
+{{- $labels := mustMergeOverwrite (deepCopy $told.alertLabels) $rule.labels -}}
+{{- with get $other "severity" }}{{ $_ := set $labels "severity" . }}{{ end -}}
+{{- with get $other "for" }}{{ $_ := set $rule "for" . }}{{ end -}}
+{{- with get $other "expr" }}{{ $_ := set $rule "expr" . }}{{ end -}}
+{{- $_ := set $rule "labels" $labels -}}
+{{- $_ := set $rule.annotations "runbook_url" (printf "%s/%s.md" (trimSuffix "/" $told.runbooks) $rule.annotations.runbook) -}}
+{{- $_ := unset $rule.annotations "runbook" -}}
+{{- $kept = append $kept $rule -}}
+{{- end -}}
+{{- else -}}
+{{- $kept = append $kept $rule -}}
+{{- end -}}
+{{- end -}}
+{{- if $kept -}}
+{{- $groups = append $groups (dict "name" $group.name "interval" $told.interval "rules" $kept) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- toYaml (dict "groups" $groups) -}}
+{{- end -}}
+
+{{/* What cannot work, said before anything is applied. */}}
+{{- define "sdp.check" -}}
+{{- $known := list -}}
+{{- range (include "sdp.rulesIn" (dict "text" (.Files.Get "rules/alerts.yaml") "file" "rules/alerts.yaml") | fromYaml).groups -}}
+{{- range .rules }}{{ $known = append $known .alert }}{{ end -}}
+{{- end -}}
+{{- range $name, $_ := .Values.rules.alerts -}}
+{{- if not (has $name $known) -}}
+{{- fail (printf "rules.alerts.%s: no such alert; there are %s" $name (join ", " (sortAlpha $known))) -}}
+{{- end -}}
+{{- end -}}
+{{- with .Values.exporter -}}
+{{- if and (ne (int .runAsUser) 0) (or .podResources .readEnvironment) -}}
+{{- fail (printf "exporter.runAsUser: expected 0 where podResources or readEnvironment are set, got %d: the kubelet's socket is root's, and a capability reaches no other user" (int .runAsUser)) -}}
+{{- end -}}
+{{- if and (not .webConfigSecret) (or (eq .scheme "https") .basicAuth .tlsConfig) -}}
+{{- fail "exporter.webConfigSecret: required where exporter.scheme is https or basicAuth or tlsConfig are set: without it the exporter speaks plain HTTP" -}}
+{{- end -}}
+{{- if and .tlsConfig (ne .scheme "https") -}}
+{{- fail "exporter.scheme: expected https where exporter.tlsConfig is set, got http" -}}
+{{- end -}}
+{{- end -}}
+{{- if and (eq .Values.mode "plain") (or .Values.exporter.basicAuth .Values.exporter.tlsConfig) -}}
+{{- fail "exporter.basicAuth, exporter.tlsConfig: only for mode operator; annotations cannot say them" -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "sdp.ray.namespaces" -}}
+{{- with .Values.ray.namespaces -}}
+matchNames: {{ toJson . }}
+{{- else -}}
+any: true
+{{- end -}}
+{{- end -}}
+
+{{/* name: value pairs as kubectl's -l writes them. */}}
+{{- define "sdp.asSelector" -}}
+{{- $parts := list -}}
+{{- range $name, $value := . }}{{ $parts = append $parts (printf "%s=%s" $name (toString $value)) }}{{ end -}}
+{{- join "," $parts -}}
+{{- end -}}
+
+{{- define "sdp.exporter.probe" -}}
+{{- if eq .Values.exporter.scheme "https" -}}
+tcpSocket: {port: metrics} # the kubelet has no client certificate
+{{- else -}}
+httpGet: {path: /healthz, port: metrics}
+{{- end }}
+timeoutSeconds: 5
+periodSeconds: 20
+{{- end -}}

@@ -1,0 +1,42 @@
+"""Writes charts/sdp-monitoring/dashboards from the code here: `python -m scripts.dashboards`.
+
+With --check it changes nothing, says which files are out of date, and fails where there are any.
+"""
+
+import sys
+from pathlib import Path
+
+from scripts.dashboards import gpu_health, gram, pipeline, run, throughput
+from scripts.dashboards.grafana import render
+from scripts.dashboards.panels import Dashboard
+
+FOLDER = Path(__file__).resolve().parents[2] / "charts" / "sdp-monitoring" / "dashboards"
+ALL: tuple[Dashboard, ...] = tuple(module.DASHBOARD for module in (throughput, gram, gpu_health, pipeline, run))
+
+
+def files() -> dict[str, str]:
+    """What is to be in the folder."""
+    return {f"{dashboard.name}.json": render(dashboard) for dashboard in ALL}
+
+
+def main(arguments: list[str]) -> int:
+    if unknown := set(arguments) - {"--check"}:
+        print(f"dashboards: expected --check or nothing, got {' '.join(sorted(unknown))}", file=sys.stderr)
+        return 2
+    wanted = files()
+    there = {path.name: path.read_text(encoding="utf-8") for path in FOLDER.glob("*.json")}
+    if "--check" in arguments:
+        stale = sorted(name for name in wanted.keys() | there.keys() if wanted.get(name) != there.get(name))
+        if stale:
+            print(f"{', '.join(stale)}: out of date; python -m scripts.dashboards renews them", file=sys.stderr)
+        return 1 if stale else 0
+    FOLDER.mkdir(exist_ok=True)
+    for name in there.keys() - wanted.keys():
+        (FOLDER / name).unlink()
+    for name, text in wanted.items():
+        (FOLDER / name).write_text(text, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

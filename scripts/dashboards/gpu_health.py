@@ -1,0 +1,257 @@
+"""Are the GPUs well, and are they at work?"""
+
+from scripts.dashboards.panels import (
+    BYTES_PER_SECOND,
+    CELSIUS,
+    COUNT,
+    HERTZ,
+    PER_SECOND,
+    RATIO,
+    SECONDS,
+    WATTS,
+    Dashboard,
+    Limits,
+    Query,
+    Row,
+    lines,
+    number,
+    stacked,
+    table,
+)
+from scripts.dashboards.selecting import NODE, OWNED, RUN, gpu, rate, select
+
+HELD_DOWN = 'reason=~"hw_slowdown|hw_thermal_slowdown|hw_power_brake_slowdown|sw_thermal_slowdown"'
+WORTH_A_LOOK = 'reason!~"gpu_idle|applications_clocks_setting"'
+OF_GPU = "{{node}}/{{gpu}}"
+TEMPERATURE = f"max by (node, uuid, gpu) ({gpu('sdp_gpu_temperature_celsius')})"
+
+
+def rate_of_gpu(name: str, *more: str) -> str:
+    return f"({rate(name, NODE, *more)} {OWNED})"
+
+
+SLOWDOWN, SM, MEMORY, LATELY = 'limit="slowdown"', 'clock="sm"', 'clock="memory"', 'since="driver_load"'
+
+_FIRST = Row(
+    "Are the GPUs well, and are they at work?",
+    (
+        number(
+            "GPUs that answer",
+            "Of those that are known.",
+            Query(f"sum({gpu('sdp_gpu_up')})", "answer"),
+            Query(f"count({gpu('sdp_gpu_up')})", "of"),
+        ),
+        number(
+            "At work",
+            "Mean share of time in which any kernel ran. It says little of how well: see MFU and power.",
+            Query(f"avg({gpu('sdp_gpu_utilization_ratio')})"),
+            unit=RATIO,
+        ),
+        number(
+            "Throttled",
+            "GPUs that heat or the power supply hold down now. Being at the power limit is usual, and not in it.",
+            Query(f"sum(max by (node, uuid) ({gpu('sdp_gpu_throttle_reason', HELD_DOWN)}))"),
+            limits=Limits(1, 2),
+        ),
+        number(
+            "XIDs in the last hour",
+            "Errors that the driver has reported.",
+            Query(f"sum(increase({select('sdp_gpu_xid_errors_total', NODE)}[1h]) {OWNED})"),
+            limits=Limits(1, 2),
+        ),
+        number(
+            "To the slowdown",
+            "Degrees that the hottest GPU has left until it slows down.",
+            Query(
+                "min(min by (node, uuid, gpu) "
+                f"({gpu('sdp_gpu_temperature_limit_celsius', SLOWDOWN)}) "
+                f"- on (node, uuid, gpu) {TEMPERATURE})"
+            ),
+            unit=CELSIUS,
+            limits=Limits(10, 3),
+        ),
+        number(
+            "Power",
+            "Of all chosen GPUs, and for an image trained on.",
+            Query(f"sum({gpu('sdp_gpu_power_watts')})"),
+            unit=WATTS,
+        ),
+        lines(
+            "At work, by GPU",
+            "Share of time in which any kernel ran.",
+            Query(gpu("sdp_gpu_utilization_ratio"), OF_GPU),
+            unit=RATIO,
+            width=12,
+            most=1,
+        ),
+        lines(
+            "Power, of its limit",
+            "A GPU that computes well draws most of its limit; one that is at work and draws half waits for memory.",
+            Query(
+                f"{gpu('sdp_gpu_power_watts')} / on (node, uuid, gpu) {gpu('sdp_gpu_power_limit_watts')}",
+                OF_GPU,
+            ),
+            unit=RATIO,
+            width=12,
+        ),
+    ),
+)
+
+_HEAT = Row(
+    "Throttling, heat, clocks",
+    (
+        stacked(
+            "GPUs that are held down, by reason",
+            "sw_power_cap is the power limit, and usual under load; slowdowns are not.",
+            Query(f"sum by (reason) ({gpu('sdp_gpu_throttle_reason', WORTH_A_LOOK)})", "{{reason}}"),
+        ),
+        lines(
+            "Time held down, by cause",
+            "Share of time, of the GPU that has it worst.",
+            Query(f"max by (cause) ({rate_of_gpu('sdp_gpu_throttled_seconds_total')})", "{{cause}}"),
+            unit=RATIO,
+        ),
+        lines(
+            "SM clock, of its highest",
+            "Steadily below the others: look at heat and power of that GPU.",
+            Query(
+                f"{gpu('sdp_gpu_clock_hertz', SM)} / on (node, uuid, gpu) {gpu('sdp_gpu_clock_max_hertz', SM)}",
+                OF_GPU,
+            ),
+            unit=RATIO,
+            most=1,
+        ),
+        lines("Temperature of the die", "", Query(gpu("sdp_gpu_temperature_celsius"), OF_GPU), unit=CELSIUS),
+        lines(
+            "Temperature of the memory",
+            "Where the board tells it.",
+            Query(gpu("sdp_gpu_memory_temperature_celsius"), OF_GPU),
+            unit=CELSIUS,
+        ),
+        lines("Memory clock", "", Query(gpu("sdp_gpu_clock_hertz", MEMORY), OF_GPU), unit=HERTZ),
+    ),
+)
+
+_LINKS = Row(
+    "Links and energy",
+    (
+        lines(
+            "PCIe",
+            "Of all chosen GPUs, in samples of 20 ms.",
+            Query(f"sum({gpu('sdp_gpu_pcie_receive_bytes_per_second')})", "to GPUs"),
+            Query(f"sum({gpu('sdp_gpu_pcie_transmit_bytes_per_second')})", "from GPUs"),
+            unit=BYTES_PER_SECOND,
+        ),
+        lines(
+            "NVLink",
+            "Of all chosen GPUs.",
+            Query(f"sum({rate_of_gpu('sdp_gpu_nvlink_receive_bytes_total')})", "received"),
+            Query(f"sum({rate_of_gpu('sdp_gpu_nvlink_transmit_bytes_total')})", "sent"),
+            unit=BYTES_PER_SECOND,
+        ),
+        lines(
+            "Links below what they could be",
+            "GPUs with fewer PCIe lanes in use than there are, and NVLinks that are down.",
+            Query(
+                f"sum({gpu('sdp_gpu_pcie_link_width')} "
+                f"< bool on (node, uuid, gpu) {gpu('sdp_gpu_pcie_link_width_max')})",
+                "PCIe narrow",
+            ),
+            Query(
+                f"sum({gpu('sdp_gpu_nvlink_links')} - on (node, uuid, gpu) {gpu('sdp_gpu_nvlink_active_links')})",
+                "NVLinks down",
+            ),
+        ),
+        lines(
+            "Errors on links",
+            "Per second: what was sent again over PCIe, and NVLink's.",
+            Query(f"sum({rate_of_gpu('sdp_gpu_pcie_replays_total')})", "PCIe replays"),
+            Query(f"sum by (kind) ({rate_of_gpu('sdp_gpu_nvlink_errors_total')})", "NVLink {{kind}}"),
+            unit=PER_SECOND,
+        ),
+        lines(
+            "Energy for an image",
+            "Joules that the chosen GPUs use for an image trained on, encoders included.",
+            Query(
+                f"sum({rate_of_gpu('sdp_gpu_energy_joules_total')}) / sum({rate('sdp_train_samples_total', RUN)})",
+                "joules",
+            ),
+        ),
+        lines(
+            "Memory at work",
+            "Share of time in which memory was read or written, by GPU.",
+            Query(gpu("sdp_gpu_memory_utilization_ratio"), OF_GPU),
+            unit=RATIO,
+            most=1,
+        ),
+    ),
+)
+
+_FAULTS = Row(
+    "Faults",
+    (
+        table(
+            "XIDs",
+            "Time since each was last reported, by GPU. docs/runbooks/xid.md says what they mean.",
+            Query(f"time() - {gpu('sdp_gpu_xid_timestamp_seconds')}"),
+            unit=SECONDS,
+        ),
+        lines(
+            "Memory errors",
+            "Since the driver was loaded. Corrected ones are harmless if few.",
+            Query(f"sum by (node, gpu, kind) ({gpu('sdp_gpu_ecc_errors_total', LATELY)})", f"{OF_GPU} {{{{kind}}}}"),
+        ),
+        lines(
+            "Memory replaced, or to be",
+            "Rows (or, on older boards, pages) replaced; and GPUs that wait for a reset, or on which it failed.",
+            Query(f"sum by (cause) ({gpu('sdp_gpu_remapped_rows_total')})", "rows, {{cause}}"),
+            Query(f"sum by (cause) ({gpu('sdp_gpu_retired_pages_total')})", "pages, {{cause}}"),
+            Query(f"sum({gpu('sdp_gpu_row_remap_pending')})", "wait for a reset"),
+            Query(f"sum({gpu('sdp_gpu_row_remap_failed')})", "failed"),
+        ),
+    ),
+)
+
+_EXPORTER = Row(
+    "The exporter",
+    (
+        lines(
+            "Sees the driver",
+            "1 where the driver answers.",
+            Query(select("sdp_exporter_up", NODE), "{{node}}"),
+            Query(f"{select('sdp_exporter_kubelet_up', NODE)}", "kubelet of {{node}}"),
+        ),
+        lines(
+            "Time to read everything",
+            "Near 2 s, something hangs: see the errors.",
+            Query(f"{select('sdp_exporter_read_seconds', NODE)}", "{{node}}"),
+            unit=SECONDS,
+        ),
+        lines(
+            "Age of the reading",
+            "Of the GPU that has not answered for longest, and of the node.",
+            Query(f"max by (node) ({select('sdp_gpu_reading_age_seconds', NODE)})", "GPU of {{node}}"),
+            Query(f"{select('sdp_exporter_reading_age_seconds', NODE)}", "{{node}}"),
+            unit=SECONDS,
+        ),
+        lines(
+            "Calls that failed",
+            "Per second, by call and error.",
+            Query(f"sum by (call, error) ({rate('sdp_exporter_errors_total', NODE)})", "{{call}} {{error}}"),
+            unit=PER_SECOND,
+        ),
+        lines(
+            "Processes on GPUs",
+            "Known, unreadable (their environment is not the exporter's to read) or unknown (it lacks hostPID).",
+            Query(f"sum by (state) ({select('sdp_exporter_processes', NODE)})", "{{state}}"),
+            unit=COUNT,
+        ),
+        table(
+            "Drivers",
+            "Several versions in one cluster are a way to trouble.",
+            Query(f"count by (driver, cuda, nvml) ({select('sdp_gpu_driver_info', NODE)})"),
+        ),
+    ),
+)
+
+DASHBOARD = Dashboard("gpu-health", "GPU health", _FIRST.title, (_FIRST, _HEAT, _LINKS, _FAULTS, _EXPORTER))

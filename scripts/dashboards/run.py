@@ -1,0 +1,189 @@
+"""Does the run learn, and is it safe?"""
+
+from scripts.dashboards.panels import (
+    COUNT,
+    PER_SECOND,
+    PLAIN,
+    RATIO,
+    SECONDS,
+    Dashboard,
+    Limits,
+    Query,
+    Row,
+    lines,
+    number,
+    stacked,
+    table,
+)
+from scripts.dashboards.selecting import RANK, RUN, per_run, rate, select
+
+LOSS = per_run(select("sdp_train_loss_smoothed", RUN))
+STEP = per_run(select("sdp_train_step", RUN))
+SAVED = per_run(select("sdp_train_checkpoint_time_seconds", RUN))
+STEPS = rate("sdp_train_steps_total", RUN)
+ALL_TIMESTEPS = 'timesteps="all"'
+ALONE, TOGETHER = 'part=~"copy|forward|optimizer"', 'part="backward"'
+NOT_WRITTEN = 'outcome!="written"'
+OWN_WORK = f"sum by (run, rank) ({rate('sdp_train_rank_seconds_total', RANK, ALONE)})"
+IN_BACKWARD = f"sum by (run, rank) ({rate('sdp_train_rank_seconds_total', RANK, TOGETHER)})"
+
+_FIRST = Row(
+    "Does the run learn, and is it safe?",
+    (
+        number("Loss", "Smoothed.", Query(LOSS, "{{run}}"), unit=PLAIN),
+        number("Step", "Of the run.", Query(STEP, "{{run}}"), unit=PLAIN),
+        number("Epoch", "Passes over the data.", Query(per_run(select("sdp_train_epoch", RUN)), "{{run}}"), unit=PLAIN),
+        number(
+            "Since the last checkpoint",
+            "What a failure now would cost.",
+            Query(f"time() - {SAVED}", "{{run}}"),
+            unit=SECONDS,
+            limits=Limits(3600, 7200),
+        ),
+        number(
+            "Recoveries",
+            "Times that the job's workers were started again.",
+            Query(per_run(select("sdp_train_recoveries", RUN)), "{{run}}"),
+            limits=Limits(1, 3),
+        ),
+        number(
+            "Account is off by",
+            "Samples that the newest checkpoint counts less the rows of its ledger: anything but 0 is an error.",
+            Query(f"max(abs({select('sdp_train_ledger_difference', RUN)}))"),
+            limits=Limits(1, 1),
+        ),
+        lines(
+            "Loss",
+            "Over the steps since the last line of the log, smoothed, and on the rows set aside for validation.",
+            Query(per_run(select("sdp_train_loss", RUN)), "{{run}}"),
+            Query(LOSS, "{{run}}, smoothed"),
+            Query(per_run(select("sdp_train_validation_loss", RUN, ALL_TIMESTEPS)), "{{run}}, validation"),
+            unit=PLAIN,
+            width=12,
+        ),
+        lines(
+            "Norm of the gradient",
+            "Before it is clipped. Spikes come before a loss that diverges.",
+            Query(per_run(select("sdp_train_gradient_norm", RUN)), "{{run}}"),
+            unit=PLAIN,
+            width=6,
+        ),
+        lines(
+            "Learning rate",
+            "",
+            Query(per_run(select("sdp_train_learning_rate", RUN)), "{{run}}"),
+            unit="sci",
+            width=6,
+        ),
+    ),
+)
+
+_RANKS = Row(
+    "Trainers",
+    (
+        lines(
+            "Own work, by trainer",
+            "Seconds per second of copy, forward and optimizer. Nobody waits for others there: the highest is slowest.",
+            Query(OWN_WORK, "{{run}} {{rank}}"),
+            unit=SECONDS,
+            width=6,
+        ),
+        lines(
+            "Time in backward, by trainer",
+            "Gradients meet there: the slowest trainer waits least, and is the lowest line.",
+            Query(IN_BACKWARD, "{{run}} {{rank}}"),
+            unit=SECONDS,
+            width=6,
+        ),
+        lines(
+            "The slowest against the mean",
+            "Own work of the slowest trainer. Well above 1: look at that rank's GPU and node.",
+            Query(f"max by (run) ({OWN_WORK}) / on (run) avg by (run) ({OWN_WORK})", "{{run}}"),
+            unit=RATIO,
+            width=6,
+        ),
+        lines(
+            "Trainers",
+            "An elastic run goes on with fewer.",
+            Query(per_run(select("sdp_train_workers", RUN)), "{{run}}"),
+            width=6,
+        ),
+        lines(
+            "Validation loss, by timestep",
+            "On rows that are not trained on. Early timesteps are fine detail, late ones the composition.",
+            Query(
+                f"max by (run, timesteps) ({select('sdp_train_validation_loss', RUN)})",
+                "{{run}} {{timesteps}}",
+            ),
+            unit=PLAIN,
+        ),
+        lines("Steps per second", "", Query(f"sum by (run) ({STEPS})", "{{run}}"), unit=PER_SECOND),
+        lines(
+            "Skipped steps and bad rows",
+            "Steps that were not finite, or spikes; rows that turned out bad.",
+            Query(per_run(select("sdp_train_skipped_steps", RUN)), "{{run}}: skipped steps"),
+            Query(f"sum by (run) ({select('sdp_train_bad_rows_total', RUN)})", "{{run}}: bad rows"),
+        ),
+    ),
+)
+
+_SAFETY = Row(
+    "Checkpoints, failures, cost",
+    (
+        lines("Since the last checkpoint", "", Query(f"time() - {SAVED}", "{{run}}"), unit=SECONDS),
+        lines(
+            "Steps since the last checkpoint",
+            "",
+            Query(f"{STEP} - on (ray_cluster, run) {per_run(select('sdp_train_checkpoint_step', RUN))}", "{{run}}"),
+        ),
+        lines(
+            "Training stood still for it",
+            "While the rest of a checkpoint is written, training goes on.",
+            Query(per_run(select("sdp_train_checkpoint_seconds", RUN)), "{{run}}"),
+            unit=SECONDS,
+        ),
+        lines("Recoveries", "", Query(per_run(select("sdp_train_recoveries", RUN)), "{{run}}")),
+        lines(
+            "Account is off by",
+            "0, or something was lost or done twice.",
+            Query(per_run(select("sdp_train_ledger_difference", RUN)), "{{run}}"),
+        ),
+        lines(
+            "Cost",
+            "So far, by the prices of the configuration.",
+            Query(per_run(select("sdp_train_cost", RUN)), "{{run}}"),
+            unit=PLAIN,
+        ),
+    ),
+)
+
+_ACCOUNT = Row(
+    "The jobs before it",
+    (
+        lines(
+            "Done",
+            "Of its rows, by job.",
+            Query(
+                f"max by (stage, run) ({select('sdp_job_rows_done', RUN)}) "
+                f"/ on (stage, run) max by (stage, run) ({select('sdp_job_rows', RUN)})",
+                "{{stage}} {{run}}",
+            ),
+            unit=RATIO,
+            most=1,
+        ),
+        stacked(
+            "Rows, by outcome",
+            "Of downloads and of process jobs, since they were started.",
+            Query(f"sum by (outcome) ({select('sdp_download_rows_total', RUN)})", "download: {{outcome}}"),
+            Query(f"sum by (outcome) ({select('sdp_process_rows_total', RUN)})", "process: {{outcome}}"),
+        ),
+        table(
+            "Not written, by reason",
+            "Of downloads.",
+            Query(f"sum by (run, outcome, reason) ({select('sdp_download_rows_total', RUN, NOT_WRITTEN)})"),
+            unit=COUNT,
+        ),
+    ),
+)
+
+DASHBOARD = Dashboard("run", "Run", _FIRST.title, (_FIRST, _RANKS, _SAFETY, _ACCOUNT))

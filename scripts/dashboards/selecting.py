@@ -1,0 +1,42 @@
+"""The selectors that expressions share, by the dashboards' variables, and a few shapes of expressions.
+
+Series of a job have the labels `run` and `ray_cluster`; those of a node or of a process on it `ray_cluster`,
+`ray_group` and `node`. A GPU has `node` alone: whose it is, sdp:gpu:owner says.
+"""
+
+RUN = 'ray_cluster=~"$cluster", run=~"$run"'
+PLACE = 'ray_cluster=~"$cluster", ray_group=~"$group", node=~"$node"'
+RANK = f'{RUN}, ray_group=~"$group", node=~"$node"'
+NODE = 'node=~"$node"'
+OWNED = f"and on (node, uuid) sdp:gpu:owner{{{RANK}}}"
+"""Behind a vector of GPUs: those of the chosen clusters, groups and runs. All also takes those that nobody has."""
+
+WINDOW = "$__rate_interval"
+
+
+def rate(name: str, matchers: str, *more: str) -> str:
+    """Per second, as fine as the scraping allows."""
+    return f"rate({select(name, matchers, *more)}[{WINDOW}])"
+
+
+def increase_of_gauge(name: str, matchers: str) -> str:
+    """Per second, of a figure that only grows but is told as a gauge."""
+    return f"deriv({select(name, matchers)}[{WINDOW}])"
+
+
+def select(name: str, matchers: str, *more: str) -> str:
+    return f"{name}{{{', '.join([matchers, *more])}}}"
+
+
+def gpu(name: str, *more: str) -> str:
+    """A series of each chosen GPU."""
+    return f"({select(name, NODE, *more)} {OWNED})"
+
+
+def per_run(expr: str) -> str:
+    """One series of each run, of what its processes or its successive workers tell."""
+    return f"max by (ray_cluster, run) ({expr})"
+
+
+def share(part: str, whole: str) -> str:
+    return f"{part} / {whole}"

@@ -1,0 +1,437 @@
+"""The monitoring chart: what it renders and refuses, and that all it asks of Prometheus exists."""
+
+import json
+import re
+import subprocess
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from scripts import chart_readme
+from scripts.dashboards import __main__ as dashboards
+from sdp.exporter.catalogue import CATALOGUE as OF_EXPORTER
+from sdp.telemetry import CATALOGUE as OF_JOBS
+from tests.contract.test_chart import unknown_fields
+from tests.monitoring import chart, promql
+from tests.monitoring.chart import CHART, Manifest, helm_template, one, rendered
+from tests.monitoring.prometheus import as_prometheus
+from tests.monitoring.ray_names import RAY
+
+ROOT = Path(__file__).parents[2]
+RUNBOOKS = ROOT / "docs" / "runbooks"
+UNIT_TESTS = ROOT / "tests" / "monitoring" / "alerts.test.yaml"
+NEEDS_HELM = pytest.mark.needs("helm")
+NEEDS_PROMTOOL = pytest.mark.needs("promtool")
+
+TARGET = frozenset({"namespace", "pod", "container", "node", "instance", "job", "ray_cluster", "ray_group"})
+"""Labels that scraping puts on, and the chart's relabelings."""
+DERIVED = frozenset({"container_pid", "role", "rank", "run"})
+"""Labels that recording rules put on besides."""
+
+Render = Callable[..., list[Manifest]]
+
+
+@pytest.fixture
+def render(tool: Callable[[str], Path]) -> Render:
+    return lambda *settings: rendered(tool("helm"), *settings)
+
+
+def labels_of(name: str) -> frozenset[str] | None:
+    """Of a metric's own; None where nobody has such a metric."""
+    exported = {metric.name: frozenset(metric.labels) for metric in OF_EXPORTER}
+    if name in exported:
+        return exported[name]
+    if name in RAY:
+        return RAY[name]
+    base = re.sub("_(bucket|sum|count)$", "", name)
+    metric = OF_JOBS.get(name) or OF_JOBS.get(base)
+    if metric is None or (metric.kind == "histogram") == (name == metric.name):
+        return None
+    own = {"stage" if label == "job" else label for label in metric.labels}  # by the PodMonitors' relabelings
+    return frozenset({"run", *own, *(["le"] if metric.kind == "histogram" else [])})
+
+
+def complaints(expressions: Iterable[chart.Expression]) -> list[str]:
+    """Metrics that nobody has, and labels that they have not."""
+    recorded = {rule["record"] for rule in chart.rules("record")}
+    found = []
+    for expression in expressions:
+        text = expression.filled()
+        known = set(TARGET | DERIVED)
+        for selector in promql.selectors(text):
+            for name in selector.names:
+                own = TARGET | DERIVED if name in recorded else labels_of(name)
+                if own is None:
+                    found.append(f"{expression.where}: {name}: no such metric")
+                    continue
+                known |= own
+                found += [
+                    f"{expression.where}: {name}: no label {label}" for label in sorted(selector.labels - own - TARGET)
+                ]
+        if any(name in recorded for selector in promql.selectors(text) for name in selector.names):
+            known |= {"gpu", "uuid", "product", "process"}
+        found += [f"{expression.where}: nobody has {label}" for label in sorted(promql.labels_of_lists(text) - known)]
+    return found
+
+
+def test_expressions_name_only_metrics_and_labels_that_exist() -> None:
+    assert complaints([*chart.queries(), *chart.records(), *chart.alerts()]) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("sum(sdp_train_lost)", ["x: sdp_train_lost: no such metric"]),
+        ("sdp_download_fetch_seconds", ["x: sdp_download_fetch_seconds: no such metric"]),
+        ("sdp_train_loss_bucket", ["x: sdp_train_loss_bucket: no such metric"]),
+        ('sdp_train_loss{rnak="0"}', ["x: sdp_train_loss: no label rnak"]),
+        ("sum by (ranks) (sdp_train_loss)", ["x: nobody has ranks"]),
+        ('{__name__=~"sdp_gpu_up|sdp_gpu_upp"}', ["x: sdp_gpu_upp: no such metric"]),
+        ("sdp:gpu:ownr", ["x: sdp:gpu:ownr: no such metric"]),
+        ("rate(sdp_download_fetch_seconds_bucket[5m]) > bool on (run) sdp_train_loss offset 5m", []),
+    ],
+)
+def test_what_does_not_exist_would_be_noticed(text: str, says: list[str]) -> None:
+    assert complaints([chart.Expression("x", text)]) == says
+
+
+@NEEDS_PROMTOOL
+def test_every_expression_parses(tool: Callable[[str], Path], tmp_path: Path) -> None:
+    """Queries of panels are put into a file of rules, since promtool reads those."""
+    rules = [{"record": f"panel:{number}", "expr": query.filled()} for number, query in enumerate(chart.queries())]
+    path = tmp_path / "panels.yaml"
+    path.write_text(yaml.safe_dump({"groups": [{"name": "panels", "rules": rules}]}))
+    files = [str(path), *map(str, sorted((CHART / "rules").glob("*.yaml")))]
+    done = subprocess.run(
+        [str(tool("promtool")), "check", "rules", *files], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert len(rules) > 100
+
+
+@NEEDS_PROMTOOL
+def test_each_alert_fires_where_it_should_and_not_where_it_should_not(
+    tool: Callable[[str], Path], tmp_path: Path
+) -> None:
+    for path in [*(CHART / "rules").glob("*.yaml"), UNIT_TESTS]:
+        (tmp_path / path.name).write_text(path.read_text())
+    command = [str(tool("promtool")), "test", "rules", str(tmp_path / UNIT_TESTS.name)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_each_alert_has_a_test_that_sees_it_fire_and_one_that_sees_it_quiet() -> None:
+    tests = yaml.safe_load(UNIT_TESTS.read_text())["tests"]
+    cases = [case for test in tests for case in test.get("alert_rule_test", [])]
+    alerts = {rule["alert"] for rule in chart.rules("alert")}
+    assert {case["alertname"] for case in cases if case["exp_alerts"]} == alerts
+    assert {case["alertname"] for case in cases if not case["exp_alerts"]} == alerts
+
+
+def test_each_alert_has_a_runbook_and_each_runbook_an_alert() -> None:
+    told = {rule["annotations"]["runbook"] for rule in chart.rules("alert")}
+    assert told == {path.stem for path in RUNBOOKS.glob("*.md")} - {"README"}
+    for rule in chart.rules("alert"):
+        assert f"`{rule['alert']}`" in (RUNBOOKS / f"{rule['annotations']['runbook']}.md").read_text()
+        assert rule["labels"]["severity"] in {"warning", "critical"}
+        assert {"summary", "description"} <= rule["annotations"].keys()
+
+
+def test_the_dashboards_are_what_the_code_says(capsys: pytest.CaptureFixture[str]) -> None:
+    assert dashboards.main(["--check"]) == 0, capsys.readouterr().err
+
+
+def test_a_dashboard_that_has_fallen_behind_is_noticed_and_renewed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dashboards, "FOLDER", tmp_path)
+    (tmp_path / "gone.json").write_text("{}")
+    assert dashboards.main(["--check"]) == 1
+    assert dashboards.main([]) == 0
+    assert {path.name for path in tmp_path.iterdir()} == {path.name for path in (CHART / "dashboards").iterdir()}
+    assert dashboards.main(["--check"]) == 0
+    (tmp_path / "run.json").write_text("{}")
+    assert dashboards.main(["--check"]) == 1
+
+
+@pytest.mark.parametrize("name", sorted(chart.dashboards()))
+def test_a_dashboard_has_its_variables_and_answers_in_its_first_row(name: str) -> None:
+    dashboard = chart.dashboards()[name]
+    variables = [variable["name"] for variable in dashboard["templating"]["list"]]
+    assert variables == ["datasource", "cluster", "run", "group", "node"]
+    assert dashboard["uid"] == f"sdp-{name}"
+    rows = [number for number, panel in enumerate(dashboard["panels"]) if panel["type"] == "row"]
+    first = dashboard["panels"][rows[0] + 1 : rows[1]]
+    assert rows[0] == 0
+    assert max(panel["gridPos"]["y"] + panel["gridPos"]["h"] for panel in first) <= 12, "more than a screen"
+    assert [panel["type"] for panel in first[:6]] == ["stat"] * 6
+    ids = [panel["id"] for panel in dashboard["panels"]]
+    assert len(set(ids)) == len(ids)
+    for panel in chart.panels(dashboard):
+        assert panel["datasource"]["uid"] == "${datasource}"
+        assert panel["gridPos"]["x"] + panel["gridPos"]["w"] <= 24
+        assert panel["targets"], panel["title"]
+
+
+@pytest.mark.parametrize("name", sorted(chart.dashboards()))
+def test_panels_of_a_dashboard_do_not_overlap_and_only_the_end_of_a_row_has_room(name: str) -> None:
+    taken: set[tuple[int, int]] = set()
+    for panel in chart.dashboards()[name]["panels"]:
+        place = panel["gridPos"]
+        cells = {
+            (x, y)
+            for x in range(place["x"], place["x"] + place["w"])
+            for y in range(place["y"], place["y"] + place["h"])
+        }
+        assert not cells & taken, panel["title"]
+        taken |= cells
+    for y in {y for _, y in taken}:
+        assert sum(1 for x, at in taken if at == y) == 24, f"a gap at line {y}"
+
+
+def test_every_query_can_be_narrowed_down_by_the_variables() -> None:
+    """Each asks for a cluster, or for a node of those that a cluster owns."""
+    for query in chart.queries():
+        assert "$cluster" in query.text or "$node" in query.text, query.where
+
+
+@NEEDS_HELM
+def test_every_object_is_one_that_kubernetes_and_the_operator_know(render: Render) -> None:
+    manifests = render("exporter.networkPolicy.enabled=true")
+    kinds = {"DaemonSet": "V1DaemonSet", "ConfigMap": "V1ConfigMap", "NetworkPolicy": "V1NetworkPolicy"}
+    for manifest in manifests:
+        if manifest["kind"] in kinds:
+            assert list(unknown_fields(manifest, kinds[manifest["kind"]], manifest["kind"])) == []
+        elif manifest["kind"] == "PodMonitor":
+            assert manifest["spec"].keys() <= {"selector", "namespaceSelector", "podMetricsEndpoints"}
+            for endpoint in manifest["spec"]["podMetricsEndpoints"]:
+                assert endpoint.keys() <= POD_METRICS_ENDPOINT
+                for rule in [*endpoint.get("relabelings", []), *endpoint.get("metricRelabelings", [])]:
+                    assert rule.keys() <= RELABEL
+        else:
+            assert manifest["kind"] == "PrometheusRule"
+            for group in manifest["spec"]["groups"]:
+                assert group.keys() <= {"name", "interval", "rules"}
+                for rule in group["rules"]:
+                    assert rule.keys() <= {"record", "alert", "expr", "for", "labels", "annotations"}
+
+
+POD_METRICS_ENDPOINT = {
+    "port", "interval", "scrapeTimeout", "scheme", "tlsConfig", "basicAuth", "honorLabels", "relabelings",
+    "metricRelabelings",
+}  # fmt: skip
+RELABEL = {"action", "sourceLabels", "separator", "targetLabel", "regex", "replacement"}
+"""Of monitoring.coreos.com/v1, what the chart uses."""
+
+
+@NEEDS_HELM
+def test_the_exporter_has_the_host_s_pids_and_no_other_privilege(render: Render) -> None:
+    pod = one(render(), "DaemonSet")["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert pod["hostPID"] is True
+    assert not {"hostNetwork", "hostIPC", "volumes"} & pod.keys()
+    assert pod["automountServiceAccountToken"] is False
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    assert "nvidia.com/gpu" not in json.dumps(container["resources"]), "it would take a GPU from training"
+
+
+@NEEDS_HELM
+def test_the_exporter_goes_only_where_a_label_says_that_there_are_gpus(render: Render) -> None:
+    pod = one(render(), "DaemonSet")["spec"]["template"]["spec"]
+    terms = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    assert {expression["key"] for term in terms for expression in term["matchExpressions"]} == {
+        "nvidia.com/gpu.product",
+        "nvidia.com/gpu.present",
+        "cloud.google.com/gke-accelerator",
+    }
+    assert pod["tolerations"] == [{"operator": "Exists"}]
+
+
+@NEEDS_HELM
+def test_asking_the_kubelet_takes_one_folder_and_root_without_capabilities(render: Render) -> None:
+    settings = ("exporter.podResources=/var/lib/kubelet/pod-resources", "exporter.runAsUser=0")
+    pod = one(render(*settings), "DaemonSet")["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert pod["volumes"] == [
+        {"name": "pod-resources", "hostPath": {"path": "/var/lib/kubelet/pod-resources", "type": "Directory"}}
+    ]
+    assert container["volumeMounts"][0]["readOnly"] is True
+    assert "--pod-resources=/var/lib/kubelet/pod-resources/kubelet.sock" in container["args"]
+    assert "add" not in container["securityContext"]["capabilities"]
+    more = one(render(*settings, "exporter.readEnvironment=true"), "DaemonSet")["spec"]["template"]["spec"]
+    assert more["containers"][0]["securityContext"]["capabilities"]["add"] == ["SYS_PTRACE"]
+
+
+@NEEDS_HELM
+def test_the_exporter_takes_the_arguments_that_it_is_given(render: Render) -> None:
+    from sdp.exporter.__main__ import parser
+
+    settings = ["exporter.webConfigSecret=web", "exporter.scheme=https", "exporter.extraArgs={--log-level=debug}"]
+    settings += ["exporter.podResources=/pods/", "exporter.runAsUser=0", "exporter.timeoutSeconds=3"]
+    manifests = render(*settings)
+    pod = one(manifests, "DaemonSet")["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert container["command"] == ["python", "-m", "sdp.exporter"]
+    told = parser().parse_args(container["args"])
+    assert (told.port, told.timeout_s, told.log_level) == (9850, 3, "debug")
+    assert (str(told.web_config), str(told.pod_resources)) == ("/etc/sdp/web/web-config.yml", "/pods/kubelet.sock")
+    assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
+    assert container["livenessProbe"]["tcpSocket"] == {"port": "metrics"}
+    assert one(manifests, "PodMonitor", "exporter")["spec"]["podMetricsEndpoints"][0]["scheme"] == "https"
+
+
+@NEEDS_HELM
+def test_selectors_match_what_is_there(render: Render) -> None:
+    """Ray's pods have KubeRay's labels and charts/sdp-cluster's port; the exporter has its own."""
+    manifests = render()
+    exporter = one(manifests, "DaemonSet")["spec"]
+    labels = exporter["template"]["metadata"]["labels"]
+    assert exporter["selector"]["matchLabels"].items() <= labels.items()
+    monitor = one(manifests, "PodMonitor", "exporter")["spec"]
+    assert monitor["selector"]["matchLabels"].items() <= labels.items()
+    assert {e["port"] for e in monitor["podMetricsEndpoints"]} == {
+        p["name"] for p in exporter["template"]["spec"]["containers"][0]["ports"]
+    }
+    for who in ("head", "worker"):
+        ray = one(manifests, "PodMonitor", f"ray-{who}")["spec"]
+        assert ray["selector"]["matchLabels"] == {"ray.io/node-type": who}
+        assert ray["namespaceSelector"] == {"any": True}
+        assert ray["podMetricsEndpoints"][0]["port"] == "metrics"
+    for kind in ("PodMonitor", "PrometheusRule"):
+        for manifest in manifests:
+            if manifest["kind"] == kind:
+                assert manifest["metadata"]["labels"]["release"] == "kube-prometheus-stack"
+
+
+@NEEDS_HELM
+def test_dashboards_come_as_config_maps_that_grafana_s_sidecar_finds(render: Render) -> None:
+    maps = [m for m in render() if m["kind"] == "ConfigMap"]
+    assert all(m["metadata"]["labels"]["grafana_dashboard"] == "1" for m in maps)
+    loaded = {name: json.loads(text) for m in maps for name, text in m["data"].items()}
+    assert loaded == {f"sdp-{name}.json": dashboard for name, dashboard in chart.dashboards().items()}
+    assert all(sum(map(len, m["data"].values())) < 900_000 for m in maps), "etcd takes 1 MiB"
+    (moved, *_) = [m for m in render("dashboards.namespace=grafana") if m["kind"] == "ConfigMap"]
+    assert moved["metadata"]["namespace"] == "grafana"
+
+
+@NEEDS_HELM
+def test_rules_come_as_they_are_written_with_their_runbook_s_address(render: Render) -> None:
+    spec = one(render(), "PrometheusRule")["spec"]
+    told = {rule.get("alert", rule.get("record")): rule for group in spec["groups"] for rule in group["rules"]}
+    written = {
+        rule.get("alert", rule.get("record")): rule for kind in ("record", "alert") for rule in chart.rules(kind)
+    }
+    assert {name: rule["expr"] for name, rule in told.items()} == {n: rule["expr"] for n, rule in written.items()}
+    base = yaml.safe_load((CHART / "values.yaml").read_text())["rules"]["runbooks"]
+    for name, rule in told.items():
+        if "alert" in rule:
+            assert rule["annotations"]["runbook_url"] == f"{base}/{written[name]['annotations']['runbook']}.md"
+            assert rule["annotations"]["summary"] == written[name]["annotations"]["summary"]
+
+
+@NEEDS_HELM
+def test_an_alert_can_be_changed_and_left_out(render: Render) -> None:
+    settings = ["rules.alerts.SdpSpilling.enabled=false", "rules.alerts.SdpGpuXid.severity=info"]
+    settings += ["rules.alerts.SdpCheckpointLate.for=3h", "rules.alertLabels.team=training"]
+    spec = one(render(*settings, "rules.alerts.SdpGpuLost.expr=sdp_gpu_up < 1"), "PrometheusRule")["spec"]
+    alerts = {rule["alert"]: rule for group in spec["groups"] for rule in group["rules"] if "alert" in rule}
+    assert "SdpSpilling" not in alerts
+    assert alerts["SdpGpuXid"]["labels"] == {"severity": "info", "team": "training"}
+    assert alerts["SdpCheckpointLate"]["for"] == "3h"
+    assert alerts["SdpGpuLost"]["expr"] == "sdp_gpu_up < 1"
+
+
+@NEEDS_HELM
+@NEEDS_PROMTOOL
+def test_without_the_operator_there_are_annotations_and_a_configuration_that_says_the_same(
+    render: Render, tool: Callable[[str], Path], tmp_path: Path
+) -> None:
+    plain, operator = render("mode=plain"), render()
+    assert {m["kind"] for m in plain} == {"DaemonSet", "ConfigMap"}
+    annotations = one(plain, "DaemonSet")["spec"]["template"]["metadata"]["annotations"]
+    assert annotations["prometheus.io/scrape"] == "true"
+    assert annotations["prometheus.io/port"] == "9850"
+    assert "annotations" not in one(operator, "DaemonSet")["spec"]["template"]["metadata"]
+    data = one(plain, "ConfigMap", "-prometheus")["data"]
+    assert yaml.safe_load(data["rules.yaml"]) == one(operator, "PrometheusRule")["spec"]
+    jobs = {job["job_name"]: job for job in yaml.safe_load(data["scrape.yaml"])["scrape_configs"]}
+    for who in ("head", "worker"):
+        (endpoint, *_) = one(operator, "PodMonitor", f"ray-{who}")["spec"]["podMetricsEndpoints"]
+        job = jobs[f"sdp-ray-{who}"]
+        assert job["metric_relabel_configs"] == as_prometheus(endpoint["metricRelabelings"])
+        assert job["relabel_configs"][-4:] == as_prometheus(endpoint["relabelings"])
+        (discovery,) = job.pop("kubernetes_sd_configs")  # Debian builds Prometheus without it
+        assert discovery["role"] == "pod"
+        assert discovery["selectors"] == [{"role": "pod", "label": f"ray.io/node-type={who}"}]
+    (tmp_path / "prometheus.yaml").write_text(yaml.safe_dump({"scrape_configs": list(jobs.values())}))
+    (tmp_path / "rules.yaml").write_text(data["rules.yaml"])
+    for what, path in (("config", "prometheus.yaml"), ("rules", "rules.yaml")):
+        command = [str(tool("promtool")), "check", what, str(tmp_path / path)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 0, done.stderr
+
+
+@NEEDS_HELM
+@pytest.mark.parametrize(
+    ("settings", "kinds"),
+    [
+        (["exporter.enabled=false"], {"PodMonitor", "PrometheusRule", "ConfigMap"}),
+        (["exporter.enabled=false", "ray.enabled=false"], {"PrometheusRule", "ConfigMap"}),
+        (["rules.enabled=false", "dashboards.enabled=false"], {"PodMonitor", "DaemonSet"}),
+    ],
+)
+def test_nothing_is_rendered_that_was_not_asked_for(render: Render, settings: list[str], kinds: set[str]) -> None:
+    assert {manifest["kind"] for manifest in render(*settings)} == kinds
+
+
+@NEEDS_HELM
+@pytest.mark.parametrize(
+    ("setting", "says"),
+    [
+        ("mode=both", "/mode"),
+        ("exporter.portt=1", "'portt' not allowed"),
+        ("exporter.port=0", "/exporter/port"),
+        ("ray.interval=15", "/ray/interval"),
+        ("rules.runbooks=docs", "/rules/runbooks"),
+        (
+            "rules.alerts.SdpSpiling.enabled=false",
+            "rules.alerts.SdpSpiling: no such alert; there are SdpCheckpointLate",
+        ),
+        ("rules.alerts.SdpSpilling.form=5m", "'form' not allowed"),
+        ("exporter.scheme=https", "exporter.webConfigSecret: required where exporter.scheme is https"),
+        ("exporter.podResources=/x", "exporter.runAsUser: expected 0 where podResources or readEnvironment are set"),
+        ("exporter.readEnvironment=true", "exporter.runAsUser: expected 0"),
+        ("nameOverride=" + "n" * 41, "nameOverride: expected at most 40 characters"),
+    ],
+)
+def test_what_cannot_work_is_refused_with_the_value_s_path(
+    tool: Callable[[str], Path], setting: str, says: str
+) -> None:
+    done = helm_template(tool("helm"), setting)
+    assert done.returncode != 0, "rendered all the same"
+    assert says in done.stderr
+
+
+def test_the_readme_is_made_from_the_values() -> None:
+    text = (CHART / "values.yaml").read_text()
+    assert (CHART / "README.md").read_text() == chart_readme.page(text, chart_readme.HEADS["sdp-monitoring"])
+    documented = {path for path, _ in chart_readme.documented(text)}
+    for path in _leaves(yaml.safe_load(text)):
+        assert any(path == known or path.startswith(f"{known}.") for known in documented), path
+
+
+def _leaves(values: Mapping[str, Any], at: str = "") -> Iterable[str]:
+    for name, value in values.items():
+        if isinstance(value, dict) and value:
+            yield from _leaves(value, f"{at}{name}.")
+        else:
+            yield f"{at}{name}"

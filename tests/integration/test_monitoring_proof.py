@@ -1,0 +1,135 @@
+"""Rules and dashboards on a real Prometheus that watches a real Ray at work, and the real exporter over fake GPUs."""
+
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.monitoring import chart, promql
+from tests.monitoring.machines import CLUSTER, GIB, NAMESPACE
+from tests.monitoring.proof import SMALL, Recorded, recorded
+from tests.monitoring.ray_names import RAY
+
+pytestmark = [
+    pytest.mark.needs("prometheus", "helm", "cc"),
+    pytest.mark.timeout(600),  # a minute or two, and more on a busy machine
+]
+STEP_S = 2.0
+
+
+@pytest.fixture(scope="module")
+def run(tool: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorded]:
+    with recorded(tool("helm"), tool("prometheus"), tmp_path_factory.mktemp("proof"), SMALL) as told:
+        yield told
+
+
+def silent(run: Recorded, expressions: list[tuple[str, str]]) -> dict[str, str]:
+    """Those that had no value at any time of the load."""
+    return {where: text for where, text in expressions if not run.prometheus.history(text, run.start, run.end, STEP_S)}
+
+
+def test_every_query_of_every_panel_returns_series(run: Recorded) -> None:
+    asked = [(query.where, query.filled(__rate_interval="20s")) for query in chart.queries()]
+    assert len(asked) > 100
+    assert silent(run, asked) == {}
+
+
+def test_every_recording_rule_has_recorded(run: Recorded) -> None:
+    assert silent(run, [(record.where, record.where) for record in chart.records()]) == {}
+
+
+def test_every_series_that_an_alert_asks_for_is_there(run: Recorded) -> None:
+    asked = {
+        f"{alert.where}: {selector.text}": selector.text
+        for alert in chart.alerts()
+        for selector in promql.selectors(alert.text)
+    }
+    assert silent(run, list(asked.items())) == {}
+
+
+def test_every_name_of_ray_s_is_one_that_ray_has(run: Recorded) -> None:
+    for name, labels in RAY.items():
+        found = run.prometheus.history(name, run.start, run.end, STEP_S)
+        assert found, name
+        assert labels <= {label for series, _ in found for label in series}, (name, labels, found[0][0])
+        assert all(not label.startswith("otel_") and label != "Version" for series, _ in found for label in series)
+
+
+def test_jobs_metrics_have_the_catalogue_s_names_and_say_where_they_come_from(run: Recorded) -> None:
+    assert run.prometheus.history('{__name__=~"ray_sdp_.+"}', run.start, run.end, STEP_S) == []
+    for series, _ in run.prometheus.history('{__name__=~"sdp_train_.+"}', run.start, run.end, STEP_S):
+        assert (series["namespace"], series["ray_cluster"], series["ray_io_cluster"]) == (NAMESPACE, CLUSTER, CLUSTER)
+        assert series["ray_group"] in {"headgroup", "a100"}
+        assert "SessionName" not in series
+
+
+def test_a_job_s_rows_are_told_by_its_stage(run: Recorded) -> None:
+    """Their own label is `job`, which is the name of one that Prometheus puts on everything."""
+    found = run.prometheus.history("sdp_job_rows", run.start, run.end, STEP_S)
+    assert {(series["stage"], series["run"], series["job"]) for series, _ in found} == {
+        ("download", "images", "ray"),
+        ("process", "latents", "ray"),
+    }
+    assert all("exported_job" not in series for series, _ in found)
+
+
+def test_a_gauge_that_was_set_once_is_there_as_long_as_its_process(run: Recorded) -> None:
+    """Ray leaves out what was not set again between two exports. This one was set before the download."""
+    ((series, told),) = run.prometheus.history("sdp_train_mfu", run.start, run.end, STEP_S)
+    ((_, scraped),) = run.prometheus.history(f'up{{pod="{series["pod"]}"}} == 1', told[0][0], run.end, STEP_S)
+    assert len(scraped) > 20
+    assert len(told) > 0.9 * len(scraped)
+
+
+def test_memory_on_gpus_is_told_by_role_and_rank(run: Recorded) -> None:
+    """The exporter knows the driver's pids, the jobs their own: joined by the pid inside the pod."""
+    found = run.prometheus.history("sdp:gpu_process_memory:bytes", run.start, run.end, STEP_S)
+    told = {(s["role"], s.get("rank", ""), s["ray_group"], s["node"], s["gpu"], values[-1][1]) for s, values in found}
+    assert {
+        ("trainer", "0", "a100", "node-2", "0", 30.0 * GIB),
+        ("trainer", "1", "a100", "node-2", "1", 30.0 * GIB),
+        ("encoder", "", "a10g", "node-1", "0", 2.0 * GIB),
+    } <= told
+    assert {series["run"] for series, _ in found if series["role"] == "trainer"} == {"sd2"}
+
+
+def test_a_gpu_belongs_to_the_run_on_it_and_an_idle_one_to_nobody(run: Recorded) -> None:
+    found = run.prometheus.history("sdp:gpu:owner", run.start, run.end, STEP_S)
+    runs = {(s["node"], s["gpu"]): set[str]() for s, _ in found}
+    for series, _ in found:
+        runs[series["node"], series["gpu"]].add(series.get("run", ""))
+    assert "sd2" in runs["node-2", "0"]
+    assert runs["node-2", "2"] == {""}
+    assert len(runs) == 7
+    chosen = 'max(sdp_gpu_utilization_ratio and on (node, uuid) sdp:gpu:owner{run="sd2", ray_group="a100"})'
+    assert run.prometheus.history(chosen, run.start, run.end, STEP_S)
+
+
+def test_alerts_of_the_faults_that_were_made_are_pending_or_firing(run: Recorded) -> None:
+    run.prometheus.until('ALERTS{alertname="SdpGpuThrottled"}')
+    found = {(a["labels"]["alertname"], a["labels"].get("gpu", "")) for a in run.prometheus.ask("alerts")["alerts"]}
+    assert {
+        ("SdpGpuXid", "2"),
+        ("SdpGpuXidFatal", "2"),
+        ("SdpGpuThrottled", "2"),
+        ("SdpGpuFaulty", "2"),
+        ("SdpGpuLost", "4"),
+        ("SdpGpuMemoryAlmostFull", "1"),
+    } <= found
+    quiet = {"SdpExporterDown", "SdpExporterBlind", "SdpLedgerMismatch", "SdpSpilling", "SdpTrainingRecovers"}
+    assert not quiet & {name for name, _ in found}
+
+
+def test_figures_are_those_of_the_load(run: Recorded) -> None:
+    def last(expr: str) -> float:
+        ((_, values),) = run.prometheus.history(expr, run.start, run.end, STEP_S)
+        return values[-1][1]
+
+    written = last('sum(sdp_download_rows_total{outcome="written"})')
+    assert written == SMALL.rows
+    # What a trainer says in its last seconds, before its process is ended, Ray need not have exported.
+    assert SMALL.rows < last("max(sdp_train_samples_seen)") <= SMALL.epochs * SMALL.rows
+    assert last("max(sdp:train_gpu_memory_peak:ratio)") == pytest.approx(27 / 80)
+    assert last("min(sdp:train_batch_room:ratio)") == pytest.approx(1 + (0.95 * 80 - 27) / (27 - 14))
+    assert math.isclose(last('max(sdp:gpu_memory:ratio{node="node-1"})'), int(23.8 * GIB) / (24 * GIB))

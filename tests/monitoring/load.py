@@ -1,0 +1,92 @@
+"""A small load of every stage on the connected Ray: download, process, online training, generate."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from sdp import telemetry
+from sdp.config import load
+from sdp.demo.server import ImageServer
+from sdp.download import job as downloading
+from sdp.generate import job as drawing
+from sdp.process import job as processing
+from sdp.train import job as training
+from tests.download_kit import config_for, plain_urls, write_urls
+from tests.generate_kit import generate_config
+from tests.monitoring.machines import GIB
+from tests.training import config
+
+RUN = "sd2"
+
+
+def download(root: Path, rows: int) -> None:
+    with ImageServer(images=rows + 20, distinct=20) as server:
+        server.warm()
+        urls = [*plain_urls(server, rows), *(server.image_url(rows + n, "404") for n in range(rows // 20))]
+        slowly = {"at_once": 64, "per_second": rows / 6}
+        downloading.run(config_for(write_urls(root / "meta", urls), root / "images", hosts=slowly))
+
+
+def process(root: Path) -> None:
+    told = [f"source.uri={root}/images", f"output.uri={root}/latents", "model.source=builtin:tiny", "resolutions=[64]"]
+    told += ["encode.dtype=fp32", "encode.batch_size=4", "encode.num_workers=1", "encode.accelerator=A10G"]
+    told += ["output.rows_per_file=8"]  # so that it takes some seconds, and figures are seen to grow
+    processing.run(load("process", None, told))
+
+
+def train(root: Path, epochs: int, workers: int = 2) -> str:
+    """The run's last checkpoint."""
+    how = config(
+        root, RUN, source__uri=str(root / "images"), model__source="builtin:tiny", data__mode="online",
+        encode__dtype="fp32", encode__batch_size=8, encode__accelerator="A10G", encode__num_workers=1,
+        transform__node_labels={"ray.io/node-group": "cpu"}, scaling__accelerator="A100",
+        scaling__num_workers=workers, data__batch_size=4, max_steps=None, max_epochs=epochs, log__every_steps=2,
+        checkpoint__every_steps=10, prices__trainer_hour=3.0,
+    )  # fmt: skip
+    done = training.run(how)
+    assert done.checkpoint is not None
+    return done.checkpoint
+
+
+def generate(root: Path, checkpoint: str, pictures: int) -> None:
+    drawing.run(generate_config(root / "pictures", checkpoint, ["a red circle"], images_per_prompt=pictures))
+
+
+def tell_what_is_not_here(run: str, workers: int) -> None:
+    """What only GPUs or faults make a job say, said by this process through the same calls: PyTorch's memory, MFU, rows
+    that were bad, workers that died, a validation."""
+    own = telemetry.begin(run)
+    for rank in range(workers):
+        for kind, amount in (("allocated", 14 * GIB), ("reserved", 29 * GIB), ("peak", 27 * GIB)):
+            own.show("sdp_train_gpu_memory_bytes", amount, rank=rank, kind=kind)
+        own.count("sdp_train_bad_rows_total", 1, rank=rank)
+    own.show("sdp_train_mfu", 0.31)
+    own.show("sdp_train_validation_loss", 0.5, timesteps="all")
+    own.count("sdp_process_deaths_total", 1)
+    own.count("sdp_generate_images_total", 1)
+
+
+@contextmanager
+def meanwhile(action: Callable[[], None], every_s: float = 1.0) -> Iterator[None]:
+    """Do it again and again in another thread; what goes wrong there is raised here at the end."""
+    over = threading.Event()
+    failed: list[Exception] = []
+
+    def work() -> None:
+        while not over.wait(every_s):
+            try:
+                action()
+            except Exception as error:  # noqa: BLE001  # told below
+                failed.append(error)
+                return
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join(timeout=30)
+    if failed:
+        raise failed[0]

@@ -1,0 +1,230 @@
+"""A Ray of this machine that Prometheus sees as it would see the pods of KubeRay, and GPUs that are not there.
+
+Ray's nodes are processes here; the names that Kubernetes would give them are put on by the chart's own relabelings.
+GPUs are those of the fake driver, behind the real exporter, which looks into a folder in place of /proc: its processes
+have the pids in there that the jobs tell of themselves, and other ones for the driver.
+"""
+
+import os
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from tests import nvml
+from tests.exporter_kit import exporting
+from tests.monitoring.chart import Manifest, one
+from tests.monitoring.prometheus import Prometheus, as_prometheus
+
+NAMESPACE, CLUSTER = "training", "sdp"
+GIB = 1 << 30
+HOST_PIDS = 1_000_000
+"""The driver's pids are those inside, and this."""
+PIECE_S = 0.4
+EXPORT_MS = 2000
+"""How often Ray's processes tell their figures, in place of 10 s."""
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """A pod of Ray, and the node that it is on."""
+
+    group: str
+    """As KubeRay calls it."""
+    node: str
+    labels: Mapping[str, str]
+    gpus: int = 0
+    cpus: int = 3
+
+    @property
+    def pod(self) -> str:
+        return f"{CLUSTER}-{self.group}-0"
+
+
+MACHINES = (
+    Machine("headgroup", "node-0", {"ray.io/node-group": "cpu"}),
+    Machine("a10g", "node-1", {"ray.io/accelerator-type": "A10G"}, gpus=2),
+    Machine("a100", "node-2", {"ray.io/accelerator-type": "A100"}, gpus=2),
+)
+
+
+def take_time() -> None:
+    """In each worker: a tiny model encodes so fast that all would be over between two exports."""
+    from sdp.process import work
+
+    encode = work.encode_chunk
+
+    def slowly(*given: Any) -> Any:
+        threading.Event().wait(PIECE_S)
+        return encode(*given)
+
+    work.encode_chunk = slowly
+
+
+@contextmanager
+def ray_of(machines: tuple[Machine, ...] = MACHINES) -> Iterator[dict[str, int]]:
+    """Started, and this process connected to it; the port of each pod's metrics."""
+    import ray
+    from ray.cluster_utils import Cluster
+
+    told: list[dict[str, Any]] = [
+        {
+            "num_cpus": machine.cpus,
+            "num_gpus": machine.gpus,
+            "labels": {**machine.labels, "sdp/group": machine.group},
+            "object_store_memory": 150_000_000,
+        }
+        for machine in machines
+    ]
+    head = {**told[0], "_system_config": {"metrics_report_interval_ms": EXPORT_MS}}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
+    try:
+        for machine in told[1:]:
+            cluster.add_node(**machine)
+        hook = {"worker_process_setup_hook": lambda: take_time()}
+        ray.init(address=cluster.address, log_to_driver=False, runtime_env=hook)
+        cluster.wait_for_nodes()
+        pods = {machine.group: machine.pod for machine in machines}
+        yield {pods[node["Labels"]["sdp/group"]]: node["MetricsExportPort"] for node in ray.nodes()}
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+
+
+@dataclass
+class Gpus:
+    """The fake GPUs of a node."""
+
+    machine: Machine
+    scenario: nvml.Scenario
+    proc: Path
+    target: str
+    """Where the exporter listens."""
+    _known: set[int] = field(default_factory=set)
+
+    def host(self, pid: int, gpu: int, memory: int, *, pod: str = "") -> None:
+        """A process is on a GPU from now on; it is in the machine's own pod if no other is named."""
+        if pid in self._known:
+            return
+        self._known.add(pid)
+        host_pid = HOST_PIDS + pid
+        folder = self.proc / str(host_pid)
+        folder.mkdir()
+        (folder / "comm").write_text("ray::worker\n")
+        (folder / "stat").write_text(f"{host_pid} (ray::worker) S " + " ".join(["1"] * 40))
+        (folder / "status").write_text(f"Name:\tray::worker\nNSpid:\t{host_pid}\t{pid}\n")
+        (folder / "cgroup").write_text(
+            "0::/kubepods.slice/kubepods-burstable.slice/"
+            f"kubepods-burstable-pod0123abcd_0000_0000_0000_{hash(pod) % 10**12:012d}.slice\n"
+        )
+        environment = {
+            "RAY_CLOUD_INSTANCE_ID": pod or self.machine.pod,
+            "RAY_CLUSTER_NAME": CLUSTER,
+            "RAY_NODE_TYPE_NAME": self.machine.group,
+            "FQ_RAY_IP": f"{CLUSTER}-head-svc.{NAMESPACE}.svc.cluster.local",
+        }
+        (folder / "environ").write_bytes("\0".join(f"{k}={v}" for k, v in environment.items()).encode())
+        number = sum(key.startswith(f"gpu.{gpu}.process.") for key in self.scenario)
+        self.scenario.write({f"gpu.{gpu}.process.{number}": f"C {host_pid} {memory}"})
+
+
+@contextmanager
+def gpus_of(machine: Machine, library: Path, folder: Path, lines: Mapping[str, object]) -> Iterator[Gpus]:
+    """An exporter over the fake driver."""
+    proc = folder / "proc"
+    (proc / "self").mkdir(parents=True)
+    scenario = nvml.Scenario(folder / "gpus", lines)
+    arguments = ("--node", machine.node, "--host-proc", str(proc), "--pod-resources", str(folder / "no.sock"))
+    environment = {key: value for key, value in scenario.environment(library).items() if key in _PASSED}
+    with exporting({**os.environ, **environment}, *arguments) as exporter:
+        yield Gpus(machine, scenario, proc, urlsplit(exporter.url).netloc)
+
+
+_PASSED = frozenset({"LD_LIBRARY_PATH", "FAKE_NVML_SCENARIO"})
+
+
+def healthy(count: int, product: str, total: int) -> dict[str, object]:
+    lines = {**nvml.a100s(count), "gpu.*.name": product, "gpu.*.memory_total": total, "gpu.*.memory_used": total // 4}
+    return {**lines, "gpu.*.field.29": 0, "gpu.*.field.30": 0, "gpu.*.field.31": 0}
+
+
+def in_trouble() -> dict[str, object]:
+    """Five A100: two that train, a hot one with XIDs and a row to replace, one in slices, one that will be lost."""
+    return {
+        **healthy(5, "NVIDIA A100-SXM4-80GB", 80 * GIB),
+        "gpu.2.throttle_reasons": 0x40,
+        "gpu.2.temperature": 88,
+        "gpu.2.remapped": "1 0 1 0",
+        "gpu.2.pcie_width": 8,
+        "xid.0": "2 79",
+        "xid.1": "2 31",
+        "gpu.3.mig": 1,
+        "gpu.3.mig.0": f"MIG-{0:08d}-0000-0000-0000-000000000000 7 0 0 {5 * GIB} {GIB} 1g.5gb",
+    }
+
+
+@contextmanager
+def all_gpus(folder: Path) -> Iterator[dict[str, Gpus]]:
+    """By group: encoders' GPUs, one of them almost full, and trainers', some of them in trouble."""
+    library = nvml.build(folder / "nvml")
+    encoders = {**healthy(2, "NVIDIA A10G", 24 * GIB), "gpu.1.memory_used": int(23.8 * GIB), "gpu.*.memory_reserved": 0}
+    with ExitStack() as stack:
+        yield {
+            machine.group: stack.enter_context(gpus_of(machine, library, folder / machine.group, lines))
+            for machine, lines in zip(MACHINES[1:], (encoders, in_trouble()), strict=True)
+        }
+
+
+def scraping(manifests: list[Manifest], ports: Mapping[str, int], exporters: Mapping[str, Gpus]) -> dict[str, Any]:
+    """Prometheus' configuration: the chart's PodMonitors, with these targets in place of pods."""
+    by_pod = {machine.pod: machine for machine in MACHINES}
+    ray = one(manifests, "PodMonitor", "ray-worker")["spec"]["podMetricsEndpoints"][0]
+    exporter = one(manifests, "PodMonitor", "exporter")["spec"]["podMetricsEndpoints"][0]
+    return {
+        "global": {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"},
+        "scrape_configs": [
+            {
+                "job_name": "ray",
+                "scrape_timeout": "1s",
+                "relabel_configs": as_prometheus(ray["relabelings"]),
+                "metric_relabel_configs": as_prometheus(ray["metricRelabelings"]),
+                "static_configs": [
+                    {"targets": [f"127.0.0.1:{port}"], "labels": _pod_labels(by_pod[pod])}
+                    for pod, port in ports.items()
+                ],
+            },
+            {
+                "job_name": "exporter",
+                "honor_labels": exporter["honorLabels"],
+                "relabel_configs": as_prometheus(exporter["relabelings"]),
+                "static_configs": [
+                    {"targets": [gpus.target], "labels": {**_pod_labels(gpus.machine), "pod": f"exporter-{number}"}}
+                    for number, gpus in enumerate(exporters.values())
+                ],
+            },
+        ],
+    }
+
+
+def _pod_labels(machine: Machine) -> dict[str, str]:
+    """What the operator's own relabelings make of a pod, and what they leave for the chart's."""
+    return {
+        "namespace": NAMESPACE,
+        "pod": machine.pod,
+        "container": "ray",
+        "__meta_kubernetes_pod_node_name": machine.node,
+        "__meta_kubernetes_pod_label_ray_io_cluster": CLUSTER,
+        "__meta_kubernetes_pod_label_ray_io_group": machine.group,
+    }
+
+
+def settle(prometheus: Prometheus, gpus: Mapping[str, Gpus]) -> None:
+    """Put the processes that the jobs have told of on GPUs of their node: 2 GiB for an encoder, 30 for a trainer."""
+    for labels, _ in prometheus.series("sdp_process_info"):
+        if labels["ray_group"] in gpus:
+            trains = labels["role"] == "trainer"
+            gpu = int(labels["rank"] or 0) if trains else 0
+            gpus[labels["ray_group"]].host(int(labels["pid"]), gpu, (30 if trains else 2) * GIB)

@@ -1,0 +1,102 @@
+"""A Prometheus of this machine, and what one asks it."""
+
+import json
+import math
+import subprocess
+import threading
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+DEADLINE_S = 30.0
+TIMEOUT_S = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Prometheus:
+    url: str
+
+    def ask(self, path: str, **parameters: object) -> Any:
+        """The API's answer; ValueError with Prometheus' own words where it refuses."""
+        address = f"{self.url}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
+        try:
+            with urllib.request.urlopen(address, timeout=TIMEOUT_S) as answer:
+                return json.load(answer)["data"]
+        except urllib.error.HTTPError as error:
+            raise ValueError(f"{parameters}: {error.read().decode()}") from None
+
+    def series(self, expr: str, at: float | None = None) -> list[tuple[dict[str, str], float]]:
+        """Labels and values of now."""
+        moment = {} if at is None else {"time": at}
+        found = self.ask("query", query=expr, **moment)
+        assert found["resultType"] == "vector", f"{expr} is a {found['resultType']}"
+        return [(one["metric"], float(one["value"][1])) for one in found["result"]]
+
+    def history(
+        self, expr: str, start: float, end: float, step: float = 2.0
+    ) -> list[tuple[dict[str, str], list[tuple[float, float]]]]:
+        """Labels, and times with values, of each series that had one that is a number."""
+        found = self.ask("query_range", query=expr, start=start, end=end, step=step)["result"]
+        told = [(one["metric"], [(float(at), float(value)) for at, value in one["values"]]) for one in found]
+        finite = [(labels, [(at, value) for at, value in values if math.isfinite(value)]) for labels, values in told]
+        return [(labels, values) for labels, values in finite if values]
+
+    def wait_until_ready(self) -> None:
+        """It listens before it answers."""
+        end = time.monotonic() + DEADLINE_S
+        while True:
+            try:
+                urllib.request.urlopen(f"{self.url}/-/ready", timeout=TIMEOUT_S).close()
+                return
+            except urllib.error.HTTPError as error:
+                if error.code != 503 or time.monotonic() > end:
+                    raise
+
+    def until(self, expr: str, enough: Callable[[list[tuple[dict[str, str], float]]], bool] = bool) -> None:
+        """Wait for it."""
+        end, pause = time.monotonic() + DEADLINE_S, threading.Event()
+        while not enough(found := self.series(expr)):
+            assert time.monotonic() < end, f"{expr}: {found}"
+            pause.wait(0.2)
+
+
+@contextmanager
+def running(program: Path, folder: Path, config: Mapping[str, Any], *arguments: str) -> Iterator[Prometheus]:
+    """With its data in FOLDER/tsdb, on a port of its own choice."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "prometheus.yaml").write_text(yaml.safe_dump(dict(config)))
+    command = [str(program), f"--config.file={folder / 'prometheus.yaml'}", f"--storage.tsdb.path={folder / 'tsdb'}"]
+    command += ["--web.listen-address=127.0.0.1:0", "--log.format=json", *arguments]
+    log = folder / "prometheus.log"
+    with log.open("wb") as sink, subprocess.Popen(command, stdout=sink, stderr=sink) as process:
+        try:
+            prometheus = Prometheus(f"http://{_address(log, process)}")
+            prometheus.wait_until_ready()
+            yield prometheus
+        finally:
+            process.terminate()
+            process.wait(timeout=DEADLINE_S)
+
+
+def _address(log: Path, process: "subprocess.Popen[bytes]") -> str:
+    end = time.monotonic() + DEADLINE_S
+    while time.monotonic() < end and process.poll() is None:
+        for line in log.read_text().splitlines():
+            said = json.loads(line) if line.startswith("{") else {}
+            if said.get("msg") == "Listening on":
+                return str(said["address"])
+    raise AssertionError(f"prometheus does not listen:\n{log.read_text()}")
+
+
+def as_prometheus(relabelings: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """What the operator's `relabelings` mean in Prometheus' own configuration."""
+    names = {"sourceLabels": "source_labels", "targetLabel": "target_label"}
+    return [{names.get(key, key): value for key, value in rule.items()} for rule in relabelings]
