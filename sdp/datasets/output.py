@@ -63,7 +63,7 @@ def open_output(storage: Storage, head: Head) -> Output:
         storage.create(HEAD, head.to_bytes())
     except AlreadyExists:
         _refuse_another(storage, read_head(storage), head)
-    return Output(storage, head, index_files.load(storage, head.unit_rows))
+    return _with_index(storage, head)
 
 
 def peek_output(storage: Storage, head: Head) -> Output:
@@ -73,7 +73,17 @@ def peek_output(storage: Storage, head: Head) -> Output:
     except NotFound:
         if parts_in(storage):
             raise DatasetError(f"{storage.uri}: has parts but no {HEAD}; choose an empty output.uri") from None
-    return Output(storage, head, index_files.load(storage, head.unit_rows))
+    return _with_index(storage, head)
+
+
+def _with_index(storage: Storage, head: Head) -> Output:
+    index = index_files.load(storage, head.unit_rows)
+    if not index.versions and parts_in(storage):
+        raise DatasetError(
+            f"{storage.uri}: has parts but no index (_index/), without which their addresses mean nothing; restore it "
+            "from a backup, or choose an empty output.uri"
+        )
+    return Output(storage, head, index)
 
 
 def read_output(storage: Storage) -> Output:

@@ -297,9 +297,13 @@ async def _wrong_type(x: Exchange) -> None:
     await x.answer(x.head(200, *lines, f"Content-Length: {len(x.image.data)}"), x.image.data)
 
 
-@kind("robots", image_comes=True, value="noai")
+@kind("robots", image_comes=True, value="noai", status="200")
 async def _robots(x: Exchange) -> None:
     tags = [f"X-Robots-Tag: {_one_line(value)}" for value in x.options.texts("value")]
+    status = int(x.options.choice("status", "200", "404", "503"))
+    if status != 200:
+        await x.answer(x.head(status, "Content-Length: 0", *tags))
+        return
     await x.answer(x.image_head(*tags), x.image.data)
 
 

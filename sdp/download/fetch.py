@@ -544,12 +544,12 @@ class _Slot:
 
     def verdict(self) -> Failure | None:
         """What a completed answer means; None for an image, or a redirect."""
-        if self.opted_out:
-            return Failure("opt_out", f"X-Robots-Tag: {self.opted_out}", FILTERED)
         if self.status in transfer.REDIRECT_STATUSES:
             return None if self.location else Failure("redirects", f"{self.status} without a Location")
         if self.status != 200:
             return transfer.of_status(self.status, self.retry_after)
+        if self.opted_out:
+            return Failure("opt_out", f"X-Robots-Tag: {self.opted_out}", FILTERED)
         if self.too_big:
             return Failure("too_big", f"more than {self.options.max_bytes} bytes")
         return None if self.size else Failure("empty", "0 bytes")
@@ -592,7 +592,8 @@ class _Slot:
             self.location = value.strip().decode("utf-8", "replace")
         elif name == b"retry-after":
             self.retry_after = transfer.retry_after_s(value.decode("latin-1"))
-        elif name == b"x-robots-tag" and self.options.respect_opt_out:
+        elif name == b"x-robots-tag" and self.options.respect_opt_out and self.status == 200:
+            # Of a redirect or an error page it says nothing about the image.
             self.opted_out = self.opted_out or opt_out(value.decode("latin-1"), self.options.agent_token)
 
     def write(self, piece: bytes) -> int | None:

@@ -41,6 +41,7 @@ from sdp.download.plan import Rules
 from sdp.download.politeness import Answer, Ask, HostLimits, SharedBudgets
 from sdp.download.spans import Span, read_span, spans
 from sdp.download.survey import Survey
+from sdp.download.unit import UnitTask
 from sdp.download.worker import KIND, Settings, Worker, settings_of
 from sdp.errors import DatasetError, SdpError, UserError
 from sdp.lease import Lease
@@ -197,13 +198,16 @@ class _Download:
             seen = self._survey(shape, settings.limits)
             hub = _start_hub(settings.limits)
             parts = self._pipeline(pending, shape, settings, hub, seen)
-            infos = []
+            infos: list[PartInfo] = []
             total = sum(len(work.unit) for work in pending)
             emit = telemetry.begin(self._config.output.uri)
             with _Shown(hub, total, emit):
                 for row in parts.iter_rows():
                     self._lease.check()
-                    infos.append(pickle.loads(row["info"]))
+                    made: PartInfo | SdpError = pickle.loads(row["info"])
+                    if isinstance(made, SdpError):
+                        raise made
+                    infos.append(made)
             figures: Figures = ray.get(hub.total.remote())
             report.emit(emit, figures, total)
         except RayError as error:
@@ -300,14 +304,20 @@ class _Reading:
         self._columns, self._output, self._options, self._duplicates = columns, output, options, duplicates
 
     def __call__(self, batch: pa.Table) -> Iterator[pa.Table]:
-        for data in batch["span"].to_pylist():
-            span: Span = pickle.loads(data)
-            for task in read_span(span, self._columns, self._output, self._options):
-                if self._duplicates is not None:
-                    unit = task.work.unit
-                    found = survey.duplicates_in(self._output, self._duplicates, unit.start, unit.stop)
-                    task = replace(task, duplicates=found)
-                yield pa.table({"task": pa.array([pickle.dumps(task)], pa.large_binary())})
+        try:
+            for data in batch["span"].to_pylist():
+                for task in self._tasks(pickle.loads(data)):
+                    yield pa.table({"task": pa.array([pickle.dumps(task)], pa.large_binary())})
+        except SdpError as error:  # handed on as it is: raised, it would reach the driver as a text of Ray Data's
+            yield pa.table({"task": pa.array([pickle.dumps(error)], pa.large_binary())})
+
+    def _tasks(self, span: Span) -> Iterator[UnitTask]:
+        for task in read_span(span, self._columns, self._output, self._options):
+            if self._duplicates is not None:
+                unit = task.work.unit
+                found = survey.duplicates_in(self._output, self._duplicates, unit.start, unit.stop)
+                task = replace(task, duplicates=found)
+            yield task
 
 
 class _Downloading:
@@ -324,9 +334,17 @@ class _Downloading:
         threading.Thread(target=self._report, name="sdp-report", daemon=True).start()
 
     def __call__(self, batch: pa.Table) -> pa.Table:
-        infos = [pickle.dumps(self._worker.make(pickle.loads(data))) for data in batch["task"].to_pylist()]
+        infos = [pickle.dumps(self._make(pickle.loads(data))) for data in batch["task"].to_pylist()]
         ray.get(self._hub.report.remote(self._name, self._worker.figures(), self._worker.take_hosts()))
         return pa.table({"info": pa.array(infos, pa.binary())})
+
+    def _make(self, task: UnitTask | SdpError) -> PartInfo | SdpError:
+        if isinstance(task, SdpError):
+            return task
+        try:
+            return self._worker.make(task)
+        except SdpError as error:  # as above
+            return error
 
     def _exchange(self, ask: Ask) -> Answer:
         answer: Answer = ray.get(self._hub.exchange.remote(ask))

@@ -1,6 +1,7 @@
 """The download stage end to end, on a Ray of this machine."""
 
 import io
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from sdp.datasets.outcomes import FAILED, FILTERED, WRITTEN
 from sdp.demo import shapes
 from sdp.demo.server import ImageServer
 from sdp.download import job
+from sdp.errors import SdpError
 from tests.download_kit import check_exactly_once, config_for, outcomes, plain_urls, write_urls
 
 
@@ -125,3 +127,14 @@ def test_of_images_with_the_same_content_the_lowest_is_kept(
     rerun = job.run(config)
     assert rerun is not None
     assert rerun.dataset.digest == summary.dataset.digest
+
+
+def test_what_stops_a_worker_is_told_in_its_own_words(server: ImageServer, tmp_path: Path) -> None:
+    source = write_urls(tmp_path / "meta", plain_urls(server, 40))
+    file = next(source.iterdir())
+    damaged = bytearray(file.read_bytes())
+    damaged[8:200] = bytes(192)  # pages; the footer is whole
+    file.write_bytes(damaged)
+    unasked = {"hosts": {"at_once": 64, "per_second": None, "count": False}, "dedup": {"content": False, "urls": False}}
+    with pytest.raises(SdpError, match=f"^{re.escape(str(file))}: "):
+        job.run(config_for(source, tmp_path / "out", **unasked))

@@ -135,12 +135,15 @@ def test_tensorboards_files_hold_every_line_and_say_where_a_run_went_on(root: Pa
     watch = Watch()
     train(config(root, max_steps=5), callbacks=[*callbacks(2000.0), watch])
     steps: dict[int, float] = {}
+    begun: list[int] = []
     for event in events_of(root):
         if event.HasField("session_log"):  # what TensorBoard does with it
+            begun.append(event.step)
             steps = {step: loss for step, loss in steps.items() if step < event.step}
         for value in event.summary.value:
             if value.tag == "loss":
                 steps[event.step] = value.simple_value
+    assert begun == [1, 3]  # the second job goes on from the checkpoint of step 2
     assert list(steps) == [1, 2, 3, 4, 5]
     assert [steps[step] for step in (3, 4, 5)] == pytest.approx(watch.losses, rel=1e-6)
 

@@ -257,6 +257,16 @@ def test_an_opt_out_is_honoured_before_the_image_is_read(
     assert reason in fetched.failure.detail
 
 
+def test_an_error_page_that_asks_not_to_be_indexed_is_an_error_all_the_same(server: ImageServer) -> None:
+    urls = [server.image_url(1, "robots", value="noindex", status=status) for status in (404, 503)]
+    gone, busy = fetch(urls, replace(OPTIONS, retries=1))
+    for fetched, status, attempts in ((gone, "404", 1), (busy, "503", 2)):
+        assert fetched.failure is not None
+        assert (fetched.failure.outcome, fetched.failure.reason) == ("failed", "http_status")
+        assert fetched.failure.detail.startswith(status)
+        assert fetched.attempts == attempts
+
+
 def test_an_opt_out_is_not_honoured_where_we_are_told_not_to(server: ImageServer) -> None:
     (fetched,) = fetch([server.image_url(1, "robots", value="noai")], replace(OPTIONS, respect_opt_out=False))
     body(fetched)

@@ -256,3 +256,13 @@ def test_a_kind_that_was_not_asked_for_is_refused(tmp_path: Path) -> None:
 def test_a_folder_that_is_no_dataset_says_so(tmp_path: Path) -> None:
     with pytest.raises(DatasetError, match="no dataset of sdp there"):
         open_dataset(open_storage(str(tmp_path)))
+
+
+def test_parts_without_their_index_are_refused_rather_than_given_new_addresses(tmp_path: Path) -> None:
+    dataset = make_images(tmp_path)
+    for file in (tmp_path / "images" / "_index").iterdir():
+        file.unlink()
+    with pytest.raises(DatasetError, match=r"has parts but no index \(_index/\)"):
+        begin_images(tmp_path)
+    with pytest.raises(DatasetError, match="has parts but no index"):
+        peek_output(dataset.storage, Head("images", 10, False, {"image.size": 256}))
