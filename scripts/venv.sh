@@ -77,7 +77,7 @@ else
     "$uv" venv --quiet --no-python-downloads --python "$PYTHON" .venv
 fi
 # shellcheck disable=SC2086  # no word at all on a terminal
-"$uv" pip sync $quiet --python .venv/bin/python --require-hashes requirements.lock
+"$uv" pip sync $quiet --compile-bytecode --python .venv/bin/python --require-hashes requirements.lock
 # What builds sdp is in the lock and installed by now: nothing more is downloaded.
 "$uv" pip install --quiet --python .venv/bin/python --offline --no-deps --no-build-isolation --editable .
 echo "$wanted" >$made_from.new

@@ -25,6 +25,7 @@ from sdp.errors import SdpError, UserError
 
 IMAGES = 1000
 SIDE = 64
+ONLINE_STEPS = 8
 STEPS = 400
 BATCH = 64
 PROMPTS = tuple(
@@ -59,7 +60,7 @@ class Step:
 def steps(folder: Path) -> list[Step]:
     """The pipeline, in order."""
     trainers = min(2, os.cpu_count() or 1)
-    where = {name: str(folder / name) for name in ("metadata", "images", "latents", "run", "samples")}
+    where = {name: str(folder / name) for name in ("metadata", "images", "latents", "online", "run", "samples")}
     download = {
         "source": {"uri": where["metadata"], "url_column": "URL", "caption_column": "TEXT"},
         "output": {"uri": where["images"], "rows_per_file": 100},
@@ -75,7 +76,10 @@ def steps(folder: Path) -> list[Step]:
     train = {
         "source": {"uri": where["latents"]},
         "output": {"uri": where["run"]},
-        "model": {"source": "builtin:tiny"},
+        "model": {
+            "source": "builtin:tiny",
+            "start_from": str(folder / "online" / "checkpoints" / f"step-{ONLINE_STEPS:09d}"),
+        },
         "data": {"mode": "offline", "resolution": SIDE, "batch_size": BATCH // trainers},
         "max_steps": STEPS,
         "objective": {"prediction": "v"},
@@ -85,6 +89,17 @@ def steps(folder: Path) -> list[Step]:
         "checkpoint": {"every_steps": STEPS // 4},
         "scaling": {"num_workers": trainers},
     }
+    online = {
+        **train,
+        "source": {"uri": where["images"]},
+        "output": {"uri": where["online"]},
+        "model": {"source": "builtin:tiny"},
+        "data": {"mode": "online", "resolution": SIDE, "batch_size": BATCH},
+        "max_steps": ONLINE_STEPS,
+        "checkpoint": {"every_steps": ONLINE_STEPS},
+        "encode": {"num_workers": 1},
+        "scaling": {"num_workers": 1},
+    }
     generate = {
         "prompts": [prompt for prompt, _ in PROMPTS],
         "output": {"uri": where["samples"]},
@@ -92,21 +107,25 @@ def steps(folder: Path) -> list[Step]:
         "resolution": SIDE,
         "sampler": {"steps": 20, "guidance_scale": 2.0},
     }
+    page = ("--out", str(folder / "report.html"), "--title", "The sdp demo")
     return [
         _job(folder, "download", "fetch and check the images", download),
         Step("inspect: what became of every row", ("inspect", where["images"])),
         _job(folder, "process", "encode them to latents and tokens", process),
+        _job(
+            folder, "train", "a few steps online: from images, encoded by another process meanwhile", online, "online"
+        ),
         _job(folder, "train", "train a tiny U-Net on them", train),
         _job(folder, "generate", "draw pictures with it", generate),
         Step(
             "report: all of it on one page",
-            ("report", where["run"], where["samples"], "--out", str(folder / "report.html"), "--title", "The sdp demo"),
+            ("report", *(where[name] for name in ("online", "run", "samples")), *page),
         ),
     ]
 
 
-def _job(folder: Path, job: str, what: str, config: dict[str, Any]) -> Step:
-    file = f"{job}.yaml"
+def _job(folder: Path, job: str, what: str, config: dict[str, Any], name: str | None = None) -> Step:
+    file = f"{name or job}.yaml"
     return Step(f"{job}: {what}", (job, "--config", str(folder / file)), (file, config))
 
 

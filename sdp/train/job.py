@@ -14,6 +14,7 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -29,7 +30,7 @@ from sdp.errors import LeaseLost, SdpError, UserError
 from sdp.lease import Lease
 from sdp.model.load import load_unet_config
 from sdp.model.sources import resolve
-from sdp.storage import StorageOptions, open_storage
+from sdp.storage import open_storage
 from sdp.telemetry.registry import serve
 from sdp.train import online, ray_reader
 from sdp.train.board import Board, Told
@@ -416,17 +417,28 @@ def _refuse_more_workers_than_there_can_be(config: TrainConfig, resources: dict[
 def _absolute(config: TrainConfig) -> TrainConfig:
     """The same with addresses that mean the same in a worker, whose working directory is another."""
     options = config.storage.options()
-    changes: dict[str, Any] = {"uri": _absolute_uri(config.source.uri, options)}
-    changes["also"] = tuple(
-        other.model_copy(update={"uri": _absolute_uri(other.uri, options)}) for other in config.source.also
-    )
-    source = config.source.model_copy(update=changes)
-    output = config.output.model_copy(update={"uri": open_storage(config.output.uri, options).uri})
-    return config.model_copy(update={"source": source, "output": output})
 
+    def absolute(uri: str | None) -> str | None:
+        if uri is None or uri.startswith(("https://", "http://", "hf://")):
+            return uri
+        return open_storage(uri, options).uri
 
-def _absolute_uri(uri: str, options: StorageOptions) -> str:
-    return uri if uri.startswith(("https://", "http://", "hf://")) else open_storage(uri, options).uri
+    source, model, second = config.source, config.model, config.phase_2
+    also = tuple(other.model_copy(update={"uri": absolute(other.uri)}) for other in source.also)
+    local = Path(model.source)
+    changes: dict[str, Any] = {
+        "source": source.model_copy(update={"uri": absolute(source.uri), "also": also}),
+        "output": config.output.model_copy(update={"uri": absolute(config.output.uri)}),
+        "model": model.model_copy(
+            update={
+                "source": str(local.absolute()) if local.is_dir() else model.source,
+                "start_from": absolute(model.start_from),
+            }
+        ),
+        "evaluate": config.evaluate.model_copy(update={"source": absolute(config.evaluate.source)}),
+        "phase_2": second.model_copy(update={"source": absolute(second.source)}),
+    }
+    return config.model_copy(update=changes)
 
 
 def _gpus_are_real(config: TrainConfig) -> bool:

@@ -18,7 +18,7 @@ from sdp.lease import Lease
 from sdp.storage import open_storage
 from sdp.train.callbacks.base import Callback, StepReport
 from sdp.train.callbacks.watchdog import Watchdog
-from sdp.train.job import TrainSummary, run
+from sdp.train.job import TrainSummary, _absolute, run
 from sdp.train.run_folder import RunFolder
 from sdp.train.trainer import Trainer
 from tests.latents import make_latents
@@ -189,6 +189,18 @@ class TestBeforeAnythingIsTaken:
         RunFolder(open_storage(str(root / "run"))).claim({"datasets": [], "identity": {"seed": 1}})
         with pytest.raises(DatasetError, match=r"output\.uri: .* holds a run with another configuration"):
             run(config(root))
+
+    def test_addresses_mean_the_same_in_a_worker_whose_folder_is_another(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "model").mkdir()
+        monkeypatch.chdir(tmp_path)
+        keys = ("source__uri", "output__uri", "model__source", "model__start_from", "evaluate__source")
+        given = config(tmp_path, **(dict.fromkeys(keys, "./model") | {"output__uri": "./run"}))
+        meant = _absolute(given).model_dump(mode="json")
+        for section, name in (key.split("__") for key in keys):
+            expected = tmp_path / ("run" if section == "output" else "model")
+            assert meant[section][name] == str(expected), (section, name)
 
     def test_a_second_job_is_refused_while_the_first_lives(self, root: Path) -> None:
         with Lease.acquire(open_storage(str(root / "run")), "the first"), pytest.raises(LeaseHeld, match="the first"):

@@ -79,9 +79,11 @@ def nodes(traces: Path) -> Iterator[Cluster]:
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Images of which one cannot be decoded, and one kills who decodes it."""
+    return spoilt_images(tmp_path_factory.mktemp("online"), {BAD: b"no picture", KILLER: picture(KILLER) + DEADLY})
+
+
+def spoilt_images(root: Path, spoilt: dict[int, bytes]) -> Path:
     torch.set_num_threads(1)
-    root = tmp_path_factory.mktemp("online")
-    spoilt = {BAD: b"no picture", KILLER: picture(KILLER) + DEADLY}
     import tests.process_kit as kit
 
     inner = kit.images_table
@@ -105,7 +107,8 @@ def how(root: Path, run: str = "run", **changes: Any) -> TrainConfig:
     usual: dict[str, Any] = {
         "source__uri": str(root / "images"), "model__source": "builtin:tiny", "data__mode": "online",
         "encode__dtype": "fp32", "encode__batch_size": 8, "encode__accelerator": "A10G",
-        "transform__node_labels": {"ray.io/node-group": "cpu"}, "scaling__accelerator": "A100",
+        "transform__node_labels": {"ray.io/node-group": "cpu"}, "transform__concurrency": 1,
+        "scaling__accelerator": "A100",
         "scaling__num_workers": 2, "data__batch_size": 4, "max_steps": None, "max_epochs": 1, "log__every_steps": 1,
     }  # fmt: skip
     return config(root, run, **{**usual, **changes})
@@ -155,12 +158,15 @@ def test_every_good_row_is_trained_on_once_each_part_on_its_nodes_and_bad_rows_a
 
 
 def test_dying_encoders_nodes_and_trainers_cost_no_row_and_change_no_step(
-    root: Path, traces: Path, nodes: Cluster
+    tmp_path: Path, traces: Path, nodes: Cluster
 ) -> None:
+    for note in traces.iterdir():
+        note.unlink()
+    root = spoilt_images(tmp_path, {BAD: b"no picture"})
     store, labels = 150_000_000, {"ray.io/accelerator-type": "A10G"}
     extra = nodes.add_node(num_cpus=2, num_gpus=1, labels=labels, object_store_memory=store)
     nodes.wait_for_nodes()
-    how_long = how(root, encode__num_workers=3, checkpoint__every_steps=3, max_epochs=4)
+    how_long = how(root, encode__num_workers=3, checkpoint__every_steps=3, max_epochs=3)
     folder = RunFolder(open_storage(how_long.output.uri))
     trainers: list[int] = []
 
@@ -175,25 +181,29 @@ def test_dying_encoders_nodes_and_trainers_cost_no_row_and_change_no_step(
         trainers.extend(int(worker.rpartition(" ")[2]) for worker in event["workers"])
         os.kill(trainers[1], signal.SIGKILL)
 
-    blows = [strike(3, kill_encoder), strike(9, kill_trainer), strike(24, lambda: nodes.remove_node(extra))]
+    blows = [strike(3, kill_encoder), strike(9, kill_trainer), strike(18, lambda: nodes.remove_node(extra))]
     summary = run(how_long)
     for blow in blows:
         blow.join(timeout=1)
         assert not blow.is_alive()
     assert summary.recoveries == 1
-    assert all(trained_on(summary, epoch) == GOOD for epoch in range(4))
-    assert summary.state.samples == 4 * len(GOOD)
+    rows = sorted([*GOOD, KILLER])  # no killer here
+    assert all(trained_on(summary, epoch) == rows for epoch in range(3))
+    assert summary.state.samples == 3 * len(rows)
     told_deaths = [event for event in folder.events() if "an encoder died" in event.get("reason", "")]
     assert len(told_deaths) >= 2
 
-    # Another mode, on one worker, without a death.
+
+@pytest.mark.usefixtures("nodes")
+def test_another_mode_on_another_number_of_workers_takes_the_same_steps(root: Path) -> None:
+    few = {"max_epochs": None, "max_steps": 6, "limit": 30}
     alone = {"data__mode": "collocated", "scaling__in_driver": True, "scaling__num_workers": 1}
-    rows = {"data__batch_size": 8, "data__readers": 1, "scaling__accelerator": None, "max_epochs": None, "max_steps": 9}
-    run(how(root, "collocated", **alone, **rows, limit=30))
-    online = run(how(root, "online", max_epochs=None, max_steps=9, limit=30))
+    rows = {"data__batch_size": 8, "data__readers": 1, "scaling__accelerator": None}
+    run(how(root, "collocated", **alone, **rows, **few))
+    online = run(how(root, "online", **few))
     one, other = (RunFolder(open_storage(str(root / name))).metrics() for name in ("collocated", "online"))
     assert [line["loss"] for line in one] == pytest.approx([line["loss"] for line in other], abs=2e-5)
-    assert online.state.step == 9
+    assert online.state.step == 6
 
 
 def _checkpoints(folder: RunFolder) -> list[int]:

@@ -1,5 +1,6 @@
 """The kubelet's pod-resources API: our few lines of gRPC and protobuf against Google's own."""
 
+import importlib
 import socket
 import threading
 import time
@@ -15,8 +16,8 @@ from sdp.exporter import grpc as ours
 from sdp.exporter import podresources
 from sdp.exporter.readings import Allotment
 
-grpc = pytest.importorskip("grpc")
-pytest.importorskip("google.protobuf")
+grpc = importlib.import_module("grpc")
+importlib.import_module("google.protobuf")
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory  # noqa: E402
 
 MESSAGES: dict[str, list[tuple[str, int, str, bool]]] = {

@@ -1,14 +1,13 @@
 """What TensorBoard reads, read back by the protocol buffers and checksums of another library."""
 
+import importlib
 import struct
 from collections.abc import Iterator
 
-import pytest
-
 from sdp.train.callbacks.tensorboard import crc32c, event, numbers, record
 
-protos = pytest.importorskip("tensorboardX.proto.event_pb2")
-theirs = pytest.importorskip("tensorboardX.crc32c")
+protos = importlib.import_module("tensorboardX.proto.event_pb2")
+theirs = importlib.import_module("tensorboardX.crc32c")
 
 
 def records(data: bytes) -> Iterator[bytes]:
