@@ -14,7 +14,9 @@ ROOT = Path(__file__).resolve().parent.parent
 
 LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"errors"}),
-    frozenset({"config", "storage", "lease", "datasets", "hardware", "cluster", "pool", "telemetry", "console"}),
+    frozenset(
+        {"config", "storage", "urls", "lease", "datasets", "hardware", "cluster", "pool", "telemetry", "console"}
+    ),
     frozenset({"model", "imaging"}),
     frozenset({"download", "process", "train", "generate", "evaluate", "exporter", "dashboards", "report", "kube"}),
     frozenset({"demo", "supervisor"}),

@@ -105,7 +105,8 @@ def _inspect(given: Arguments) -> int:
         return 1 if found.problems else 0
     description = datasets.describe(storage, verify=given.verify)
     if given.account:
-        rows = datasets.write_account(storage, Path(given.account))
+        rows, problems = datasets.write_account(storage, Path(given.account))
+        description = datasets.with_problems(description, problems)
         _say(f"wrote the account of {rows:,} rows to {given.account}")
     print(json.dumps(description.to_json(), indent=2, default=str) if given.json else datasets.summary(description))
     return 1 if description.problems else 0
@@ -133,7 +134,8 @@ def _audit(given: Arguments) -> None:
     from sdp.datasets.audit import audit, summary
     from sdp.datasets.tombstones import Takedown
 
-    value = Takedown("url", given.url) if given.url else Takedown("sha256", given.sha256) if given.sha256 else None
+    values = [Takedown(kind, value) for kind in ("url", "sha256") if (value := getattr(given, kind)) is not None]
+    value = values[0] if values else None
     traces = audit(given.uris, row=given.row, value=value)
     if given.json:
         print(json.dumps([asdict(trace) for trace in traces], indent=2, default=str))
@@ -153,11 +155,29 @@ def _take_down(given: Arguments) -> None:
         text = Path(given.takedown).read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"audit: --takedown: {given.takedown}: cannot be read ({error}); give a text file") from error
-    added, unmatched = tombstones.add(open_storage(given.uris[0]), tombstones.parse_list(text, given.takedown))
-    rows = len(set(added["row"].drop_null().to_pylist()))
-    _say(f"{added.num_rows} new takedowns, {rows} addresses: every stage and epoch from now on leaves them out")
-    for takedown in unmatched:
-        _say(f"not in this dataset, and refused if it comes: {takedown.kind} {takedown.value}")
+    wanted = tombstones.parse_list(text, given.takedown)
+    if not wanted:
+        raise UsageError(f"audit: --takedown: {given.takedown}: names nothing; write one `url U` or the like a line")
+    added = tombstones.add(open_storage(given.uris[0]), wanted)
+    rows = sorted({row for some in added.rows.values() for row in some})
+    if given.json:
+        import json
+        from dataclasses import asdict
+
+        told = [asdict(takedown) for takedown in added.unmatched]
+        print(json.dumps({"recorded": len(added.recorded), "known": added.known, "rows": rows, "unmatched": told}))
+        return
+    known = f" ({added.known:,} more were there already)" if added.known else ""
+    _say(f"{_counted(len(added.recorded), 'takedown')} recorded{known}")
+    _say(f"they mean {_counted(len(rows), 'address', 'es')} here: every stage and epoch from now on leaves them out")
+    for takedown in added.unmatched[:20]:
+        _say(f"not in this dataset, and left out if it comes: {takedown.kind} {takedown.value}")
+    if more := added.unmatched[20:]:
+        _say(f"and {len(more):,} more that are not in this dataset")
+
+
+def _counted(number: int, what: str, plural: str = "s") -> str:
+    return f"{number:,} {what}{plural * (number != 1)}"
 
 
 def _report_arguments(parser: Parser) -> None:

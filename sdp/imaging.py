@@ -9,6 +9,7 @@ A truncated or damaged image is refused, never half grey.
 """
 
 import io
+import re
 import struct
 import warnings
 import zlib
@@ -36,6 +37,10 @@ _EIGHTHS = (1, 2, 4, 8)
 """Scales to decode JPEGs at. The odd ones have no vector code: 5/8 takes longer than the whole."""
 _ADAM7 = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))
 """An interlaced PNG's passes: first column and row, and their steps."""
+_BYTES_A_PIXEL = 12
+"""What decoding takes at most: RGBA, a canvas to lay it on, and RGB with something beside it."""
+_NO_MEMORY = re.compile(r"(insufficient|out of|not enough) memory|allocat|bad_alloc", re.IGNORECASE)
+"""How decoders say it that raise no MemoryError."""
 _TRANSPOSED = (5, 6, 7, 8)
 """EXIF orientations that swap width and height."""
 
@@ -94,7 +99,7 @@ def read_header(data: bytes | memoryview, max_pixels: int = MAX_PIXELS) -> Heade
         raise ImageError("empty", "no bytes")
     if bytes(data[:3]) == b"\xff\xd8\xff":
         return _checked(_jpeg_header(data)[0], max_pixels)
-    with _opened(data) as picture:
+    with _opened(data, max_pixels) as picture:
         return _checked(_header_of(picture), max_pixels)
 
 
@@ -179,7 +184,7 @@ def _jpeg_header(data: bytes | memoryview) -> tuple[Header, str]:
     try:
         height, width, colours, _ = simplejpeg.decode_jpeg_header(data)
     except ValueError as error:
-        raise ImageError("undecodable", f"JPEG: {error}") from error
+        raise _undecodable("JPEG", error) from error
     orientation, progressive = _jpeg_markers(data)
     scans = bytes(data).count(b"\xff\xda") if progressive else 1
     if scans > MAX_SCANS:
@@ -198,9 +203,7 @@ def _decode_jpeg(data: bytes | memoryview, header: Header, min_side: int | None)
     try:
         pixels = simplejpeg.decode_jpeg(data, "RGB", min_height=least[0], min_width=least[1])
     except ValueError as error:
-        if "memory" in str(error):
-            raise MemoryError(str(error)) from error
-        raise ImageError("undecodable", f"JPEG: {error}") from error
+        raise _undecodable("JPEG", error) from error
     # What came is what was asked for, or of a tiny image something as small.
     came = pixels.shape[:2]
     eighths = next(n for n in range(8, 0, -1) if (-(-height * n // 8), -(-width * n // 8)) == came)
@@ -208,17 +211,17 @@ def _decode_jpeg(data: bytes | memoryview, header: Header, min_side: int | None)
 
 
 def _decode_other(data: bytes | memoryview, max_pixels: int) -> Image:
-    with _opened(data) as picture:
+    with _opened(data, max_pixels) as picture:
         header = _checked(_header_of(picture), max_pixels)
         if header.format == "PNG":
             _check_png(data)
         try:
             picture.load()
             pixels = _rgb(picture)
-        except (ImageError, MemoryError):
+        except ImageError:
             raise
         except Exception as error:  # Pillow's plugins raise whatever the bytes make them stumble over
-            raise ImageError("undecodable", f"{header.format}: {type(error).__name__}: {error}") from error
+            raise _undecodable(f"{header.format}: {type(error).__name__}", error) from error
     return Image(_turned(pixels, header.orientation), header.format, header.width, header.height)
 
 
@@ -248,7 +251,7 @@ def _check_png(data: bytes | memoryview) -> None:
                     inflated += len(inflate.decompress(body, 1 << 20))
                     body = memoryview(inflate.unconsumed_tail)
             except zlib.error as error:
-                raise ImageError("undecodable", f"PNG: {error}") from error
+                raise _undecodable("PNG", error) from error
         ended = kind == b"IEND"
         at += 12 + length
     inflated += len(inflate.flush())
@@ -269,10 +272,15 @@ def _png_bytes(header: memoryview) -> int:
     return total
 
 
-def _opened(data: bytes | memoryview) -> Any:
+def _opened(data: bytes | memoryview, max_pixels: int) -> Any:
     from PIL import Image as Pillow
     from PIL import UnidentifiedImageError
 
+    webp = _webp_size(data)
+    if webp is not None:  # for which Pillow takes the memory of all pixels to open it, or calls it broken without
+        _checked(Header("WEBP", *webp), max_pixels)
+        if not has_room(*webp):
+            raise MemoryError(f"{webp[0]} × {webp[1]} pixels")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the size is checked against max_pixels, not Pillow's guess
@@ -281,10 +289,29 @@ def _opened(data: bytes | memoryview) -> Any:
         raise ImageError("not_an_image", f"begins with {bytes(data[:8])!r}") from error
     except Pillow.DecompressionBombError as error:
         raise ImageError("too_many_pixels", str(error)) from error
-    except MemoryError:
-        raise
     except Exception as error:
-        raise ImageError("undecodable", f"{type(error).__name__}: {error}") from error
+        raise _undecodable(type(error).__name__, error) from error
+
+
+def has_room(width: int, height: int) -> bool:
+    """Whether there is memory to decode so many pixels at all. Not every decoder says so when that is what it lacks."""
+    try:
+        np.empty(width * height * _BYTES_A_PIXEL, np.uint8)
+    except MemoryError:
+        return False
+    return True
+
+
+def lacks_memory(error: BaseException) -> bool:
+    """Whether it was memory that a decoder or encoder had too little of, whatever it calls it."""
+    return isinstance(error, MemoryError) or _NO_MEMORY.search(str(error)) is not None
+
+
+def _undecodable(what: str, error: Exception) -> Exception:
+    """What is to be raised for a decoder's error."""
+    if lacks_memory(error):
+        return error if isinstance(error, MemoryError) else MemoryError(str(error))
+    return ImageError("undecodable", f"{what}: {error}")
 
 
 def _header_of(picture: Any) -> Header:
@@ -326,6 +353,22 @@ def _checked(header: Header, max_pixels: int) -> Header:
     if header.width * header.height > max_pixels:
         raise ImageError("too_many_pixels", f"{header.width} × {header.height} pixels, {max_pixels} are allowed")
     return header
+
+
+def _webp_size(data: bytes | memoryview) -> tuple[int, int] | None:
+    """The width and height that a WebP's first chunk announces; None for anything else."""
+    head = bytes(data[:30])
+    if head[:4] != b"RIFF" or head[8:12] != b"WEBP" or len(head) < 30:
+        return None
+    if head[12:16] == b"VP8X":
+        return 1 + int.from_bytes(head[24:27], "little"), 1 + int.from_bytes(head[27:30], "little")
+    if head[12:16] == b"VP8L":
+        bits = int.from_bytes(head[21:25], "little")
+        return 1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF)
+    if head[12:16] == b"VP8 ":
+        width, height = struct.unpack_from("<HH", head, 26)
+        return width & 0x3FFF, height & 0x3FFF
+    return None
 
 
 def _upright(width: int, height: int, orientation: int) -> tuple[int, int]:

@@ -9,6 +9,7 @@ its last successful heartbeat, so it knows that it has lost no later than anybod
 import json
 import logging
 import os
+import re
 import socket
 import threading
 import time
@@ -20,10 +21,16 @@ from secrets import token_hex
 from types import TracebackType
 from typing import Self
 
+from sdp.console import say
+from sdp.datasets.fields import Fields
 from sdp.errors import AlreadyExists, LeaseHeld, LeaseLost, NotFound, SdpError
 from sdp.storage import Storage
 
 FOLDER = "_lease"
+_LONGEST_TTL_S = 3600.0
+"""Nobody promises more; a record that does is damaged, and is watched for as long as we would promise."""
+_LARGEST_PID = 2**31 - 1
+_NAME = re.compile(r"_lease/(\d{1,10})\.json", re.ASCII)
 _ROUNDS = 5  # newcomers that lose the race for a generation this often give up
 
 log = logging.getLogger(__name__)
@@ -85,10 +92,29 @@ class Record:
     def load(cls, data: bytes) -> "Record | None":
         """None for what is not a record: it is then watched like one whose holder is unknown."""
         try:
-            values = json.loads(data)
-            return cls(**{**values, "owner": Owner(**values["owner"])})
-        except (ValueError, TypeError, KeyError):
+            values = Fields(json.loads(data))
+            owner = values.inner("owner")
+            return cls(
+                generation=values.whole("generation", low=1),
+                holder=values.text("holder"),
+                owner=Owner(
+                    host=owner.text("host"),
+                    pid=owner.whole("pid", low=1, high=_LARGEST_PID),
+                    started=owner.text("started"),
+                    kernel=owner.text("kernel"),
+                ),
+                since=values.text("since"),
+                ttl_s=values.number("ttl_s", above=0, high=_LONGEST_TTL_S),
+                token=values.text("token"),
+                beat=values.whole("beat", 0),
+                released=values.truth("released"),
+            )
+        except (ValueError, RecursionError):
             return None
+
+    @property
+    def who(self) -> str:
+        return f"{self.holder} on {self.owner.host}, pid {self.owner.pid}"
 
 
 class Lease:
@@ -203,8 +229,8 @@ class Lease:
 
 def _newest(storage: Storage) -> int:
     """The highest generation there is; 0 where there is none."""
-    names = (Path(name).stem for name in storage.names(FOLDER))
-    return max((int(name) for name in names if name.isdecimal()), default=0)
+    found = (_NAME.fullmatch(name) for name in storage.names(FOLDER))
+    return max((int(name[1]) for name in found if name), default=0)
 
 
 def _is_free(storage: Storage, generation: int, ttl_s: float, clock: Callable[[], float]) -> bool:
@@ -214,6 +240,8 @@ def _is_free(storage: Storage, generation: int, ttl_s: float, clock: Callable[[]
     if record and (record.released or record.owner.is_known_dead()):
         return True
     ttl = record.ttl_s if record else ttl_s
+    holder = f"{record.who}, since {record.since}" if record else "another job"
+    say(f"{storage.uri}: {holder} is writing this output, or was; waiting until it is known which, {ttl:g} s at most")
     since = clock()
     idle = threading.Event()
     while True:
@@ -239,9 +267,8 @@ def _held(storage: Storage, generation: int) -> str:
     record = Record.load(_read(storage, generation))
     if record is None:
         return f"{storage.uri}: another job is writing this output; wait until it ends, or choose another output.uri"
-    who = f"{record.holder} on {record.owner.host}, pid {record.owner.pid}"
     return (
-        f"{storage.uri}: {who}, has been writing this output since {record.since} (generation {generation}); "
+        f"{storage.uri}: {record.who}, has been writing this output since {record.since} (generation {generation}); "
         "wait until it ends, stop it, or choose another output.uri"
     )
 

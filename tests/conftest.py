@@ -19,6 +19,12 @@ E2E = Path(__file__).parent / "e2e"
 MISSED = re.compile(r"^(?:Skipped: )?needs (\S+), which is not here; to get it: (.*)$", re.MULTILINE)
 
 
+def pytest_configure() -> None:
+    """Processes that tests start find this `tests`, Ray's workers too: a library installs a package of that name."""
+    paths = [str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    os.environ["PYTHONPATH"] = os.pathsep.join(paths)
+
+
 @pytest.fixture(scope="session")
 def tool() -> Callable[[str], Path]:
     """Gives the path of an outside program by its name in scripts/tools.py."""

@@ -14,18 +14,26 @@ from sdp.datasets.parts import read_account, read_rows, resolve
 from sdp.demo.server import ImageServer
 
 
-def write_urls(folder: Path, urls: Sequence[str | None], files: int = 1, **columns: Sequence[Any]) -> Path:
+def write_urls(
+    folder: Path,
+    urls: Sequence[str | None],
+    files: int = 1,
+    types: Mapping[str, pa.DataType] | None = None,
+    **columns: Sequence[Any] | pa.Array,
+) -> Path:
     """Metadata files with these URLs, and captions that name the row."""
     folder.mkdir(parents=True, exist_ok=True)
     captions = [f"caption {row}" for row in range(len(urls))]
     table = pa.table({"url": pa.array(urls, pa.string()), "caption": captions, **columns})
+    kinds = types or {}
+    table = table.cast(pa.schema([field.with_type(kinds.get(field.name, field.type)) for field in table.schema]))
     size = -(-len(urls) // files)
     for number in range(files):
         pq.write_table(table.slice(number * size, size), folder / f"{number:05d}.parquet", row_group_size=7)
     return folder
 
 
-def config_for(source: Path | str, output: Path | str, **sections: Mapping[str, Any]) -> DownloadConfig:
+def config_for(source: Path | str, output: Path | str, /, **sections: Mapping[str, Any]) -> DownloadConfig:
     """A configuration that may fetch from this machine, quickly."""
     data: dict[str, Any] = {
         "source": {"uri": str(source)},

@@ -3,14 +3,17 @@
 3000 JPEGs of about 180 KB that look like photographs to a codec are made once and served by nginx on this machine. Both
 programs fetch them (several times over, under URLs that differ in their query, so that starting up does not decide),
 resize the shorter side to 256, cut the centre square and encode at quality 95. Both are also run on a handful of
-images: the difference is what an image costs. At the end the pixels of both are compared.
+images: the difference is what an image costs. At the end the pixels of both are compared. `--stages` measures only
+what our steps on an image that has come cost, in one process and without a server.
 
-    python -m scripts.bench.download [--images 3000] [--passes 3] [--keep]
+    python -m scripts.bench.download [--images 3000] [--passes 3] [--stages]
 """
 
 import argparse
+import hashlib
 import io
 import json
+import math
 import os
 import shutil
 import socket
@@ -26,6 +29,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from scripts.bench._photos import make_photos
 from scripts.bench._processes import Cost, run_and_measure
@@ -42,7 +46,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--images", type=int, default=3000, help="different JPEGs")
     parser.add_argument("--passes", type=int, default=3, help="how often each is fetched")
     parser.add_argument("--connections", type=int, default=128, help="requests at once, for both")
+    parser.add_argument("--stages", action="store_true", help="only our own steps on an image, in one process")
     given = parser.parse_args(arguments)
+    if given.stages:
+        return _print_stages(given.images)
     nginx = shutil.which("nginx")
     if nginx is None:
         print("bench download: needs nginx; apt-get install nginx", file=sys.stderr)
@@ -108,6 +115,33 @@ def _print_ratios(results: dict[str, tuple[Cost, Cost]], rows: int) -> None:
         f"{(ours.cpu_s - few_ours.cpu_s) / (theirs.cpu_s - few_theirs.cpu_s):.2f} once started; "
         f"memory {ours.peak_bytes / theirs.peak_bytes:.2f}"
     )
+
+
+def _print_stages(images: int) -> int:
+    """CPU time of each step on an image, for baseline and progressive JPEGs apart."""
+    from sdp.download.image import ROOM, encode, resized
+    from sdp.imaging import decode
+
+    with tempfile.TemporaryDirectory(prefix="sdp-bench-") as name:
+        make_photos(Path(name, "www"), images)
+        photos = [path.read_bytes() for path in sorted(Path(name, "www").iterdir())]
+    spent: dict[bool, list[NDArray[np.float64]]] = {False: [], True: []}
+    for data in photos:
+        marks = [time.process_time()]
+        hashlib.sha256(data).hexdigest()
+        marks.append(time.process_time())
+        image = decode(data, min_side=math.ceil(SIZE * ROOM))
+        marks.append(time.process_time())
+        pixels = resized(image, SIZE, crop=True, enlarge=False)
+        marks.append(time.process_time())
+        encode(pixels, "jpeg", QUALITY)
+        marks.append(time.process_time())
+        spent[b"\xff\xc2" in data[:1000]].append(np.diff(marks) * 1000)
+    for progressive, each in spent.items():
+        steps = zip(("hashing", "decoding", "resizing", "encoding"), np.median(each, axis=0), strict=True)
+        kind = "progressive" if progressive else "baseline"
+        print(f"{len(each)} {kind} JPEGs, CPU ms (median):", ", ".join(f"{step} {ms:.2f}" for step, ms in steps))
+    return 0
 
 
 # The two programs.

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInf
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError, PydanticUndefined
 
-from sdp.config.uri import check_folder_uri, check_uri, inside
+from sdp.config.uri import check_endpoint, check_folder_uri, check_uri, inside
 from sdp.errors import Problem
 
 if TYPE_CHECKING:
@@ -142,6 +142,10 @@ FolderUri = Annotated[str, AfterValidator(check_folder_uri), Says("a URI")]
 """A folder to write: a local path, or file://, s3:// or gs://."""
 
 Name = Annotated[str, Field(min_length=1)]
+Endpoint = Annotated[Name, AfterValidator(check_endpoint), Says("an address such as https://host:port")]
+"""Of an S3-compatible store."""
+LONGEST_S = 604_800
+"""Seconds of a week: a deadline that is longer is none, and clocks overflow at the absurd."""
 HeaderText = Annotated[str, Field(min_length=1, pattern=r"^[ -~]+$"), Says("some text of printable ASCII characters")]
 """What may stand in a header of HTTP."""
 Positive = Annotated[int, Field(ge=1)]
@@ -183,9 +187,11 @@ class OutputConfig(Section):
 class StorageConfig(Section):
     """How object stores are reached. Credentials come from the environment's usual places and never from here."""
 
-    endpoint: Name | None = key(None, "Endpoint of an S3 store other than AWS; null takes the environment's.")
+    endpoint: Endpoint | None = key(None, "Endpoint of an S3 store other than AWS; null takes the environment's.")
     region: Name | None = key(None, "Region of the S3 store; null takes the environment's.")
-    timeout_s: float = key(60.0, "Deadline of one storage operation in seconds, its retries included.", gt=0)
+    timeout_s: float = key(
+        60.0, "Deadline of one storage operation in seconds, its retries included.", gt=0, le=LONGEST_S
+    )
     retries: int = key(5, "How often a storage operation that failed for a passing reason is tried again.", ge=0)
 
     def options(self) -> StorageOptions:

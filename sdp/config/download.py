@@ -73,6 +73,7 @@ class DownloadOutput(OutputConfig):
         "Source rows that one part file accounts for; aim at 128 to 256 MB a file, so take about 1,000 where images "
         "are kept as they came.",
         shapes_output=True,
+        le=1_000_000,
     )
 
 
@@ -92,17 +93,22 @@ class FetchConfig(Section):
     first_byte_timeout_s: float = key(
         10.0, "Seconds that a server may be silent, before its answer begins or in the middle of it.", gt=0, le=86_400
     )
-    retries: int = key(2, "How often an image is tried again after a failure that may pass.", ge=0)
+    retries: int = key(2, "How often an image is tried again after a failure that may pass.", ge=0, le=100)
     longest_wait_s: float = key(
         60.0,
-        "The longest Retry-After that is waited for; a host that wants more is left alone and its rows fail.",
+        "The longest Retry-After that is waited for; a host that wants more is left alone as long, an hour at most, "
+        "and its rows fail.",
         ge=0,
         le=86_400,
     )
-    connections: Positive = key(256, "Requests that one download worker keeps open at once.")
-    buffer_mb: Positive = key(256, "Megabytes of fetched images that one worker holds before they are decoded.")
-    max_bytes: Positive = key(50_000_000, "An image of more bytes than this is a failed row.", shapes_output=True)
-    max_redirects: int = key(5, "Redirects that are followed for one image.", ge=0)
+    connections: Positive = key(256, "Requests that one download worker keeps open at once.", le=10_000)
+    buffer_mb: Positive = key(
+        256, "Megabytes of fetched images that one worker holds before they are decoded.", le=1_000_000
+    )
+    max_bytes: Positive = key(
+        50_000_000, "An image of more bytes than this is a failed row.", shapes_output=True, le=1_000_000_000
+    )
+    max_redirects: int = key(5, "Redirects that are followed for one image.", ge=0, le=100)
     user_agent: HeaderText = key("sdp (image dataset download)", "The User-Agent that servers are told.")
     respect_opt_out: bool = key(
         True,
@@ -131,10 +137,14 @@ class FetchConfig(Section):
 class HostsConfig(Section):
     """What one host is asked to bear, by all workers together. Politer than needed is a matter of patience."""
 
-    at_once: Positive = key(16, "Requests to one host at the same time.")
-    per_second: float | None = key(50.0, "Requests to one host that begin within a second; null is no limit.", gt=0)
+    at_once: Positive = key(16, "Requests to one host at the same time.", le=10_000)
+    per_second: float | None = key(
+        50.0, "Requests to one host that begin within a second; null is no limit.", ge=0.001, le=1_000_000
+    )
     give_up_after: Positive = key(
-        20, "After so many connections in a row that failed, a host is left alone for five minutes and its rows fail."
+        20,
+        "After so many connections in a row that failed, a host is left alone for five minutes and its rows fail.",
+        le=1_000_000,
     )
     count: bool = key(
         True, "Count the hosts of the source before starting, and say when a single one will hold up the job."
@@ -148,6 +158,7 @@ class ImageConfig(Section):
         None,
         "Resize to this many pixels on the shorter side; null keeps the bytes as they came.",
         shapes_output=True,
+        le=16_383,
     )
     crop: Literal["none", "center"] = key(
         "none", "Cut the resized image to its centre square, or keep its shape.", shapes_output=True
@@ -156,7 +167,10 @@ class ImageConfig(Section):
     format: Literal["jpeg", "webp"] = key("jpeg", "The encoding of a resized image.", shapes_output=True)
     quality: int = key(95, "The quality that a resized image is encoded with.", shapes_output=True, ge=1, le=100)
     max_pixels: Positive = key(
-        100_000_000, "An image of more pixels than this is a failed row, undecoded.", shapes_output=True
+        100_000_000,
+        "An image of more pixels than this is a failed row, undecoded.",
+        shapes_output=True,
+        le=1_000_000_000,
     )
     least_side: Positive = key(
         8,
@@ -206,7 +220,7 @@ class FiltersConfig(Section):
 class BlocklistsConfig(Section):
     """Lists of what is not to be fetched or kept: text files, one entry a line, # begins a comment.
 
-    They may change from run to run, and hold for what is still to be done; `sdp audit --take-down` is for the rest."""
+    They may change from run to run, and hold for what is still to be done; `sdp audit --takedown` is for the rest."""
 
     urls: tuple[Uri, ...] = key((), "Files of URLs that are not fetched.")
     domains: tuple[Uri, ...] = key((), "Files of domains that are not asked, nor anything below them.")
@@ -225,9 +239,14 @@ class DedupConfig(Section):
 class WorkersConfig(Section):
     """How the work is laid on the cluster."""
 
-    cpus: Positive = key(4, "CPUs of one worker, each busy with decoding; a smaller node gets a smaller worker.")
+    cpus: Positive = key(
+        4, "CPUs of one worker, each busy with decoding; a smaller node gets a smaller worker.", le=1024
+    )
     units_at_once: Positive = key(
-        2, "Part files that one worker has begun at the same time, so that the last images of one hold up nothing."
+        2,
+        "Part files that one worker has begun at the same time, so that the last images of one hold up nothing; it "
+        "holds that many in memory.",
+        le=16,
     )
     decoder_memory_mb: Positive = key(
         4096, "Megabytes that decoding one image may take; one that wants more is a failed row.", le=1_000_000
@@ -240,7 +259,7 @@ class DownloadConfig(JobConfig):
     source: DownloadSource = key(REQUIRED, "The table of URLs and captions.")
     output: DownloadOutput = key(REQUIRED, "The images dataset to write.")
     concurrency: Positive | None = key(
-        None, "Download workers over the whole cluster; null starts as many as its CPUs can feed."
+        None, "Download workers over the whole cluster; null starts as many as its CPUs can feed.", le=10_000
     )
     workers: WorkersConfig = key(WorkersConfig, "How the work is laid on the cluster.")
     fetch: FetchConfig = key(FetchConfig, "How images are fetched.")

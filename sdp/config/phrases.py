@@ -82,18 +82,23 @@ def _scalar(annotation: Any, limits: dict[str, Any]) -> str:
     words = "a whole number" if annotation is int else "a number"
     low, high = limits.get("ge"), limits.get("le")
     if low is not None and high is not None:
-        words += f" from {low:g} to {high:g}"
+        words += f" from {_number(low)} to {_number(high)}"
     elif low is not None:
-        words += f" of {low:g} or more"
+        words += f" of {_number(low)} or more"
     elif high is not None:
-        words += f" of {high:g} or less"
+        words += f" of {_number(high)} or less"
     if (above := limits.get("gt")) is not None:
-        words += f" above {above:g}"
+        words += f" above {_number(above)}"
     if (below := limits.get("lt")) is not None:
-        words += f" and below {below:g}" if low is not None or above is not None else f" below {below:g}"
+        words += f" and below {_number(below)}" if low is not None or above is not None else f" below {_number(below)}"
     if (step := limits.get("multiple_of")) is not None:
-        words += f", divisible by {step:g}"
+        words += f", divisible by {_number(step)}"
     return words
+
+
+def _number(value: float) -> str:
+    """Whole numbers in full: 1000000, where Python would say 1e+06."""
+    return f"{value:.0f}" if value == int(value) and abs(value) < 1e15 else f"{value:g}"
 
 
 def _limits(metadata: list[Any] | tuple[Any, ...]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import Annotated, Literal
 
 from sdp.config.base import (
+    LONGEST_S,
     REQUIRED,
     JobConfig,
     Name,
@@ -114,7 +115,7 @@ class EncodeConfig(Section):
     compile: bool = key(False, "Compile the encoders with torch.compile: a slower start, faster batches on GPU.")
     channels_last: bool = key(True, "Keep images channels-last in memory: faster convolutions.")
     start_timeout_s: float = key(
-        900.0, "How long to wait for the first encoder's place on a cluster that is growing.", gt=0
+        900.0, "How long to wait for the first encoder's place on a cluster that is growing.", gt=0, le=LONGEST_S
     )
 
     def batch_sizes(self, resolutions: Sequence[int]) -> dict[int, int]:

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from typing import Literal
 
 from sdp.config.base import (
+    LONGEST_S,
     REQUIRED,
     JobConfig,
     Name,
@@ -190,7 +191,7 @@ class TrainEncodeConfig(Section):
     compile: bool = key(False, "Compile the encoders with torch.compile: a slower start, faster batches on GPU.")
     channels_last: bool = key(True, "Keep images channels-last in memory: faster convolutions.")
     start_timeout_s: float = key(
-        900.0, "How long to wait for the first encoder's place on a cluster that is growing.", gt=0
+        900.0, "How long to wait for the first encoder's place on a cluster that is growing.", gt=0, le=LONGEST_S
     )
 
 
@@ -496,6 +497,7 @@ class TrainConfig(JobConfig):
         1800.0,
         "Seconds without a step after which the trainers' stacks are saved and they are started again; null waits.",
         gt=0,
+        le=LONGEST_S,
     )
 
     def contradictions(self) -> Iterable[Problem]:

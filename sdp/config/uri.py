@@ -24,6 +24,21 @@ def check_folder_uri(value: str) -> str:
     return _check(value, WRITABLE)
 
 
+def check_endpoint(value: str) -> str:
+    """The address of a store. Whether it is one is seen when it is asked; what must never be in it is seen here."""
+    try:
+        parts = urlsplit(value)
+    except ValueError as error:
+        raise _problem("an address such as https://host:port", "one that cannot be read", str(error)) from None
+    if "@" in parts.netloc or "@" in value or parts.query:
+        raise _problem(
+            "an address without credentials",
+            f"one with them, or with a query ({parts.scheme or 'https'}://…)",
+            "they belong in the environment: a configuration is saved with everything made from it",
+        )
+    return value
+
+
 def _check(value: str, schemes: tuple[str, ...]) -> str:
     if not value.strip() or value != value.strip() or any(ord(letter) < 32 or ord(letter) == 127 for letter in value):
         raise _problem("a URI", repr(value), "give a path or one of " + _listed(schemes))

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from pyroaring import BitMap64
 
 from sdp.datasets.units import Rows
-from sdp.errors import NotFound
+from sdp.errors import DatasetError, NotFound
 from sdp.storage import Storage
 
 _SHARD_ROWS = 1 << 26
@@ -53,9 +53,16 @@ def has(storage: Storage, folder: str, row: int) -> bool:
 @lru_cache(maxsize=8)
 def _shard(storage: Storage, folder: str, number: int) -> BitMap64:
     try:
-        return BitMap64.deserialize(storage.read(_name(folder, number)))
+        data = storage.read(_name(folder, number))
     except NotFound:
         return BitMap64()
+    try:
+        return BitMap64.deserialize(data)
+    except ValueError as error:
+        where = storage.uri_of(_name(folder, number))
+        raise DatasetError(
+            f"{where}: not a set of addresses ({error}); delete {folder}* and run the job that writes the dataset again"
+        ) from error
 
 
 def _name(folder: str, number: int) -> str:

@@ -1,20 +1,26 @@
 """Audit: what became of one image, in every dataset of a lineage and in every checkpoint of a run."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from sdp.datasets import ledger as ledgers
-from sdp.datasets import repeated, tombstones
+from sdp.datasets import tombstones
+from sdp.datasets.concurrently import ordered_map
+from sdp.datasets.fields import BadField, Fields
 from sdp.datasets.ledger import Ledger, address_offset
-from sdp.datasets.manifest import part_infos
-from sdp.datasets.output import read_head, read_json, read_output
-from sdp.datasets.parts import PartInfo, read_account, read_rows, resolve
-from sdp.datasets.tombstones import Takedown
-from sdp.errors import DatasetError, NotFound, UserError
+from sdp.datasets.lookup import Wanted, in_parts, in_source
+from sdp.datasets.manifest import part_infos, repeated_rows
+from sdp.datasets.output import parts_in, read_head, read_json, read_output
+from sdp.datasets.parts import read_account, resolve
+from sdp.datasets.tombstones import Takedown, Tombstones
+from sdp.datasets.units import part_name
+from sdp.errors import DatasetError, NotFound, SdpError, UserError
 from sdp.storage import Storage, StorageOptions, open_storage
 
 RUN = "_run.json"
@@ -32,6 +38,12 @@ class Trace:
     checkpoints: list[dict[str, Any]] = field(default_factory=list)
     """For each checkpoint that has been trained on it: run, checkpoint, epochs; dataset, if several are mixed."""
     checkpoints_searched: int = 0
+    notes: list[str] = field(default_factory=list)
+    """What could not be searched."""
+
+
+_HASHED = ("tombstone", "blocked_content")
+"""Reasons whose detail is the hash of the content."""
 
 
 def audit(
@@ -41,6 +53,9 @@ def audit(
 
     A URI is a dataset's or a training run's; the datasets that it was made from are searched too.
     """
+    if value is not None:
+        hint = "give it as it stands in the source" if value.kind == "url" else "give the hash of the downloaded bytes"
+        value = tombstones.takedown(value.kind, value.value, f"audit: --{value.kind}", hint)
     if row is not None and row < 0:
         raise UserError(f"audit: --row: expected an address, 0 or more, got {row}")
     runs = [s for s in (open_storage(uri, options) for uri in uris) if s.exists(RUN)]
@@ -48,24 +63,29 @@ def audit(
     if row is not None:
         # Of the datasets that are named; of whichever a run has where only runs are.
         named = {uri for s in _named(uris, runs, options) for uri in _lineage(s, options)}
-        found = [(row, named)]
+        found, notes = [(row, named)], list[str]()
     elif value is not None:
-        found = [(row, {images.uri}) for images in _images_in(datasets, value) for row in _rows_of(images, value)]
-        if not found:
-            where = ", ".join(s.uri for s in _images_in(datasets, value))
-            raise DatasetError(f"audit: no image with {value.kind} {value.value} in {where}; check the value")
+        found, notes = _with_value(_images_in(datasets, value), value, options)
     else:
         raise UserError("audit: expected --row, --url or --sha256, got none; say which image")
-    return [_trace(row, of, datasets, runs, options) for row, of in found]
+    held = cache(lambda storage: tombstones.load(storage, options))
+    return [_trace(row, of, datasets, runs, options, held, value, notes) for row, of in found]
 
 
 def _trace(
-    row: int, of: set[str], datasets: Sequence[Storage], runs: Sequence[Storage], options: StorageOptions | None
+    row: int,
+    of: set[str],
+    datasets: Sequence[Storage],
+    runs: Sequence[Storage],
+    options: StorageOptions | None,
+    held: Callable[[Storage], Tombstones],
+    value: Takedown | None,
+    notes: list[str],
 ) -> Trace:
     """An address of some datasets (of all of them, if none is said), and of those that they were made from."""
     same = [s for s in datasets if not of or of & _lineage(s, options)]
     found = [record for s in same if (record := outcome_of(s, row)) is not None]
-    taken = any(row in tombstones.load(s, options).rows for s in same)
+    taken = any(row in held(s).rows or value in held(s).takedowns for s in same)
     checkpoints, searched = [], 0
     for run in runs:
         sources = _sources(run, options)
@@ -76,14 +96,22 @@ def _trace(
                 if epochs:
                     which = {"dataset": uri} if len(sources) > 1 else {}
                     checkpoints.append({"run": run.uri, "checkpoint": name, "epochs": epochs, **which})
-    return Trace(row, found, taken, checkpoints, searched)
+    return Trace(row, found, taken, checkpoints, searched, notes)
 
 
 def _sources(run: Storage, options: StorageOptions | None) -> list[tuple[str, set[str]]]:
     """The datasets of a run in the order of their address ranges, each with all that it was made from."""
-    uris = read_json(run, RUN).get("datasets", [])
+    uris = datasets_of(run)
     plain = set(_plain(run, uris))
     return [(uri, {uri} if uri in plain else _lineage(open_storage(uri, options), options)) for uri in uris]
+
+
+def datasets_of(run: Storage) -> list[str]:
+    """The URIs of what a run is trained on, the first of them first."""
+    try:
+        return Fields(read_json(run, RUN)).list_of_texts("datasets", [])
+    except BadField as error:
+        raise DatasetError(f"{run.uri_of(RUN)}: {error}; restore it from a backup") from error
 
 
 def _plain(run: Storage, uris: Sequence[str]) -> list[str]:
@@ -108,6 +136,7 @@ def summary(trace: Trace) -> str:
         lines.append(f"  {found['run']}: trained on by {found['checkpoint']}, in {_epochs(found['epochs'])}{of}")
     if trace.checkpoints_searched:
         lines.append(f"  in {len(trace.checkpoints)} of {trace.checkpoints_searched} checkpoints")
+    lines += [f"  {note}" for note in trace.notes]
     return "\n".join(lines)
 
 
@@ -128,13 +157,13 @@ def outcome_of(storage: Storage, row: int) -> dict[str, Any] | None:
     output = read_output(storage)
     if not output.index.units.start <= row < output.index.units.stop:
         return None
-    unit = int(output.index.units.of_rows(pa.array([row]).to_numpy())[0])
-    attempts = sorted(attempt for number, attempt in output.done() if number == unit)
-    if not attempts:
+    unit, done = int(output.index.units.of_rows(np.array([row]))[0]), output.done()
+    # By what was ordered: whatever else lies there under a part's name says nothing.
+    works = [w for w in output.index.works() if w.unit.number == unit and (unit, w.attempt) in done]
+    if not works:
         return None
-    works = {w.attempt: w for w in output.index.works() if w.unit.number == unit}
-    account = resolve([read_account(storage, works[attempt].name) for attempt in attempts])
-    if (again := repeated.of_storage(storage)) is not None:
+    account = resolve([read_account(storage, work.name) for work in sorted(works)])
+    if (again := repeated_rows(storage)) is not None:
         account = again.overlay(account)
     records = account.filter(pc.field("row") == row).drop_columns(["row"]).to_pylist()
     return {"uri": storage.uri, "kind": output.head.kind, **records[0]} if records else None
@@ -156,7 +185,7 @@ def _datasets(uris: Sequence[str], runs: Sequence[Storage], options: StorageOpti
     """The named datasets, the runs' datasets, and all that they were made from, each once."""
     named = _named(uris, runs, options)
     for run in runs:
-        of_run = read_json(run, RUN).get("datasets", [])
+        of_run = datasets_of(run)
         plain = set(_plain(run, of_run))
         named += [open_storage(uri, options) for uri in of_run if uri not in plain]
     found: dict[str, Storage] = {}
@@ -179,11 +208,55 @@ def _images_in(datasets: Sequence[Storage], value: Takedown) -> list[Storage]:
     return images
 
 
-def _rows_of(images: Storage, value: Takedown) -> list[int]:
-    """The addresses that have a URL or a content hash in an images dataset."""
-    return sorted({row for part in part_infos(images) for row in _matching(images, part, value)})
+def _with_value(
+    images: Sequence[Storage], value: Takedown, options: StorageOptions | None
+) -> tuple[list[tuple[int, set[str]]], list[str]]:
+    """The addresses that have a URL or a content hash, whatever became of them; and what could not be searched."""
+    found, notes = list[tuple[int, set[str]]](), list[str]()
+    for storage in images:
+        rows = {row for _, _, row in in_parts(storage, _ordered_parts(storage), _wanted(value))}
+        if value.kind == "sha256":
+            rows |= set(_refused_content(storage, value.value))
+        else:
+            try:
+                rows |= _rows_of_source(storage, value.value, options)
+            except SdpError as error:
+                notes.append(f"only what was written is searched, not the source of {storage.uri}: {error}")
+        found += [(row, {storage.uri}) for row in sorted(rows)]
+    if not found:
+        where = ", ".join(s.uri for s in images)
+        lines = "".join(f"\n{note}" for note in notes)
+        raise DatasetError(f"audit: no image with {value.kind} {value.value} in {where}; check the value{lines}")
+    return found, notes
 
 
-def _matching(storage: Storage, part: PartInfo, value: Takedown) -> list[int]:
-    table = read_rows(storage, part.path, ["row", value.kind])
-    return [int(r) for r in table.filter(pc.field(value.kind) == value.value)["row"].to_pylist()]
+def _wanted(value: Takedown) -> Wanted:
+    only = frozenset({value.value})
+    return Wanted(urls=only) if value.kind == "url" else Wanted(hashes=only)
+
+
+def _ordered_parts(storage: Storage) -> list[str]:
+    ordered = {(work.unit.number, work.attempt) for work in read_output(storage).index.works()}
+    return [part_name(*part) for part in sorted(parts_in(storage) & ordered)]
+
+
+def _rows_of_source(images: Storage, url: str, options: StorageOptions | None) -> set[int]:
+    """The addresses that have a URL in the table that the images were made from."""
+    output = read_output(images)
+    column = output.head.identity.get("source.url_column")
+    if not isinstance(column, str):
+        raise DatasetError("it does not say which column holds URLs")
+    return {row for _, _, row in in_source(output.index, column, frozenset({url}), options)}
+
+
+def _refused_content(images: Storage, digest: str) -> list[int]:
+    """Rows that were fetched and left out for their content, of which the account has the hash."""
+    parts = [p.path for p in part_infos(images) if any(reason in p.counts.reasons for reason in _HASHED)]
+
+    def look(path: str) -> list[int]:
+        account = read_account(images, path)
+        mask = pc.and_(pc.is_in(account["reason"], pa.array(_HASHED)), pc.equal(account["detail"], digest))
+        rows: list[int] = account.filter(mask)["row"].to_pylist()
+        return rows
+
+    return [row for rows in ordered_map(look, parts, workers=8) for row in rows]

@@ -5,6 +5,7 @@ adds files that were appended, or orders another attempt at what failed. Nothing
 """
 
 import json
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -13,12 +14,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from sdp.datasets.fields import Fields
 from sdp.datasets.units import Extent, Rows, Unit, Units, Work
 from sdp.errors import AlreadyExists, DatasetError
 from sdp.storage import Storage
 
 FOLDER = "_index/"
 _KEY = b"sdp.index"
+_NAME = re.compile(r"_index/\d{6}\.parquet", re.ASCII)
 
 FILES_SCHEMA = pa.schema(
     [
@@ -145,13 +148,18 @@ def version_name(number: int) -> str:
 
 
 def load(storage: Storage, unit_rows: int) -> Index:
-    """The index as it is beside an output (no versions when the output is new)."""
-    names = storage.names(FOLDER)
+    """The index as it is beside an output (no versions when the output is new). Files of other names are not ours."""
+    names = [name for name in storage.names(FOLDER) if _NAME.fullmatch(name)]
     versions = tuple(_read_version(storage, name, number) for number, name in enumerate(names))
     for number, name in enumerate(names):
         if name != version_name(number):
             raise DatasetError(f"{storage.uri_of(name)}: expected {version_name(number)}; the index is damaged")
-    return Index(versions, unit_rows)
+    try:
+        index = Index(versions, unit_rows)
+        index.works()  # or a unit that is not there would be a surprise later
+    except (ValueError, IndexError) as error:
+        raise _corrupt(storage, FOLDER, error) from error
+    return index
 
 
 def append(
@@ -190,12 +198,19 @@ def _read_version(storage: Storage, name: str, number: int) -> Version:
     try:
         # Not pq.read_table: that imports a query engine, for longer than the reading takes.
         table = pq.ParquetFile(pa.BufferReader(storage.read(name)), page_checksum_verification=True).read()
-        head = json.loads((table.schema.metadata or {})[_KEY])
-        extent = Extent(*head["extent"]) if head["extent"] else None
+        head = Fields(json.loads((table.schema.metadata or {})[_KEY]))
+        extent = None
+        if head.has("extent"):
+            start, stop = head.list_of_wholes("extent")
+            extent = Extent(start, stop)
         files = table.replace_schema_metadata(None).cast(FILES_SCHEMA)
-    except (KeyError, ValueError, TypeError, pa.ArrowException, OSError) as error:
-        raise DatasetError(
-            f"{storage.uri_of(name)}: corrupt index ({' '.join(str(error).split())[:120]}); restore it from a backup: "
-            "without it the addresses of this dataset have no meaning"
-        ) from error
-    return Version(number, files, extent, head["attempt"], tuple(head["units"]))
+        return Version(number, files, extent, head.whole("attempt"), tuple(head.list_of_wholes("units")))
+    except (KeyError, ValueError, RecursionError, pa.ArrowException, OSError) as error:
+        raise _corrupt(storage, name, error) from error
+
+
+def _corrupt(storage: Storage, name: str, error: Exception) -> DatasetError:
+    return DatasetError(
+        f"{storage.uri_of(name)}: corrupt index ({' '.join(str(error).split())[:120]}); restore it from a backup: "
+        "without it the addresses of this dataset have no meaning"
+    )

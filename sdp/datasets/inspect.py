@@ -1,25 +1,32 @@
 """Looking at a dataset: what is there, what is missing, what went wrong and why."""
 
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pyroaring import BitMap64
 
 from sdp.datasets import repeated, tombstones
 from sdp.datasets.concurrently import ordered_map
-from sdp.datasets.manifest import MANIFEST, open_dataset, total
+from sdp.datasets.manifest import MANIFEST, Dataset, open_dataset, repeated_rows, total
 from sdp.datasets.outcomes import ACCOUNT_SCHEMA, Counts
 from sdp.datasets.output import HEAD, Output, read_output
-from sdp.datasets.parts import PartInfo, iter_rows, read_account, read_info, resolve, verify_part
-from sdp.datasets.units import PARTS, parse_part_name, part_name
-from sdp.errors import DatasetError, NotFound
+from sdp.datasets.parts import PartInfo, iter_rows, read_footer, read_info, resolve, verify_part
+from sdp.datasets.repeated import Repeated
+from sdp.datasets.tombstones import Tombstones
+from sdp.datasets.units import PARTS, Work, parse_part_name, part_name
+from sdp.errors import DatasetError, NotFound, SdpError, UserError
 from sdp.storage import FileInfo, Storage, StorageOptions, list_source, open_source
+from sdp.storage.named import written
 
 _SHOWN = 5
+_SAMPLES, _SAMPLE_BATCH = 3, 16
+_UPSTREAM_S = 10.0
+"""How long another dataset is waited for, which this one was made from."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +47,10 @@ class Description:
     """The first units without a part: unit, start, stop, attempt."""
     problems: list[str] = field(default_factory=list)
     """Parts that are corrupt, truncated, changed or gone, each named."""
+    notes: list[str] = field(default_factory=list)
+    """What else is worth knowing: files that are none of ours, and what could not be read elsewhere."""
     lineage: list[str] = field(default_factory=list)
+    config: dict[str, Any] = field(default_factory=dict)
     models: dict[str, str] = field(default_factory=dict)
     tombstones: int = 0
     manifest_version: int | None = None
@@ -63,15 +73,20 @@ def describe(storage: Storage, options: StorageOptions | None = None, *, verify:
     works = output.index.works()
     done = {(p.unit.number, p.attempt) for p in infos}
     missing = [w for w in works if (w.unit.number, w.attempt) not in done]
-    complete = storage.exists(MANIFEST)
-    manifest = open_dataset(storage).manifest if complete else None
-    if manifest is not None:
-        problems += _against_manifest(open_dataset(storage).parts, files, storage)
-    readable = [p for p in infos if p.counts.written]
+    dataset, wrong = _dataset(storage)
+    manifest = dataset.manifest if dataset is not None else None
+    problems += wrong
+    if dataset is not None:
+        problems += _against_manifest(dataset.parts, files, storage)
+        problems += _against_parts(dataset, output, infos)
+    taken, lineage, notes, wrong = _surroundings(storage, options)
+    problems += wrong
+    samples, wrong = _samples(storage, [p for p in infos if p.counts.written][:1], taken)
+    problems += wrong
     return Description(
         uri=storage.uri,
         kind=output.head.kind,
-        complete=complete and not missing and not problems,
+        complete=manifest is not None and not missing and not problems,
         rows=output.index.rows,
         counts=repeated.without(total(infos), manifest.repeated if manifest else 0),
         parts=len(infos),
@@ -83,55 +98,142 @@ def describe(storage: Storage, options: StorageOptions | None = None, *, verify:
             for w in missing[:_SHOWN]
         ],
         problems=sorted(set(problems)),
-        lineage=[s.uri for s in tombstones.lineage(storage, options)][1:] + _root(output),
+        notes=notes,
+        lineage=lineage + _root(output),
+        config=dict(manifest.config) if manifest else {},
         models=dict(manifest.models) if manifest else {},
-        tombstones=len(tombstones.load(storage, options)),
+        tombstones=len(taken),
         manifest_version=manifest.version if manifest else None,
         created=manifest.created if manifest else None,
         sdp=manifest.sdp if manifest else None,
-        samples=_samples(storage, readable[:1]),
+        samples=samples,
         verified=verify,
     )
 
 
-def accounts(storage: Storage) -> Iterator[pa.Table]:
-    """The one outcome of every address, unit by unit in order of address."""
-    names = [(part, n) for n in storage.names(PARTS) if (part := parse_part_name(n)) is not None]
-    units = [sorted(attempts) for _, attempts in groupby(sorted(names), key=lambda item: item[0][0])]
+def accounts(storage: Storage, problems: list[str]) -> Iterator[pa.Table]:
+    """The one outcome of every address, unit by unit in order of address.
 
-    again = repeated.of_storage(storage)
+    A part that is not whole or not in its place has no say; what is wrong with it is added to `problems`.
+    """
+    ordered = _ordered(read_output(storage))
+    files = {part: f for f in storage.list(PARTS) if (part := parse_part_name(f.path)) in ordered}
+    units = [list(attempts) for _, attempts in groupby(sorted(files), key=lambda part: part[0])]
+    again = _repeated(storage, problems)
 
-    def unit_account(attempts: list[tuple[tuple[int, int], str]]) -> pa.Table:
-        account = resolve([read_account(storage, name) for _, name in attempts])
+    def unit_account(attempts: list[tuple[int, int]]) -> pa.Table:
+        found = []
+        for part in attempts:
+            try:
+                info, account = read_footer(storage, files[part])
+                _refuse_misplaced(storage, info, ordered)
+                found.append(account)
+            except DatasetError as error:
+                problems.append(str(error))
+        if not found:
+            return ACCOUNT_SCHEMA.empty_table()
+        account = resolve(found)
         return account if again is None else again.overlay(account)
 
     return ordered_map(unit_account, units, workers=16)
 
 
-def write_account(storage: Storage, file: Path) -> int:
-    """Write every address with its outcome, reason, detail and number of attempts; returns how many there are."""
-    rows = 0
-    unfinished = file.with_name(file.name + ".part")
-    with pq.ParquetWriter(unfinished, ACCOUNT_SCHEMA, compression="zstd") as writer:
-        for account in accounts(storage):
-            if account.num_rows:
-                writer.write_table(account)
-            rows += account.num_rows
-    unfinished.replace(file)
-    return rows
+def write_account(storage: Storage, file: Path) -> tuple[int, list[str]]:
+    """Write every address with its outcome, reason, detail and number of attempts.
+
+    Returns how many there are, and what is wrong with parts whose addresses are missing.
+    """
+    rows, problems = 0, list[str]()
+    try:
+        with written(file) as sink, pq.ParquetWriter(sink, ACCOUNT_SCHEMA, compression="zstd") as writer:
+            for account in accounts(storage, problems):
+                if account.num_rows:
+                    writer.write_table(account)
+                rows += account.num_rows
+    except OSError as error:
+        raise UserError(
+            f"inspect: --account: {file}: cannot be written ({error.strerror or error}); choose another place"
+        ) from error
+    return rows, problems
+
+
+def with_problems(description: Description, problems: Iterable[str]) -> Description:
+    """The same, with what else was found to be wrong."""
+    together = sorted({*description.problems, *problems})
+    return replace(description, problems=together, complete=description.complete and not together)
+
+
+_Ordered = dict[tuple[int, int], Work]
+
+
+def _ordered(output: Output) -> _Ordered:
+    return {(work.unit.number, work.attempt): work for work in output.index.works()}
+
+
+def _refuse_misplaced(storage: Storage, info: PartInfo, ordered: _Ordered) -> None:
+    work = ordered.get((info.unit.number, info.attempt))
+    if work is None or work.unit != info.unit:
+        raise DatasetError(f"{storage.uri_of(info.path)}: no such part was ordered here; move it away")
 
 
 def _infos(output: Output, files: Iterable[FileInfo], verify: bool) -> tuple[list[PartInfo], list[str]]:
-    storage = output.storage
+    storage, ordered = output.storage, _ordered(output)
 
     def look(file: FileInfo) -> PartInfo | str:
         try:
-            return verify_part(storage, file) if verify else read_info(storage, file)
+            info = verify_part(storage, file) if verify else read_info(storage, file)
+            _refuse_misplaced(storage, info, ordered)
+            return info
         except DatasetError as error:
             return str(error)
 
     seen = list(ordered_map(look, files))
     return [p for p in seen if isinstance(p, PartInfo)], [p for p in seen if isinstance(p, str)]
+
+
+def _dataset(storage: Storage) -> tuple[Dataset | None, list[str]]:
+    """The complete dataset, if it is one; a manifest that cannot be read is a problem and not the end."""
+    if not storage.exists(MANIFEST):
+        return None, []
+    try:
+        return open_dataset(storage), []
+    except (DatasetError, NotFound) as error:
+        return None, [str(error)]
+
+
+def _repeated(storage: Storage, problems: list[str]) -> Repeated | None:
+    try:
+        return repeated_rows(storage)
+    except DatasetError as error:
+        problems.append(str(error))
+        return None
+
+
+def _surroundings(
+    storage: Storage, options: StorageOptions | None
+) -> tuple[Tombstones, list[str], list[str], list[str]]:
+    """The takedowns that hold, what the dataset was made from, what of others cannot be read, and what of its own."""
+    told = replace(options or storage.options, timeout_s=min(storage.options.timeout_s, _UPSTREAM_S))
+    chain, notes, problems = list[Storage](), list[str](), list[str]()
+    try:
+        for one in tombstones.follow(storage, told):
+            chain.append(one)
+    except SdpError as error:
+        if len(chain) > 1:
+            notes.append(f"{chain[-1].uri}, which it was made from, cannot be read ({error})")
+        elif not isinstance(error, DatasetError):  # else it is about our own manifest, and has been told
+            notes.append(f"what it was made from cannot be read ({error})")
+    taken = Tombstones(BitMap64())
+    for one in chain:
+        try:
+            held = tombstones.load_from([one])
+        except SdpError as error:
+            (problems if one is storage else notes).append(f"its takedowns are not known: {error}")
+            continue
+        taken = Tombstones(taken.rows | held.rows, taken.takedowns | held.takedowns)
+    strangers = tombstones.strangers(storage)[:_SHOWN]
+    notes += [f"{storage.uri_of(name)}: no takedown list of sdp, so it is not read" for name in strangers]
+    return taken, [one.uri for one in chain[1:]], notes, problems
 
 
 def _against_manifest(listed: pa.Table, files: Iterable[FileInfo], storage: Storage) -> list[str]:
@@ -149,6 +251,29 @@ def _against_manifest(listed: pa.Table, files: Iterable[FileInfo], storage: Stor
     return problems
 
 
+def _against_parts(dataset: Dataset, output: Output, infos: Sequence[PartInfo]) -> list[str]:
+    """What the manifest says of the parts that it lists, where they say otherwise."""
+    manifest, listed = dataset.manifest, dataset.parts
+    paths = set(listed["path"].to_pylist())
+    own = [info for info in infos if info.path in paths]
+    said: list[tuple[str, object, object]] = [
+        ("kind", manifest.kind, output.head.kind),
+        ("parts", manifest.parts, listed.num_rows),
+        ("size", manifest.size, sum(listed["size"].to_pylist())),
+        ("rows", manifest.rows, max(listed["stop"].to_pylist(), default=0)),
+    ]
+    if len(own) == len(paths):  # else parts are gone or broken, which is a problem of its own
+        counts = repeated.without(total(own), manifest.repeated)
+        there, told = counts.to_json(), manifest.counts.to_json()
+        said += [(f"counts.{name}", told[name], there[name]) for name in there]
+    where = dataset.storage.uri_of(MANIFEST)
+    return [
+        f"{where}: {name} is {told}, its parts say {there}; run the job again to write it anew"
+        for name, told, there in said
+        if told != there
+    ]
+
+
 def _schema(storage: Storage, infos: list[PartInfo]) -> dict[str, str]:
     if not infos:
         return {}
@@ -161,11 +286,18 @@ def _type(column: pa.Field) -> str:
     return f"{column.type} {metadata}" if metadata else str(column.type)
 
 
-def _samples(storage: Storage, infos: list[PartInfo]) -> list[dict[str, Any]]:
-    for info in infos:
-        for batch in iter_rows(storage, info.path, None, 3):
-            return [{name: _short(value) for name, value in row.items()} for row in batch.to_pylist()]
-    return []
+def _samples(storage: Storage, infos: list[PartInfo], taken: Tombstones) -> tuple[list[dict[str, Any]], list[str]]:
+    """A few rows, none of which is taken down; and what is wrong with their part."""
+    found: list[dict[str, Any]] = []
+    try:
+        for info in infos:
+            for batch in iter_rows(storage, info.path, None, _SAMPLE_BATCH):
+                found += [row for row in batch.to_pylist() if row.get("row") not in taken.rows]
+                if len(found) >= _SAMPLES:
+                    break
+    except DatasetError as error:
+        return [], [str(error)]
+    return [{name: _short(value) for name, value in row.items()} for row in found[:_SAMPLES]], []
 
 
 def _short(value: Any) -> Any:
@@ -233,7 +365,7 @@ def summary(description: Description) -> str:
     if d.lineage:
         lines.append("made from " + " ← ".join(d.lineage))
     if d.tombstones:
-        lines.append(f"{d.tombstones:,} takedowns hold")
+        lines.append(f"{d.tombstones:,} takedown{'s hold' if d.tombstones > 1 else ' holds'}")
     lines += ["", _counts_table(d.counts)]
     if d.missing:
         left = d.parts_ordered - d.parts
@@ -246,6 +378,8 @@ def summary(description: Description) -> str:
         lines.append("Run the job that writes it again: it does the rest.")
     if d.problems:
         lines += ["", f"{len(d.problems):,} problems:", *(f"  {problem}" for problem in d.problems[:20])]
+    if d.notes:
+        lines += ["", *d.notes]
     lines += ["", table(d.schema.items(), ("column", "type"))]
     for sample in d.samples:
         lines += ["", table(sample.items())]

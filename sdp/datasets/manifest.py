@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import logging
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -14,6 +16,7 @@ import pyarrow.parquet as pq
 import sdp
 from sdp.datasets import repeated
 from sdp.datasets.concurrently import ordered_map
+from sdp.datasets.fields import BadField, Fields
 from sdp.datasets.outcomes import Counts
 from sdp.datasets.output import HEAD, Head, Output, read_head, read_json
 from sdp.datasets.parts import PartInfo, read_info
@@ -23,6 +26,9 @@ from sdp.storage import FileInfo, Storage
 
 MANIFEST = "_manifest.json"
 FORMAT = 1
+_VERSION = re.compile(r"_manifests/(\d{6})\.json", re.ASCII)
+
+log = logging.getLogger(__name__)
 
 PARTS_SCHEMA = pa.schema(
     [
@@ -80,14 +86,44 @@ class Manifest:
 
     @staticmethod
     def from_json(data: Mapping[str, Any], where: str) -> "Manifest":
-        if data.get("format") != FORMAT:
-            raise DatasetError(
-                f"{where}: format {data.get('format')}, this sdp reads {FORMAT}; use the sdp that wrote it"
-            )
         try:
-            return Manifest(**{**data, "counts": Counts.from_json(data["counts"])})
-        except (KeyError, TypeError, ValueError) as error:
+            fields = Fields(data)
+            if fields.whole("format") != FORMAT:
+                raise DatasetError(
+                    f"{where}: format {fields.whole('format')}, this sdp reads {FORMAT}; use the sdp that wrote it"
+                )
+            return Manifest(
+                kind=fields.text("kind", like=r"[a-z_]{1,40}", what="the name of a kind of dataset"),
+                version=fields.whole("version", low=1),
+                rows=fields.whole("rows"),
+                counts=Counts.from_fields(fields.inner("counts")),
+                parts=fields.whole("parts"),
+                size=fields.whole("size"),
+                files=fields.text("files", like=r"_files/[0-9a-f]{16}\.parquet", what="a file in _files/"),
+                files_digest=fields.text("files_digest", like="[0-9a-f]{64}", what="a SHA-256 in hexadecimal"),
+                schema=fields.texts("schema"),
+                config=fields.mapping("config", {}),
+                models=fields.texts("models", {}),
+                input=_input(fields),
+                repeated=fields.whole("repeated", 0),
+                sdp=fields.text("sdp"),
+                created=fields.text("created"),
+            )
+        except BadField as error:
             raise DatasetError(f"{where}: not a manifest ({error}); run the job again to write it anew") from error
+
+
+def _input(fields: Fields) -> dict[str, Any] | None:
+    """What a dataset was made from: files at a URI, a dataset, or (of prompts that were listed) nothing."""
+    if not fields.has("input"):
+        return None
+    source = fields.inner("input")
+    if source.has("uri"):
+        source.text("uri")
+    if source.has("manifest_digest"):
+        source.text("uri")
+        source.text("manifest_digest")
+    return fields.mapping("input")
 
 
 @dataclass(frozen=True)
@@ -116,11 +152,29 @@ class Dataset:
 
     def units_with_failures(self) -> list[int]:
         """The units of which some address has failed at its last attempt."""
+        return sorted(self.failures())
+
+    def failures(self) -> dict[int, int]:
+        """How many addresses of a unit have failed at their last attempt, where some have."""
         failed: dict[int, int] = {}
         columns = (self.parts[name].to_pylist() for name in ("unit", "failed", "retried"))
         for unit, count, retried in zip(*columns, strict=True):
             failed[unit] = failed.get(unit, 0) + count - retried
-        return sorted(unit for unit, count in failed.items() if count)
+        return {unit: count for unit, count in failed.items() if count}
+
+
+def read_manifest(storage: Storage, path: str = MANIFEST) -> Manifest:
+    """The newest manifest, or an earlier one, without what it lists."""
+    return Manifest.from_json(read_json(storage, path), storage.uri_of(path))
+
+
+def repeated_rows(storage: Storage) -> repeated.Repeated | None:
+    """The repeated rows that the newest manifest speaks of; there may be none yet."""
+    try:
+        manifest = read_manifest(storage)
+    except NotFound:
+        return None
+    return repeated.of(storage, manifest.repeated, manifest.files_digest)
 
 
 def open_dataset(storage: Storage, kind: str | None = None) -> Dataset:
@@ -135,7 +189,7 @@ def open_dataset(storage: Storage, kind: str | None = None) -> Dataset:
             ) from None
         raise DatasetError(f"{storage.uri}: no dataset of sdp there (no {HEAD}); check the address") from None
     where = storage.uri_of(MANIFEST)
-    manifest = Manifest.from_json(read_json(storage, MANIFEST), where)
+    manifest = read_manifest(storage)
     if kind is not None and manifest.kind != kind:
         raise DatasetError(f"{storage.uri}: a dataset of {manifest.kind}, where {kind} are needed; check the address")
     listing = storage.read(manifest.files)
@@ -228,11 +282,11 @@ def finish(
     pq.write_table(parts_table(parts), listing, compression="zstd")
     digest = hashlib.sha256(listing.getvalue()).hexdigest()
     again = find_repeated(parts, digest) if find_repeated is not None else 0
-    versions = storage.names("_manifests/")
-    newest = read_json(storage, versions[-1]) if versions else None
+    versions = [name for name in storage.names("_manifests/") if _VERSION.fullmatch(name)]
+    newest = _readable(storage, versions[-1]) if versions else None
     draft = Manifest(
         kind=output.head.kind,
-        version=len(versions) + 1,
+        version=int(versions[-1][-11:-5]) + 1 if versions else 1,
         rows=output.index.rows,
         counts=repeated.without(counts, again),
         repeated=again,
@@ -246,8 +300,7 @@ def finish(
         input=dict(input) if input is not None else None,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
     )
-    same = (digest, draft.input, again)
-    if newest is not None and (newest["files_digest"], newest["input"], newest.get("repeated", 0)) == same:
+    if newest is not None and _says(newest) == _says(draft):
         storage.publish(MANIFEST, storage.read(versions[-1]))
         return open_dataset(storage)
     storage.publish(draft.files, listing.getvalue())
@@ -257,6 +310,20 @@ def finish(
         raise DatasetError(f"{storage.uri}: another job has just completed this dataset; run again") from error
     storage.publish(MANIFEST, draft.to_bytes())
     return open_dataset(storage)
+
+
+def _readable(storage: Storage, path: str) -> Manifest | None:
+    """An earlier manifest; one that is damaged is written anew under the next number."""
+    try:
+        return read_manifest(storage, path)
+    except DatasetError as error:
+        log.warning("%s", error)
+        return None
+
+
+def _says(manifest: Manifest) -> tuple[object, ...]:
+    """What must not differ for a manifest to stand."""
+    return manifest.files_digest, manifest.input, manifest.repeated, manifest.rows, manifest.counts
 
 
 def parts_table(parts: Iterable[PartInfo]) -> pa.Table:

@@ -7,6 +7,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sdp.datasets.fields import BadField, Fields
+
 WRITTEN, FILTERED, FAILED = "written", "filtered", "failed"
 OUTCOMES = (WRITTEN, FILTERED, FAILED)
 
@@ -36,12 +38,14 @@ FAILURE_REASONS: Mapping[str, str] = {
     "tls": "the certificate or the TLS handshake is bad",
     "timeout": "no whole image within the deadline",
     "http_status": "the server answered with an error",
+    "not_asked": "its host is left alone: it asked for a long pause, or could not be reached again and again",
     "redirects": "too many redirects, or one that leads nowhere",
     "broken_transfer": "the connection ended in the middle of the image",
     "too_big": "more bytes than allowed",
     "empty": "no bytes at all",
     "not_an_image": "the bytes are of no image type that is read here",
     "too_many_pixels": "more pixels than allowed",
+    "no_memory": "decoding it takes more memory than allowed",
     "too_small": "fewer pixels than needed",
     "undecodable": "truncated or corrupt image",
     "not_finite": "NaN or infinite values came out of the encoder",
@@ -122,10 +126,11 @@ class Counts:
         return {**counts, "reasons": dict(sorted(self.reasons.items()))}
 
     @staticmethod
-    def from_json(data: Mapping[str, Any]) -> "Counts":
-        counts = Counts(data["written"], data["filtered"], data["failed"], dict(data.get("reasons", {})))
-        if counts.input != data["input"]:
-            raise ValueError(f"counts do not add up: {dict(data)}")
+    def from_fields(fields: Fields) -> "Counts":
+        written, filtered, failed, given = (fields.whole(name) for name in (*OUTCOMES, "input"))
+        counts = Counts(written, filtered, failed, fields.wholes("reasons", {}))
+        if counts.input != given:
+            raise BadField(f"counts do not add up: {written} + {filtered} + {failed} is not {given}")
         return counts
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sdp.datasets import index as index_files
+from sdp.datasets.fields import BadField, Fields
 from sdp.datasets.index import Index
 from sdp.datasets.units import PARTS, Work, parse_part_name
 from sdp.errors import AlreadyExists, DatasetError, NotFound
@@ -16,6 +17,7 @@ from sdp.storage import Storage
 
 HEAD = "_dataset.json"
 FORMAT = 1
+_MOST_UNIT_ROWS = 1 << 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,26 +95,30 @@ def read_output(storage: Storage) -> Output:
 
 
 def read_head(storage: Storage) -> Head:
-    data = read_json(storage, HEAD)
-    if data.get("format") != FORMAT:
-        raise DatasetError(
-            f"{storage.uri_of(HEAD)}: format {data.get('format')}, this sdp reads {FORMAT}; use the sdp that wrote it"
-        )
+    where = storage.uri_of(HEAD)
     try:
-        head = Head(data["kind"], data["unit_rows"], data["derived"], data["identity"])
-        if not isinstance(head.unit_rows, int) or head.unit_rows < 1:
-            raise DatasetError(f"{storage.uri_of(HEAD)}: unit_rows is {head.unit_rows!r}; restore it from a backup")
-        return head
-    except KeyError as error:
-        raise DatasetError(f"{storage.uri_of(HEAD)}: {error} is missing; this is no dataset of sdp") from error
+        fields = Fields(read_json(storage, HEAD))
+        if fields.whole("format") != FORMAT:
+            raise DatasetError(
+                f"{where}: format {fields.whole('format')}, this sdp reads {FORMAT}; use the sdp that wrote it"
+            )
+        return Head(
+            kind=fields.text("kind", like=r"[a-z_]{1,40}", what="the name of a kind of dataset"),
+            unit_rows=fields.whole("unit_rows", low=1, high=_MOST_UNIT_ROWS),
+            derived=fields.truth("derived"),
+            identity=fields.mapping("identity"),
+        )
+    except BadField as error:
+        raise DatasetError(f"{where}: {error}; restore it from a backup") from error
 
 
 def read_json(storage: Storage, path: str) -> dict[str, Any]:
     """A JSON object, or a line that says which file is none."""
     try:
         data = json.loads(storage.read(path))
-    except ValueError as error:
-        raise DatasetError(f"{storage.uri_of(path)}: not JSON ({error}); restore it from a backup") from error
+    except (ValueError, RecursionError) as error:
+        cause = "brackets in brackets without end" if isinstance(error, RecursionError) else str(error)[:120]
+        raise DatasetError(f"{storage.uri_of(path)}: not JSON ({cause}); restore it from a backup") from error
     if not isinstance(data, dict):
         raise DatasetError(f"{storage.uri_of(path)}: not a JSON object; restore it from a backup")
     return data

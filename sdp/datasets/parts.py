@@ -8,13 +8,13 @@ import base64
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from sdp.datasets.fields import Fields
 from sdp.datasets.outcomes import ACCOUNT_SCHEMA, FAILED, REASONS, WRITTEN, Counts, count
 from sdp.datasets.units import Rows, Unit, Work, parse_part_name
 from sdp.errors import AlreadyExists, DatasetError
@@ -128,6 +128,12 @@ def read_account(storage: Storage, path: str) -> pa.Table:
     return _account(storage, path, _open(storage, path).metadata)
 
 
+def read_footer(storage: Storage, file: FileInfo) -> tuple[PartInfo, pa.Table]:
+    """Both of them, for one look into the file."""
+    footer = _open(storage, file.path).metadata
+    return _info(storage, file, footer), _account(storage, file.path, footer)
+
+
 def read_rows(storage: Storage, path: str, columns: Sequence[str] | None = None) -> pa.Table:
     """The written rows of a part. Every page's checksum is verified."""
     file = _open(storage, path, verify=True)
@@ -233,23 +239,24 @@ def _open(storage: Storage, path: str, *, verify: bool = False) -> pq.ParquetFil
 
 def _info(storage: Storage, file: FileInfo, footer: pq.FileMetaData) -> PartInfo:
     try:
-        head: dict[str, Any] = json.loads((footer.metadata or {})[_PART_KEY])
+        head = Fields(json.loads(_metadata(footer, _PART_KEY)))
+        written_in = head.whole("format")
         info = PartInfo(
             path=file.path,
             size=file.size,
             etag=file.etag,
-            kind=head["kind"],
-            unit=Unit(head["unit"], head["start"], head["stop"]),
-            attempt=head["attempt"],
-            counts=Counts.from_json(head["counts"]),
-            retried=head["retried"],
+            kind=head.text("kind"),
+            unit=Unit(head.whole("unit"), head.whole("start"), head.whole("stop")),
+            attempt=head.whole("attempt"),
+            counts=Counts.from_fields(head.inner("counts")),
+            retried=head.wholes("retried"),
             row_groups=tuple(_row_group(footer.row_group(i)) for i in range(footer.num_row_groups)),
         )
-    except (KeyError, ValueError) as error:
+    except (ValueError, RecursionError) as error:
         raise _corrupt(storage, file.path, error) from error
-    if head["format"] != FORMAT:
+    if written_in != FORMAT:
         raise DatasetError(
-            f"{storage.uri_of(file.path)}: written in format {head['format']}, this sdp reads {FORMAT}; use a newer sdp"
+            f"{storage.uri_of(file.path)}: written in format {written_in}, this sdp reads {FORMAT}; use a newer sdp"
         )
     if parse_part_name(file.path) != (info.unit.number, info.attempt):
         raise _corrupt(storage, file.path, ValueError(f"it is part {info.work.name} under another name"))
@@ -264,10 +271,17 @@ def _row_group(group: pq.RowGroupMetaData) -> tuple[int, int, int]:
 
 def _account(storage: Storage, path: str, footer: pq.FileMetaData) -> pa.Table:
     try:
-        data = base64.b64decode((footer.metadata or {})[_ACCOUNT_KEY], validate=True)
+        data = base64.b64decode(_metadata(footer, _ACCOUNT_KEY), validate=True)
         return pq.ParquetFile(pa.BufferReader(data)).read().cast(ACCOUNT_SCHEMA)
     except (KeyError, ValueError, pa.ArrowException, OSError) as error:
         raise _corrupt(storage, path, error) from error
+
+
+def _metadata(footer: pq.FileMetaData, key: bytes) -> bytes:
+    found = (footer.metadata or {}).get(key)
+    if found is None:
+        raise ValueError(f"no part of sdp: its footer has no {key.decode()}")
+    return bytes(found)
 
 
 def _corrupt(storage: Storage, path: str, error: Exception) -> DatasetError:

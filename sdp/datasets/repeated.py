@@ -18,11 +18,12 @@ from numpy.typing import NDArray
 
 from sdp.datasets import address_sets
 from sdp.datasets.concurrently import ordered_map
+from sdp.datasets.fields import BadField, Fields
 from sdp.datasets.outcomes import FILTERED, WRITTEN, Counts
 from sdp.datasets.output import read_json
 from sdp.datasets.parts import PartInfo, read_rows
 from sdp.datasets.units import Rows
-from sdp.errors import NotFound
+from sdp.errors import DatasetError, NotFound
 from sdp.storage import Storage
 
 REASON = "duplicate_content"
@@ -63,20 +64,11 @@ def of(storage: Storage, manifest_repeated: int, files_digest: str) -> Repeated 
     return Repeated(storage, _folder(files_digest)) if manifest_repeated else None
 
 
-def of_storage(storage: Storage) -> Repeated | None:
-    """The same, of the newest manifest; there may be none yet."""
-    try:
-        manifest = read_json(storage, "_manifest.json")
-    except NotFound:
-        return None
-    return of(storage, int(manifest.get("repeated", 0)), str(manifest.get("files_digest", "")))
-
-
 def known(storage: Storage, files_digest: str) -> int | None:
     """How many a list of parts has, if that has been found out already."""
     try:
-        return int(json.loads(storage.read(f"{_folder(files_digest)}.json"))["rows"])
-    except NotFound:
+        return Fields(read_json(storage, f"{_folder(files_digest)}.json")).whole("rows")
+    except (NotFound, DatasetError, BadField):  # or what was written down is damaged: it is found out anew
         return None
 
 

@@ -19,6 +19,7 @@ Progress = Callable[[int, int], None]
 """Called with (files counted, files listed)."""
 
 _GROUP = 256
+_BYTES = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view, pa.types.is_fixed_size_binary)
 
 
 def freeze_source(
@@ -224,6 +225,6 @@ def kind_of(column: pa.DataType) -> str:
         return "text"
     if pa.types.is_integer(column) or pa.types.is_floating(column) or pa.types.is_decimal(column):
         return "numbers"
-    if pa.types.is_binary(column) or pa.types.is_large_binary(column) or pa.types.is_fixed_size_binary(column):
+    if any(is_bytes(column) for is_bytes in _BYTES):
         return "bytes"
     return str(column)

@@ -1,28 +1,41 @@
 """Tombstones: takedowns kept beside a dataset, which every stage and every epoch from then on leaves out.
 
-A takedown names an address, a URL or a content hash. URLs and hashes are looked up once, when the list is added, so
-that what a stage reads is a set of addresses; addresses are the same in every dataset made from this one.
+A takedown names an address, a URL or a content hash. Addresses are the same in every dataset made from this one; the
+addresses of URLs and hashes are looked up in the images dataset's parts, so that what a stage reads is a set of rows.
+
+    _tombstones/000000.parquet         a list: written first, so that whoever comes later knows of it
+    _tombstones/looked/000000.parquet  the rows that have what the lists name, and in which parts they were looked for
+
+A part that nobody has looked into (a download that began before the list was there has written it since) is looked
+into by whoever loads the takedowns, so that none is missed; `settle` keeps what was found, so that this is done once.
 """
 
-from collections.abc import Iterable, Sequence
+import base64
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyroaring import BitMap64
 
-from sdp.datasets.concurrently import ordered_map
-from sdp.datasets.manifest import part_infos
-from sdp.datasets.output import read_head, read_json
-from sdp.datasets.parts import PartInfo, read_rows
+from sdp.datasets.fields import Fields
+from sdp.datasets.lookup import Hit, Wanted, in_parts
+from sdp.datasets.manifest import read_manifest
+from sdp.datasets.output import parts_in, read_head, read_output
+from sdp.datasets.units import part_name
 from sdp.errors import AlreadyExists, DatasetError, NotFound, UserError
 from sdp.storage import Storage, StorageOptions, open_storage
+from sdp.urls import BadUrl, parse
 
 FOLDER = "_tombstones/"
 KINDS = ("row", "url", "sha256")
 SCHEMA = pa.schema([("kind", pa.string()), ("value", pa.string()), ("row", pa.int64())])
+_LIST = re.compile(r"_tombstones/(\d{6})\.parquet", re.ASCII)
+_LOOKED = re.compile(r"_tombstones/looked/(\d{6})\.parquet", re.ASCII)
+_KEY = b"sdp.looked"
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -31,6 +44,7 @@ class Takedown:
 
     kind: str
     value: str
+    """A URL in its normal form, a hash in lower case."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,127 +52,314 @@ class Tombstones:
     """The takedowns of a dataset and of all that it was made from."""
 
     rows: BitMap64
-    urls: frozenset[str]
-    hashes: frozenset[str]
+    """Every address that is to be left out."""
+    takedowns: frozenset[Takedown] = frozenset()
+
+    @property
+    def urls(self) -> frozenset[str]:
+        return frozenset(t.value for t in self.takedowns if t.kind == "url")
+
+    @property
+    def hashes(self) -> frozenset[str]:
+        return frozenset(t.value for t in self.takedowns if t.kind == "sha256")
 
     def mask(self, rows: Sequence[int]) -> list[bool]:
         """For each address, whether it has been taken down."""
         return [row in self.rows for row in rows]
 
     def __len__(self) -> int:
-        return len(self.rows) + len(self.urls) + len(self.hashes)
+        """How many takedowns there are, each once however many rows it means."""
+        return len(self.takedowns)
+
+
+@dataclass(frozen=True, slots=True)
+class Added:
+    """What adding a list has come to."""
+
+    recorded: list[Takedown]
+    """Those that were not there yet."""
+    known: int
+    """How many were."""
+    rows: dict[Takedown, list[int]]
+    """The addresses in this dataset of all that the list names."""
+    unmatched: list[Takedown]
+    """Those that nothing in this dataset has; they hold for whatever comes."""
+
+
+# --- lists as they are given -----------------------------------------------------------------------------------------
 
 
 def parse_list(text: str, where: str) -> list[Takedown]:
-    """A takedown list: one `row 123`, `url https://…` or `sha256 ab12…` a line; # begins a comment."""
+    """A takedown list: one `row 123`, `url https://…` or `sha256 ab12…` a line; # after a blank begins a comment."""
     found = []
-    for number, line in enumerate(text.splitlines(), 1):
-        entry = line.strip()
-        if not entry or entry.startswith("#"):
+    for number, line in enumerate(text.removeprefix("\ufeff").split("\n"), 1):
+        entry = re.split(r"(?:^|\s)#", line, maxsplit=1)[0].strip()
+        if not entry:
             continue
-        kind, _, value = entry.partition(" ")
-        value = value.strip()
-        if kind == "sha256":
-            value = value.lower()
-        if not _valid(kind, value):
-            raise UserError(
-                f"{where}:{number}: expected `row NUMBER`, `url URL` or `sha256 HEX`, got {entry[:80]!r}; mend the line"
-            )
-        found.append(Takedown(kind, value))
+        kind, *rest = entry.split(None, 1)
+        found.append(takedown(kind.lower(), rest[0] if rest else "", f"{where}:{number}", "mend the line"))
     return found
 
 
-def add(storage: Storage, takedowns: Iterable[Takedown]) -> tuple[pa.Table, list[Takedown]]:
-    """Record takedowns beside a dataset. Returns the new entries with their addresses, and those that match nothing.
+def takedown(kind: str, value: str, where: str, hint: str) -> Takedown:
+    """A takedown of what is written so, in normal form; UserError where it can mean none."""
+    value = value.strip()
+    if kind == "row" and re.fullmatch(r"[0-9]{1,18}", value):
+        return Takedown(kind, str(int(value)))
+    if kind == "sha256" and re.fullmatch(r"[0-9a-fA-F]{64}", value):
+        return Takedown(kind, value.lower())
+    cause = ""
+    if kind == "url":
+        try:
+            return Takedown(kind, parse(value).text)
+        except BadUrl as error:
+            cause = f" ({error})"
+    expected = {"row": "a whole number", "url": "a URL", "sha256": "64 hexadecimal digits"}.get(kind)
+    if expected is None:
+        got = f"{kind} {value}".strip()[:80]
+        raise UserError(f"{where}: expected `row NUMBER`, `url URL` or `sha256 HEX`, got {got!r}; {hint}")
+    raise UserError(f"{where}: expected {expected} after `{kind}`, got {value[:80]!r}{cause}; {hint}")
 
-    What matches nothing is recorded all the same: a later download of it is refused.
+
+# --- recording -------------------------------------------------------------------------------------------------------
+
+
+def add(storage: Storage, takedowns: Iterable[Takedown]) -> Added:
+    """Record takedowns beside a dataset, and look up the rows that they mean.
+
+    What matches nothing is recorded all the same, and holds for whatever is written later. Adding a list again finds
+    what has come since.
     """
     head = read_head(storage)
-    already = {Takedown(t["kind"], t["value"]) for t in _entries(storage).to_pylist()}
-    wanted = sorted(set(takedowns) - already)
-    rows = _look_up(storage, wanted) if head.kind == "images" else {}
-    unknown = [t for t in wanted if t.kind != "row" and head.kind != "images"]
-    if unknown:
+    wanted = sorted({takedown(t.kind, t.value, "takedown", "give another one") for t in takedowns})
+    if head.kind != "images" and (unknown := [t for t in wanted if t.kind != "row"]):
         raise DatasetError(
             f"{storage.uri}: a dataset of {head.kind} has no URLs or hashes; add {unknown[0].kind} takedowns to the "
             "images dataset that it was made from"
         )
-    entries = [
-        (t.kind, t.value, row) for t in wanted for row in ([int(t.value)] if t.kind == "row" else rows.get(t, [None]))
-    ]
-    table = pa.table([list(c) for c in zip(*entries, strict=True)] or [[], [], []], schema=SCHEMA)
-    if entries:
-        _append(storage, table)
-    return table, [t for t in wanted if t.kind != "row" and t not in rows]
+    before = _Book.read(storage)
+    fresh = [t for t in wanted if t not in before.takedowns]
+    if fresh:
+        # Before anything is looked up: a download that ends meanwhile then sees it, or we see what it has written.
+        entries = [(t.kind, t.value, int(t.value) if t.kind == "row" else None) for t in fresh]
+        _create(storage, FOLDER, before.next_list, _table(entries))
+    settle(storage)
+    stop, known = read_output(storage).index.rows, _Book.read(storage).known
+    rows = {t: found for t in wanted if (found := sorted(row for row in known.get(t, ()) if row < stop))}
+    return Added(fresh, len(wanted) - len(fresh), rows, [t for t in wanted if t not in rows])
+
+
+def settle(storage: Storage) -> int:
+    """Keep the addresses of what has been written since they were last looked up, so that readers find them.
+
+    Returns how many they are: rows that were written though they were taken down in the meantime.
+    """
+    book = _Book.read(storage)
+    if (lookup := book.look()) is None:
+        return 0
+    table = _table(lookup.hits).replace_schema_metadata({_KEY: lookup.head()})
+    _create(storage, f"{FOLDER}looked/", book.next_lookup, table)
+    return len({row for _, _, row in lookup.hits})
+
+
+# --- loading ---------------------------------------------------------------------------------------------------------
 
 
 def load(storage: Storage, options: StorageOptions | None = None) -> Tombstones:
     """The takedowns that hold for a dataset: its own and those of everything upstream that still exists."""
-    tables = [_entries(s) for s in lineage(storage, options)]
-    table = pa.concat_tables([SCHEMA.empty_table(), *tables])
-    values = {kind: table.filter(pc.field("kind") == kind)["value"].to_pylist() for kind in KINDS}
-    rows = table["row"].drop_null().to_numpy()
-    return Tombstones(BitMap64(rows.astype(np.uint64)), frozenset(values["url"]), frozenset(values["sha256"]))
+    return load_from(lineage(storage, options))
+
+
+def load_from(chain: Iterable[Storage]) -> Tombstones:
+    """The takedowns that are kept beside some datasets."""
+    rows, takedowns = BitMap64(), set[Takedown]()
+    for book in map(_Book.read, chain):
+        takedowns |= book.takedowns
+        rows |= _bitmap(row for some in book.known.values() for row in some)
+        if (lookup := book.look()) is not None:
+            rows |= _bitmap(row for _, _, row in lookup.hits)
+    return Tombstones(rows, frozenset(takedowns))
 
 
 def lineage(storage: Storage, options: StorageOptions | None = None) -> list[Storage]:
     """A dataset and those it was made from, nearest first; one that was deleted since ends the chain."""
-    chain, seen = [storage], {storage.uri}
-    while True:
+    return list(follow(storage, options))
+
+
+def follow(storage: Storage, options: StorageOptions | None = None) -> Iterator[Storage]:
+    """The same one by one, so that whoever meets one that cannot be read has had those before it."""
+    seen = set[str]()
+    while storage.uri not in seen:
+        seen.add(storage.uri)
+        yield storage
         try:
-            manifest = read_json(chain[-1], "_manifest.json")
+            upstream = read_manifest(storage).input or {}
         except NotFound:
-            return chain
-        upstream = manifest.get("input") or {}
-        if "manifest_digest" not in upstream or upstream["uri"] in seen:
-            return chain
-        seen.add(upstream["uri"])
-        chain.append(open_storage(upstream["uri"], options))
+            return
+        if "manifest_digest" not in upstream:
+            return
+        storage = open_storage(upstream["uri"], options)
 
 
-def _entries(storage: Storage) -> pa.Table:
-    files = [pq.ParquetFile(pa.BufferReader(storage.read(name))) for name in storage.names(FOLDER)]
-    tables = [file.read().cast(SCHEMA) for file in files]
-    return pa.concat_tables([SCHEMA.empty_table(), *tables])
+def strangers(storage: Storage) -> list[str]:
+    """Files among the takedowns that are none of ours, and so are not read."""
+    return [n for n in storage.names(FOLDER) if not _LIST.fullmatch(n) and not _LOOKED.fullmatch(n)]
 
 
-def _append(storage: Storage, table: pa.Table) -> None:
+# --- what lies there -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Lookup:
+    """What was looked for, where, and what was found."""
+
+    lists: int
+    """The lists of lower numbers were."""
+    digest: str | None
+    """Of the list of parts that the manifest named then, all of which were looked into."""
+    parts: Mapping[int, BitMap64]
+    """The units that were looked into, by attempt."""
+    hits: list[Hit]
+
+    def head(self) -> bytes:
+        units = {str(attempt): base64.b64encode(some.serialize()).decode() for attempt, some in self.parts.items()}
+        return json.dumps({"lists": self.lists, "digest": self.digest, "parts": units}).encode()
+
+    @staticmethod
+    def load(data: bytes) -> "_Lookup":
+        table = _read(data)
+        head = Fields(json.loads((table.schema.metadata or {})[_KEY]))
+        units = {int(a): BitMap64.deserialize(base64.b64decode(some)) for a, some in head.texts("parts").items()}
+        digest = head.text("digest") if head.has("digest") else None
+        return _Lookup(head.whole("lists"), digest, units, list(_entries(table)))
+
+    def has(self, part: tuple[int, int]) -> bool:
+        return part[0] in self.parts.get(part[1], ())
+
+
+@dataclass(frozen=True)
+class _Book:
+    """All that is kept beside one dataset."""
+
+    storage: Storage
+    lists: dict[int, list[Takedown]]
+    lookups: list[_Lookup]
+    known: dict[Takedown, set[int]]
+    """The addresses that the takedowns of the lists are known to mean."""
+    next_lookup: int
+
+    @property
+    def next_list(self) -> int:
+        """A number that no list has had: one that was deleted may have been looked up."""
+        return max([0, *(number + 1 for number in self.lists), *(lookup.lists for lookup in self.lookups)])
+
+    @property
+    def takedowns(self) -> set[Takedown]:
+        return set(self.known)
+
+    @staticmethod
+    def read(storage: Storage) -> "_Book":
+        lists, lookups, next_lookup = dict[int, list[Takedown]](), list[_Lookup](), 0
+        known: dict[Takedown, set[int]] = {}
+        for name in storage.names(FOLDER):
+            if found := _LIST.fullmatch(name):
+                lists[int(found[1])] = some = []
+                for kind, value, row in _list_entries(storage, name):
+                    some.append(Takedown(kind, value))
+                    known.setdefault(some[-1], set()).update([] if row is None else [row])
+            elif found := _LOOKED.fullmatch(name):
+                next_lookup = int(found[1]) + 1
+                try:
+                    lookups.append(_Lookup.load(storage.read(name)))
+                except (ValueError, KeyError, RecursionError, pa.ArrowException, OSError):
+                    continue  # damaged: nothing is lost, it is all looked up anew
+        for kind, value, row in (hit for lookup in lookups for hit in lookup.hits):
+            # A list that was deleted takes what it meant with it.
+            known.get(Takedown(kind, value), set()).add(row)
+        return _Book(storage, lists, lookups, known, next_lookup)
+
+    def look(self) -> _Lookup | None:
+        """What is still to be looked up, looked up now; None where nothing is."""
+        by_content = {number for number, some in self.lists.items() if any(t.kind != "row" for t in some)}
+        if not by_content:
+            return None
+        newest = max(by_content)
+        # A lookup is for all lists of its time, so whatever an older one has not seen is looked for again.
+        done = [lookup for lookup in self.lookups if lookup.lists > newest]
+        digest = _files_digest(self.storage)
+        if digest is not None and any(lookup.digest == digest for lookup in done):
+            return None
+        there = parts_in(self.storage)
+        parts = sorted(part for part in there if not any(lookup.has(part) for lookup in done))
+        if not parts and digest is None:
+            return None
+        wanted = Wanted(
+            frozenset(t.value for t in self.takedowns if t.kind == "url"),
+            frozenset(t.value for t in self.takedowns if t.kind == "sha256"),
+        )
+        units: dict[int, BitMap64] = {}
+        for unit, attempt in parts:
+            units.setdefault(attempt, BitMap64()).add(unit)
+        hits = in_parts(self.storage, [part_name(*part) for part in parts], wanted)
+        return _Lookup(max(self.lists) + 1, digest, units, hits)
+
+
+def _files_digest(storage: Storage) -> str | None:
+    try:
+        return read_manifest(storage).files_digest
+    except (NotFound, DatasetError):  # incomplete, or damaged: the listing tells what is there
+        return None
+
+
+def _list_entries(storage: Storage, name: str) -> list[tuple[str, str, int | None]]:
+    """A list that cannot be read is an error: what it names must not come back."""
+    try:
+        found = list(_entries(_read(storage.read(name))))
+        for kind, value, row in found:
+            if kind not in KINDS or not isinstance(value, str) or (row is not None and row < 0):
+                raise ValueError(f"{kind} {value} {row} is no takedown")
+            if kind == "row" and row is None:
+                raise ValueError(f"row {value} without its address")
+        return [(kind, _normal(kind, value), row) for kind, value, row in found]
+    except (ValueError, pa.ArrowException, OSError) as error:
+        raise DatasetError(
+            f"{storage.uri_of(name)}: corrupt takedown list ({' '.join(str(error).split())[:120]}); restore it from a "
+            "backup, or delete it and add its takedowns again"
+        ) from error
+
+
+def _normal(kind: str, value: str) -> str:
+    try:
+        return parse(value).text if kind == "url" else value
+    except BadUrl:
+        return value
+
+
+def _read(data: bytes) -> pa.Table:
+    table = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True).read()
+    return table.cast(SCHEMA.with_metadata(table.schema.metadata))
+
+
+def _entries(table: pa.Table) -> Iterator[tuple[str, str, int]]:
+    return zip(*(table[name].to_pylist() for name in SCHEMA.names), strict=True)
+
+
+def _table(entries: Sequence[tuple[str, str, int | None]]) -> pa.Table:
+    columns = list(zip(*entries, strict=True)) or [()] * len(SCHEMA)
+    return pa.table([list(column) for column in columns], schema=SCHEMA)
+
+
+def _create(storage: Storage, folder: str, first: int, table: pa.Table) -> None:
     sink = pa.BufferOutputStream()
-    pq.write_table(table, sink, compression="zstd")
-    for number in range(len(storage.names(FOLDER)), 1_000_000):
+    pq.write_table(table, sink, compression="zstd", write_page_checksum=True)
+    for number in range(first, 1_000_000):
         try:
-            storage.create(f"{FOLDER}{number:06d}.parquet", sink.getvalue())
+            storage.create(f"{folder}{number:06d}.parquet", sink.getvalue())
             return
         except AlreadyExists:
-            continue  # somebody else has just added a list; ours is the next
-    raise DatasetError(f"{storage.uri_of(FOLDER)}: too many takedown lists")
+            continue  # somebody else has just added one; ours is the next
+    raise DatasetError(f"{storage.uri_of(folder)}: too many takedown lists")
 
 
-def _look_up(storage: Storage, takedowns: Sequence[Takedown]) -> dict[Takedown, list[int]]:
-    """The addresses of URLs and content hashes, from the parts' own columns."""
-    wanted = {kind: pa.array([t.value for t in takedowns if t.kind == kind], pa.string()) for kind in ("url", "sha256")}
-    if not any(len(values) for values in wanted.values()):
-        return {}
-    found: dict[Takedown, list[int]] = {}
-
-    def scan(part: PartInfo) -> list[tuple[Takedown, int]]:
-        table = read_rows(storage, part.path, ["row", "url", "sha256"])
-        hits = []
-        for kind, values in wanted.items():
-            matching = table.filter(pc.is_in(table[kind], values))
-            pairs = zip(matching[kind].to_pylist(), matching["row"].to_pylist(), strict=True)
-            hits += [(Takedown(kind, value), row) for value, row in pairs]
-        return hits
-
-    for hits in ordered_map(scan, part_infos(storage), workers=8):
-        for takedown, row in hits:
-            found.setdefault(takedown, []).append(row)
-    return found
-
-
-def _valid(kind: str, value: str) -> bool:
-    if kind == "row":
-        return value.isascii() and value.isdigit() and len(value) <= 18
-    if kind == "sha256":
-        return len(value) == 64 and set(value) <= set("0123456789abcdef")
-    return kind == "url" and value.startswith(("http://", "https://"))
+def _bitmap(rows: Iterable[int]) -> BitMap64:
+    return BitMap64(np.fromiter(rows, np.uint64))

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from sdp.errors import DatasetError
 
 PARTS = "parts/"
-_NAME = re.compile(r"^parts/(\d{9,})(?:\.a(\d{3,}))?\.parquet$")
+_NAME = re.compile(r"parts/(\d{9,15})(?:\.a(\d{3,6}))?\.parquet", re.ASCII)
 
 Rows = NDArray[np.int64]
 
@@ -56,7 +56,7 @@ def part_name(unit: int, attempt: int = 0) -> str:
 
 def parse_part_name(path: str) -> tuple[int, int] | None:
     """The unit and attempt of a part's path, or None for a path that is no part's."""
-    match = _NAME.match(path)
+    match = _NAME.fullmatch(path)
     return (int(match[1]), int(match[2] or 0)) if match else None
 
 

@@ -16,7 +16,7 @@ drop                    whole, promising keep-alive; then the connection is clos
                         requests sent ahead are lost
 overrun                 whole, and `bytes` more than its Content-Length says         bytes=512
 wrong-type              under the content type `as`; without any if it is empty      as=text/html
-robots                  with one X-Robots-Tag for each `value`                       value=noai
+robots                  with one X-Robots-Tag for each `value`                       value=noai status=200
 redirect                after `hops` redirects of `status` to a Location that is     hops=1 status=302
                         `style` absolute, network (//host/…) or relative;            style=absolute
                         loop=1: to itself for ever; to=URL: there, as it stands;     loop=0 to=(none)

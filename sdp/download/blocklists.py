@@ -7,9 +7,9 @@ import numpy as np
 import numpy.typing as npt
 
 from sdp.config.download import BlocklistsConfig
-from sdp.download.urls import BadUrl, Url, key64, parents, parse
 from sdp.errors import UserError
 from sdp.storage import StorageOptions, open_source
+from sdp.urls import BadUrl, Url, key64, parents, parse
 
 Keys = npt.NDArray[np.uint64]
 

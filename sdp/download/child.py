@@ -10,9 +10,12 @@ import pickle
 import resource
 import struct
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
+
+from PIL import Image as Pillow
 
 from sdp.download.image import Checked, ImageRules, check
 
@@ -25,7 +28,7 @@ class Orders:
 
     rules: ImageRules
     memory_bytes: int
-    """What one image may take, over what the process takes anyway."""
+    """What one image may take, over its own bytes and what the process takes anyway."""
 
 
 def main() -> None:
@@ -33,16 +36,29 @@ def main() -> None:
     source, sink = os.fdopen(os.dup(0), "rb", buffering=0), os.dup(1)
     os.dup2(2, 1)  # whatever a library prints must not get between the answers
     orders: Orders = pickle.loads(_read(source.fileno(), _number(source.fileno()) or 0))
-    most = _address_space() + orders.memory_bytes
-    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    Pillow.init()  # not with the memory of the first image that needs a further plugin
+    base = _address_space() + orders.memory_bytes
     send(sink, [b"ready"])
     while (count := _number(source.fileno())) is not None:
         # All are read before the first answer is written, so that the two ends never wait for each other.
         images = [_read(source.fileno(), _number(source.fileno()) or 0) for _ in range(count)]
-        for image in images:
-            checked = check(image, orders.rules)
-            send(sink, [describe(checked)])
-            send(sink, [checked.data or b""])
+        with _limited(base + sum(map(len, images))):
+            for image in images:
+                checked = check(image, orders.rules)
+                send(sink, [describe(checked)])
+                send(sink, [checked.data or b""])
+
+
+@contextmanager
+def _limited(most: int) -> Iterator[None]:
+    """Take no more address space meanwhile."""
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    hard = before[1] if before[1] != resource.RLIM_INFINITY else most
+    resource.setrlimit(resource.RLIMIT_AS, (min(most, hard), before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
 
 
 def describe(checked: Checked) -> bytes:

@@ -30,7 +30,7 @@ from sdp.download.memory import Buffer
 from sdp.download.politeness import Answer, Ask, Gate, SharedGate, Turnstile
 from sdp.download.robots import opt_out
 from sdp.download.transfer import Failure
-from sdp.download.urls import BadUrl, Url, redirected
+from sdp.urls import BadUrl, Url, redirected
 
 Token = TypeVar("Token")
 
@@ -98,6 +98,8 @@ class _Job(Generic[Token]):
     spent_s: float = 0.0
     following: bool = False
     """On its way after a redirect, which is no new attempt."""
+    failure: Failure | None = None
+    """How the last attempt ended."""
 
 
 class Fetcher(Generic[Token]):
@@ -262,7 +264,7 @@ class Fetcher(Generic[Token]):
         if closed is not None:
             until, failure = closed
             if now < until:
-                self._fail(job, failure)
+                self._leave(job, failure)
                 return
             del self._closed[job.url.host]
         self._turnstile.push(job.url.host, job, first=first)
@@ -355,11 +357,11 @@ class Fetcher(Generic[Token]):
             self._strikes[host] += 1
             if self._strikes[host] >= self._options.give_up_host_after:
                 del self._strikes[host]
-                self._close_host(host, failure, now, f"host given up after failures in a row: {failure.detail}")
+                self._close_host(host, now, f"given up after failures in a row, the last: {failure.detail}")
         if failure.reason == "http_status" and status in transfer.THROTTLING_STATUSES:
             wait = failure.retry_after
             if wait is not None and wait > self._options.longest_wait_s:
-                self._close_host(host, failure, now, failure.detail, min(wait, _CLOSED_HOST_S * 12))
+                self._close_host(host, now, f"it answered {failure.detail}", min(wait, _CLOSED_HOST_S * 12))
             else:
                 self._turnstile.throttle(host, now, wait)
         pause = pause_s(job.attempts, failure.retry_after)
@@ -372,6 +374,7 @@ class Fetcher(Generic[Token]):
         if hopeless:
             self._fail(job, failure)
         else:
+            job.failure = failure
             heapq.heappush(self._later, (now + pause, next(self._serial), job))
 
     def _note_served(self, host: str, now: float) -> None:
@@ -380,12 +383,19 @@ class Fetcher(Generic[Token]):
         if len(self._served) > _SERVED_HOSTS:
             del self._served[next(iter(self._served))]
 
-    def _close_host(self, host: str, failure: Failure, now: float, detail: str, for_s: float = _CLOSED_HOST_S) -> None:
+    def _close_host(self, host: str, now: float, why: str, for_s: float = _CLOSED_HOST_S) -> None:
         """Ask a host no more for a while: what waits for it fails at once, and can be retried later."""
-        failure = Failure(failure.reason, detail)
+        failure = Failure("not_asked", f"{host} is left alone for {for_s:.0f} s: {why}")
         self._closed[host] = (now + for_s, failure)
         for job in self._turnstile.drain(host):
-            self._fail(job, failure)
+            self._leave(job, failure)
+
+    def _leave(self, job: _Job[Token], closed: Failure) -> None:
+        """An image of a host that is left alone. Of one that was asked for it tells how that ended."""
+        last = job.failure
+        if last is not None:
+            closed = Failure(last.reason, f"{last.detail}; not asked again: {closed.detail}")
+        self._fail(job, closed)
 
     def _fail(self, job: _Job[Token], failure: Failure) -> None:
         self._deliver(Fetched(job.token, None, 0, 0, failure, job.attempts, job.url.host, job.spent_s))

@@ -12,14 +12,14 @@ import simplejpeg
 from PIL import Image as Pillow
 
 from sdp.datasets.outcomes import FAILED, FILTERED, WRITTEN
-from sdp.imaging import Header, Image, ImageError, Pixels, decode, read_header
+from sdp.imaging import Header, Image, ImageError, Pixels, decode, has_room, lacks_memory, read_header
 
 cv2.setNumThreads(1)  # there is a process for each core already
 
 _ONE_SAMPLE = 2.31
 """Up to this reduction, the most that is left after a JPEG was scaled while it was decoded, one bilinear sample of each
 pixel will do: 47 dB against the mean of the area on photographs, where JPEG's own loss at quality 95 is 42 dB."""
-_ROOM = 1.15
+ROOM = 1.15
 """A JPEG is decoded to no less than so many times the size: nearer to it, what the decoder scales by shows most."""
 
 
@@ -68,6 +68,7 @@ class Checked:
 def check(data: bytes | memoryview, rules: ImageRules) -> Checked:
     """Decode, check and convert one image. Whatever the bytes are, it returns; it raises nothing."""
     digest = hashlib.sha256(data).hexdigest()
+    header: Header | None = None
     try:
         header = read_header(data, rules.max_pixels)
         refused = _refused(header, rules)
@@ -78,7 +79,7 @@ def check(data: bytes | memoryview, rules: ImageRules) -> Checked:
             # Nobody needs the pixels; of a JPEG every byte is read at any scale.
             decode(data, min_side=1, max_pixels=rules.max_pixels)
             return Checked(WRITTEN, None, None, None, header.width, header.height, header.width, header.height, digest)
-        image = decode(data, min_side=math.ceil(rules.size * _ROOM), max_pixels=rules.max_pixels)
+        image = decode(data, min_side=math.ceil(rules.size * ROOM), max_pixels=rules.max_pixels)
         pixels = resized(image, rules.size, crop=rules.crop, enlarge=rules.enlarge)
         if max(pixels.shape[:2]) > _LONGEST_SIDE[rules.format]:
             raise ImageError(
@@ -88,16 +89,19 @@ def check(data: bytes | memoryview, rules: ImageRules) -> Checked:
         encoded = encode(pixels, rules.format, rules.quality)
         height, width = pixels.shape[:2]
         return Checked(WRITTEN, None, None, encoded, width, height, image.width, image.height, digest)
-    except ImageError as error:
-        return Checked(FAILED, error.reason, error.detail, sha256=digest)
-    except MemoryError:
-        return Checked(FAILED, "too_many_pixels", "more memory than a decoder may take", sha256=digest)
-    except cv2.error as error:
-        if error.code == cv2.Error.StsNoMem:
-            return Checked(FAILED, "too_many_pixels", "more memory than a decoder may take", sha256=digest)
-        return Checked(FAILED, "undecodable", f"{type(error).__name__}: {error}", sha256=digest)
     except Exception as error:  # noqa: BLE001 (what corrupt bytes make a codec raise is not to be foreseen)
-        return Checked(FAILED, "undecodable", f"{type(error).__name__}: {error}", sha256=digest)
+        reason, detail = "undecodable", f"{type(error).__name__}: {error}"
+        if isinstance(error, ImageError):
+            reason, detail = error.reason, error.detail
+        if lacks_memory(error) or (
+            reason == "undecodable" and header is not None and not has_room(header.width, header.height)
+        ):
+            reason, detail = "no_memory", f"no memory for {_size(header)}; workers.decoder_memory_mb sets how much"
+        return Checked(FAILED, reason, detail, sha256=digest)
+
+
+def _size(header: Header | None) -> str:
+    return "its header" if header is None else f"{header.width} × {header.height} pixels of {header.format}"
 
 
 def resized(image: Image, size: int, *, crop: bool, enlarge: bool) -> Pixels:

@@ -6,6 +6,7 @@ A unit stays whole from the reading of its rows to the writing of its part, so t
 the listing of the output is all the state there is.
 """
 
+import os
 import pickle
 import ssl
 import threading
@@ -15,6 +16,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 from uuid import uuid4
 
@@ -34,7 +36,7 @@ from sdp.datasets.manifest import Dataset, open_dataset
 from sdp.datasets.output import Head, Output, open_output, peek_output
 from sdp.datasets.parts import PartInfo
 from sdp.datasets.source import freeze_source, kind_of, order_retry, publish_plan
-from sdp.datasets.units import Rows, Work
+from sdp.datasets.units import PARTS, Rows, Work, parse_part_name
 from sdp.download import blocklists, report, survey
 from sdp.download.figures import Figures, Host, added
 from sdp.download.plan import Rules
@@ -80,18 +82,20 @@ def run(config: DownloadConfig, *, dry_run: bool = False, only_failed: bool = Fa
     files = list_source(config.source.uri, options)
     storage = open_storage(config.output.uri, options)
     head = Head(KIND, config.output.rows_per_file, False, identity(config))
-    planned = freeze_source(
-        peek_output(storage, head), files, rules.columns(), limit=config.limit, options=options, publish=False
-    )
-    _refuse_columns(config, files[0], options)
+    there = peek_output(storage, head)
+    _refuse_folders(storage)
     before = open_dataset(storage, KIND) if only_failed else None  # only what is complete can be retried
+    limit = config.limit if before is None else there.index.rows  # what has come since waits for another run
+    planned = freeze_source(there, files, rules.columns(), limit=limit, options=options, publish=False)
+    _refuse_columns(config, files[0], options)
+    for line in report.lowered_limit(config.limit, there.index):
+        say(line)
+    if before is not None:
+        _refuse_unfinished(there)
+        for line in report.held_back(files, there.index, config.limit):
+            say(line)
     if dry_run:
-        lines = (
-            report.intention(planned.index, planned.pending(), storage.uri, len(files))
-            if before is None
-            else report.retry_intention(before)
-        )
-        for line in lines:
+        for line in _intention(planned, before, len(files)):
             say(line)
         return None
     cluster.require_reachable()
@@ -102,7 +106,8 @@ def run(config: DownloadConfig, *, dry_run: bool = False, only_failed: bool = Fa
             output = order_retry(output, open_dataset(storage, KIND))
         rules = _with_takedowns(rules, storage, options)
         pending = output.pending()
-        infos, figures = _Download(config, output, rules, lease).work_off(pending) if pending else ([], Figures())
+        rows = _rows_to_do(output, pending)
+        infos, figures = _Download(config, output, rules, lease).work_off(pending, rows) if pending else ([], Figures())
         dataset = manifest.finish(
             output,
             infos=infos,
@@ -110,10 +115,49 @@ def run(config: DownloadConfig, *, dry_run: bool = False, only_failed: bool = Fa
             input={"uri": config.source.uri},
             find_repeated=partial(_find_repeated, storage) if config.dedup.content else None,
         )
+        if late := tombstones.settle(storage):
+            written = "row has" if late == 1 else "rows have"
+            say(f"download: {late:,} written {written} been taken down in the meantime: left out from now on")
     seconds = time.monotonic() - began
     for line in report.closing(dataset, figures, seconds):
         say(line)
+    if (nothing := report.nothing_came(dataset)) is not None:
+        raise DatasetError(nothing)
     return Summary(dataset, figures, seconds)
+
+
+def _intention(planned: Output, before: Dataset | None, files: int) -> Iterator[str]:
+    if before is not None:
+        return report.retry_intention(before)
+    pending = planned.pending()
+    return report.intention(planned.index, pending, _rows_to_do(planned, pending), planned.storage.uri, files)
+
+
+def _rows_to_do(output: Output, pending: Sequence[Work]) -> int:
+    """For what is shown. What a retry was ordered for is in the manifest, if that is still there."""
+    retried = any(work.attempt for work in pending) and output.storage.exists(manifest.MANIFEST)
+    return report.rows_to_do(pending, open_dataset(output.storage, KIND).failures() if retried else {})
+
+
+def _refuse_unfinished(output: Output) -> None:
+    """A retry does nothing but retry: what a download before it has left undone, that download is to do."""
+    missing = [work for work in output.pending() if not work.attempt]
+    if missing:
+        raise DatasetError(
+            f"{output.storage.uri}: {len(missing):,} parts are still to be downloaded for the first time; run it "
+            "without --only-failed first"
+        )
+
+
+def _refuse_folders(storage: Storage) -> None:
+    """Folders where parts are to be: seen before their rows are fetched."""
+    folder = Path(storage.uri, PARTS)
+    if "://" in storage.uri or not folder.is_dir():  # an object store has no folders, a new output none yet
+        return
+    with os.scandir(folder) as entries:
+        taken = next((entry.path for entry in entries if parse_part_name(PARTS + entry.name) and entry.is_dir()), None)
+    if taken is not None:
+        raise DatasetError(f"{taken}: expected a part, got a folder; move it away")
 
 
 def _refuse_columns(config: DownloadConfig, file: SourceFile, options: StorageOptions) -> None:
@@ -122,7 +166,7 @@ def _refuse_columns(config: DownloadConfig, file: SourceFile, options: StorageOp
     for key in ("url_column", "caption_column"):
         name = getattr(config.source, key)
         kind = kind_of(schema.field(name).type)
-        if kind not in ("text", "null"):
+        if kind not in ("text", "bytes", "null"):  # what writes text as bytes is common
             raise DatasetError(f"source.{key}: expected a column of text, but {name} in {file.uri} holds {kind}")
 
 
@@ -189,8 +233,8 @@ class _Download:
         self._config, self._output, self._rules, self._lease = config, output, rules, lease
         self._options = config.storage.options()
 
-    def work_off(self, pending: list[Work]) -> tuple[list[PartInfo], Figures]:
-        """Make all parts that are missing; returns what their footers say, and the figures of the run."""
+    def work_off(self, pending: list[Work], total: int) -> tuple[list[PartInfo], Figures]:
+        """Make all parts that are missing, of `total` rows; returns what their footers say, and the run's figures."""
         cluster.connect(include_dashboard=False)  # which only a Ray of our own would start
         shape = _Shape.of(self._config, len(pending))
         settings = settings_of(self._config, self._output.storage, self._rules, shape.cpus)
@@ -199,7 +243,6 @@ class _Download:
             hub = _start_hub(settings.limits)
             parts = self._pipeline(pending, shape, settings, hub, seen)
             infos: list[PartInfo] = []
-            total = sum(len(work.unit) for work in pending)
             emit = telemetry.begin(self._config.output.uri)
             with _Shown(hub, total, emit):
                 for row in parts.iter_rows():
@@ -400,11 +443,12 @@ class _Shown:
         self._thread.join()
 
     def _run(self) -> None:
-        began = time.monotonic()
+        began, over = time.monotonic(), False
         with Progress("download") as progress:
-            while not self._over.wait(_PROGRESS_S):
+            while not over:  # and once more in the end, so that the last line is what has come of it
+                over = self._over.wait(_PROGRESS_S)
                 try:
-                    figures: Figures = ray.get(self._hub.total.remote(), timeout=10)
+                    figures: Figures = ray.get(self._hub.total.remote(), timeout=2 if over else 10)
                 except RayError:  # it comes back, or the pipeline says what is wrong
                     continue
                 progress.update(report.progress_line(figures, self._total, time.monotonic() - began))

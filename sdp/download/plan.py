@@ -13,7 +13,7 @@ from sdp.datasets.units import Rows
 from sdp.download import filters as source_filters
 from sdp.download.blocklists import Blocklists
 from sdp.download.captions import normalised
-from sdp.download.urls import BadUrl, Url, key64, parse
+from sdp.urls import BadUrl, Url, key64, parse
 
 
 @dataclass(frozen=True)
@@ -106,18 +106,20 @@ def _blocked(url: Url, rules: Rules) -> str | None:
 
 
 def _cells(table: pa.Table, column: str) -> Sequence[object]:
-    """A column's cells; text that is no UTF-8 as the bytes that it is."""
+    """A column's cells: text, also where the source calls it bytes; what is no UTF-8 as the bytes that it is."""
     values = table[column]
+    if pa.types.is_binary(values.type):
+        return [as_text(cell) for cell in values.to_pylist()]
     try:
         cells: list[object] = values.to_pylist()
     except UnicodeDecodeError:
-        binary = pa.large_binary() if pa.types.is_large_string(values.type) else pa.binary()
-        cells = [_text(cell) for cell in values.cast(binary).to_pylist()]
+        cells = [as_text(cell) for cell in values.cast(pa.binary()).to_pylist()]
     return cells
 
 
-def _text(cell: bytes | None) -> object:
+def as_text(cell: object) -> object:
+    """Bytes that are UTF-8 as text; anything else as it is."""
     try:
-        return None if cell is None else cell.decode()
+        return cell.decode() if isinstance(cell, bytes) else cell
     except UnicodeDecodeError:
         return cell

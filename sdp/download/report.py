@@ -1,6 +1,7 @@
 """What a person sees of a download, as text: before, while and after."""
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 
 from sdp.console import duration, size, table
 from sdp.datasets.index import Index
@@ -8,6 +9,7 @@ from sdp.datasets.manifest import Dataset
 from sdp.datasets.outcomes import FAILED, FAILURE_REASONS, FILTER_REASONS, FILTERED, WRITTEN
 from sdp.datasets.units import Work
 from sdp.download.figures import Figures
+from sdp.storage import SourceFile
 from sdp.telemetry import Telemetry
 
 _WORDS = {**FILTER_REASONS, **FAILURE_REASONS}
@@ -45,13 +47,48 @@ def emit(telemetry: Telemetry, figures: Figures, total: int) -> None:
     telemetry.observed("sdp_download_image_bytes", figures.sizes.counts)
 
 
-def intention(index: Index, pending: list[Work], where: str, files: int) -> Iterator[str]:
+def intention(index: Index, pending: list[Work], rows: int, where: str, files: int) -> Iterator[str]:
     """What a dry run tells."""
     works = index.works()
-    rows = sum(len(work.unit) for work in pending)
     yield f"source: {files:,} files, {index.listed_rows:,} rows listed, {index.rows:,} of them to be downloaded"
     yield f"output: {where}, {len(works):,} parts in all, {len(works) - len(pending):,} of them done"
     yield f"to do: {len(pending):,} parts with {rows:,} rows"
+
+
+def rows_to_do(pending: Iterable[Work], failures: Mapping[int, int]) -> int:
+    """The rows of some parts; of a retry those that have failed, `failures` by unit where they are known."""
+    return sum(failures.get(work.unit.number, len(work.unit)) if work.attempt else len(work.unit) for work in pending)
+
+
+def lowered_limit(limit: int | None, index: Index) -> Iterator[str]:
+    """What to say of a limit below what there is."""
+    if limit is not None and limit < index.rows:
+        yield (
+            f"limit: {limit:,} is less than the {index.rows:,} rows that have addresses here; a limit can be raised, "
+            "not lowered: all of them stay"
+        )
+
+
+def held_back(files: Iterable[SourceFile], index: Index, limit: int | None) -> Iterator[str]:
+    """What to say of rows that the source has and a retry leaves alone."""
+    known = set(index.files["path"].to_pylist())
+    new = sum(file.uri not in known for file in files)
+    if (new or index.listed_rows > index.rows) and (limit is None or limit > index.rows):
+        what = f"{new:,} file{'s' * (new != 1)} that came to the source later" if new else "the rows up to the limit"
+        yield f"left for a run without --only-failed: {what}"
+
+
+def nothing_came(dataset: Dataset) -> str | None:
+    """The line to end with where not one image is there and something has failed."""
+    counts = dataset.manifest.counts
+    if counts.written or not counts.failed:
+        return None
+    failed = Counter({reason: n for reason, n in counts.reasons.items() if reason in FAILURE_REASONS})
+    most = ", ".join(f"{reason} {count:,}" for reason, count in failed.most_common(3))
+    return (
+        f"{dataset.storage.uri}: not one image came, {counts.failed:,} rows failed ({most}); see their details with "
+        f"`sdp inspect {dataset.storage.uri}`, mend the cause, then run it with --only-failed"
+    )
 
 
 def retry_intention(dataset: Dataset) -> Iterator[str]:
@@ -73,8 +110,8 @@ def closing(dataset: Dataset, figures: Figures, seconds: float) -> Iterator[str]
         yield table(rows, ("rows", "reason", ""))
     if figures.done:
         yield (
-            f"this run: {figures.done:,} rows in {duration(seconds)}, {figures.requests:,} requests, "
-            f"{size(figures.bytes)} fetched"
+            f"this run: {figures.done:,} rows in {duration(seconds)}, {figures.written:,} of them written, "
+            f"{figures.requests:,} requests, {size(figures.bytes)} fetched"
         )
     slow = [(name, host) for name, host in figures.slowest(8) if host.images + host.failures]
     if slow:

@@ -14,6 +14,7 @@ from sdp.datasets.index import FileSlice, Index
 from sdp.datasets.outcomes import FAILED
 from sdp.datasets.parts import read_account, resolve
 from sdp.datasets.units import Rows, Work, part_name
+from sdp.download.columns import plain
 from sdp.download.unit import UnitTask
 from sdp.errors import DatasetError
 from sdp.storage import Storage, StorageOptions, open_source
@@ -101,7 +102,7 @@ def _batches(slices: Sequence[FileSlice], columns: Sequence[str], options: Stora
                     continue
                 batch = batch.slice(skip, left)
                 skip, left = 0, left - batch.num_rows
-                yield pa.Table.from_batches([batch]).select(list(columns))
+                yield plain(pa.Table.from_batches([batch]).select(list(columns)))
                 if not left:
                     break
         except (pa.ArrowException, OSError) as error:

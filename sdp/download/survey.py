@@ -21,9 +21,9 @@ from sdp.datasets.units import Rows
 from sdp.download.plan import Rules, plan
 from sdp.download.politeness import HostLimits
 from sdp.download.spans import iter_units
-from sdp.download.urls import key64
 from sdp.errors import NotFound
 from sdp.storage import Storage, StorageOptions
+from sdp.urls import key64
 
 FOLDER = "_survey/"
 

@@ -29,6 +29,8 @@ _TLS = frozenset(
 )
 _CERTIFICATE = frozenset({pycurl.E_PEER_FAILED_VERIFICATION, pycurl.E_SSL_CACERT, pycurl.E_SSL_ISSUER_ERROR})
 _UNREACHABLE = frozenset({"dns", "connect"})
+LONGEST_BELIEVED_S = 86_400.0
+"""Servers have asked for eight thousand years."""
 _NO_ADDRESS_IN = re.compile(r"\s+")
 
 
@@ -76,19 +78,25 @@ def of_curl(code: int, message: str, *, connected: bool) -> Failure:
 
 
 def of_status(status: int, retry_after: float | None) -> Failure:
-    detail = str(status) if retry_after is None else f"{status}, Retry-After {retry_after:.0f} s"
+    detail = str(status)
+    if retry_after is not None:
+        long = retry_after >= LONGEST_BELIEVED_S
+        detail += f", Retry-After {'of a day or more' if long else f'{retry_after:.0f} s'}"
     return Failure("http_status", detail, retry=status in RETRIED_STATUSES, retry_after=retry_after)
 
 
 def retry_after_s(value: str, now: datetime | None = None) -> float | None:
-    """The seconds of a Retry-After header, which are a number or a date; None for what is neither."""
+    """The seconds of a Retry-After header, which are a number or a date; None for what is neither.
+
+    No more than LONGEST_BELIEVED_S is believed.
+    """
     value = value.strip()
     if value.isascii() and value.isdigit():
-        return float(value[:9])
+        return min(LONGEST_BELIEVED_S, float(value[:9]))
     try:
         date = parsedate_to_datetime(value)
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
     if date.tzinfo is None:
         date = date.replace(tzinfo=UTC)
-    return max(0.0, (date - (now or datetime.now(UTC))).total_seconds())
+    return min(LONGEST_BELIEVED_S, max(0.0, (date - (now or datetime.now(UTC))).total_seconds()))

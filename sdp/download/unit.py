@@ -11,7 +11,9 @@ from sdp.config.download import DownloadSource
 from sdp.datasets.outcomes import Outcome, account_table
 from sdp.datasets.parts import Layout
 from sdp.datasets.units import Rows, Work
-from sdp.download.plan import Plan
+from sdp.download.columns import readable
+from sdp.download.plan import Plan, as_text
+from sdp.urls import Url
 
 ROW_GROUP_ROWS = 256
 _PLAIN = ("row", "image", "width", "height", "original_width", "original_height")
@@ -101,7 +103,7 @@ class Unit:
         columns = {
             "row": pa.array([w.row for w in wanted], pa.int64()),
             "key": pa.array([f"{w.row:012d}" for w in wanted], pa.string()),
-            "url": pa.array(source[self._source.url_column].to_pylist(), pa.string()),
+            "url": pa.array(list(map(_shown, source[self._source.url_column].to_pylist(), [w.url for w in wanted]))),
             "caption": pa.array([w.caption for w in wanted], pa.string()),
             "image": _chunked([s.image for s in stored]),
             "sha256": pa.array([s.sha256 for s in stored], pa.string()),
@@ -110,7 +112,7 @@ class Unit:
             columns[name] = pa.array([getattr(s, name) for s in stored], pa.int32())
         own = pa.table([columns[name] for name in SCHEMA.names], schema=SCHEMA)
         for name in dict.fromkeys(self._source.columns):
-            own = own.append_column(source.schema.field(name), source[name])
+            own = own.append_column(source.schema.field(name), readable(source[name]))
         return own
 
     def layout(self) -> Layout:
@@ -118,8 +120,16 @@ class Unit:
         return Layout(ROW_GROUP_ROWS, {name: "none" if name in _PLAIN else "zstd" for name in names})
 
 
+def _shown(cell: object, url: Url) -> str:
+    """The URL as the source has it, unless control characters stick to it."""
+    text = as_text(cell)
+    return text if isinstance(text, str) and text.isprintable() else url.text
+
+
 def _chunked(images: Sequence[bytes]) -> pa.ChunkedArray:
     """In chunks of a row group: one array holds no more than 2 GB."""
     starts = range(0, len(images), ROW_GROUP_ROWS)
     chunks = [pa.array(images[at : at + ROW_GROUP_ROWS], pa.binary()) for at in starts]
-    return pa.chunked_array(chunks, pa.binary())
+    # Of more than 2 GB it makes several by itself.
+    pieces = [piece for chunk in chunks for piece in (chunk.chunks if isinstance(chunk, pa.ChunkedArray) else [chunk])]
+    return pa.chunked_array(pieces, pa.binary())

@@ -150,9 +150,9 @@ class Worker:
         assert checked.sha256 is not None
         rules = self._settings.rules
         if rules.taken_down.has_content(checked.sha256):
-            self._settle(unit, Outcome(wanted.row, FILTERED, "tombstone", None, attempts))
+            self._settle(unit, Outcome(wanted.row, FILTERED, "tombstone", checked.sha256, attempts))
         elif rules.blocklists.has_content(checked.sha256):
-            self._settle(unit, Outcome(wanted.row, FILTERED, "blocked_content", None, attempts))
+            self._settle(unit, Outcome(wanted.row, FILTERED, "blocked_content", checked.sha256, attempts))
         else:
             stored = Stored(
                 b"".join(data) if checked.data is None else checked.data,

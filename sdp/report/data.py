@@ -9,15 +9,15 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from pyroaring import BitMap64
 
-from sdp.console import duration, size
-from sdp.datasets.inspect import Description, describe
-from sdp.datasets.manifest import MANIFEST
+from sdp.console import size
+from sdp.datasets import tombstones
+from sdp.datasets.inspect import Description, describe, with_problems
 from sdp.datasets.outcomes import FAILURE_REASONS, FILTER_REASONS
-from sdp.datasets.output import read_json
 from sdp.datasets.parts import read_account
 from sdp.datasets.units import PARTS, parse_part_name
-from sdp.errors import DatasetError
+from sdp.errors import DatasetError, SdpError
 from sdp.report import charts
 from sdp.report.page import Block, Drawing, Folded, Gallery, Section, Table, Tile
 from sdp.storage import Storage
@@ -35,25 +35,26 @@ _LARGE = 40_000
 def dataset_section(storage: Storage, pictures: int, seed: int = 0) -> Section:
     """What there is to say of a dataset, and up to so many of its pictures."""
     found = describe(storage)
-    manifest = read_json(storage, MANIFEST) if storage.exists(MANIFEST) else {}
     names = _spread(storage, seed)
     blocks: list[Block] = [_outcomes(found)]
     if found.counts.reasons:
         blocks.append(_reasons(found))
     if pictures and "image" in found.schema:
-        blocks += _galleries(storage, names, pictures, found.kind, seed)
+        galleries, damaged = _galleries(storage, names, pictures, found, seed)
+        blocks += galleries
+        found = with_problems(found, damaged)
     if found.counts.reasons:
         blocks.append(_examples(storage, names))
     if found.problems:
         blocks.append(Table("Problems", ("what",), [(problem,) for problem in found.problems[:50]]))
-    if manifest.get("config"):
-        blocks.append(Folded("Configuration", json.dumps(manifest["config"], indent=1)))
+    if found.config:
+        blocks.append(Folded("Configuration", json.dumps(found.config, indent=1)))
     return Section(
         _TITLES.get(found.kind, found.kind),
         found.uri,
         _verdict(found),
         found.complete,
-        _figures(found, manifest),
+        _figures(found),
         blocks,
     )
 
@@ -74,18 +75,12 @@ def _verdict(found: Description) -> str:
     return words + (f", {' and '.join(lost)}." if lost else ".")
 
 
-def _figures(found: Description, manifest: dict[str, Any]) -> list[tuple[str, str]]:
+def _figures(found: Description) -> list[tuple[str, str]]:
     counts = found.counts
     figures = [("rows", f"{counts.input:,}"), ("written", f"{counts.written:,}")]
     if counts.written:
         figures.append(("bytes a row", f"{found.bytes / counts.written:,.0f}"))
-    figures += [("in all", size(found.bytes)), ("parts", f"{found.parts:,}")]
-    ran = manifest.get("run") or {}
-    if ran.get("seconds"):
-        figures.append(("last run", duration(ran["seconds"])))
-        if ran.get("rows"):
-            figures.append(("rows a second", f"{ran['rows'] / ran['seconds']:,.1f}"))
-    return figures
+    return [*figures, ("in all", size(found.bytes)), ("parts", f"{found.parts:,}")]
 
 
 def _outcomes(found: Description) -> Block:
@@ -110,16 +105,28 @@ def _spread(storage: Storage, seed: int) -> list[str]:
     return sorted(random.Random(seed).sample(names, min(len(names), _PARTS_READ)))
 
 
-def _galleries(storage: Storage, names: list[str], pictures: int, kind: str, seed: int) -> Iterator[Block]:
-    rows = list(_sampled(storage, names, pictures, seed))
-    if kind != "samples":
+def _galleries(
+    storage: Storage, names: list[str], pictures: int, found: Description, seed: int
+) -> tuple[list[Block], list[str]]:
+    """Pictures, none of which is taken down; and what is wrong with the parts that they were to come from."""
+    try:
+        taken = tombstones.load(storage).rows
+    except SdpError as error:
+        return [Table("Pictures", ("none is shown",), [(f"which are taken down is not known: {error}",)])], []
+    problems: list[str] = []
+    named = tuple(found.problems)
+    names = [name for name in names if not any(line.startswith(storage.uri_of(name)) for line in named)]
+    rows = list(_sampled(storage, names, pictures, seed, taken, problems))
+    gone = sum(row < found.rows for row in taken)
+    left_out = f"; {gone:,} that are taken down are not shown" if gone else ""
+    if found.kind != "samples":
         tiles = [Tile(_small(row["image"]), str(row.get("caption", "")), _note(row)) for row in rows]
-        yield Gallery(f"{len(tiles)} pictures from all over it", tiles)
-        return
+        return [Gallery(f"{len(tiles)} pictures from all over it{left_out}", tiles)], problems
     tiles = [
         Tile(_small(row["image"]), str(row["prompt"]), f"seed {row['seed']}" if "seed" in row else "") for row in rows
     ]
-    yield Gallery("Pictures by prompt", sorted(tiles, key=lambda tile: tile.caption), wide=True)
+    ordered = sorted(tiles, key=lambda tile: tile.caption)
+    return [Gallery(f"Pictures by prompt{left_out}", ordered, wide=True)], problems
 
 
 def _note(row: dict[str, Any]) -> str:
@@ -127,7 +134,9 @@ def _note(row: dict[str, Any]) -> str:
     return f"row {row['row']}: {row.get('width')} × {row.get('height')}{was}"
 
 
-def _sampled(storage: Storage, names: list[str], most: int, seed: int) -> Iterator[dict[str, Any]]:
+def _sampled(
+    storage: Storage, names: list[str], most: int, seed: int, taken_down: BitMap64, problems: list[str]
+) -> Iterator[dict[str, Any]]:
     """Rows drawn by address, from one row group of each part."""
     draw, taken = random.Random(seed), 0
     for number, name in enumerate(names):
@@ -138,10 +147,13 @@ def _sampled(storage: Storage, names: list[str], most: int, seed: int) -> Iterat
             if not wanted or not groups:
                 continue
             table = file.read_row_group(draw.randrange(groups))
-        except (pa.ArrowException, OSError):  # the page names it among its problems
+        except (pa.ArrowException, OSError) as error:
+            cause = " ".join(str(error).split())[:160]
+            problems.append(f"{storage.uri_of(name)}: cannot be read ({cause}); delete it and run the job again")
             continue
-        if "image" not in table.column_names:
+        if "image" not in table.column_names or "row" not in table.column_names:
             continue
+        table = table.filter(pa.array([row not in taken_down for row in table["row"].to_pylist()], pa.bool_()))
         taken += min(wanted, table.num_rows)
         chosen = sorted(draw.sample(range(table.num_rows), min(wanted, table.num_rows)))
         yield from table.take(pa.array(chosen, pa.int64())).to_pylist()

@@ -1,10 +1,10 @@
 """What a report says of each thing that it is given, and of what that was made from."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
-from sdp.datasets.audit import RUN
-from sdp.datasets.manifest import MANIFEST
+from sdp.datasets.audit import RUN, datasets_of
+from sdp.datasets.fields import BadField, Fields
+from sdp.datasets.manifest import MANIFEST, read_manifest
 from sdp.datasets.output import HEAD, read_json
 from sdp.errors import DatasetError, SdpError
 from sdp.evaluate.layout import RESULT
@@ -56,13 +56,26 @@ def _upstream(storage: Storage, options: StorageOptions | None) -> Iterator[Stor
 
 def _made_from(storage: Storage) -> str | None:
     if storage.exists(RUN):
-        datasets: list[Any] = read_json(storage, RUN).get("datasets", [])
-        return str(datasets[0]) if datasets else None
+        datasets = datasets_of(storage)
+        return datasets[0] if datasets else None
     if storage.exists(RESULT):
-        result = read_json(storage, RESULT)
-        found = (result.get("generated") or {}).get("uri") or (result.get("loss") or {}).get("run")
-        return str(found) if found else None
+        return _judged(storage)
     if storage.exists(MANIFEST):
-        found = (read_json(storage, MANIFEST).get("input") or {}).get("uri")
+        try:
+            found = (read_manifest(storage).input or {}).get("uri")
+        except DatasetError:  # its own section says what is wrong
+            return None
         return str(found) if found else None
+    return None
+
+
+def _judged(evaluation: Storage) -> str | None:
+    """The pictures or the run that an evaluation is about."""
+    try:
+        result = Fields(read_json(evaluation, RESULT))
+        for name, key in (("generated", "uri"), ("loss", "run")):
+            if result.has(name) and result.inner(name).has(key):
+                return result.inner(name).text(key)
+    except BadField as error:
+        raise DatasetError(f"{evaluation.uri_of(RESULT)}: {error}; evaluate again") from error
     return None

@@ -9,6 +9,7 @@ from sdp.errors import UserError
 from sdp.report.page import render
 from sdp.report.sections import gather
 from sdp.storage import StorageOptions
+from sdp.storage.named import written
 
 
 def write_report(
@@ -24,10 +25,10 @@ def write_report(
         raise UserError(f"report: --out: expected a file in a folder that exists, got {str(out)!r}")
     sections = gather(uris, options, pictures=pictures)
     now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
-    unfinished = out.with_name(out.name + ".part")
+    page = render(title, sections, f"written {now} by sdp {sdp.__version__}").encode()
     try:
-        unfinished.write_text(render(title, sections, f"written {now} by sdp {sdp.__version__}"), encoding="utf-8")
-        unfinished.replace(out)
+        with written(out) as file:
+            file.write(page)
     except OSError as error:
         raise UserError(f"report: --out: {out}: cannot be written ({error.strerror}); choose another place") from error
     return len(sections)

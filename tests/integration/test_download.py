@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 import ray
 from PIL import Image
@@ -13,7 +14,7 @@ from sdp.datasets.outcomes import FAILED, FILTERED, WRITTEN
 from sdp.demo import shapes
 from sdp.demo.server import ImageServer
 from sdp.download import job
-from sdp.errors import SdpError
+from sdp.errors import DatasetError, SdpError
 from tests.download_kit import check_exactly_once, config_for, outcomes, plain_urls, write_urls
 
 
@@ -37,8 +38,12 @@ def forget(server: ImageServer) -> None:
 
 
 def test_a_download_writes_what_the_server_has_and_a_rerun_does_nothing(server: ImageServer, tmp_path: Path) -> None:
-    source = write_urls(tmp_path / "meta", plain_urls(server, 90), files=3)
-    config = config_for(source, tmp_path / "out")
+    note = pa.array([b"no UTF-8: \xff" if number % 10 == 3 else b"note" for number in range(90)], pa.binary())
+    types = {"url": pa.dictionary(pa.int32(), pa.string()), "caption": pa.string_view()}
+    source = write_urls(
+        tmp_path / "meta", plain_urls(server, 90), files=3, types=types, note=note.cast(pa.string(), safe=False)
+    )
+    config = config_for(source, tmp_path / "out", source={"columns": ["note"]})
     summary = job.run(config)
     assert summary is not None
     rows = check_exactly_once(summary.dataset, range(90))
@@ -47,6 +52,7 @@ def test_a_download_writes_what_the_server_has_and_a_rerun_does_nothing(server: 
     for number, row in rows.items():
         assert row["caption"] == f"caption {number}"
         assert row["url"] == server.image_url(number)
+        assert row["note"] == ("no UTF-8: \ufffd" if number % 10 == 3 else "note")
         drawn = shapes.sample(number % 40)
         assert (row["original_width"], row["original_height"]) == (drawn.width, drawn.height)
         with Image.open(io.BytesIO(row["image"])) as image:
@@ -60,6 +66,68 @@ def test_a_download_writes_what_the_server_has_and_a_rerun_does_nothing(server: 
     assert again.dataset.digest == summary.dataset.digest
     assert server.stats.requests == 90
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out" / "parts").iterdir()} == before
+
+
+def test_a_retry_asks_for_what_failed_and_for_nothing_else(
+    server: ImageServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    urls = plain_urls(server, 40)
+    urls[7], urls[30] = server.image_url(7, "500", times=1), server.image_url(30, "404")
+    source = write_urls(tmp_path / "meta", urls)
+    config = config_for(source, tmp_path / "out", fetch={"retries": 0})
+    job.run(config)
+    asked = server.stats.requests
+    later = write_urls(tmp_path / "more", [server.image_url(number) for number in range(100, 130)])
+    (later / "00000.parquet").rename(source / "00001.parquet")
+
+    part = tmp_path / "out" / "parts" / "000000001.parquet"
+    part.rename(tmp_path / "away")
+    with pytest.raises(DatasetError, match="1 parts are still to be downloaded for the first time; run it without"):
+        job.run(config, only_failed=True)
+    (tmp_path / "away").rename(part)
+
+    capsys.readouterr()
+    assert job.run(config, only_failed=True, dry_run=True) is None
+    assert "to do: 2 failed rows in 2 of 2 parts" in capsys.readouterr().err
+    summary = job.run(config, only_failed=True)
+    said = capsys.readouterr().err
+    assert summary is not None
+    check_exactly_once(summary.dataset, range(40))
+    assert server.stats.requests == asked + 2
+    assert summary.dataset.manifest.counts.failed == 1
+    assert "left for a run without --only-failed: 1 file that came to the source later" in said
+    assert "download: 0 of 2 rows" in said
+    assert "download: 2 of 2 rows" in said
+    assert "this run: 2 rows in " in said
+    assert ", 1 of them written, 2 requests, " in said
+
+    assert job.run(config.model_copy(update={"limit": 10}), dry_run=True) is None
+    said = capsys.readouterr().err
+    assert "limit: 10 is less than the 40 rows that have addresses here" in said
+    assert "to do: 0 parts with 0 rows" in said
+    assert job.run(config, dry_run=True) is None
+    assert "to do: 2 parts with 30 rows" in capsys.readouterr().err
+
+
+def test_a_download_of_which_nothing_came_ends_as_an_error(server: ImageServer, tmp_path: Path) -> None:
+    source = write_urls(tmp_path / "meta", [server.image_url(0, "404"), server.image_url(1, "zero"), "no url"])
+    config = config_for(source, tmp_path / "out")
+    said = r"not one image came, 3 rows failed \(bad_url 1, empty 1, http_status 1\); .* with --only-failed$"
+    with pytest.raises(DatasetError, match=said):
+        job.run(config)
+    assert server.stats.requests == 2
+    with pytest.raises(DatasetError, match=said):
+        job.run(config)  # what can be mended has not been
+    assert server.stats.requests == 2
+
+
+def test_a_folder_where_a_part_is_to_be_is_told_before_anything_is_done(server: ImageServer, tmp_path: Path) -> None:
+    taken = tmp_path / "out" / "parts" / "000000001.parquet"
+    taken.mkdir(parents=True)
+    config = config_for(write_urls(tmp_path / "meta", plain_urls(server, 40)), tmp_path / "out")
+    with pytest.raises(DatasetError, match=f"^{re.escape(str(taken))}: expected a part, got a folder; move it away$"):
+        job.run(config)
+    assert [path.name for path in (tmp_path / "out").rglob("*")] == ["parts", "000000001.parquet"]
 
 
 TROUBLE: dict[str, tuple[str, str | None]] = {

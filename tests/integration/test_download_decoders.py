@@ -1,11 +1,13 @@
 """The decoding processes: what an image does to one of them is that image's own affair."""
 
+import io
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from sdp.datasets.outcomes import FAILED, WRITTEN
 from sdp.demo import shapes
@@ -15,6 +17,15 @@ from sdp.download.image import Checked, ImageRules
 from sdp.errors import SdpError
 
 ORDERS = Orders(ImageRules(size=32), memory_bytes=2_000_000_000)
+FORMATS: list[tuple[str, dict[str, object]]] = [
+    ("JPEG", {}),
+    ("PNG", {"compress_level": 1}),
+    ("WEBP", {"method": 0, "quality": 50}),
+    ("GIF", {}),
+    ("BMP", {}),
+    ("TIFF", {}),
+    ("AVIF", {"speed": 10, "quality": 30}),
+]
 GOOD = shapes.encode(shapes.sample(1))[0]
 
 POISON = """
@@ -74,8 +85,10 @@ class Results:
 
 
 @contextmanager
-def decoders(results: Callable[..., None], count: int = 1, **options: float) -> Iterator[Decoders[int]]:
-    pool: Decoders[int] = Decoders(ORDERS, count, results, **options)
+def decoders(
+    results: Callable[..., None], count: int = 1, orders: Orders = ORDERS, **options: float
+) -> Iterator[Decoders[int]]:
+    pool: Decoders[int] = Decoders(orders, count, results, **options)
     try:
         yield pool
     finally:
@@ -128,6 +141,24 @@ def test_an_image_that_wants_all_memory_is_refused_and_kills_nobody() -> None:
         found = results.wait_for(2)
     assert found[0].reason in ("crashed", "too_many_pixels")
     assert found[1].outcome == WRITTEN
+
+
+def test_what_there_is_no_memory_for_is_called_so_whatever_its_format() -> None:
+    picture = Image.linear_gradient("L").resize((1200, 1200)).convert("RGB")
+    images = []
+    for format, options in FORMATS:
+        sink = io.BytesIO()
+        picture.save(sink, format, **options)
+        images.append(sink.getvalue())
+    for memory_bytes, reason in ((3_000_000, "no_memory"), (4_000_000_000, None)):
+        results = Results()
+        with decoders(results, orders=Orders(ImageRules(size=1100), memory_bytes)) as pool:
+            for token, data in enumerate(images):
+                pool.put(token, [data])
+            found = results.wait_for(len(images))
+        assert {FORMATS[token][0]: checked.reason for token, checked in found.items()} == dict.fromkeys(
+            (format for format, _ in FORMATS), reason
+        )
 
 
 def test_decoders_that_cannot_start_are_an_error_and_no_images_fault(

@@ -150,7 +150,7 @@ storage = open_storage({uri!r})
 end = time.monotonic() + {seconds}
 while time.monotonic() < end:
     try: lease = Lease.acquire(storage, ttl_s={ttl})
-    except LeaseHeld: continue
+    except (LeaseHeld, Unavailable): continue  # a busy machine may not answer within so short a time to live
     print("from", lease.generation, time.monotonic(), flush=True)
     silent = chance.random() < 0.5
     if silent: lease._end.set()  # alive, but its heartbeat has stopped

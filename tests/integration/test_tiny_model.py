@@ -97,6 +97,7 @@ def test_the_pipeline_of_diffusers_loads_it_as_a_stable_diffusion(tiny: Path) ->
     assert np.isfinite(image).all()
 
 
+@pytest.mark.timeout(900)  # half a minute of arithmetic, if it is alone
 def test_a_short_training_learns_to_heed_the_caption(tiny: Path) -> None:
     """After a few seconds of training, noise is told better with the right caption than with another picture's."""
     torch.manual_seed(0)

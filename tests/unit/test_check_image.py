@@ -2,6 +2,8 @@
 
 import hashlib
 import io
+import zlib
+from collections.abc import Callable
 from functools import cache
 
 import cv2
@@ -270,6 +272,50 @@ def test_sides_and_shapes_that_the_rules_do_not_want_are_left_out_undecoded() ->
     assert verdict(20, 300, max_aspect=10) == (FILTERED, "aspect")
     assert verdict(300, 30, max_aspect=10, min_side=30, least_side=30)[0] != FILTERED
     assert verdict(1, 1) == (WRITTEN, None)
+
+
+def test_a_webp_of_too_many_pixels_is_refused_before_it_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    noise = Image.effect_noise((400, 300), 50)
+    webps = [
+        encoded(noise.convert("RGB"), "WEBP"),
+        encoded(noise.convert("RGB"), "WEBP", lossless=True),
+        encoded(noise.convert("RGBA"), "WEBP", exif=b"Exif\0\0II*\0\x08\0\0\0\0\0"),
+    ]
+    assert [data[12:16] for data in webps] == [b"VP8 ", b"VP8L", b"VP8X"]
+    for data in webps:
+        assert check(data, ImageRules(max_pixels=120_000)).outcome == WRITTEN
+    monkeypatch.setattr(Image, "open", None)
+    for data in webps:
+        assert check(data, ImageRules(max_pixels=119_999)).detail == "400 × 300 pixels, 119999 are allowed"
+
+
+def raising(error: Exception) -> Callable[..., object]:
+    def instead(*_: object, **__: object) -> object:
+        raise error
+
+    return instead
+
+
+LACKING: dict[str, tuple[str, Exception]] = {
+    "JPEG": ("simplejpeg.decode_jpeg", ValueError("Insufficient memory (case 4)")),
+    "the encoder": ("simplejpeg.encode_jpeg", ValueError("Insufficient memory (case 4)")),
+    "OpenCV": ("cv2.warpAffine", cv2.error("std::bad_alloc")),
+    "OpenCV's allocator": ("cv2.warpAffine", cv2.error("(-4:Insufficient memory) Failed to allocate 9 bytes")),
+    "Pillow": ("PIL.ImageFile.ImageFile.load", MemoryError()),
+    "Pillow's decoders": ("PIL.ImageFile.ImageFile.load", OSError("out of memory error when reading image file")),
+    "zlib": ("sdp.imaging.zlib.decompressobj", zlib.error("Error -4 while decompressing data: insufficient memory")),
+}
+
+
+@pytest.mark.parametrize("who", LACKING)
+def test_what_a_decoder_has_no_memory_for_is_not_called_corrupt(monkeypatch: pytest.MonkeyPatch, who: str) -> None:
+    where, error = LACKING[who]
+    format = "PNG" if who in ("Pillow", "Pillow's decoders", "zlib") else "JPEG"
+    data = encoded(shapes.render(shapes.sample(1), 150), format)
+    monkeypatch.setattr(where, raising(error))
+    checked = check(data, ImageRules(size=64))
+    assert (checked.outcome, checked.reason) == (FAILED, "no_memory")
+    assert checked.detail == f"no memory for 150 × 150 pixels of {format}; workers.decoder_memory_mb sets how much"
 
 
 @cache

@@ -24,6 +24,18 @@ def lines(job: str, *overrides: str, path: str | None = None) -> list[str]:
         ("train", ["strategy.kind=zero"], "strategy.kind: expected ddp or fsdp, got 'zero'"),
         (
             "train",
+            ["storage.endpoint=http://u:secret@127.0.0.1:17070"],
+            "storage.endpoint: expected an address without credentials, got one with them, or with a query (http://…); "
+            "they belong in the environment: a configuration is saved with everything made from it",
+        ),
+        (
+            "process",
+            ["storage.endpoint=http://127.0.0.1:17070/?X-Amz-Signature=secret"],
+            "storage.endpoint: expected an address without credentials, got one with them, or with a query (http://…); "
+            "they belong in the environment: a configuration is saved with everything made from it",
+        ),
+        (
+            "train",
             ["strategy.kind=fdsp"],
             "strategy.kind: expected ddp or fsdp, got 'fdsp'; did you mean fsdp?",
         ),
@@ -310,3 +322,22 @@ def test_whatever_stands_in_the_place_of_a_key_the_answer_is_lines_and_no_accide
             with pytest.raises(ConfigError) as refused:
                 parse(job, data)
             assert all(len(line) < 400 and ": expected " in line for line in str(refused.value).splitlines())
+
+
+@pytest.mark.parametrize(
+    ("job", "path"),
+    [
+        ("download", "storage.timeout_s"),
+        ("process", "encode.start_timeout_s"),
+        ("train", "encode.start_timeout_s"),
+        ("train", "watchdog_s"),
+        ("generate", "scaling.start_timeout_s"),
+        ("evaluate", "scaling.start_timeout_s"),
+    ],
+)
+def test_a_duration_that_no_clock_can_hold_is_refused(job: str, path: str) -> None:
+    (line,) = [line for line in lines(job, f"{path}=1e300") if line.startswith(path)]
+    assert "604800" in line
+    with pytest.raises(ConfigError) as refused:
+        load(job, None, [f"{path}=604800"])
+    assert path not in str(refused.value)

@@ -189,7 +189,7 @@ TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")
 @given(
     checkpoint=TEXT,
     agent=st.text(st.characters(min_codepoint=32, max_codepoint=126), min_size=1),
-    timeout=st.floats(min_value=1e-300, max_value=1e300),
+    timeout=st.floats(min_value=1e-300, max_value=604800),
     limit=st.none() | st.integers(1, 2**80),
     prompts=st.lists(TEXT, min_size=1, max_size=4),
     negative=st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")),

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from sdp.download.addresses import Networks
 from sdp.download.captions import normalised
 from sdp.download.robots import opt_out
-from sdp.download.urls import BadUrl, key64, parents, parse, redirected
+from sdp.urls import BadUrl, key64, parents, parse, redirected
 
 
 @pytest.mark.parametrize(
@@ -144,6 +144,12 @@ def test_an_ipv4_address_is_judged_alike_however_ipv6_wraps_it(address: ipaddres
         (b"\xff\xfe\xff", None),
         ("cafe\u0301", "café"),
         ("a\x00b", "a b"),
+        ("a \x1b[1;31mred\x1b[0m cat", "a red cat"),
+        ("\x9b2Jgone", "gone"),
+        ("\x1b]0;a title\x07a \x1b]8;;http://x\x1b\\linked\x1b]8;;\x1b\\ cat", "a linked cat"),
+        ("\x1b(Ba \x1bccat\x1b", "a cat"),
+        ("\x1b\x1b[m[mcat", "[mcat"),
+        ("two\x0b\x7flines\u2028of\u202etext", "two lines of text"),
         ("\ufeffcat", "cat"),
         ("lone \ud83d surrogate", "lone \ufffd surrogate"),
         ("\ud83d\ude00", "\U0001f600"),

@@ -6,6 +6,7 @@ import zlib
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from PIL import PngImagePlugin
 
 from sdp.download.image import ImageRules, check
 from sdp.imaging import ImageError, decode
@@ -66,6 +67,21 @@ def test_a_wrong_checksum_is_refused_where_bytes_are_kept_as_they_came(kind: byt
     checked = check(bytes(data), ImageRules(size=None))
     assert checked.outcome == "failed"
     assert checked.reason in ("undecodable", "not_an_image")
+
+
+@pytest.mark.parametrize(("max_pixels", "decodings"), [(1199, 0), (1200, 1)])
+@pytest.mark.parametrize("size", [None, 16])
+def test_one_is_decoded_once_and_not_before_its_size_was_looked_at(
+    monkeypatch: pytest.MonkeyPatch, max_pixels: int, decodings: int, size: int | None
+) -> None:
+    begun = []
+    prepare = PngImagePlugin.PngImageFile.load_prepare  # where the memory for the pixels is taken
+    monkeypatch.setattr(
+        PngImagePlugin.PngImageFile, "load_prepare", lambda picture: begun.append(picture.size) or prepare(picture)
+    )
+    checked = check(png(photo(40, 30)), ImageRules(size=size, max_pixels=max_pixels))
+    assert checked.reason == (None if decodings else "too_many_pixels")
+    assert len(begun) == decodings
 
 
 def test_one_without_an_end_is_refused() -> None:

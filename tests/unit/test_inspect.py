@@ -75,7 +75,7 @@ def test_a_part_that_is_gone_is_named(tmp_path: Path) -> None:
 def test_the_account_is_written_with_one_outcome_an_address(tmp_path: Path) -> None:
     dataset = make_images(tmp_path)
     file = tmp_path / "account.parquet"
-    assert write_account(dataset.storage, file) == 42
+    assert write_account(dataset.storage, file) == (42, [])
     account = pq.read_table(file)
     assert account["row"].to_pylist() == list(range(42))
     assert account.filter(pc.field("row") == 3).to_pylist() == [
@@ -163,21 +163,21 @@ def test_a_takedown_is_honoured_by_every_dataset_downstream(tmp_path: Path) -> N
     wanted = parse_list(
         f"# a comment\nurl http://host/12\nrow 4\n\nsha256 {13:064X}\nurl http://host/unknown\n", "list.txt"
     )
-    added, unmatched = tombstones.add(images.storage, wanted)
-    assert sorted(r for r in added["row"].to_pylist() if r is not None) == [4, 12, 13]
-    assert unmatched == [Takedown("url", "http://host/unknown")]
+    added = tombstones.add(images.storage, wanted)
+    assert sorted(row for rows in added.rows.values() for row in rows) == [4, 12, 13]
+    assert added.unmatched == [Takedown("url", "http://host/unknown")]
     held = tombstones.load(latents.storage)
     assert held.mask([3, 4, 12, 13]) == [False, True, True, True]
     assert "http://host/unknown" in held.urls
     assert audit([latents.storage.uri], row=12)[0].taken_down
-    assert describe(latents.storage).tombstones > 0
+    assert describe(latents.storage).tombstones == 4
 
 
 def test_a_takedown_added_twice_is_kept_once(tmp_path: Path) -> None:
     images = make_images(tmp_path)
     tombstones.add(images.storage, [Takedown("row", "4")])
-    added, _ = tombstones.add(images.storage, [Takedown("row", "4"), Takedown("row", "5")])
-    assert added["value"].to_pylist() == ["5"]
+    added = tombstones.add(images.storage, [Takedown("row", "4"), Takedown("row", "5")])
+    assert (added.recorded, added.known) == ([Takedown("row", "5")], 1)
     assert images.storage.names("_tombstones/") == ["_tombstones/000000.parquet", "_tombstones/000001.parquet"]
 
 

@@ -200,7 +200,45 @@ def test_a_pid_of_another_machine_or_container_says_nothing() -> None:
     assert not Owner.this_process().is_known_dead()
 
 
-@pytest.mark.parametrize("content", [b"", b"not json", b"[]", b"{}", b'{"generation": 1, "owner": 3}'])
+def test_while_somebody_else_is_watched_it_is_said_who_and_for_how_long_at_most(
+    storage: Storage, leave: Callable[..., Record], capsys: pytest.CaptureFixture[str]
+) -> None:
+    leave(ttl_s=0.2)
+    Lease.acquire(storage).release()
+    assert capsys.readouterr().err == (
+        f"{storage.uri}: train on node-7, pid 4711, since 2026-05-01T10:00:00+00:00 is writing this output, or was; "
+        "waiting until it is known which, 0.2 s at most\n"
+    )
+    Lease.acquire(storage).release()
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"ttl_s": "abc"}, {"ttl_s": 1e9}, {"ttl_s": -1}, {"ttl_s": float("nan")}, {"ttl_s": None}, {"generation": "1"},
+        {"beat": []}, {"released": "no"}, {"owner": {"host": "h", "pid": 10**30, "started": "1", "kernel": "k"}},
+        {"owner": {"host": "h", "pid": 0, "started": "1", "kernel": "k"}}, {"holder": 3},
+    ],
+)  # fmt: skip
+def test_a_record_with_an_absurd_field_is_none(changes: dict[str, object]) -> None:
+    values = json.loads(Record(1, "train", ELSEWHERE, "2026-05-01", 30.0, "token").dump())
+    assert Record.load(json.dumps(values).encode()) is not None
+    assert Record.load(json.dumps({**values, **changes}).encode()) is None
+
+
+def test_an_absurd_time_to_live_is_waited_for_no_longer_than_ours(
+    storage: Storage, leave: Callable[..., Record], capsys: pytest.CaptureFixture[str]
+) -> None:
+    leave(ttl_s=1e9)
+    with Lease.acquire(storage, ttl_s=0.2) as lease:
+        assert lease.generation == 2
+    assert (
+        "another job is writing this output, or was; waiting until it is known which, 0.2 s" in capsys.readouterr().err
+    )
+
+
+@pytest.mark.parametrize("content", [b"", b"not json", b"[]", b"{}", b'{"generation": 1, "owner": 3}', b"[" * 100_000])
 def test_a_record_that_cannot_be_read_is_watched_like_any_other(storage: Storage, content: bytes) -> None:
     storage.publish("_lease/0000000001.json", content)
     begin = lease_module.monotonic()
@@ -285,6 +323,13 @@ def test_another_generation_ends_it(storage: Storage, leave: Callable[..., Recor
         with pytest.raises(LeaseLost, match="generation 2 has taken over"):
             lease.check()
     assert not on_disk(storage, 1).released
+
+
+def test_files_of_other_names_are_no_generations(storage: Storage) -> None:
+    for name in ("notes.txt", "0000000007.json.bak", "9.txt", f"{'9' * 200}.json", "x/0000000003.json"):
+        storage.publish(f"_lease/{name}", b"")
+    with Lease.acquire(storage, clock=Clock()) as lease:
+        assert lease.generation == 1
 
 
 def test_of_many_threads_one_gets_it(storage: Storage) -> None:

@@ -63,7 +63,7 @@ def test_parts_are_looked_through_in_pieces_and_partitions(tmp_path: Path, monke
 def test_repeated_rows_are_counted_as_filtered_and_everybody_says_so(tmp_path: Path) -> None:
     dataset = make_images(tmp_path)
     before = dataset.manifest.counts
-    rows = next(iter(accounts(dataset.storage))).filter(pa.compute.field("outcome") == "written")["row"].to_pylist()
+    rows = next(iter(accounts(dataset.storage, []))).filter(pa.compute.field("outcome") == "written")["row"].to_pylist()
     again = rows[1:4]
 
     def find(parts: object, digest: str) -> int:  # noqa: ARG001
@@ -82,7 +82,7 @@ def test_repeated_rows_are_counted_as_filtered_and_everybody_says_so(tmp_path: P
     assert reopened.repeated_rows is not None
     assert [row for row in range(counts.input) if row in reopened.repeated_rows] == again
     assert sorted(accounted(reopened)) == list(range(counts.input))
-    account = pa.concat_tables(list(accounts(dataset.storage)))
+    account = pa.concat_tables(list(accounts(dataset.storage, [])))
     filtered = account.filter(pa.compute.field("reason") == "duplicate_content")
     assert filtered["row"].to_pylist() == again
     assert set(filtered["outcome"].to_pylist()) == {"filtered"}

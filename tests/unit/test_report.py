@@ -10,9 +10,11 @@ import pytest
 from PIL import Image
 
 from sdp.cli import main
+from sdp.datasets import tombstones
 from sdp.datasets.manifest import finish
 from sdp.datasets.outcomes import FAILED, WRITTEN, Outcome, account_table
 from sdp.datasets.parts import write_part
+from sdp.datasets.tombstones import Takedown
 from sdp.errors import DatasetError, UserError
 from sdp.report import charts, page
 from sdp.report.charts import Line
@@ -133,6 +135,40 @@ def test_pictures_come_with_caption_and_address_and_failures_with_their_detail(t
     tables = {block.title: block for block in section.blocks if isinstance(block, page.Table)}
     assert tables["Why rows were left out"].rows[0][:2] == ("http_status", 8)
     assert ("http_status", 0, "404 of 0", 2) in tables["Examples"].rows
+
+
+def test_pictures_that_are_taken_down_are_not_shown_and_it_is_said_how_many(tmp_path: Path) -> None:
+    make_pictures(tmp_path)
+    gone = [row for row in range(40) if row % 5 and row not in (1, 17)]
+    tombstones.add(open_storage(str(tmp_path / "images")), [Takedown("row", str(row)) for row in [*gone, 999]])
+    (section,) = gather([str(tmp_path / "images")], pictures=40)
+    (gallery,) = [block for block in section.blocks if isinstance(block, page.Gallery)]
+    assert {tile.note.partition(":")[0] for tile in gallery.tiles} <= {"row 1", "row 17"}
+    assert gallery.title == f"{len(gallery.tiles)} pictures from all over it; 30 that are taken down are not shown"
+
+
+def test_no_picture_is_shown_where_it_is_not_known_which_are_taken_down(tmp_path: Path) -> None:
+    make_pictures(tmp_path)
+    open_storage(str(tmp_path / "images")).publish("_tombstones/000000.parquet", b"damaged")
+    (section,) = gather([str(tmp_path / "images")], pictures=40)
+    assert not [block for block in section.blocks if isinstance(block, page.Gallery)]
+    (table,) = [block for block in section.blocks if isinstance(block, page.Table) and block.title == "Pictures"]
+    assert "which are taken down is not known" in str(table.rows[0][0])
+
+
+def test_a_damaged_page_is_named_and_its_pictures_are_not_shown(tmp_path: Path) -> None:
+    make_pictures(tmp_path)
+    for part in (tmp_path / "images" / "parts").iterdir():
+        data = bytearray(part.read_bytes())
+        at = data.index(picture("red")[:20]) + 30
+        data[at] ^= 4
+        part.write_bytes(data)
+    (section,) = gather([str(tmp_path / "images")], pictures=40)
+    assert not section.good
+    (problems,) = [block for block in section.blocks if isinstance(block, page.Table) and block.title == "Problems"]
+    assert all(any(f"00000000{n}.parquet" in str(row[0]) for row in problems.rows) for n in range(4))
+    (gallery,) = [block for block in section.blocks if isinstance(block, page.Gallery)]
+    assert gallery.tiles == []
 
 
 def test_large_pictures_are_made_smaller() -> None:

@@ -1,0 +1,123 @@
+"""Finding rows by the URL that they came from, or by the hash of their content.
+
+A part keeps a URL as the source has it, so both sides are compared in the one normal form of `sdp.urls`. Parsing is
+slow, so only what may be on a wanted host is parsed: a regular expression over whole columns tells the rest.
+"""
+
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from sdp.datasets.concurrently import ordered_map
+from sdp.datasets.index import Index
+from sdp.datasets.parts import read_rows
+from sdp.errors import DatasetError
+from sdp.storage import Storage, StorageOptions, open_source
+from sdp.urls import BadUrl, parse
+
+Hit = tuple[str, str, int]
+"""What was wanted (`url` or `sha256`), its value, and the address of a row that has it."""
+
+_PLAIN_HOST = r"^https?://(?P<host>[a-z0-9_-]+(?:\.[a-z0-9_-]+)*)\.?(?::[0-9]*)?(?:[/?#]|$)"
+"""The host of a URL that hides nothing; whatever does not look like this is parsed."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is looked for."""
+
+    urls: frozenset[str] = frozenset()
+    """In normal form."""
+    hashes: frozenset[str] = frozenset()
+
+    def __bool__(self) -> bool:
+        return bool(self.urls or self.hashes)
+
+
+def in_parts(storage: Storage, paths: Iterable[str], wanted: Wanted) -> list[Hit]:
+    """The written rows of some parts that have a wanted URL or content."""
+    found = ordered_map(partial(_in_part, storage, wanted=wanted), paths, workers=8)
+    return [hit for hits in found for hit in hits]
+
+
+def in_source(index: Index, column: str, urls: frozenset[str], options: StorageOptions | None = None) -> list[Hit]:
+    """The rows of a dataset's source that have a wanted URL, whatever became of them."""
+    files = index.files.select(["path", "size", "first_row"]).to_pylist()
+
+    def look(file: dict[str, object]) -> list[Hit]:
+        return list(_in_file(file, column, urls, options))
+
+    return [hit for hits in ordered_map(look, files, workers=4) for hit in hits if hit[2] < index.rows]
+
+
+def positions(column: pa.ChunkedArray, urls: Collection[str]) -> Iterator[tuple[int, str]]:
+    """The places in a column whose cells mean one of some URLs, each with that URL in normal form."""
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    hosts = pa.array(sorted({parse(url).host for url in urls}), pa.large_string())
+    for at, cell in _candidates(column, hosts):
+        try:
+            url = parse(cell).text
+        except BadUrl:
+            continue
+        if url in urls:
+            yield at, url
+
+
+def _candidates(column: pa.ChunkedArray, hosts: pa.Array) -> Iterator[tuple[int, object]]:
+    kind = column.type
+    if any(is_bytes(kind) for is_bytes in (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view)):
+        yield from enumerate(map(_text, column.to_pylist()))
+        return
+    if not any(is_text(kind) for is_text in (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)):
+        return  # what holds no text holds no URL
+    text = column.cast(pa.large_string())
+    host = pc.struct_field(pc.extract_regex(pc.ascii_lower(text), pattern=_PLAIN_HOST), "host")
+    maybe = pc.or_(pc.is_null(host), pc.is_in(host, hosts))
+    at = np.flatnonzero(maybe.to_numpy())
+    cells = text.take(pa.array(at, pa.int64())).cast(pa.large_binary()).to_pylist()
+    yield from zip(at.tolist(), map(_text, cells), strict=True)
+
+
+def _text(cell: bytes | None) -> str | None:
+    try:
+        return None if cell is None else cell.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+def _in_part(storage: Storage, path: str, wanted: Wanted) -> list[Hit]:
+    columns = ["row", *["url"] * bool(wanted.urls), *["sha256"] * bool(wanted.hashes)]
+    table = read_rows(storage, path, columns)
+    hits: list[Hit] = []
+    if "url" in table.column_names:
+        found = list(positions(table["url"], wanted.urls))
+        rows = table["row"].take(pa.array([at for at, _ in found], pa.int64())).to_pylist()
+        hits += [("url", url, row) for row, (_, url) in zip(rows, found, strict=True)]
+    if "sha256" in table.column_names:
+        same = table.filter(pc.is_in(table["sha256"], pa.array(sorted(wanted.hashes), pa.string())))
+        pairs = zip(same["sha256"].to_pylist(), same["row"].to_pylist(), strict=True)
+        hits += [("sha256", digest, row) for digest, row in pairs]
+    return hits
+
+
+def _in_file(
+    file: dict[str, object], column: str, urls: frozenset[str], options: StorageOptions | None
+) -> Iterator[Hit]:
+    uri, first = str(file["path"]), int(str(file["first_row"]))
+    try:
+        source = open_source(uri, options)
+        if source.size() != file["size"]:
+            raise DatasetError(f"{uri}: {source.size()} bytes, it had {file['size']} when its rows got their addresses")
+        at = first
+        for batch in pq.ParquetFile(source, pre_buffer=True).iter_batches(65_536, columns=[column]):
+            for place, url in positions(pa.chunked_array([batch.column(0)]), urls):
+                yield "url", url, at + place
+            at += batch.num_rows
+    except (pa.ArrowException, OSError, IndexError) as error:
+        raise DatasetError(f"{uri}: cannot be read ({' '.join(str(error).split())[:120]})") from error

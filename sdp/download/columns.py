@@ -1,0 +1,77 @@
+"""Columns of a source in plain types: what a part holds does not depend on the library that wrote the source.
+
+Arrow has many types for one thing: text as a dictionary, as a view, with offsets of 64 bits. Not every function takes
+all of them, and files of one source may differ in theirs.
+"""
+
+from typing import Any
+
+import pyarrow as pa
+
+_TEXT = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
+_BYTES = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view)
+
+
+def plain(table: pa.Table) -> pa.Table:
+    """The same values in plain types. Nothing is checked: text may be no UTF-8."""
+    schema = pa.schema([field.with_type(plain_type(field.type)) for field in table.schema])
+    if schema.equals(table.schema):
+        return table
+    columns = [column.cast(field.type, safe=False) for column, field in zip(table.columns, schema, strict=True)]
+    return pa.table(columns, schema)
+
+
+def plain_type(kind: pa.DataType) -> pa.DataType:
+    """One type for all ways to hold the same."""
+    if isinstance(kind, pa.BaseExtensionType):
+        return plain_type(kind.storage_type)
+    if pa.types.is_dictionary(kind):
+        return plain_type(kind.value_type)
+    if any(is_text(kind) for is_text in _TEXT):
+        return pa.string()
+    if any(is_bytes(kind) for is_bytes in _BYTES):
+        return pa.binary()
+    return _rebuilt(kind, plain_type)
+
+
+def readable(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """A plain column whose text is UTF-8: what is none becomes U+FFFD, as in captions, and all else stays as it is."""
+    try:
+        column.validate(full=True)
+    except pa.ArrowInvalid:
+        cells = [_mended(cell, column.type) for cell in column.cast(_raw_type(column.type)).to_pylist()]
+        return pa.chunked_array([pa.array(cells, column.type)], column.type)
+    return column
+
+
+def _raw_type(kind: pa.DataType) -> pa.DataType:
+    """The type with bytes in place of text."""
+    return pa.binary() if pa.types.is_string(kind) else _rebuilt(kind, _raw_type)
+
+
+def _rebuilt(kind: pa.DataType, inner: Any) -> pa.DataType:
+    """A nested type out of other types."""
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return pa.list_(kind.value_field.with_type(inner(kind.value_type)))
+    if pa.types.is_fixed_size_list(kind):
+        return pa.list_(kind.value_field.with_type(inner(kind.value_type)), kind.list_size)
+    if pa.types.is_map(kind):
+        return pa.map_(inner(kind.key_type), inner(kind.item_type), kind.keys_sorted)
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(inner(field.type)) for field in kind.fields])
+    return kind
+
+
+def _mended(cell: Any, kind: pa.DataType) -> Any:
+    """A cell of the raw type as one of the plain type."""
+    if cell is None:
+        return None
+    if pa.types.is_string(kind):
+        return cell.decode("utf-8", "replace")
+    if pa.types.is_list(kind) or pa.types.is_fixed_size_list(kind):
+        return [_mended(each, kind.value_type) for each in cell]
+    if pa.types.is_map(kind):
+        return [(_mended(key, kind.key_type), _mended(item, kind.item_type)) for key, item in cell]
+    if pa.types.is_struct(kind):
+        return {field.name: _mended(cell[field.name], field.type) for field in kind.fields}
+    return cell

@@ -1,0 +1,94 @@
+"""`sdp download` with its source and output in a bucket of a real S3 server."""
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import ray
+
+from sdp.datasets import parts
+from sdp.demo.server import ImageServer
+from sdp.download import job
+from sdp.storage import open_storage
+from tests.download_kit import check_exactly_once, config_for, write_urls
+from tests.integration.s3 import Gateway, gateway_fixture, s3_env_fixture  # noqa: F401 (fixtures)
+
+pytestmark = pytest.mark.needs("versitygw")
+ROWS, UNIT = 60, 10
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster(gateway: Gateway) -> Iterator[None]:
+    """Its workers have the server's address and credentials from the environment that Ray is started in."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in gateway.env.items():
+            patch.setenv(name, value)
+        ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=100_000_000)
+    yield
+    ray.shutdown()
+
+
+def test_a_download_to_a_bucket_outlives_its_server_and_gives_the_bytes_of_one_to_a_disk(
+    s3_env: Gateway, gateway: Gateway, tmp_path: Path
+) -> None:
+    with ImageServer(images=2000, distinct=10) as server:
+        server.warm()
+        urls = [server.image_url(n, "404") if n % 9 == 4 else server.image_url(n, "delay", s=0.15) for n in range(ROWS)]
+        source = write_urls(tmp_path / "meta", urls, files=2)
+        bucket = open_storage(f"{s3_env.uri}/meta")
+        for file in source.iterdir():
+            bucket.publish(file.name, file.read_bytes())
+        settings = {
+            "fetch": {"connections": 4},
+            "output": {"rows_per_file": UNIT},
+            "concurrency": 1,
+            "workers": {"units_at_once": 1},
+        }
+        far = config_for(bucket.uri, f"{s3_env.uri}/out", **settings)
+        there_when_it_went: list[int] = []
+
+        def go_and_come_back() -> None:
+            until = time.monotonic() + 60
+            while not _parts_of(gateway) and time.monotonic() < until:
+                threading.Event().wait(0.02)
+            gateway.kill()
+            there_when_it_went.append(len(_parts_of(gateway)))
+            threading.Event().wait(1.5)
+            gateway.start()
+
+        restarter = threading.Thread(target=go_and_come_back)
+        restarter.start()
+        summary = job.run(far)
+        restarter.join()
+        assert summary is not None
+        assert 1 <= there_when_it_went[0] < ROWS // UNIT, "else it was gone when nobody asked"
+        rows = check_exactly_once(summary.dataset, range(ROWS))
+        assert sorted(rows) == [n for n in range(ROWS) if n % 9 != 4]
+        storage = summary.dataset.storage
+        for info in storage.list("parts"):
+            parts.verify_part(storage, info)
+        assert gateway.pending_uploads() == []
+
+        asked, objects = server.stats.requests, _dataset_of(gateway)
+        again = job.run(far)
+        assert again is not None
+        assert (again.dataset.digest, again.figures.done) == (summary.dataset.digest, 0)
+        assert (server.stats.requests, _dataset_of(gateway)) == (asked, objects)
+
+        near = job.run(config_for(source, tmp_path / "out", **settings))
+        assert near is not None
+        names = storage.names("parts")
+        assert near.dataset.storage.names("parts") == names
+        for name in names:
+            assert storage.read(name) == near.dataset.storage.read(name)
+
+
+def _dataset_of(gateway: Gateway) -> list[str]:
+    """All but the leases, of which each run takes one."""
+    return [name for name in gateway.objects() if not name.startswith("out/_lease/")]
+
+
+def _parts_of(gateway: Gateway) -> list[str]:
+    return [name for name in gateway.objects() if name.startswith("out/parts/")]

@@ -1,0 +1,297 @@
+"""Damage beside a dataset: one line that names the file and the field, and all that can still be told is told."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from sdp.cli import main
+from sdp.datasets import repeated
+from sdp.datasets.audit import audit
+from sdp.datasets.inspect import describe, write_account
+from sdp.datasets.manifest import finish, open_dataset
+from sdp.datasets.output import Head, open_output, read_head, read_output
+from sdp.datasets.parts import read_info
+from sdp.errors import DatasetError
+from sdp.evaluate.layout import RESULT
+from sdp.report.sections import gather
+from sdp.storage import open_storage
+from tests.kit import begin_images, make_images, make_latents, write_images_part, write_source
+
+DEEP = "[" * 100_000
+HUGE = "9" * 5000
+
+
+def change(file: Path, path: str, value: Any) -> None:
+    """Put a value at a dotted path of a JSON file, or with ... take it out."""
+    data = json.loads(file.read_text())
+    at = data
+    *above, last = path.split(".")
+    for name in above:
+        at = at[name]
+    if value is ...:
+        del at[last]
+    else:
+        at[last] = value
+    file.write_text(json.dumps(data))
+
+
+def run(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
+    """The exit code and all that was printed, in which there is no traceback (it would have been raised)."""
+    code = main(arguments)
+    out, err = capsys.readouterr()
+    return code, out + err
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("unit_rows", "x"), ("unit_rows", 0), ("unit_rows", -5), ("unit_rows", 10**30), ("unit_rows", True),
+        ("unit_rows", ...), ("unit_rows", 1.5), ("kind", 5), ("kind", "../x"), ("identity", []), ("identity", None),
+        ("derived", "no"), ("format", "1"), ("format", None), ("format", 2),
+    ],
+)  # fmt: skip
+def test_a_damaged_field_of_the_head_is_named_with_its_file(
+    tmp_path: Path, path: str, value: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    images = make_images(tmp_path).storage
+    change(tmp_path / "images/_dataset.json", path, value)
+    with pytest.raises(DatasetError, match=rf"images/_dataset\.json: {path}") as error:
+        read_head(images)
+    assert "\n" not in str(error.value)
+    for arguments in (["inspect", images.uri], ["audit", images.uri, "--row", "3"], ["report", images.uri]):
+        code, said = run([*arguments, *["--out", str(tmp_path / "r.html")] * (arguments[0] == "report")], capsys)
+        assert code == 2
+        assert f"_dataset.json: {path}" in said
+    with pytest.raises(DatasetError, match=r"_dataset\.json"):
+        open_output(images, Head("images", 10, False, {"image.size": 256}))
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("files", "../../etc/passwd"), ("files", None), ("files", "/etc/passwd"), ("files_digest", "x"),
+        ("models", []), ("models", {"vae": 3}), ("input", []), ("input", "text"), ("input", {"manifest_digest": "x"}),
+        ("input", {"uri": 3}), ("rows", -1), ("rows", "40"), ("rows", 10**30), ("counts", None), ("counts.written", -1),
+        ("counts.written", ...), ("counts.reasons", {"http_status": "6"}), ("kind", 5), ("version", 0), ("config", 3),
+        ("schema", {"row": 3}), ("created", 3), ("repeated", "x"), ("format", "1"),
+    ],
+)  # fmt: skip
+def test_a_damaged_field_of_the_manifest_is_a_problem_and_does_not_hide_the_dataset(
+    tmp_path: Path, path: str, value: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_images(tmp_path)
+    images = make_latents(tmp_path).storage
+    change(tmp_path / "latents/_manifest.json", path, value)
+    with pytest.raises(DatasetError, match=r"latents/_manifest\.json: ") as error:
+        open_dataset(images)
+    assert path in str(error.value)
+    described = describe(images)
+    assert described.counts.input == 33
+    assert not described.complete
+    assert any("_manifest.json" in problem and path in problem for problem in described.problems)
+    (section,) = gather([images.uri], pictures=4)
+    assert section.verdict.startswith("Broken")
+    code, said = run(["audit", images.uri, "--row", "12"], capsys)
+    assert code == 2
+    assert path in said
+
+
+@pytest.mark.parametrize(
+    "content", [DEEP, f'{{"format": {HUGE}}}', '{"format": 1e999}', "[]", "null", '"', "\udcff", ""]
+)
+@pytest.mark.parametrize("name", ["_dataset.json", "_manifest.json"])
+def test_what_is_no_json_object_is_one_line(
+    tmp_path: Path, name: str, content: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    images = make_images(tmp_path).storage
+    (tmp_path / "images" / name).write_bytes(content.encode("utf-8", "surrogateescape"))
+    for arguments in (["inspect", images.uri], ["audit", images.uri, "--row", "3"]):
+        code, said = run(arguments, capsys)
+        assert code in (1, 2)
+        assert re.search(rf"images/{name}: ", said)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "told"),
+    [
+        ("rows", 41, "rows is 41, its parts say 42"),
+        ("parts", 4, "parts is 4, its parts say 5"),
+        ("kind", "latents", "kind is latents, its parts say images"),
+        ("size", 1, "size is 1, its parts say"),
+    ],
+)
+def test_a_manifest_that_says_other_than_its_parts_is_found_out(
+    tmp_path: Path, path: str, value: Any, told: str
+) -> None:
+    images = make_images(tmp_path).storage
+    assert describe(images).complete
+    change(tmp_path / "images/_manifest.json", path, value)
+    described = describe(images)
+    assert not described.complete
+    assert any(told in problem for problem in described.problems)
+
+
+def test_counts_that_lie_are_found_out_and_written_anew_by_the_next_run(tmp_path: Path) -> None:
+    images = make_images(tmp_path).storage
+    for name in ("_manifest.json", "_manifests/000001.json"):
+        change(tmp_path / "images" / name, "counts.written", 34)
+        change(tmp_path / "images" / name, "counts.input", 43)
+    described = describe(images, verify=True)
+    assert [problem.partition(": ")[2] for problem in described.problems] == [
+        "counts.input is 43, its parts say 42; run the job again to write it anew",
+        "counts.written is 34, its parts say 33; run the job again to write it anew",
+    ]
+    assert finish(begin_images(tmp_path)).manifest.version == 2
+    assert describe(images).complete
+
+
+def test_a_manifest_is_not_blamed_for_what_a_running_job_has_added(tmp_path: Path) -> None:
+    images = make_images(tmp_path).storage
+    write_source(tmp_path / "source", [("c.parquet", 11)], first=42)
+    output = begin_images(tmp_path)
+    write_images_part(output.storage, output.pending()[0])
+    described = describe(images)
+    assert described.problems == []
+    assert len(described.missing) == 1
+
+
+def test_foreign_names_beside_a_dataset_change_nothing(tmp_path: Path) -> None:
+    images = make_images(tmp_path).storage
+    for name in ("_manifests/zzz.txt", "_manifests/.DS_Store", "_index/.DS_Store", "_index/notes", "_lease/notes.txt"):
+        images.publish(name, b"not ours")
+    assert describe(images).complete
+    assert finish(begin_images(tmp_path), input=open_dataset(images).manifest.input).manifest.version == 1
+
+
+def test_a_damaged_earlier_manifest_is_passed_over(tmp_path: Path) -> None:
+    images = make_images(tmp_path).storage
+    images.publish("_manifests/000001.json", b"{}")
+    assert finish(begin_images(tmp_path)).manifest.version == 2
+    assert open_dataset(images).manifest.version == 2
+
+
+def test_what_is_known_of_repeats_is_found_out_anew_when_it_is_damaged(tmp_path: Path) -> None:
+    dataset = make_images(tmp_path)
+    digest = dataset.manifest.files_digest
+    repeated.keep(dataset.storage, digest, [])
+    assert repeated.known(dataset.storage, digest) == 0
+    dataset.storage.publish(f"_repeated/{digest[:16]}.json", b'{"rows": "x"}')
+    assert repeated.known(dataset.storage, digest) is None
+
+
+# --- parts -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_foreign_file_under_a_part_s_name_is_called_that(tmp_path: Path) -> None:
+    images = make_images(tmp_path).storage
+    pq.write_table(pa.table({"x": [1]}), tmp_path / "images/parts/000000001.parquet")
+    with pytest.raises(DatasetError, match=r"000000001\.parquet: corrupt part \(no part of sdp: its footer has no sdp"):
+        read_info(images, images.stat("parts/000000001.parquet"))
+
+
+def test_the_account_of_the_other_parts_is_written_where_one_is_broken(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    images = make_images(tmp_path).storage
+    part = tmp_path / "images/parts/000000001.parquet"
+    part.write_bytes(part.read_bytes()[:-40])
+    file = tmp_path / "account.parquet"
+    assert main(["inspect", images.uri, "--json", "--account", str(file)]) == 1
+    told = json.loads(capsys.readouterr().out)
+    assert any("000000001.parquet: corrupt part" in problem for problem in told["problems"])
+    assert pq.read_table(file)["row"].to_pylist() == [*range(10), *range(20, 42)]
+
+
+@pytest.mark.parametrize(
+    ("copy", "place", "rows"),
+    [
+        ("000000002", "000000099", [*range(42)]),
+        ("000000002", "000000001", [*range(10), *range(20, 42)]),
+        ("000000002", "000000002.a001", [*range(42)]),
+    ],
+)
+def test_a_part_in_a_place_that_is_not_its_own_is_named_and_not_counted(
+    tmp_path: Path, copy: str, place: str, rows: list[int]
+) -> None:
+    images = make_images(tmp_path).storage
+    parts = tmp_path / "images/parts"
+    (parts / f"{place}.parquet").write_bytes((parts / f"{copy}.parquet").read_bytes())
+    described = describe(images)
+    assert any(f"{place}.parquet" in problem for problem in described.problems)
+    assert described.counts.input == len(rows)
+    write_account(images, tmp_path / "account.parquet")
+    assert pq.read_table(tmp_path / "account.parquet")["row"].to_pylist() == rows
+
+
+def test_a_part_of_another_dataset_is_named_and_not_counted(tmp_path: Path) -> None:
+    images = make_images(tmp_path).storage
+    other = make_images(tmp_path / "other", unit_rows=20).storage
+    for name in ("000000001", "000000000"):
+        (tmp_path / f"images/parts/{name}.parquet").write_bytes(other.read("parts/000000001.parquet"))
+    described = describe(images)
+    assert any("000000001.parquet: no such part was ordered here; move it away" in line for line in described.problems)
+    assert described.counts.input == 22
+    rows, problems = write_account(images, tmp_path / "account.parquet")
+    assert rows == 22
+    assert len(problems) == 2
+
+
+def test_a_damaged_result_of_an_evaluation_is_one_line(tmp_path: Path) -> None:
+    evaluation = open_storage(str(tmp_path / "evaluation"))
+    evaluation.publish(RESULT, b'{"generated": ["x"]}')
+    with pytest.raises(DatasetError, match=rf"{RESULT}: generated: expected a mapping, got a list"):
+        gather([evaluation.uri])
+
+
+def test_a_damaged_page_among_the_samples_is_a_problem_and_not_the_end(tmp_path: Path) -> None:
+    images = make_images(tmp_path).storage
+    part = tmp_path / "images/parts/000000000.parquet"
+    data = bytearray(part.read_bytes())
+    data[data.index(b"image 1") + 2] ^= 4
+    part.write_bytes(data)
+    described = describe(images)
+    assert described.counts.input == 42
+    assert any("000000000.parquet: corrupt part" in problem for problem in described.problems)
+
+
+# --- what it was made from -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("uri", ["hdfs://nowhere/images", "https://host/images", "s3://bucket/images", "\x00"])
+def test_an_upstream_that_cannot_be_read_does_not_hide_the_dataset(
+    tmp_path: Path, uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")  # the discard port: nobody listens there
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "none")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "none")
+    make_images(tmp_path)
+    latents = make_latents(tmp_path).storage.with_options(retries=0)
+    change(tmp_path / "latents/_manifest.json", "input.uri", uri)
+    described = describe(latents)
+    assert described.complete
+    assert described.counts.input == 33
+    assert any("cannot be read" in note for note in described.notes)
+
+
+def test_a_damaged_list_of_a_run_s_datasets_is_one_line(tmp_path: Path) -> None:
+    run = open_storage(str(tmp_path / "run"))
+    run.publish("_run.json", b'{"datasets": [3]}')
+    with pytest.raises(DatasetError, match=r"_run\.json: datasets\.0: expected some text, got 3"):
+        audit([run.uri], row=1)
+
+
+@pytest.mark.parametrize("head", ['{"extent": [0], "attempt": 0, "units": []}', '{"extent": [0, "x"]}', "[]", DEEP,
+                                  '{"extent": [5, 42], "attempt": -1, "units": []}',
+                                  '{"extent": [0, 42], "attempt": 0, "units": [77]}'])  # fmt: skip
+def test_a_damaged_head_of_the_index_is_one_line(tmp_path: Path, head: str) -> None:
+    images = make_images(tmp_path).storage
+    file = tmp_path / "images/_index/000000.parquet"
+    table = pq.read_table(file).replace_schema_metadata({b"sdp.index": head.encode()})
+    pq.write_table(table, file)
+    with pytest.raises(DatasetError, match=r"_index.*corrupt index .*restore it from a backup"):
+        read_output(images)

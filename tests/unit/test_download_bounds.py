@@ -1,0 +1,41 @@
+"""Numbers that no job can mean are refused in one line, before a cluster has to bear them."""
+
+import pytest
+
+from sdp.config import load
+from sdp.errors import ConfigError
+
+ENDS = ["source.uri=in", "output.uri=out"]
+MOST = {
+    "concurrency": 10_000,
+    "workers.cpus": 1024,
+    "workers.units_at_once": 16,
+    "workers.decoder_memory_mb": 1_000_000,
+    "fetch.connections": 10_000,
+    "fetch.buffer_mb": 1_000_000,
+    "fetch.max_bytes": 1_000_000_000,
+    "fetch.max_redirects": 100,
+    "fetch.retries": 100,
+    "hosts.at_once": 10_000,
+    "hosts.per_second": 1_000_000,
+    "hosts.give_up_after": 1_000_000,
+    "image.size": 16_383,
+    "image.max_pixels": 1_000_000_000,
+    "output.rows_per_file": 1_000_000,
+}
+
+
+@pytest.mark.parametrize(("key", "most"), MOST.items())
+def test_a_number_has_a_highest_value(key: str, most: int) -> None:
+    load("download", None, [*ENDS, f"{key}={most}"])
+    with pytest.raises(ConfigError) as refused:
+        load("download", None, [*ENDS, f"{key}={most + 1}"])
+    (line,) = str(refused.value).splitlines()
+    assert line.startswith(f"{key}: expected ")
+    assert str(most) in line.replace(",", "")
+
+
+def test_a_host_is_asked_at_least_once_in_a_thousand_seconds() -> None:
+    load("download", None, [*ENDS, "hosts.per_second=0.001"])
+    with pytest.raises(ConfigError, match=r"hosts\.per_second: expected .*0\.001"):
+        load("download", None, [*ENDS, "hosts.per_second=0.0001"])

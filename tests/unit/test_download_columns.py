@@ -1,0 +1,120 @@
+"""Whatever types a source's columns have, and whatever bytes its text, the parts hold plain, readable columns."""
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from sdp.config.download import DownloadSource, FiltersConfig
+from sdp.datasets.index import FileSlice
+from sdp.datasets.outcomes import WRITTEN, Outcome
+from sdp.datasets.source import kind_of
+from sdp.datasets.units import Unit as Addresses
+from sdp.datasets.units import Work
+from sdp.download.columns import plain, readable
+from sdp.download.plan import Rules, plan
+from sdp.download.spans import iter_units
+from sdp.download.unit import Stored, Unit, UnitTask
+
+TEXTS = [
+    pa.string(),
+    pa.large_string(),
+    pa.string_view(),
+    pa.binary(),
+    pa.large_binary(),
+    pa.binary_view(),
+    pa.dictionary(pa.int32(), pa.string()),
+    pa.dictionary(pa.int32(), pa.large_string()),
+]
+STORED = Stored(b"image", 1, 1, 1, 1, "ab")
+
+
+def column(values: list[Any], kind: pa.DataType) -> pa.Array:
+    """Text may be given as bytes that are no UTF-8."""
+    if pa.types.is_dictionary(kind):
+        return column(values, kind.value_type).dictionary_encode().cast(kind)
+    raw = [value.encode() if isinstance(value, str) else value for value in values]
+    return pa.array(raw, pa.binary()).cast(kind, safe=False)
+
+
+def part_of(path: Path, *carried: str) -> tuple[pa.Table, list[Outcome]]:
+    """What a part would hold of a source file if all of its images came, and what was refused."""
+    source = DownloadSource(uri="in", columns=carried)
+    rules = Rules(source, FiltersConfig())
+    count = pq.read_metadata(path).num_rows
+    (table,) = iter_units([count], [FileSlice(str(path), 0, 0, count)], rules.columns())
+    rows = np.arange(count)
+    planned = plan(table, rows, rules)
+    unit = Unit(UnitTask(Work(Addresses(0, 0, count)), rows, table), planned, source)
+    for wanted in planned.wanted:
+        unit.settle(Outcome(wanted.row, WRITTEN), STORED)
+    sink = io.BytesIO()
+    pq.write_table(unit.rows(), sink)
+    return pq.read_table(sink), planned.refused
+
+
+@pytest.mark.parametrize("kind", TEXTS, ids=str)
+def test_text_is_text_in_whatever_type_it_is_kept(tmp_path: Path, kind: pa.DataType) -> None:
+    urls = ["http://a.org/1", "http://a.org/2", None, b"http://a.org/\xff"]
+    captions = ["a cat", b"caf\xe9", "a dog", "a hen"]
+    table = pa.table({"url": column(urls, kind), "caption": column(captions, kind), "note": column(captions, kind)})
+    pq.write_table(table, tmp_path / "in.parquet")
+    assert kind_of(kind) in ("text", "bytes")
+    part, refused = part_of(tmp_path / "in.parquet", "note")
+    assert part["url"].to_pylist() == ["http://a.org/1", "http://a.org/2"]
+    assert part["caption"].to_pylist() == ["a cat", "caf\ufffd"]
+    is_bytes = kind_of(kind) == "bytes"
+    assert part.schema.field("note").type == (pa.binary() if is_bytes else pa.string())
+    assert part["note"].to_pylist() == ([b"a cat", b"caf\xe9"] if is_bytes else ["a cat", "caf\ufffd"])
+    assert [(outcome.row, outcome.reason) for outcome in refused] == [(2, "bad_url"), (3, "bad_url")]
+
+
+def test_text_that_is_no_utf8_is_mended_where_it_is_nested_and_bytes_stay_bytes() -> None:
+    def tagged(text: pa.DataType) -> pa.DataType:
+        return pa.struct([("tags", pa.list_(text)), ("raw", pa.binary()), ("more", pa.map_(pa.string(), text))])
+
+    kind, wanted = tagged(pa.binary()), tagged(pa.string())
+    cells = [{"tags": [b"ok", b"\xff", None], "raw": b"\xff", "more": [("k", b"v\xfe")]}, None]
+    bad = pa.chunked_array([pa.array(cells, kind).cast(wanted, safe=False)])
+    mended = readable(bad)
+    mended.validate(full=True)
+    assert mended.type == wanted
+    assert mended.to_pylist() == [
+        {"tags": ["ok", "\ufffd", None], "raw": b"\xff", "more": [("k", "v\ufffd")]},
+        None,
+    ]
+
+
+def test_what_is_valid_is_carried_byte_for_byte() -> None:
+    table = pa.table({"note": ["  two\tblanks \x1b[31m", None], "score": pa.array([0.5, None], pa.float32())})
+    assert plain(table) is table
+    note = table["note"]
+    assert readable(note) is note
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        (pa.dictionary(pa.int8(), pa.float64()), pa.float64()),
+        (pa.list_(pa.string_view()), pa.list_(pa.string())),
+        (pa.large_list(pa.dictionary(pa.int8(), pa.large_string())), pa.list_(pa.string())),
+        (pa.list_(pa.large_string(), 2), pa.list_(pa.string(), 2)),
+        (pa.struct([("a", pa.large_binary())]), pa.struct([("a", pa.binary())])),
+        (pa.map_(pa.large_string(), pa.string_view()), pa.map_(pa.string(), pa.string())),
+        (pa.timestamp("us"), pa.timestamp("us")),
+    ],
+    ids=str,
+)
+def test_a_type_is_a_plain_one_to_its_inside(kind: pa.DataType, expected: pa.DataType) -> None:
+    assert plain(pa.table({"x": pa.array([None], kind)})).schema.field("x").type == expected
+
+
+def test_a_url_that_controls_a_terminal_is_kept_in_its_normal_form(tmp_path: Path) -> None:
+    urls = ["http://a.org/\x1b[2J", "HTTP://a.org/As%20It%20Is#here"]
+    pq.write_table(pa.table({"url": urls, "caption": ["x", "x"]}), tmp_path / "in.parquet")
+    part, _ = part_of(tmp_path / "in.parquet")
+    assert part["url"].to_pylist() == ["http://a.org/%1B[2J", urls[1]]

@@ -1,0 +1,23 @@
+"""docs/download.md against the code."""
+
+import re
+from pathlib import Path
+
+from sdp.config import DownloadConfig, keys, parse
+from sdp.config.yaml_text import parse_document
+
+PAGE = (Path(__file__).parents[2] / "docs" / "download.md").read_text()
+
+
+def test_the_configuration_that_the_page_shows_is_one() -> None:
+    (shown,) = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+    config = parse("download", parse_document(shown, "docs/download.md"))
+    assert config.output.rows_per_file == 10_000
+
+
+def test_every_key_that_the_page_names_is_one() -> None:
+    known = {key.path for key in keys(DownloadConfig)}
+    sections = "|".join(sorted({path.partition(".")[0] for path in known if "." in path}))
+    named = set(re.findall(rf"`((?:{sections})\.[a-z0-9_]+)", PAGE))
+    assert len(named) > 30
+    assert named - known == set()

@@ -1,0 +1,43 @@
+"""What a download says of rows that it leaves alone."""
+
+import pytest
+
+from sdp.datasets.index import Index, Version, files_table
+from sdp.datasets.units import Extent, Unit, Work
+from sdp.download.report import held_back, lowered_limit, rows_to_do
+from sdp.storage import SourceFile
+
+KNOWN = SourceFile("in/a.parquet", 10, "e")
+INDEX = Index((Version(0, files_table([(KNOWN.uri, 10, "e", 0, 100, 100, 0)]), Extent(0, 40)),), 20)
+"""A file of 100 rows, 40 of which have been asked for."""
+
+
+def test_of_a_retry_only_the_rows_that_failed_are_to_do() -> None:
+    first, second = Unit(0, 0, 20), Unit(1, 20, 40)
+    assert rows_to_do([Work(first), Work(second, 1)], {0: 5, 1: 3}) == 20 + 3
+    assert rows_to_do([Work(first), Work(second, 1)], {}) == 20 + 20
+    assert rows_to_do([], {}) == 0
+
+
+def test_a_lowered_limit_is_spoken_of() -> None:
+    assert list(lowered_limit(39, INDEX)) == [
+        "limit: 39 is less than the 40 rows that have addresses here; a limit can be raised, not lowered: all of them "
+        "stay"
+    ]
+    assert [*lowered_limit(40, INDEX), *lowered_limit(None, INDEX)] == []
+
+
+@pytest.mark.parametrize(
+    ("files", "limit", "said"),
+    [
+        ([KNOWN], 40, []),
+        ([KNOWN], 50, ["the rows up to the limit"]),
+        ([KNOWN], None, ["the rows up to the limit"]),
+        ([KNOWN, SourceFile("in/b.parquet", 1, "f")], None, ["1 file that came to the source later"]),
+        ([KNOWN, SourceFile("in/b.parquet", 1, "f")], 40, []),
+    ],
+)
+def test_what_a_retry_leaves_for_later_is_spoken_of(
+    files: list[SourceFile], limit: int | None, said: list[str]
+) -> None:
+    assert list(held_back(files, INDEX, limit)) == [f"left for a run without --only-failed: {what}" for what in said]

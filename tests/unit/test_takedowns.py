@@ -1,0 +1,350 @@
+"""Takedowns: what a list may say, whom it reaches, and that nothing slips past it."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from sdp.cli import main
+from sdp.datasets import lookup, tombstones
+from sdp.datasets.audit import audit
+from sdp.datasets.audit import summary as audit_summary
+from sdp.datasets.inspect import describe, summary
+from sdp.datasets.manifest import finish
+from sdp.datasets.outcomes import FAILED, FILTERED, WRITTEN, Outcome, account_table
+from sdp.datasets.parts import write_part
+from sdp.datasets.tombstones import Takedown, parse_list
+from sdp.errors import DatasetError, UserError
+from sdp.storage import Storage
+from sdp.train.data.weights import row_weights
+from tests.kit import LAYOUT, begin_images, image_rows, make_images, make_latents, write_images_part, write_source
+
+
+def url(number: int) -> Takedown:
+    return Takedown("url", f"http://host/{number}")
+
+
+def rows_of(storage: Storage) -> list[int]:
+    return list(tombstones.load(storage).rows)
+
+
+def forbid_reading_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> Sequence[lookup.Hit]:
+        raise AssertionError("a part was read")
+
+    monkeypatch.setattr(tombstones, "in_parts", refuse)
+
+
+# --- what a list may say ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "url http://host/12",
+        "url http://host/12 # asked by mail",
+        "url http://host/12\t#asked by mail",
+        "url http://host/12#fragment",
+        "url HTTP://HOST:80/12",
+        "URL  http://host./12  ",
+        "\ufeffurl http://host/12\r",
+    ],
+)
+def test_a_url_is_meant_however_it_is_written(tmp_path: Path, line: str) -> None:
+    images = make_images(tmp_path)
+    added = tombstones.add(images.storage, parse_list(f"{line}\n", "list.txt"))
+    assert added.rows == {url(12): [12]}
+    assert rows_of(images.storage) == [12]
+
+
+def test_a_url_that_the_source_writes_in_another_way_is_found(tmp_path: Path) -> None:
+    storage = begin_images(tmp_path, files=[("a.parquet", 6)]).storage
+    written = [
+        "HTTP://HOST:80/a",
+        " http://host/b",
+        "http://host./c#x",
+        "http://host/d e",
+        "http://hos\tt/f",
+        "nothing",
+    ]
+    table = image_rows(range(6)).set_column(1, "url", pa.array(written, pa.string()))
+    (work,) = begin_images(tmp_path).pending()
+    write_part(storage, "images", work, table, account_table([Outcome(r, WRITTEN) for r in range(6)]), layout=LAYOUT)
+    names = ["a", "b", "c", "d%20e", "f"]
+    added = tombstones.add(storage, [Takedown("url", f"http://host/{name}") for name in names])
+    assert added.rows == {Takedown("url", f"http://host/{name}"): [row] for row, name in enumerate(names)}
+
+
+@pytest.mark.parametrize(
+    "kind", [pa.large_string(), pa.string_view(), pa.binary(), pa.dictionary(pa.int8(), pa.string())]
+)
+def test_urls_are_found_in_columns_of_every_kind_of_text(kind: pa.DataType) -> None:
+    cells = pa.array(["http://other/1", None, "http://HOST/1", "http://host/2"])
+    cells = cells.dictionary_encode() if pa.types.is_dictionary(kind) else cells.cast(kind)
+    column = pa.chunked_array([cells.slice(0, 1), cells.slice(1)])
+    assert list(lookup.positions(column, {"http://host/1"})) == [(2, "http://host/1")]
+    assert list(lookup.positions(pa.chunked_array([[1, 2]]), {"http://host/1"})) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        (
+            "url host/12",
+            r"list\.txt:3: expected a URL after `url`, got 'host/12' \(no scheme, http or https is needed\); m",
+        ),
+        ("url", r"list\.txt:3: expected a URL after `url`, got '' \(no URL\); mend the line"),
+        ("row 5 6", r"list\.txt:3: expected a whole number after `row`, got '5 6'; mend the line"),
+        ("row ٣", r"list\.txt:3: expected a whole number"),
+        ("sha256 abc", r"list\.txt:3: expected 64 hexadecimal digits after `sha256`, got 'abc'; mend the line"),
+        (
+            "http://host/12",
+            r"list\.txt:3: expected `row NUMBER`, `url URL` or `sha256 HEX`, got 'http://host/12'; mend",
+        ),
+    ],
+)
+def test_an_odd_line_is_refused_with_its_number_and_what_is_wrong(line: str, told: str) -> None:
+    with pytest.raises(UserError, match=told):
+        parse_list(f"# a list\n\n{line}\nrow 1\n", "list.txt")
+
+
+def test_a_row_may_have_a_comment_and_leading_noughts() -> None:
+    assert parse_list("row 007 # wrong picture\n#row 8\n", "list.txt") == [Takedown("row", "7")]
+
+
+# --- whom it reaches -------------------------------------------------------------------------------------------------
+
+
+def test_a_takedown_of_what_a_running_download_has_yet_to_write_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = begin_images(tmp_path)
+    first, *later = output.pending()
+    write_images_part(output.storage, first)
+    wanted = [url(36), Takedown("sha256", f"{29:064x}"), url(4)]
+    added = tombstones.add(output.storage, wanted)
+    assert added.rows == {url(4): [4]}
+    assert added.unmatched == [Takedown("sha256", f"{29:064x}"), url(36)]
+    for work in later:  # by a job that began before the list was there
+        write_images_part(output.storage, work)
+    images = finish(output)
+    latents = make_latents(tmp_path)
+    assert rows_of(latents.storage) == [4, 29, 36]
+    assert row_weights(latents.storage, 0.0, None)(np.array([28, 29, 36])).tolist() == [1.0, 0.0, 0.0]
+
+    assert tombstones.settle(images.storage) == 2
+    forbid_reading_parts(monkeypatch)
+    assert rows_of(latents.storage) == [4, 29, 36]
+    assert tombstones.settle(images.storage) == 0
+
+
+def test_adding_a_list_again_finds_what_has_come_since(tmp_path: Path) -> None:
+    output = begin_images(tmp_path)
+    assert tombstones.add(output.storage, [url(36)]).unmatched == [url(36)]
+    for work in output.pending():
+        write_images_part(output.storage, work)
+    finish(output)
+    added = tombstones.add(output.storage, [url(36)])
+    assert (added.recorded, added.known, added.rows, added.unmatched) == ([], 1, {url(36): [36]}, [])
+
+
+def test_a_list_whose_looking_up_was_cut_short_holds_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images = make_images(tmp_path)
+
+    def die(*_: object) -> Sequence[lookup.Hit]:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(tombstones, "in_parts", die)
+        with pytest.raises(KeyboardInterrupt):
+            tombstones.add(images.storage, [url(12)])
+    assert rows_of(images.storage) == [12]
+
+
+def test_a_source_that_grows_brings_nothing_back(tmp_path: Path) -> None:
+    images = make_images(tmp_path)
+    assert tombstones.add(images.storage, [url(46), url(12)]).rows == {url(12): [12]}
+    write_source(tmp_path / "source", [("c.parquet", 11)], first=42)
+    make_images(tmp_path)
+    assert rows_of(images.storage) == [12, 46]
+
+
+def test_once_looked_up_takedowns_are_loaded_without_reading_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images = make_images(tmp_path)
+    tombstones.add(images.storage, [url(12)])
+    tombstones.add(images.storage, [url(13)])
+    with monkeypatch.context() as patched:
+        forbid_reading_parts(patched)
+        assert rows_of(images.storage) == [12, 13]
+    for file in (tmp_path / "images/_tombstones/looked").iterdir():
+        file.write_bytes(b"damaged")
+    assert rows_of(images.storage) == [12, 13]
+
+
+def test_a_list_that_takes_the_place_of_a_deleted_one_is_looked_up(tmp_path: Path) -> None:
+    images = make_images(tmp_path)
+    tombstones.add(images.storage, [url(12)])
+    (tmp_path / "images/_tombstones/000000.parquet").unlink()
+    assert tombstones.add(images.storage, [url(13)]).rows == {url(13): [13]}
+
+
+def test_a_list_that_is_deleted_holds_no_more(tmp_path: Path) -> None:
+    images = make_images(tmp_path)
+    tombstones.add(images.storage, [url(12)])
+    tombstones.add(images.storage, [url(13)])
+    (tmp_path / "images/_tombstones/000000.parquet").unlink()
+    assert rows_of(images.storage) == [13]
+    assert tombstones.add(images.storage, [url(12)]).rows == {url(12): [12]}
+
+
+def test_a_damaged_list_is_an_error_and_foreign_files_are_none(tmp_path: Path) -> None:
+    images = make_images(tmp_path)
+    tombstones.add(images.storage, [url(12)])
+    images.storage.publish("_tombstones/notes.txt", b"not ours")
+    images.storage.publish("_tombstones/.DS_Store", b"\0\0")
+    assert rows_of(images.storage) == [12]
+    described = describe(images.storage)
+    assert described.complete
+    assert any("notes.txt: no takedown list of sdp" in note for note in described.notes)
+    assert "notes.txt" in summary(described)
+    (tmp_path / "images/_tombstones/000000.parquet").write_bytes(b"PAR1 and no more")
+    with pytest.raises(DatasetError, match=r"000000\.parquet: corrupt takedown list .*add its takedowns again"):
+        tombstones.load(images.storage)
+    described = describe(images.storage)
+    assert described.counts.input == 42
+    assert any("corrupt takedown list" in problem for problem in described.problems)
+
+
+def test_a_list_of_the_first_form_with_its_rows_in_it_is_understood(tmp_path: Path) -> None:
+    images = make_images(tmp_path)
+    entries = [("url", "HTTP://host/12#x", 12), ("row", "4", 4), ("url", "http://host/99", None)]
+    sink = pa.BufferOutputStream()
+    columns = [list(column) for column in zip(*entries, strict=True)]
+    pq.write_table(pa.table(columns, schema=tombstones.SCHEMA), sink)
+    images.storage.publish("_tombstones/000000.parquet", sink.getvalue())
+    held = tombstones.load(images.storage)
+    assert list(held.rows) == [4, 12]
+    assert held.urls == {"http://host/12", "http://host/99"}
+
+
+def test_takedowns_are_counted_once_each(tmp_path: Path) -> None:
+    images = make_images(tmp_path)
+    latents = make_latents(tmp_path)
+    tombstones.add(images.storage, [url(12), Takedown("row", "4"), Takedown("row", "99999")])
+    tombstones.add(latents.storage, [Takedown("row", "4")])
+    described = describe(latents.storage)
+    assert described.tombstones == 3
+    assert "3 takedowns hold" in summary(described)
+
+
+def test_an_address_beyond_the_dataset_is_told_as_not_there(tmp_path: Path) -> None:
+    added = tombstones.add(make_images(tmp_path).storage, [Takedown("row", "99999"), Takedown("row", "41")])
+    assert added.rows == {Takedown("row", "41"): [41]}
+    assert added.unmatched == [Takedown("row", "99999")]
+
+
+def test_what_is_taken_down_is_not_shown_as_a_sample(tmp_path: Path) -> None:
+    images = make_images(tmp_path)
+    tombstones.add(images.storage, [Takedown("row", "0"), url(2)])
+    assert [sample["row"] for sample in describe(images.storage).samples] == [1, 4, 6]
+
+
+# --- the command -----------------------------------------------------------------------------------------------------
+
+
+def test_the_command_says_how_much_was_recorded_and_what_it_means(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    images = make_images(tmp_path).storage.uri
+    told = tmp_path / "list.txt"
+    told.write_text("url http://HOST/12 # asked by mail\nrow 4\nrow 99999\n")
+    assert main(["audit", images, "--takedown", str(told)]) == 0
+    said = capsys.readouterr().err
+    assert "3 takedowns recorded\n" in said
+    assert "they mean 2 addresses here" in said
+    assert "not in this dataset, and left out if it comes: row 99999" in said
+    assert main(["audit", images, "--takedown", str(told), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {
+        "recorded": 0, "known": 3, "rows": [4, 12], "unmatched": [{"kind": "row", "value": "99999"}],
+    }  # fmt: skip
+    told.write_text("# nothing yet\n")
+    assert main(["audit", images, "--takedown", str(told)]) == 2
+    assert "names nothing" in capsys.readouterr().err
+
+
+def test_an_empty_url_is_refused_as_what_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["audit", make_images(tmp_path).storage.uri, "--url", ""]) == 2
+    assert capsys.readouterr().err.startswith("sdp: audit: --url: expected a URL after `url`, got '' (no URL)")
+
+
+# --- audit -----------------------------------------------------------------------------------------------------------
+
+
+def tell_url_column(storage: Storage) -> None:
+    head: dict[str, Any] = json.loads(storage.read("_dataset.json"))
+    head["identity"]["source.url_column"] = "URL"
+    storage.publish("_dataset.json", json.dumps(head).encode())
+
+
+def test_audit_by_url_takes_any_form_and_knows_what_failed_and_what_was_filtered(tmp_path: Path) -> None:
+    images = make_images(tmp_path).storage
+    tell_url_column(images)
+    found = {}
+    for row in (12, 10, 5):  # written, failed, filtered
+        (trace,) = audit([images.uri], value=Takedown("url", f"HTTP://HOST:80/{row}#x"))
+        found[trace.row] = (trace.datasets[0]["outcome"], trace.datasets[0]["reason"])
+        assert trace.notes == []
+    assert found == {12: (WRITTEN, None), 10: (FAILED, "http_status"), 5: (FILTERED, "min_size")}
+
+
+def test_audit_without_the_source_says_that_it_was_not_searched(tmp_path: Path) -> None:
+    images = make_images(tmp_path).storage
+    tell_url_column(images)
+    (tmp_path / "source").rename(tmp_path / "away")
+    (trace,) = audit([images.uri], value=Takedown("url", "http://host/12"))
+    assert (trace.row, len(trace.notes)) == (12, 1)
+    assert "only what was written is searched" in audit_summary(trace)
+    with pytest.raises(
+        DatasetError, match=r"no image with url http://host/10 in(.|\n)*only what was written is searched"
+    ):
+        audit([images.uri], value=Takedown("url", "http://host/10"))
+
+
+def test_audit_by_hash_knows_content_that_was_refused(tmp_path: Path) -> None:
+    digest = "ab" * 32
+    output = begin_images(tmp_path)
+    for work in output.pending():
+
+        def fate(row: int) -> Outcome:
+            return Outcome(row, FILTERED, "blocked_content", digest) if row == 8 else Outcome(row, WRITTEN)
+
+        write_images_part(output.storage, work, fate)
+    finish(output)
+    (trace,) = audit([output.storage.uri], value=Takedown("sha256", digest.upper()))
+    assert (trace.row, trace.datasets[0]["reason"]) == (8, "blocked_content")
+
+
+def test_audit_says_of_a_url_that_it_is_taken_down_whatever_became_of_its_row(tmp_path: Path) -> None:
+    images = make_images(tmp_path).storage
+    tell_url_column(images)
+    tombstones.add(images, [url(10)])
+    (trace,) = audit([images.uri], value=url(10))
+    assert trace.taken_down
+    assert trace.datasets[0]["outcome"] == FAILED
+
+
+def test_a_stray_part_has_no_say_in_an_audit(tmp_path: Path) -> None:
+    images = make_images(tmp_path).storage
+    part = tmp_path / "images/parts/000000001.parquet"
+    part.with_name("000000001.a001.parquet").write_bytes(part.read_bytes())
+    (trace,) = audit([images.uri], row=12)
+    assert trace.datasets[0]["outcome"] == WRITTEN
