@@ -133,13 +133,24 @@ def write_model(folder: Path, seed: int = 0) -> Path:
     return folder
 
 
-def trouble(room: int) -> None:
-    """Give a worker process (this runs in it as it starts) an encoder of little memory, to which white is NaN."""
+def trouble(room: int, faults: str) -> None:
+    """Give a worker process (this runs in it as it starts) an encoder of little memory, to which white is NaN.
+
+    For each of the files `start` and `device` in `faults` it takes one away and fails, as it starts or at work: with
+    words that are none of ours.
+    """
     import torch
 
     from sdp.process import work
 
     load_encoder = work.load_encoder
+
+    def fail(when: str, error: Exception) -> None:
+        try:
+            (Path(faults) / when).unlink()
+        except FileNotFoundError:
+            return
+        raise error
 
     class Troubled(torch.nn.Module):
         def __init__(self, inside: Any) -> None:
@@ -147,6 +158,7 @@ def trouble(room: int) -> None:
             self.inside = inside
 
         def forward(self, pixels: torch.Tensor) -> torch.Tensor:
+            fail("device", RuntimeError("CUDA error: an illegal memory access was encountered"))
             if len(pixels) > room:
                 raise torch.OutOfMemoryError(f"no room for {len(pixels)}")
             moments: torch.Tensor = self.inside(pixels)
@@ -154,6 +166,7 @@ def trouble(room: int) -> None:
             return moments
 
     def troubled(orders: Any, device: str | None = None) -> Any:
+        fail("start", torch.OutOfMemoryError("CUDA out of memory"))
         encoder = load_encoder(orders, device)
         encoder._moments = Troubled(encoder._moments)
         return encoder

@@ -2,6 +2,7 @@
 
 import json
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -52,14 +53,16 @@ def size(told: dict[str, Any]) -> None:
 
 
 class Sleeper:
-    """Stands for an encoder on an accelerator: takes its time, and no CPU."""
+    """Stands for an encoder on an accelerator: takes its time, one chunk after another, and no CPU."""
 
     def __init__(self, rate: float, side: int) -> None:
         self.rate, self.side = rate, side
         self.batch_limits = {side: 64}
+        self._queue = threading.Lock()  # a second call may come meanwhile, as to a real one
 
     def __call__(self, chunk: Chunk) -> Encoded:
-        time.sleep(len(chunk) / self.rate)
+        with self._queue:
+            time.sleep(len(chunk) / self.rate)
         where = np.arange(len(chunk))
         latents = np.zeros((len(chunk), 4, self.side // 8, self.side // 8), np.float16)
         return Encoded(chunk, {self.side: [Group(where, latents)]}, None, np.ones(len(chunk), np.bool_), [])

@@ -1,6 +1,6 @@
 """Process: transform, pipeline, bytes and encoder against the reference's shape, written from its text.
 
-    python -m scripts.bench.process [--images 600] [--only transform,pipeline,bytes,encoder]
+    python -m scripts.bench.process [--images 600] [--only transform,pipeline,bytes,encoder] [--px 64,256]
 
 Everything is measured on this machine in one run; what counts are the ratios.
 """
@@ -35,14 +35,16 @@ RUNS = {
     256: (("fp32", "token_ids"), ("bf16", "token_ids")),
 }
 """Pixels -> (precision, text) of ours; theirs is always fp32 with embeddings."""
-FEW = 120
-"""Images of a short run."""
+FEW = 800
+"""Images of a short run: enough that all workers take part in it, and so have started."""
+MANY = 2400
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--images", type=int, default=600, help="different JPEGs")
     parser.add_argument("--only", default=",".join(PARTS), help="which of " + ", ".join(PARTS))
+    parser.add_argument("--px", default=",".join(map(str, RUNS)), help="sides of the pipeline's pictures")
     given = parser.parse_args(arguments)
     wanted = given.only.split(",")
     with tempfile.TemporaryDirectory(prefix="sdp-bench-") as name:
@@ -53,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if "transform" in wanted:
             transform(photos[:120])
         if "pipeline" in wanted:
-            pipeline(folder, photos)
+            pipeline(folder, photos, [int(side) for side in given.px.split(",")])
         if "bytes" in wanted:
             stored_bytes(folder, photos[:200])
         if "encoder" in wanted:
@@ -137,7 +139,7 @@ def _psnr(a: NDArray[np.uint8], b: NDArray[np.uint8]) -> float:
 # --- pipeline --------------------------------------------------------------------------------------------------------
 
 
-def pipeline(folder: Path, photos: list[bytes]) -> None:
+def pipeline(folder: Path, photos: list[bytes], sides: Sequence[int]) -> None:
     """Whole runs on a local Ray, from a Parquet of images to a Parquet of latents.
 
     What an image costs is the difference of a long run and a short one, which are alike in how long they take to start.
@@ -145,16 +147,15 @@ def pipeline(folder: Path, photos: list[bytes]) -> None:
     """
     print("pipeline on a local Ray, tiny models")
     print("  px   ours in                theirs        ours    ratio     CPU ms an image: theirs    ours  ratio")
-    for side, ways in RUNS.items():
-        many = photos * (5 if side == 64 else 4)
-        short, long = write_source(folder / f"short-{side}", photos[:FEW]), write_source(folder / f"long-{side}", many)
+    for side in sides:
+        ways = RUNS[side]
+        many = (photos * -(-MANY // len(photos)))[:MANY]
+        short, long = write_source(folder / f"short-{side}", many[:FEW]), write_source(folder / f"long-{side}", many)
         theirs: dict[str, object] = {"who": "theirs", "side": side}
         tellings = [theirs, *({"who": "ours", "side": side, "dtype": d, "text": t} for d, t in ways)]
-        little = [_cost(folder, {**told, "source": str(short)}) for told in tellings]
-        much = [_cost(folder, {**told, "source": str(long)}) for told in tellings]
-        more = len(many) - FEW
-        seconds = [(b.seconds - a.seconds) / more for a, b in zip(little, much, strict=True)]
-        cpu = [1e3 * (b.cpu_s - a.cpu_s) / more for a, b in zip(little, much, strict=True)]
+        costs = [[_cost(folder, {**told, "source": str(source)}) for source in (short, long)] for told in tellings]
+        seconds = [(much.seconds - little.seconds) / (MANY - FEW) for little, much in costs]
+        cpu = [1e3 * (much.cpu_s - little.cpu_s) / (MANY - FEW) for little, much in costs]
         for number, (dtype, text) in enumerate(ways, 1):
             what = f"{dtype}{', embeddings' if text != 'token_ids' else ''}"
             print(

@@ -37,6 +37,11 @@ class ProcessSource(SourceConfig):
     image_column: Name = key("image", "The column that holds the encoded images.", shapes_output=True)
     caption_column: Name = key("caption", "The column that holds the captions.", shapes_output=True)
 
+    def contradictions(self) -> Iterable[Problem]:
+        yield from super().contradictions()
+        if self.caption_column == self.image_column:
+            yield Problem("caption_column", "another column than image_column", repr(self.caption_column), "name it")
+
 
 class ProcessOutput(OutputConfig):
     rows_per_file: Positive | None = key(
@@ -65,7 +70,7 @@ class TransformConfig(Section):
         "or nearly all of it, in the nearest of nine shapes of about the square's area.",
         shapes_output=True,
     )
-    crops: Positive = key(1, "Random crops of each image; each becomes a row of its own.", shapes_output=True)
+    crops: Positive = key(1, "Random crops of each image; each becomes a row of its own.", shapes_output=True, le=1000)
     max_upscale: float = key(
         2.0, "Images that would have to be enlarged more than this fail as too small.", shapes_output=True, ge=1
     )
@@ -117,6 +122,10 @@ class EncodeConfig(Section):
     start_timeout_s: float = key(
         900.0, "How long to wait for the first encoder's place on a cluster that is growing.", gt=0, le=LONGEST_S
     )
+
+    def contradictions(self) -> Iterable[Problem]:
+        if self.gpus_per_worker > 1 and self.gpus_per_worker != int(self.gpus_per_worker):
+            yield Problem("gpus_per_worker", "a whole number above 1", f"{self.gpus_per_worker:g}", "round it")
 
     def batch_sizes(self, resolutions: Sequence[int]) -> dict[int, int]:
         """The batch size of each resolution."""

@@ -87,6 +87,12 @@ def steps(folder: Path) -> list[Step]:
         "ema": {"decay": 0.99},
         "precision": "fp32",
         "checkpoint": {"every_steps": STEPS // 4},
+        "samples": {
+            "every_steps": STEPS // 4,
+            "prompts": [prompt for prompt, _ in PROMPTS[:5]],
+            "steps": 10,
+            "guidance_scale": 2.0,
+        },
         "scaling": {"num_workers": trainers},
     }
     online = {
@@ -97,6 +103,8 @@ def steps(folder: Path) -> list[Step]:
         "data": {"mode": "online", "resolution": SIDE, "batch_size": BATCH},
         "max_steps": ONLINE_STEPS,
         "checkpoint": {"every_steps": ONLINE_STEPS},
+        "samples": {},
+        "log": {"every_steps": ONLINE_STEPS // 4},
         "encode": {"num_workers": 1},
         "scaling": {"num_workers": 1},
     }

@@ -57,6 +57,8 @@ class Figures:
     """Fetched."""
     stored_bytes: int = 0
     requests: int = 0
+    workers: int = 0
+    """How many there were in all."""
     seconds: Histogram = field(default_factory=lambda: Histogram(SECONDS))
     sizes: Histogram = field(default_factory=lambda: Histogram(BYTES))
     hosts: dict[str, Host] = field(default_factory=dict)

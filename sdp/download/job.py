@@ -31,7 +31,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from sdp import cluster, telemetry
 from sdp.config import DownloadConfig, identity
 from sdp.console import Progress, say
-from sdp.datasets import manifest, repeated, tombstones
+from sdp.datasets import manifest, repeated, runs, tombstones
 from sdp.datasets.manifest import Dataset, open_dataset
 from sdp.datasets.output import Head, Output, open_output, peek_output
 from sdp.datasets.parts import PartInfo
@@ -106,7 +106,7 @@ def run(config: DownloadConfig, *, dry_run: bool = False, only_failed: bool = Fa
             output = order_retry(output, open_dataset(storage, KIND))
         rules = _with_takedowns(rules, storage, options)
         pending = output.pending()
-        rows = _rows_to_do(output, pending)
+        rows, noted = _rows_to_do(output, pending), runs.begin("download")
         infos, figures = _Download(config, output, rules, lease).work_off(pending, rows) if pending else ([], Figures())
         dataset = manifest.finish(
             output,
@@ -115,6 +115,9 @@ def run(config: DownloadConfig, *, dry_run: bool = False, only_failed: bool = Fa
             input={"uri": config.source.uri},
             find_repeated=partial(_find_repeated, storage) if config.dedup.content else None,
         )
+        work = {"fetches": {"under way": figures.seconds.total}}
+        moved, workers = {"fetched": figures.bytes}, {"workers": figures.workers}
+        runs.keep(storage, noted.ended(infos, moved=moved, work=work, workers=workers))
         if late := tombstones.settle(storage):
             written = "row has" if late == 1 else "rows have"
             say(f"download: {late:,} written {written} been taken down in the meantime: left out from now on")
@@ -252,6 +255,7 @@ class _Download:
                         raise made
                     infos.append(made)
             figures: Figures = ray.get(hub.total.remote())
+            figures.workers = shape.workers
             report.emit(emit, figures, total)
         except RayError as error:
             raise _in_our_words(error) from error

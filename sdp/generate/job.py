@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 from sdp import telemetry
 from sdp.config import GenerateConfig, identity
 from sdp.console import Progress, say, table
-from sdp.datasets import manifest
+from sdp.datasets import manifest, runs, tombstones
 from sdp.datasets.manifest import Dataset
 from sdp.datasets.output import HEAD, Head, Output, open_output, peek_output, read_head
 from sdp.datasets.parts import PartInfo, iter_rows
 from sdp.generate.layout import KIND, SHEET
-from sdp.generate.prompts import FOLDER, Prompt, freeze, frozen_prompts, read_prompts
+from sdp.generate.prompts import FOLDER, Prompt, freeze, frozen_prompts, read_prompts, taken_down
 from sdp.generate.report import Figures, closing, emit, forecast, progress_line
 from sdp.generate.source import Drawer, choose
 from sdp.lease import Lease
@@ -46,18 +46,20 @@ class Summary:
 def run(config: GenerateConfig, *, dry_run: bool = False) -> Summary:
     """Draw what is not drawn yet."""
     storage = open_storage(config.output.uri, config.storage.options())
-    prompts = read_prompts(config)
+    prompts, withheld = read_prompts(config), taken_down(config)
     begun = read_head(storage).identity.get("checkpoint") if storage.exists(HEAD) else None
     drawer = choose(config, begun)
     head = Head(KIND, config.output.rows_per_file, False, _identity(config, drawer))
     planned = freeze(peek_output(storage, head), prompts, config, publish=False)
     if dry_run:
-        say(table(forecast(config, planned, drawer, len(prompts))))
+        say(table(forecast(config, planned, drawer, len(prompts), len(withheld))))
         return Summary(None, Figures())
     _crew(config).require_reachable()
     with Lease.acquire(storage, "sdp generate") as lease:
         output = freeze(open_output(storage, head), prompts, config)
-        infos, figures = _Run(config, output, prompts, drawer, lease).work_off()
+        noted = runs.begin("generate")
+        before = output.done()
+        infos, figures = _Run(config, output, _Told(prompts, withheld), drawer, lease).work_off()
         lease.check()
         dataset = manifest.finish(
             output,
@@ -69,7 +71,9 @@ def run(config: GenerateConfig, *, dry_run: bool = False) -> Summary:
             },
             input={"uri": config.source.uri or storage.uri_of(FOLDER.rstrip("/"))},
         )
-        sheet = _write_sheet(dataset, prompts, config)
+        _leave_out(output, before, withheld, config.images_per_prompt)
+        runs.keep(storage, noted.ended(infos, workers={"generators": _crew(config).most}))
+        sheet = _write_sheet(dataset, _Told(prompts, withheld), config)
     say(table(closing(dataset, figures, sheet, config.output.image_files)))
     return Summary(dataset, figures, sheet)
 
@@ -84,13 +88,28 @@ def _identity(config: GenerateConfig, drawer: Drawer) -> dict[str, Any]:
     }
 
 
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """What to draw."""
+
+    prompts: Sequence[Prompt]
+    taken_down: frozenset[int]
+    """The numbers of those for which nothing is drawn any more."""
+
+
+def _leave_out(output: Output, before: set[tuple[int, int]], taken_down: frozenset[int], per_prompt: int) -> None:
+    """Take down what was drawn before its prompt's image was: whoever reads the pictures then leaves it out."""
+    units = [work.unit for work in output.index.works() if (work.unit.number, work.attempt) in before]
+    rows = [row for unit in units for row in range(unit.start, unit.stop) if row // per_prompt in taken_down]
+    if rows:
+        tombstones.add(output.storage, [tombstones.Takedown("row", str(row)) for row in rows])
+
+
 class _Run:
     """One run over the pending works."""
 
-    def __init__(
-        self, config: GenerateConfig, output: Output, prompts: Sequence[Prompt], drawer: Drawer, lease: Lease
-    ) -> None:
-        self._config, self._output, self._prompts = config, output, prompts
+    def __init__(self, config: GenerateConfig, output: Output, told: _Told, drawer: Drawer, lease: Lease) -> None:
+        self._config, self._output, self._told = config, output, told
         self._drawer, self._lease = drawer, lease
         self._figures = Figures()
         self._began = time.monotonic()
@@ -104,8 +123,8 @@ class _Run:
         say(f"generate: {len(pending)} of {works} parts to make, with {self._drawer.uri}")
         from sdp.generate.worker import Worker, tasks_of  # brings torch
 
-        known = [*self._prompts, *self._held_back()]
-        tasks = tasks_of(pending, known, self._config.images_per_prompt)
+        known = [*self._told.prompts, *self._held_back()]
+        tasks = tasks_of(pending, known, self._config.images_per_prompt, self._told.taken_down)
         self._figures.total = sum(len(work.unit) for work in pending)
         crew = _crew(self._config)
         crew.join()
@@ -120,7 +139,7 @@ class _Run:
 
     def _held_back(self) -> list[Prompt]:
         """Prompts that a lower limit leaves out, and that have addresses from before."""
-        return frozen_prompts(self._output.storage, self._output.index)[len(self._prompts) :]
+        return frozen_prompts(self._output.storage, self._output.index)[len(self._told.prompts) :]
 
     def _orders(self) -> "Orders":
         from sdp.generate.sample import Sampling
@@ -157,21 +176,26 @@ def _crew(config: GenerateConfig) -> Crew:
     return Crew("generators", least, most, scaling.accelerator, scaling.start_timeout_s, config.output.uri)
 
 
-def _write_sheet(dataset: Dataset, prompts: Sequence[Prompt], config: GenerateConfig) -> str | None:
+def _write_sheet(dataset: Dataset, told: _Told, config: GenerateConfig) -> str | None:
     """The first prompts' pictures on one sheet, written anew by every run."""
-    per_prompt, shown = config.images_per_prompt, min(config.output.sheet_prompts, len(prompts))
+    per_prompt, shown = config.images_per_prompt, min(config.output.sheet_prompts, len(told.prompts))
     if not shown:
         return None
     from sdp.generate.sheet import Strip, contact_sheet
 
-    wanted = {p * per_prompt + k for p in range(shown) for k in range(min(per_prompt, _STRIP))}
+    seen = [p for p in range(shown) if p not in told.taken_down]
+    wanted = {p * per_prompt + k for p in seen for k in range(min(per_prompt, _STRIP))}
     pictures = _pictures(dataset, wanted)
     strips = [
-        Strip(prompt or "(no caption)", [pictures.get(p * per_prompt + k) for k in range(min(per_prompt, _STRIP))])
-        for p, prompt in enumerate(prompts[:shown])
+        Strip(_caption(told, p), [pictures.get(p * per_prompt + k) for k in range(min(per_prompt, _STRIP))])
+        for p in range(shown)
     ]
     dataset.storage.publish(SHEET, contact_sheet(strips, side=max(128, min(256, config.resolution))))
     return dataset.storage.uri_of(SHEET)
+
+
+def _caption(told: _Told, number: int) -> str:
+    return "(taken down)" if number in told.taken_down else told.prompts[number] or "(no caption)"
 
 
 def _pictures(dataset: Dataset, wanted: set[int]) -> dict[int, bytes]:

@@ -5,19 +5,22 @@ More prompts may follow later at the end; one that has changed is refused.
 """
 
 import hashlib
+import re
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pyroaring import BitMap64
 
 from sdp.config.generate import GenerateConfig, PromptSource
 from sdp.datasets import index as index_files
+from sdp.datasets import tombstones
 from sdp.datasets.index import Index, Version, files_table
-from sdp.datasets.output import Output
+from sdp.datasets.output import HEAD, Output
 from sdp.datasets.units import Extent
 from sdp.errors import DatasetError, UserError
-from sdp.storage import SourceFile, Storage, StorageOptions, list_source, open_source
+from sdp.storage import SourceFile, Storage, StorageOptions, list_source, open_source, open_storage
 
 FOLDER = "_prompts/"
 
@@ -25,6 +28,10 @@ Prompt = str | None
 """None where a caption is missing or blank: it has its addresses, and none of them a picture."""
 
 _MAGIC = b"PAR1"
+_ELSEWHERE = ("https://", "http://", "hf://")
+_LINE_END = re.compile(r"\r\n|\n|\r")
+_PART = re.compile(r"/parts/[^/]*\.parquet$")
+"""A part of a dataset: what lies before it is the dataset."""
 _SHOWN = 60
 
 
@@ -38,6 +45,43 @@ def read_prompts(config: GenerateConfig) -> list[Prompt]:
     if not any(prompts):
         raise UserError(f"source.uri: {uri}: no prompt in it; write one a line, or Parquet with a caption column")
     return prompts
+
+
+def taken_down(config: GenerateConfig) -> frozenset[int]:
+    """Of prompts that are captions out of a dataset of sdp the numbers of those whose image is taken down by now.
+
+    They keep their addresses, or all others would move; no picture is drawn for them.
+    """
+    uri, options = config.source.uri, config.storage.options()
+    if uri is None or uri.startswith(_ELSEWHERE):
+        return frozenset()
+    files = list_source(uri, options, suffixes=(".parquet", ".txt"))
+    roots = {file.uri: _PART.sub("", file.uri) for file in files if _PART.search(file.uri)}
+    gone = {root: _gone(open_storage(root, options)) for root in set(roots.values())}
+    if not any(gone.values()):
+        return frozenset()
+    found, number = set[int](), 0
+    for file in files:
+        if (rows := gone.get(roots.get(file.uri, ""))) is not None:
+            addresses = _addresses(file.uri, options)
+            found.update(number + place for place, row in enumerate(addresses) if row in rows)
+            number += len(addresses)
+        else:
+            number += sum(1 for _ in _read_files([file], config.source, options))
+    return frozenset(one for one in found if config.limit is None or one < config.limit)
+
+
+def _gone(root: Storage) -> BitMap64:
+    return tombstones.load(root).rows if root.exists(HEAD) else BitMap64()
+
+
+def _addresses(uri: str, options: StorageOptions) -> list[int]:
+    try:
+        rows: list[int] = pq.ParquetFile(open_source(uri, options)).read(["row"])["row"].to_pylist()
+    except (pa.ArrowException, OSError, KeyError) as error:
+        cause = " ".join(str(error).split())[:120]
+        raise UserError(f"source.uri: {uri}: its addresses cannot be read ({cause}); mend it or remove it") from error
+    return rows
 
 
 def frozen_prompts(storage: Storage, index: Index) -> list[Prompt]:
@@ -94,7 +138,7 @@ def _read_files(files: Sequence[SourceFile], source: PromptSource, options: Stor
 def _text(uri: str, data: bytes) -> Iterator[Prompt]:
     """One prompt a line; blank lines are none."""
     try:
-        lines = data.decode("utf-8-sig").splitlines()
+        lines = _LINE_END.split(data.decode("utf-8-sig"))  # splitlines would end lines where no editor does
     except UnicodeDecodeError as error:
         line = data[: error.start].count(b"\n") + 1
         raise UserError(

@@ -34,14 +34,17 @@ def progress_line(figures: Figures) -> str:
     return line
 
 
-def forecast(config: GenerateConfig, output: Output, drawer: Drawer, prompts: int) -> list[tuple[str, str]]:
+def forecast(
+    config: GenerateConfig, output: Output, drawer: Drawer, prompts: int, taken_down: int = 0
+) -> list[tuple[str, str]]:
     """What a run would do."""
     works, pending = output.index.works(), output.pending()
     sampler, scaling = config.sampler, config.scaling
     guidance = f"guidance {sampler.guidance_scale:g}" if sampler.guidance_scale > 1 else "no guidance"
     weights = ", its moving average" if drawer.ema else ""
+    gone = f" ({taken_down:,} of them taken down, and not drawn)" if taken_down else ""
     return [
-        ("prompts", f"{prompts:,}, {config.images_per_prompt:,} pictures each"),
+        ("prompts", f"{prompts:,}{gone}, {config.images_per_prompt:,} pictures each"),
         ("drawn with", f"{drawer.uri}{weights} (sha256 {drawer.digest[:16]}…)"),
         ("model", f"{drawer.model} (sha256 {(drawer.model.sha256 or '')[:16]}…)"),
         ("sampler", f"{sampler.scheduler}, {sampler.steps} steps, {guidance}, {config.resolution} px"),

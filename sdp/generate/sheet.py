@@ -61,20 +61,21 @@ def _paste(sheet: Image.Image, pen: ImageDraw.ImageDraw, data: bytes | None, at:
 
 def _wrapped(text: str, font: ImageFont.ImageFont | ImageFont.FreeTypeFont, width: int) -> list[str]:
     """The text in as many lines as there is room for, with … where it goes on."""
-    words, lines = " ".join(text.split()).split(" "), list[str]()
+    # What there could be room for at most, and one word more, so that it is seen that it goes on.
+    words, lines = text[: 4 * _LINES * width].split()[: _LINES * width + 1], list[str]()
     while words and len(lines) < _LINES:
         last = len(lines) == _LINES - 1
         line = words.pop(0)
-        while words and font.getlength(f"{line} {words[0]}") <= width:
+        while words and len(words[0]) <= width and font.getlength(f"{line} {words[0]}") <= width:
             line = f"{line} {words.pop(0)}"
         lines.append(_cut(f"{line} …" if last and words else line, font, width))
     return lines
 
 
 def _cut(line: str, font: ImageFont.ImageFont | ImageFont.FreeTypeFont, width: int) -> str:
-    if font.getlength(line) <= width:
+    if len(line) <= width and font.getlength(line) <= width:
         return line
-    line = line.removesuffix(" …")
+    line = line.removesuffix(" …")[:width]  # no letter is narrower than a pixel
     while line and font.getlength(f"{line}…") > width:
         line = line[:-1]
     return f"{line}…"

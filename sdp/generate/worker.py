@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from sdp.datasets.outcomes import FAILED, WRITTEN, Outcome, account_table
+from sdp.datasets.outcomes import FAILED, FILTERED, WRITTEN, Outcome, account_table
 from sdp.datasets.parts import Layout, PartInfo, write_part
 from sdp.datasets.units import Work
 from sdp.generate.layout import KIND, image_name
@@ -59,13 +59,22 @@ class Task:
 
     work: Work
     prompts: tuple[Prompt, ...]
+    taken_down: frozenset[int] = frozenset()
+    """Of its addresses those whose prompt is the caption of an image that is taken down."""
 
 
-def tasks_of(pending: Sequence[Work], prompts: Sequence[Prompt], per_prompt: int) -> list[Task]:
-    """Units with their prompts."""
+def tasks_of(
+    pending: Sequence[Work], prompts: Sequence[Prompt], per_prompt: int, taken_down: frozenset[int] = frozenset()
+) -> list[Task]:
+    """Units with their prompts, of which those of some numbers are taken down."""
+    rows = [(work, range(work.unit.start, work.unit.stop)) for work in pending]
     return [
-        Task(work, tuple(prompts[row // per_prompt] for row in range(work.unit.start, work.unit.stop)))
-        for work in pending
+        Task(
+            work,
+            tuple(prompts[row // per_prompt] for row in some),
+            frozenset(row for row in some if row // per_prompt in taken_down),
+        )
+        for work, some in rows
     ]
 
 
@@ -83,7 +92,9 @@ class Worker:
         outcomes: list[Outcome] = []
         wanted: list[tuple[int, str]] = []
         for row, prompt in zip(range(unit.start, unit.stop), task.prompts, strict=True):
-            if prompt is None:
+            if row in task.taken_down:
+                outcomes.append(Outcome(row, FILTERED, "tombstone", attempts=0))
+            elif prompt is None:
                 outcomes.append(Outcome(row, FAILED, "no_caption", attempts=0))
             else:
                 wanted.append((row, prompt))

@@ -34,4 +34,5 @@ def noise(
 
 
 def _generator(seed: int, epoch: int, row: int, variant: int, purpose: int) -> np.random.Generator:
-    return np.random.Generator(np.random.Philox(counter=[0, epoch, variant, purpose], key=[seed, row]))
+    key = np.array([seed % 2**64, row], np.uint64)  # a list with a number above 2**63 would be rounded, as floats
+    return np.random.Generator(np.random.Philox(counter=[0, epoch, variant, purpose], key=key))

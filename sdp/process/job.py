@@ -9,7 +9,7 @@ and which cannot tell the row that kills its worker: `flow` decides what comes n
 import os
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,7 +29,7 @@ from ray.exceptions import (
 from sdp import cluster, telemetry
 from sdp.config import ProcessConfig, Range
 from sdp.console import Progress, say, table
-from sdp.datasets import manifest
+from sdp.datasets import manifest, runs
 from sdp.datasets.concurrently import ordered_map
 from sdp.datasets.manifest import Dataset
 from sdp.datasets.outcomes import FAILED, Outcome
@@ -45,7 +45,7 @@ from sdp.process.flow import TRIES, Flow, Room, Tuner
 from sdp.process.occupancy import Occupancy
 from sdp.process.prepare import KIND, Prepared, Retry, begin, prepare, retry_of, with_tombstones
 from sdp.process.reading import Piece, Planner, addresses
-from sdp.process.report import emit, forecast, progress_line, summary
+from sdp.process.report import emit, forecast, progress_line, spent, summary
 from sdp.process.table import EMPTY_TEXT, npy_bytes
 from sdp.process.work import Orders, Rows, TransformNote
 
@@ -60,7 +60,13 @@ _LOOK_S = 10.0
 """How often to see what the cluster has."""
 _IDLE_S = 60.0
 """An encoder beyond the least that has had nothing to do for so long is let go."""
+_SYSTEMATIC = 100
+"""Transforms that fail one after another, with none that succeeds between them: then it is not the images."""
+_SLOWEST_S = 900.0
+"""By then one transform has ended, or there is no place for any."""
 _DIED = (WorkerCrashedError, NodeDiedError, OutOfMemoryError)
+_ENCODER_DIED = (RayActorError, *_DIED)
+"""That Ray killed one for the memory that it took is not told as an actor's death."""
 
 _Held = tuple[Piece, "ObjectRef[Chunk]"]
 _TransformNote = tuple[TransformNote, str]
@@ -86,7 +92,7 @@ def run(config: ProcessConfig, *, dry_run: bool = False, only_failed: bool = Fal
     cluster.require_reachable()
     with Lease.acquire(prepared.orders.output, "sdp process") as lease:
         output = begin(prepared, only_failed=only_failed)
-        figures, infos = Figures(), list[PartInfo]()
+        figures, infos, noted = Figures(), list[PartInfo](), runs.begin("process")
         pending = output.pending()
         if pending:
             say(f"process: {len(pending)} of {len(output.index.works())} parts to make")
@@ -99,6 +105,7 @@ def run(config: ProcessConfig, *, dry_run: bool = False, only_failed: bool = Fal
             models={"encoder": f"{config.model.source} sha256:{prepared.digest}"},
             input=prepared.input,
         )
+        runs.keep(output.storage, noted.ended(infos, **spent(figures)))
     say(table(summary(config, dataset, figures)))
     return Summary(dataset, figures)
 
@@ -145,6 +152,7 @@ class _Run:
         cluster.require_accelerator(
             "encode.accelerator", config.encode.accelerator, can_grow="RAY_ADDRESS" in os.environ
         )
+        _require_labels(config.transform.node_labels, can_grow="RAY_ADDRESS" in os.environ)
         self._config, self._prepared, self._output = config, prepared, output
         self._lease, self._figures, self._progress = lease, figures, progress
         self._orders: Orders = with_tombstones(prepared)
@@ -175,8 +183,8 @@ class _Run:
         self._batch_sizes = dict(self._orders.settings.batch_sizes)
         self._recent: deque[tuple[float, int, int]] = deque()
         self._began = self._looked = time.monotonic()
-        self._deaths_in_a_row = 0
-        self._ever_ready = False
+        self._deaths_in_a_row = self._transforms_lost = 0
+        self._ever_ready = self._ever_transformed = False
         self._telemetry, self._emitted = telemetry.begin(config.output.uri), 0.0
 
     def work_off(self) -> list[PartInfo]:
@@ -292,18 +300,24 @@ class _Run:
                 self._start_ended(ref)
         if not self._ever_ready and time.monotonic() - self._began > self._config.encode.start_timeout_s:
             raise self._no_place()
+        if not self._ever_transformed and self._transforming and time.monotonic() - self._began > self._slowest_s:
+            raise self._no_place_for_transforms()
 
     def _transform_ended(self, ref: "ObjectRef[_TransformNote]") -> None:
         piece, chunk = self._transforming.pop(ref)
+        self._ever_transformed = True
         try:
             note, node = ray.get(ref)
-        except _DIED:
-            self._figures.deaths += 1
-            self._give_up(self._flow.transform_died(piece))
+        except _DIED as error:
+            self._transform_died(piece, error, "its worker died each time")
         except RayTaskError as error:
-            self._again_or_raise(piece, error)
-            self._flow.not_transformed(piece)
+            if isinstance(_cause(error), SdpError):
+                self._again_or_raise(piece, error)
+                self._flow.not_transformed(piece)
+            else:
+                self._transform_died(piece, error, _line(error))
         else:
+            self._transforms_lost = 0
             self._impatience.pop(piece, None)
             self._tuner.transformed(note.seconds + note.reading_s)
             self._figures.images_transformed += note.items
@@ -312,17 +326,33 @@ class _Run:
             self._figures.reading_s += note.reading_s
             self._flow.transformed(piece, chunk)
 
+    def _transform_died(self, piece: Piece, error: Exception, detail: str) -> None:
+        """Try it again, or what it is cut into; but when nothing succeeds any more it is not the piece."""
+        self._figures.deaths += 1
+        self._transforms_lost += 1
+        if self._transforms_lost >= max(_SYSTEMATIC, _PATIENCE * self._figures.transforms_most):
+            raise SdpError(
+                f"transform: {self._transforms_lost} failed one after another, the last of {_line(error)}; see whether "
+                "the nodes have the memory and the software that it takes"
+            ) from error
+        self._give_up(self._flow.transform_died(piece), detail)
+
     def _encode_ended(self, ref: "ObjectRef[_EncodeNote]") -> None:
         piece, chunk, rows, encoder = self._encoding[ref]
         try:
             note = ray.get(ref)
-        except RayActorError as error:
+        except _ENCODER_DIED as error:
             self._bury(encoder, error)
             return
         except ObjectLostError:  # the chunk vanished with its node
             self._flow.lost(piece)
         except RayTaskError as error:
-            raise _cause(error) from error
+            cause = _cause(error)
+            if isinstance(cause, SdpError):
+                raise cause from error
+            # After a fault of the device nothing works any more in its process: it dies of that.
+            self._bury(encoder, error, piece)
+            return
         else:
             self._figures.images_encoded += note.items
             self._figures.encoded_on[note.node] += note.items
@@ -337,21 +367,26 @@ class _Run:
         encoder.holds.remove((piece, chunk))
         encoder.empty_since = time.monotonic()
 
-    def _bury(self, encoder: _Encoder, error: Exception) -> None:
-        """Put another one in its place. Of what it held, the oldest was being encoded: only that can have killed it."""
+    def _bury(self, encoder: _Encoder, error: Exception, deadly: Piece | None = None) -> None:
+        """Put another one in its place. Of what it held, the oldest was being encoded: else only that has killed it."""
+        ray.kill(encoder.actor)
         self._encoders.remove(encoder)
         self._figures.deaths += 1
         self._deaths_in_a_row += 1
         if self._deaths_in_a_row > _PATIENCE * self._most + 2 * _PATIENCE:
-            raise SdpError(
+            cause = _cause(error)
+            told = (
                 f"encode: {self._deaths_in_a_row} encoders died one after another without encoding anything, the last "
                 f"of {_line(error)}; see their logs with `ray logs`"
-            ) from error
+            )
+            raise (cause if isinstance(cause, SdpError) else SdpError(told)) from error
         self._encoding = {ref: held for ref, held in self._encoding.items() if held[3] is not encoder}
         self._starting = {ref: other for ref, other in self._starting.items() if other is not encoder}
-        for number, (piece, chunk) in enumerate(encoder.holds):
-            if number == 0:
-                self._give_up(self._flow.encode_died(piece))
+        deadly = encoder.holds[0][0] if encoder.holds and deadly is None else deadly
+        detail = _line(error) if isinstance(error, RayTaskError) else "its worker died each time"
+        for piece, chunk in encoder.holds:
+            if piece == deadly:
+                self._give_up(self._flow.encode_died(piece), detail)
             else:
                 self._flow.not_encoded(piece, chunk)
         self._add_encoder()
@@ -360,11 +395,15 @@ class _Run:
         encoder = self._starting[ref]
         try:
             empty = ray.get(ref)
-        except RayActorError as error:
+        except _ENCODER_DIED as error:
             self._bury(encoder, error)
             return
         except RayTaskError as error:
-            raise _cause(error) from error
+            cause = _cause(error)
+            if isinstance(cause, SdpError) and not isinstance(cause, Unavailable):
+                raise cause from error
+            self._bury(encoder, error)
+            return
         del self._starting[ref]
         encoder.ready = self._ever_ready = True
         encoder.empty_since = time.monotonic()
@@ -397,15 +436,16 @@ class _Run:
         cause = _cause(error)
         times = self._impatience[what] = self._impatience.get(what, 0) + 1
         if times > _PATIENCE or not isinstance(cause, (Unavailable, *_DIED)):
-            raise cause from error
+            step = "write" if isinstance(what, Work) else "transform"
+            told = f"{step}: {_line(error)}, after {times} attempts; see the workers' logs with `ray logs`"
+            raise (cause if isinstance(cause, SdpError) else SdpError(told)) from error
 
-    def _give_up(self, piece: Piece | None) -> None:
+    def _give_up(self, piece: Piece | None, detail: str) -> None:
         if piece is None:
             return
         rows = addresses(piece, self._prepared.options)
         retry = self._retries.get(piece.work)
         rows = rows if retry is None else rows[np.isin(rows, retry.rows)]
-        detail = "its worker died each time"
         outcomes = [Outcome(row, FAILED, "crashed", detail, attempts=TRIES) for row in rows.tolist()]
         self._flow.given_up(piece, ray.put(worker.nothing(self._orders, outcomes)))
 
@@ -422,6 +462,18 @@ class _Run:
         return UserError(
             f"encode.accelerator: no node offered {what} within {encode.start_timeout_s:g} s; the cluster has {there}; "
             "let the cluster grow, ask for another type, or raise encode.start_timeout_s"
+        )
+
+    @property
+    def _slowest_s(self) -> float:
+        return max(_SLOWEST_S, self._config.encode.start_timeout_s)
+
+    def _no_place_for_transforms(self) -> SdpError:
+        labels = self._config.transform.node_labels
+        where = f" with the labels {_told(labels)}" if labels else ""
+        return UserError(
+            f"transform.node_labels: no transform has ended within {self._slowest_s:g} s: no node{where} has a CPU "
+            "free; let the cluster grow, or ask for other nodes"
         )
 
     # --- what a person sees ------------------------------------------------------------------------------------------
@@ -450,7 +502,24 @@ def _cause(error: Exception) -> Exception:
 
 
 def _line(error: Exception) -> str:
-    return " ".join(str(error).split())[:200]
+    cause = getattr(error, "cause", None)  # without which the text of a task's error is a whole stack
+    cause = cause if isinstance(cause, BaseException) else error
+    return f"{type(cause).__name__}: {' '.join(str(cause).split())[:200]}"
+
+
+def _require_labels(labels: Mapping[str, str], *, can_grow: bool) -> None:
+    """Refuse labels that no node has, before transforms wait for it for ever. Ray's operators are left to Ray."""
+    if can_grow or any(value.startswith(("!", "in(")) for value in labels.values()):
+        return
+    nodes = [node.get("Labels", {}) for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]  # Ray's
+    if labels and not any(labels.items() <= node.items() for node in nodes):
+        have = {key: sorted({node[key] for node in nodes if key in node}) for key in labels}
+        there = ", ".join(f"{key} is {' or '.join(values) or 'nowhere'}" for key, values in have.items())
+        raise UserError(f"transform.node_labels: no node has {_told(labels)} ({there}); take those of a node, or {{}}")
+
+
+def _told(labels: Mapping[str, str]) -> str:
+    return "{" + ", ".join(f"{key}: {value}" for key, value in labels.items()) + "}"
 
 
 # --- on the workers ---------------------------------------------------------------------------------------------------

@@ -1,6 +1,5 @@
 """Everything that is settled before anything costly begins: the source, the model, the output, what is left to do."""
 
-import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,7 +17,7 @@ from sdp.datasets.output import HEAD, Head, Output, open_output, peek_output
 from sdp.datasets.source import freeze_source, freeze_upstream, order_retry
 from sdp.datasets.units import Work, part_name
 from sdp.errors import DatasetError, UserError
-from sdp.model import sources
+from sdp.model import shapes, sources
 from sdp.process.reading import Columns, footer_of
 from sdp.process.recipe import TEXT, Recipe, Settings
 from sdp.process.table import Shape, bytes_per_row
@@ -29,6 +28,8 @@ KIND = "latents"
 _PIECE_BYTES, _PIECE_ROWS = 50_000_000, 256
 """The most of a piece: a few encoder batches, small beside a worker's memory, and a second or so of a core's work."""
 _TEXT_BATCH = 64
+_PART_MARK = b"sdp.part"
+"""In the footer of every part of a dataset."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class Prepared:
         """Rows that travel together; by what is to be made alone, so that every run cuts a unit the same way."""
         recipe = self.orders.recipe
         row_bytes = recipe.crops * sum(3 * side * side for side in recipe.resolutions)
-        return max(16, min(_PIECE_ROWS, 1 << (_PIECE_BYTES // row_bytes).bit_length() - 1))
+        return min(_PIECE_ROWS, 1 << max(1, _PIECE_BYTES // row_bytes).bit_length() - 1)
 
     def images_of(self, rows: int) -> int:
         """How many crops so many addresses come to, about: upstream's failures bring none."""
@@ -169,11 +170,19 @@ def _refuse_columns(
     else:
         uris = [file.uri for file in files[:1]]
     for uri in uris:
-        there = footer_of(uri, options).schema.to_arrow_schema()
+        footer = footer_of(uri, options)
+        if upstream is None and _PART_MARK in (footer.metadata or {}):
+            raise DatasetError(
+                f"source.uri: {uri} is a part of a dataset of sdp: name the whole folder, with its _dataset.json, "
+                "or its takedowns and its account would not be heeded"
+            )
+        there = footer.schema.to_arrow_schema()
         for key, fits, wanted in (("image_column", _holds_images, "bytes"), ("caption_column", _holds_text, "text")):
             name = getattr(config.source, key)
             if name not in there.names:
                 raise DatasetError(f"source.{key}: no column {name} in {uri}; it has {', '.join(there.names)}")
+            if there.names.count(name) > 1:
+                raise DatasetError(f"source.{key}: {uri} has {there.names.count(name)} columns {name}; write it anew")
             kind = there.field(name).type
             if not fits(kind):
                 raise DatasetError(f"source.{key}: expected a column of {wanted}, but {name} in {uri} is of {kind}")
@@ -223,16 +232,12 @@ def _settings(config: ProcessConfig) -> Settings:
 
 
 def _shape(config: ProcessConfig, model: sources.LocalModel) -> Shape:
-    vae = json.loads((model.path / "vae" / "config.json").read_bytes())
-    width = None
-    if config.encode.text == "text_embedding":
-        width = int(json.loads((model.path / "text_encoder" / "config.json").read_bytes())["hidden_size"])
     return Shape(
         resolutions=tuple(config.resolutions),
-        latent_channels=int(vae["latent_channels"]),
-        scaling_factor=float(vae["scaling_factor"]),
+        latent_channels=shapes.latent_channels(model.path),
+        scaling_factor=shapes.scaling_factor(model.path),
         content=config.encode.latents,
-        text_width=width,
+        text_width=shapes.text_width(model.path) if config.encode.text == "text_embedding" else None,
         several=config.transform.crops > 1,
         buckets=config.transform.crop == "buckets",
     )

@@ -1,6 +1,7 @@
 """What a person sees of a run: before, during and after it."""
 
 from collections.abc import Sequence
+from typing import TypedDict
 
 from sdp.config import ProcessConfig
 from sdp.console import duration, size
@@ -58,6 +59,26 @@ def emit(telemetry: Telemetry, figures: Figures) -> None:
     telemetry.show("sdp_process_encoders", figures.encoders)
     telemetry.show("sdp_process_transforms", figures.transforms)
     telemetry.show("sdp_process_ready", figures.ready)
+
+
+class Spent(TypedDict):
+    """What the record of a run is told besides its parts."""
+
+    work: dict[str, dict[str, float]]
+    workers: dict[str, int]
+    replaced: int
+
+
+def spent(figures: Figures) -> Spent:
+    """Where a run's time went, and who worked."""
+    return {
+        "work": {
+            "encoders": {"at work": figures.busy_s, "waiting for input": figures.idle_s},
+            "transforms": {"reading": figures.reading_s, "transforming": figures.transform_s},
+        },
+        "workers": {"encoders": figures.encoders_most, "transforms": figures.transforms_most},
+        "replaced": figures.deaths,
+    }
 
 
 def summary(config: ProcessConfig, dataset: Dataset, figures: Figures) -> list[tuple[str, str]]:

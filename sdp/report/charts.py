@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 
-_WIDTH, _HEIGHT = 1000, 260
+_WIDTH, _HALF, _HEIGHT = 1000, 480, 260
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 12, 12, 30
 _COLOURS = "abcdef"
 _MOST_POINTS = 600
@@ -21,13 +21,15 @@ class Line:
     faint: bool = False
 
 
-def lines(curves: Sequence[Line], *, x_name: str, zero: bool = False, log: bool = False) -> str:
-    """Curves over a common axis. `zero` begins at nought, `log` takes the logarithm upwards."""
+def lines(curves: Sequence[Line], *, x_name: str, zero: bool = False, log: bool = False, half: bool = False) -> str:
+    """Curves over a common axis. `zero` begins at nought, `log` takes the logarithm upwards, `half` is for a drawing of
+    half the page's width."""
+    width = _HALF if half else _WIDTH
     points = [(a, b) for c in curves for a, b in zip(c.x, c.y, strict=True) if b is not None and math.isfinite(b)]
     if log:
         points = [(a, b) for a, b in points if b > 0]
     if not points:
-        return _svg(40, '<text x="0" y="24">nothing to draw yet</text>')
+        return _svg(width, 40, '<text x="0" y="24">nothing to draw yet</text>')
     low_x, high_x = _span([a for a, _ in points])
     heights = [math.log10(b) if log else b for _, b in points]
     low_y, high_y = _span([*heights, 0.0] if zero else heights)
@@ -35,11 +37,12 @@ def lines(curves: Sequence[Line], *, x_name: str, zero: bool = False, log: bool 
     def at(a: float, b: float) -> tuple[float, float]:
         height = math.log10(b) if log else b
         return (
-            _LEFT + (a - low_x) / (high_x - low_x) * (_WIDTH - _LEFT - _RIGHT),
+            _LEFT + (a - low_x) / (high_x - low_x) * (width - _LEFT - _RIGHT),
             _HEIGHT - _BOTTOM - (height - low_y) / (high_y - low_y) * (_HEIGHT - _TOP - _BOTTOM),
         )
 
-    drawn = [_grid(ticks(low_x, high_x), [(10**t if log else t) for t in ticks(low_y, high_y)], at, x_name)]
+    heights = [(10**t if log else t) for t in ticks(low_y, high_y)]
+    drawn = [_grid(ticks(low_x, high_x, 4 if half else 8), heights, at, x_name, width)]
     for number, curve in enumerate(curves):
         colour = f"var(--{_COLOURS[number % len(_COLOURS)]})"
         look = f'fill="none" stroke="{colour}" stroke-width="{1 if curve.faint else 2}"'
@@ -49,33 +52,12 @@ def lines(curves: Sequence[Line], *, x_name: str, zero: bool = False, log: bool 
             drawn.append(f'<polyline points="{path}" {look}/>')
     named = [(c.name, n) for n, c in enumerate(curves) if c.name]
     drawn += [
-        f'<text x="{_WIDTH - _RIGHT - 150 * (len(named) - place)}" y="{_TOP + 2}" style="fill:var(--{_COLOURS[n]})">'
+        f'<text x="{width - _RIGHT - 110 * (len(named) - place)}" y="{_TOP + 2}" style="fill:var(--{_COLOURS[n]})">'
         f"{escape(name)}</text>"
         for place, (name, n) in enumerate(named)
         if len(named) > 1
     ]
-    return _svg(_HEIGHT, "".join(drawn))
-
-
-def shares(parts: Sequence[tuple[str, float, str]]) -> str:
-    """One bar cut into named shares: name, size, what to say of it."""
-    whole = sum(size for _, size, _ in parts) or 1.0
-    left, drawn = 0.0, []
-    for number, (name, size, text) in enumerate(parts):
-        width = size / whole * _WIDTH
-        colour = f"var(--{_COLOURS[number % len(_COLOURS)]})"
-        drawn.append(
-            f'<rect x="{left:.1f}" y="0" width="{max(width - 1, 0.5):.1f}" height="26" fill="{colour}">'
-            f"<title>{escape(name)}: {escape(text)}</title></rect>"
-        )
-        left += width
-    for number, (name, size, text) in enumerate(parts):
-        x, y = 4 + number % 4 * 250, 46 + number // 4 * 18
-        drawn.append(
-            f'<rect x="{x}" y="{y - 9}" width="9" height="9" fill="var(--{_COLOURS[number % len(_COLOURS)]})"/>'
-            f'<text x="{x + 15}" y="{y}">{escape(name)} {size / whole:.1%} ({escape(text)})</text>'
-        )
-    return _svg(56 + (len(parts) - 1) // 4 * 18, "".join(drawn))
+    return _svg(width, _HEIGHT, "".join(drawn))
 
 
 def ticks(low: float, high: float, about: int = 5) -> list[float]:
@@ -88,9 +70,9 @@ def ticks(low: float, high: float, about: int = 5) -> list[float]:
 
 
 def _grid(
-    xs: Sequence[float], ys: Sequence[float], at: Callable[[float, float], tuple[float, float]], x_name: str
+    xs: Sequence[float], ys: Sequence[float], at: Callable[[float, float], tuple[float, float]], x_name: str, width: int
 ) -> str:
-    right, bottom = _WIDTH - _RIGHT, _HEIGHT - _BOTTOM
+    right, bottom = width - _RIGHT, _HEIGHT - _BOTTOM
     out = []
     for y in ys:
         height = at(xs[0] if xs else 0.0, y)[1]
@@ -131,5 +113,5 @@ def _span(values: Sequence[float]) -> tuple[float, float]:
     return low, high
 
 
-def _svg(height: int, inner: str) -> str:
-    return f'<svg viewBox="0 0 {_WIDTH} {height}" role="img">{inner}</svg>'
+def _svg(width: int, height: int, inner: str) -> str:
+    return f'<svg viewBox="0 0 {width} {height}" role="img">{inner}</svg>'

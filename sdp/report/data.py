@@ -3,7 +3,7 @@
 import json
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -11,19 +11,20 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyroaring import BitMap64
 
-from sdp.console import size
-from sdp.datasets import tombstones
+from sdp.console import duration, size
+from sdp.datasets import runs, tombstones
 from sdp.datasets.inspect import Description, describe, with_problems
 from sdp.datasets.outcomes import FAILURE_REASONS, FILTER_REASONS
 from sdp.datasets.parts import read_account
+from sdp.datasets.runs import JobRun
 from sdp.datasets.units import PARTS, parse_part_name
 from sdp.errors import DatasetError, SdpError
-from sdp.report import charts
-from sdp.report.page import Block, Drawing, Folded, Gallery, Section, Table, Tile
+from sdp.report.page import Bar, Block, Cell, Folded, Gallery, Section, Share, Strips, Table, Tile
 from sdp.storage import Storage
 
 _TITLES = {"images": "Images", "latents": "Latents", "samples": "Pictures drawn"}
 _PARTS_READ = 12
+_RUNS = 20
 _EXAMPLES = 3
 """Of each reason."""
 _EDGE = 256
@@ -36,7 +37,9 @@ def dataset_section(storage: Storage, pictures: int, seed: int = 0) -> Section:
     """What there is to say of a dataset, and up to so many of its pictures."""
     found = describe(storage)
     names = _spread(storage, seed)
-    blocks: list[Block] = [_outcomes(found)]
+    known, notes = runs.read(storage)
+    done = runs.total(known)
+    blocks: list[Block] = [_outcomes(found), *_times(done)]
     if found.counts.reasons:
         blocks.append(_reasons(found))
     if pictures and "image" in found.schema:
@@ -45,8 +48,13 @@ def dataset_section(storage: Storage, pictures: int, seed: int = 0) -> Section:
         found = with_problems(found, damaged)
     if found.counts.reasons:
         blocks.append(_examples(storage, names))
+    if known:
+        blocks.append(_runs(known))
     if found.problems:
         blocks.append(Table("Problems", ("what",), [(problem,) for problem in found.problems[:50]]))
+    notes += _unrecorded(found, done)
+    if notes:
+        blocks.append(Table("Notes", ("what",), [(note,) for note in notes[:50]]))
     if found.config:
         blocks.append(Folded("Configuration", json.dumps(found.config, indent=1)))
     return Section(
@@ -54,8 +62,9 @@ def dataset_section(storage: Storage, pictures: int, seed: int = 0) -> Section:
         found.uri,
         _verdict(found),
         found.complete,
-        _figures(found),
+        _figures(found, done),
         blocks,
+        _glance(found, done),
     )
 
 
@@ -75,25 +84,88 @@ def _verdict(found: Description) -> str:
     return words + (f", {' and '.join(lost)}." if lost else ".")
 
 
-def _figures(found: Description) -> list[tuple[str, str]]:
+def _figures(found: Description, done: JobRun | None) -> list[tuple[str, str]]:
     counts = found.counts
     figures = [("rows", f"{counts.input:,}"), ("written", f"{counts.written:,}")]
+    if done is not None and done.seconds:
+        figures += [("took", duration(done.seconds)), ("rows/s", _rate(done.counts.input / done.seconds))]
+        figures += [(f"{what}/s", size(count / done.seconds)) for what, count in done.moved.items() if count]
+        figures += [(who, f"{count:,}") for who, count in done.workers.items() if count]
+        if done.replaced:
+            figures.append(("workers replaced", f"{done.replaced:,}"))
     if counts.written:
         figures.append(("bytes a row", f"{found.bytes / counts.written:,.0f}"))
     return [*figures, ("in all", size(found.bytes)), ("parts", f"{found.parts:,}")]
 
 
+def _glance(found: Description, done: JobRun | None) -> str:
+    words = f"{found.counts.written:,} of {found.counts.input:,} rows"
+    if done is None or not done.seconds:
+        return f"{words} · {size(found.bytes)}"
+    return f"{words} · {_rate(done.counts.input / done.seconds)} rows/s · {duration(done.seconds)}"
+
+
+def _rate(count: float) -> str:
+    return f"{count:,.0f}" if count >= 10 else f"{count:.2g}"
+
+
 def _outcomes(found: Description) -> Block:
     counts = found.counts
     parts = (("written", counts.written), ("filtered", counts.filtered), ("failed", counts.failed))
-    return Drawing("What became of the rows", charts.shares([(n, float(c), f"{c:,}") for n, c in parts]))
+    return Bar("What became of the rows", [(name, float(count), f"{count:,}") for name, count in parts], "cbf")
+
+
+def _times(done: JobRun | None) -> list[Block]:
+    """What the time of each kind of worker went into, where there is more than one thing."""
+    return [
+        Bar(
+            f"Where the time of {who} went",
+            [(what, each, duration(each)) for what, each in seconds.items()],
+            half=True,
+        )
+        for who, seconds in (done.work.items() if done is not None else ())
+        if len(seconds) > 1 and sum(seconds.values()) > 0
+    ]
+
+
+def _runs(known: Sequence[JobRun]) -> Block:
+    """The newest of them."""
+    moved = list(dict.fromkeys(what for run in known for what in run.moved))
+    rows: list[tuple[Cell, ...]] = [
+        (
+            run.job,
+            run.began.replace("T", " ").removesuffix("+00:00"),
+            duration(run.seconds),
+            run.counts.input,
+            round(run.counts.input / run.seconds, 2) if run.seconds else "",
+            run.counts.written,
+            run.counts.failed,
+            *(size(run.moved[what]) if what in run.moved else "" for what in moved),
+            ", ".join(
+                f"{count:,} {who if count != 1 else who.removesuffix('s')}" for who, count in run.workers.items()
+            ),
+        )
+        for run in known[-_RUNS:]
+    ]
+    header = ("job", "began (UTC)", "took", "rows", "rows/s", "written", "failed", *moved, "with")
+    title = "Its runs" if len(known) <= _RUNS else f"The last {_RUNS} of its {len(known):,} runs"
+    return Table(title, header, rows)
+
+
+def _unrecorded(found: Description, done: JobRun | None) -> list[str]:
+    """Rows of which no run tells: it was broken off, and what it had written stayed."""
+    left = found.counts.input - (done.counts.input if done is not None else 0)
+    if left <= 0 or done is None:
+        return []
+    return [f"{left:,} of the rows were worked off by runs that were broken off and left no record of their time"]
 
 
 def _reasons(found: Description) -> Block:
     counts = found.counts
     ordered = sorted(counts.reasons.items(), key=lambda item: -item[1])
+    most = max(counts.reasons.values()) / counts.input
     rows = [
-        (reason, count, f"{count / counts.input:.2%}", {**FILTER_REASONS, **FAILURE_REASONS}.get(reason, ""))
+        (reason, count, Share(count / counts.input, most), {**FILTER_REASONS, **FAILURE_REASONS}.get(reason, ""))
         for reason, count in ordered
     ]
     return Table("Why rows were left out", ("reason", "rows", "share", "which means"), rows)
@@ -116,17 +188,27 @@ def _galleries(
     problems: list[str] = []
     named = tuple(found.problems)
     names = [name for name in names if not any(line.startswith(storage.uri_of(name)) for line in named)]
-    rows = list(_sampled(storage, names, pictures, seed, taken, problems))
+    # Those of a prompt lie side by side, so that of pictures drawn what is taken are neighbours.
+    rows = list(_sampled(storage, names, pictures, seed, taken, problems, together=found.kind == "samples"))
     gone = sum(row < found.rows for row in taken)
     left_out = f"; {gone:,} that are taken down are not shown" if gone else ""
     if found.kind != "samples":
         tiles = [Tile(_small(row["image"]), str(row.get("caption", "")), _note(row)) for row in rows]
         return [Gallery(f"{len(tiles)} pictures from all over it{left_out}", tiles)], problems
-    tiles = [
-        Tile(_small(row["image"]), str(row["prompt"]), f"seed {row['seed']}" if "seed" in row else "") for row in rows
-    ]
-    ordered = sorted(tiles, key=lambda tile: tile.caption)
-    return [Gallery(f"Pictures by prompt{left_out}", ordered, wide=True)], problems
+    return [_by_prompt(rows, left_out)], problems
+
+
+def _by_prompt(rows: Sequence[dict[str, Any]], left_out: str) -> Block:
+    """A row of pictures for each prompt; side by side where each has one."""
+    prompts: dict[str, list[Tile]] = {}
+    for row in sorted(rows, key=lambda row: int(row["row"])):
+        prompt = str(row["prompt"])
+        prompts.setdefault(prompt, []).append(
+            Tile(_small(row["image"]), prompt, f"row {row['row']}, seed {row.get('seed', '?')}")
+        )
+    if any(len(tiles) > 1 for tiles in prompts.values()):
+        return Strips(f"Pictures by prompt{left_out}", sorted(prompts.items()))
+    return Gallery(f"Pictures by prompt{left_out}", [tile for _, (tile,) in sorted(prompts.items())], wide=True)
 
 
 def _note(row: dict[str, Any]) -> str:
@@ -135,7 +217,14 @@ def _note(row: dict[str, Any]) -> str:
 
 
 def _sampled(
-    storage: Storage, names: list[str], most: int, seed: int, taken_down: BitMap64, problems: list[str]
+    storage: Storage,
+    names: list[str],
+    most: int,
+    seed: int,
+    taken_down: BitMap64,
+    problems: list[str],
+    *,
+    together: bool,
 ) -> Iterator[dict[str, Any]]:
     """Rows drawn by address, from one row group of each part."""
     draw, taken = random.Random(seed), 0
@@ -154,8 +243,9 @@ def _sampled(
         if "image" not in table.column_names or "row" not in table.column_names:
             continue
         table = table.filter(pa.array([row not in taken_down for row in table["row"].to_pylist()], pa.bool_()))
-        taken += min(wanted, table.num_rows)
-        chosen = sorted(draw.sample(range(table.num_rows), min(wanted, table.num_rows)))
+        count = min(wanted, table.num_rows)
+        taken += count
+        chosen = list(range(count)) if together else sorted(draw.sample(range(table.num_rows), count))
         yield from table.take(pa.array(chosen, pa.int64())).to_pylist()
 
 

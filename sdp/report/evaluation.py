@@ -8,6 +8,7 @@ from sdp.datasets.output import read_json
 from sdp.evaluate.layout import RESULT
 from sdp.report import charts
 from sdp.report.charts import Line
+from sdp.report.damage import understood
 from sdp.report.page import Block, Drawing, Folded, Section, Table
 from sdp.storage import Storage
 
@@ -15,6 +16,11 @@ from sdp.storage import Storage
 def evaluation_section(storage: Storage) -> Section:
     """What there is to say of it."""
     found = read_json(storage, RESULT)
+    with understood(storage.uri_of(RESULT), "evaluate again"):
+        return _section(storage, found)
+
+
+def _section(storage: Storage, found: Mapping[str, Any]) -> Section:
     blocks: list[Block] = []
     if found.get("fid_infinity"):
         blocks.append(_extrapolation(found["fid_infinity"]))
@@ -24,7 +30,9 @@ def evaluation_section(storage: Storage) -> Section:
         blocks.append(Table("To know before comparing", ("note",), [(note,) for note in found["notes"]]))
     blocks.append(Table("Measured with", ("what", "by"), _means(found)))
     blocks.append(Folded("Configuration", json.dumps(found["config"], indent=1)))
-    return Section("Evaluation", storage.uri, _verdict(found), True, _figures(found), blocks)
+    figures = _figures(found)
+    glance = " · ".join(f"{name} {value}" for name, value in figures)
+    return Section("Evaluation", storage.uri, _verdict(found), True, figures, blocks, glance)
 
 
 def _verdict(found: Mapping[str, Any]) -> str:

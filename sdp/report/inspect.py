@@ -20,15 +20,16 @@ from sdp.errors import DatasetError, NotFound, SdpError
 from sdp.lease import FOLDER as LEASES
 from sdp.lease import Record
 from sdp.model.checkpoints import COMPLETE, CONFIG, EMA, MODEL, checkpoint_name, find_checkpoint, read_marker, steps_in
+from sdp.report.damage import understood
+from sdp.report.history import EVENTS, is_event, read_history, read_lines
 from sdp.report.profile import SUMMARY
-from sdp.report.run import EVENTS, METRICS
+from sdp.report.run import PHASES
 from sdp.storage import Storage, StorageOptions
 
 _INDEX = "tensors.json"
 _BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int64": 8, "int32": 4, "uint8": 1, "bool": 1}
 _CHECKPOINT = re.compile(r"/checkpoints/step-\d+$")
 _LATEST = re.compile(r"/checkpoints(/latest)?$")
-_PHASES = ("phase-1", "phase-2")
 _TROUBLE = ("recovered", "gave_up", "bad_step")
 _SHOWN = 10
 
@@ -102,11 +103,13 @@ class Run:
     profile: str | None
     newest: Checkpoint | None
     phases: list["Run"] = field(default_factory=list)
+    damaged: list[str] = field(default_factory=list)
+    """Files of the run with lines that are none."""
 
     @property
     def problems(self) -> list[str]:
         own = self.newest.problems if self.newest is not None else []
-        return [*own, *(problem for phase in self.phases for problem in phase.problems)]
+        return [*self.damaged, *own, *(problem for phase in self.phases for problem in phase.problems)]
 
     def to_json(self) -> dict[str, Any]:
         newest = self.newest.to_json() if self.newest is not None else None
@@ -118,7 +121,7 @@ def describe(storage: Storage, options: StorageOptions | None = None) -> Run | C
     """Describe a run (of one phase or two) or a checkpoint; None of what is neither."""
     if storage.exists(COMPLETE):
         return describe_checkpoint(storage, options)
-    if storage.exists(RUN) or any(storage.child(phase).exists(RUN) for phase in _PHASES):
+    if storage.exists(RUN) or any(storage.child(phase).exists(RUN) for phase in PHASES):
         return describe_run(storage, options)
     if _CHECKPOINT.search(storage.uri) and storage.names():
         raise DatasetError(f"{storage.uri}: no {COMPLETE} in it: it is being written, or was left off; take another")
@@ -129,40 +132,60 @@ def describe(storage: Storage, options: StorageOptions | None = None) -> Run | C
 
 def describe_run(storage: Storage, options: StorageOptions | None = None) -> Run:
     """A run, and its phases if it has them."""
-    phases = [describe_run(one, options) for one in map(storage.child, _PHASES) if one.exists(RUN)]
+    phases = [describe_run(one, options) for one in map(storage.child, PHASES) if one.exists(RUN)]
     if phases:
         # Both are the same job's: what is said of the whole is said of the one that it is in.
         at = phases[-1]
         whole = sum(phase.bytes for phase in phases)
         return Run(storage.uri, at.state, at.step, at.last, [], [], whole, {}, [], {}, None, None, phases)
-    events, metrics = _lines(storage, EVENTS), _lines(storage, METRICS)
+    history = read_history(storage)
+    events, metrics = history.events, history.metrics
     steps = steps_in(storage)
     complete = [step for step, whole in steps.items() if whole]
+    problems = list(history.problems)
     return Run(
         uri=storage.uri,
         state=_state(storage, events),
         step=metrics[-1]["step"] if metrics else None,
         last=metrics[-1] if metrics else {},
-        checkpoints=[_short(storage, step) for step in reversed(complete)],
+        checkpoints=[short for step in reversed(complete) if (short := _short(storage, step, problems)) is not None],
         incomplete=[step for step, whole in steps.items() if not whole],
         bytes=sum(file.size for file in storage.list()),
         history=dict(Counter(event["event"] for event in events)),
         trouble=_trouble(events),
-        bad_rows=_bad_rows(storage),
+        bad_rows=_bad_rows(storage, problems),
         profile=storage.uri_of(SUMMARY) if storage.exists(SUMMARY) else None,
-        newest=describe_checkpoint(storage.child(checkpoint_name(complete[-1])), options) if complete else None,
+        newest=_newest(storage, complete, options, problems),
+        damaged=problems,
     )
+
+
+def _newest(
+    run: Storage, complete: Sequence[int], options: StorageOptions | None, problems: list[str]
+) -> Checkpoint | None:
+    if not complete:
+        return None
+    try:
+        return describe_checkpoint(run.child(checkpoint_name(complete[-1])), options)
+    except DatasetError as error:
+        problems.append(str(error))
+        return None
 
 
 def describe_checkpoint(folder: Storage, options: StorageOptions | None = None) -> Checkpoint:
     """A complete checkpoint."""
+    with understood(folder.uri_of(COMPLETE), "take another checkpoint"):
+        return _described(folder, options)
+
+
+def _described(folder: Storage, options: StorageOptions | None) -> Checkpoint:
     from sdp.storage import open_storage
 
     marker = read_marker(folder)
     state, config = marker["state"], _config(folder)
     run = open_storage(folder.uri.rpartition("/checkpoints/")[0] or folder.uri, options)
     datasets = [*marker.get("datasets", []), *([marker["dataset"]] if "dataset" in marker else [])]
-    events = [event for event in _lines(run, EVENTS) if event["time"] <= marker["created"]]
+    events = [event for event in read_lines(run, EVENTS, is_event)[0] if event["time"] <= marker["created"]]
     sizes, problems = _sizes(folder)
     ledger, trouble = _ledger(folder)
     consumed = {epoch: ledger.consumed(epoch) for epoch in ledger.epochs()} if ledger is not None else {}
@@ -207,21 +230,12 @@ def describe_checkpoint(folder: Storage, options: StorageOptions | None = None) 
 # --- pieces ----------------------------------------------------------------------------------------------------------
 
 
-def _lines(storage: Storage, name: str) -> list[dict[str, Any]]:
-    try:
-        return [json.loads(line) for line in storage.read(name).splitlines()]
-    except NotFound:
-        return []
-    except ValueError as error:
-        raise DatasetError(f"{storage.uri_of(name)}: not a file of JSON lines ({error}); look at it") from error
-
-
 def _state(run: Storage, events: Sequence[Mapping[str, Any]]) -> str:
     last = events[-1] if events else {}
     if last.get("event") == "end":
         return f"ended: {last['reason']}"
     if last.get("event") == "gave_up":
-        return f"given up: {'; '.join(last.get('failures', [])[-1:]) or 'no reason was told'}"
+        return f"given up: {'; '.join(map(str, last.get('failures', [])[-1:])) or 'no reason was told'}"
     return f"not ended; {_lease(run)}"
 
 
@@ -250,31 +264,37 @@ def _told(event: Mapping[str, Any]) -> Iterator[str]:
         case "recovered":
             failures = event.get("failures", [])
             cause = f", after {failures[-1]}" if failures else ""
-            yield f"{event['time']} recovered from step {event['from_step']}{cause}"
+            yield f"{event['time']} recovered from step {event.get('from_step', '?')}{cause}"
         case "gave_up":
-            yield f"{event['time']} gave up: {'; '.join(event.get('failures', [])[-1:])}"
+            yield f"{event['time']} gave up: {'; '.join(map(str, event.get('failures', [])[-1:]))}"
         case "bad_step":
-            yield f"{event['time']} a step was skipped ({event['verdict']}): {event['rows']}"
+            yield f"{event['time']} a step was skipped ({event['verdict']}): {event.get('rows', '?')}"
 
 
-def _bad_rows(run: Storage) -> dict[str, int]:
+def _bad_rows(run: Storage, problems: list[str]) -> dict[str, int]:
     reasons: Counter[str] = Counter()
     for name in run.names("bad_rows/"):
-        reasons.update(line["reason"] for line in _lines(run, name))
+        lines, damaged = read_lines(run, name, _is_bad_row)
+        reasons.update(line["reason"] for line in lines)
+        problems += damaged
     return dict(reasons.most_common())
 
 
-def _short(run: Storage, step: int) -> dict[str, Any]:
-    marker = read_marker(run.child(checkpoint_name(step)))
-    state = marker["state"]
-    return {
-        "step": step,
-        "samples": state["samples"],
-        "epoch": state["epoch"],
-        "loss": state["loss"],
-        "bytes": marker["bytes"],
-        "created": marker["created"],
-    }
+def _is_bad_row(line: Any) -> bool:
+    return isinstance(line, dict) and isinstance(line.get("reason"), str)
+
+
+def _short(run: Storage, step: int, problems: list[str]) -> dict[str, Any] | None:
+    folder = run.child(checkpoint_name(step))
+    try:
+        with understood(folder.uri_of(COMPLETE), "take another checkpoint"):
+            marker = read_marker(folder)
+            state = marker["state"]
+            told = {name: state[name] for name in ("samples", "epoch", "loss")}
+            return {"step": step, **told, "bytes": marker["bytes"], "created": marker["created"]}
+    except DatasetError as error:
+        problems.append(str(error))
+        return None
 
 
 def _config(folder: Storage) -> dict[str, Any]:

@@ -37,6 +37,7 @@ from sdp.train.board import Board, Told
 from sdp.train.callbacks.base import Callback, StepReport
 from sdp.train.callbacks.checkpoints import SaveCheckpoints
 from sdp.train.callbacks.metrics import RecordMetrics
+from sdp.train.callbacks.preemption import SaveBeforePreemption
 from sdp.train.callbacks.profile import Profile
 from sdp.train.callbacks.stragglers import NameSlowest
 from sdp.train.callbacks.telemetry import EmitMetrics
@@ -46,6 +47,7 @@ from sdp.train.callbacks.weights_and_biases import TellWandb, require_wandb
 from sdp.train.checkpoint import read_state
 from sdp.train.data.images import open_images
 from sdp.train.data.sources import open_sources, uris_of
+from sdp.train.network import network_error
 from sdp.train.phases import phases_of, with_budget_left
 from sdp.train.plan import Plan, finished, make_plan, most_workers, progress_line, summary_lines
 from sdp.train.run_folder import RunFolder
@@ -223,6 +225,7 @@ def work(given: dict[str, Any]) -> None:
     try:
         emit = EmitMetrics(telemetry.begin(config.output.uri), recoveries=max(0, told.attempts - 1))
         callbacks = [*_callbacks(config, world, emit, board.push.remote), FollowBoard(board, stop)]
+        callbacks.append(SaveBeforePreemption(lambda: ray.train.get_preemption_info() is not None))
         ask = None
         if (pool := given["pool"]) is not None:
             callbacks.append(online.FollowPool(pool, board.announce.remote))
@@ -232,7 +235,7 @@ def work(given: dict[str, Any]) -> None:
             feed = ray_reader.RayFeed(feeder, world.share(uuid.uuid4().hex), rank, world.size)
         reason = assemble(config, world, ask=ask, feed=feed, callbacks=callbacks, stop=stop).train()
     except Exception as error:
-        fatal = error if isinstance(error, _FATAL) else None
+        fatal = error if isinstance(error, _FATAL) else network_error(error)
         ray.get(board.failed.remote(rank, _line(error), fatal))
         if fatal is not None and world.size == 1:
             return  # nobody waits for this worker, and another start would mend nothing

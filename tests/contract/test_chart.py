@@ -17,7 +17,11 @@ from sdp.hardware import GPUS
 
 CHART = Path(__file__).parents[2] / "charts" / "sdp-cluster"
 MANIFESTS = Path(__file__).parents[2] / "manifests"
-EXAMPLES = sorted(path.stem for path in (CHART / "examples").glob("*.yaml"))
+VALUES = {
+    **{path.stem: path for path in sorted((CHART / "examples").glob("*.yaml"))},
+    "e2e": Path(__file__).parents[1] / "e2e" / "values.yaml",
+}
+EXAMPLES = list(VALUES)
 NEEDS_HELM = pytest.mark.needs("helm")
 
 Manifest = dict[str, Any]
@@ -74,7 +78,7 @@ def refused(tool: Callable[[str], Path]) -> Callable[..., str]:
 
 def _helm(helm: Path, example: str, *settings: str) -> subprocess.CompletedProcess[str]:
     given = [argument for setting in settings for argument in ("--set", setting)]
-    command = [str(helm), "template", "sdp", str(CHART), "-f", str(CHART / "examples" / f"{example}.yaml"), *given]
+    command = [str(helm), "template", "sdp", str(CHART), "-f", str(VALUES[example]), *given]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
@@ -142,6 +146,7 @@ def test_every_pod_is_confined(render: Render, example: str) -> None:
         spec = template["spec"]
         (container,) = spec["containers"]
         assert spec["securityContext"]["runAsNonRoot"] is True, name
+        assert spec["shareProcessNamespace"] is True, "Ray as PID 1 reaps nobody"
         assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
         assert container["securityContext"]["allowPrivilegeEscalation"] is False
         assert container["securityContext"]["readOnlyRootFilesystem"] is True
@@ -163,6 +168,46 @@ def test_each_job_s_configuration_is_one_that_the_job_takes(render: Render, exam
         resolved = draft(re.split(r"[.-]", name)[0], str(tmp_path / name), [])
         assert set(resolved.missing) <= {"source.uri", "prompts", "model.source"}, name
         assert name == "download.yaml" or "source.uri" not in resolved.missing or name == "generate.yaml"
+
+
+@NEEDS_HELM
+def test_a_second_job_of_a_kind_writes_beside_the_first(render: Render) -> None:
+    rendered = render("efa", "jobs.process-512.resolutions={512}", "jobs.evaluate.limit=9")
+    jobs = {name: yaml.safe_load(text) for name, text in one(rendered, "ConfigMap")["data"].items()}
+    assert jobs["process-512.yaml"]["output"]["uri"] == "s3://my-bucket/sd2/latents-512"
+    assert jobs["process-512.yaml"]["source"]["uri"] == "s3://my-bucket/sd2/images"
+    assert jobs["train-online.yaml"]["output"]["uri"] == "s3://my-bucket/sd2/run-online"
+    assert jobs["evaluate.yaml"]["source"]["uri"] == jobs["generate.yaml"]["output"]["uri"]
+
+
+@NEEDS_HELM
+def test_trainers_that_encode_read_images_and_others_latents(render: Render) -> None:
+    rendered = render("efa", "jobs.train-collocated.data.mode=collocated", "jobs.train-2.data.mode=offline")
+    jobs = {
+        name: yaml.safe_load(text)["source"]["uri"]
+        for name, text in one(rendered, "ConfigMap")["data"].items()
+        if name.startswith("train")
+    }
+    assert jobs == {
+        "train.yaml": "s3://my-bucket/sd2/latents",
+        "train-2.yaml": "s3://my-bucket/sd2/latents",
+        "train-online.yaml": "s3://my-bucket/sd2/images",
+        "train-collocated.yaml": "s3://my-bucket/sd2/images",
+    }
+
+
+@NEEDS_HELM
+def test_trainers_wait_for_pods_that_the_autoscaler_brings_and_only_for_those(render: Render) -> None:
+    """A group begins with no pod: without can_grow the very first training would be refused."""
+
+    def can_grow(*settings: str) -> list[bool]:
+        jobs = one(render("minimal", *settings), "ConfigMap")["data"]
+        configs = [yaml.safe_load(jobs[name]) for name in ("train.yaml", "train-online.yaml")]
+        return [config["scaling"].get("can_grow", False) for config in configs]
+
+    assert can_grow() == [True, True]
+    assert can_grow("autoscaling.enabled=false") == [False, False]
+    assert can_grow("jobs.train.scaling.can_grow=false") == [False, True]
 
 
 @NEEDS_HELM
@@ -216,11 +261,24 @@ def test_efa_brings_devices_pages_capability_and_environment_and_only_where_aske
     assert a100["securityContext"]["capabilities"]["add"] == ["IPC_LOCK"]
     environment = {variable["name"]: variable["value"] for variable in a100["env"]}
     assert environment["FI_PROVIDER"] == "efa"
+    assert environment["NCCL_NET"] == "AWS Libfabric", "by this NCCL takes that plugin or ends"
     assert environment["NCCL_SOCKET_IFNAME"] == "eth0"
     for name in ("head", "cpu", "a10g"):
         (container,) = templates[name]["spec"]["containers"]
         assert "add" not in container["securityContext"]["capabilities"]
-        assert not {"FI_PROVIDER", "NCCL_SOCKET_IFNAME"} & {variable["name"] for variable in container["env"]}
+        assert not {"FI_PROVIDER", "NCCL_NET", "NCCL_SOCKET_IFNAME"} & {
+            variable["name"] for variable in container["env"]
+        }
+
+
+@NEEDS_HELM
+def test_trainers_hear_of_their_end_in_time_for_a_checkpoint(render: Render) -> None:
+    templates = pods(one(render("minimal", "groups.a100.terminationGracePeriodSeconds=300"), "RayCluster"))
+    for name, seconds in {"a100": "280", "a10g": "100"}.items():
+        (container,) = templates[name]["spec"]["containers"]
+        environment = {variable["name"]: variable["value"] for variable in container["env"]}
+        assert environment["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"] == seconds
+        assert int(seconds) < templates[name]["spec"]["terminationGracePeriodSeconds"]
 
 
 @NEEDS_HELM
@@ -292,13 +350,55 @@ def test_the_readme_is_made_from_the_values() -> None:
         assert name in documented or inner <= documented, name
 
 
+@NEEDS_HELM
 @pytest.mark.parametrize("path", sorted(MANIFESTS.glob("*.yaml")), ids=lambda path: path.stem)
-def test_a_manifest_runs_its_job_under_the_supervisor_by_the_chart_s_configuration(path: Path) -> None:
+def test_a_manifest_runs_its_job_under_the_supervisor_by_the_chart_s_configuration(path: Path, render: Render) -> None:
     job = yaml.safe_load(path.read_text())
     assert (job["apiVersion"], job["kind"]) == ("ray.io/v1", "RayJob")
     assert len(job["metadata"]["generateName"]) + 5 <= 47
     spec = job["spec"]
-    assert spec["entrypoint"] == f"python -m sdp.supervisor {path.stem} --config /etc/sdp/jobs/{path.stem}.yaml"
+    name = path.stem.removesuffix("-own-cluster")
+    kind = re.split("-", name)[0]
+    assert spec["entrypoint"] == f"python -m sdp.supervisor {kind} --config /etc/sdp/jobs/{name}.yaml"
+    assert job["metadata"]["labels"]["sdp/job"] == kind
     assert spec["submissionMode"] == "HTTPMode"
-    assert "clusterSelector" in spec
-    assert "backoffLimit" not in spec, "KubeRay refuses it together with clusterSelector"
+    asked = [] if name != "evaluate" else ["jobs.evaluate.limit=9"]
+    assert f"{name}.yaml" in one(render("minimal", *asked), "ConfigMap")["data"]
+    assert f"kubectl create -f manifests/{path.name}" in path.read_text()
+
+
+@NEEDS_HELM
+def test_the_job_with_a_cluster_of_its_own_has_pods_like_the_chart_s(render: Render) -> None:
+    spec = yaml.safe_load((MANIFESTS / "train-own-cluster.yaml").read_text())["spec"]
+    assert "clusterSelector" not in spec
+    assert spec["backoffLimit"] > 0
+    assert spec["shutdownAfterJobFinishes"] is True
+    own = spec["rayClusterSpec"]
+    chart = one(render("minimal"), "RayCluster")["spec"]
+    assert own.keys() <= RAYCLUSTER_FIELDS
+    assert "enableInTreeAutoscaling" not in own, "Kueue takes none"
+    assert own["authOptions"] == chart["authOptions"]
+    assert own["rayVersion"] == chart["rayVersion"]
+    templates = pods({"spec": chart})
+    for name, template in pods({"spec": own}).items():
+        assert list(unknown_fields(template, "V1PodTemplateSpec", name)) == []
+        ours, theirs = template["spec"], templates[name]["spec"]
+        (our_container,), (their_container,) = ours["containers"], theirs["containers"]
+        assert ours["securityContext"] == theirs["securityContext"]
+        assert ours["shareProcessNamespace"] == theirs["shareProcessNamespace"]
+        assert our_container["securityContext"] == their_container["securityContext"]
+        assert our_container["resources"] == their_container["resources"] or name == "head"
+        assert our_container["image"] == their_container["image"]
+        assert our_container["name"] == their_container["name"]
+        assert our_container["volumeMounts"] == their_container["volumeMounts"]
+        drains = {variable["name"] for variable in our_container["env"]} & {"RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"}
+        assert bool(drains) == (name == "a100"), "nobody waits for a head"
+        assert ours["volumes"] == theirs["volumes"]
+        assert ours.get("nodeSelector") == theirs.get("nodeSelector")
+        assert ours.get("tolerations") == theirs.get("tolerations")
+    (group,) = own["workerGroupSpecs"]
+    assert group.keys() <= GROUP_FIELDS
+    assert group["labels"]["ray.io/accelerator-type"] == "A100"
+    assert group["minReplicas"] == group["replicas"] == group["maxReplicas"]
+    train = yaml.safe_load(one(render("minimal"), "ConfigMap")["data"]["train.yaml"])
+    assert group["replicas"] * 8 == train["scaling"]["num_workers"], "neither idle GPUs nor trainers without one"

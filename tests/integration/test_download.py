@@ -10,6 +10,7 @@ import pytest
 import ray
 from PIL import Image
 
+from sdp.datasets import runs
 from sdp.datasets.outcomes import FAILED, FILTERED, WRITTEN
 from sdp.demo import shapes
 from sdp.demo.server import ImageServer
@@ -65,6 +66,9 @@ def test_a_download_writes_what_the_server_has_and_a_rerun_does_nothing(server: 
     assert again is not None
     assert again.dataset.digest == summary.dataset.digest
     assert server.stats.requests == 90
+    (record,), _ = runs.read(summary.dataset.storage)  # the second one did nothing
+    assert (record.job, record.counts) == ("download", summary.dataset.manifest.counts)
+    assert record.moved == {"fetched": summary.figures.bytes, "stored": summary.dataset.manifest.size}
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out" / "parts").iterdir()} == before
 
 

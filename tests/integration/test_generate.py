@@ -9,21 +9,24 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
 from PIL import Image
 
 from sdp.cli import main
+from sdp.datasets import runs, tombstones
 from sdp.datasets.inspect import describe
-from sdp.datasets.manifest import Dataset, open_dataset
-from sdp.datasets.outcomes import FAILED, WRITTEN
-from sdp.datasets.parts import read_account, read_rows
+from sdp.datasets.manifest import Dataset, finish, open_dataset
+from sdp.datasets.outcomes import FAILED, FILTERED, WRITTEN, Outcome, account_table
+from sdp.datasets.parts import read_account, read_rows, write_part
 from sdp.errors import StorageError, UserError
 from sdp.generate import job
 from sdp.generate.sample import image_seed
 from sdp.storage import open_storage
 from tests.generate_kit import generate_config, make_checkpoint, tiny_model
+from tests.kit import LAYOUT, begin_images
 
 ROOT = Path(__file__).resolve().parents[2]
 PROMPTS = ["a red circle", "a blue square", "z"]
@@ -179,14 +182,44 @@ def test_more_prompts_are_drawn_without_drawing_the_others_again(
 
 
 def test_a_row_without_a_caption_is_accounted_for(checkpoint: str, tmp_path: Path) -> None:
-    import pyarrow as pa
-
     pq.write_table(pa.table({"caption": ["a", None, "c"]}), tmp_path / "p.parquet")
     config = generate_config(tmp_path / "out", checkpoint, (), source={"uri": str(tmp_path / "p.parquet")})
     dataset = job.run(config).dataset
     assert dataset is not None
     assert outcomes(dataset) == {0: (WRITTEN, None), 1: (FAILED, "no_caption"), 2: (WRITTEN, None)}
     assert sorted(rows(dataset)) == [0, 2]
+
+
+def test_no_picture_is_drawn_of_what_is_taken_down_and_one_drawn_before_is_left_out(
+    checkpoint: str, tmp_path: Path
+) -> None:
+    dataset = make_captioned_images(tmp_path)
+    tombstones.add(dataset.storage, [tombstones.Takedown("row", "1")])
+    how = {"source": {"uri": dataset.storage.uri}, "images_per_prompt": 2, "output": {"rows_per_file": 2}}
+    first = job.run(generate_config(tmp_path / "out", checkpoint, (), **how)).dataset
+    assert first is not None
+    drawn, left = (WRITTEN, None), (FILTERED, "tombstone")
+    assert outcomes(first) == {0: drawn, 1: drawn, 2: left, 3: left, 4: drawn, 5: drawn}
+    (record,), _ = runs.read(first.storage)
+    assert (record.job, record.counts.input, record.counts.reasons) == ("generate", 6, {"tombstone": 2})
+
+    tombstones.add(dataset.storage, [tombstones.Takedown("row", "2")])
+    again = job.run(generate_config(tmp_path / "out", checkpoint, (), **how)).dataset
+    assert again is not None
+    assert outcomes(again) == outcomes(first)
+    assert {4, 5} <= set(tombstones.load(again.storage).rows)
+    assert 0 not in tombstones.load(again.storage).rows
+    assert len(runs.read(first.storage)[0]) == 1, "there was nothing to draw"
+
+
+def make_captioned_images(root: Path) -> Dataset:
+    """Rows 0, 1 and 2 of an images dataset, each with a caption."""
+    output = begin_images(root, files=[("a.parquet", 3)])
+    for work in output.pending():
+        table = pa.table({"row": pa.array(range(3), pa.int64()), "caption": [f"caption {row}" for row in range(3)]})
+        account = account_table([Outcome(row, WRITTEN) for row in range(3)])
+        write_part(output.storage, "images", work, table, account, layout=LAYOUT)
+    return finish(output, input={"uri": str(root / "source")})
 
 
 def test_a_full_disk_is_one_line_and_the_next_run_goes_on(

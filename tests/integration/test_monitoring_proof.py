@@ -13,7 +13,7 @@ from tests.monitoring.ray_names import RAY
 
 pytestmark = [
     pytest.mark.needs("prometheus", "helm", "cc"),
-    pytest.mark.timeout(600),  # a minute or two, and more on a busy machine
+    pytest.mark.timeout(900),  # a minute or two, and more on a busy machine
 ]
 STEP_S = 2.0
 

@@ -13,7 +13,7 @@ import ray
 from pyroaring import BitMap64
 
 from sdp.config import ProcessConfig
-from sdp.datasets import parts, tombstones
+from sdp.datasets import parts, runs, tombstones
 from sdp.datasets.manifest import Dataset, finish, open_dataset
 from sdp.datasets.outcomes import WRITTEN, Outcome, account_table
 from sdp.datasets.output import read_output
@@ -105,6 +105,9 @@ def test_an_images_dataset_becomes_latents_row_by_row(images: Path, model: Path,
     assert table["row"].to_pylist() == [row for row in range(60) if not every_tenth(row)]
     assert table["key"].to_pylist()[:3] == ["k0", "k1", "k2"]
     assert processed.manifest.input == open_dataset(open_storage(str(images))).lineage
+    (record,), _ = runs.read(processed.storage)
+    assert (record.job, record.counts, record.workers["encoders"]) == ("process", counts, 1)
+    assert 0 < record.work["encoders"]["at work"] <= record.seconds
 
     # The same by hand, one row at a time.
     transform = Transform(Recipe((64,), seed=4, crop="random"), load_tokenizer(model))
@@ -335,6 +338,11 @@ def test_an_accelerator_that_no_node_has_is_refused_with_what_there_is(
 ) -> None:
     line = refused(config_of(images, tmp_path / "out", model, "encode.accelerator=A10G"))
     assert line.startswith("encode.accelerator: expected an accelerator type that a node offers, got 'A10G'")
+
+
+def test_labels_that_no_node_has_are_refused_with_what_there_is(tmp_path: Path, images: Path, model: Path) -> None:
+    line = refused(config_of(images, tmp_path / "out", model, "transform.node_labels={ray.io/node-group: cpu}"))
+    assert line.startswith("transform.node_labels: no node has {ray.io/node-group: cpu} (ray.io/node-group is ")
 
 
 def test_an_output_of_another_configuration_or_model_is_refused(

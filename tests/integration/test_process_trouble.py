@@ -23,8 +23,9 @@ ROOM = 3
 
 
 @pytest.fixture(scope="module", autouse=True)
-def cluster() -> Iterator[None]:
-    hook = {"worker_process_setup_hook": lambda: trouble(ROOM)}
+def faults(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder = tmp_path_factory.mktemp("faults")
+    hook = {"worker_process_setup_hook": lambda: trouble(ROOM, str(folder))}
     ray.init(
         "local",
         num_cpus=3,
@@ -33,7 +34,7 @@ def cluster() -> Iterator[None]:
         object_store_memory=300_000_000,
         runtime_env=hook,
     )
-    yield
+    yield folder
     ray.shutdown()
 
 
@@ -93,13 +94,19 @@ def test_every_hostile_row_has_its_reason_and_all_others_are_there(
     assert "split to 2; set encode.batch_size" in capsys.readouterr().err
 
 
-def test_what_was_not_finite_can_be_tried_again(tmp_path: Path, model: Path) -> None:
+def test_what_was_not_finite_can_be_tried_again_and_a_device_that_fails_is_replaced(
+    tmp_path: Path, model: Path, faults: Path
+) -> None:
     folder = tmp_path / "plain"
     folder.mkdir()
     images = [white() if row == 4 else picture(row) for row in range(10)]
     pq.write_table(pa.table({"image": pa.array(images, pa.binary()), "caption": ["c"] * 10}), folder / "a.parquet")
     config = config_of(folder, tmp_path / "out", model, "output.rows_per_file=10")
+    (faults / "start").touch()
+    (faults / "device").touch()
     first = job.run(config)
+    assert first.figures.deaths == 2, "one that did not start, one whose device failed at work"
+    assert first.figures.written == 9, "and no row for that"
     again = job.run(config, only_failed=True)
     assert first.dataset is not None
     assert again.dataset is not None

@@ -18,7 +18,7 @@ from sdp.errors import ConfigError, DatasetError, UserError
 from sdp.evaluate import job as evaluate
 from sdp.generate import job as generate
 from sdp.model.sources import resolve
-from sdp.report.page import Drawing, Gallery
+from sdp.report.page import Drawing, Strips
 from sdp.report.sections import gather
 from sdp.train import job
 from sdp.train.assemble import make_conditioning
@@ -296,12 +296,12 @@ def test_the_job_measures_and_draws_and_its_report_shows_both(root: Path) -> Non
     summary = job.run(how)
     lines = [json.loads(line) for line in (root / "run/metrics.jsonl").read_text().splitlines()]
     assert [line["validation_step"] for line in lines] == [2, 4, 6]
-    (section,) = [section for section in gather([str(root / "run")]) if section.title == "Training"]
+    (section,) = [section for section in gather([str(root / "run")]) if section.title == "Training, offline"]
     titles = [block.title for block in section.blocks if isinstance(block, Drawing)]
     assert "Loss on rows that are not trained on, by timesteps" in titles
-    (gallery,) = [block for block in section.blocks if isinstance(block, Gallery)]
-    assert {tile.caption for tile in gallery.tiles} == set(PROMPTS)
-    assert {"step 3"} <= {tile.note for tile in gallery.tiles}
+    (strips,) = [block for block in section.blocks if isinstance(block, Strips)]
+    assert [prompt for prompt, _ in strips.rows] == list(PROMPTS)
+    assert all("step 3" in {tile.note for tile in tiles} for _, tiles in strips.rows)
     assert summary.checkpoint is not None
     loss_is_measured_as_in_training(root, summary.checkpoint, lines[-1]["validation"])
 

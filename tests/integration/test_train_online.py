@@ -21,8 +21,10 @@ from sdp.train.run_folder import RunFolder
 from tests.process_kit import DEADLY, images_table, make_images, picture
 from tests.training import config
 
+pytestmark = pytest.mark.timeout(900)  # a minute each; many processes start, so that a busy machine takes several
+
 ROWS = 120
-DEADLINE_S = 240
+DEADLINE_S = 600
 BAD, KILLER = 13, 37
 
 

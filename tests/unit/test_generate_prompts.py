@@ -7,10 +7,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from sdp.config import GenerateConfig, parse
+from sdp.datasets import tombstones
+from sdp.datasets.outcomes import WRITTEN, Outcome, account_table
 from sdp.datasets.output import Head, Output, open_output
+from sdp.datasets.parts import Layout, write_part
+from sdp.datasets.tombstones import Takedown
 from sdp.errors import ConfigError, SdpError, UserError
-from sdp.generate.prompts import Prompt, freeze, frozen_prompts, read_prompts
+from sdp.generate.prompts import Prompt, freeze, frozen_prompts, read_prompts, taken_down
 from sdp.storage import open_storage
+from tests.kit import begin_images
 
 
 def config(**more: object) -> GenerateConfig:
@@ -139,3 +144,50 @@ def test_settings_out_of_range_are_refused_in_a_line(more: dict[str, object], li
     with pytest.raises(ConfigError) as refused:
         config(prompts=["a"], **more)
     assert str(refused.value) == line
+
+
+def images_with_captions(root: Path) -> Path:
+    """A dataset in which row n has the caption n, in parts of ten; row 3 has none, and row 12 was not written."""
+    output = begin_images(root, files=[("a.parquet", 25)])
+    for work in output.pending():
+        rows = [row for row in range(work.unit.start, work.unit.stop) if row != 12]
+        account = [Outcome(row, WRITTEN) for row in rows]
+        if work.unit.start == 10:
+            account.append(Outcome(12, "failed", "dns"))
+        captions = [None if row == 3 else f"caption {row}" for row in rows]
+        table = pa.table({"row": pa.array(rows, pa.int64()), "caption": pa.array(captions, pa.string())})
+        write_part(output.storage, "images", work, table, account_table(account), layout=Layout())
+    return root / "images"
+
+
+def test_captions_of_images_that_are_taken_down_keep_their_places_and_are_named(tmp_path: Path) -> None:
+    images = images_with_captions(tmp_path)
+    before = read_prompts(of_file(images))
+    assert taken_down(of_file(images)) == frozenset()
+    takedowns = [Takedown("row", row) for row in ("1", "12", "13", "24")]
+    tombstones.add(open_storage(str(images)), takedowns)
+    assert read_prompts(of_file(images)) == before
+    gone = taken_down(of_file(images))
+    assert {before[number] for number in gone} == {"caption 1", "caption 13", "caption 24"}
+    assert gone == {1, 12, 23}, "row 12 has no caption here, so those after it come one place earlier"
+    assert taken_down(of_file(images, limit=13)) == {1, 12}
+    assert taken_down(of_file(images / "parts" / "000000001.parquet")) == {2}
+    assert taken_down(of_file(images / "parts" / "*1.parquet")) == {2}
+
+
+def test_a_copy_of_captions_elsewhere_has_no_takedowns_and_listed_prompts_have_none(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"caption": ["a", "b"]}), tmp_path / "p.parquet")
+    assert taken_down(of_file(tmp_path / "p.parquet")) == frozenset()
+    assert taken_down(config(prompts=["a"])) == frozenset()
+
+
+def test_takedowns_that_cannot_be_read_are_an_error(tmp_path: Path) -> None:
+    images = images_with_captions(tmp_path)
+    open_storage(str(images)).publish("_tombstones/000000.parquet", b"damaged")
+    with pytest.raises(SdpError, match="corrupt takedown list"):
+        taken_down(of_file(images))
+
+
+def test_only_what_ends_a_line_in_an_editor_ends_a_prompt(tmp_path: Path) -> None:
+    (tmp_path / "p.txt").write_bytes("a\u2028b\x0bc\u0085d\re\r\nf".encode())
+    assert read_prompts(of_file(tmp_path / "p.txt")) == ["a\u2028b\x0bc\u0085d", "e", "f"]

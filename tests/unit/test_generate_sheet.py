@@ -58,3 +58,11 @@ def test_a_sheet_stays_of_a_width_that_can_be_looked_at(prompts: int, each: int)
 def test_the_same_pictures_give_the_same_bytes() -> None:
     strips = [Strip("a", [picture(RED)])]
     assert contact_sheet(strips, side=64) == contact_sheet(strips, side=64)
+
+
+@pytest.mark.parametrize("caption", ["x" * 1_000_000, "日本 " * 300_000, "\u202e\x00\ufffd 🟥", ""])
+def test_a_caption_of_any_length_and_alphabet_is_cut_to_its_place(caption: str) -> None:
+    """In as little time as any other: with work that grew with the square of its length this would not end."""
+    sheet = opened(contact_sheet([Strip(caption, [picture(RED, (128, 128))])], side=128))
+    assert sheet.height < 250
+    assert pixels(sheet, RED) == 128 * 128

@@ -12,7 +12,7 @@ import pytest
 from sdp.datasets.outcomes import WRITTEN, Outcome, account_table
 from sdp.datasets.parts import serialise
 from sdp.datasets.units import Unit, Work
-from sdp.errors import DatasetError, UserError
+from sdp.errors import ConfigError, DatasetError, ModelError, UserError
 from sdp.model import sources
 from sdp.process.prepare import Prepared, prepare
 from sdp.process.recipe import TEXT
@@ -96,8 +96,10 @@ def test_units_are_whole_units_of_the_images_dataset(tmp_path: Path) -> None:
         (["resolutions=[512]"], 32),
         (["resolutions=[256,512]"], 32),
         (["resolutions=[64]"], 256),
-        (["resolutions=[2048]"], 16),
+        (["resolutions=[2048]"], 2),
+        (["resolutions=[4096]"], 1),
         (["resolutions=[256]", "transform.crop=random", "transform.crops=4"], 32),
+        (["resolutions=[512]", "transform.crop=random", "transform.crops=100"], 1),
     ],
 )
 def test_a_piece_is_some_batches_and_no_more_than_50_mb(plain: Path, settings: list[str], rows: int) -> None:
@@ -164,3 +166,66 @@ def test_a_vae_that_says_no_scaling_is_refused(tmp_path: Path, plain: Path) -> N
     config.write_text(json.dumps({**json.loads(config.read_text()), "scaling_factor": 1.0}))
     with pytest.raises(UserError, match=r"^model\.source: .*scaling_factor 1\.0"):
         prepare(config_of(plain, tmp_path / "out", model))
+
+
+# --- models whose configuration is not quite ours -------------------------------------------------------------------
+
+
+def changed_model(folder: Path, part: str, **changes: object) -> Path:
+    """The tiny model with other keys in a part's config.json; None takes a key away."""
+    shutil.copytree(sources.resolve("builtin:tiny").path, folder)
+    file = folder / part / "config.json"
+    told = {**json.loads(file.read_text()), **changes}
+    file.write_text(json.dumps({key: value for key, value in told.items() if value is not None}))
+    return folder
+
+
+def test_a_vae_older_than_the_key_for_its_scaling_is_scaled_as_stable_diffusion_is(tmp_path: Path, plain: Path) -> None:
+    model = changed_model(tmp_path / "model", "vae", scaling_factor=None)
+    assert prepare(config_of(plain, tmp_path / "out", model)).orders.shape.scaling_factor == 0.18215
+
+
+@pytest.mark.parametrize("value", [0, -1, "much", True, [1]])
+def test_a_scaling_that_is_no_number_above_0_is_refused(tmp_path: Path, plain: Path, value: object) -> None:
+    model = changed_model(tmp_path / "model", "vae", scaling_factor=value)
+    with pytest.raises(ModelError, match=r"vae/config.json: scaling_factor: expected a number above 0, got"):
+        prepare(config_of(plain, tmp_path / "out", model))
+
+
+def test_a_text_encoder_older_than_the_key_for_its_width_has_clips_own(tmp_path: Path, plain: Path) -> None:
+    model = changed_model(tmp_path / "model", "text_encoder", hidden_size=None)
+    job = prepare(config_of(plain, tmp_path / "out", model, "encode.text=text_embedding"))
+    assert job.orders.shape.text_width == 512
+
+
+def test_a_column_that_is_there_twice_is_refused(tmp_path: Path) -> None:
+    image, caption = pa.array([picture(0)]), pa.array(["c"])
+    table = pa.Table.from_arrays([image, image, caption], ["image", "image", "caption"])
+    pq.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(DatasetError, match=r"source.image_column: .*a.parquet has 2 columns image; write it anew"):
+        prepared(tmp_path / "a.parquet")
+
+
+@pytest.mark.parametrize("source", ["images/parts", "images/parts/*.parquet", "copy"])
+def test_a_dataset_without_what_it_says_of_itself_is_no_plain_source(tmp_path: Path, source: str) -> None:
+    """Its takedowns would not be heeded, and its rows would get other addresses."""
+    make_images(tmp_path, rows=20, unit_rows=20)
+    shutil.copytree(tmp_path / "images" / "parts", tmp_path / "copy" / "parts")
+    with pytest.raises(DatasetError, match=r"000000000.parquet is a part of a dataset of sdp: name the whole folder"):
+        prepare(config_of(tmp_path / source, tmp_path / "out", "builtin:tiny"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        (["encode.gpus_per_worker=1.5"], "encode.gpus_per_worker: expected a whole number above 1, got 1.5"),
+        (["source.caption_column=image"], "source.caption_column: expected another column than image_column"),
+        (["transform.crop=random", "transform.crops=40000"], "transform.crops: expected a whole number from 1 to 1000"),
+    ],
+)
+def test_settings_that_would_fail_on_the_workers_are_refused_before(
+    tmp_path: Path, settings: list[str], line: str
+) -> None:
+    with pytest.raises(ConfigError) as error:
+        config_of(tmp_path / "in", tmp_path / "out", "builtin:tiny", *settings)
+    assert str(error.value).startswith(line)

@@ -3,24 +3,29 @@
 import io
 import json
 import re
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
 from sdp.cli import main
-from sdp.datasets import tombstones
-from sdp.datasets.manifest import finish
+from sdp.datasets import runs, tombstones
+from sdp.datasets.manifest import finish, part_infos
 from sdp.datasets.outcomes import FAILED, WRITTEN, Outcome, account_table
+from sdp.datasets.output import Head, open_output
 from sdp.datasets.parts import write_part
+from sdp.datasets.source import freeze_source
 from sdp.datasets.tombstones import Takedown
 from sdp.errors import DatasetError, UserError
 from sdp.report import charts, page
 from sdp.report.charts import Line
 from sdp.report.sections import gather
 from sdp.report.write import write_report
-from sdp.storage import open_storage
+from sdp.storage import list_source, open_storage
 from tests.kit import LAYOUT, begin_images, make_images, make_latents
 
 
@@ -241,6 +246,139 @@ def test_a_constant_is_drawn_too() -> None:
 
 
 def test_shares_are_of_the_whole() -> None:
-    svg = charts.shares([("a", 1.0, "one"), ("b", 3.0, "three")])
-    assert "a 25.0% (one)" in svg
-    assert "b 75.0% (three)" in svg
+    bar = page.Bar("Time", [("a", 1.0, "one"), ("b", 3.0, "three"), ("c", 0.0, "none")])
+    text = page.render("t", [page.Section("s", "uri", "good", blocks=[bar])], "now")
+    assert 'style="flex:0.25000;background:var(--a)" title="a 25.0% (one)"' in text
+    assert 'style="flex:0.75000;background:var(--b)" title="b 75.0% (three)"' in text
+    assert text.count('<i style="flex') == 2
+    assert "c 0.0% (none)</li>" in text
+
+
+def test_a_dataset_s_section_tells_how_fast_it_was_made_and_where_the_time_went(tmp_path: Path) -> None:
+    make_images(tmp_path)
+    storage = open_storage(str(tmp_path / "images"))
+    infos = part_infos(storage)
+    work = {"encoders": {"at work": 30.0, "waiting for input": 10.0}, "alone": {"at work": 1.0}}
+    for some, seconds in ((infos[:2], 4.0), (infos[2:4], 6.0)):
+        run = runs.begin("process").ended(some, moved={"fetched": 50_000}, work=work, workers={"encoders": 2})
+        runs.keep(storage, replace(run, seconds=seconds))
+    storage.publish("_runs/000009.json", b"{}")
+    (section,) = gather([storage.uri], pictures=0)
+    figures = dict(section.figures)
+    assert (figures["took"], figures["rows/s"], figures["fetched/s"], figures["encoders"]) == (
+        "10 s",
+        "4",
+        "10.0 kB",
+        "2",
+    )
+    assert section.glance == "33 of 42 rows · 4 rows/s · 10 s"
+    bars = {block.title: block for block in section.blocks if isinstance(block, page.Bar)}
+    assert bars["Where the time of encoders went"].parts == [
+        ("at work", 60.0, "1:00"),
+        ("waiting for input", 20.0, "20 s"),
+    ]
+    assert len(bars) == 2, "of what did but one thing there is nothing to split"
+    tables = {block.title: block for block in section.blocks if isinstance(block, page.Table)}
+    assert [row[3:5] for row in tables["Its runs"].rows] == [(20, 5.0), (20, 3.33)]
+    notes = [str(row[0]) for row in tables["Notes"].rows]
+    assert "_runs/000009.json: a damaged record of a run (format: missing); delete it" in notes[0]
+    assert notes[1].startswith("2 of the rows were worked off by runs that were broken off")
+    assert section.good
+
+
+def test_pictures_of_a_prompt_stand_in_a_row_of_their_own(tmp_path: Path) -> None:
+    storage = open_storage(str(tmp_path / "pictures"))
+    output = open_output(storage, Head("samples", 8, False, {}))
+    (tmp_path / "source").mkdir()
+    pq.write_table(pa.table({"a": range(8)}), tmp_path / "source" / "a.parquet")
+    output = freeze_source(output, list_source(str(tmp_path / "source")), ["a"])
+    for work in output.pending():
+        rows = range(work.unit.start, work.unit.stop)
+        table = pa.table(
+            {
+                "row": pa.array(rows, pa.int64()),
+                "prompt": [f"prompt {row // 4}" for row in rows],
+                "image": pa.array([picture("red")] * len(rows), pa.binary()),
+                "seed": pa.array(rows, pa.int64()),
+            }
+        )
+        account = account_table([Outcome(row, WRITTEN) for row in rows])
+        write_part(output.storage, "samples", work, table, account, layout=LAYOUT)
+    finish(output)
+    (section,) = gather([storage.uri], pictures=8)
+    (strips,) = [block for block in section.blocks if isinstance(block, page.Strips)]
+    assert [(prompt, [tile.note for tile in tiles]) for prompt, tiles in strips.rows] == [
+        ("prompt 0", [f"row {row}, seed {row}" for row in (0, 1, 2, 3)]),
+        ("prompt 1", [f"row {row}, seed {row}" for row in (4, 5, 6, 7)]),
+    ]
+    text = page.render("t", [section], "now")
+    assert text.count("<img ") == 8
+
+
+def test_a_run_too_short_for_a_line_of_metrics_tells_the_step_that_it_ended_at(tmp_path: Path) -> None:
+    run = open_storage(str(tmp_path / "run"))
+    run.publish("_run.json", json.dumps({"identity": {"data.mode": "online"}}).encode())
+    run.publish("metrics.jsonl", b"")
+    event = {"time": "2026-01-01T00:02:00+00:00", "event": "end", "reason": "max_steps: 8 steps", "step": 8}
+    run.publish("events.jsonl", json.dumps(event).encode() + b"\n")
+    (section,) = gather([str(tmp_path / "run")])
+    assert section.title == "Training, online"
+    assert section.verdict == "Ended at step 8: max_steps: 8 steps."
+    assert section.figures == [("step", "8")]
+    assert section.good
+
+
+def test_a_run_of_two_phases_has_a_section_for_each_and_a_checkpoint_means_its_run(tmp_path: Path) -> None:
+    make_run(tmp_path)
+    whole = tmp_path / "whole"
+    for phase in ("phase-1", "phase-2"):
+        shutil.copytree(tmp_path / "run", whole / phase)
+    sections = gather([str(whole), str(whole / "phase-2" / "checkpoints" / "latest")])
+    assert [section.title for section in sections] == ["Training, phase 1", "Training, phase 2"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("metrics.jsonl", b"\xff\xfe{{{\n[]\n3\n{}\n" + b"[" * 100_000 + b"\n"),
+        ("metrics.jsonl", json.dumps({"step": "10", "samples": 1, "epoch": 0, "workers": 1}).encode()),
+        (
+            "metrics.jsonl",
+            b'{"step":1,"samples":1,"epoch":0,"workers":1,"epoch_done":NaN,"samples_per_s":1e999,"seconds":1}',
+        ),
+        ("events.jsonl", b'{"event": "end", "time": "2026"}\n{"event": 3}\n{"time": null}\ntorn of'),
+        ("profile/summary.json", b"{}"),
+        ("profile/summary.json", b"[]"),
+        ("samples/step-000000010/prompts.json", b'["../../x"]'),
+        ("samples/step-000000010/prompts.json", b'{"000.png": 3}'),
+        ("checkpoints/step-000000010/complete.json", b'{"format": 1}'),
+        ("checkpoints/step-000000010/complete.json", b'{"format": 1, "state": {"samples": -1}}'),
+    ],
+)
+def test_a_damaged_file_of_a_run_is_named_and_the_rest_is_shown(tmp_path: Path, name: str, content: bytes) -> None:
+    make_run(tmp_path)
+    run = open_storage(str(tmp_path / "run"))
+    run.publish(name, content)
+    (section,) = gather([run.uri])
+    assert not section.good
+    (problems,) = [block for block in section.blocks if isinstance(block, page.Table) and block.title == "Problems"]
+    assert all(run.uri_of(name) in str(row[0]) or "step-000000010" in str(row[0]) for row in problems.rows)
+    page.render("t", [section], "now")
+
+
+def test_a_damaged_thing_has_a_section_that_says_so_beside_those_that_are_whole(tmp_path: Path) -> None:
+    make_images(tmp_path)
+    (tmp_path / "evaluation").mkdir()
+    (tmp_path / "evaluation" / "evaluation.json").write_text('{"fid": 3, "generated": {}}')
+    sections = gather([str(tmp_path / "evaluation"), str(tmp_path / "images")], pictures=0)
+    assert [section.title for section in sections] == ["Images", "Damaged"]
+    assert "evaluation.json: not what sdp writes there" in sections[1].verdict
+    assert not sections[1].good
+    with pytest.raises(DatasetError, match=r"evaluation\.json: not what sdp writes there .*; evaluate again"):
+        gather([str(tmp_path / "evaluation")])
+
+
+def test_a_caption_as_long_as_a_book_is_cut(tmp_path: Path) -> None:
+    make_pictures(tmp_path, caption="word " * 100_000)
+    write_report([str(tmp_path / "images")], tmp_path / "r.html", pictures=4)
+    assert len((tmp_path / "r.html").read_text()) < 50_000

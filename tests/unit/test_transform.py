@@ -256,6 +256,14 @@ def test_noise_belongs_to_the_row_and_no_two_share_it() -> None:
     assert len({values.tobytes() for values in others}) == len(others)
 
 
+def test_seeds_of_any_size_draw_numbers() -> None:
+    """Hashes are given as seeds, too: the generator itself refuses more than 64 bits."""
+    rows, variants = np.arange(2), np.zeros(2, np.int16)
+    large = draws.noise(2**200 + 5, rows, variants, (4, 8, 8), resolution=64)
+    assert np.isfinite(large).all()
+    assert draws.place(2**64 - 1, 3) != draws.place(2**64 - 2, 3)
+
+
 def test_noise_is_standard_normal_and_stays_what_it_is() -> None:
     drawn = draws.noise(3, np.arange(64), np.zeros(64, np.int16), (4, 8, 8), resolution=64)
     assert abs(drawn.mean()) < 0.02

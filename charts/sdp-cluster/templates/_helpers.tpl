@@ -119,6 +119,8 @@ spec:
     runAsGroup: {{ int $v.runAsUser }}
     fsGroup: {{ int $v.runAsUser }}
     seccompProfile: {type: RuntimeDefault}
+  {{- /* Ray as PID 1 reaps nobody: zombies would pile up, and Ray would wait for them whenever a job is stopped. */}}
+  shareProcessNamespace: true
   terminationGracePeriodSeconds: {{ int $s.terminationGracePeriodSeconds }}
   {{- with $s.priorityClassName }}
   priorityClassName: {{ . }}
@@ -159,6 +161,9 @@ spec:
         limits: {{- include "sdp.resources" $s | nindent 10 }}
       env:
         - {name: HOME, value: /home/ray}
+        {{- if eq .is "worker" }} {{- /* trainers hear of it, and save; the last seconds are for Ray's own end */}}
+        - {name: RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S, value: {{ max 1 (sub (int $s.terminationGracePeriodSeconds) 20) | quote }}}
+        {{- end }}
         {{- with $v.storage.endpoint }}
         - {name: AWS_ENDPOINT_URL, value: {{ . | quote }}}
         {{- end }}
@@ -173,6 +178,7 @@ spec:
         - {name: FI_PROVIDER, value: efa}
         - {name: FI_EFA_USE_DEVICE_RDMA, value: "1"}
         - {name: FI_EFA_FORK_SAFE, value: "1"}
+        - {name: NCCL_NET, value: AWS Libfabric} # NCCL ends with an error where its plugin is not there
         - {name: NCCL_DEBUG, value: WARN}
         {{- end }}
         {{- include "sdp.env" $v.env | nindent 8 }}

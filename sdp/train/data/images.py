@@ -5,7 +5,6 @@ by the trainer, from (seed, epoch, row), as it is with a dataset of moments: so 
 bit in every mode, whoever encodes it.
 """
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -20,6 +19,7 @@ from sdp.datasets.manifest import Dataset
 from sdp.datasets.outcomes import FAILED, Outcome
 from sdp.datasets.units import Unit, Work
 from sdp.errors import DatasetError, ModelError
+from sdp.model import shapes
 from sdp.model.load import TOKENS
 from sdp.model.sources import LocalModel
 from sdp.process import work
@@ -209,15 +209,13 @@ def load_encoder(images: ImagesDataset, device: str | None = None) -> "Encoder":
 def _orders(config: TrainConfig, dataset: Dataset, model: LocalModel) -> Orders:
     transform, encode, side = config.transform, config.encode, config.data.resolution
     batch = encode.batch_size or max(1, min(64, 64 * 256**2 // side**2))
-    vae = json.loads((model.path / "vae" / "config.json").read_bytes())
-    if float(vae["scaling_factor"]) == 1.0:
+    scaling_factor = shapes.scaling_factor(model.path)
+    if scaling_factor == 1.0:
         raise ModelError(
             f"model.source: the VAE of {config.model.source} has scaling_factor 1.0: its latents would not be scaled; "
             "set it in vae/config.json (0.18215 in Stable Diffusion 2)"
         )
-    width = None
-    if encode.text == "text_embedding":
-        width = int(json.loads((model.path / "text_encoder" / "config.json").read_bytes())["hidden_size"])
+    width = shapes.text_width(model.path) if encode.text == "text_embedding" else None
     return Orders(
         model=replace(model.source, sha256=model.digest),
         recipe=Recipe(
@@ -236,7 +234,7 @@ def _orders(config: TrainConfig, dataset: Dataset, model: LocalModel) -> Orders:
             channels_last=encode.channels_last,
             compile=encode.compile,
         ),
-        shape=Shape((side,), int(vae["latent_channels"]), float(vae["scaling_factor"]), "moments", width),
+        shape=Shape((side,), shapes.latent_channels(model.path), scaling_factor, "moments", width),
         columns=Columns(),
         storage=config.storage.options(),
         output=dataset.storage,

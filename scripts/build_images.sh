@@ -1,0 +1,31 @@
+#!/bin/sh
+# Builds the images: scripts/build_images.sh REGISTRY [ray|exporter ...]      (both, if none is named)
+# With docker or else buildah; BASE_IMAGE, EFA_INSTALLER (a version; of ray alone) and TAG may be set in the environment.
+#   BASE_IMAGE=python:3.12-slim-bookworm EFA_INSTALLER=1.43.2 scripts/build_images.sh 111122223333.dkr.ecr.us-east-1.amazonaws.com/sdp ray
+# Prints what was built, as charts take it: REGISTRY/ray:TAG.
+set -eu
+cd "$(dirname "$0")/.."
+
+registry=${1:-}
+case $registry in
+  ''|-*) echo "usage: scripts/build_images.sh REGISTRY [ray|exporter ...]" >&2; exit 2 ;;
+esac
+shift
+[ $# -gt 0 ] || set -- ray exporter
+for image in "$@"; do
+  [ -f "images/$image/Dockerfile" ] || { echo "build_images: there is no images/$image; there are ray and exporter" >&2; exit 2; }
+done
+
+if docker info >/dev/null 2>&1; then builder="docker build" # its daemon answers
+elif command -v buildah >/dev/null 2>&1; then builder="buildah build --format docker"
+else echo "build_images: no docker that answers and no buildah; install or start one" >&2; exit 2
+fi
+tag=${TAG:-$(sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)}
+
+for image in "$@"; do
+  name=${registry%/}/$image:$tag
+  $builder --file "images/$image/Dockerfile" --tag "$name" \
+    ${BASE_IMAGE:+--build-arg "BASE_IMAGE=$BASE_IMAGE"} \
+    ${EFA_INSTALLER:+--build-arg "EFA_INSTALLER=$EFA_INSTALLER"} . >&2
+  echo "$name"
+done

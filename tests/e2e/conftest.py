@@ -1,0 +1,139 @@
+"""One release of charts/sdp-cluster in a namespace of its own, and what its jobs leave behind, for all of tests/e2e.
+
+Datasets are fixtures: a test asks for `latents` and gets them, made by jobs from manifests/ when the first one asks.
+"""
+
+import contextlib
+import secrets
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e import jobs, site
+from tests.e2e.kube import Failed, Kube
+from tests.e2e.settings import Settings, settings
+
+CHART = jobs.ROOT / "charts" / "sdp-cluster"
+VALUES = Path(__file__).parent / "values.yaml"
+READY_S = 300.0
+LAST = "test_uninstall"
+"""The file that takes away what the others look at."""
+PRODUCT = "nvidia.com/gpu.product"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The release goes last; each test has time for a job or two."""
+    items.sort(key=lambda item: LAST in item.path.name)
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.timeout(1500))
+
+
+@pytest.fixture(scope="session")
+def given() -> Settings:
+    return settings()
+
+
+@pytest.fixture(scope="session")
+def kube(given: Settings) -> Iterator[Kube]:
+    """A namespace of its own, with the servers that the jobs need."""
+    kube = Kube(f"sdp-e2e-{secrets.token_hex(3)}")
+    kube.run("create", "namespace", kube.namespace)
+    try:
+        with _gpus(kube, given):
+            site.begin(kube, given)
+            yield kube
+    finally:
+        kube.run("delete", "rayjobs,rayclusters", "--all", "--wait=true", timeout_s=120)
+        kube.run("delete", "namespace", kube.namespace, "--wait=true", timeout_s=180)
+
+
+@contextlib.contextmanager
+def _gpus(kube: Kube, given: Settings) -> Iterator[None]:
+    """Nodes that say they have GPUs, where the cluster has none."""
+    if given.fake_gpus is None:
+        yield
+        return
+    fake_gpus(kube, given)
+    try:
+        yield
+    finally:
+        for node in given.fake_gpus:
+            kube.run("label", "node", node, f"{PRODUCT}-")
+            patch = '[{"op": "remove", "path": "/status/capacity/nvidia.com~1gpu"}]'
+            kube.run("patch", "node", node, "--subresource=status", "--type=json", "-p", patch)
+
+
+def fake_gpus(kube: Kube, given: Settings) -> None:
+    """Have the nodes say so; a kubelet that starts again forgets the count."""
+    assert given.fake_gpus is not None
+    for node, count, product in zip(given.fake_gpus, (1, 8), ("NVIDIA-A10G", "NVIDIA-A100-SXM4-80GB"), strict=True):
+        kube.run("label", "--overwrite", "node", node, f"{PRODUCT}={product}")
+        patch = f'[{{"op": "add", "path": "/status/capacity/nvidia.com~1gpu", "value": "{count}"}}]'
+        kube.run("patch", "node", node, "--subresource=status", "--type=json", "-p", patch)
+
+
+@pytest.fixture(scope="session")
+def helm(tool: Callable[[str], Path], kube: Kube, given: Settings) -> Callable[..., str]:
+    """`helm("upgrade", "--set", "…")` on the release `sdp`, always with the tests' values."""
+    repository, _, tag = given.image.rpartition(":")
+    files = [VALUES, *([given.values_file] if given.values_file else [])]
+    values = [word for file in files for word in ("-f", str(file))]
+    values += ["--set", f"image.repository={repository}", "--set-string", f"image.tag={tag}"]
+
+    def run(verb: str, *words: str) -> str:
+        made = [str(CHART), *values] if verb in ("install", "upgrade") else []
+        command = [str(tool("helm")), verb, "sdp", *made, "-n", kube.namespace, *words]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
+        if done.returncode:
+            raise Failed(f"helm {verb}: {done.stderr.strip()}")
+        return done.stdout
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def notes(helm: Callable[..., str], kube: Kube) -> str:
+    """What `helm install` printed, once the cluster is ready."""
+    printed = helm("install")
+    kube.until(lambda: ready(kube, 2), READY_S, "the cluster is ready with a pod in cpu and in a10g")
+    return printed
+
+
+@pytest.fixture(scope="session")
+def cluster(notes: str, kube: Kube) -> Kube:  # noqa: ARG001 (it is there once these are)
+    """The namespace, in which a cluster is ready."""
+    return kube
+
+
+def ready(kube: Kube, workers: int) -> bool:
+    status = kube.get("raycluster", "sdp").get("status", {})
+    return bool(status.get("state") == "ready" and status.get("readyWorkerReplicas", 0) >= workers)
+
+
+@pytest.fixture(scope="session")
+def images(cluster: Kube) -> str:
+    jobs.run(cluster, "download")
+    return f"{jobs.OUTPUT}/images"
+
+
+@pytest.fixture(scope="session")
+def where() -> dict[str, set[str]]:
+    """The groups that a job's actors ran in, by job; looked up at once, since Ray's memory goes with its head."""
+    return {}
+
+
+@pytest.fixture(scope="session")
+def latents(cluster: Kube, images: str, where: dict[str, set[str]]) -> str:  # noqa: ARG001 (they are made from these)
+    jobs.run(cluster, "process")
+    where["process"] = jobs.groups(cluster, "EncoderActor")
+    return f"{jobs.OUTPUT}/latents"
+
+
+@pytest.fixture(scope="session")
+def trained(cluster: Kube, latents: str, where: dict[str, set[str]]) -> str:  # noqa: ARG001 (it learns from these)
+    jobs.run(cluster, "train")
+    where["train"] = jobs.groups(cluster, "RayTrainWorker")
+    return f"{jobs.OUTPUT}/run"

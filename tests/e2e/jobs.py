@@ -1,0 +1,103 @@
+"""RayJobs: created from manifests/, awaited, and what they left behind."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from tests.e2e.kube import Failed, Kube, Object, environment
+
+ROOT = Path(__file__).resolve().parents[2]
+OUTPUT = "s3://sdp/e2e"
+JOB_S = 300.0
+"""The longest that one of these small jobs may take, the start of its pods included."""
+HEAD = "ray.io/node-type=head,ray.io/cluster=sdp"
+ACTORS = """
+import json
+from ray.util.state import list_actors, list_nodes
+alive = [node for node in list_nodes(limit=1000) if node.state == "ALIVE"]
+groups = {node.node_id: node.labels.get("sdp/group", "head") for node in alive}
+actors = list_actors(limit=1000, detail=True)
+print(json.dumps([[a.class_name, groups.get(a.node_id, "?")] for a in actors if a.node_id]))
+"""
+
+
+def create(kube: Kube, manifest: str) -> str:
+    """As the README says it; returns the RayJob's name."""
+    made = kube.run("create", "-f", str(ROOT / "manifests" / f"{manifest}.yaml"), "-o", "name")
+    return made.strip().partition("/")[2]
+
+
+def succeeded(kube: Kube, name: str, seconds: float = JOB_S) -> Object:
+    """Wait for a job to end well; AssertionError with its log where it does not."""
+
+    def ended() -> Object | None:
+        job = kube.get("rayjob", name)
+        return job if job.get("status", {}).get("jobDeploymentStatus") in ("Complete", "Failed") else None
+
+    try:
+        job = kube.until(ended, seconds, f"the job {name} ends")
+    except AssertionError as error:
+        raise AssertionError(f"{error}\n\n{log(kube, name)}") from None
+    status = job["status"]
+    assert status["jobStatus"] == "SUCCEEDED", f"{status.get('message')}\n{log(kube, name)}\n{kube.report()}"
+    return job
+
+
+def log(kube: Kube, name: str) -> str:
+    """What the job's driver has written."""
+    try:
+        submission = kube.get("rayjob", name)["status"]["jobId"]
+        path = f"/tmp/ray/session_latest/logs/job-driver-{submission}.log"
+        return kube.run("exec", head(kube), "-c", "ray-head", "--", "tail", "-n", "60", path)
+    except (Failed, KeyError) as error:
+        return f"(no log: {error})"
+
+
+def run(kube: Kube, manifest: str, seconds: float = JOB_S) -> str:
+    """Create a job and wait for it to end well; returns its log."""
+    name = create(kube, manifest)
+    succeeded(kube, name, seconds)
+    return log(kube, name)
+
+
+def head(kube: Kube) -> str:
+    """The head's pod: the one that is not on its way out."""
+    running = [pod for pod in kube.find("pods", HEAD) if not pod["metadata"].get("deletionTimestamp")]
+    if len(running) != 1:
+        raise Failed(f"expected one head pod, got {len(running)}")
+    name: str = running[0]["metadata"]["name"]
+    return name
+
+
+def inspect(kube: Kube, uri: str) -> Any:
+    """What `sdp inspect` says of a dataset, of which it reads every byte, or of a run; in a pod that may read it."""
+    is_run = uri.rpartition("/")[2].startswith("run")
+    words = ["sdp", "inspect", "--json", *([] if is_run else ["--verify"]), uri]
+    return json.loads(kube.run("exec", head(kube), "-c", "ray-head", "--", *words))
+
+
+def groups(kube: Kube, actor: str) -> set[str]:
+    """The groups in which actors of a class have run, by Ray's own account; of nodes that are still there."""
+    told = json.loads(kube.python(head(kube), ACTORS, container="ray-head"))
+    return {group for name, group in told if name.endswith(actor)} - {"?"}
+
+
+def sdp(kube: Kube, *words: str, timeout_s: float = 120) -> "subprocess.CompletedProcess[str]":
+    """The command on this machine, as a person would type it."""
+    command = [sys.executable, "-m", "sdp", *words, "--namespace", kube.namespace]
+    environ = {name: value for name, value in environment().items() if not name.startswith(("AWS_", "RAY_"))}
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=timeout_s, env=environ, cwd=os.fspath(ROOT), check=False
+    )
+
+
+def submit(kube: Kube, job: str, *settings: str) -> str:
+    """`sdp submit`, without following; returns the RayJob's name."""
+    sets = [word for setting in settings for word in ("--set", setting)]
+    done = sdp(kube, "submit", job, "--no-follow", *sets)
+    assert done.returncode == 0, done.stderr
+    words = done.stderr.split()
+    return words[words.index("submitted") + 1]

@@ -1,0 +1,93 @@
+"""kubectl in one namespace, and waiting that never goes on for ever and says what it saw."""
+
+import json
+import os
+import shutil
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+Object = dict[str, Any]
+
+
+class Failed(Exception):
+    """A command that did not do what it should."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kube:
+    """One namespace of the cluster that KUBECONFIG leads to."""
+
+    namespace: str
+
+    def run(self, *words: str, given: str | None = None, timeout_s: float = 120) -> str:
+        """What kubectl printed; Failed where it did not succeed."""
+        kubectl = shutil.which("kubectl")
+        assert kubectl, "tests/e2e needs kubectl on PATH"
+        command = [kubectl, "-n", self.namespace, f"--request-timeout={timeout_s:.0f}s", *words]
+        try:
+            done = subprocess.run(
+                command, input=given, capture_output=True, text=True, timeout=timeout_s + 5, check=False
+            )
+        except subprocess.TimeoutExpired as error:
+            raise Failed(f"kubectl {' '.join(words)}: no answer within {timeout_s:.0f} s") from error
+        if done.returncode:
+            raise Failed(f"kubectl {' '.join(words)}: {done.stderr.strip()}")
+        return done.stdout
+
+    def get(self, *words: str) -> Any:
+        return json.loads(self.run("get", *words, "-o", "json"))
+
+    def find(self, kind: str, selector: str = "") -> list[Object]:
+        """All objects of a kind, or those with some labels."""
+        found: list[Object] = self.get(kind, *(["-l", selector] if selector else []))["items"]
+        return found
+
+    def there(self, kind: str, name: str) -> Object | None:
+        found: Object | None = json.loads(self.run("get", kind, name, "--ignore-not-found", "-o", "json") or "null")
+        return found
+
+    def apply(self, objects: Iterable[Object]) -> None:
+        self.run("apply", "-f", "-", given=json.dumps({"apiVersion": "v1", "kind": "List", "items": list(objects)}))
+
+    def python(self, pod: str, program: str, *arguments: str, container: str = "", timeout_s: float = 120) -> str:
+        """What a Python program prints in a pod."""
+        where = ["-c", container] if container else []
+        return self.run("exec", "-i", pod, *where, "--", "python", "-", *arguments, given=program, timeout_s=timeout_s)
+
+    def until(self, condition: Callable[[], T | None], seconds: float, what: str) -> T:
+        """Wait for a condition to give something; at the deadline say what the namespace looked like."""
+        deadline = time.monotonic() + seconds
+        last = ""
+        while time.monotonic() < deadline:
+            try:
+                if found := condition():
+                    return found
+            except Failed as error:
+                last = f"\nlast: {error}"  # an API server may be away for a moment
+            threading.Event().wait(1.0)
+        raise AssertionError(f"not within {seconds:.0f} s: {what}{last}\n{self.report()}")
+
+    def report(self) -> str:
+        """Pods, jobs and events, and the end of the head's log, for whoever has to find out why."""
+        told = []
+        for words in (
+            ("get", "pods", "-o", "wide"),
+            ("get", "rayclusters,rayjobs", "-o", "wide"),
+            ("get", "events", "--sort-by=.lastTimestamp"),
+            ("logs", "-l", "ray.io/node-type=head", "--all-containers", "--tail=15"),
+        ):
+            try:
+                told.append("\n".join(self.run(*words, timeout_s=30).splitlines()[-40:]))
+            except Failed as error:
+                told.append(str(error))
+        return "\n\n".join(told)
+
+
+def environment() -> dict[str, str]:
+    """For commands that are run beside kubectl: one cluster, whatever else is set."""
+    return {**os.environ, "COLUMNS": "200"}

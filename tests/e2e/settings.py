@@ -1,0 +1,59 @@
+"""What a person says of the cluster to test on, by environment variables; docs/e2e.md is their manual."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+IMAGE = "SDP_E2E_IMAGE"
+VALUES = "SDP_E2E_VALUES"
+S3_IMAGE = "SDP_E2E_S3_IMAGE"
+FAKE_GPUS = "SDP_E2E_FAKE_GPUS"
+LOSE_NODE = "SDP_E2E_LOSE_NODE"
+BRING_BACK = "SDP_E2E_BRING_BACK"
+
+
+class SettingsError(Exception):
+    """Something that has to be said is not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """One cluster, as far as it differs from others."""
+
+    image: str
+    """Of every Ray pod; as images/ray/Dockerfile builds it."""
+    values: dict[str, Any]
+    """Further values of the chart, over those of the tests."""
+    values_file: Path | None
+    s3_image: str
+    """With versitygw as its entry point."""
+    fake_gpus: tuple[str, str] | None
+    """Nodes to be given an A10G, and eight A100s, which they do not have."""
+    lose_node: str
+    """A shell command that takes a node away, whose name it gets as $1; empty where there is none."""
+    bring_back: str
+    """The command that brings it back."""
+
+
+def settings(environ: Mapping[str, str] = os.environ) -> Settings:
+    """The settings of this environment."""
+    image = environ.get(IMAGE, "")
+    if ":" not in image.rpartition("/")[2]:
+        raise SettingsError(f"{IMAGE}: expected images/ray, built, with its tag, got {image!r}")
+    file = Path(environ[VALUES]).resolve() if environ.get(VALUES) else None
+    nodes = tuple(name for name in environ.get(FAKE_GPUS, "").split(",") if name)
+    if len(nodes) not in (0, 2):
+        raise SettingsError(f"{FAKE_GPUS}: expected two nodes, NAME,NAME, got {environ[FAKE_GPUS]!r}")
+    return Settings(
+        image=image,
+        values=yaml.safe_load(file.read_text()) if file else {},
+        values_file=file,
+        s3_image=environ.get(S3_IMAGE, "ghcr.io/versity/versitygw:v1.8.0"),
+        fake_gpus=(nodes[0], nodes[1]) if nodes else None,
+        lose_node=environ.get(LOSE_NODE, ""),
+        bring_back=environ.get(BRING_BACK, ""),
+    )

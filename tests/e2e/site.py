@@ -1,0 +1,127 @@
+"""What the jobs need around the cluster: an S3 server, and a web server with pictures, in the same namespace."""
+
+import secrets
+from typing import Any
+
+from tests.e2e.kube import Kube, Object
+from tests.e2e.settings import Settings
+
+IMAGES = 400
+TOOLS = "pictures"
+"""The pod of the web server, which is also where the tests' own programs run."""
+PREPARE = f"""
+import io, os, boto3
+import pyarrow.parquet as pq
+from sdp.demo.shapes import metadata_table
+s3 = boto3.client("s3", endpoint_url=os.environ["AWS_ENDPOINT_URL"])
+if not any(bucket["Name"] == "sdp" for bucket in s3.list_buckets()["Buckets"]):
+    s3.create_bucket(Bucket="sdp")
+file = io.BytesIO()
+pq.write_table(metadata_table({IMAGES}, "http://pictures:8000"), file)
+s3.put_object(Bucket="sdp", Key="metadata/part-0.parquet", Body=file.getvalue())
+"""
+LIST = """
+import os, sys, boto3
+s3 = boto3.client("s3", endpoint_url=os.environ["AWS_ENDPOINT_URL"])
+for page in s3.get_paginator("list_objects_v2").paginate(Bucket="sdp", Prefix=sys.argv[1]):
+    for item in page.get("Contents", ()):
+        print(item["Key"])
+"""
+PLAIN: Object = {
+    "nodeAffinity": {
+        "requiredDuringSchedulingIgnoredDuringExecution": {
+            "nodeSelectorTerms": [{"matchExpressions": [{"key": "nvidia.com/gpu.product", "operator": "DoesNotExist"}]}]
+        }
+    }
+}
+
+
+def begin(kube: Kube, given: Settings) -> None:
+    """Start both servers, make the bucket and put the list of pictures into it."""
+    kube.apply(_objects(given))
+    kube.run("wait", "--for=condition=Ready", "pod/storage", f"pod/{TOOLS}", "--timeout=300s", timeout_s=310)
+
+    def prepared() -> bool:
+        kube.python(TOOLS, PREPARE)
+        return True
+
+    kube.until(prepared, 120, "the S3 server takes a bucket and a file")
+
+
+def keys(kube: Kube, prefix: str) -> list[str]:
+    """The keys in the bucket that begin so."""
+    return kube.python(TOOLS, LIST, prefix).split()
+
+
+def _objects(given: Settings) -> list[Object]:
+    access, secret = f"AK{secrets.token_hex(8)}", secrets.token_hex(20)
+    return [
+        {
+            "apiVersion": "v1",
+            "kind": "Secret",
+            "metadata": {"name": "storage"},
+            "stringData": {"AWS_ACCESS_KEY_ID": access, "AWS_SECRET_ACCESS_KEY": secret},
+        },
+        _service("storage", 7070),
+        _pod(
+            "storage",
+            {
+                "image": given.s3_image,
+                "args": ["--port", ":7070", "posix", "/data"],
+                "env": [
+                    _secret("ROOT_ACCESS_KEY", "AWS_ACCESS_KEY_ID"),
+                    _secret("ROOT_SECRET_KEY", "AWS_SECRET_ACCESS_KEY"),
+                ],
+                "volumeMounts": [{"name": "data", "mountPath": "/data"}],
+            },
+            [{"name": "data", "emptyDir": {}}],
+        ),
+        _service(TOOLS, 8000),
+        _pod(
+            TOOLS,
+            {
+                "image": given.image,
+                "command": ["python", "-m", "sdp.demo.server"],
+                "args": ["--host", "0.0.0.0", "--port", "8000", "--images", str(IMAGES), "--mix", "5:404"],
+                "env": [
+                    {"name": "AWS_ENDPOINT_URL", "value": "http://storage:7070"},
+                    {"name": "AWS_REGION", "value": "us-east-1"},
+                    {"name": "AWS_DEFAULT_REGION", "value": "us-east-1"},
+                    *({"name": name, "value": str(value)} for name, value in given.values.get("env", {}).items()),
+                ],
+                "envFrom": [{"secretRef": {"name": "storage"}}],
+                "volumeMounts": given.values.get("volumeMounts", []),
+                "readinessProbe": {"tcpSocket": {"port": 8000}, "periodSeconds": 2},
+            },
+            given.values.get("volumes", []),
+        ),
+    ]
+
+
+def _secret(name: str, key: str) -> Object:
+    return {"name": name, "valueFrom": {"secretKeyRef": {"name": "storage", "key": key}}}
+
+
+def _service(name: str, port: int) -> Object:
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": name},
+        "spec": {"selector": {"app": name}, "ports": [{"port": port}]},
+    }
+
+
+def _pod(name: str, container: Object, volumes: list[Any]) -> Object:
+    requests = {"requests": {"cpu": "50m", "memory": "128Mi"}}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "labels": {"app": name}},
+        "spec": {
+            "affinity": PLAIN,
+            "terminationGracePeriodSeconds": 2,
+            "enableServiceLinks": False,  # VERSITYGW's own settings begin with names that service links take
+            "containers": [{"name": name, "resources": requests, **container}],
+            "volumes": volumes,
+        },
+    }

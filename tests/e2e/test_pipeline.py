@@ -1,0 +1,94 @@
+"""Helm install, and the pipeline from manifests/: each job ends well, where it should, and its output is whole."""
+
+import json
+
+from tests.e2e import jobs, site
+from tests.e2e.kube import Kube
+
+ASK = """
+import sys, urllib.error, urllib.request
+headers = dict(argument.split("=", 1) for argument in sys.argv[1:])
+request = urllib.request.Request("http://localhost:8265/api/jobs/", headers=headers)
+try:
+    print(urllib.request.urlopen(request, timeout=30).status)
+except urllib.error.HTTPError as error:
+    print(error.code)
+"""
+
+
+def test_the_release_becomes_a_ready_cluster_with_each_group_on_its_nodes(cluster: Kube, notes: str) -> None:
+    assert f"kubectl -n {cluster.namespace} create -f manifests/download.yaml" in notes
+    products = {
+        node["metadata"]["name"]: node["metadata"]["labels"].get("nvidia.com/gpu.product", "")
+        for node in cluster.find("nodes")
+    }
+    where = {
+        pod["metadata"]["labels"]["sdp/group"]: products[pod["spec"]["nodeName"]]
+        for pod in cluster.find("pods", "ray.io/cluster=sdp")
+    }
+    assert (where["head"], where["cpu"], where["a10g"]) == ("", "", "NVIDIA-A10G")
+
+
+def test_who_has_no_token_is_refused(cluster: Kube) -> None:
+    def answer(*headers: str) -> str:
+        return cluster.python(jobs.head(cluster), ASK, *headers, container="ray-head").strip()
+
+    token = cluster.run("get", "secret", "sdp", "-o", "go-template={{.data.auth_token | base64decode}}")
+    assert answer() == "401"
+    assert answer("Authorization=Bearer wrong") in ("401", "403")
+    assert answer(f"Authorization=Bearer {token}") == "200"
+
+
+def test_download_accounts_for_every_row(cluster: Kube, images: str) -> None:
+    told = jobs.inspect(cluster, images)
+    counts = told["counts"]
+    assert (told["complete"], told["problems"], counts["input"]) == (True, [], site.IMAGES)
+    assert counts["written"] + counts["filtered"] + counts["failed"] == site.IMAGES
+    assert counts["reasons"]["http_status"] > 0, "the server has refused some"
+
+
+def test_process_encodes_all_images_in_pods_of_the_a10g_group(
+    cluster: Kube, images: str, latents: str, where: dict[str, set[str]]
+) -> None:
+    told = jobs.inspect(cluster, latents)
+    assert (told["complete"], told["problems"]) == (True, [])
+    assert told["counts"]["input"] == jobs.inspect(cluster, images)["counts"]["written"]
+    assert told["counts"]["written"] > 0.8 * site.IMAGES
+    assert where["process"] == {"a10g"}
+
+
+def test_train_runs_in_a_pod_that_came_for_it_and_accounts_for_epochs(
+    cluster: Kube, trained: str, latents: str, where: dict[str, set[str]]
+) -> None:
+    rows = jobs.inspect(cluster, latents)["counts"]["written"]
+    run = jobs.inspect(cluster, trained)
+    assert (run["step"], run["trouble"]) == (40, [])
+    consumed = list(run["newest"]["consumed"].values())
+    assert consumed[:-1] == [rows] * (len(consumed) - 1), "each epoch but the last, every row once"
+    assert sum(consumed) + run["newest"].get("skipped", 0) <= 40 * 32
+    assert where["train"] == {"a100"}
+
+
+def test_train_online_has_encoders_on_a10g_and_trainers_on_a100(cluster: Kube, images: str) -> None:
+    jobs.run(cluster, "train-online")
+    run = jobs.inspect(cluster, f"{jobs.OUTPUT}/run-online")
+    assert run["step"] == 40
+    rows = jobs.inspect(cluster, images)["counts"]["written"]
+    assert next(iter(run["newest"]["consumed"].values())) in range(int(0.8 * rows), rows + 1)
+    assert jobs.groups(cluster, "RayTrainWorker") == {"a100"}
+    assert jobs.groups(cluster, "EncoderActor") == {"a10g"}
+
+
+def test_generate_draws_what_was_asked_for(cluster: Kube, trained: str) -> None:
+    jobs.run(cluster, "generate")
+    told = jobs.inspect(cluster, f"{jobs.OUTPUT}/pictures")
+    assert (told["complete"], told["counts"]["written"]) == (True, 2)
+    assert trained in json.dumps(told)
+
+
+def test_a_job_that_is_created_again_changes_nothing_where_all_is_done(cluster: Kube, images: str) -> None:
+    before = jobs.inspect(cluster, images)
+    log = jobs.run(cluster, "download")
+    assert f"{images}: {site.IMAGES} rows" in log
+    assert "this run" not in log, "which would tell of rows that were fetched"
+    assert jobs.inspect(cluster, images) == before

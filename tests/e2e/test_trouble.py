@@ -1,0 +1,147 @@
+"""Pods, a driver, the head and a node are taken away in the middle of a job: it ends right all the same."""
+
+import json
+import subprocess
+
+import pytest
+
+from tests.e2e import jobs, site
+from tests.e2e.conftest import fake_gpus
+from tests.e2e.kube import Kube
+from tests.e2e.settings import Settings
+
+LONG = ("max_steps=160", "checkpoint.every_steps=20", "checkpoint.keep_last=20")
+STEPS = 160
+KILL_DRIVER = """
+import os, pathlib, signal
+for entry in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
+    words = entry.read_bytes().split(b"\\0")
+    if b"sdp" in words and b"train" in words and b"-m" in words and b"sdp.supervisor" not in words:
+        os.kill(int(entry.parent.name), signal.SIGKILL)
+        print(entry.parent.name)
+"""
+LONGER_S = 480.0
+
+
+def pod_of(kube: Kube, group: str) -> str:
+    """The pod of a group of one."""
+    found = [pod for pod in kube.find("pods", f"sdp/group={group}") if not pod["metadata"].get("deletionTimestamp")]
+    assert len(found) == 1, f"{group}: {[pod['metadata']['name'] for pod in found]}"
+    name: str = found[0]["metadata"]["name"]
+    return name
+
+
+def at_work(kube: Kube, run: str) -> None:
+    """Wait until a training has its first checkpoint, and go on while it is training."""
+    prefix = f"e2e/{run}/checkpoints/"
+    kube.until(lambda: len(site.keys(kube, prefix)) > 0, jobs.JOB_S, f"{run} has a checkpoint")
+
+
+def exact(kube: Kube, run: str, latents: str) -> dict[str, int]:
+    """That a run has trained on every row of each epoch once, whatever happened; returns its history."""
+    rows = jobs.inspect(kube, latents)["counts"]["written"]
+    told = jobs.inspect(kube, f"{jobs.OUTPUT}/{run}")
+    assert told["step"] == STEPS
+    *whole, rest = told["newest"]["consumed"].values()
+    assert len(whole) > 1
+    assert set(whole) == {rows}
+    assert 0 < rest <= rows
+    history: dict[str, int] = told["history"]
+    return history
+
+
+def whole(kube: Kube, latents: str, images: str) -> None:
+    """That latents hold an outcome for every image, and every byte of them can be read."""
+    told = jobs.inspect(kube, f"{jobs.OUTPUT}/{latents}")
+    rows = jobs.inspect(kube, images)["counts"]["written"]
+    assert (told["complete"], told["problems"], told["counts"]["input"]) == (True, [], rows)
+    assert told["counts"]["written"] > 0.9 * rows
+
+
+def kill(kube: Kube, pod: str) -> None:
+    kube.run("delete", "pod", pod, "--grace-period=0", "--force", "--wait=false")
+
+
+def test_a_trainer_s_pod_killed_in_mid_run_loses_and_repeats_no_row(cluster: Kube, latents: str) -> None:
+    job = jobs.submit(cluster, "train", f"output.uri={jobs.OUTPUT}/run-killed", *LONG)
+    at_work(cluster, "run-killed")
+    gone = pod_of(cluster, "a100")
+    kill(cluster, gone)
+    jobs.succeeded(cluster, job, LONGER_S)
+    assert exact(cluster, "run-killed", latents)["recovered"] >= 1
+    assert cluster.there("pod", gone) is None
+
+
+def test_a_trainer_s_pod_that_is_told_to_go_leaves_a_checkpoint_first(cluster: Kube, latents: str) -> None:
+    rare = (f"max_steps={STEPS}", "checkpoint.every_steps=150", "checkpoint.keep_last=20")
+    job = jobs.submit(cluster, "train", f"output.uri={jobs.OUTPUT}/run-told", *rare)
+    cluster.until(lambda: "train: step" in jobs.log(cluster, job), jobs.JOB_S, "the training makes steps")
+    cluster.run("delete", "pod", pod_of(cluster, "a100"), "--wait=false")
+    jobs.succeeded(cluster, job, LONGER_S)
+    history = exact(cluster, "run-told", latents)
+    assert history["preemption"] == 1
+    saved = [one["step"] for one in jobs.inspect(cluster, f"{jobs.OUTPUT}/run-told")["checkpoints"]]
+    assert any(step < 150 for step in saved), "one that was not due yet"
+
+
+def test_an_encoder_s_pod_killed_in_mid_job_leaves_whole_latents(cluster: Kube, images: str) -> None:
+    small = ("output.rows_per_file=10", "seed=1", f"output.uri={jobs.OUTPUT}/latents-killed")
+    job = jobs.submit(cluster, "process", *small)
+    prefix = "e2e/latents-killed/parts/"
+    cluster.until(lambda: len(site.keys(cluster, prefix)) > 2, jobs.JOB_S, "some parts are there")
+    kill(cluster, pod_of(cluster, "a10g"))
+    jobs.succeeded(cluster, job, LONGER_S)
+    whole(cluster, "latents-killed", images)
+
+
+def test_a_driver_that_is_killed_is_started_again_by_its_supervisor(cluster: Kube, latents: str) -> None:
+    job = jobs.submit(cluster, "train", f"output.uri={jobs.OUTPUT}/run-driver", *LONG)
+    at_work(cluster, "run-driver")
+    assert cluster.python(jobs.head(cluster), KILL_DRIVER, container="ray-head").split(), "there was a driver"
+    jobs.succeeded(cluster, job, LONGER_S)
+    exact(cluster, "run-driver", latents)
+    assert "supervisor: the job was killed by signal 9" in jobs.log(cluster, job)
+
+
+def test_a_head_that_is_killed_comes_back_and_the_job_goes_on_from_storage(cluster: Kube, latents: str) -> None:
+    settings = (f"output.uri={jobs.OUTPUT}/run-head", *LONG)
+    job = jobs.submit(cluster, "train", *settings)
+    at_work(cluster, "run-head")
+    gone = jobs.head(cluster)
+    kill(cluster, gone)
+    cluster.until(lambda: jobs.head(cluster) != gone, 120, "another head is made")
+    state = cluster.until(lambda: _ended(cluster, job), LONGER_S, "the job ends, or is submitted anew")
+    if state != "SUCCEEDED":
+        jobs.succeeded(cluster, jobs.submit(cluster, "train", *settings), LONGER_S)
+    exact(cluster, "run-head", latents)
+
+
+def _ended(kube: Kube, job: str) -> str | None:
+    status = kube.get("rayjob", job).get("status", {})
+    ended = status.get("jobDeploymentStatus") in ("Complete", "Failed")
+    return str(status.get("jobStatus") or "FAILED") if ended else None
+
+
+def test_a_node_that_is_lost_and_comes_back_costs_time_and_no_rows(cluster: Kube, images: str, given: Settings) -> None:
+    if not given.lose_node:
+        pytest.skip("SDP_E2E_LOSE_NODE and SDP_E2E_BRING_BACK do not say how a node is lost")
+    small = ("output.rows_per_file=10", "seed=2", f"output.uri={jobs.OUTPUT}/latents-node")
+    job = jobs.submit(cluster, "process", *small)
+    prefix = "e2e/latents-node/parts/"
+    cluster.until(lambda: len(site.keys(cluster, prefix)) > 2, jobs.JOB_S, "some parts are there")
+    node = cluster.get("pod", pod_of(cluster, "a10g"))["spec"]["nodeName"]
+    subprocess.run(["sh", "-c", given.lose_node, "sh", node], check=True, timeout=120)
+    try:
+        cluster.until(lambda: not _is_ready(cluster, node), 180, f"{node} is not ready any more")
+    finally:
+        subprocess.run(["sh", "-c", given.bring_back, "sh", node], check=True, timeout=300)
+    cluster.until(lambda: _is_ready(cluster, node), 180, f"{node} is ready again")
+    if given.fake_gpus:
+        fake_gpus(cluster, given)
+    jobs.succeeded(cluster, job, LONGER_S)
+    whole(cluster, "latents-node", images)
+
+
+def _is_ready(kube: Kube, node: str) -> bool:
+    conditions = json.loads(kube.run("get", "node", node, "-o", "jsonpath={.status.conditions}"))
+    return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)

@@ -1,0 +1,55 @@
+"""What becomes of a release: helm upgrade, and helm uninstall, after all other tests."""
+
+from collections.abc import Callable
+
+from tests.e2e.conftest import READY_S
+from tests.e2e.kube import Kube
+
+KINDS = (
+    "pods",
+    "services",
+    "configmaps",
+    "secrets",
+    "serviceaccounts",
+    "networkpolicies",
+    "poddisruptionbudgets",
+    "rayclusters",
+    "roles",
+    "rolebindings",
+)
+EXTRA = ("cpu=300m", "memory=2Gi", "shmSize=256Mi", "minReplicas=1", "maxReplicas=1")
+
+
+def replicas(kube: Kube) -> dict[str, int]:
+    """How many pods each group shall have."""
+    return {
+        group["groupName"]: group["replicas"] for group in kube.get("raycluster", "sdp")["spec"]["workerGroupSpecs"]
+    }
+
+
+def test_an_upgrade_adds_a_group_and_leaves_running_pods_alone(cluster: Kube, helm: Callable[..., str]) -> None:
+    before = {pod["metadata"]["uid"] for pod in cluster.find("pods", "sdp/group in (head,cpu,a10g)")}
+    counts = replicas(cluster)
+    # The autoscaler has written to the list of groups, too, and Helm 4 wants to be told who wins.
+    helm("upgrade", "--force-conflicts", *(word for setting in EXTRA for word in ("--set", f"groups.extra.{setting}")))
+
+    def grown() -> bool:
+        found = cluster.find("pods", "sdp/group=extra")
+        conditions = [each for pod in found for each in pod["status"].get("conditions", ())]
+        return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
+
+    cluster.until(grown, READY_S, "the new group has a pod")
+    assert replicas(cluster) == {**counts, "extra": 1}, "those of the autoscaler are kept"
+    assert before <= {pod["metadata"]["uid"] for pod in cluster.find("pods", "ray.io/cluster=sdp")}
+
+
+def test_uninstall_leaves_nothing_behind(cluster: Kube, helm: Callable[..., str]) -> None:
+    cluster.run("delete", "rayjobs", "--all", "--wait=true")  # these are nobody's but who created them
+    helm("uninstall")
+
+    def left() -> list[str]:
+        ours = {"storage", "pictures", "default", "kube-root-ca.crt"}
+        found = cluster.get(",".join(KINDS))["items"]
+        return [f"{one['kind']}/{one['metadata']['name']}" for one in found if one["metadata"]["name"] not in ours]
+
+    cluster.until(lambda: not left(), 180, "nothing is left of the release")

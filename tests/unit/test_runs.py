@@ -1,0 +1,120 @@
+"""What is kept of each run of a job, beside what it made."""
+
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sdp.datasets import runs
+from sdp.datasets.outcomes import Counts
+from sdp.datasets.parts import PartInfo
+from sdp.errors import Unavailable
+from sdp.storage import Storage
+from tests.kit import begin_images, write_images_part
+
+
+def made(root: Path) -> tuple[Storage, list[PartInfo]]:
+    """A dataset's folder, and the parts that a run has made in it."""
+    output = begin_images(root)
+    return output.storage, [write_images_part(output.storage, work) for work in output.pending()]
+
+
+def test_what_a_run_did_is_found_again_as_it_was(tmp_path: Path) -> None:
+    storage, infos = made(tmp_path)
+    run = runs.begin("download").ended(
+        infos,
+        moved={"fetched": 12345},
+        work={"encoders": {"at work": 1.25, "waiting": 0.0}},
+        workers={"encoders": 2},
+        replaced=1,
+    )
+    runs.keep(storage, run)
+    assert runs.read(storage) == ([run], [])
+    assert (run.counts.input, run.counts.failed, run.counts.filtered) == (42, 6, 3)
+    assert run.counts.reasons == {"http_status": 6, "min_size": 3}
+    assert run.moved == {"fetched": 12345, "stored": sum(info.size for info in infos)}
+    assert 0 <= run.seconds < 60
+    assert run.began <= run.ended
+
+
+def test_each_run_has_a_record_of_its_own_and_one_that_did_nothing_has_none(tmp_path: Path) -> None:
+    storage, infos = made(tmp_path)
+    for some in (infos[:2], [], infos[2:]):
+        runs.keep(storage, runs.begin("download").ended(some))
+    assert storage.names(runs.FOLDER) == ["_runs/000001.json", "_runs/000002.json"]
+    assert [run.counts.input for run in runs.read(storage)[0]] == [20, 22]
+
+
+def test_runs_add_up_and_of_workers_the_most_count(tmp_path: Path) -> None:
+    _, infos = made(tmp_path)
+    first = runs.begin("process").ended(
+        infos[:3], work={"encoders": {"at work": 2.0}}, workers={"encoders": 4}, moved={"fetched": 1}
+    )
+    second = runs.begin("process").ended(
+        infos[3:], work={"encoders": {"at work": 0.5, "waiting": 1.0}}, workers={"encoders": 2}, replaced=3
+    )
+    both = runs.total([first, second])
+    assert both is not None
+    assert both.work == {"encoders": {"at work": 2.5, "waiting": 1.0}}
+    assert both.workers == {"encoders": 4}
+    assert both.replaced == 3
+    assert both.counts == first.counts + second.counts
+    assert both.seconds == first.seconds + second.seconds
+    assert both.moved["stored"] == sum(info.size for info in infos)
+    assert runs.total([]) is None
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda _: "{",
+        lambda _: "[" * 100_000,
+        lambda _: "[]",
+        lambda data: {**data, "format": 2},
+        lambda data: {**data, "seconds": float("nan")},
+        lambda data: {**data, "seconds": -1},
+        lambda data: {**data, "began": "<script>"},
+        lambda data: {**data, "job": "a job"},
+        lambda data: {**data, "counts": {**data["counts"], "written": 7}},
+        lambda data: {**data, "work": {"encoders": 3}},
+        lambda data: {**data, "work": {"encoders": {"at work": "1"}}},
+        lambda data: {**data, "moved": {"stored": 1.5}},
+        lambda data: {**data, "workers": None},
+        lambda data: {name: value for name, value in data.items() if name != "ended"},
+    ],
+)
+def test_a_damaged_record_is_told_and_the_others_are_read(tmp_path: Path, damage: Callable[[Any], object]) -> None:
+    storage, infos = made(tmp_path)
+    run = runs.begin("download").ended(infos)
+    damaged = damage(json.loads(run.to_bytes()))
+    storage.publish("_runs/000001.json", (damaged if isinstance(damaged, str) else json.dumps(damaged)).encode())
+    storage.publish("_runs/notes.txt", b"not ours")
+    runs.keep(storage, run)
+    found, notes = runs.read(storage)
+    assert found == [run]
+    assert "_runs/000001.json: a damaged record of a run (" in notes[0]
+    assert notes[1].endswith("_runs/notes.txt: no record of a run, so it is not read")
+    assert len(notes) == 2
+
+
+def test_a_record_that_cannot_be_written_spoils_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    storage, infos = made(tmp_path)
+
+    def full(path: str, _: bytes) -> None:
+        raise Unavailable(f"{path}: no space left on the device")
+
+    monkeypatch.setattr(storage, "create", full)
+    with caplog.at_level(logging.WARNING):
+        runs.keep(storage, runs.begin("download").ended(infos))
+    assert "could not be kept for reports: _runs/000001.json: no space left" in caplog.text
+
+
+def test_counts_of_a_run_are_those_of_its_parts_alone(tmp_path: Path) -> None:
+    _, infos = made(tmp_path)
+    assert runs.begin("download").ended([]).counts == Counts()
+    assert runs.begin("download").ended(infos[:1]).counts == infos[0].counts
