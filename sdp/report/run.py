@@ -62,7 +62,7 @@ def run_section(storage: Storage, pictures: int = 48) -> Section:
 def _mode(storage: Storage) -> str:
     """How it trains, and in which phase, as far as the run says."""
     phase = next((name.replace("-", " ") for name in PHASES if storage.uri.endswith(f"/{name}")), "")
-    identity = read_json(storage, RUN).get("identity")
+    identity = read_json(storage, RUN).get("identity") if storage.exists(RUN) else None
     mode = identity.get("data.mode") if isinstance(identity, dict) else None
     return ", ".join(word for word in (mode, phase) if isinstance(word, str) and word)
 

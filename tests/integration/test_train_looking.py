@@ -290,6 +290,15 @@ def test_a_picture_of_networks_that_came_to_nothing_is_left_out(root: Path) -> N
     assert json.loads((root / "run/samples/step-000000003/prompts.json").read_text()) == {}
 
 
+def test_pictures_that_cannot_be_kept_cost_no_step(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (root / "run").mkdir()
+    (root / "run" / "samples").write_bytes(b"in the way")
+    how = config(root, max_steps=4, **SAMPLES)
+    trainer = train(how, callbacks=[DrawSamples(how)])
+    assert trainer.state.step == 4
+    assert "the samples of step 3 are given up: " in caplog.text
+
+
 def test_the_job_measures_and_draws_and_its_report_shows_both(root: Path) -> None:
     changes = {**HOLDOUT, **SAMPLES, "max_steps": 6, "log__every_steps": 2, "checkpoint__every_steps": 6}
     how = config(root, scaling__in_driver=True, **changes)
@@ -318,7 +327,7 @@ def loss_is_measured_as_in_training(root: Path, checkpoint: str, expected: dict[
     assert average["weights"] == "ema"
     assert average["mean"] != pytest.approx(expected["all"], abs=1e-7)
     sections = gather([str(root / "ema")])
-    assert [section.title for section in sections][-2:] == ["Training", "Evaluation"]
+    assert [section.title for section in sections][-2:] == ["Training, offline", "Evaluation"]
     assert dict(sections[-1].figures)["loss"].startswith(f"{average['mean']:.4f} ±")
 
 

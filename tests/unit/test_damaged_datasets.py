@@ -244,7 +244,7 @@ def test_a_part_of_another_dataset_is_named_and_not_counted(tmp_path: Path) -> N
 def test_a_damaged_result_of_an_evaluation_is_one_line(tmp_path: Path) -> None:
     evaluation = open_storage(str(tmp_path / "evaluation"))
     evaluation.publish(RESULT, b'{"generated": ["x"]}')
-    with pytest.raises(DatasetError, match=rf"{RESULT}: generated: expected a mapping, got a list"):
+    with pytest.raises(DatasetError, match=rf"{RESULT}: (generated: expected a mapping|not what sdp writes there)"):
         gather([evaluation.uri])
 
 

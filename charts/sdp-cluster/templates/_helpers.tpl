@@ -196,6 +196,8 @@ spec:
         - {name: dashboard, containerPort: 8265}
         - {name: client, containerPort: 10001}
         - {name: metrics, containerPort: 8080}
+        - {name: as-metrics, containerPort: 44217} # the autoscaler's
+        - {name: dash-metrics, containerPort: 44227} # the dashboard's
       {{- else }}
       ports:
         - {name: metrics, containerPort: 8080}

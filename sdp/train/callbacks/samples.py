@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from sdp.config import TrainConfig
+from sdp.errors import StorageError
 from sdp.generate.sample import Networks, Sampling, Text, denoising, develop, image_seed
 from sdp.generate.source import trained_scheduler
 from sdp.generate.worker import encode_png
@@ -92,7 +93,13 @@ class DrawSamples(Callback):
         """One piece of work."""
         assert self._drawing is not None
         began = time.perf_counter()
-        done = next(self._drawing, self) is self
+        try:
+            done = next(self._drawing, self) is self
+        except (StorageError, torch.OutOfMemoryError) as error:  # pictures are worth no run
+            line = " ".join(str(error).split())[:200]
+            log.warning("step %d: the samples of step %d are given up: %s", trainer.state.step, self._of_step, line)
+            self._drawing = None
+            return
         if trainer.world.device.type == "cuda":
             torch.cuda.synchronize()  # what was asked for is paid for when it is done
         seconds = time.perf_counter() - began
