@@ -236,8 +236,7 @@ def _wanted(value: Takedown) -> Wanted:
 
 
 def _ordered_parts(storage: Storage) -> list[str]:
-    ordered = {(work.unit.number, work.attempt) for work in read_output(storage).index.works()}
-    return [part_name(*part) for part in sorted(parts_in(storage) & ordered)]
+    return [part_name(*part) for part in sorted(parts_in(storage) & read_output(storage).index.ordered().keys())]
 
 
 def _rows_of_source(images: Storage, url: str, options: StorageOptions | None) -> set[int]:

@@ -120,6 +120,10 @@ class Index:
             works += [Work(self.units[number], version.attempt) for number in version.units]
         return works
 
+    def ordered(self) -> dict[tuple[int, int], Work]:
+        """The same by unit and attempt. Whatever else lies there under a part's name says nothing."""
+        return {(work.unit.number, work.attempt): work for work in self.works()}
+
     def parts_of(self, work: Work) -> list[str]:
         """For a dataset made from another dataset: the parts upstream that hold the work's rows, in order."""
         unit = work.unit
@@ -156,7 +160,8 @@ def load(storage: Storage, unit_rows: int) -> Index:
             raise DatasetError(f"{storage.uri_of(name)}: expected {version_name(number)}; the index is damaged")
     try:
         index = Index(versions, unit_rows)
-        index.works()  # or a unit that is not there would be a surprise later
+        for number in (number for version in versions for number in version.units):
+            index.units[number]  # or a unit that is not there would be a surprise later
     except (ValueError, IndexError) as error:
         raise _corrupt(storage, FOLDER, error) from error
     return index

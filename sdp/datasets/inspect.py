@@ -1,6 +1,6 @@
 """Looking at a dataset: what is there, what is missing, what went wrong and why."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
@@ -69,10 +69,10 @@ def describe(storage: Storage, options: StorageOptions | None = None, *, verify:
         return _describe_plain(storage, options)
     output = read_output(storage)
     files = [f for f in storage.list(PARTS) if parse_part_name(f.path) is not None]
-    infos, problems = _infos(output, files, verify)
-    works = output.index.works()
+    ordered = output.index.ordered()
+    infos, problems = _infos(storage, files, ordered, verify)
     done = {(p.unit.number, p.attempt) for p in infos}
-    missing = [w for w in works if (w.unit.number, w.attempt) not in done]
+    missing = [work for part, work in ordered.items() if part not in done]
     dataset, wrong = _dataset(storage)
     manifest = dataset.manifest if dataset is not None else None
     problems += wrong
@@ -90,7 +90,7 @@ def describe(storage: Storage, options: StorageOptions | None = None, *, verify:
         rows=output.index.rows,
         counts=repeated.without(total(infos), manifest.repeated if manifest else 0),
         parts=len(infos),
-        parts_ordered=len(works),
+        parts_ordered=len(ordered),
         bytes=sum(f.size for f in files),
         schema=_schema(storage, infos),
         missing=[
@@ -116,7 +116,7 @@ def accounts(storage: Storage, problems: list[str]) -> Iterator[pa.Table]:
 
     A part that is not whole or not in its place has no say; what is wrong with it is added to `problems`.
     """
-    ordered = _ordered(read_output(storage))
+    ordered = read_output(storage).index.ordered()
     files = {part: f for f in storage.list(PARTS) if (part := parse_part_name(f.path)) in ordered}
     units = [list(attempts) for _, attempts in groupby(sorted(files), key=lambda part: part[0])]
     again = _repeated(storage, problems)
@@ -163,22 +163,15 @@ def with_problems(description: Description, problems: Iterable[str]) -> Descript
     return replace(description, problems=together, complete=description.complete and not together)
 
 
-_Ordered = dict[tuple[int, int], Work]
-
-
-def _ordered(output: Output) -> _Ordered:
-    return {(work.unit.number, work.attempt): work for work in output.index.works()}
-
-
-def _refuse_misplaced(storage: Storage, info: PartInfo, ordered: _Ordered) -> None:
+def _refuse_misplaced(storage: Storage, info: PartInfo, ordered: Mapping[tuple[int, int], Work]) -> None:
     work = ordered.get((info.unit.number, info.attempt))
     if work is None or work.unit != info.unit:
         raise DatasetError(f"{storage.uri_of(info.path)}: no such part was ordered here; move it away")
 
 
-def _infos(output: Output, files: Iterable[FileInfo], verify: bool) -> tuple[list[PartInfo], list[str]]:
-    storage, ordered = output.storage, _ordered(output)
-
+def _infos(
+    storage: Storage, files: Iterable[FileInfo], ordered: Mapping[tuple[int, int], Work], verify: bool
+) -> tuple[list[PartInfo], list[str]]:
     def look(file: FileInfo) -> PartInfo | str:
         try:
             info = verify_part(storage, file) if verify else read_info(storage, file)

@@ -228,10 +228,10 @@ def total(infos: Iterable[PartInfo]) -> Counts:
 def check_ledger(output: Output, parts: Sequence[PartInfo]) -> Counts:
     """What the parts account for must be what the index put up, to the last address."""
     where = output.storage.uri
-    ordered = {(w.unit.number, w.attempt): w.unit for w in output.index.works()}
+    ordered = output.index.ordered()
     for part in parts:
-        unit = ordered.get((part.unit.number, part.attempt))
-        if unit != part.unit or part.kind != output.head.kind:
+        work = ordered.get((part.unit.number, part.attempt))
+        if work is None or work.unit != part.unit or part.kind != output.head.kind:
             raise DatasetError(f"{where}/{part.path}: no such part was ordered here; move it away")
     counts = total(parts)
     expected = _expected(output)

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import count, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -90,7 +90,10 @@ class Units:
         return Unit(number, start, min(start + self.unit_rows, extent.stop))
 
     def __iter__(self) -> Iterator[Unit]:
-        return (self[number] for number in range(len(self)))
+        number = count()
+        for extent in self.extents:
+            for start in range(extent.start, extent.stop, self.unit_rows):
+                yield Unit(next(number), start, min(start + self.unit_rows, extent.stop))
 
     def of_rows(self, rows: Rows) -> Rows:
         """The unit number of each address."""
