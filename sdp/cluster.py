@@ -8,7 +8,7 @@ import socket
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from types import FrameType
 from typing import Any
 
@@ -124,6 +124,38 @@ class _Held:
     def hand_on(self, but: str) -> None:
         """All lines but those on something."""
         os.write(2, "".join(line for line in self.text.splitlines(True) if but not in line).encode())
+
+
+def nodes_with(labels: Mapping[str, str]) -> list[dict[str, Any]]:
+    """The nodes of the connected cluster that Ray would place something with these labels on."""
+    import ray
+
+    nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]  # Ray's
+    return [
+        node
+        for node in nodes
+        if node["Alive"] and all(_selects(wanted, node.get("Labels", {}).get(name)) for name, wanted in labels.items())
+    ]
+
+
+def _selects(wanted: str, value: str | None) -> bool:
+    """Whether a label's value is the one, !another, in(some,values) or !in(others), as Ray says it."""
+    among = wanted.removeprefix("!")
+    values = among[3:-1].split(",") if among.startswith("in(") and among.endswith(")") else [among]
+    return (value in [one.strip() for one in values]) != wanted.startswith("!")
+
+
+def require_labels(key: str, labels: Mapping[str, str], *, can_grow: bool = False) -> None:
+    """Refuse labels that no node has, before anything waits for it for ever."""
+    if can_grow or nodes_with(labels):
+        return
+    have = {name: sorted({n["Labels"][name] for n in nodes_with({}) if name in n.get("Labels", {})}) for name in labels}
+    there = ", ".join(f"{name} is {' or '.join(values) or 'nowhere'}" for name, values in have.items())
+    raise UserError(f"{key}: no node has {told_labels(labels)} ({there}); take those of a node, or {{}}")
+
+
+def told_labels(labels: Mapping[str, str]) -> str:
+    return "{" + ", ".join(f"{name}: {value}" for name, value in labels.items()) + "}"
 
 
 def accelerators() -> set[str]:

@@ -63,12 +63,16 @@ def _print_stalls(cases: list[dict[str, Any]]) -> None:
             f"{c['synchronous_s']:.3f}",
             f"{c['stall_s']:.3f}",
             f"{c['stall_s'] / c['synchronous_s']:.1%}",
+            f"{c['stall_s'] / c['torch_s']:.1%}" if c["torch_s"] else "-",
             f"{c['step_s']:.3f}",
             f"{c['step_meanwhile_s'] / c['step_s']:.2f}",
         )
         for c in cases
     ]
-    header = ("storage", "state", "synchronous s", "stall s", "stall share", "step s", "step while writing, ×")
+    header = (
+        *("storage", "state", "synchronous s", "stall s", "stall share", "share of torch's own save"),
+        *("step s", "step while writing, ×"),
+    )
     print(f"a checkpoint, medians of {SAVES} (goal: a stall of at most 5 % of a synchronous save)")
     print(table(rows, header), flush=True)
 
@@ -218,17 +222,32 @@ def _stall(name: str, where: str, folder: Path) -> dict[str, Any]:
     waited = _trainer(config, model, batch, [Synchronous()])
     waited.train()
     count = sum(tensor.numel() * tensor.itemsize for tensor in waited.tensors().values())
+    torch_s = None if "://" in where else _by_torch(waited.tensors(), folder / "torch")
     del waited
     config = _config(f"{where}/run", max_steps=10_000, model=str(model.path), batch_size=1)
     _trainer(config, model, batch, [Apart()]).train()
     return {
         "storage": name,
         "bytes": count,
+        "torch_s": torch_s,
         "synchronous_s": statistics.median(synchronous[1:]),
         "stall_s": statistics.median(stalls[1 : SAVES + 1]),
         "step_s": statistics.mean(free[2:]),
         "step_meanwhile_s": statistics.mean(meanwhile),
     }
+
+
+def _by_torch(tensors: dict[str, Any], folder: Path) -> float:
+    """Seconds of torch.distributed.checkpoint's own synchronous save of the same, to a local folder."""
+    from torch.distributed import checkpoint
+
+    seconds = []
+    for number in range(SAVES + 1):
+        start = time.perf_counter()
+        checkpoint.save(tensors, checkpoint_id=folder / str(number), no_dist=True)
+        seconds.append(time.perf_counter() - start)
+    shutil.rmtree(folder)
+    return statistics.median(seconds[1:])
 
 
 def _larger_model(folder: Path) -> Any:

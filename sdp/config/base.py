@@ -167,6 +167,9 @@ class Range(Section):
 Workers = Annotated[Positive | Range, Says("a whole number of 1 or more, or {min: N, max: N}")]
 """A fixed number of workers, or a range to be elastic in."""
 
+Labels = Annotated[dict[Name, Name], Says("{label: value, …}")]
+"""Ray's labels of nodes, each with the value it has to have; also !value, in(one,two) and !in(one,two)."""
+
 
 class SourceConfig(Section):
     """Where a job reads from."""

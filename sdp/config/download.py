@@ -13,6 +13,7 @@ from sdp.config.base import (
     REQUIRED,
     HeaderText,
     JobConfig,
+    Labels,
     Name,
     OutputConfig,
     Positive,
@@ -250,6 +251,11 @@ class WorkersConfig(Section):
     )
     decoder_memory_mb: Positive = key(
         4096, "Megabytes that decoding one image may take; one that wants more is a failed row.", le=1_000_000
+    )
+    node_labels: Labels = key(
+        {},
+        "Ray node labels that workers are placed by, such as {ray.io/node-group: cpu}, or in(cpu,spot) for either; {} "
+        "takes any node that has CPUs.",
     )
 
 

@@ -7,6 +7,7 @@ from sdp.config.base import (
     LONGEST_S,
     REQUIRED,
     JobConfig,
+    Labels,
     Name,
     OutputConfig,
     Positive,
@@ -24,7 +25,6 @@ BatchSize = Annotated[
     Positive | tuple[Positive, ...] | None,
     Says("a whole number of 1 or more, or a list of one for each resolution, or null"),
 ]
-Labels = Annotated[dict[Name, Name], Says("{label: value, …}")]
 
 
 class ProcessSource(SourceConfig):

@@ -7,6 +7,7 @@ from sdp.config.base import (
     LONGEST_S,
     REQUIRED,
     JobConfig,
+    Labels,
     Name,
     OutputConfig,
     Positive,
@@ -17,7 +18,7 @@ from sdp.config.base import (
     Workers,
     key,
 )
-from sdp.config.process import Labels, ModelConfig
+from sdp.config.process import ModelConfig
 from sdp.errors import Problem
 
 

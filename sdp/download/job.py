@@ -13,7 +13,7 @@ import threading
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -113,7 +113,7 @@ def run(config: DownloadConfig, *, dry_run: bool = False, only_failed: bool = Fa
             infos=infos,
             config=config.model_dump(mode="json"),
             input={"uri": config.source.uri},
-            find_repeated=partial(_find_repeated, storage) if config.dedup.content else None,
+            find_repeated=partial(_find_repeated, storage, _placed(config)) if config.dedup.content else None,
         )
         work = {"fetches": {"under way": figures.seconds.total}}
         moved, workers = {"fetched": figures.bytes}, {"workers": figures.workers}
@@ -183,7 +183,7 @@ def _refuse_certificates(file: str | None) -> None:
         raise UserError(f"fetch.ca_file: no certificates can be read from {file} ({cause}); name a PEM file") from error
 
 
-def _find_repeated(storage: Storage, parts: Sequence[PartInfo], digest: str) -> int:
+def _find_repeated(storage: Storage, placed: Mapping[str, Any], parts: Sequence[PartInfo], digest: str) -> int:
     """Find the rows whose content a lower one has, in this process where they are few."""
     if (known := repeated.known(storage, digest)) is not None:
         return known
@@ -195,10 +195,11 @@ def _find_repeated(storage: Storage, parts: Sequence[PartInfo], digest: str) -> 
     say(f"download: looking for repeated content in {len(parts):,} parts")
     cluster.connect(include_dashboard=False)
     try:
-        look: Any = _look_content.options(num_returns=partitions)
+        look: Any = _look_content.options(num_returns=partitions, **placed)
+        repeats: Any = _repeated.options(**placed)
         looks = [look.remote(storage, piece, partitions) for piece in pieces]
         by_piece = [[one] for one in looks] if partitions == 1 else looks
-        again = [_repeated.remote(*share) for share in zip(*by_piece, strict=True)]
+        again = [repeats.remote(*share) for share in zip(*by_piece, strict=True)]
         return repeated.keep(storage, digest, (ray.get(one) for one in again))
     except RayError as error:
         raise _in_our_words(error) from error
@@ -212,6 +213,12 @@ def _with_takedowns(rules: Rules, storage: Storage, options: StorageOptions) -> 
     return replace(rules, taken_down=lists, taken_down_rows=taken.rows)
 
 
+def _placed(config: DownloadConfig) -> dict[str, Any]:
+    """Options that send work to the nodes it is asked to run on."""
+    labels = dict(config.workers.node_labels)
+    return {"label_selector": labels} if labels else {}
+
+
 @dataclass(frozen=True)
 class _Shape:
     """How the work is laid on the cluster."""
@@ -222,8 +229,8 @@ class _Shape:
 
     @staticmethod
     def of(config: DownloadConfig, pending: int) -> "_Shape":
-        alive = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]  # ray has no types here
-        nodes = [int(node["Resources"].get("CPU", 0)) for node in alive]
+        labels = config.workers.node_labels
+        nodes = [int(node["Resources"].get("CPU", 0)) for node in cluster.nodes_with(labels)]
         cpus = max(1, min([config.workers.cpus, *(count for count in nodes if count)]))
         workers = config.concurrency or sum(count // cpus for count in nodes)
         return _Shape(cpus, max(1, min(workers, pending)))
@@ -238,7 +245,9 @@ class _Download:
 
     def work_off(self, pending: list[Work], total: int) -> tuple[list[PartInfo], Figures]:
         """Make all parts that are missing, of `total` rows; returns what their footers say, and the run's figures."""
+        labels = self._config.workers.node_labels
         cluster.connect(include_dashboard=False)  # which only a Ray of our own would start
+        cluster.require_labels("workers.node_labels", labels, can_grow="RAY_ADDRESS" in os.environ)
         shape = _Shape.of(self._config, len(pending))
         settings = settings_of(self._config, self._output.storage, self._rules, shape.cpus)
         try:
@@ -279,6 +288,7 @@ class _Download:
             batch_size=1,
             batch_format="pyarrow",
             num_cpus=0,  # it waits for storage, and the workers take all CPUs
+            **self._placed,
             compute=TaskPoolStrategy(size=min(len(items), max(2, shape.workers // 4))),
         )
         with warnings.catch_warnings():
@@ -298,7 +308,12 @@ class _Download:
                 ),
                 max_restarts=-1,
                 max_task_retries=_TASK_RETRIES,
+                **self._placed,
             )
+
+    @property
+    def _placed(self) -> dict[str, Any]:
+        return _placed(self._config)
 
     def _survey(self, shape: _Shape, limits: HostLimits) -> Survey | None:
         """Count hosts and find repeated URLs, unless that has been done."""
@@ -323,13 +338,14 @@ class _Download:
         starts = range(0, index.rows, survey.PIECE_ROWS)
         shared, shared_rules = ray.put(index), ray.put(rules)
         pieces = [
-            _look.options(num_returns=1 + partitions).remote(
+            _look.options(num_returns=1 + partitions, **self._placed).remote(
                 shared, at, min(at + survey.PIECE_ROWS, index.rows), shared_rules, self._options, partitions
             )
             for at in starts
         ]
         pieces = pieces if partitions else [[piece] for piece in pieces]
-        found = [_repeated.remote(*(piece[1 + number] for piece in pieces)) for number in range(partitions)]
+        repeats: Any = _repeated.options(**self._placed)
+        found = [repeats.remote(*(piece[1 + number] for piece in pieces)) for number in range(partitions)]
         hosts: Counter[str] = Counter()
         with Progress("looking over the source") as progress:
             for number, piece in enumerate(pieces, 1):

@@ -9,7 +9,7 @@ and which cannot tell the row that kills its worker: `flow` decides what comes n
 import os
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -152,7 +152,9 @@ class _Run:
         cluster.require_accelerator(
             "encode.accelerator", config.encode.accelerator, can_grow="RAY_ADDRESS" in os.environ
         )
-        _require_labels(config.transform.node_labels, can_grow="RAY_ADDRESS" in os.environ)
+        cluster.require_labels(
+            "transform.node_labels", config.transform.node_labels, can_grow="RAY_ADDRESS" in os.environ
+        )
         self._config, self._prepared, self._output = config, prepared, output
         self._lease, self._figures, self._progress = lease, figures, progress
         self._orders: Orders = with_tombstones(prepared)
@@ -470,7 +472,7 @@ class _Run:
 
     def _no_place_for_transforms(self) -> SdpError:
         labels = self._config.transform.node_labels
-        where = f" with the labels {_told(labels)}" if labels else ""
+        where = f" with the labels {cluster.told_labels(labels)}" if labels else ""
         return UserError(
             f"transform.node_labels: no transform has ended within {self._slowest_s:g} s: no node{where} has a CPU "
             "free; let the cluster grow, or ask for other nodes"
@@ -505,21 +507,6 @@ def _line(error: Exception) -> str:
     cause = getattr(error, "cause", None)  # without which the text of a task's error is a whole stack
     cause = cause if isinstance(cause, BaseException) else error
     return f"{type(cause).__name__}: {' '.join(str(cause).split())[:200]}"
-
-
-def _require_labels(labels: Mapping[str, str], *, can_grow: bool) -> None:
-    """Refuse labels that no node has, before transforms wait for it for ever. Ray's operators are left to Ray."""
-    if can_grow or any(value.startswith(("!", "in(")) for value in labels.values()):
-        return
-    nodes = [node.get("Labels", {}) for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]  # Ray's
-    if labels and not any(labels.items() <= node.items() for node in nodes):
-        have = {key: sorted({node[key] for node in nodes if key in node}) for key in labels}
-        there = ", ".join(f"{key} is {' or '.join(values) or 'nowhere'}" for key, values in have.items())
-        raise UserError(f"transform.node_labels: no node has {_told(labels)} ({there}); take those of a node, or {{}}")
-
-
-def _told(labels: Mapping[str, str]) -> str:
-    return "{" + ", ".join(f"{key}: {value}" for key, value in labels.items()) + "}"
 
 
 # --- on the workers ---------------------------------------------------------------------------------------------------

@@ -211,6 +211,26 @@ def test_trainers_wait_for_pods_that_the_autoscaler_brings_and_only_for_those(re
 
 
 @NEEDS_HELM
+def test_downloads_take_all_that_groups_without_gpus_may_grow_to_and_none_of_the_others(render: Render) -> None:
+    """Pods with GPUs that downloads keep busy would never go; and of groups without a pod Ray knows nothing."""
+
+    def told(example: str, *settings: str) -> tuple[object, ...]:
+        config = yaml.safe_load(one(render(example, *settings), "ConfigMap")["data"]["download.yaml"])
+        workers = config.get("workers", {})
+        return config.get("concurrency"), workers.get("cpus"), workers.get("node_labels")
+
+    on_cpu = {"ray.io/node-group": "in(cpu)"}
+    assert told("minimal") == (70, 4, on_cpu), "10 pods, 7 workers of 4 CPUs on the 31 of each"
+    more = ("groups.small.cpu=3", "groups.small.maxReplicas=5")
+    assert told("minimal", *more) == (105, 3, {"ray.io/node-group": "in(cpu,small)"})
+    assert told("minimal", "autoscaling.enabled=false") == (None, 4, on_cpu)
+    assert told("minimal", "groups.cpu=null") == (None, None, None), "only GPUs: wherever there are CPUs"
+    assert told("no-gpu")[2] is None
+    own = told("minimal", "jobs.download.workers.node_labels.zone=b", "jobs.download.concurrency=3")
+    assert own == (3, None, {"zone": "b"})
+
+
+@NEEDS_HELM
 def test_one_job_reads_what_the_other_has_written(render: Render) -> None:
     jobs = {name: yaml.safe_load(text) for name, text in one(render("efa"), "ConfigMap")["data"].items()}
     assert (

@@ -16,6 +16,7 @@ from ray.cluster_utils import Cluster
 
 from sdp.demo.server import ImageServer
 from sdp.download import job
+from sdp.errors import UserError
 from sdp.storage import open_storage
 from tests.download_kit import check_exactly_once, config_for, write_urls
 
@@ -81,6 +82,12 @@ def workers() -> list[int]:
             if WORKER.encode() in name:
                 found.append(int(process.name))
     return found
+
+
+def parent(pid: int) -> int:
+    """A worker's raylet, and so its node."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(status.partition("PPid:")[2].split()[0])
 
 
 def run_beside(act: Callable[[], None], run: Callable[[], "job.Summary | None"]) -> "job.Summary":
@@ -161,3 +168,36 @@ def test_a_node_that_goes_takes_no_row_with_it(nodes: Cluster, server: ImageServ
 
     summary = run_beside(remove, lambda: job.run(config))
     check_exactly_once(summary.dataset, range(ROWS))
+
+
+def test_workers_stay_on_nodes_with_the_labels_asked_for(nodes: Cluster, server: ImageServer, tmp_path: Path) -> None:
+    source = write_urls(tmp_path / "meta", slow_urls(server)[:120])
+    groups = {
+        name: nodes.add_node(num_cpus=2, labels={"ray.io/node-group": name}, object_store_memory=STORE)
+        for name in ("plain", "gpu")
+    }
+    nodes.wait_for_nodes()
+    raylets = {group: node.all_processes["raylet"][0].process.pid for group, node in groups.items()}
+    labels = {"ray.io/node-group": "in(plain,other)"}
+    config = config_for(source, tmp_path / "out", workers={"cpus": 1, "node_labels": labels})
+    seen: set[int] = set()
+
+    def watch() -> None:
+        wait_for(lambda: len(workers()) >= 2, "the second worker")
+        seen.update(map(parent, workers()))
+
+    try:
+        summary = run_beside(watch, lambda: job.run(config))
+    finally:
+        for node in groups.values():
+            nodes.remove_node(node, allow_graceful=False)
+    assert seen == {raylets["plain"]}
+    assert summary.figures.workers == 2, "as many as the CPUs of those nodes"
+    check_exactly_once(summary.dataset, range(120))
+
+
+def test_labels_that_no_node_has_are_refused_with_what_there_is(server: ImageServer, tmp_path: Path) -> None:
+    source = write_urls(tmp_path / "meta", slow_urls(server)[:20])
+    config = config_for(source, tmp_path / "out", workers={"node_labels": {"ray.io/node-group": "cpu"}})
+    with pytest.raises(UserError, match=r"^workers\.node_labels: no node has \{ray\.io/node-group: cpu\} \("):
+        job.run(config)

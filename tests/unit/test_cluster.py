@@ -25,6 +25,17 @@ def test_an_address_that_is_a_word_is_left_to_ray(monkeypatch: pytest.MonkeyPatc
     cluster.require_reachable()
 
 
+@pytest.mark.parametrize(
+    ("wanted", "values"),
+    [
+        ("cpu", {"cpu"}), ("!cpu", {"gpu", "spot", None}), ("in(cpu,spot)", {"cpu", "spot"}),
+        ("in(cpu, spot)", {"cpu", "spot"}), ("!in(cpu,spot)", {"gpu", None}), ("in()", set()),
+    ],
+)  # fmt: skip
+def test_labels_select_what_ray_would_select(wanted: str, values: set[str | None]) -> None:
+    assert {value for value in ("cpu", "gpu", "spot", None) if cluster._selects(wanted, value)} == values
+
+
 def test_a_token_that_is_refused_is_said_in_one_line() -> None:
     error = ConnectionError("Could not read 'session_name' from GCS")
     told = "gcs_client.cc:210: Failed: Unauthenticated: RPC error: InvalidAuthToken"

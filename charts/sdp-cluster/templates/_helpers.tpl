@@ -41,6 +41,43 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- toYaml (mustMergeOverwrite (deepCopy .Values.groupDefaults) (deepCopy .group)) -}}
 {{- end -}}
 
+{{/*
+Where downloads run: in groups without GPUs, if there are any; and as many workers as those may grow to, which Ray
+does not know of groups that have no pod yet.
+*/}}
+{{- define "sdp.downloaders" -}}
+{{- $cpus := int (dig "workers" "cpus" 4 .own) -}}
+{{- $names := list -}}
+{{- $plain := list -}}
+{{- range $name, $own := .Values.groups -}}
+{{- if $own -}}
+{{- $group := include "sdp.group" (dict "Values" $.Values "group" $own) | fromYaml -}}
+{{- $names = append $names $name -}}
+{{- if and (eq (int $group.gpus) 0) (gt (int $group.maxReplicas) 0) (ge (int $group.cpu) 1) -}}
+{{- $plain = append $plain (dict "name" $name "cpu" (int $group.cpu) "most" (int $group.maxReplicas)) -}}
+{{- $cpus = min $cpus (int $group.cpu) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- $workers := 0 -}}
+{{- $among := list -}}
+{{- range $plain -}}
+{{- $workers = add $workers (mul .most (div .cpu $cpus)) -}}
+{{- $among = append $among .name -}}
+{{- end -}}
+{{- $placed := hasKey (dig "workers" dict .own) "node_labels" -}}
+{{- if and $plain (not $placed) -}}
+{{- if .Values.autoscaling.enabled }}
+concurrency: {{ $workers }}
+{{- end }}
+workers:
+  cpus: {{ $cpus }}
+  {{- if lt (len $plain) (len $names) }}
+  node_labels: {ray.io/node-group: {{ printf "in(%s)" (join "," $among) | quote }}}
+  {{- end }}
+{{- end -}}
+{{- end -}}
+
 {{/* What cannot work, said before anything is applied. */}}
 {{- define "sdp.check" -}}
 {{- if not .Values.storage.uri -}}
