@@ -223,6 +223,7 @@ def test_downloads_take_all_that_groups_without_gpus_may_grow_to_and_none_of_the
     assert told("minimal") == (70, 4, on_cpu), "10 pods, 7 workers of 4 CPUs on the 31 of each"
     more = ("groups.small.cpu=3", "groups.small.maxReplicas=5")
     assert told("minimal", *more) == (105, 3, {"ray.io/node-group": "in(cpu,small)"})
+    assert told("minimal", "groups.cpu.cpu=700m") == (10, 1, on_cpu), "KubeRay tells Ray of whole CPUs, rounded up"
     assert told("minimal", "autoscaling.enabled=false") == (None, 4, on_cpu)
     assert told("minimal", "groups.cpu=null") == (None, None, None), "only GPUs: wherever there are CPUs"
     assert told("no-gpu")[2] is None

@@ -98,7 +98,7 @@ def helm(tool: Callable[[str], Path], kube: Kube, given: Settings) -> Callable[.
 def notes(helm: Callable[..., str], kube: Kube) -> str:
     """What `helm install` printed, once the cluster is ready."""
     printed = helm("install")
-    kube.until(lambda: ready(kube, 2), READY_S, "the cluster is ready with a pod in cpu and in a10g")
+    kube.until(lambda: ready(kube, 1), READY_S, "the cluster is ready with a pod in a10g")
     return printed
 
 
@@ -114,15 +114,16 @@ def ready(kube: Kube, workers: int) -> bool:
 
 
 @pytest.fixture(scope="session")
-def images(cluster: Kube) -> str:
-    jobs.run(cluster, "download")
-    return f"{jobs.OUTPUT}/images"
-
-
-@pytest.fixture(scope="session")
 def where() -> dict[str, set[str]]:
     """The groups that a job's actors ran in, by job; looked up at once, since Ray's memory goes with its head."""
     return {}
+
+
+@pytest.fixture(scope="session")
+def images(cluster: Kube, where: dict[str, set[str]]) -> str:
+    jobs.run(cluster, "download")
+    where["download"] = jobs.groups(cluster, "MapBatches(_Downloading))")
+    return f"{jobs.OUTPUT}/images"
 
 
 @pytest.fixture(scope="session")

@@ -26,7 +26,7 @@ def test_the_release_becomes_a_ready_cluster_with_each_group_on_its_nodes(cluste
         pod["metadata"]["labels"]["sdp/group"]: products[pod["spec"]["nodeName"]]
         for pod in cluster.find("pods", "ray.io/cluster=sdp")
     }
-    assert (where["head"], where["cpu"], where["a10g"]) == ("", "", "NVIDIA-A10G")
+    assert (where["head"], where["a10g"]) == ("", "NVIDIA-A10G")
 
 
 def test_who_has_no_token_is_refused(cluster: Kube) -> None:
@@ -39,12 +39,15 @@ def test_who_has_no_token_is_refused(cluster: Kube) -> None:
     assert answer(f"Authorization=Bearer {token}") == "200"
 
 
-def test_download_accounts_for_every_row(cluster: Kube, images: str) -> None:
+def test_download_accounts_for_every_row_in_a_pod_that_came_for_it(
+    cluster: Kube, images: str, where: dict[str, set[str]]
+) -> None:
     told = jobs.inspect(cluster, images)
     counts = told["counts"]
     assert (told["complete"], told["problems"], counts["input"]) == (True, [], site.IMAGES)
     assert counts["written"] + counts["filtered"] + counts["failed"] == site.IMAGES
     assert counts["reasons"]["http_status"] > 0, "the server has refused some"
+    assert where["download"] == {"cpu"}, "although the pod in a10g has a CPU, too"
 
 
 def test_process_encodes_all_images_in_pods_of_the_a10g_group(

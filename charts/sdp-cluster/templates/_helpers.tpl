@@ -53,9 +53,11 @@ does not know of groups that have no pod yet.
 {{- if $own -}}
 {{- $group := include "sdp.group" (dict "Values" $.Values "group" $own) | fromYaml -}}
 {{- $names = append $names $name -}}
-{{- if and (eq (int $group.gpus) 0) (gt (int $group.maxReplicas) 0) (ge (int $group.cpu) 1) -}}
-{{- $plain = append $plain (dict "name" $name "cpu" (int $group.cpu) "most" (int $group.maxReplicas)) -}}
-{{- $cpus = min $cpus (int $group.cpu) -}}
+{{- if and (eq (int $group.gpus) 0) (gt (int $group.maxReplicas) 0) -}}
+{{- $text := toString $group.cpu -}}{{/* KubeRay tells Ray of whole CPUs, rounded up. */}}
+{{- $cpu := int (ceil (hasSuffix "m" $text | ternary (divf (float64 (trimSuffix "m" $text)) 1000) (float64 $text))) -}}
+{{- $plain = append $plain (dict "name" $name "cpu" $cpu "most" (int $group.maxReplicas)) -}}
+{{- $cpus = min $cpus $cpu -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
