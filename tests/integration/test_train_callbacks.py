@@ -3,6 +3,7 @@
 import gzip
 import importlib
 import json
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from sdp.errors import UserError
 from sdp.report.run import run_section
 from sdp.storage import open_storage
 from sdp.train.assemble import assemble
+from sdp.train.callbacks import watchdog
 from sdp.train.callbacks.base import Callback, StepReport
 from sdp.train.callbacks.checkpoints import SaveCheckpoints
 from sdp.train.callbacks.metrics import RecordMetrics
@@ -257,3 +259,30 @@ def test_a_lone_worker_is_not_the_slowest(root: Path) -> None:
     lines = RunFolder(open_storage(str(root / "run"))).metrics()
     assert all("slowest" not in line for line in lines)
     assert all(line["step_seconds"] >= line["time"]["forward"] for line in lines)
+
+
+COLLECTIVES = """
+import torch
+from torch import distributed
+from sdp.train.callbacks.watchdog import flight_record
+assert flight_record() is None, "a worker alone takes part in none"
+distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+distributed.all_reduce(torch.ones(3))
+distributed.barrier()
+print(flight_record().decode())
+"""
+
+
+def test_a_worker_that_hangs_tells_of_its_last_collectives() -> None:
+    done = subprocess.run([sys.executable, "-c", COLLECTIVES], capture_output=True, text=True, timeout=120, check=True)
+    entries = json.loads(done.stdout)["entries"]
+    assert [entry["profiling_name"] for entry in entries] == ["gloo:all_reduce", "gloo:barrier"]
+    assert entries[0]["input_sizes"] == [[3]]
+
+
+def test_a_driver_that_does_not_answer_holds_up_nothing() -> None:
+    answer = threading.Event()
+    assert watchdog.within(0.05, lambda: b"late" if answer.wait(60) else None) is None
+    answer.set()
+    assert watchdog.within(60, lambda: b"in time") == b"in time"
+    assert watchdog.within(60, lambda: 1 / 0) is None  # type: ignore[arg-type, return-value] # what fails is told

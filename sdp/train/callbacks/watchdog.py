@@ -1,6 +1,7 @@
 """Ends a worker that has stood still for too long, after it has told where it stands."""
 
 import faulthandler
+import json
 import logging
 import os
 import threading
@@ -9,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from tempfile import TemporaryFile
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sdp.errors import SdpError
 from sdp.storage import Storage
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 EXIT_CODE = 70
+_RECORD_S = 20.0
 
 
 def leave() -> None:
@@ -32,7 +34,8 @@ def leave() -> None:
 class Watchdog(Callback):
     """After `seconds` without a step the stacks of all threads go to the run's stacks/, and the process ends.
 
-    Every worker has one. When a collective hangs, all of them hang: each tells its own side of it.
+    Every worker has one. When a collective hangs, all of them hang: each tells its own side of it, also by torch's
+    record of the collectives that it took part in.
     """
 
     seconds: float
@@ -66,6 +69,9 @@ class Watchdog(Callback):
             moment = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
             try:
                 run.publish(f"stacks/{moment}-worker-{rank:05d}.txt", stacks())
+                record = within(_RECORD_S, flight_record)
+                if record:
+                    run.publish(f"stacks/{moment}-worker-{rank:05d}-collectives.json", record)
             except SdpError as error:
                 log.error("the stacks could not be kept: %s\n%s", error, stacks().decode())
             self.end()
@@ -73,6 +79,35 @@ class Watchdog(Callback):
 
     def _left(self) -> float:
         return max(0.0, self._beat + self.seconds - time.monotonic())
+
+
+def flight_record() -> bytes | None:
+    """The last collectives of this worker, by torch's flight recorder: which have begun, which have ended."""
+    from torch import distributed
+
+    if not distributed.is_initialized():
+        return None
+    from torch._C import _distributed_c10d as recorders
+
+    torchs: Any = recorders
+    kept = [json.loads(dump()) for dump in (torchs._dump_nccl_trace_json, torchs._dump_fr_trace_json)]
+    return json.dumps(next((record for record in kept if record.get("entries")), kept[0]), indent=1).encode()
+
+
+def within(seconds: float, ask: Callable[[], bytes | None]) -> bytes | None:
+    """What is answered in time: a driver that hangs may not answer at all."""
+    answer: list[bytes | None] = []
+
+    def asking() -> None:
+        try:
+            answer.append(ask())
+        except Exception as error:  # noqa: BLE001 (the process is ending; it is told)
+            log.error("no record of collectives: %s", error)
+
+    thread = threading.Thread(target=asking, name="sdp-flight-record", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return answer[0] if answer else None
 
 
 def stacks() -> bytes:
