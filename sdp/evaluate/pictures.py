@@ -13,7 +13,7 @@ from sdp.datasets.source import freeze_files, freeze_source, freeze_upstream
 from sdp.datasets.units import Work
 from sdp.errors import DatasetError
 from sdp.process.reading import Columns, Piece, Planner, footer_of, read_piece
-from sdp.storage import SourceFile, StorageOptions, list_source, open_source, open_storage
+from sdp.storage import SourceFile, StorageOptions, is_read_only, list_source, open_source, open_storage
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
 _TEXT = ".txt"
@@ -101,7 +101,7 @@ class Picture:
 def open_pictures(told: PictureSource, key: str, options: StorageOptions) -> Pictures:
     """The pictures that a section of this name speaks of, looked at as far as that takes little."""
     assert told.uri is not None
-    folder = None if told.uri.startswith(("https://", "http://", "hf://")) else open_storage(told.uri, options)
+    folder = None if is_read_only(told.uri) else open_storage(told.uri, options)
     if folder is not None and "*" not in told.uri and folder.exists(HEAD):
         dataset = open_dataset(folder)
         if dataset.manifest.kind not in _CAPTIONS:

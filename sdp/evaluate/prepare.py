@@ -13,7 +13,7 @@ from sdp.evaluate.loss import LossOrders, plan_loss
 from sdp.evaluate.pictures import Pictures, open_pictures
 from sdp.model import networks
 from sdp.model.networks import FeatureNetwork
-from sdp.storage import Storage, StorageOptions, open_storage
+from sdp.storage import Storage, StorageOptions, is_read_only, open_storage
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ def identity_of(features: FeatureNetwork, config: EvaluateConfig) -> dict[str, A
 
 def _made_before(config: EvaluateConfig, options: StorageOptions) -> Dataset | None:
     uri = config.reference.uri
-    if uri is None or "*" in uri or uri.startswith(("https://", "http://", "hf://")):
+    if uri is None or "*" in uri or is_read_only(uri):
         return None
     folder = open_storage(uri, options)
     if not folder.exists(HEAD) or read_head(folder).kind != KIND:

@@ -20,7 +20,7 @@ from sdp.datasets.index import Index, Version, files_table
 from sdp.datasets.output import HEAD, Output
 from sdp.datasets.units import Extent
 from sdp.errors import DatasetError, UserError
-from sdp.storage import SourceFile, Storage, StorageOptions, list_source, open_source, open_storage
+from sdp.storage import SourceFile, Storage, StorageOptions, is_read_only, list_source, open_source, open_storage
 
 FOLDER = "_prompts/"
 
@@ -28,7 +28,6 @@ Prompt = str | None
 """None where a caption is missing or blank: it has its addresses, and none of them a picture."""
 
 _MAGIC = b"PAR1"
-_ELSEWHERE = ("https://", "http://", "hf://")
 _LINE_END = re.compile(r"\r\n|\n|\r")
 _PART = re.compile(r"/parts/[^/]*\.parquet$")
 """A part of a dataset: what lies before it is the dataset."""
@@ -53,7 +52,7 @@ def taken_down(config: GenerateConfig) -> frozenset[int]:
     They keep their addresses, or all others would move; no picture is drawn for them.
     """
     uri, options = config.source.uri, config.storage.options()
-    if uri is None or uri.startswith(_ELSEWHERE):
+    if uri is None or is_read_only(uri):
         return frozenset()
     files = list_source(uri, options, suffixes=(".parquet", ".txt"))
     roots = {file.uri: _PART.sub("", file.uri) for file in files if _PART.search(file.uri)}

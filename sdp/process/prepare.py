@@ -22,7 +22,7 @@ from sdp.process.reading import Columns, footer_of
 from sdp.process.recipe import TEXT, Recipe, Settings
 from sdp.process.table import Shape, bytes_per_row
 from sdp.process.work import Orders
-from sdp.storage import SourceFile, Storage, StorageOptions, list_source, open_storage
+from sdp.storage import SourceFile, Storage, StorageOptions, is_read_only, list_source, open_storage
 
 KIND = "latents"
 _PIECE_BYTES, _PIECE_ROWS = 50_000_000, 256
@@ -150,7 +150,7 @@ def retry_of(output: Output, work: Work, done: Collection[tuple[int, int]]) -> R
 
 def _open_source(config: ProcessConfig, options: StorageOptions) -> tuple[Dataset | None, list[SourceFile]]:
     uri = config.source.uri
-    if not uri.startswith(("https://", "http://", "hf://")) and "*" not in uri:
+    if not is_read_only(uri) and "*" not in uri:
         folder = open_storage(uri, options)
         if folder.exists(HEAD):
             return open_dataset(folder, "images"), []

@@ -7,7 +7,7 @@ result or with one line saying what was wrong, where, and what to do.
 from sdp.storage.base import Data, FileInfo, Storage, StorageOptions
 from sdp.storage.opening import open_storage
 from sdp.storage.sources import SourceFile, list_source, open_source
-from sdp.storage.uri import join
+from sdp.storage.uri import is_read_only, join
 
 __all__ = [
     "Data",
@@ -15,6 +15,7 @@ __all__ = [
     "SourceFile",
     "Storage",
     "StorageOptions",
+    "is_read_only",
     "join",
     "list_source",
     "open_source",

@@ -51,6 +51,11 @@ def parse(uri: str) -> Location:
     raise UserError(f"{uri}: unknown scheme '{scheme}'; give {KNOWN}")
 
 
+def is_read_only(uri: str) -> bool:
+    """Whether files there can only be read, so that no dataset of ours lies there."""
+    return parse(uri).scheme not in WRITABLE
+
+
 def _file(uri: str) -> Location:
     parts = urlsplit(uri)
     if parts.netloc not in ("", "localhost"):

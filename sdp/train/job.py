@@ -30,7 +30,7 @@ from sdp.errors import LeaseLost, SdpError, UserError
 from sdp.lease import Lease
 from sdp.model.load import load_unet_config
 from sdp.model.sources import resolve
-from sdp.storage import open_storage
+from sdp.storage import is_read_only, open_storage
 from sdp.telemetry.registry import serve
 from sdp.train import online, ray_reader
 from sdp.train.board import Board, Told
@@ -422,7 +422,7 @@ def _absolute(config: TrainConfig) -> TrainConfig:
     options = config.storage.options()
 
     def absolute(uri: str | None) -> str | None:
-        if uri is None or uri.startswith(("https://", "http://", "hf://")):
+        if uri is None or is_read_only(uri):
             return uri
         return open_storage(uri, options).uri
 

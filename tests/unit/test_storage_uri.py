@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from sdp.errors import UserError
 from sdp.storage import join, open_storage
 from sdp.storage.base import checked
-from sdp.storage.uri import parse, shown
+from sdp.storage.uri import is_read_only, parse, shown
 
 
 @pytest.mark.parametrize(
@@ -65,6 +65,14 @@ def test_what_is_no_storage_says_so_in_one_line(uri: str, says: str) -> None:
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
     assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("uri", "only"),
+    [("https://h/f", True), ("HTTP://h/f", True), ("hf://datasets/o/n/f", True), ("s3://b/f", False), ("f", False)],
+)
+def test_what_can_only_be_read_is_known_by_its_scheme(uri: str, only: bool) -> None:
+    assert is_read_only(uri) is only
 
 
 def test_an_unknown_scheme_lists_the_known_ones() -> None:

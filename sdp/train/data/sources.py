@@ -10,13 +10,11 @@ from sdp.config import TrainConfig
 from sdp.config.train import ColumnsConfig
 from sdp.datasets.manifest import Dataset, open_dataset
 from sdp.datasets.output import HEAD
-from sdp.storage import Storage, open_storage
+from sdp.storage import Storage, is_read_only, open_storage
 from sdp.train.data.direct import Ingredient, mixture_of
 from sdp.train.data.latents import open_latents
 from sdp.train.data.plain import freeze, open_plain
 from sdp.train.data.weights import RowWeights, Weigh, row_weights
-
-_READ_ONLY = ("https://", "http://", "hf://")
 
 
 @dataclass(frozen=True)
@@ -91,7 +89,7 @@ def _plain(
 
 def _is_ours(uri: str, config: TrainConfig) -> bool:
     """Whether sdp has written what is there."""
-    if uri.startswith(_READ_ONLY) or "*" in uri:
+    if is_read_only(uri) or "*" in uri:
         return False
     return open_storage(uri, config.storage.options()).exists(HEAD)
 
