@@ -24,9 +24,13 @@ HEADS = {
 A Ray cluster of unlike nodes, and the configuration of its jobs. Needs the KubeRay operator 1.7 or later.
 
 ```sh
-helm install sdp charts/sdp-cluster --set storage.uri=s3://BUCKET/FOLDER --set model=s3://BUCKET/stable-diffusion-2-base
+helm install sdp charts/sdp-cluster -f values.yaml
 kubectl create -f manifests/download.yaml
 ```
+
+The least that `values.yaml` has to say: `image.repository`, `storage.uri` and access to it (by
+`serviceAccount.annotations` or `storage.secretName`), `model`, and `jobs.download.source`;
+[docs/kubernetes.md](../../docs/kubernetes.md) begins with one.
 
 What cannot work is refused before anything is applied, with the path of the value: by values.schema.json (types, typos,
 an accelerator that is not in the catalogue) and by the templates (fewest above most, GPUs without an accelerator).

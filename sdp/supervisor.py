@@ -48,6 +48,8 @@ def supervise(
         while True:
             began = time.monotonic()
             child = subprocess.Popen(command)
+            if told.is_set():  # while there was no child to hand it on to
+                child.send_signal(signal.SIGTERM)
             code = child.wait()
             if code in (0, UserError.exit_code) or told.is_set():
                 return code if code >= 0 else 128 - code

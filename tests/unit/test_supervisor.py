@@ -71,3 +71,16 @@ def test_a_wish_to_stop_reaches_the_job_and_it_is_not_started_again(tmp_path: Pa
     supervisor.send_signal(signal.SIGTERM)
     assert supervisor.wait(30) == 1
     assert stopped.exists()
+
+
+def test_a_wish_to_stop_while_the_job_is_being_started_reaches_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    start = subprocess.Popen
+
+    def told_meanwhile(command: list[str]) -> subprocess.Popen[bytes]:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return start(command)
+
+    monkeypatch.setattr(subprocess, "Popen", told_meanwhile)
+    began = time.monotonic()
+    assert supervise([sys.executable, "-c", "import time; time.sleep(100)"]) == 128 + signal.SIGTERM
+    assert time.monotonic() - began < 60
