@@ -13,6 +13,7 @@ from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 from scripts.dashboards.panels import Dashboard, Panel
 
 SOURCE = models.DataSourceRef(type_val="prometheus", uid="${datasource}")
+NOTHING = "–"
 Builder = timeseries.Panel | stat.Panel | bargauge.Panel | tables.Panel
 
 VARIABLES: Sequence[tuple[str, str, str]] = (
@@ -124,8 +125,16 @@ def _number(told: Panel) -> Builder:
         .text_mode(words.BigValueTextMode.VALUE_AND_NAME if named else words.BigValueTextMode.VALUE)
         .color_scheme(_color(models.FieldColorModeId.THRESHOLDS))
         .thresholds(dashboard.ThresholdsConfig().steps([models.Threshold(None, "text")]))
-        .no_value("–")
+        .no_value(NOTHING)
+        .mappings([_unknown()])  # else a dash has the colour of what is bad, where low is bad
     )
+
+
+def _unknown() -> models.SpecialValueMap:
+    """No value, or 0 / 0."""
+    dash = models.ValueMappingResult(text=NOTHING, color="text")
+    match = models.SpecialValueMatch.NULL_AND_NAN
+    return models.SpecialValueMap(models.DashboardSpecialValueMapOptions(match=match, result=dash))
 
 
 def _lines(told: Panel) -> Builder:
@@ -133,7 +142,7 @@ def _lines(told: Panel) -> Builder:
         timeseries.Panel()
         .fill_opacity(0)
         .line_width(1)
-        .show_points(words.VisibilityMode.NEVER)
+        .show_points(words.VisibilityMode.AUTO)  # one figure alone is no line
         .color_scheme(_color(models.FieldColorModeId.PALETTE_CLASSIC))
         .legend(
             common.VizLegendOptions()

@@ -38,5 +38,6 @@ def per_run(expr: str) -> str:
     return f"max by (ray_cluster, run) ({expr})"
 
 
-def share(part: str, whole: str) -> str:
-    return f"{part} / {whole}"
+def some(expr: str) -> str:
+    """To divide by: what is nothing is left out, so that a single figure shows a dash in place of NaN."""
+    return f"({expr} > 0)"

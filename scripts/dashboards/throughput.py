@@ -16,7 +16,7 @@ from scripts.dashboards.panels import (
     number,
     stacked,
 )
-from scripts.dashboards.selecting import RANK, RUN, increase_of_gauge, per_run, rate, select
+from scripts.dashboards.selecting import RANK, RUN, increase_of_gauge, per_run, rate, select, some
 
 TRAINED = f"sum({rate('sdp_train_samples_total', RUN)})"
 TRAINED_PER_RUN = f"sum by (ray_cluster, run) ({rate('sdp_train_samples_total', RUN)})"
@@ -45,7 +45,7 @@ _FIRST = Row(
         number(
             "Per GPU",
             "The same per trainer. The best published for an A100 is 184.6 at 256 pixels and 42.2 at 512.",
-            Query(f"{TRAINED} / sum({WORKERS})"),
+            Query(f"{TRAINED} / {some(f'sum({WORKERS})')}"),
             unit=IMAGES_PER_SECOND,
         ),
         number(
@@ -58,7 +58,7 @@ _FIRST = Row(
         number(
             "Trainers wait for data",
             "Share of the trainers' time. High: the input holds training back; see Encoders below.",
-            Query(f"sum({WAITING}) / sum({STEP_TIME})"),
+            Query(f"sum({WAITING}) / {some(f'sum({STEP_TIME})')}"),
             unit=RATIO,
             limits=Limits(0.05, 0.2),
         ),
@@ -67,13 +67,13 @@ _FIRST = Row(
             "Share of the encoders' time, online and in process jobs. High while trainers wait: transforms or the "
             "storage hold it back. High while they do not: there are more encoders than needed.",
             Query(f"1 - avg({per_run(select('sdp_train_encoders_busy', RUN))})", "online"),
-            Query(f"{IDLE} / ({IDLE} + {BUSY})", "process"),
+            Query(f"{IDLE} / {some(f'{IDLE} + {BUSY}')}", "process"),
             unit=RATIO,
         ),
         number(
             "A million images cost",
             "What the chosen runs have cost, by the prices of their configuration, per million images trained on.",
-            Query(f"1e6 * sum({COST}) / sum({SAMPLES})"),
+            Query(f"1e6 * sum({COST}) / {some(f'sum({SAMPLES})')}"),
             unit=PLAIN,
         ),
         lines(
@@ -160,7 +160,7 @@ _ENCODERS = Row(
             "Busy",
             "Share of the encoders' time in which they encode.",
             Query(per_run(select("sdp_train_encoders_busy", RUN)), "{{run}}"),
-            Query(f"{BUSY} / ({IDLE} + {BUSY})", "process"),
+            Query(f"{BUSY} / {some(f'{IDLE} + {BUSY}')}", "process"),
             unit=RATIO,
             most=1,
         ),

@@ -192,6 +192,16 @@ def test_panels_of_a_dashboard_do_not_overlap_and_only_the_end_of_a_row_has_room
         assert sum(1 for x, at in taken if at == y) == 24, f"a gap at line {y}"
 
 
+def test_a_figure_that_is_not_known_is_a_dash_that_is_neither_good_nor_bad() -> None:
+    """0 / 0 is NaN, and a dash without a mapping has the colour of the lowest values."""
+    for name, dashboard in chart.dashboards().items():
+        for panel in chart.panels(dashboard):
+            if panel["type"] == "stat":
+                (mapping,) = panel["fieldConfig"]["defaults"]["mappings"]
+                expected = {"match": "null+nan", "result": {"text": "–", "color": "text"}}
+                assert (mapping["type"], mapping["options"]) == ("special", expected), (name, panel["title"])
+
+
 def test_every_query_can_be_narrowed_down_by_the_variables() -> None:
     """Each asks for a cluster, or for a node of those that a cluster owns."""
     for query in chart.queries():
@@ -269,6 +279,19 @@ def test_asking_the_kubelet_takes_one_folder_and_root_without_capabilities(rende
     assert "add" not in container["securityContext"]["capabilities"]
     more = one(render(*settings, "exporter.readEnvironment=true"), "DaemonSet")["spec"]["template"]["spec"]
     assert more["containers"][0]["securityContext"]["capabilities"]["add"] == ["SYS_PTRACE"]
+
+
+@NEEDS_HELM
+def test_the_exporter_has_the_volumes_that_it_is_given_beside_its_own(render: Render) -> None:
+    """Where no runtime brings the driver's library, the node's folder of it is mounted."""
+    settings = ["exporter.volumes[0].name=driver", "exporter.volumes[0].hostPath.path=/home/kubernetes/bin/nvidia"]
+    settings += ["exporter.volumeMounts[0].name=driver", "exporter.volumeMounts[0].mountPath=/usr/local/nvidia"]
+    settings += ["exporter.env.LD_LIBRARY_PATH=/usr/local/nvidia/lib64"]
+    for more, names in (([], ["driver"]), (["exporter.webConfigSecret=web"], ["web-config", "driver"])):
+        pod = one(render(*settings, *more), "DaemonSet")["spec"]["template"]["spec"]
+        assert [volume["name"] for volume in pod["volumes"]] == names
+        assert [mount["name"] for mount in pod["containers"][0]["volumeMounts"]] == names
+        assert {"name": "LD_LIBRARY_PATH", "value": "/usr/local/nvidia/lib64"} in pod["containers"][0]["env"]
 
 
 @NEEDS_HELM

@@ -11,6 +11,7 @@ import yaml
 IMAGE = "SDP_E2E_IMAGE"
 VALUES = "SDP_E2E_VALUES"
 S3_IMAGE = "SDP_E2E_S3_IMAGE"
+PROMETHEUS_IMAGE = "SDP_E2E_PROMETHEUS_IMAGE"
 FAKE_GPUS = "SDP_E2E_FAKE_GPUS"
 LOSE_NODE = "SDP_E2E_LOSE_NODE"
 BRING_BACK = "SDP_E2E_BRING_BACK"
@@ -31,6 +32,8 @@ class Settings:
     values_file: Path | None
     s3_image: str
     """With versitygw as its entry point."""
+    prometheus_image: str | None
+    """With prometheus as its entry point: 2.43 or later, with discovery of Kubernetes, which Debian's lacks."""
     fake_gpus: tuple[str, str] | None
     """Nodes to be given an A10G, and eight A100s, which they do not have."""
     lose_node: str
@@ -53,7 +56,12 @@ def settings(environ: Mapping[str, str] = os.environ) -> Settings:
         values=yaml.safe_load(file.read_text()) if file else {},
         values_file=file,
         s3_image=environ.get(S3_IMAGE, "ghcr.io/versity/versitygw:v1.8.0"),
+        prometheus_image=_or_none(environ.get(PROMETHEUS_IMAGE, "docker.io/prom/prometheus:v3.5.0")),
         fake_gpus=(nodes[0], nodes[1]) if nodes else None,
         lose_node=environ.get(LOSE_NODE, ""),
         bring_back=environ.get(BRING_BACK, ""),
     )
+
+
+def _or_none(image: str) -> str | None:
+    return None if image == "none" else image

@@ -1,0 +1,263 @@
+"""charts/sdp-monitoring beside a running cluster: a Prometheus that is given the chart's two files scrapes Ray and the
+exporter, and keeps the rules. mode=plain, since a cluster need not have the Prometheus Operator."""
+
+import json
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import pytest
+import yaml
+
+from tests.e2e import jobs, site
+from tests.e2e.kube import Kube, Object
+from tests.e2e.settings import Settings
+
+CHART = jobs.ROOT / "charts" / "sdp-monitoring"
+RELEASE = "sdp-monitoring"
+SCRAPED_S = 120.0
+RULES = (CHART / "rules" / "recording.yaml", CHART / "rules" / "alerts.yaml")
+METADATA: Object = {"name": "prometheus", "labels": {"app": "prometheus"}}
+EVERY = "2s"
+ANNOTATED: Object = {
+    "job_name": "annotated",
+    "honor_labels": True,
+    "kubernetes_sd_configs": [{"role": "pod", "namespaces": {"own_namespace": True}}],
+    "relabel_configs": [
+        {"source_labels": ["__meta_kubernetes_pod_annotation_prometheus_io_scrape"], "action": "keep", "regex": "true"},
+        {"source_labels": ["__meta_kubernetes_pod_node_name"], "target_label": "node"},
+    ],
+}
+"""What finds the exporter's pods, as docs/monitoring.md says it."""
+ASK = """
+import sys, urllib.request
+print(urllib.request.urlopen("http://prometheus:9090/api/v1/" + sys.argv[1], timeout=20).read().decode())
+"""
+TELL = """
+import sys, ray
+ray.init(address="auto", namespace="e2e", log_to_driver=False)
+
+@ray.remote(num_cpus=0, label_selector={"sdp/group": "a10g"})
+class Teller:
+    def tell(self):
+        from sdp import telemetry
+        telemetry.begin("told").show("sdp_job_rows", 7, job="process")
+
+if sys.argv[1] == "begin":
+    ray.get(Teller.options(name="teller", lifetime="detached").remote().tell.remote(), timeout=60)
+else:
+    ray.kill(ray.get_actor("teller"))
+"""
+"""A process in a worker's pod that tells what a process job would, as long as the test looks."""
+
+
+@pytest.fixture(scope="module")
+def ask(
+    cluster: Kube, given: Settings, helm: Callable[..., str], tool: Callable[[str], Path]
+) -> Iterator[Callable[..., Any]]:
+    """What Prometheus answers, from its HTTP API."""
+    if given.prometheus_image is None:
+        pytest.skip("SDP_E2E_PROMETHEUS_IMAGE is none")
+    prometheus = _prometheus(cluster.namespace, given.prometheus_image)
+
+    def charted(*words: str) -> None:
+        done = subprocess.run(
+            [str(tool("helm")), *words, "-n", cluster.namespace],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+
+    # Ray's pods let a namespace scrape them that the release names.
+    helm("upgrade", "--force-conflicts", "--set", f"networkPolicy.monitoringNamespaces={{{cluster.namespace}}}")
+    try:
+        charted("upgrade", "--install", RELEASE, str(CHART), *_values(cluster, given))
+        files = cluster.get("configmap", f"{RELEASE}-prometheus")["data"]
+        cluster.apply([*prometheus, _config(files)])
+        cluster.run("wait", "--for=condition=Ready", "pod/prometheus", "--timeout=180s", timeout_s=190)
+        yield lambda what, **given: json.loads(cluster.python(site.TOOLS, ASK, f"{what}?{urlencode(given)}"))["data"]
+    finally:
+        charted("uninstall", "--ignore-not-found", RELEASE)
+        cluster.run("delete", "--ignore-not-found", "--wait=true", "-f", "-", given=_listed([*prometheus, _config({})]))
+
+
+def test_every_target_is_up_and_says_where_it_is(cluster: Kube, ask: Callable[..., Any]) -> None:
+    targets = cluster.until(lambda: _all_up(ask), SCRAPED_S, "Prometheus scrapes Ray and the exporters")
+    head = jobs.head(cluster)
+    of_head = {target["discoveredLabels"]["__meta_kubernetes_pod_container_port_name"]
+               for target in targets if target["labels"].get("pod") == head}  # fmt: skip
+    assert of_head == {"metrics", "as-metrics", "dash-metrics"}
+    nodes = {node["metadata"]["name"]: node["metadata"]["labels"] for node in cluster.find("nodes")}
+    with_gpus = {name for name, labels in nodes.items() if "nvidia.com/gpu.product" in labels}
+    assert {target["labels"]["node"] for target in targets if target["scrapePool"] == "annotated"} == with_gpus
+    for target in targets:
+        if target["scrapePool"] != "annotated":
+            labels = target["labels"]
+            assert (labels["namespace"], labels["ray_cluster"]) == (cluster.namespace, "sdp")
+            assert labels["ray_group"] in {"headgroup", "cpu", "a10g", "a100"}
+            assert labels["node"] in nodes
+
+
+def test_every_rule_is_loaded_and_none_fails(cluster: Kube, ask: Callable[..., Any]) -> None:
+    written = [
+        rule for path in RULES for group in yaml.safe_load(path.read_text())["groups"] for rule in group["rules"]
+    ]
+
+    def evaluated() -> list[Object]:
+        loaded = [rule for group in ask("rules")["groups"] for rule in group["rules"]]
+        return loaded if all(rule["health"] != "unknown" for rule in loaded) else []
+
+    loaded = cluster.until(evaluated, SCRAPED_S, "Prometheus has evaluated its rules")
+    assert {rule["name"] for rule in loaded} == {rule.get("alert", rule.get("record")) for rule in written}
+    assert [rule for rule in loaded if rule["health"] != "ok"] == []
+
+
+def test_an_exporter_without_a_driver_answers_and_says_so(
+    cluster: Kube, ask: Callable[..., Any], given: Settings
+) -> None:
+    if given.fake_gpus is None:
+        pytest.skip("the nodes have real GPUs")
+    up = cluster.until(lambda: ask("query", query="sdp_exporter_up")["result"], SCRAPED_S, "exporters are scraped")
+    assert {(one["metric"]["node"], one["value"][1]) for one in up} == {(node, "0") for node in given.fake_gpus}
+
+
+def test_what_a_job_tells_has_the_labels_that_rules_and_dashboards_rely_on(
+    cluster: Kube, ask: Callable[..., Any]
+) -> None:
+    cluster.python(jobs.head(cluster), TELL, "begin", container="ray-head")
+    try:
+        query = 'sdp_job_rows{run="told"}'
+        (found,) = cluster.until(lambda: ask("query", query=query)["result"], SCRAPED_S, "a job's figure is there")
+    finally:
+        cluster.python(jobs.head(cluster), TELL, "end", container="ray-head")
+    (pod,) = cluster.find("pods", "sdp/group=a10g")
+    labels, value = found["metric"], found["value"][1]
+    assert value == "7"
+    told = {name: labels.pop(name) for name in list(labels) if name not in {"instance", "NodeAddress", "WorkerId"}}
+    assert told == {
+        "__name__": "sdp_job_rows",
+        "run": "told",
+        "stage": "process",
+        "job": f"{RELEASE}-ray-worker",
+        "namespace": cluster.namespace,
+        "pod": pod["metadata"]["name"],
+        "container": "ray-worker",
+        "node": pod["spec"]["nodeName"],
+        "ray_cluster": "sdp",
+        "ray_group": "a10g",
+        "ray_io_cluster": "sdp",
+        "Component": "core_worker",
+    }
+
+
+def test_uninstall_leaves_nothing_of_it(cluster: Kube, ask: Callable[..., Any], tool: Callable[[str], Path]) -> None:  # noqa: ARG001 (it is there)
+    command = [str(tool("helm")), "uninstall", RELEASE, "-n", cluster.namespace]
+    subprocess.run(command, check=True, capture_output=True, timeout=120)
+
+    def left() -> list[str]:
+        kinds = "daemonsets,pods,configmaps,networkpolicies,services,serviceaccounts"
+        found = cluster.find(kinds, f"app.kubernetes.io/instance={RELEASE}")
+        return [f"{one['kind']}/{one['metadata']['name']}" for one in found]
+
+    cluster.until(lambda: not left(), 90, "nothing is left of the release")
+
+
+def _all_up(ask: Callable[..., Any]) -> list[Object]:
+    """All targets, once there are the head's three, a worker's and an exporter, and none is down."""
+    targets: list[Object] = ask("targets", state="active")["activeTargets"]
+    pools = [target["scrapePool"] for target in targets]
+    enough = pools.count(f"{RELEASE}-ray-head") == 3 and f"{RELEASE}-ray-worker" in pools and "annotated" in pools
+    return targets if enough and all(target["health"] == "up" for target in targets) else []
+
+
+def _values(cluster: Kube, given: Settings) -> list[str]:
+    """The exporter from the image of Ray's pods, which has all of sdp."""
+    repository, _, tag = given.image.rpartition(":")
+    exporter: Object = {
+        "image": {"repository": repository, "tag": tag},
+        "env": given.values.get("env", {}),
+        "volumes": given.values.get("volumes", []),
+        "volumeMounts": given.values.get("volumeMounts", []),
+        "imagePullSecrets": given.values.get("imagePullSecrets", []),
+    }
+    told = {
+        "mode": "plain",
+        "ray": {"namespaces": [cluster.namespace], "interval": EVERY, "scrapeTimeout": EVERY},
+        "rules": {"interval": EVERY},
+    }
+    return [
+        word
+        for name, value in {**told, "exporter": exporter}.items()
+        for word in ("--set-json", f"{name}={json.dumps(value)}")
+    ]
+
+
+def _listed(objects: list[Object]) -> str:
+    return json.dumps({"apiVersion": "v1", "kind": "List", "items": objects})
+
+
+def _config(files: Object) -> Object:
+    """What Prometheus is told: the chart's two files, and where they are."""
+    config = {
+        "global": {"scrape_interval": EVERY, "scrape_timeout": EVERY, "evaluation_interval": EVERY},
+        "scrape_config_files": ["scrape.yaml"],
+        "scrape_configs": [ANNOTATED],
+        "rule_files": ["rules.yaml"],
+    }
+    data = {"prometheus.yaml": yaml.safe_dump(config), **files}
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": METADATA, "data": data}
+
+
+def _prometheus(namespace: str, image: str) -> list[Object]:
+    """A pod of it that may look for pods in this namespace, and a service."""
+    rbac = "rbac.authorization.k8s.io"
+    container = {
+        "name": "prometheus",
+        "image": image,
+        "args": ["--config.file=/config/prometheus.yaml", "--storage.tsdb.path=/data"],
+        "readinessProbe": {"httpGet": {"path": "/-/ready", "port": 9090}, "periodSeconds": 2},
+        "resources": {"requests": {"cpu": "50m", "memory": "256Mi"}},
+        "volumeMounts": [{"name": "config", "mountPath": "/config"}, {"name": "data", "mountPath": "/data"}],
+    }
+    return [
+        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": METADATA},
+        {
+            "apiVersion": f"{rbac}/v1",
+            "kind": "Role",
+            "metadata": METADATA,
+            "rules": [{"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]}],
+        },
+        {
+            "apiVersion": f"{rbac}/v1",
+            "kind": "RoleBinding",
+            "metadata": METADATA,
+            "roleRef": {"apiGroup": rbac, "kind": "Role", "name": "prometheus"},
+            "subjects": [{"kind": "ServiceAccount", "name": "prometheus", "namespace": namespace}],
+        },
+        {
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": METADATA,
+            "spec": {"selector": METADATA["labels"], "ports": [{"port": 9090}]},
+        },
+        {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": METADATA,
+            "spec": {
+                "affinity": site.PLAIN,
+                "serviceAccountName": "prometheus",
+                "terminationGracePeriodSeconds": 2,
+                "securityContext": {"runAsUser": 1000, "runAsGroup": 1000, "fsGroup": 1000},
+                "containers": [container],
+                "volumes": [
+                    {"name": "config", "configMap": {"name": "prometheus"}},
+                    {"name": "data", "emptyDir": {}},
+                ],
+            },
+        },
+    ]
