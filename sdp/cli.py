@@ -290,7 +290,7 @@ def _api(given: Arguments) -> Any:
 
 
 def _submit_arguments(parser: Parser) -> None:
-    _job_argument(parser)
+    parser.add_argument("job", metavar="JOB", help=f"{', '.join(JOBS)}, or one of these and -NAME (train-online)")
     parser.add_argument("--config", metavar="FILE", help="the job's YAML, sent along; without one, the cluster's own")
     _set_argument(parser)
     parser.add_argument("--cluster", metavar="NAME", help="the RayCluster; else `sdp`, or the only one there is")

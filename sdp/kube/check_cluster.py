@@ -38,6 +38,8 @@ def cluster(site: Site) -> Iterator[Finding]:
     """That there is a cluster, and that it is ready."""
     try:
         found = site.cluster
+    except Forbidden:
+        raise  # it may be there: not to be allowed to look says nothing of it
     except UserError as error:
         yield failed("cluster", str(error).removeprefix("--cluster: "))
         return

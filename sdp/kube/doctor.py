@@ -62,11 +62,16 @@ def examine(site: Site | None, no_site: str = "", *, jobs_folder: Path | None = 
             yield warning("jobs", f"the cluster's configurations cannot be read: {error}")
     told, findings = check_jobs.read(texts)
     yield from findings
-    cluster = site.cluster_or_none if site is not None and reached else None
-    if cluster is not None:
-        yield from check_jobs.accelerators(told, cluster)
+    if site is not None and reached:
+        yield from guarded("placement", lambda site: _placement(told, site), site)
     yield from check_jobs.storage(told, in_pod=in_pod)
     yield from check_jobs.models(told, in_pod=in_pod)
+
+
+def _placement(told: list[check_jobs.Told], site: Site) -> Iterator[Finding]:
+    cluster = site.cluster_or_none
+    if cluster is not None:
+        yield from check_jobs.accelerators(told, cluster)
 
 
 def all_reduce(api: Api, accelerator: str, nodes: int, cluster: str | None, out: BinaryIO, say: Say) -> int:

@@ -21,12 +21,26 @@ from sdp.kube.wire import Failures, Timing
 Say = Callable[[str], None]
 
 
+class ReaderGone(Exception):
+    """Whoever read our output has seen enough; no failure of the network's, though it has the same type."""
+
+
+def hand_on(out: BinaryIO, data: bytes) -> None:
+    """Write it, at once."""
+    try:
+        out.write(data)
+        out.flush()
+    except BrokenPipeError as error:
+        raise ReaderGone from error
+
+
 class LogPump(AbstractContextManager["LogPump"]):
     """Hands on a job's log, each byte once, until it is told that the job has ended."""
 
     def __init__(self, dashboard: Dashboard, submission: str, out: BinaryIO, say: Say, timing: Timing) -> None:
         self.submission = submission
         self._dashboard, self._out, self._say, self._timing = dashboard, out, say, timing
+        self.reader_gone = False
         self._ending = threading.Event()
         self._given_up = threading.Event()
         self._lock = threading.Lock()
@@ -64,6 +78,9 @@ class LogPump(AbstractContextManager["LogPump"]):
                 if last:
                     return
                 failures = 0
+            except ReaderGone:
+                self.reader_gone = True
+                return
             except (SdpError, *Failures, ValueError) as error:
                 # ValueError: a stream that was closed while we were reading from it
                 quiet = isinstance(error, TimeoutError) or self._seen > before
@@ -100,8 +117,7 @@ class LogPump(AbstractContextManager["LogPump"]):
                     new = chunk[skip:]
                     skip = max(0, skip - len(chunk))
                     if new:
-                        self._out.write(new)
-                        self._out.flush()
+                        hand_on(self._out, new)
                         self._seen += len(new)
             finally:
                 with self._lock:
@@ -123,6 +139,8 @@ def follow(api: Api, name: str, out: BinaryIO, say: Say) -> int:
                 if pump:
                     pump.finish()
                 pump = LogPump(Dashboard(api, state.cluster), state.submission, out, say, api.timing)
+            if pump and pump.reader_gone:
+                raise BrokenPipeError
             if state.finished:
                 break
             api.changed(api.mine("rayjobs"), rayjob, api.timing.watch_s)

@@ -8,7 +8,7 @@ from sdp.errors import UserError
 from sdp.kube.answers import Missing, Unreachable
 from sdp.kube.api import Api
 from sdp.kube.dashboard import Dashboard, RayRefused
-from sdp.kube.follow import follow
+from sdp.kube.follow import ReaderGone, follow, hand_on
 from sdp.kube.state import JobState, job_state
 from sdp.kube.wire import Failures
 
@@ -37,8 +37,9 @@ def logs(
             raise UserError(f"logs: the head of {state.cluster!r} knows nothing of {name} (any more)")
         with dashboard.log(state.submission, node, lines=lines) as stream:
             while chunk := stream.read():
-                target.write(chunk)
-        target.flush()
+                hand_on(target, chunk)
+    except ReaderGone as error:
+        raise BrokenPipeError from error
     except Missing as error:
         raise UserError(f"logs: cluster {state.cluster!r} is gone, and the log of {name} with it") from error
     except RayRefused as error:

@@ -1,5 +1,6 @@
 """The RayJob of a job: the same object as manifests/JOB.yaml, made from what a person said on the command line."""
 
+import difflib
 import re
 import secrets
 import shlex
@@ -24,6 +25,7 @@ LARGEST_CONFIG = 100_000
 """Bytes. Linux allows 131,072 in one variable of an environment."""
 LONGEST_NAME = 47
 """KubeRay's limit for a RayJob's name."""
+_REST = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 _NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 _BREAKS = frozenset("\x85\u2028\u2029")
 """Line breaks of YAML 1.1 that nobody else takes for one."""
@@ -43,8 +45,13 @@ class Options:
     """As `--set` takes them; they go over the configuration, whichever it is."""
 
 
+def kind_of(job: str) -> str:
+    """What a job does, of whose kind the cluster may hold several configurations: train-online trains."""
+    return job.partition("-")[0]
+
+
 def make_rayjob(job: str, config_text: str | None = None, options: Options | None = None) -> Object:
-    """The RayJob that runs a job under the supervisor, on a cluster that is there.
+    """The RayJob that runs a job (KIND, or KIND-NAME) under the supervisor, on a cluster that is there.
 
     Without a configuration of its own it runs by the cluster's, at /etc/sdp/jobs. One of its own travels in the job's
     environment, as it is: the pods run already, and nothing can be mounted into them any more.
@@ -56,22 +63,27 @@ def make_rayjob(job: str, config_text: str | None = None, options: Options | Non
         config = [CONFIG_FLAG, CONFIG_ENV]
         env[CONFIG_ENV] = _fitting(config_text)
     sets = [word for override in options.overrides for word in ("--set", override)]
-    return _rayjob(job, ["python", "-m", "sdp.supervisor", job, *config, *sets], env, options)
+    words = ["python", "-m", "sdp.supervisor", kind_of(job), *config, *sets]
+    return _rayjob(job, kind_of(job), words, env, options)
 
 
 def make_all_reduce(nodes: int, gpus: int, accelerator: str, options: Options) -> Object:
     """The RayJob that measures an all-reduce between whole nodes."""
     words = ["python", "-m", "sdp.kube.allreduce", "--nodes", str(nodes), "--gpus", str(gpus)]
-    return _rayjob("all-reduce", [*words, "--accelerator", accelerator], {}, options)
+    return _rayjob("all-reduce", "all-reduce", [*words, "--accelerator", accelerator], {}, options)
 
 
-def _rayjob(job: str, words: Sequence[str], env: Mapping[str, str], options: Options) -> Object:
+def _rayjob(job: str, kind: str, words: Sequence[str], env: Mapping[str, str], options: Options) -> Object:
     named = {"generateName": f"sdp-{job}-"} if options.name is None else {"name": checked_name(options.name)}
     runtime = {"runtimeEnvYAML": as_yaml({"env_vars": dict(env)})} if env else {}
+    if options.name is None and len(job) > LONGEST_NAME - len("sdp--12345"):
+        raise UserError(
+            f"--name: needed for a job with a name as long as {job!r}, of at most {LONGEST_NAME} characters"
+        )
     return {
         "apiVersion": "ray.io/v1",
         "kind": "RayJob",
-        "metadata": {**named, "labels": {"app.kubernetes.io/name": "sdp", "sdp/job": job}},
+        "metadata": {**named, "labels": {"app.kubernetes.io/name": "sdp", "sdp/job": kind}},
         "spec": {
             "submissionMode": "HTTPMode",
             "clusterSelector": {"ray.io/cluster": options.cluster},
@@ -79,6 +91,18 @@ def _rayjob(job: str, words: Sequence[str], env: Mapping[str, str], options: Opt
             **runtime,
         },
     }
+
+
+def checked_job(job: str, kinds: Sequence[str]) -> str:
+    """A job that the chart could hold a configuration of: KIND, or KIND-NAME."""
+    kind, hyphen, name = job.partition("-")
+    if kind not in kinds:
+        near = difflib.get_close_matches(kind, kinds, 1, 0.6)
+        hint = f"did you mean {near[0]}{hyphen}{name}?" if near else "see sdp submit --help"
+        raise UserError(f"submit: JOB: expected {', '.join(kinds)}, or one of these and -NAME, got {job!r}; {hint}")
+    if hyphen and not _REST.fullmatch(name):
+        raise UserError(f"submit: JOB: expected small letters, digits and hyphens after {kind}-, got {job!r}")
+    return job
 
 
 def named(rayjob: Object) -> Object:

@@ -1,6 +1,7 @@
 """What the doctor's checks look at, each thing read once: a RayCluster, its nodes, its jobs' configurations."""
 
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -23,6 +24,7 @@ class Site:
     cluster_name: str | None = None
     rendered: list[Object] = field(default_factory=list)
     """Manifests that are not applied yet; none looks at what is there."""
+    environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
 
     @cached_property
     def cluster(self) -> Object:
@@ -32,7 +34,13 @@ class Site:
                 return each
         if self.rendered:
             raise UserError("--manifest: expected a RayCluster in it, got none; helm template makes one")
-        return find_cluster(self.api, self.cluster_name)
+        return find_cluster(self.api, self.cluster_name or self._own_cluster)
+
+    @property
+    def _own_cluster(self) -> str | None:
+        """The cluster that this pod is one of, which KubeRay tells each; its account may look at no other."""
+        here = not self.api.context and self.environ.get("RAY_CLUSTER_NAMESPACE") == self.api.namespace
+        return self.environ.get("RAY_CLUSTER_NAME") if here else None
 
     @cached_property
     def cluster_or_none(self) -> Object | None:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from sdp.kube.rayjob import JOBS_FOLDER
+
 Object = Mapping[str, Any]
 
 ENDED = frozenset({"Complete", "Failed", "ValidationFailed"})
@@ -20,6 +22,7 @@ _WAITING = {
     "Suspended": "suspended",
     "ValidationFailed": "refused",
 }
+_BY_CONFIG = re.compile(rf"sdp\.supervisor \S+ --config {JOBS_FOLDER}/(\S+)\.yaml(?= |$)")
 _EXIT_CODE = re.compile(r"exit code (\d+)")
 
 
@@ -29,7 +32,7 @@ class JobState:
 
     name: str
     job: str
-    """download, process, train or generate; empty for somebody else's RayJob."""
+    """download, process, train, train-online …; empty for somebody else's RayJob."""
     state: str
     """new, waiting, pending, running, succeeded, failed, stopped, refused, retrying, suspended or suspending."""
     cluster: str
@@ -94,7 +97,7 @@ def job_state(rayjob: Object) -> JobState:
     message = str(status.get("message") or "")
     return JobState(
         name=about["name"],
-        job=(about.get("labels") or {}).get("sdp/job", ""),
+        job=_job(about, spec),
         state=_word(deployment, of_ray),
         cluster=status.get("rayClusterName") or (spec.get("clusterSelector") or {}).get("ray.io/cluster", ""),
         submission=status.get("jobId", ""),
@@ -105,6 +108,13 @@ def job_state(rayjob: Object) -> JobState:
         finished=finished,
         exit_code=0 if of_ray == "SUCCEEDED" else _exit_code(message),
     )
+
+
+def _job(about: Object, spec: Object) -> str:
+    """The cluster's configuration that it runs by, else its kind, from our label."""
+    kind = str((about.get("labels") or {}).get("sdp/job", ""))
+    found = _BY_CONFIG.search(str(spec.get("entrypoint") or "")) if kind else None
+    return found[1] if found else kind
 
 
 def _word(deployment: str, of_ray: str) -> str:

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from sdp.config import JobConfig, keys, load
+from sdp.config import JOBS, JobConfig, keys, load
 from sdp.errors import UserError
 from sdp.kube import wire
 from sdp.kube.answers import AlreadyThere, Forbidden, Missing, Unreachable
 from sdp.kube.api import Api, Object
 from sdp.kube.clusters import find_cluster, job_texts, jobs_map
 from sdp.kube.follow import follow
-from sdp.kube.rayjob import USUAL_CLUSTER, Options, as_yaml, checked_name, make_rayjob, named
+from sdp.kube.rayjob import USUAL_CLUSTER, Options, as_yaml, checked_job, checked_name, kind_of, make_rayjob, named
 from sdp.kube.state import cluster_state, job_state
 
 Say = Callable[[str], None]
@@ -26,6 +26,7 @@ class Submission:
     """What a person asked for."""
 
     job: str
+    """A kind (train), or a kind and a name as the cluster's configurations have them (train-online)."""
     config: str | None = None
     """A file of the configuration; None takes the cluster's own."""
     overrides: Sequence[str] = ()
@@ -36,6 +37,7 @@ class Submission:
 
 def submit(api: Api, wish: Submission, say: Say, out: BinaryIO | None = None) -> int:
     """Submit a job; returns its exit code where it is followed, else 0."""
+    checked_job(wish.job, tuple(JOBS))
     if wish.name is not None:
         checked_name(wish.name)
     text = _checked_file(wish, say) if wish.config is not None else None
@@ -60,6 +62,7 @@ def submit(api: Api, wish: Submission, say: Say, out: BinaryIO | None = None) ->
 
 def written(wish: Submission, say: Say) -> str:
     """The RayJob as YAML, for kubectl create; nobody is asked, so a configuration of the cluster's is not checked."""
+    checked_job(wish.job, tuple(JOBS))
     text = _checked_file(wish, say) if wish.config is not None else None
     options = Options(cluster=wish.cluster or USUAL_CLUSTER, name=wish.name, overrides=wish.overrides)
     return as_yaml(make_rayjob(wish.job, text, options))
@@ -104,7 +107,7 @@ def _make_room(api: Api, name: str, say: Say) -> None:
 def _checked_file(wish: Submission, say: Say) -> str:
     """The file's text, if the job takes it with the overrides."""
     assert wish.config is not None, "the caller has looked"
-    _tell_of_local_paths(load(wish.job, wish.config, wish.overrides), say)
+    _tell_of_local_paths(load(kind_of(wish.job), wish.config, wish.overrides), say)
     return Path(wish.config).read_text(encoding="utf-8-sig")
 
 
@@ -122,7 +125,7 @@ def _check_against(api: Api, cluster: Object, wish: Submission, say: Say) -> Non
         have = ", ".join(sorted(texts)) or "none"
         raise UserError(f"--config: needed, since ConfigMap {name!r} has no {wish.job}.yaml (it has {have})")
     with as_file(wish.job, texts[wish.job]) as file:
-        _tell_of_local_paths(load(wish.job, file, wish.overrides), say)
+        _tell_of_local_paths(load(kind_of(wish.job), file, wish.overrides), say)
 
 
 @contextlib.contextmanager
@@ -159,7 +162,8 @@ def _tell_of_local_paths(config: JobConfig, say: Say) -> None:
 
 def _tell_of_others(api: Api, wish: Submission, cluster: str, say: Say) -> None:
     """Two jobs may not write one output; the second one would find out only when it runs."""
-    others = api.list(api.mine("rayjobs"), labelSelector=f"sdp/job={wish.job}")
+    kind = kind_of(wish.job)
+    others = api.list(api.mine("rayjobs"), labelSelector=f"sdp/job={kind}")
     for state in map(job_state, others):
         if not state.finished and state.cluster == cluster and state.name != wish.name:
-            say(f"{state.name} does {wish.job}, too, and is {state.state}; where both write one output, one is refused")
+            say(f"{state.name} does {kind}, too, and is {state.state}; where both write one output, one is refused")

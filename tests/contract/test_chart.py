@@ -1,7 +1,9 @@
 """The chart: what it renders for each example, and what it refuses. Rendered by the real helm."""
 
 import json
+import os
 import re
+import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -223,6 +225,9 @@ def test_downloads_take_all_that_groups_without_gpus_may_grow_to_and_none_of_the
     assert told("minimal") == (70, 4, on_cpu), "10 pods, 7 workers of 4 CPUs on the 31 of each"
     more = ("groups.small.cpu=3", "groups.small.maxReplicas=5")
     assert told("minimal", *more) == (105, 3, {"ray.io/node-group": "in(cpu,small)"})
+    cluster = one(render("minimal"), "RayCluster")["spec"]
+    labels = {group["groupName"]: group["labels"].get("ray.io/node-group") for group in cluster["workerGroupSpecs"]}
+    assert labels == {name: name for name in labels}, "or the autoscaler would not know which group to grow"
     assert told("minimal", "groups.cpu.cpu=700m") == (10, 1, on_cpu), "KubeRay tells Ray of whole CPUs, rounded up"
     assert told("minimal", "autoscaling.enabled=false") == (None, 4, on_cpu)
     assert told("minimal", "groups.cpu=null") == (None, None, None), "only GPUs: wherever there are CPUs"
@@ -271,6 +276,183 @@ def test_groups_are_a_map_to_add_to_and_to_take_from(render: Render) -> None:
     assert groups["l4"]["template"]["spec"]["tolerations"] == [
         {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
     ]
+
+
+@NEEDS_HELM
+def test_a_group_that_says_nothing_has_the_defaults(tool: Callable[[str], Path], tmp_path: Path) -> None:
+    values = tmp_path / "values.yaml"
+    values.write_text("storage: {uri: s3://b1/f}\ngroups: {extra: {}}\n")
+    command = [str(tool("helm")), "template", "sdp", str(CHART), "-f", str(values)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    cluster = one([each for each in yaml.safe_load_all(done.stdout) if each], "RayCluster")
+    (extra,) = [group for group in cluster["spec"]["workerGroupSpecs"] if group["groupName"] == "extra"]
+    assert (extra["minReplicas"], extra["maxReplicas"]) == (0, 1)
+
+
+@NEEDS_HELM
+def test_no_variable_comes_twice_and_the_nearest_says_what_it_is(render: Render) -> None:
+    """The API server takes no RayCluster with one name twice in a list."""
+    everywhere = ("env.X=all", "env.NCCL_BUFFSIZE=8388608", "env.HOME=/data", "env.Y=all")
+    templates = pods(one(render("efa", *everywhere, "groups.a100.env.X=own", "groups.a100.env.Y="), "RayCluster"))
+    for name, template in templates.items():
+        (container,) = template["spec"]["containers"]
+        listed = [variable["name"] for variable in container["env"]]
+        assert len(listed) == len(set(listed)), name
+        environment = {variable["name"]: variable["value"] for variable in container["env"]}
+        assert environment["X"] == ("own" if name == "a100" else "all")
+        assert environment["Y"] == ("" if name == "a100" else "all")
+        assert environment["NCCL_BUFFSIZE"] == "8388608"
+        assert environment["HOME"] == "/data"
+    (loud,) = pods(one(render("efa", "groups.a100.env.NCCL_DEBUG=INFO"), "RayCluster"))["a100"]["spec"]["containers"]
+    assert [each["value"] for each in loud["env"] if each["name"] == "NCCL_DEBUG"] == ["INFO"]
+
+
+@NEEDS_HELM
+def test_a_number_of_a_values_file_stays_as_it_was_written(tool: Callable[[str], Path], tmp_path: Path) -> None:
+    values = tmp_path / "values.yaml"
+    values.write_text("storage: {uri: s3://b1/f//}\nenv: {NCCL_BUFFSIZE: 8388608, FLAG: true, RATE: 0.5, ONE: 1}\n")
+    command = [str(tool("helm")), "template", "sdp", str(CHART), "-f", str(values)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    manifests = [each for each in yaml.safe_load_all(done.stdout) if each]
+    (container,) = pods(one(manifests, "RayCluster"))["head"]["spec"]["containers"]
+    environment = {variable["name"]: variable["value"] for variable in container["env"]}
+    assert {name: environment[name] for name in ("NCCL_BUFFSIZE", "FLAG", "RATE", "ONE")} == {
+        "NCCL_BUFFSIZE": "8388608",
+        "FLAG": "true",
+        "RATE": "0.5",
+        "ONE": "1",
+    }
+    assert "s3://b1/f/images" in one(manifests, "ConfigMap")["data"]["download.yaml"], "slashes at the end are none"
+
+
+@NEEDS_HELM
+def test_a_key_that_is_null_in_a_job_is_left_to_the_job_to_judge(render: Render) -> None:
+    jobs = one(render("minimal", "jobs.train.data=null", "jobs.download.workers.cpus=0.5"), "ConfigMap")["data"]
+    assert yaml.safe_load(jobs["train.yaml"])["data"] is None
+    assert one(render("minimal", "jobs.download.workers=null", "networkPolicy.clientNamespaces=null"), "NetworkPolicy")
+
+
+def template_digests(manifests: list[Manifest]) -> dict[str, str]:
+    return {
+        name: template["metadata"]["annotations"]["sdp/template"]
+        for name, template in pods(one(manifests, "RayCluster")).items()
+    }
+
+
+@NEEDS_HELM
+@pytest.mark.parametrize(
+    ("setting", "older"),
+    [
+        ("groups.a10g.minReplicas=1", set()),
+        ("groups.a10g.maxReplicas=9", set()),
+        ("groups.a10g.priority=5", set()),
+        ("groups.a10g.idleTimeoutSeconds=9", set()),
+        ("groups.extra.cpu=1", set()),
+        ("groups.cpu=null", set()),
+        ("autoscaling.idleTimeoutSeconds=9", set()),
+        ("upgradeStrategy=Recreate", set()),
+        ("jobs.train.max_steps=9", set()),
+        ("groups.a10g.env.X=1", {"a10g"}),
+        ("groups.a10g.labels.x=y", {"a10g"}),
+        ("groups.a10g.terminationGracePeriodSeconds=60", {"a10g"}),
+        ("head.cpu=8", {"head"}),
+        ("autoscaling.resources.limits.memory=2Gi", {"head"}),
+        ("image.tag=new", {"head", "cpu", "a10g", "a100"}),
+        ("podLabels.team=x", {"head", "cpu", "a10g", "a100"}),
+        ("auth.mode=disabled", {"head", "cpu", "a10g", "a100"}),
+        ("autoscaling.enabled=false", {"head", "cpu", "a10g", "a100"}),
+    ],
+)
+def test_a_template_s_digest_changes_with_what_needs_new_pods_and_with_nothing_else(
+    render: Render, setting: str, older: set[str]
+) -> None:
+    before, after = template_digests(render("minimal")), template_digests(render("minimal", setting))
+    assert {name for name in before.keys() & after.keys() if before[name] != after[name]} == older
+    assert len(set(before.values())) == len(before)
+
+
+@NEEDS_HELM
+def test_labels_that_go_by_the_chart_s_version_make_no_pod_an_older_one(
+    tool: Callable[[str], Path], tmp_path: Path, render: Render
+) -> None:
+    newer = shutil.copytree(CHART, tmp_path / "chart")
+    (newer / "Chart.yaml").write_text((CHART / "Chart.yaml").read_text().replace("version: 0.1.0", "version: 0.1.1", 1))
+    command = [str(tool("helm")), "template", "sdp", str(newer), "-f", str(VALUES["minimal"])]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    manifests = [each for each in yaml.safe_load_all(done.stdout) if each]
+    assert pods(one(manifests, "RayCluster"))["cpu"]["metadata"]["labels"]["helm.sh/chart"] == "sdp-cluster-0.1.1"
+    assert template_digests(manifests) == template_digests(render("minimal"))
+
+
+PROBE = """
+apiVersion: v1
+kind: Probe
+older: {{ include "sdp.older" (dict "root" . "pods" (.Files.Get "pods.json" | fromJsonArray)) | fromYaml | toJson }}
+"""
+
+
+@NEEDS_HELM
+def test_an_upgrade_counts_the_pods_of_older_templates_by_group(
+    tool: Callable[[str], Path], tmp_path: Path, render: Render
+) -> None:
+    """What NOTES.txt says, of pods that are given here, since there is no cluster to look into."""
+    templates = pods(one(render("minimal"), "RayCluster"))
+
+    def pod(group: str, **about: Any) -> Manifest:
+        made = templates[group]["metadata"]
+        return {"metadata": {**made, "labels": {**made["labels"], "ray.io/cluster": "sdp"}, **about}}
+
+    others = {"metadata": {"labels": {"ray.io/cluster": "blue", "sdp/group": "a10g"}}}
+    there = [
+        *[pod("head"), pod("cpu"), pod("a10g"), pod("a10g"), pod("a100")],
+        *[pod("cpu", annotations=None), pod("cpu", annotations={"sdp/template": "0"}, deletionTimestamp="now")],
+        *[
+            others,
+            {"metadata": {"name": "nobody's"}},
+            pod("cpu", labels={"ray.io/cluster": "sdp", "sdp/group": "gone"}),
+        ],
+    ]
+    chart = shutil.copytree(CHART, tmp_path / "chart")
+    (chart / "templates" / "probe.yaml").write_text(PROBE)
+    (chart / "pods.json").write_text(json.dumps(there))
+
+    def older(*settings: str) -> dict[str, int]:
+        given = [argument for setting in settings for argument in ("--set", setting)]
+        command = [str(tool("helm")), "template", "sdp", str(chart), "-f", str(VALUES["minimal"]), *given]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+        counts: dict[str, int] = one([each for each in yaml.safe_load_all(done.stdout) if each], "Probe")["older"]
+        return counts
+
+    assert older() == {"cpu": 1}, "that which says nothing of its template"
+    assert older("groups.a10g.env.X=1") == {"cpu": 1, "a10g": 2}
+    assert older("groups.a10g=null", "head.cpu=8") == {"cpu": 1, "head": 1}
+
+
+@NEEDS_HELM
+@pytest.mark.parametrize("release", ["sdp", "other"])
+def test_the_notes_first_job_goes_to_the_cluster_of_this_release(
+    tool: Callable[[str], Path], tmp_path: Path, release: str
+) -> None:
+    command = [str(tool("helm")), "install", release, str(CHART), "-n", "team", "--dry-run=client"]
+    done = subprocess.run(
+        [*command, "--set", "storage.uri=s3://b1/f"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+        env={**os.environ, "KUBECONFIG": str(tmp_path / "none")},
+    )
+    (line,) = [line.strip() for line in done.stdout.splitlines() if "manifests/download.yaml" in line]
+    assert "jobs.download.source.uri is not set" in done.stdout
+    assert "model is not set" in done.stdout
+    assert "older template" not in done.stdout
+    if release == "sdp":
+        assert line == "kubectl -n team create -f manifests/download.yaml"
+        return
+    edit, _, create = line.partition(" | ")
+    assert create == "kubectl -n team create -f -"
+    edited = subprocess.run(["sh", "-c", edit], cwd=CHART.parents[1], capture_output=True, text=True, check=True)
+    assert yaml.safe_load(edited.stdout)["spec"]["clusterSelector"] == {"ray.io/cluster": "other"}
 
 
 @NEEDS_HELM
@@ -342,10 +524,31 @@ def test_redis_keeps_the_head_s_state_where_it_is_given(render: Render) -> None:
         (["groups.cpu.efaDevices=1"], "groups.cpu.efaDevices: expected 0 where there are no GPUs, got 1"),
         (["groups.A_B.cpu=1"], "groups.A_B: expected a name"),
         (["nameOverride=" + "n" * 41], "nameOverride: expected at most 40 characters"),
+        (["nameOverride=sdp.prod"], "nameOverride: expected small letters"),
+        (["nameOverride=1sdp"], "nameOverride: expected small letters"),
+        (["groups=null"], "groups: expected one or more, got none"),
+        (["groups.cpu=null", "groups.a10g=null", "groups.a100=null"], "groups: expected one or more, got none"),
+        (["groups.cpu.cpu=0"], "/groups/cpu/cpu"),
+        (["groups.cpu.cpu=4Gi"], "/groups/cpu/cpu"),
+        (["groups.cpu.cpu=0m"], "/groups/cpu/cpu"),
+        (["head.memory=16"], "/head/memory"),
+        (["head.memory=null"], "missing property 'memory'"),
+        (["groupDefaults.shmSize=null"], "missing property 'shmSize'"),
+        (["head=null"], "missing property 'head'"),
+        (["groups.a100.hugepages2Mi=5GB"], "/groups/a100/hugepages2Mi"),
+        (["groups.cpu.nodeSelector.gpu=true"], "/groups/cpu/nodeSelector/gpu"),
+        (["podLabels.team=7"], "/podLabels/team"),
+        (["imagePullSecrets[0].nme=x"], "missing property 'name'"),
+        (["storage.endpoint=minio:9000"], "/storage/endpoint"),
+        (["faultTolerance.redisAddress=redis"], "/faultTolerance/redisAddress"),
+        (["rayVersion=2.51.0"], "rayVersion: expected 2.52.0 or later"),
+        (["autoscaling.enabled=false", "groups.cpu.priority=5"], "groups.cpu.priority: expected 0 where autoscaling"),
+        (["autoscaling.enabled=false", "groups.cpu.idleTimeoutSeconds=5"], "groups.cpu.idleTimeoutSeconds: expected 0"),
         (["runAsUser=0"], "/runAsUser"),
         (["auth.mode=none"], "/auth/mode"),
         (["head.memory=lots"], "/head/memory"),
         (["jobs.trian.max_steps=1"], "'trian'"),
+        (["jobs.train-.max_steps=1"], "'train-'"),
         (["upgradeStrategy=Rolling"], "/upgradeStrategy"),
     ],
 )

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from tests.e2e.conftest import READY_S
-from tests.e2e.kube import Kube
+from tests.e2e.kube import Kube, Object
 
 KINDS = (
     "pods",
@@ -42,6 +42,38 @@ def test_an_upgrade_adds_a_group_and_leaves_running_pods_alone(cluster: Kube, he
     cluster.until(grown, READY_S, "the new group has a pod")
     assert replicas(cluster) == {**idle, "extra": 1}, "those of the autoscaler are kept"
     assert before <= {pod["metadata"]["uid"] for pod in cluster.find("pods", "ray.io/cluster=sdp")}
+
+
+def test_an_upgrade_that_needs_new_pods_says_whose_and_leaves_them_until_told(
+    cluster: Kube, helm: Callable[..., str]
+) -> None:
+    def pod(group: str) -> tuple[str, str, str]:
+        """Name, identity, and what it has in MARK."""
+        (one,) = [each for each in cluster.find("pods", f"sdp/group={group}") if not going(each)]
+        env = {each["name"]: each.get("value", "") for each in one["spec"]["containers"][0]["env"]}
+        return one["metadata"]["name"], one["metadata"]["uid"], env.get("MARK", "")
+
+    def going(one: Object) -> bool:
+        return bool(one["metadata"].get("deletionTimestamp"))
+
+    name, uid, _ = pod("a10g")
+    head = pod("head")
+    change = ("upgrade", "--force-conflicts", "--set", "groups.a10g.env.MARK=new")
+    for _ in range(2):  # the second one changes nothing, and the pod is still an old one
+        printed = helm(*change)
+        assert "of an older template" in printed
+        assert "  a10g: 1\n" in printed
+        assert "  head: " not in printed
+    assert pod("a10g") == (name, uid, "")
+    cluster.run("delete", "pod", name, "--wait=true", timeout_s=120)
+
+    def made_anew() -> bool:
+        found = [each for each in cluster.find("pods", "sdp/group=a10g") if not going(each)]
+        return len(found) == 1 and pod("a10g")[2] == "new"
+
+    cluster.until(made_anew, READY_S, "a pod of the new template is in its place")
+    assert "older template" not in helm(*change)
+    assert pod("head") == head
 
 
 def test_uninstall_leaves_nothing_behind(cluster: Kube, helm: Callable[..., str]) -> None:

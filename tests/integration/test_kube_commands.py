@@ -1,5 +1,6 @@
 """The commands on a cluster against an API server and a dashboard on this machine, which fail when they are told to."""
 
+import io
 import json
 import os
 import re
@@ -10,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,11 @@ from sdp.cli import main
 from sdp.kube.access import access
 from sdp.kube.answers import Unreachable
 from sdp.kube.api import Api
+from sdp.kube.doctor import examine
 from sdp.kube.follow import follow
+from sdp.kube.logs import logs
 from sdp.kube.rayjob import Options, make_rayjob
+from sdp.kube.site import Site
 from sdp.kube.wire import Timing
 from tests.kube_server import CORE, RAY, KubeServer, RayJob, RayServer, group, node, raycluster, running
 
@@ -241,6 +245,30 @@ def test_a_name_is_used_again_once_its_job_has_ended(lab: Lab, capfd: pytest.Cap
     assert "status" not in lab.kube.objects[f"{RAY}/rayjobs/nightly"]
 
 
+def test_a_second_configuration_of_a_kind_is_submitted_looked_at_and_stopped_like_the_first(
+    lab: Lab, capfd: pytest.CaptureFixture[str]
+) -> None:
+    lab.kube.put(f"{CORE}/configmaps/sdp-jobs", {"data": {"train.yaml": "limt: 5\n", "train-online.yaml": TRAIN}})
+    assert main(["submit", "train-online", "--no-follow", "--set", "limit=5"]) == 0
+    (name,) = lab.jobs()
+    assert re.fullmatch(r"sdp-train-online-[a-z0-9]{5}", name)
+    made = lab.kube.objects[f"{RAY}/rayjobs/{name}"]
+    assert made["spec"] == make_rayjob("train-online", None, Options(overrides=["limit=5"]))["spec"]
+    lab.ray.write(lab.begin(name), b"step 1\n")
+    assert main(["submit", "train-online", "--no-follow", "--set", "limt=5"]) == 2
+    assert main(["submit", "train-2", "--no-follow"]) == 2
+    refused = capfd.readouterr().err.splitlines()[-1]
+    assert refused.endswith("ConfigMap 'sdp-jobs' has no train-2.yaml (it has train, train-online)")
+    assert main(["logs", name]) == 0
+    assert capfd.readouterr().out == "step 1\n"
+    assert main(["status", name, "--json"]) == 0
+    (told,) = json.loads(capfd.readouterr().out)["jobs"]
+    assert (told["job"], told["state"]) == ("train-online", "running")
+    lab.ray.on_stop = lambda _: threading.Timer(0.3, lambda: lab.end(name, "STOPPED")).start()
+    assert main(["stop", name]) == 0
+    assert "sdp submit train-online continues from storage" in capfd.readouterr().err
+
+
 def test_another_job_of_the_kind_is_remarked_on(lab: Lab, capfd: pytest.CaptureFixture[str]) -> None:
     lab.job("other")
     lab.begin("other")
@@ -333,6 +361,13 @@ def nothing(lab: Lab) -> None:
         ("submit train --namespace other", nothing, "there is no RayCluster in namespace 'other'"),
         ("submit train", no_map, "--config: needed, since cluster 'sdp' has no configurations of its own"),
         ("submit process", nothing, "--config: needed, since ConfigMap 'sdp-jobs' has no process.yaml (it has train)"),
+        (
+            "submit trian-online",
+            nothing,
+            "submit: JOB: expected download, process, train, generate, evaluate, or one of these and -NAME, "
+            "got 'trian-online'; did you mean train-online?",
+        ),
+        ("submit encode --dry-run", nothing, "submit: JOB: expected download, process, train, generate, evaluate"),
         ("submit train --name A_b", nothing, "--name: expected at most 47 small letters"),
         (
             "submit train --config /no/such.yaml",
@@ -474,6 +509,33 @@ def test_logs_follow_a_job_that_somebody_else_has_submitted_and_which_is_over(
     lab.end("x", "FAILED", "exit code 1")
     assert main(["logs", "x", "--follow"]) == 1
     assert capfd.readouterr().out == "all of it\n"
+
+
+@pytest.mark.parametrize("following", [False, True])
+def test_a_reader_that_has_seen_enough_ends_the_looking_and_is_no_failure_of_the_head(
+    lab: Lab, following: bool
+) -> None:
+    class Head(io.BytesIO):
+        """`| head -1`, when it is gone."""
+
+        def write(self, _: object) -> int:
+            raise BrokenPipeError
+
+    begun(lab)
+    lab.ray.write("x-zz9zz", b"hello\n")
+    said: list[str] = []
+    ended: list[type[BaseException]] = []
+
+    def look() -> None:
+        try:
+            logs(lab.api(watch_s=1.0), "x", said.append, following=following, out=Head())
+        except Exception as error:  # noqa: BLE001 - which one is what the test is about
+            ended.append(type(error))
+
+    threading.Thread(target=look, daemon=True).start()
+    assert until(lambda: ended, "the end of the looking") == [BrokenPipeError]
+    assert [line for line in said if "no log" in line] == []
+    assert not lab.ray.jobs["x-zz9zz"].stopped
 
 
 def test_interrupting_leaves_the_job_running_and_says_how_to_look_again(lab: Lab) -> None:
@@ -758,6 +820,55 @@ def test_what_the_doctor_may_not_look_at_is_a_warning_and_the_rest_is_still_look
         assert found[check][0].startswith("warning: "), found[check]
     assert found["operator"] == ["ok: no deployment of it is to be seen, but it looks after the cluster; "]
     assert found["token"][0].startswith("ok: ")
+
+
+def test_in_the_head_s_pod_the_doctor_does_not_fail_for_what_its_account_may_not_do(lab: Lab, tmp_path: Path) -> None:
+    """KubeRay's role for the autoscaler: pods and its own RayCluster, by name."""
+    healthy(lab, tmp_path)
+    lab.kube.denied |= {(verb, "rayjobs") for verb in ("create", "get", "list", "delete", "watch")}
+    lab.kube.denied |= {("list", kind) for kind in ("rayclusters", "nodes", "deployments", "resourcequotas", "events")}
+    lab.kube.denied |= {("get", kind) for kind in ("configmaps", "secrets", "customresourcedefinitions")}
+    lab.kube.denied |= {("create", "pods/portforward"), ("get", "services/proxy")}
+    mounted = tmp_path / "jobs"
+    mounted.mkdir()
+    (mounted / "generate.yaml").write_text("prompts: [a lake]\ncheckpoint: run\n")
+    pod = replace(access(None, {"KUBECONFIG": str(lab.kubeconfig)}), context="")
+    findings = list(examine(Site(Api(pod)), jobs_folder=mounted))
+    by_check = {each.check: each.state for each in findings}
+    assert (by_check["rights"], by_check["cluster"]) == ("ok", "warning")
+    assert [str(each) for each in findings if each.state == "failed"] == []
+
+
+def test_in_a_pod_the_doctor_looks_at_the_cluster_that_the_pod_is_one_of(lab: Lab, tmp_path: Path) -> None:
+    healthy(lab, tmp_path)
+    lab.kube.put(f"{RAY}/rayclusters/green", raycluster(group("cpu"), token=False))
+    lab.kube.denied.add(("list", "rayclusters"))
+    elsewhere = access(None, {"KUBECONFIG": str(lab.kubeconfig)})
+    pod = replace(elsewhere, context="")
+    told = {"RAY_CLUSTER_NAME": "green", "RAY_CLUSTER_NAMESPACE": "lab"}
+
+    def seen(site: Site) -> list[str]:
+        return [str(each) for each in examine(site, jobs_folder=tmp_path) if each.check == "cluster"]
+
+    assert seen(Site(Api(pod), environ=told)) == ["ok      cluster: green is ready: 1 of 1 workers"]
+    assert seen(Site(Api(pod), "sdp", environ=told)) == ["ok      cluster: sdp is ready: 1 of 1 workers"]
+    for api in (Api(pod, "other"), Api(elsewhere)):  # the name says nothing of another namespace or another server
+        assert [line for line in seen(Site(api, environ=told)) if "green" in line] == []
+
+
+def test_a_server_that_goes_away_meanwhile_ends_in_findings_all_the_same(
+    lab: Lab, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sdp.kube.wire.pause", lambda _: None)
+    healthy(lab, tmp_path)
+    lab.kube.fault("GET", "^/apis?/", "drop", 10_000)
+    lab.kube.fault("POST", "^/apis?/", "drop", 10_000)
+    code, found = examined(capfd)
+    assert code == 1
+    assert found["server"][0].startswith("ok: ")
+    for check in ("cluster", "token", "placement"):
+        assert "does not answer" in found[check][0], found
+    assert found["jobs"][0].startswith("warning: the cluster's configurations cannot be read")
 
 
 def test_where_karpenter_makes_nodes_a_missing_one_is_no_failure(

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from sdp.config import draft
 from sdp.errors import UserError
 from sdp.kube.handover import CONFIG_ENV, unpacked
-from sdp.kube.rayjob import Options, as_yaml, make_rayjob, named
+from sdp.kube.rayjob import Options, as_yaml, checked_job, make_rayjob, named
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -114,6 +114,48 @@ def test_a_generated_name_is_made_here_so_that_asking_twice_makes_one() -> None:
     assert "generateName" not in named(job)["metadata"]
     assert named(job)["metadata"]["name"] != name
     assert named(make_rayjob("train", None, Options(name="mine")))["metadata"]["name"] == "mine"
+
+
+def test_a_second_configuration_of_a_kind_is_run_by_that_kind_s_job() -> None:
+    job = make_rayjob("process-512", None, Options(overrides=["limit=5"]))
+    assert job["metadata"]["generateName"] == "sdp-process-512-"
+    assert job["metadata"]["labels"]["sdp/job"] == "process"
+    config = "--config /etc/sdp/jobs/process-512.yaml"
+    assert job["spec"]["entrypoint"] == f"python -m sdp.supervisor process {config} --set limit=5"
+    sent = make_rayjob("train-online", "max_steps: 5\n")["spec"]["entrypoint"]
+    assert sent == f"python -m sdp.supervisor train --config-env {CONFIG_ENV}"
+
+
+def test_the_longest_names_of_jobs_fit_into_a_rayjob_s() -> None:
+    longest = "train-" + "x" * 31
+    assert len(named(make_rayjob(longest))["metadata"]["name"]) == 47
+    with pytest.raises(UserError, match="--name: needed for a job with a name as long as 'train-x"):
+        make_rayjob(f"{longest}x")
+    make_rayjob(f"{longest}x", None, Options(name="short"))
+
+
+@pytest.mark.parametrize(
+    ("job", "says"),
+    [
+        (
+            "trian-online",
+            "expected train, process, or one of these and -NAME, got 'trian-online'; did you mean train-o",
+        ),
+        ("training", "expected train, process, or one of these and -NAME, got 'training'"),
+        ("other", "got 'other'; see sdp submit --help"),
+        ("", "got ''"),
+        ("train-", "expected small letters, digits and hyphens after train-, got 'train-'"),
+        ("train-../x", "after train-, got 'train-../x'"),
+        ("train-A", "after train-, got 'train-A'"),
+        ("train-a b", "after train-, got 'train-a b'"),
+    ],
+)
+def test_a_job_that_no_chart_could_hold_is_refused_with_the_kinds(job: str, says: str) -> None:
+    with pytest.raises(UserError) as refused:
+        checked_job(job, ["train", "process"])
+    assert str(refused.value).startswith("submit: JOB: expected ")
+    assert says in str(refused.value)
+    assert checked_job("train-2-b", ["train"]) == "train-2-b"
 
 
 @pytest.mark.parametrize("name", ["A", "1st", "a_b", "a-", "", "a" * 48, "a.b"])

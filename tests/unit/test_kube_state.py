@@ -43,6 +43,24 @@ def test_a_job_s_state_is_one_word_and_its_end_an_exit_code(
     assert (found.state, found.finished, found.exit_code) == (state, finished, code)
 
 
+@pytest.mark.parametrize(
+    ("label", "entrypoint", "job"),
+    [
+        ("train", "python -m sdp.supervisor train --config /etc/sdp/jobs/train-online.yaml", "train-online"),
+        ("train", "python -m sdp.supervisor train --config /etc/sdp/jobs/train-2.yaml --set a=b", "train-2"),
+        ("train", "python -m sdp.supervisor train --config /etc/sdp/jobs/train.yaml", "train"),
+        ("train", "python -m sdp.supervisor train --config-env SDP_JOB_CONFIG", "train"),
+        ("all-reduce", "python -m sdp.kube.allreduce --nodes 2", "all-reduce"),
+        (None, "python -m sdp.supervisor train --config /etc/sdp/jobs/train.yaml", ""),
+    ],
+)
+def test_a_job_is_called_by_the_configuration_that_would_run_it_again(
+    label: str | None, entrypoint: str, job: str
+) -> None:
+    about = {"name": "x", "labels": {"sdp/job": label} if label else {}}
+    assert job_state({"metadata": about, "spec": {"entrypoint": entrypoint}}).job == job
+
+
 def test_a_job_that_failed_says_why_in_one_line() -> None:
     found = job_state(rayjob(jobDeploymentStatus="Failed", jobStatus="FAILED", reason="AppFailed", message=FAILED))
     assert found.message == "Job entrypoint command failed with exit code 2"

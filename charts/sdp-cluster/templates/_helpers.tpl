@@ -1,5 +1,8 @@
 {{- define "sdp.name" -}}
 {{- $name := .Values.nameOverride | default .Release.Name -}}
+{{- if not (regexMatch "^[a-z]([a-z0-9-]*[a-z0-9])?$" $name) -}}
+{{- fail (printf "nameOverride: expected small letters, digits and hyphens, a letter first, as KubeRay takes them, got %q; set another name" $name) -}}
+{{- end -}}
 {{- if gt (len $name) 40 -}}
 {{- fail (printf "nameOverride: expected at most 40 characters, since KubeRay adds to it, got %d in %q; set a shorter one" (len $name) $name) -}}
 {{- end -}}
@@ -28,11 +31,15 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{ .Values.serviceAccount.name | default (include "sdp.name" .) }}
 {{- end -}}
 
-{{/* An environment out of name: value, by name. */}}
+{{/* An environment out of name: value, by name. Takes several, of which the later ones win: no name may come twice. */}}
 {{- define "sdp.env" -}}
-{{- range $name, $value := . }}
+{{- $all := dict -}}
+{{- range . -}}
+{{- range $name, $value := . }}{{ $_ := set $all $name $value }}{{ end -}}
+{{- end -}}
+{{- range $name, $value := $all }}
 - name: {{ $name }}
-  value: {{ $value | quote }}
+  value: {{ kindIs "string" $value | ternary $value (toJson $value) | quote }} {{- /* 8388608 is no 8.388608e+06 */}}
 {{- end }}
 {{- end -}}
 
@@ -46,11 +53,13 @@ Where downloads run: in groups without GPUs, if there are any; and as many worke
 does not know of groups that have no pod yet.
 */}}
 {{- define "sdp.downloaders" -}}
-{{- $cpus := int (dig "workers" "cpus" 4 .own) -}}
+{{- $workers := get .own "workers" | default dict -}}
+{{- if not (kindIs "map" $workers) }}{{ $workers = dict }}{{ end -}}{{/* which the job refuses, by name */}}
+{{- $cpus := get $workers "cpus" | default 4 | int | max 1 -}}
 {{- $names := list -}}
 {{- $plain := list -}}
 {{- range $name, $own := .Values.groups -}}
-{{- if $own -}}
+{{- if kindIs "map" $own -}}
 {{- $group := include "sdp.group" (dict "Values" $.Values "group" $own) | fromYaml -}}
 {{- $names = append $names $name -}}
 {{- if and (eq (int $group.gpus) 0) (gt (int $group.maxReplicas) 0) -}}
@@ -61,16 +70,16 @@ does not know of groups that have no pod yet.
 {{- end -}}
 {{- end -}}
 {{- end -}}
-{{- $workers := 0 -}}
+{{- $most := 0 -}}
 {{- $among := list -}}
 {{- range $plain -}}
-{{- $workers = add $workers (mul .most (div .cpu $cpus)) -}}
+{{- $most = add $most (mul .most (div .cpu $cpus)) -}}
 {{- $among = append $among .name -}}
 {{- end -}}
-{{- $placed := hasKey (dig "workers" dict .own) "node_labels" -}}
+{{- $placed := hasKey $workers "node_labels" -}}
 {{- if and $plain (not $placed) -}}
 {{- if .Values.autoscaling.enabled }}
-concurrency: {{ $workers }}
+concurrency: {{ $most }}
 {{- end }}
 workers:
   cpus: {{ $cpus }}
@@ -85,8 +94,13 @@ workers:
 {{- if not .Values.storage.uri -}}
 {{- fail "storage.uri: required: where datasets and runs lie, s3://BUCKET/FOLDER or gs://BUCKET/FOLDER" -}}
 {{- end -}}
+{{- if and (eq .Values.auth.mode "token") (semverCompare "<2.52.0-0" .Values.rayVersion) -}}
+{{- fail (printf "rayVersion: expected 2.52.0 or later, which knows tokens, got %s; or set auth.mode to disabled" .Values.rayVersion) -}}
+{{- end -}}
+{{- $groups := 0 -}}
 {{- range $name, $own := .Values.groups -}}
-{{- if $own -}}
+{{- if kindIs "map" $own -}}
+{{- $groups = add1 $groups -}}
 {{- if not (regexMatch "^[a-z0-9]([a-z0-9-]{0,18}[a-z0-9])?$" $name) -}}
 {{- fail (printf "groups.%s: expected a name of at most 20 small letters, digits and hyphens; rename it" $name) -}}
 {{- end -}}
@@ -108,7 +122,17 @@ workers:
 {{- if and (gt (int $group.efaDevices) 0) (eq (int $group.gpus) 0) -}}
 {{- fail (printf "groups.%s.efaDevices: expected 0 where there are no GPUs, got %d" $name (int $group.efaDevices)) -}}
 {{- end -}}
+{{- if not $.Values.autoscaling.enabled -}}
+{{- range $key := list "priority" "idleTimeoutSeconds" -}}
+{{- with get $group $key -}}
+{{- fail (printf "groups.%s.%s: expected 0 where autoscaling.enabled is false, got %d: it is for the autoscaler" $name $key (int .)) -}}
 {{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- if not $groups -}}
+{{- fail "groups: expected one or more, got none: the head runs no work" -}}
 {{- end -}}
 {{- end -}}
 
@@ -127,21 +151,113 @@ hugepages-2Mi: {{ . }}
 {{- end }}
 {{- end -}}
 
+{{/* The environment that the chart gives a pod, as name: value. Takes what sdp.pod takes. */}}
+{{- define "sdp.own-env" -}}
+{{- $v := .root.Values -}}
+{{- $s := .settings -}}
+HOME: /home/ray
+{{- if eq .is "worker" }} {{- /* trainers hear of it, and save; the last seconds are for Ray's own end */}}
+RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S: {{ max 1 (sub (int $s.terminationGracePeriodSeconds) 20) | quote }}
+{{- end }}
+{{- with $v.storage.endpoint }}
+AWS_ENDPOINT_URL: {{ . | quote }}
+{{- end }}
+{{- with $v.storage.region }}
+AWS_REGION: {{ . | quote }}
+{{- end }}
+{{- if gt (int (default 0 $s.gpus)) 0 }}
+TORCHINDUCTOR_CACHE_DIR: /tmp/torchinductor
+TORCH_NCCL_TRACE_BUFFER_SIZE: "20000"
+{{- end }}
+{{- if gt (int (default 0 $s.efaDevices)) 0 }}
+FI_PROVIDER: efa
+FI_EFA_USE_DEVICE_RDMA: "1"
+FI_EFA_FORK_SAFE: "1"
+NCCL_NET: AWS Libfabric # NCCL ends with an error where its plugin is not there
+NCCL_DEBUG: WARN
+{{- end }}
+{{- end -}}
+
 {{/* The one pod template: of the head and of every group. Takes root, name, is ("head" or "worker") and its settings. */}}
 {{- define "sdp.pod" -}}
+metadata:
+  labels:
+    {{- include "sdp.labels" .root | nindent 4 }}
+    sdp/group: {{ .name }}
+    {{- with .root.Values.podLabels }}{{ toYaml . | nindent 4 }}{{ end }}
+  annotations:
+    sdp/template: {{ include "sdp.digest" . | quote }}
+    {{- with .root.Values.podAnnotations }}{{ toYaml . | nindent 4 }}{{ end }}
+{{ include "sdp.pod-spec" . }}
+{{- end -}}
+
+{{/*
+What a pod is made from, in a word that it carries: pods with another one are of an older template. Neither how many
+there are goes into it, nor labels that change with the chart's version. Takes what sdp.pod takes.
+*/}}
+{{- define "sdp.digest" -}}
+{{- $v := .root.Values -}}
+{{- $made := include "sdp.pod-spec" . | fromYaml -}}
+{{- $_ := set $made "metadata" (list $v.podLabels $v.podAnnotations) -}}
+{{- $_ := set $made "operator" (list $v.rayVersion $v.auth $v.faultTolerance $v.autoscaling.enabled) -}}{{/* what KubeRay adds goes by these */}}
+{{- if eq .is "worker" -}}
+{{- $_ := set $made "labels" (list .settings.labels .settings.accelerator) -}}
+{{- else if $v.autoscaling.enabled -}}
+{{- $_ := set $made "autoscaler" (include "sdp.autoscaler" .root | fromYaml) -}}
+{{- end -}}
+{{- toJson $made | sha256sum | trunc 12 -}}
+{{- end -}}
+
+{{/* The digests of all templates by group, the head's under `head`. */}}
+{{- define "sdp.digests" -}}
+head: {{ include "sdp.digest" (dict "root" . "name" "head" "is" "head" "settings" .Values.head) | quote }}
+{{- range $name, $own := .Values.groups }}
+{{- if kindIs "map" $own }}
+{{- $group := include "sdp.group" (dict "Values" $.Values "group" $own) | fromYaml }}
+{{ $name | quote }}: {{ include "sdp.digest" (dict "root" $ "name" $name "is" "worker" "settings" $group) | quote }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{/* How many pods are of an older template, by group: NAME: COUNT. Takes root and the namespace's pods. */}}
+{{- define "sdp.older" -}}
+{{- $digests := include "sdp.digests" .root | fromYaml -}}
+{{- $older := dict -}}
+{{- range .pods -}}
+{{- $labels := .metadata.labels | default dict -}}
+{{- $group := get $labels "sdp/group" -}}
+{{- $ours := and (eq (get $labels "ray.io/cluster") (include "sdp.name" $.root)) (hasKey $digests $group) -}}
+{{- if and $ours (not .metadata.deletionTimestamp) (ne (get (.metadata.annotations | default dict) "sdp/template") (get $digests $group)) -}}
+{{- $_ := set $older $group (add1 (get $older $group | default 0)) -}}
+{{- end -}}
+{{- end -}}
+{{- toYaml $older -}}
+{{- end -}}
+
+{{/* The autoscaler's container beside the head, but for what it reads anew as it goes. */}}
+{{- define "sdp.autoscaler" -}}
+image: {{ include "sdp.image" . }}
+imagePullPolicy: {{ .Values.image.pullPolicy }}
+resources: {{- toYaml .Values.autoscaling.resources | nindent 2 }}
+securityContext:
+  allowPrivilegeEscalation: false
+  readOnlyRootFilesystem: {{ .Values.readOnlyRootFilesystem }}
+  capabilities: {drop: [ALL]}
+env:
+  {{- include "sdp.env" (list (dict "HOME" "/home/ray") .Values.env) | nindent 2 }}
+volumeMounts:
+  - {name: tmp, mountPath: /tmp}
+  - {name: home, mountPath: /home/ray}
+  {{- with .Values.volumeMounts }}{{ toYaml . | nindent 2 }}{{ end }}
+{{- end -}}
+
+{{/* What the one pod template has below spec. */}}
+{{- define "sdp.pod-spec" -}}
 {{- $root := .root -}}
 {{- $v := $root.Values -}}
 {{- $s := .settings -}}
 {{- $gpus := int (default 0 $s.gpus) -}}
 {{- $efa := int (default 0 $s.efaDevices) -}}
-metadata:
-  labels:
-    {{- include "sdp.labels" $root | nindent 4 }}
-    sdp/group: {{ .name }}
-    {{- with $v.podLabels }}{{ toYaml . | nindent 4 }}{{ end }}
-  {{- with $v.podAnnotations }}
-  annotations: {{- toYaml . | nindent 4 }}
-  {{- end }}
 spec:
   serviceAccountName: {{ include "sdp.account" $root }}{{ if eq .is "head" }}-head{{ end }}
   {{- if eq .is "head" }}
@@ -199,29 +315,7 @@ spec:
         requests: {{- include "sdp.resources" $s | nindent 10 }}
         limits: {{- include "sdp.resources" $s | nindent 10 }}
       env:
-        - {name: HOME, value: /home/ray}
-        {{- if eq .is "worker" }} {{- /* trainers hear of it, and save; the last seconds are for Ray's own end */}}
-        - {name: RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S, value: {{ max 1 (sub (int $s.terminationGracePeriodSeconds) 20) | quote }}}
-        {{- end }}
-        {{- with $v.storage.endpoint }}
-        - {name: AWS_ENDPOINT_URL, value: {{ . | quote }}}
-        {{- end }}
-        {{- with $v.storage.region }}
-        - {name: AWS_REGION, value: {{ . | quote }}}
-        {{- end }}
-        {{- if gt $gpus 0 }}
-        - {name: TORCHINDUCTOR_CACHE_DIR, value: /tmp/torchinductor}
-        - {name: TORCH_NCCL_TRACE_BUFFER_SIZE, value: "20000"}
-        {{- end }}
-        {{- if gt $efa 0 }}
-        - {name: FI_PROVIDER, value: efa}
-        - {name: FI_EFA_USE_DEVICE_RDMA, value: "1"}
-        - {name: FI_EFA_FORK_SAFE, value: "1"}
-        - {name: NCCL_NET, value: AWS Libfabric} # NCCL ends with an error where its plugin is not there
-        - {name: NCCL_DEBUG, value: WARN}
-        {{- end }}
-        {{- include "sdp.env" $v.env | nindent 8 }}
-        {{- include "sdp.env" $s.env | nindent 8 }}
+        {{- include "sdp.env" (list (include "sdp.own-env" . | fromYaml) $v.env $s.env) | nindent 8 }}
       {{- if or $v.storage.secretName $v.envFrom }}
       envFrom:
         {{- with $v.storage.secretName }}
