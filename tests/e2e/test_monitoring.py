@@ -175,8 +175,7 @@ def _all_up(ask: Callable[..., Any]) -> list[Object]:
 
 
 def _values(cluster: Kube, given: Settings) -> list[str]:
-    """The exporter from the image of Ray's pods, which has all of sdp."""
-    repository, _, tag = given.image.rpartition(":")
+    repository, _, tag = given.exporter_image.rpartition(":")
     exporter: Object = {
         "image": {"repository": repository, "tag": tag},
         "env": given.values.get("env", {}),
