@@ -166,7 +166,8 @@ class _Run:
         self._least, self._most = (workers.min, workers.max) if isinstance(workers, Range) else (workers, workers)
         cpus = max(1, int(resources.get("CPU", 1)))
         self._gpus = config.encode.gpus_per_worker if resources.get("GPU") or config.encode.accelerator else 0.0
-        self._encoder_cpus = 1 if self._gpus or cpus > self._least else 0
+        # What reserves nothing would run on the head of a cluster whose nodes have not come yet, and bring none.
+        self._encoder_cpus = 1 if self._gpus or cpus > self._least or not resources.get("CPU") else 0
         free = max(1, cpus - self._encoder_cpus * self._least)
         self._tuner = Tuner(most=config.transform.concurrency, first=config.transform.concurrency or free)
         self._flow: Flow[ObjectRef[Chunk], ObjectRef[Rows]] = Flow(

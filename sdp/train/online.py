@@ -60,6 +60,8 @@ _LOOK_S = 5.0
 """How often the number of encoders is considered."""
 _TELL_S = 1.0
 _WARM_STEPS = 2
+_SLOWEST_S = 900.0
+"""By then one transform has ended, or there is no place for any."""
 _DIED = (WorkerCrashedError, NodeDiedError, OutOfMemoryError)
 
 
@@ -95,8 +97,9 @@ def plan_staff(config: TrainConfig, images: ImagesDataset, resources: dict[str, 
     cpus = int(resources.get("CPU", 1))
     gpus = encode.gpus_per_worker if resources.get("GPU") or encode.accelerator else 0.0
     beside = cpus - trainers
-    # Where there are too few CPUs for everybody to reserve one, encoders and transforms share what there is.
-    encoder_cpus = 1.0 if gpus or beside > most else 0.0
+    # Where there are too few CPUs for everybody to reserve one, encoders and transforms share what there is. But where
+    # nodes come on demand, what reserves nothing brings none, and would run on the head.
+    encoder_cpus = 1.0 if gpus or config.scaling.can_grow or beside > most else 0.0
     free = int(beside - most * encoder_cpus)
     pixels = images.slice_rows * 3 * images.resolution**2
     fits = int(0.5 * resources.get("object_store_memory", 0) / pixels)
@@ -106,7 +109,7 @@ def plan_staff(config: TrainConfig, images: ImagesDataset, resources: dict[str, 
         accelerator=encode.accelerator,
         gpus=gpus,
         encoder_cpus=encoder_cpus,
-        transform_cpus=1.0 if free > 0 else 0.0,
+        transform_cpus=1.0 if free > 0 or config.scaling.can_grow else 0.0,
         transforms=transform.concurrency or max(2, 4 * cpus),
         first_transforms=transform.concurrency or max(1, free),
         chunks=max(fits, 2 * most + 1),
@@ -238,7 +241,7 @@ class Pool:
         self._changed = asyncio.Condition()
         self._tasks: set[asyncio.Task[None]] = set()
         self._begun: float | None = None
-        self._ever_ready = False
+        self._ever_ready = self._ever_transformed = False
         self._error: Exception | None = None
         self._transforming = self._chunks = self._waiting = 0
         self._deaths = self._deaths_in_a_row = 0
@@ -327,6 +330,7 @@ class Pool:
             chunk, seconds = task.remote(self._told, some)
             try:
                 self._tuner.transformed(await seconds)
+                self._ever_transformed = True
                 return chunk  # type: ignore[no-any-return]  # Ray's tasks come without types
             except _DIED as error:
                 self._deaths += 1
@@ -383,8 +387,11 @@ class Pool:
             for encoder in [e for e in self._encoders if e.leaving and not e.holds]:
                 self._encoders.remove(encoder)
                 ray.kill(encoder.actor)
-            if not self._ever_ready and time.monotonic() - (self._begun or 0) > self._staff.start_timeout_s:
+            waited_s = time.monotonic() - (self._begun or 0)
+            if not self._ever_ready and waited_s > self._staff.start_timeout_s:
                 self._error = self._no_place()
+            if not self._ever_transformed and waited_s > self._patience_s:
+                self._error = self._no_place_for_transforms()
             await self._tell()
 
     def _look(self) -> None:
@@ -446,6 +453,18 @@ class Pool:
         return UserError(
             f"encode.accelerator: no node offered {what} within {staff.start_timeout_s:g} s; the cluster has {there}; "
             "let the cluster grow, ask for another type, or raise encode.start_timeout_s"
+        )
+
+    @property
+    def _patience_s(self) -> float:
+        return max(_SLOWEST_S, self._staff.start_timeout_s)
+
+    def _no_place_for_transforms(self) -> SdpError:
+        labels = self._staff.labels
+        where = f" with the labels {cluster.told_labels(labels)}" if labels else ""
+        return UserError(
+            f"transform.node_labels: no transform ended within {self._patience_s:g} s: no node{where} has a CPU free "
+            "beside trainers and encoders; let the cluster grow, or ask for other nodes"
         )
 
     # --- waiting -----------------------------------------------------------------------------------------------------
