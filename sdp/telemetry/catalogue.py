@@ -120,7 +120,7 @@ _METRICS = (
     ),
     Metric("sdp_train_recoveries", GAUGE, "restarts", "Times that this job's workers were started again."),
     Metric("sdp_train_encoders", GAUGE, "encoders", "Encoders that are ready (online)."),
-    Metric("sdp_train_encoders_busy", GAUGE, "ratio", "Share of their time in which encoders encoded (online)."),
+    Metric("sdp_train_encoders_busy", GAUGE, "ratio", "Share of the last minute in which encoders encoded (online)."),
     Metric("sdp_train_encoded_total", COUNTER, "images", "Images encoded for the trainers (online)."),
     Metric(
         "sdp_train_rank_seconds_total",

@@ -49,6 +49,13 @@ class RegistryBackend:
         return family.labels(**labels)
 
 
+def forget() -> None:
+    """Take away what has been told: what it was told of has ended, though this process has not."""
+    for backend in _default:
+        for family in backend._families.values():
+            family.clear()
+
+
 def serve(port: int, key: str, address: str = "0.0.0.0") -> Any:
     """Offer this process' metrics at http://ADDRESS:PORT/metrics until it ends; returns the server. `key` is the
     setting that named the port."""

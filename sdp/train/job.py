@@ -31,7 +31,7 @@ from sdp.lease import Lease
 from sdp.model.load import load_unet_config
 from sdp.model.sources import resolve
 from sdp.storage import is_read_only, open_storage
-from sdp.telemetry.registry import serve
+from sdp.telemetry.registry import forget, serve
 from sdp.train import online, ray_reader
 from sdp.train.board import Board, Told
 from sdp.train.callbacks.base import Callback, StepReport
@@ -80,15 +80,32 @@ def run(config: TrainConfig, *, dry_run: bool = False) -> TrainSummary:
     for number, phase in enumerate(phases):
         make_plan(phase, begun=number == 0)  # what is wrong with the last one is told before the first begins
     spent = TrainState()
-    for number, phase in enumerate(phases, 1):
-        if len(phases) > 1:
-            say(f"train: phase {number} of {len(phases)}: {phase.output.uri}")
-        phase = with_budget_left(phase, spent)
-        summary = _run(phase, dry_run=dry_run, begun=not dry_run)
-        spent = TrainState(seconds=spent.seconds + summary.state.seconds, cost=spent.cost + summary.state.cost)
-        if not dry_run and finished(phase, summary.state) is None:
-            break
+    with _metrics(config, dry_run=dry_run):
+        for number, phase in enumerate(phases, 1):
+            if len(phases) > 1:
+                say(f"train: phase {number} of {len(phases)}: {phase.output.uri}")
+            phase = with_budget_left(phase, spent)
+            summary = _run(phase, dry_run=dry_run, begun=not dry_run)
+            spent = TrainState(seconds=spent.seconds + summary.state.seconds, cost=spent.cost + summary.state.cost)
+            if not dry_run and finished(phase, summary.state) is None:
+                break
+            if number < len(phases):
+                forget()  # or this phase's processes would seem to be there still
     return summary
+
+
+@contextmanager
+def _metrics(config: TrainConfig, *, dry_run: bool) -> Iterator[None]:
+    """Offered on a port of our own, if one is asked for, as long as all phases take."""
+    if dry_run or not config.scaling.in_driver or config.log.metrics_port is None:
+        yield
+        return
+    server = serve(config.log.metrics_port, "log.metrics_port")
+    try:
+        yield
+    finally:
+        server.shutdown()
+        server.server_close()
 
 
 def _run(config: TrainConfig, *, dry_run: bool, begun: bool) -> TrainSummary:
@@ -120,8 +137,6 @@ def _train_here(config: TrainConfig, plan: Plan, folder: RunFolder, lease: Lease
     from sdp.train.assemble import assemble
 
     world, stop = World(device=choose_device()), Stop()
-    if config.log.metrics_port is not None:
-        serve(config.log.metrics_port, "log.metrics_port")
     folder.record("start", workers=(1, 1), from_step=plan.state.step)
     with Progress("train") as progress:
 

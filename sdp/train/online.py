@@ -9,7 +9,9 @@ nothing that matters: when it dies, what it was asked for is asked for again.
 """
 
 import asyncio
+import math
 import time
+from collections import deque
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -60,6 +62,8 @@ _LOOK_S = 5.0
 """How often the number of encoders is considered."""
 _TELL_S = 1.0
 _WARM_STEPS = 2
+_LATELY_S = 60.0
+"""Of what time it is told how busy encoders are."""
 _SLOWEST_S = 900.0
 """By then one transform has ended, or there is no place for any."""
 _DIED = (WorkerCrashedError, NodeDiedError, OutOfMemoryError)
@@ -229,6 +233,28 @@ class _Died(Exception):
         self.blamed = blamed
 
 
+class Lately:
+    """The share of their time that encoders have been busy of late, rather than since they began."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._then: deque[tuple[float, float, float]] = deque([(-math.inf, 0.0, 0.0)])
+        self._share = 0.0
+
+    def share(self, now: float, busy_s: float, idle_s: float, resting: bool) -> float:
+        """By what has been told up to now. They tell when they have encoded something: those that rest tell nothing."""
+        while len(self._then) > 1 and self._then[1][0] <= now - self._seconds:
+            self._then.popleft()
+        _, busy_then, idle_then = self._then[0]
+        busy, idle = busy_s - busy_then, idle_s - idle_then
+        self._then.append((now, busy_s, idle_s))
+        if busy + idle > 0:
+            self._share = busy / (busy + idle)
+        elif resting:
+            self._share = 0.0
+        return self._share
+
+
 class Pool:
     """An asynchronous actor: who encodes what, and how many there are."""
 
@@ -247,6 +273,7 @@ class Pool:
         self._deaths = self._deaths_in_a_row = 0
         self._rows = self._rows_then = 0
         self._busy_s = self._idle_s = self._busy_then = 0.0
+        self._lately = Lately(_LATELY_S)
         self._pace: dict[int, tuple[int, float]] = {}
         self._changes: list[str] = []
 
@@ -272,10 +299,10 @@ class Pool:
         """Figures as of now, and what has been changed since the last time."""
         changes, self._changes = self._changes, []
         ready = [encoder for encoder in self._encoders if encoder.ready]
-        used = self._busy_s + self._idle_s
+        resting = all(not encoder.holds for encoder in ready)
         figures = {
             "encoders": len(ready),
-            "encoders_busy": round(self._busy_s / used, 4) if used else 0.0,
+            "encoders_busy": round(self._lately.share(time.monotonic(), self._busy_s, self._idle_s, resting), 4),
             "encoded": self._rows,
             "encoder_deaths": self._deaths,
         }

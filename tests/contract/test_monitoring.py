@@ -374,6 +374,15 @@ def test_an_alert_can_be_changed_and_left_out(render: Render) -> None:
 
 
 @NEEDS_HELM
+def test_nobody_is_told_of_an_exporter_that_was_not_asked_for(render: Render) -> None:
+    def alerts(*settings: str) -> set[str]:
+        groups = one(render(*settings), "PrometheusRule")["spec"]["groups"]
+        return {rule["alert"] for group in groups for rule in group["rules"] if "alert" in rule}
+
+    assert alerts() - alerts("exporter.enabled=false") == {"SdpExporterDown", "SdpExporterBlind"}
+
+
+@NEEDS_HELM
 @NEEDS_PROMTOOL
 def test_without_the_operator_there_are_annotations_and_a_configuration_that_says_the_same(
     render: Render, tool: Callable[[str], Path], tmp_path: Path
@@ -425,6 +434,9 @@ def test_nothing_is_rendered_that_was_not_asked_for(render: Render, settings: li
         ("exporter.port=0", "/exporter/port"),
         ("ray.interval=15", "/ray/interval"),
         ("rules.runbooks=docs", "/rules/runbooks"),
+        ("exporter.runAsUser=null", "missing property 'runAsUser'"),  # which nothing but root would be
+        ("mode=null", "missing property 'mode'"),
+        ("rules.alerts=null", "missing property 'alerts'"),
         (
             "rules.alerts.SdpSpiling.enabled=false",
             "rules.alerts.SdpSpiling: no such alert; there are SdpCheckpointLate",

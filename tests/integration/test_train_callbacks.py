@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -24,6 +24,7 @@ from sdp.train.callbacks.checkpoints import SaveCheckpoints
 from sdp.train.callbacks.metrics import RecordMetrics
 from sdp.train.callbacks.profile import Profile
 from sdp.train.callbacks.stragglers import NameSlowest
+from sdp.train.callbacks.telemetry import EmitMetrics
 from sdp.train.callbacks.tensorboard import WriteEvents
 from sdp.train.data.batch import Batch
 from sdp.train.job import run
@@ -286,3 +287,27 @@ def test_a_driver_that_does_not_answer_holds_up_nothing() -> None:
     answer.set()
     assert watchdog.within(60, lambda: b"in time") == b"in time"
     assert watchdog.within(60, lambda: 1 / 0) is None  # type: ignore[arg-type, return-value] # what fails is told
+
+
+class Shown:
+    """Telemetry that keeps what is told."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, list[float]] = {}
+
+    def show(self, name: str, value: float | None, **labels: object) -> None:  # noqa: ARG002
+        if value is not None:
+            self.values.setdefault(name, []).append(value)
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_, **__: None
+
+
+def test_a_run_that_goes_on_tells_of_the_checkpoint_that_it_goes_on_from(root: Path) -> None:
+    """Else there would seem to be none until the next one."""
+    first, second = Shown(), Shown()
+    train(config(root, max_steps=2), callbacks=[SaveCheckpoints(100), EmitMetrics(cast(Any, first))])
+    train(config(root, max_steps=3), callbacks=[EmitMetrics(cast(Any, second))])
+    assert second.values["sdp_train_checkpoint_step"][0] == 2
+    created = second.values["sdp_train_checkpoint_time_seconds"][0]
+    assert abs(created - first.values["sdp_train_checkpoint_time_seconds"][-1]) < 60

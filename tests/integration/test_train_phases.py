@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import threading
 import time
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from prometheus_client import REGISTRY
 
 from sdp.config import TrainConfig
 from sdp.errors import DatasetError
@@ -121,3 +123,17 @@ def test_a_stopped_first_phase_is_not_followed_by_the_second(root: Path) -> None
     assert not (root / "run/phase-2").exists()
     dry = run(how(root), dry_run=True)
     assert dry.run.endswith("phase-2")
+
+
+def test_both_phases_offer_their_metrics_on_one_port_and_the_first_is_gone_in_the_second(root: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("", 0))
+        port = free.getsockname()[1]
+    run(how(root, log__metrics_port=port))
+    told = {sample.labels.get("run") for family in REGISTRY.collect() for sample in family.samples}
+    assert "run/phase-2" in told
+    assert "run/phase-1" not in told
+    with socket.socket() as again:
+        again.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        again.bind(("", port))  # the port is given back
+        again.listen()

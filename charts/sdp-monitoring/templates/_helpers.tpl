@@ -75,7 +75,8 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- range $rule := $group.rules -}}
 {{- if $rule.alert -}}
 {{- $other := get $told.alerts $rule.alert | default dict -}}
-{{- if ne (toString (get $other "enabled")) "false" -}}
+{{- $asked := or $.Values.exporter.enabled (not (has $rule.alert (list "SdpExporterDown" "SdpExporterBlind"))) -}}
+{{- if and $asked (ne (toString (get $other "enabled")) "false") -}}
 {{- $labels := mustMergeOverwrite (deepCopy $told.alertLabels) $rule.labels -}}
 {{- with get $other "severity" }}{{ $_ := set $labels "severity" . }}{{ end -}}
 {{- with get $other "for" }}{{ $_ := set $rule "for" . }}{{ end -}}

@@ -2,12 +2,15 @@
 
 import time
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from sdp.model.checkpoints import read_marker
 from sdp.telemetry import Telemetry
 from sdp.train.callbacks.base import Callback, Saved, StepReport
+from sdp.train.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from sdp.train.trainer import Trainer
@@ -54,6 +57,7 @@ class EmitMetrics(Callback):
         self.telemetry.process("trainer", trainer.world.rank)
         if trainer.world.is_main:
             self.telemetry.show("sdp_train_recoveries", self.recoveries)
+            self._tell_checkpoint(trainer.checkpointer.run)
         self._tell(trainer, trainer.state.epoch + trainer.state.position / trainer.reader.rows)
 
     def on_step(self, trainer: "Trainer", report: StepReport) -> None:
@@ -75,6 +79,14 @@ class EmitMetrics(Callback):
             self.telemetry.show("sdp_train_checkpoint_time_seconds", time.time())
             self.telemetry.show("sdp_train_checkpoint_seconds", saved.seconds)
             self.telemetry.show("sdp_train_ledger_difference", saved.samples - saved.ledger_rows)
+
+    def _tell_checkpoint(self, run: RunFolder) -> None:
+        """The newest one, which is gone on from: it may be a while until the next."""
+        step = run.latest()
+        if step is not None:
+            created = datetime.fromisoformat(read_marker(run.checkpoint(step))["created"])
+            self.telemetry.show("sdp_train_checkpoint_step", step)
+            self.telemetry.show("sdp_train_checkpoint_time_seconds", created.timestamp())
 
     def on_end(self, trainer: "Trainer") -> None:
         self._tell(trainer, trainer.state.epoch + trainer.state.position / trainer.reader.rows)
