@@ -1,6 +1,7 @@
 #!/bin/sh
 # Builds the images: scripts/build_images.sh REGISTRY [ray|exporter ...]      (both, if none is named)
-# With docker or else buildah; BASE_IMAGE, EFA_INSTALLER (a version; of ray alone) and TAG may be set in the environment.
+# With docker or else buildah; BASE_IMAGE, TAG and, of ray alone, EFA_INSTALLER (a version) and EFA_SHA256 (its archive's digest) may be
+# set in the environment.
 #   BASE_IMAGE=python:3.12-slim-bookworm EFA_INSTALLER=1.43.2 scripts/build_images.sh 111122223333.dkr.ecr.us-east-1.amazonaws.com/sdp ray
 # Prints what was built, as charts take it: REGISTRY/ray:TAG.
 set -eu
@@ -26,6 +27,7 @@ for image in "$@"; do
   name=${registry%/}/$image:$tag
   $builder --file "images/$image/Dockerfile" --tag "$name" \
     ${BASE_IMAGE:+--build-arg "BASE_IMAGE=$BASE_IMAGE"} \
-    ${EFA_INSTALLER:+--build-arg "EFA_INSTALLER=$EFA_INSTALLER"} . >&2
+    ${EFA_INSTALLER:+--build-arg "EFA_INSTALLER=$EFA_INSTALLER"} \
+    ${EFA_SHA256:+--build-arg "EFA_SHA256=$EFA_SHA256"} . >&2
   echo "$name"
 done

@@ -33,7 +33,8 @@ The least that `values.yaml` has to say: `image.repository`, `storage.uri` and a
 [docs/kubernetes.md](../../docs/kubernetes.md) begins with one.
 
 What cannot work is refused before anything is applied, with the path of the value: by values.schema.json (types, typos,
-an accelerator that is not in the catalogue) and by the templates (fewest above most, GPUs without an accelerator).
+those in the keys of `jobs`, too, an accelerator that is not in the catalogue) and by the templates (fewest above most,
+GPUs without an accelerator, jobs that no group could ever serve, values that would say nothing beside others).
 `examples/` has values for spot nodes with on-demand fallback, for a cluster without GPUs, and for EFA.
 
 Take a worker group out with `--set groups.NAME=null`; add one by adding a key.
@@ -47,7 +48,7 @@ kube-prometheus-stack as it comes, or with a Prometheus of your own.
 ```sh
 CHARTS=oci://ghcr.io/prometheus-community/charts
 helm install kube-prometheus-stack $CHARTS/kube-prometheus-stack -n monitoring --create-namespace
-helm install sdp-monitoring charts/sdp-monitoring -n monitoring
+helm install sdp-monitoring charts/sdp-monitoring -n monitoring --set exporter.image.repository=REGISTRY/exporter
 ```
 
 Where kube-prometheus-stack has another release name, `--set monitorLabels.release=NAME`. Where there is no Prometheus

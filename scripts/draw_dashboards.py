@@ -135,7 +135,7 @@ def _name(legend: str, labels: Mapping[str, str]) -> str:
 
 
 def _filled(expr: str) -> str:
-    return re.sub(r"\$(cluster|run|group|node)\b", ".*", expr.replace("$__rate_interval", "20s"))
+    return re.sub(r"\$(namespace|cluster|run|group|node)\b", ".*", expr.replace("$__rate_interval", "20s"))
 
 
 def main(arguments: list[str]) -> int:

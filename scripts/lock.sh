@@ -4,6 +4,6 @@
 set -eu
 cd "$(dirname "$0")/.."
 uv=$(sh scripts/uv.sh --pinned) # another uv may write the same lock differently
-"$uv" pip compile pyproject.toml --extra worker --extra exporter --group dev \
+"$uv" pip compile pyproject.toml --extra worker --extra fp8 --extra exporter --group dev \
     --universal --python-version 3.11 --generate-hashes --no-header --no-annotate \
     --quiet -o requirements.lock "$@"

@@ -21,6 +21,11 @@ class UserError(SdpError):
     exit_code = 2
 
 
+def one_line(said: object, most: int | None = None) -> str:
+    """What another program said, fit for our line: without its line breaks, and at most so long."""
+    return " ".join(str(said).split())[:most]
+
+
 @dataclass(frozen=True, slots=True)
 class Problem:
     """One thing wrong in a configuration."""

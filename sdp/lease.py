@@ -14,6 +14,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -185,7 +186,7 @@ class Lease:
         if self._lost or self._expired() or self._thread.is_alive():
             return
         try:
-            self._storage.publish(_path(self.generation), replace(self._record, released=True).dump())
+            self._write(replace(self._record, released=True))
         except SdpError as error:
             # The work is done; the next job only has to wait until the lease is stale.
             log.warning("the lease could not be released, it expires in %g s: %s", self._record.ttl_s, error)
@@ -215,7 +216,9 @@ class Lease:
                     self._lost = f"generation {self.generation + 1} has taken over"
                     return
                 self._record = replace(self._record, beat=self._record.beat + 1)
-                self._storage.publish(_path(self.generation), self._record.dump())
+                if not self._write(self._record):
+                    self._lost = f"the output was deleted, and another job has begun generation {self.generation} anew"
+                    return
             except SdpError as error:
                 log.warning("a heartbeat of the lease failed: %s", error)
                 self._lost = self._lost or self._expired()
@@ -225,6 +228,21 @@ class Lease:
                 self._lost = self._lost or self._expired()
                 self._alive_at = begun
                 pause = ttl / 3
+
+    def _write(self, record: Record) -> bool:
+        """Write our record; False where another job's is in its place, as the output was deleted under us."""
+        path = _path(self.generation)
+        content = _read(self._storage, self.generation)
+        if not content:
+            with suppress(AlreadyExists):
+                self._storage.create(path, record.dump())
+                return True
+            content = _read(self._storage, self.generation)
+        there = Record.load(content)
+        if there is not None and there.token != record.token:
+            return False
+        self._storage.publish(path, record.dump())
+        return True
 
 
 def _newest(storage: Storage) -> int:

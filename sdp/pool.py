@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from sdp import cluster, telemetry
 from sdp.config import Range
-from sdp.errors import SdpError, UserError
+from sdp.errors import SdpError, UserError, one_line
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -144,7 +144,7 @@ class Crew:
                 f"scaling.num_workers: {self.least} {self.what} have not started within {self.start_timeout_s:g} s; "
                 "let the cluster grow, ask for fewer or for another accelerator, or raise scaling.start_timeout_s"
             )
-        line = " ".join(str(error).split())[-300:]
+        line = one_line(error)[-300:]
         return SdpError(f"the work of the {self.what} was broken off ({line}); run it again: it goes on where it was")
 
 

@@ -18,12 +18,15 @@ from types import FrameType
 from sdp.console import say
 from sdp.errors import UserError
 from sdp.kube.handover import unpacked
+from sdp.kube.leave import LEAVING
 
 TRIES = 5
 """How often in a row a job may break down soon after it was started."""
 STEADY_S = 1800.0
 """After so long a breakdown counts as the first again."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 5.0, 300.0
+STAY_S = 1800.0
+"""How long it stays where its pod goes, at the most: the pod's end ends it."""
 
 
 def supervise(
@@ -35,14 +38,22 @@ def supervise(
 ) -> int:
     """Run a command until it succeeds, cannot, or has broken down too often; returns its last exit code."""
     child: subprocess.Popen[bytes] | None = None
-    told = threading.Event()
+    told, leaving = threading.Event(), threading.Event()
 
     def hand_on(number: int, _: FrameType | None) -> None:
         told.set()
+        if number == LEAVING:
+            leaving.set()
+            number = signal.SIGTERM
         if child is not None and child.poll() is None:
             child.send_signal(number)
 
-    before = {number: signal.signal(number, hand_on) for number in (signal.SIGTERM, signal.SIGINT)}
+    def stay_if_leaving() -> None:
+        if leaving.is_set():
+            say("supervisor: the head's pod goes; the job has stopped, and is submitted again on the next head")
+            threading.Event().wait(STAY_S)
+
+    before = {number: signal.signal(number, hand_on) for number in (signal.SIGTERM, signal.SIGINT, LEAVING)}
     try:
         breakdowns = 0
         while True:
@@ -51,6 +62,7 @@ def supervise(
             if told.is_set():  # while there was no child to hand it on to
                 child.send_signal(signal.SIGTERM)
             code = child.wait()
+            stay_if_leaving()
             if code in (0, UserError.exit_code) or told.is_set():
                 return code if code >= 0 else 128 - code
             breakdowns = 1 if time.monotonic() - began > steady_s else breakdowns + 1
@@ -61,6 +73,7 @@ def supervise(
             pause = min(LONGEST_PAUSE_S, first_pause_s * 2.0 ** (breakdowns - 1))
             say(f"supervisor: the job {how}; started again in {pause:.3g} s ({breakdowns} of {tries - 1})")
             if told.wait(pause):
+                stay_if_leaving()
                 return 128 + signal.SIGTERM
     finally:
         for number, handler in before.items():

@@ -97,13 +97,12 @@ class Exporter:
 
 @contextmanager
 def exporting(
-    environment: Mapping[str, str], *arguments: str, without_capabilities: bool = False
+    environment: Mapping[str, str], *arguments: str, without_capabilities: bool = False, code: str = ""
 ) -> Iterator[Exporter]:
-    """Started, and listening; as a container has it where no capability was added, if asked."""
+    """Started, and listening; as a container has it where no capability was added, if asked; by CODE, if given."""
     command = [
         sys.executable,
-        "-m",
-        "sdp.exporter",
+        *(["-c", code] if code else ["-m", "sdp.exporter"]),
         "--port",
         "0",
         "--address",

@@ -35,9 +35,20 @@ NODE_ID = "4e0de1"
 RAY = f"/apis/ray.io/v1/namespaces/{NAMESPACE}"
 CORE = f"/api/v1/namespaces/{NAMESPACE}"
 GROUPS = {
-    "/api/v1": ["nodes", "pods", "secrets", "configmaps", "serviceaccounts", "events", "resourcequotas", "services"],
+    "/api/v1": [
+        "nodes",
+        "pods",
+        "secrets",
+        "configmaps",
+        "serviceaccounts",
+        "events",
+        "resourcequotas",
+        "services",
+        "namespaces",
+    ],
     "/apis/ray.io/v1": ["rayclusters", "rayjobs"],
     "/apis/apps/v1": ["deployments"],
+    "/apis/networking.k8s.io/v1": ["networkpolicies"],
     "/apis/apiextensions.k8s.io/v1": ["customresourcedefinitions"],
 }
 

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from sdp.datasets.manifest import Dataset, finish
 from sdp.datasets.outcomes import FAILED, WRITTEN, Outcome, account_table
-from sdp.datasets.output import Head, open_output
+from sdp.datasets.output import Head, Output, open_output, read_output
 from sdp.datasets.parts import Layout, write_part
 from sdp.datasets.source import freeze_source
 from sdp.storage import list_source, open_storage
@@ -30,6 +30,21 @@ def make_latents(
     write_source(root / "source", [("a.parquet", rows)])
     storage = open_storage(uri or str(root / "latents"))
     output = open_output(storage, Head("latents", unit_rows, False, {"resolutions": [resolution]}))
+    return _complete(root, output, group_rows, resolution, failed, vocabulary)
+
+
+def grow_latents(
+    root: Path, rows: int, *, first: int, group_rows: int = 8, resolution: int = 64, vocabulary: int = 1000
+) -> Dataset:
+    """The same with a further file of rows upstream: its next version."""
+    write_source(root / "source", [(f"more-{first}.parquet", rows)], first)
+    output = read_output(open_storage(str(root / "latents")))
+    return _complete(root, output, group_rows, resolution, 0, vocabulary)
+
+
+def _complete(root: Path, output: Output, group_rows: int, resolution: int, failed: int, vocabulary: int) -> Dataset:
+    """Whatever is missing of it."""
+    storage = output.storage
     output = freeze_source(output, list_source(str(root / "source")), ["URL"])
     for work in output.pending():
         addresses = range(work.unit.start, work.unit.stop)

@@ -1,6 +1,6 @@
 """A small run for tests: a configuration, and a trainer of this process."""
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,3 +61,15 @@ def weights(trainer: Trainer) -> dict[str, torch.Tensor]:
         name: (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).clone()
         for name, tensor in trainer.tensors().items()
     }
+
+
+def poison(trainer: Trainer, steps: Container[int]) -> None:
+    """Give the trainer latents that have no loss in these steps."""
+    step = trainer._step
+
+    def poisoned(batch: Any, ended: float) -> Any:
+        if trainer.state.step + 1 in steps:
+            batch.latents.fill_(float("inf"))
+        return step(batch, ended)
+
+    trainer._step = poisoned  # type: ignore[method-assign]

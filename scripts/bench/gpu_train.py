@@ -2,11 +2,13 @@
 
     python -m scripts.bench.gpu_train                                     every GPU of this machine, all cases
     python -m scripts.bench.gpu_train --resolutions 512 --strategies fsdp --compile on --batch 32 --steps 50
+    python -m scripts.bench.gpu_train --compile on --fp8 off,on           with linear layers in fp8, beside without
     python -m scripts.bench.gpu_train --tiny                              the same code with the tiny model, on a CPU
 
 The loop is training's own, with the text encoder beside the U-Net as for a dataset with token ids; data are at hand, in
 pinned memory. Each case runs in processes of its own, one a GPU. Without --batch the largest power of two that fits is
-found first, by halving. MFU counts the U-Net's arithmetic alone, against the dense bf16 peak of sdp/hardware.py.
+found first, by halving. MFU counts the U-Net's arithmetic alone, against the dense bf16 peak of sdp/hardware.py; in fp8,
+too, so that figures compare. --tiny emulates fp8.
 """
 
 import argparse
@@ -39,15 +41,19 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     workers = given.workers or (len(gpus) if not given.tiny else 1)
     print(f"gpu_train: {workers} x {gpus[0] if gpus else 'CPU'}, {given.steps} steps after {given.warm}", flush=True)
+    if "on" in given.fp8 and (lacking := _without_fp8(gpus)):
+        print(f"gpu_train: {lacking} has no fp8: left out")
+        given.fp8 = ["off"]
     rows = []
-    for resolution, kind, compiled in product(given.resolutions, given.strategies, given.compile):
+    for resolution, kind, compiled, fp8 in product(given.resolutions, given.strategies, given.compile, given.fp8):
         batch = given.batch or (4 if given.tiny else LARGEST.get(resolution, 32))
-        figures = _measure(given, resolution, kind, compiled, workers, batch)
-        name = (str(resolution), kind, "on" if compiled == "on" else "off")
+        figures = _measure(given, resolution, kind, compiled, fp8, workers, batch)
+        name = (str(resolution), kind, "on" if compiled == "on" else "off", "on" if fp8 == "on" else "off")
         rows.append((*name, *_cells(figures)))
         print(f"  {' '.join(rows[-1])}", flush=True)
     header = (
-        "px", "strategy", "compile", "batch a GPU", "img/s", "img/s a GPU", "MFU", "peak memory", "step ms", "first s",
+        "px", "strategy", "compile", "fp8", "batch a GPU", "img/s", "img/s a GPU", "MFU", "peak memory", "step ms",
+        "first s",
     )  # fmt: skip
     print(table(rows, header))
     if gpus:
@@ -63,6 +69,8 @@ def _arguments(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--resolutions", type=lambda text: [int(word) for word in text.split(",")])
     parser.add_argument("--strategies", type=words, default=["ddp", "fsdp"])
     parser.add_argument("--compile", type=words, default=["off", "on"])
+    parser.add_argument("--fp8", type=words, default=["off"], help="off,on: H100, H200, L40S and later")
+    parser.add_argument("--fp8-min-features", type=int, help="else the setting's own")
     parser.add_argument("--batch", type=int, help="a GPU; else the largest power of two that fits")
     parser.add_argument("--workers", type=int, help="else one for each GPU")
     parser.add_argument("--warm", type=int, default=10)
@@ -83,8 +91,16 @@ def _gpus() -> list[str]:
     return [line for line in told.splitlines() if line]
 
 
+def _without_fp8(gpus: Sequence[str]) -> str | None:
+    """The GPU here, if the catalogue says that it lacks it."""
+    from sdp.hardware import gpu_by_product
+
+    gpu = gpu_by_product(gpus[0]) if gpus else None
+    return gpu.name if gpu is not None and not gpu.has_fp8 else None
+
+
 def _measure(
-    given: argparse.Namespace, resolution: int, kind: str, compiled: str, workers: int, batch: int
+    given: argparse.Namespace, resolution: int, kind: str, compiled: str, fp8: str, workers: int, batch: int
 ) -> dict[str, Any] | None:
     """A case at the largest batch that fits."""
     while batch:
@@ -93,12 +109,21 @@ def _measure(
             "warm": given.warm, "steps": given.steps, "shard": given.shard, "tiny": given.tiny,
             "channels_last": given.channels_last and kind == "ddp",
             "activation_checkpointing": given.activation_checkpointing,
+            "fp8": _fp8(given, fp8),
         }  # fmt: skip
         figures = _case(case)
         if figures is not None or given.batch:
             return figures
         batch //= 2
     return None
+
+
+def _fp8(given: argparse.Namespace, fp8: str) -> dict[str, Any]:
+    """As strategy.fp8 has it."""
+    if fp8 != "on":
+        return {}
+    least = given.fp8_min_features or (16 if given.tiny else None)
+    return {"enabled": True, "emulate": given.tiny} | ({"min_features": least} if least else {})
 
 
 def _case(case: dict[str, Any]) -> dict[str, Any] | None:
@@ -269,6 +294,7 @@ def _trainer(case: dict[str, Any], model: Any, world: Any, callbacks: Sequence[A
                 "compile": case["compile"],
                 "channels_last": case["channels_last"],
                 "activation_checkpointing": case["activation_checkpointing"],
+                "fp8": case["fp8"],
             },
         },
     )

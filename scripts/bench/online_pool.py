@@ -14,7 +14,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -41,8 +42,8 @@ TRAINERS = 2
 GROUP_ROWS = 254
 """One slice: what travels at once."""
 BATCH = 127
-WARM_S = 10.0
-MOST_WARM_S = 90.0
+WARM_S = 20.0
+MOST_WARM_S = 120.0
 """Until what was encoded ahead while trainers started is used up: they take it faster than few encoders make it."""
 
 
@@ -164,28 +165,37 @@ class MeasuredPool(online.Pool):
         return self._busy_s, self._idle_s, sum(encoder.ready for encoder in self._encoders)
 
 
-class SleepingTrainer:
-    """Takes batches from the real reader, at an A100's pace."""
+class SleepingTrainers:
+    """Take batches from the real readers at an A100's pace, each step together, as an all-reduce has it."""
 
-    def __init__(self, images: ImagesDataset, pool: Any, rank: int, ahead: int) -> None:
+    def __init__(self, images: ImagesDataset, pool: Any, ahead: int) -> None:
         shape = OrderShape(lanes=TRAINERS, units=1, row_groups=1)
-        engine = Online(online.asker(pool), ahead)
-        reader = EncodedReader(images, engine, 0, shape, rank, TRAINERS, ahead=4)
-        self._batches = reader.batches(0, 0, BATCH * TRAINERS)
+        readers = [
+            EncodedReader(images, Online(online.asker(pool), ahead), 0, shape, rank, TRAINERS, ahead=4)
+            for rank in range(TRAINERS)
+        ]
+        self._ended: list[float] = []
+        self._together = threading.Barrier(TRAINERS, timeout=MOST_WARM_S)
+        executor = ThreadPoolExecutor(TRAINERS)
+        self._training = [executor.submit(self._train, reader.batches(0, 0, BATCH * TRAINERS)) for reader in readers]
 
-    def train(self, seconds: float) -> list[float]:
-        """When each step ended."""
-        ended: list[float] = []
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
-            batch = next(self._batches)
+    def _train(self, batches: Iterator[Any]) -> None:
+        last = 0.0
+        for batch in batches:
             assert float(batch.weights.sum()) == BATCH
+            self._together.wait()
             # Where data was there in time, a step begins when the one before ended.
             now = time.monotonic()
-            began = ended[-1] if ended and now - ended[-1] < 0.05 else now
-            _sleep_until(began + BATCH / TRAINER_RATE)
-            ended.append(began + BATCH / TRAINER_RATE)
-        return ended
+            last = (last if now - last < 0.05 else now) + BATCH / TRAINER_RATE
+            _sleep_until(last)
+            self._ended.append(last)
+
+    def ended(self) -> list[float]:
+        """When each step of each ended: by a clock that all of the machine share."""
+        for each in self._training:
+            if each.done():
+                each.result()  # which raises what ended it
+        return list(self._ended)
 
 
 def measure(images: ImagesDataset, encoders: int, seconds: float) -> dict[str, float]:
@@ -206,26 +216,26 @@ def measure(images: ImagesDataset, encoders: int, seconds: float) -> dict[str, f
         },
     )  # fmt: skip
     ahead = slices_ahead(config, images, TRAINERS)
-    remote_trainer: Any = ray.remote(SleepingTrainer)
-    options = {"num_gpus": 1, "num_cpus": 1, "label_selector": {"ray.io/accelerator-type": "A100"}}
-    trainers = [remote_trainer.options(**options).remote(images, pool, rank, ahead) for rank in range(TRAINERS)]
+    remote_trainers: Any = ray.remote(SleepingTrainers)
+    options = {"num_gpus": TRAINERS, "num_cpus": TRAINERS, "label_selector": {"ray.io/accelerator-type": "A100"}}
+    trainers = remote_trainers.options(**options).remote(images, pool, ahead)
     try:
-        while ray.get(pool.sums.remote())[2] < encoders:
-            ray.get([trainer.train.remote(1.0) for trainer in trainers])
+        while ray.get(pool.sums.remote())[2] < encoders or not ray.get(trainers.ended.remote()):
+            time.sleep(1.0)
         there, warm_until = possible(encoders), time.monotonic() + MOST_WARM_S
-        while (rate := sum(map(_rate, ray.get([t.train.remote(WARM_S) for t in trainers])))) > 1.03 * there:
+        while (rate := _rate(trainers, WARM_S)) > 1.03 * there:
             assert time.monotonic() < warm_until, f"{rate:.0f} img/s with {encoders} encoders"
         busy, idle, _ = ray.get(pool.sums.remote())
-        ended = ray.get([trainer.train.remote(seconds) for trainer in trainers])
+        reached = _rate(trainers, seconds)
         busy_then, idle_then, _ = ray.get(pool.sums.remote())
     finally:
-        for actor in (*trainers, pool):
+        for actor in (trainers, pool):
             ray.kill(actor)
     busy, idle = busy_then - busy, idle_then - idle
     return {
         "encoders": float(encoders),
         "there": there,
-        "reached": sum(_rate(times) for times in ended),
+        "reached": reached,
         "busy": busy / (busy + idle),
     }
 
@@ -235,10 +245,17 @@ def possible(encoders: int) -> float:
     return min(encoders * ENCODER_RATE, TRAINERS * TRAINER_RATE)
 
 
-def _rate(ended: list[float]) -> float:
-    """Samples a second between ends of steps that whole slices lie between."""
-    steps = (len(ended) - 1) // (GROUP_ROWS // BATCH) * (GROUP_ROWS // BATCH)
-    return steps * BATCH / (ended[steps] - ended[0])
+def _rate(trainers: Any, seconds: float) -> float:
+    """Samples a second at all trainers in the time that comes, in which this waits.
+
+    The slope of the line through what they have taken, by time: a slice more or less at an end of the window, which is
+    4 % of one encoder's minute, weighs next to nothing in it.
+    """
+    began = time.monotonic()
+    _sleep_until(began + seconds)
+    ended = np.sort(ray.get(trainers.ended.remote()))
+    at = np.linspace(began, began + seconds, 1000)
+    return float(np.polyfit(at - began, np.searchsorted(ended, at) * float(BATCH), 1)[0])
 
 
 if __name__ == "__main__":

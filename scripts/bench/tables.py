@@ -4,7 +4,7 @@
         --workers 32 --accelerator A100 --encoders 40 --encoder-accelerator A10G --efa
     python -m scripts.bench.tables --tiny --images .demo/images --latents .demo/latents        the same code on two cores
 
-Each case is `sdp train` itself for a few steps, a Ray job of its own, and its rate is what its metrics.jsonl tells of the
+Each case is `sdp train` itself for a few steps, a Ray job of its own, and its rate is what its metrics tell of the
 steps after the first. The cluster is the one of RAY_ADDRESS. Theirs ran on 32 A100-80G (1 and 3.b) and 16 A100-40G (3.a),
 so what compares is the rate of one GPU and what each step brings. --efa says that the cluster has EFA: it is left out of
 the baseline then (NCCL_NET=Socket), as theirs was, and makes a step of its own.

@@ -55,8 +55,8 @@ _FIRST = Row(
         ),
         number(
             "XIDs in the last hour",
-            "Errors that the driver has reported.",
-            Query(f"sum(increase({select('sdp_gpu_xid_errors_total', NODE)}[1h]) {OWNED})"),
+            "Kinds of errors that the driver has reported, of all GPUs.",
+            Query(f"count(time() - {gpu('sdp_gpu_xid_timestamp_seconds')} < 3600) or vector(0)"),
             limits=Limits(1, 2),
         ),
         number(
@@ -72,7 +72,7 @@ _FIRST = Row(
         ),
         number(
             "Power",
-            "Of all chosen GPUs, and for an image trained on.",
+            "Drawn by all chosen GPUs.",
             Query(f"sum({gpu('sdp_gpu_power_watts')})"),
             unit=WATTS,
         ),

@@ -11,19 +11,21 @@ from grafana_foundation_sdk.models import dashboard as models
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
 from scripts.dashboards.panels import Dashboard, Panel
+from scripts.dashboards.selecting import CLUSTER
 
 SOURCE = models.DataSourceRef(type_val="prometheus", uid="${datasource}")
 NOTHING = "–"
 Builder = timeseries.Panel | stat.Panel | bargauge.Panel | tables.Panel
 
 VARIABLES: Sequence[tuple[str, str, str]] = (
-    ("cluster", "Cluster", "label_values(ray_node_cpu_count, ray_cluster)"),
+    ("namespace", "Namespace", "label_values(ray_node_cpu_count, namespace)"),
+    ("cluster", "Cluster", 'label_values(ray_node_cpu_count{namespace=~"$namespace"}, ray_cluster)'),
     (
         "run",
         "Run",
-        'label_values({__name__=~"sdp_job_rows|sdp_train_step|sdp_process_info", ray_cluster=~"$cluster"}, run)',
+        f'label_values({{__name__=~"sdp_job_rows|sdp_train_step|sdp_process_info", {CLUSTER}}}, run)',
     ),
-    ("group", "Group", 'label_values(ray_node_cpu_count{ray_cluster=~"$cluster"}, ray_group)'),
+    ("group", "Group", f"label_values(ray_node_cpu_count{{{CLUSTER}}}, ray_group)"),
     (
         "node",
         "Node",

@@ -14,21 +14,19 @@ from scripts.dashboards.panels import (
     stacked,
     table,
 )
-from scripts.dashboards.selecting import NODE, RANK, RUN, gpu, select
+from scripts.dashboards.selecting import APART, NODE, RANK, RUN, gpu, select, slices
 
 HELD = select("sdp:gpu_process_memory:bytes", RANK)
 TRAINERS_HOLD = select("sdp:gpu_process_memory:bytes", RANK, 'role="trainer"')
-USED, TOTAL, FREE = (
-    gpu("sdp_gpu_memory_used_bytes"),
-    gpu("sdp_gpu_memory_total_bytes"),
-    gpu("sdp_gpu_memory_free_bytes"),
-)
+USED, TOTAL = gpu("sdp_gpu_memory_used_bytes"), gpu("sdp_gpu_memory_total_bytes")
+FULL, FREE = slices("sdp:gpu_memory:ratio"), slices("sdp:gpu_memory_free:bytes")
+OF_SLICE = "{{node}}/{{gpu}} {{mig_profile}} {{gpu_instance}}"
 
 
 def torch(kind: str) -> str:
     """As PyTorch counts it, by trainer."""
     of_kind = select("sdp_train_gpu_memory_bytes", RANK, f'kind="{kind}"')
-    return f"max by (ray_cluster, run, rank) ({of_kind})"
+    return f"max by ({APART}, run, rank) ({of_kind})"
 
 
 _FIRST = Row(
@@ -36,15 +34,17 @@ _FIRST = Row(
     (
         number(
             "Fullest GPU",
-            "Used of its memory, as the driver counts. Trainers keep what they once reserved: for them, see Peak.",
-            Query(f"max({gpu('sdp:gpu_memory:ratio')})"),
+            "Used of what processes can have of it (or of a MIG slice), as the driver counts. Trainers keep what they "
+            "once reserved: for them, see Peak.",
+            Query(f"max({FULL})"),
             unit=RATIO,
             limits=Limits(0.9, 0.97),
         ),
         number("Least free", "On the fullest GPU.", Query(f"min({FREE})"), unit=BYTES),
         number(
             "Peak of the trainers",
-            "The most that PyTorch has ever needed at once on a trainer's GPU, of its memory. This is what runs out.",
+            "The most that PyTorch has ever needed at once on a trainer's GPU, of what it could have there: what it "
+            "has reserved, and what is free. This is what runs out.",
             Query(f"max({select('sdp:train_gpu_memory_peak:ratio', RUN)})"),
             unit=RATIO,
             limits=Limits(0.9, 0.95),
@@ -79,8 +79,8 @@ _FIRST = Row(
         ),
         lines(
             "By GPU",
-            "Used of its memory.",
-            Query(gpu("sdp:gpu_memory:ratio"), "{{node}}/{{gpu}}"),
+            "Used of its memory; a GPU that is cut up (MIG) by its slices.",
+            Query(FULL, OF_SLICE),
             unit=RATIO,
             width=12,
             most=1,
@@ -92,12 +92,13 @@ _TRAINERS = Row(
     "Trainers: what PyTorch counts and what the driver counts",
     (
         lines(
-            "Allocated, peak, reserved, held, there is",
+            "Allocated, peak, reserved, held, could have",
             "Of the trainer that has most of each. Allocated is in use now, peak was; reserved is kept for later; the "
-            "driver counts that and the CUDA context and NCCL's buffers as held.",
+            "driver counts that and the CUDA context and NCCL's buffers as held. Could have: reserved and what is "
+            "free, on the GPU with least.",
             *(Query(f"max({torch(kind)})", kind) for kind in ("allocated", "peak", "reserved")),
             Query(f"max({TRAINERS_HOLD})", "held, by the driver"),
-            Query(f"min({select('sdp:train_gpu_memory_total:bytes', RUN)})", "there is"),
+            Query(f"min({select('sdp:train_gpu_memory_capacity:bytes', RUN)})", "could have"),
             unit=BYTES,
             width=12,
         ),
@@ -105,7 +106,7 @@ _TRAINERS = Row(
             "Held beyond what PyTorch has reserved",
             "CUDA's context, NCCL, cuDNN and whatever else of the process: some 0.5 to 2 GB. What grows leaks.",
             Query(
-                f"max by (ray_cluster, run, rank) ({TRAINERS_HOLD}) - on (ray_cluster, run, rank) {torch('reserved')}",
+                f"max by ({APART}, run, rank) ({TRAINERS_HOLD}) - on ({APART}, run, rank) {torch('reserved')}",
                 "{{run}} {{rank}}",
             ),
             unit=BYTES,
@@ -114,7 +115,7 @@ _TRAINERS = Row(
         lines(
             "Peak by phase",
             "Of each run, and so of each phase of it: a phase with bigger pictures needs more.",
-            Query(f"max by (ray_cluster, run) ({torch('peak')})", "{{run}}"),
+            Query(f"max by ({APART}, run) ({torch('peak')})", "{{run}}"),
             unit=BYTES,
         ),
         lines(
@@ -122,8 +123,7 @@ _TRAINERS = Row(
             "Of the tightest trainer, and of the median: far apart, ranks are not equal.",
             *(
                 Query(
-                    f"quantile({quantile}, {select('sdp:train_gpu_memory_total:bytes', RUN)} "
-                    f"- on (ray_cluster, run, rank) {torch('peak')})",
+                    f"quantile({quantile}, {select('sdp:train_gpu_memory_headroom:bytes', RUN)})",
                     name,
                 )
                 for quantile, name in ((0, "tightest"), (0.5, "median"))
@@ -133,7 +133,7 @@ _TRAINERS = Row(
         lines(
             "Batch could grow to",
             "Times the batch of now, by run; for its tightest trainer.",
-            Query(f"min by (ray_cluster, run) ({select('sdp:train_batch_room:ratio', RUN)})", "{{run}}"),
+            Query(f"min by ({APART}, run) ({select('sdp:train_batch_room:ratio', RUN)})", "{{run}}"),
             unit=TIMES,
         ),
     ),
@@ -166,10 +166,12 @@ _OTHERS = Row(
         ),
         table(
             "GPUs, and whose they are",
-            "Used of each GPU's memory. Idle ones have an owner where the exporter may ask the kubelet.",
+            "Used of the memory of each GPU or MIG slice. Idle ones have an owner where the exporter may ask the "
+            "kubelet.",
             Query(
                 f"{select('sdp:gpu:owner', RANK)} "
-                f"* on (node, uuid) group_left (product) {select('sdp:gpu_memory:ratio', NODE)}"
+                "* on (node, uuid, mig_uuid) group_left (product, mig_profile) "
+                f"{select('sdp:gpu_memory:ratio', NODE)}"
             ),
             unit=RATIO,
             width=24,

@@ -15,7 +15,7 @@ from scripts.dashboards.panels import (
     number,
     stacked,
 )
-from scripts.dashboards.selecting import PLACE, RUN, per_run, rate, select
+from scripts.dashboards.selecting import APART, CLUSTER, PLACE, RUN, per_run, rate, select
 
 CPU = f"{select('ray_node_cpu_utilization', PLACE)} / 100"
 MEMORY = f"{select('ray_node_mem_used', PLACE)} / {select('ray_node_mem_total', PLACE)}"
@@ -23,17 +23,15 @@ STORE_USED = select("ray_object_store_used_memory", PLACE)
 STORE_FREE = select("ray_object_store_available_memory", PLACE)
 STORE = f"{STORE_USED} / ({STORE_USED} + {STORE_FREE})"
 SPILLED = select("ray_object_store_memory", PLACE, 'Location="SPILLED"')
-CLUSTER = 'ray_cluster=~"$cluster"'
-"""Of what a driver or the head tells: it runs where it runs."""
 
 
 def by_operator(name: str) -> str:
-    return f"sum by (operator) ({select(name, CLUSTER)})"
+    return f"sum by ({APART}, operator) ({select(name, CLUSTER)})"
 
 
 def rate_by_operator(name: str) -> str:
     """Of what Ray tells as a gauge, though it only grows."""
-    return f"sum by (operator) ({rate(name, CLUSTER)})"
+    return f"sum by ({APART}, operator) ({rate(name, CLUSTER)})"
 
 
 CPUS, GPUS, LENT = 'Name="CPU"', 'Name="GPU"', 'State="USED"'
@@ -46,7 +44,7 @@ _FIRST = Row(
         number(
             "CPU of the busiest group",
             "Mean of its nodes. Near 1 in the group that transforms: that is what holds the encoders back.",
-            Query(f"max(avg by (ray_group) ({CPU}))"),
+            Query(f"max(avg by ({APART}, ray_group) ({CPU}))"),
             unit=RATIO,
         ),
         number(
@@ -78,7 +76,7 @@ _FIRST = Row(
         lines(
             "CPU, by group",
             "Mean of its nodes.",
-            Query(f"avg by (ray_group) ({CPU})", "{{ray_group}}"),
+            Query(f"avg by ({APART}, ray_group) ({CPU})", "{{ray_group}}"),
             unit=RATIO,
             width=12,
             most=1,
@@ -86,7 +84,7 @@ _FIRST = Row(
         lines(
             "Memory, by group",
             "Of the fullest node of each.",
-            Query(f"max by (ray_group) ({MEMORY})", "{{ray_group}}"),
+            Query(f"max by ({APART}, ray_group) ({MEMORY})", "{{ray_group}}"),
             unit=RATIO,
             width=12,
             most=1,
@@ -144,7 +142,7 @@ _STORE = Row(
         lines(
             "Object store, by group",
             "Of the fullest node of each.",
-            Query(f"max by (ray_group) ({STORE})", "{{ray_group}}"),
+            Query(f"max by ({APART}, ray_group) ({STORE})", "{{ray_group}}"),
             unit=RATIO,
             most=1,
         ),
@@ -154,12 +152,13 @@ _STORE = Row(
             Query(f"sum by (Location) ({select('ray_object_store_memory', PLACE)})", "{{Location}}"),
             unit=BYTES,
         ),
-        lines("Spilled, by node", "", Query(f"sum by (node) ({SPILLED})", "{{node}}"), unit=BYTES),
+        lines("Spilled, by node", "", Query(f"sum by ({APART}, node) ({SPILLED})", "{{node}}"), unit=BYTES),
         lines(
             "Disk",
             "Used of the fullest node of each group.",
             Query(
-                f"max by (ray_group) ({select('ray_node_disk_utilization_percentage', PLACE)}) / 100", "{{ray_group}}"
+                f"max by ({APART}, ray_group) ({select('ray_node_disk_utilization_percentage', PLACE)}) / 100",
+                "{{ray_group}}",
             ),
             unit=RATIO,
             most=1,
@@ -167,15 +166,25 @@ _STORE = Row(
         lines(
             "Disk traffic",
             "By group.",
-            Query(f"sum by (ray_group) ({select('ray_node_disk_io_read_speed', PLACE)})", "read, {{ray_group}}"),
-            Query(f"sum by (ray_group) ({select('ray_node_disk_io_write_speed', PLACE)})", "written, {{ray_group}}"),
+            Query(
+                f"sum by ({APART}, ray_group) ({select('ray_node_disk_io_read_speed', PLACE)})", "read, {{ray_group}}"
+            ),
+            Query(
+                f"sum by ({APART}, ray_group) ({select('ray_node_disk_io_write_speed', PLACE)})",
+                "written, {{ray_group}}",
+            ),
             unit=BYTES_PER_SECOND,
         ),
         lines(
             "Network",
             "By group.",
-            Query(f"sum by (ray_group) ({select('ray_node_network_receive_speed', PLACE)})", "received, {{ray_group}}"),
-            Query(f"sum by (ray_group) ({select('ray_node_network_send_speed', PLACE)})", "sent, {{ray_group}}"),
+            Query(
+                f"sum by ({APART}, ray_group) ({select('ray_node_network_receive_speed', PLACE)})",
+                "received, {{ray_group}}",
+            ),
+            Query(
+                f"sum by ({APART}, ray_group) ({select('ray_node_network_send_speed', PLACE)})", "sent, {{ray_group}}"
+            ),
             unit=BYTES_PER_SECOND,
         ),
     ),
@@ -187,7 +196,7 @@ _SCALING = Row(
         stacked(
             "Nodes, by group",
             "",
-            Query(f"count by (ray_group) ({select('ray_node_cpu_count', PLACE)})", "{{ray_group}}"),
+            Query(f"count by ({APART}, ray_group) ({select('ray_node_cpu_count', PLACE)})", "{{ray_group}}"),
             width=6,
         ),
         lines(
@@ -201,7 +210,7 @@ _SCALING = Row(
             "Actors that are being made",
             "For long: resources are lacking, or a node is being awaited.",
             Query(
-                f"sum by (Name) ({select('ray_actors', CLUSTER, BEING_MADE)})",
+                f"sum by ({APART}, Name) ({select('ray_actors', CLUSTER, BEING_MADE)})",
                 "{{Name}}",
             ),
             width=6,
@@ -217,8 +226,8 @@ _SCALING = Row(
             "CPUs that are lent out",
             "Of those that Ray has, by group.",
             Query(
-                f"sum by (ray_group) ({select('ray_resources', PLACE, CPUS, LENT)}) "
-                f"/ sum by (ray_group) ({select('ray_resources', PLACE, CPUS)})",
+                f"sum by ({APART}, ray_group) ({select('ray_resources', PLACE, CPUS, LENT)}) "
+                f"/ sum by ({APART}, ray_group) ({select('ray_resources', PLACE, CPUS)})",
                 "{{ray_group}}",
             ),
             unit=RATIO,
@@ -228,8 +237,8 @@ _SCALING = Row(
             "GPUs that are lent out",
             "Of those that Ray has, by group.",
             Query(
-                f"sum by (ray_group) ({select('ray_resources', PLACE, GPUS, LENT)}) "
-                f"/ sum by (ray_group) ({select('ray_resources', PLACE, GPUS)})",
+                f"sum by ({APART}, ray_group) ({select('ray_resources', PLACE, GPUS, LENT)}) "
+                f"/ sum by ({APART}, ray_group) ({select('ray_resources', PLACE, GPUS)})",
                 "{{ray_group}}",
             ),
             unit=RATIO,
@@ -238,7 +247,9 @@ _SCALING = Row(
         lines(
             "Memory of processes",
             "Their own, by what they run; the ten largest.",
-            Query(f"topk(10, sum by (Component) ({select('ray_component_uss_bytes', PLACE)}))", "{{Component}}"),
+            Query(
+                f"topk(10, sum by ({APART}, Component) ({select('ray_component_uss_bytes', PLACE)}))", "{{Component}}"
+            ),
             unit=BYTES,
         ),
     ),

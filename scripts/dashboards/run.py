@@ -15,7 +15,7 @@ from scripts.dashboards.panels import (
     stacked,
     table,
 )
-from scripts.dashboards.selecting import RANK, RUN, per_run, rate, select
+from scripts.dashboards.selecting import APART, RANK, RUN, per_run, rate, select
 
 LOSS = per_run(select("sdp_train_loss_smoothed", RUN))
 STEP = per_run(select("sdp_train_step", RUN))
@@ -24,8 +24,8 @@ STEPS = rate("sdp_train_steps_total", RUN)
 ALL_TIMESTEPS = 'timesteps="all"'
 ALONE, TOGETHER = 'part=~"copy|forward|optimizer"', 'part="backward"'
 NOT_WRITTEN = 'outcome!="written"'
-OWN_WORK = f"sum by (run, rank) ({rate('sdp_train_rank_seconds_total', RANK, ALONE)})"
-IN_BACKWARD = f"sum by (run, rank) ({rate('sdp_train_rank_seconds_total', RANK, TOGETHER)})"
+OWN_WORK = f"sum by ({APART}, run, rank) ({rate('sdp_train_rank_seconds_total', RANK, ALONE)})"
+IN_BACKWARD = f"sum by ({APART}, run, rank) ({rate('sdp_train_rank_seconds_total', RANK, TOGETHER)})"
 
 _FIRST = Row(
     "Does the run learn, and is it safe?",
@@ -98,7 +98,9 @@ _RANKS = Row(
         lines(
             "The slowest against the mean",
             "Own work of the slowest trainer. Well above 1: look at that rank's GPU and node.",
-            Query(f"max by (run) ({OWN_WORK}) / on (run) avg by (run) ({OWN_WORK})", "{{run}}"),
+            Query(
+                f"max by ({APART}, run) ({OWN_WORK}) / on ({APART}, run) avg by ({APART}, run) ({OWN_WORK})", "{{run}}"
+            ),
             unit=RATIO,
             width=6,
         ),
@@ -112,17 +114,17 @@ _RANKS = Row(
             "Validation loss, by timestep",
             "On rows that are not trained on. Early timesteps are fine detail, late ones the composition.",
             Query(
-                f"max by (run, timesteps) ({select('sdp_train_validation_loss', RUN)})",
+                f"max by ({APART}, run, timesteps) ({select('sdp_train_validation_loss', RUN)})",
                 "{{run}} {{timesteps}}",
             ),
             unit=PLAIN,
         ),
-        lines("Steps per second", "", Query(f"sum by (run) ({STEPS})", "{{run}}"), unit=PER_SECOND),
+        lines("Steps per second", "", Query(f"sum by ({APART}, run) ({STEPS})", "{{run}}"), unit=PER_SECOND),
         lines(
             "Skipped steps and bad rows",
             "Steps that were not finite, or spikes; rows that turned out bad.",
             Query(per_run(select("sdp_train_skipped_steps", RUN)), "{{run}}: skipped steps"),
-            Query(f"sum by (run) ({select('sdp_train_bad_rows_total', RUN)})", "{{run}}: bad rows"),
+            Query(f"sum by ({APART}, run) ({select('sdp_train_bad_rows_total', RUN)})", "{{run}}: bad rows"),
         ),
     ),
 )
@@ -134,7 +136,7 @@ _SAFETY = Row(
         lines(
             "Steps since the last checkpoint",
             "",
-            Query(f"{STEP} - on (ray_cluster, run) {per_run(select('sdp_train_checkpoint_step', RUN))}", "{{run}}"),
+            Query(f"{STEP} - on ({APART}, run) {per_run(select('sdp_train_checkpoint_step', RUN))}", "{{run}}"),
         ),
         lines(
             "Training stood still for it",
@@ -164,8 +166,8 @@ _ACCOUNT = Row(
             "Done",
             "Of its rows, by job.",
             Query(
-                f"max by (stage, run) ({select('sdp_job_rows_done', RUN)}) "
-                f"/ on (stage, run) max by (stage, run) ({select('sdp_job_rows', RUN)})",
+                f"max by ({APART}, stage, run) ({select('sdp_job_rows_done', RUN)}) "
+                f"/ on ({APART}, stage, run) max by ({APART}, stage, run) ({select('sdp_job_rows', RUN)})",
                 "{{stage}} {{run}}",
             ),
             unit=RATIO,
@@ -180,7 +182,7 @@ _ACCOUNT = Row(
         table(
             "Not written, by reason",
             "Of downloads.",
-            Query(f"sum by (run, outcome, reason) ({select('sdp_download_rows_total', RUN, NOT_WRITTEN)})"),
+            Query(f"sum by ({APART}, run, outcome, reason) ({select('sdp_download_rows_total', RUN, NOT_WRITTEN)})"),
             unit=COUNT,
         ),
     ),

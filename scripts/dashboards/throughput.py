@@ -16,10 +16,10 @@ from scripts.dashboards.panels import (
     number,
     stacked,
 )
-from scripts.dashboards.selecting import RANK, RUN, increase_of_gauge, per_run, rate, select, some
+from scripts.dashboards.selecting import APART, RANK, RUN, increase_of_gauge, per_run, rate, select, some
 
 TRAINED = f"sum({rate('sdp_train_samples_total', RUN)})"
-TRAINED_PER_RUN = f"sum by (ray_cluster, run) ({rate('sdp_train_samples_total', RUN)})"
+TRAINED_PER_RUN = f"sum by ({APART}, run) ({rate('sdp_train_samples_total', RUN)})"
 WORKERS = per_run(select("sdp_train_workers", RUN))
 STEP_TIME = rate("sdp_train_rank_seconds_total", RANK)
 WAITING = rate("sdp_train_rank_seconds_total", RANK, 'part="data"')
@@ -57,7 +57,8 @@ _FIRST = Row(
         ),
         number(
             "Trainers wait for data",
-            "Share of the trainers' time. High: the input holds training back; see Encoders below.",
+            "Share of the trainers' time. High: the input holds training back; see Encoders below. Collocated trainers "
+            "encode meanwhile.",
             Query(f"sum({WAITING}) / {some(f'sum({STEP_TIME})')}"),
             unit=RATIO,
             limits=Limits(0.05, 0.2),
@@ -104,14 +105,18 @@ _TRAINERS = Row(
         lines(
             "Per GPU, by run",
             "Images per second and trainer.",
-            Query(f"{TRAINED_PER_RUN} / on (ray_cluster, run) {WORKERS}", "{{run}}"),
+            Query(f"{TRAINED_PER_RUN} / on ({APART}, run) {WORKERS}", "{{run}}"),
             unit=IMAGES_PER_SECOND,
         ),
         lines(
             "Wait for data, from the luckiest trainer to the unluckiest",
             "Share of its time. Far apart: the data are not dealt out evenly, or one node is slow.",
             *(
-                Query(f"quantile({quantile}, sum by (run, rank) ({WAITING}) / sum by (run, rank) ({STEP_TIME}))", name)
+                Query(
+                    f"quantile({quantile}, sum by ({APART}, run, rank) ({WAITING}) "
+                    f"/ sum by ({APART}, run, rank) ({STEP_TIME}))",
+                    name,
+                )
                 for quantile, name in ((1, "most"), (0.5, "median"), (0, "least"))
             ),
             unit=RATIO,
@@ -168,13 +173,13 @@ _ENCODERS = Row(
             "Images per second and encoder",
             "A published figure for an A10G at 256 pixels is 102 online.",
             Query(
-                f"sum by (ray_cluster, run) ({rate('sdp_train_encoded_total', RUN)}) "
-                f"/ on (ray_cluster, run) {per_run(select('sdp_train_encoders', RUN))}",
+                f"sum by ({APART}, run) ({rate('sdp_train_encoded_total', RUN)}) "
+                f"/ on ({APART}, run) {per_run(select('sdp_train_encoders', RUN))}",
                 "{{run}}",
             ),
             Query(
-                f"sum by (ray_cluster, run) ({rate('sdp_process_encoded_total', RUN)}) "
-                f"/ on (ray_cluster, run) {per_run(select('sdp_process_encoders', RUN))}",
+                f"sum by ({APART}, run) ({rate('sdp_process_encoded_total', RUN)}) "
+                f"/ on ({APART}, run) {per_run(select('sdp_process_encoders', RUN))}",
                 "{{run}}",
             ),
             unit=IMAGES_PER_SECOND,
@@ -273,7 +278,7 @@ _COST = Row(
             "Per million images",
             "At the rate of now: rises when throughput falls.",
             Query(
-                f"1e6 * {per_run(increase_of_gauge('sdp_train_cost', RUN))} / on (ray_cluster, run) {TRAINED_PER_RUN}",
+                f"1e6 * {per_run(increase_of_gauge('sdp_train_cost', RUN))} / on ({APART}, run) {TRAINED_PER_RUN}",
                 "{{run}}",
             ),
             unit=PLAIN,

@@ -235,19 +235,19 @@ class ObjectiveConfig(Section):
 class OptimizerConfig(Section):
     """AdamW and its learning rate."""
 
-    learning_rate: float = key(1e-4, "The learning rate after the warm-up.", shapes_output=True, gt=0)
+    learning_rate: float = key(1e-4, "The learning rate after the warm-up; it may change from job to job.", gt=0)
     schedule: Literal["constant", "cosine", "linear"] = key(
         "constant",
         "What the learning rate does after the warm-up; cosine and linear end at max_steps.",
         shapes_output=True,
     )
-    warmup_steps: int = key(10_000, "Steps over which the learning rate rises from zero.", shapes_output=True, ge=0)
+    warmup_steps: int = key(10_000, "Steps over which the learning rate rises from zero; they may change.", ge=0)
     beta1: float = key(0.9, "AdamW's decay of the gradient's mean.", shapes_output=True, ge=0, lt=1)
     beta2: float = key(0.999, "AdamW's decay of the gradient's square.", shapes_output=True, ge=0, lt=1)
     epsilon: float = key(1e-8, "AdamW's guard against dividing by zero.", shapes_output=True, gt=0)
     weight_decay: float = key(0.01, "AdamW's weight decay.", shapes_output=True, ge=0)
     clip_norm: float | None = key(
-        None, "Scale gradients down to this norm where they exceed it; null leaves them.", shapes_output=True, gt=0
+        None, "Scale gradients down to this norm where they exceed it; null leaves them. It may change.", gt=0
     )
 
 
@@ -271,8 +271,7 @@ class GuardConfig(Section):
     )
     spike: float | None = key(
         None,
-        "Skip a step whose gradient norm is so many times the usual one; null skips none.",
-        shapes_output=True,
+        "Skip a step whose gradient norm is so many times the usual one; null skips none. It may change.",
         gt=1,
     )
 
@@ -296,6 +295,30 @@ class ScalingConfig(Section):
     def contradictions(self) -> Iterable[Problem]:
         if self.in_driver and self.num_workers != 1:
             yield Problem("num_workers", "1 while in_driver is on", repr(self.num_workers), "a driver is one process")
+        if self.in_driver and self.accelerator is not None:
+            yield Problem(
+                "accelerator",
+                "null while in_driver is on",
+                repr(self.accelerator),
+                "a driver takes what its machine has",
+            )
+
+
+class Fp8Config(Section):
+    """The U-Net's linear layers in fp8, on GPUs that have it (L4, L40S, H100 and later); the rest stays in bf16."""
+
+    enabled: bool = key(False, "Compute large linear layers in fp8; needs torchao, and compile to be of use.")
+    min_features: Positive = key(
+        1024,
+        "Linear layers with fewer inputs or outputs stay in bf16: casting them takes longer than fp8 saves.",
+    )
+    emulate: bool = key(
+        False, "Round as fp8 does but compute in fp32, on any device: slow, to see what it does to a run."
+    )
+
+    def contradictions(self) -> Iterable[Problem]:
+        if self.emulate and not self.enabled:
+            yield Problem("emulate", "false while enabled is false", "true", "set enabled as well")
 
 
 class StrategyConfig(Section):
@@ -312,6 +335,7 @@ class StrategyConfig(Section):
         False, "Compute activations again in the backward pass instead of keeping them: less memory, more time."
     )
     channels_last: bool = key(False, "Lay convolutions out channels last; ddp only.")
+    fp8: Fp8Config = key(Fp8Config, "The U-Net's linear layers in fp8.")
 
     def contradictions(self) -> Iterable[Problem]:
         if self.channels_last and self.kind == "fsdp":
@@ -332,13 +356,13 @@ class CheckpointConfig(Section):
 class WandbConfig(Section):
     """Weights & Biases, whose library is not part of sdp: add it to the image. Its key comes from WANDB_API_KEY."""
 
-    project: Name | None = key(None, "The project to tell each line of metrics.jsonl to; null tells none.")
+    project: Name | None = key(None, "The project to tell each line of the metrics to; null tells none.")
 
 
 class LogConfig(Section):
     """What is written down about the run while it goes on."""
 
-    every_steps: Positive = key(10, "Steps from one line of metrics.jsonl to the next.")
+    every_steps: Positive = key(10, "Steps from one line of the metrics to the next.")
     tensorboard: bool = key(False, "Write OUTPUT/tensorboard as well: what TensorBoard reads.")
     wandb: WandbConfig = key(WandbConfig, "Weights & Biases.")
     metrics_port: int | None = key(
@@ -431,8 +455,8 @@ class SecondPhaseConfig(Section):
     batch_size: Positive | None = key(None, "Its data.batch_size; null keeps it.")
     global_batch_size: Positive | None = key(None, "Its data.global_batch_size; null keeps it.", shapes_output=True)
     source: Uri | None = key(None, "Its source.uri; null keeps it.", shapes_output=True, example="s3://bucket/latents")
-    learning_rate: float | None = key(None, "Its optimizer.learning_rate; null keeps it.", shapes_output=True, gt=0)
-    warmup_steps: int | None = key(None, "Its optimizer.warmup_steps; null keeps it.", shapes_output=True, ge=0)
+    learning_rate: float | None = key(None, "Its optimizer.learning_rate; null keeps it.", gt=0)
+    warmup_steps: int | None = key(None, "Its optimizer.warmup_steps; null keeps it.", ge=0)
     keep_optimizer: bool = key(
         False, "Begin with AdamW's averages of the first phase rather than with fresh ones.", shapes_output=True
     )
@@ -455,6 +479,9 @@ class TrainConfig(JobConfig):
 
     source: TrainSource = key(REQUIRED, "The dataset to train on.")
     output: OutputConfig = key(REQUIRED, "The run: its checkpoints, events and metrics.")
+    limit: Positive | None = key(
+        None, "How many rows of the source to take, from its first; null takes them all. Between epochs it may change."
+    )
     model: TrainModelConfig = key(REQUIRED, "The model to train, with its text encoder.")
     data: DataConfig = key(DataConfig, "How samples reach the trainers.")
     max_steps: Positive | None = key(550_000, "Stop after this many steps; null goes by max_epochs alone.")
@@ -526,6 +553,10 @@ class TrainConfig(JobConfig):
                 )
         if self.precision == "fp16" and self.strategy.kind == "fsdp":
             yield Problem("precision", "bf16 or fp32 while strategy.kind is fsdp", "'fp16'", "take bf16")
+        if self.strategy.fp8.enabled and self.precision != "bf16":
+            yield Problem(
+                "strategy.fp8.enabled", f"false while precision is {self.precision}", "true", "set precision to bf16"
+            )
         if self.data.mode != "offline":
             mode = f"while data.mode is {self.data.mode}"
             if self.source.also:
@@ -536,6 +567,8 @@ class TrainConfig(JobConfig):
             yield Problem("data.reader", "direct while scaling.in_driver is true", "'ray'", "a driver alone has no Ray")
         if self.data.reader == "ray" and self.source.also:
             yield Problem("data.reader", "direct while source.also has datasets", "'ray'", "only direct mixes them")
+        if self.scaling.in_driver and self.strategy.kind == "fsdp":
+            yield Problem("strategy.kind", "ddp while scaling.in_driver is true", "'fsdp'", "one process has no shards")
         if self.scaling.in_driver and self.data.mode == "online":
             yield Problem(
                 "scaling.in_driver", "false while data.mode is online", "true", "its encoders are Ray's; or collocated"

@@ -1,6 +1,6 @@
 """Audit: what became of one image, in every dataset of a lineage and in every checkpoint of a run."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -25,6 +25,7 @@ from sdp.storage import Storage, StorageOptions, open_storage
 
 RUN = "_run.json"
 CHECKPOINTS = "checkpoints/"
+BAD_STEPS = "bad_steps/"
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,8 @@ class Trace:
     taken_down: bool = False
     checkpoints: list[dict[str, Any]] = field(default_factory=list)
     """For each checkpoint that has been trained on it: run, checkpoint, epochs; dataset, if several are mixed."""
+    skipped: list[dict[str, Any]] = field(default_factory=list)
+    """For each step that had it and was not taken, as its loss was bad: run, step, epochs (and dataset)."""
     checkpoints_searched: int = 0
     notes: list[str] = field(default_factory=list)
     """What could not be searched."""
@@ -86,17 +89,30 @@ def _trace(
     same = [s for s in datasets if not of or of & _lineage(s, options)]
     found = [record for s in same if (record := outcome_of(s, row)) is not None]
     taken = any(row in held(s).rows or value in held(s).takedowns for s in same)
-    checkpoints, searched = [], 0
+    checkpoints, skipped, searched = list[dict[str, Any]](), list[dict[str, Any]](), 0
     for run in runs:
-        sources = _sources(run, options)
+        sources, bad = _sources(run, options), bad_steps(run)
+        numbered = [
+            (row + address_offset(number), {"dataset": uri} if len(sources) > 1 else {})
+            for number, (uri, lineage) in enumerate(sources or [("", of)])
+            if not of or of & lineage
+        ]
+        for address, which in numbered:
+            for step, epochs_of in bad.items():
+                if epochs := sorted(epoch for epoch, rows in epochs_of.items() if address in rows):
+                    skipped.append({"run": run.uri, "step": step, "epochs": epochs, **which})
         for name, ledger in checkpoint_ledgers(run):
             searched += 1
-            for number, (uri, lineage) in enumerate(sources or [("", of)]):
-                epochs = ledger.epochs_of(row + address_offset(number)) if not of or of & lineage else []
-                if epochs:
-                    which = {"dataset": uri} if len(sources) > 1 else {}
+            for address, which in numbered:
+                without = _skipped_before(bad, step_of(name), address)
+                if epochs := [epoch for epoch in ledger.epochs_of(address) if epoch not in without]:
                     checkpoints.append({"run": run.uri, "checkpoint": name, "epochs": epochs, **which})
-    return Trace(row, found, taken, checkpoints, searched, notes)
+    return Trace(row, found, taken, checkpoints, skipped, searched, notes)
+
+
+def _skipped_before(bad: Mapping[int, Mapping[int, set[int]]], step: int, address: int) -> set[int]:
+    """The epochs in which an address was in a step up to this one that was not taken."""
+    return {epoch for at, epochs in bad.items() if at <= step for epoch, rows in epochs.items() if address in rows}
 
 
 def _sources(run: Storage, options: StorageOptions | None) -> list[tuple[str, set[str]]]:
@@ -134,6 +150,10 @@ def summary(trace: Trace) -> str:
     for found in trace.checkpoints:
         of = f" (of {found['dataset']})" if "dataset" in found else ""
         lines.append(f"  {found['run']}: trained on by {found['checkpoint']}, in {_epochs(found['epochs'])}{of}")
+    for found in trace.skipped:
+        of = f" (of {found['dataset']})" if "dataset" in found else ""
+        step = f"step {found['step']:,}, which was skipped, in {_epochs(found['epochs'])}{of}"
+        lines.append(f"  {found['run']}: consumed, and not trained on, by {step}")
     if trace.checkpoints_searched:
         lines.append(f"  in {len(trace.checkpoints)} of {trace.checkpoints_searched} checkpoints")
     lines += [f"  {note}" for note in trace.notes]
@@ -173,6 +193,27 @@ def checkpoint_ledgers(run: Storage) -> list[tuple[str, Ledger]]:
     """The ledger of every checkpoint of a run, by the checkpoint's name."""
     names = [n for n in run.names(CHECKPOINTS) if n.endswith("/" + ledgers.NAME)]
     return [(n.split("/")[1], Ledger.from_bytes(run.read(n), run.uri_of(n))) for n in names]
+
+
+def bad_steps(run: Storage) -> dict[int, dict[int, set[int]]]:
+    """The rows of each step that was not taken, by the epoch to which they belong."""
+    names = [name for name in run.names(BAD_STEPS) if name.endswith(".json")]
+    return dict(ordered_map(lambda name: (step_of(name), _bad_step(run, name)), names, workers=8))
+
+
+def _bad_step(run: Storage, name: str) -> dict[int, set[int]]:
+    told = read_json(run, name).get("epochs", {})
+    try:
+        return {int(epoch): set(map(int, rows)) for epoch, rows in told.items()}
+    except (AttributeError, TypeError, ValueError) as error:
+        what = "its rows cannot be told; restore it from a backup, or delete it to have them count as trained on"
+        raise DatasetError(f"{run.uri_of(name)}: damaged ({error}): {what}") from error
+
+
+def step_of(name: str) -> int:
+    """The step in the name of what belongs to one."""
+    digits = name.removesuffix(".json").rpartition("step-")[2]
+    return int(digits) if digits.isdigit() else -1
 
 
 def _named(uris: Sequence[str], runs: Sequence[Storage], options: StorageOptions | None) -> list[Storage]:

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from sdp.datasets.fields import Fields
 from sdp.datasets.units import Extent, Rows, Unit, Units, Work
-from sdp.errors import AlreadyExists, DatasetError
+from sdp.errors import AlreadyExists, DatasetError, one_line
 from sdp.storage import Storage
 
 FOLDER = "_index/"
@@ -216,6 +216,6 @@ def _read_version(storage: Storage, name: str, number: int) -> Version:
 
 def _corrupt(storage: Storage, name: str, error: Exception) -> DatasetError:
     return DatasetError(
-        f"{storage.uri_of(name)}: corrupt index ({' '.join(str(error).split())[:120]}); restore it from a backup: "
+        f"{storage.uri_of(name)}: corrupt index ({one_line(error, 120)}); restore it from a backup: "
         "without it the addresses of this dataset have no meaning"
     )

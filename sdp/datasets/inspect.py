@@ -19,7 +19,7 @@ from sdp.datasets.parts import PartInfo, iter_rows, read_footer, read_info, reso
 from sdp.datasets.repeated import Repeated
 from sdp.datasets.tombstones import Tombstones
 from sdp.datasets.units import PARTS, Work, parse_part_name, part_name
-from sdp.errors import DatasetError, NotFound, SdpError, UserError
+from sdp.errors import DatasetError, NotFound, SdpError, UserError, one_line
 from sdp.storage import FileInfo, Storage, StorageOptions, list_source, open_source
 from sdp.storage.named import written
 
@@ -323,7 +323,7 @@ def _describe_plain(storage: Storage, options: StorageOptions | None) -> Descrip
         try:
             footer = pq.read_metadata(open_source(file.uri, options))
         except (pa.ArrowException, OSError) as error:
-            problems.append(f"{file.uri}: not a whole Parquet file ({' '.join(str(error).split())[:120]})")
+            problems.append(f"{file.uri}: not a whole Parquet file ({one_line(error, 120)})")
             continue
         rows += footer.num_rows
         schema = schema or {f.name: str(f.type) for f in footer.schema.to_arrow_schema()}

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from sdp.datasets.concurrently import ordered_map
 from sdp.datasets.index import Index
 from sdp.datasets.parts import read_rows
-from sdp.errors import DatasetError
+from sdp.errors import DatasetError, one_line
 from sdp.storage import Storage, StorageOptions, open_source
 from sdp.urls import BadUrl, parse
 
@@ -120,4 +120,4 @@ def _in_file(
                 yield "url", url, at + place
             at += batch.num_rows
     except (pa.ArrowException, OSError, IndexError) as error:
-        raise DatasetError(f"{uri}: cannot be read ({' '.join(str(error).split())[:120]})") from error
+        raise DatasetError(f"{uri}: cannot be read ({one_line(error, 120)})") from error

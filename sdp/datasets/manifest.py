@@ -177,19 +177,22 @@ def repeated_rows(storage: Storage) -> repeated.Repeated | None:
     return repeated.of(storage, manifest.repeated, manifest.files_digest)
 
 
-def open_dataset(storage: Storage, kind: str | None = None) -> Dataset:
-    """Open a complete dataset for reading; an incomplete one is refused."""
+def open_dataset(storage: Storage, kind: str | None = None, *, version: int | None = None) -> Dataset:
+    """Open a complete dataset for reading; an incomplete one is refused. NotFound where there is no such version."""
+    path = MANIFEST if version is None else _version_name(version)
     try:
-        raw = storage.read(MANIFEST)
+        raw = storage.read(path)
     except NotFound:
+        if version is not None:
+            raise
         if storage.exists(HEAD):
             raise DatasetError(
                 f"{storage.uri}: incomplete (no {MANIFEST} yet); finish the job that writes it, "
                 f"`sdp inspect {storage.uri}` says what is missing"
             ) from None
         raise DatasetError(f"{storage.uri}: no dataset of sdp there (no {HEAD}); check the address") from None
-    where = storage.uri_of(MANIFEST)
-    manifest = read_manifest(storage)
+    where = storage.uri_of(path)
+    manifest = read_manifest(storage, path)
     if kind is not None and manifest.kind != kind:
         raise DatasetError(f"{storage.uri}: a dataset of {manifest.kind}, where {kind} are needed; check the address")
     listing = storage.read(manifest.files)
@@ -197,6 +200,10 @@ def open_dataset(storage: Storage, kind: str | None = None) -> Dataset:
         raise DatasetError(f"{storage.uri_of(manifest.files)}: not the list that {where} names; run the job again")
     parts = pq.ParquetFile(pa.BufferReader(listing)).read().cast(PARTS_SCHEMA)
     return Dataset(storage, read_head(storage), manifest, hashlib.sha256(raw).hexdigest(), parts)
+
+
+def _version_name(version: int) -> str:
+    return f"_manifests/{version:06d}.json"
 
 
 def part_infos(storage: Storage, known: Iterable[PartInfo] = (), workers: int = 32) -> list[PartInfo]:
@@ -305,7 +312,7 @@ def finish(
         return open_dataset(storage)
     storage.publish(draft.files, listing.getvalue())
     try:
-        storage.create(f"_manifests/{draft.version:06d}.json", draft.to_bytes())
+        storage.create(_version_name(draft.version), draft.to_bytes())
     except AlreadyExists as error:
         raise DatasetError(f"{storage.uri}: another job has just completed this dataset; run again") from error
     storage.publish(MANIFEST, draft.to_bytes())

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from sdp.datasets.fields import Fields
 from sdp.datasets.outcomes import ACCOUNT_SCHEMA, FAILED, REASONS, WRITTEN, Counts, count
 from sdp.datasets.units import Rows, Unit, Work, parse_part_name
-from sdp.errors import AlreadyExists, DatasetError
+from sdp.errors import AlreadyExists, DatasetError, one_line
 from sdp.storage import FileInfo, Storage
 
 FORMAT = 1
@@ -285,7 +285,7 @@ def _metadata(footer: pq.FileMetaData, key: bytes) -> bytes:
 
 
 def _corrupt(storage: Storage, path: str, error: Exception) -> DatasetError:
-    cause = " ".join(str(error).split())[:160]
+    cause = one_line(error, 160)
     return DatasetError(
         f"{storage.uri_of(path)}: corrupt part ({cause}); delete this file and run the job again: it makes it anew"
     )

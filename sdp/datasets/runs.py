@@ -22,7 +22,7 @@ from sdp.datasets.concurrently import ordered_map
 from sdp.datasets.fields import BadField, Fields
 from sdp.datasets.outcomes import Counts
 from sdp.datasets.parts import PartInfo
-from sdp.errors import SdpError, StorageError
+from sdp.errors import SdpError, StorageError, one_line
 from sdp.storage import Storage
 
 FOLDER = "_runs/"
@@ -141,7 +141,7 @@ def _read(storage: Storage, name: str) -> JobRun | str:
     try:
         return JobRun.load(storage.read(name))
     except (ValueError, RecursionError) as error:
-        return f"{storage.uri_of(name)}: a damaged record of a run ({' '.join(str(error).split())[:120]}); delete it"
+        return f"{storage.uri_of(name)}: a damaged record of a run ({one_line(error, 120)}); delete it"
     except SdpError as error:
         return str(error)
 

@@ -12,7 +12,7 @@ from sdp.datasets.index import Index, files_table
 from sdp.datasets.manifest import Dataset
 from sdp.datasets.output import Output
 from sdp.datasets.units import Extent
-from sdp.errors import DatasetError
+from sdp.errors import DatasetError, one_line
 from sdp.storage import SourceFile, StorageOptions, open_source
 
 Progress = Callable[[int, int], None]
@@ -187,7 +187,7 @@ def _footer(file: SourceFile, columns: Sequence[str], options: StorageOptions | 
         footer = pq.read_metadata(open_source(file.uri, options))
         names = footer.schema.to_arrow_schema().names
     except (pa.ArrowException, OSError) as error:
-        cause = " ".join(str(error).split())[:120]
+        cause = one_line(error, 120)
         raise DatasetError(f"{file.uri}: not a Parquet file ({cause}); remove it from source.uri or mend it") from error
     missing = [column for column in columns if column not in names]
     if missing:

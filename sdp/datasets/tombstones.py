@@ -26,7 +26,7 @@ from sdp.datasets.lookup import Hit, Wanted, in_parts
 from sdp.datasets.manifest import read_manifest
 from sdp.datasets.output import parts_in, read_head, read_output
 from sdp.datasets.units import part_name
-from sdp.errors import AlreadyExists, DatasetError, NotFound, UserError
+from sdp.errors import AlreadyExists, DatasetError, NotFound, UserError, one_line
 from sdp.storage import Storage, StorageOptions, open_storage
 from sdp.urls import BadUrl, parse
 
@@ -323,7 +323,7 @@ def _list_entries(storage: Storage, name: str) -> list[tuple[str, str, int | Non
         return [(kind, _normal(kind, value), row) for kind, value, row in found]
     except (ValueError, pa.ArrowException, OSError) as error:
         raise DatasetError(
-            f"{storage.uri_of(name)}: corrupt takedown list ({' '.join(str(error).split())[:120]}); restore it from a "
+            f"{storage.uri_of(name)}: corrupt takedown list ({one_line(error, 120)}); restore it from a "
             "backup, or delete it and add its takedowns again"
         ) from error
 

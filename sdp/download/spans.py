@@ -16,7 +16,7 @@ from sdp.datasets.parts import read_account, resolve
 from sdp.datasets.units import Rows, Work, part_name
 from sdp.download.columns import plain
 from sdp.download.unit import UnitTask
-from sdp.errors import DatasetError
+from sdp.errors import DatasetError, one_line
 from sdp.storage import Storage, StorageOptions, open_source
 
 _MOST_UNITS = 16
@@ -84,7 +84,7 @@ def iter_units(
         try:
             whole = pa.concat_tables(waiting, promote_options="permissive") if waiting else _empty(columns)
         except pa.ArrowException as error:  # files that came at different times
-            cause = " ".join(str(error).split())[:120]
+            cause = one_line(error, 120)
             raise DatasetError(f"source.uri: files that disagree on what a column holds ({cause})") from error
         yield whole.slice(0, length).combine_chunks()
         waiting, have = [whole.slice(length)], have - length
@@ -106,7 +106,7 @@ def _batches(slices: Sequence[FileSlice], columns: Sequence[str], options: Stora
                 if not left:
                     break
         except (pa.ArrowException, OSError) as error:
-            cause = " ".join(str(error).split())[:160]
+            cause = one_line(error, 160)
             raise DatasetError(
                 f"{piece.path}: cannot be read ({cause}); mend or restore this file of source.uri"
             ) from error

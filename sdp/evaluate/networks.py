@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sdp.errors import ModelError, UserError
+from sdp.errors import ModelError, UserError, one_line
 from sdp.imaging import Pixels
 from sdp.model.load import whole
 from sdp.model.networks import FeatureNetwork
@@ -149,7 +149,7 @@ class Clip(_Transformers):
         try:
             self._tokenizer: Any = CLIPTokenizer.from_pretrained(path)
         except Exception as error:  # the library beneath raises nothing more special
-            line = " ".join(str(error).split())[:200]
+            line = one_line(error, 200)
             raise ModelError(f"{path}: not a CLIP tokenizer ({line}); compare with the original") from error
 
     def scores(self, rows: Rows, captions: Sequence[str]) -> NDArray[np.float32]:
@@ -213,7 +213,7 @@ def _inception(weights: Path) -> Any:
                 "inception-v3-compat", ["2048"], feature_extractor_weights_path=str(plain)
             )
         except RuntimeError as error:
-            line = " ".join(str(error).split())[:200]
+            line = one_line(error, 200)
             raise ModelError(f"{weights}: not the weights of FID's Inception ({line}); fetch them again") from error
 
 
@@ -227,7 +227,7 @@ def _tensors(weights: Path) -> dict[str, Tensor]:
     try:
         tensors: dict[str, Tensor] = read(weights)
     except (OSError, RuntimeError, ValueError, EOFError, UnpicklingError, SafetensorError) as error:
-        line = " ".join(str(error).split())[:200]
+        line = one_line(error, 200)
         raise ModelError(f"{weights}: not a file of weights that can be read ({line}); fetch it again") from error
     return tensors
 

@@ -194,7 +194,8 @@ CATALOGUE: tuple[Metric, ...] = (
         "gauge",
         "ratio",
         PROCESS,
-        "Share of time in which the process's kernels ran, by the driver's samples since the previous scrape.",
+        "Share of time in which the process's kernels ran, by the driver's samples since the previous scrape; absent "
+        "where there is none.",
     ),
     # The driver and the exporter
     Metric("sdp_gpu_driver_info", "gauge", "", (*NODE, "driver", "nvml", "cuda"), "1; versions of the driver's parts."),

@@ -76,6 +76,7 @@ class Collector:
         driver = self._ask_driver(devices_until)
         readings = self._ask_gpus(driver.gpus, devices_until) if driver else {}
         gpus = tuple(reading.gpu for reading in readings.values() if reading is not None and reading.gpu is not None)
+        self._xids.watch({gpu.identity.uuid: gpu.identity.index for gpu in gpus if gpu.identity.uuid})
         allotments = self._allotments(kubelet_ticket, devices_until)
         facts = self._ask_proc(gpus, began + self._settings.timeout_s)
         up = driver is not None and (not readings or bool(gpus))
@@ -117,8 +118,6 @@ class Collector:
     def _read_driver(self) -> DriverReading:
         reading = self._driver_reader.read()
         self._count(reading.errors)
-        if reading.driver is not None:
-            self._xids.watch(min(reading.driver.gpus, MAX_GPUS))
         return reading
 
     def _ask_driver(self, until: float) -> Driver | None:

@@ -4,6 +4,7 @@ import logging
 import threading
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import pynvml  # type: ignore[import-untyped]  # NVIDIA ships it without types
@@ -15,35 +16,54 @@ LOG = logging.getLogger(__name__)
 LISTEN_MS = 1000
 """How long one call listens; the driver hands an event over at once."""
 PAUSE_S = 5.0
-"""Before listening again when that failed."""
+"""Before listening again when that failed; twice as long each time it fails again."""
+MAX_PAUSE_S = 300.0
+ATTEMPTS = 5
+"""At having the events of a GPU told. One that goes away and comes back gets as many again."""
 MAX_XIDS = 256
 """Different XIDs kept for a GPU; there are fewer than 200."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Tried:
+    """In vain."""
+
+    times: int = 0
+    again_at: float = 0.0
+    """On the monotonic clock."""
+
+
 class XidWatch:
-    """A thread that counts XIDs. It starts listening when it is told that there are GPUs."""
+    """A thread that counts XIDs, by UUID: an index may be another GPU's after a reset.
+
+    A GPU that is lost takes along that its events are told. So who comes back is listened to anew.
+    """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._gpus = 0
-        self._listening_to = 0
+        self._here: dict[str, int] = {}
+        """UUID -> index, of the GPUs that answer."""
+        self._heard: set[str] = set()
+        self._tried: dict[str, _Tried] = {}
         self._stopped = False
         self._thread: threading.Thread | None = None
-        self._seen: dict[int, Xids] = {}
+        self._seen: dict[str, Xids] = {}
 
-    def watch(self, gpus: int) -> None:
-        """There are so many GPUs now; costs nothing when that is known."""
+    def watch(self, gpus: Mapping[str, int]) -> None:
+        """These answer now (UUID -> index); costs nothing when they are known."""
         with self._changed:
-            if gpus == self._gpus:
-                return
-            self._gpus = gpus
-            self._changed.notify_all()
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="sdp-xid", daemon=True)
-                self._thread.start()
+            for gone in self._here.keys() - gpus.keys():
+                self._heard.discard(gone)
+                self._tried.pop(gone, None)
+            self._here = dict(gpus)
+            if self._is_due() and not self._stopped:
+                self._changed.notify_all()
+                if self._thread is None:
+                    self._thread = threading.Thread(target=self._run, name="sdp-xid", daemon=True)
+                    self._thread.start()
 
-    def seen(self) -> Mapping[int, Xids]:
-        """By index, of the GPUs that are listened to."""
+    def seen(self) -> Mapping[str, Xids]:
+        """By UUID, of the GPUs that have been listened to."""
         with self._changed:
             return dict(self._seen)
 
@@ -52,28 +72,37 @@ class XidWatch:
             self._stopped = True
             self._changed.notify_all()
 
+    def _is_due(self) -> bool:
+        """Whether there is a GPU that is to be listened to and is not."""
+        now = time.monotonic()
+        return any(
+            uuid not in self._heard and tried.times < ATTEMPTS and now >= tried.again_at
+            for uuid, tried in ((uuid, self._tried.get(uuid, _Tried())) for uuid in self._here)
+        )
+
     def _run(self) -> None:
-        listened = False
+        failed = 0
         while True:
             with self._changed:
-                if listened:
-                    # It ended because listening failed, or because the number of GPUs changed.
-                    self._changed.wait_for(lambda: self._stopped or self._gpus != self._listening_to, PAUSE_S)
-                self._changed.wait_for(lambda: self._stopped or self._gpus > 0)
+                self._changed.wait_for(lambda: self._stopped or bool(self._here))
                 if self._stopped:
                     return
-                self._listening_to, listened = self._gpus, True
             try:
-                self._listen(self._listening_to)
+                self._listen()
+                failed = 0
             except pynvml.NVMLError as error:
-                LOG.warning("listening for XID errors: %s; trying again in %g s", error, PAUSE_S)
+                pause_s = min(PAUSE_S * 2**failed, MAX_PAUSE_S)
+                failed = min(failed + 1, 10)
+                LOG.warning("listening for XID errors: %s; trying again in %g s", error, pause_s)
+                with self._changed:
+                    self._changed.wait_for(lambda: self._stopped, pause_s)
 
-    def _listen(self, gpus: int) -> None:
-        """Until the number of GPUs changes."""
+    def _listen(self) -> None:
+        """Until another GPU is to be listened to, which takes a new set: in the old one it might be twice."""
         events = pynvml.nvmlEventSetCreate()
         try:
-            indexes = self._register(gpus, events)
-            while self._goes_on(gpus):
+            names = self._register(events)
+            while self._goes_on():
                 try:
                     event = pynvml.nvmlEventSetWait_v2(events, LISTEN_MS)
                 except pynvml.NVMLError as error:
@@ -81,37 +110,54 @@ class XidWatch:
                         raise
                     continue
                 if event.eventType == pynvml.nvmlEventTypeXidCriticalError:
-                    self._count(indexes.get(address_of(event.device)), int(event.eventData))
+                    self._count(names.get(address_of(event.device)), int(event.eventData))
         finally:
             pynvml.nvmlEventSetFree(events)
 
-    def _goes_on(self, gpus: int) -> bool:
+    def _goes_on(self) -> bool:
         with self._changed:
-            return not self._stopped and self._gpus == gpus
+            return not self._stopped and not self._is_due()
 
-    def _register(self, gpus: int, events: Any) -> dict[int, int]:
-        """Address of each handle -> index of its GPU. One GPU that cannot be listened to is left out."""
-        indexes = {}
-        for index in range(gpus):
+    def _register(self, events: Any) -> dict[int, tuple[str, int]]:
+        """Address of each handle -> its GPU. One GPU that cannot be listened to is left out."""
+        with self._changed:
+            self._heard.clear()
+            here = dict(self._here)
+        names = {}
+        for uuid, index in here.items():
+            with self._changed:
+                tried = self._tried.get(uuid, _Tried())
+            if tried.times >= ATTEMPTS:
+                continue
             try:
                 handle = pynvml.nvmlDeviceGetHandleByIndex(index)
                 pynvml.nvmlDeviceRegisterEvents(handle, pynvml.nvmlEventTypeXidCriticalError, events)
             except pynvml.NVMLError as error:
-                if error.value not in UNSUPPORTED:
-                    LOG.warning("gpu %d: cannot listen for XID errors: %s", index, error)
+                self._failed(uuid, index, tried, error)
                 continue
-            indexes[address_of(handle)] = index
+            names[address_of(handle)] = uuid, index
             with self._changed:
-                self._seen.setdefault(index, Xids())
-        return indexes
+                self._tried.pop(uuid, None)
+                if uuid in self._here:
+                    self._heard.add(uuid)
+                self._seen.setdefault(uuid, Xids())
+        return names
 
-    def _count(self, index: int | None, xid: int) -> None:
-        if index is None:
+    def _failed(self, uuid: str, index: int, tried: _Tried, error: Any) -> None:
+        times = ATTEMPTS if error.value in UNSUPPORTED else tried.times + 1
+        if error.value not in UNSUPPORTED:
+            LOG.warning("gpu %d: cannot listen for XID errors (%d of %d): %s", index, times, ATTEMPTS, error)
+        with self._changed:
+            self._tried[uuid] = _Tried(times, time.monotonic() + PAUSE_S * 2**tried.times)
+
+    def _count(self, gpu: tuple[str, int] | None, xid: int) -> None:
+        if gpu is None:
             LOG.warning("XID %d of a GPU that is not listened to", xid)
             return
+        uuid, index = gpu
         LOG.warning("gpu %d: XID %d", index, xid)
         with self._changed:
-            before = self._seen[index]
+            before = self._seen[uuid]
             known = xid in before.last or len(before.last) < MAX_XIDS
             last = {**before.last, xid: time.time()} if known else before.last
-            self._seen[index] = Xids(before.total + 1, last)
+            self._seen[uuid] = Xids(before.total + 1, last)

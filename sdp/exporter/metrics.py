@@ -167,7 +167,7 @@ def _processes(found: Families, gpu: Gpu, labels: Labels, owners: Mapping[tuple[
 def _xids(found: Families, snapshot: Snapshot, node: Labels) -> None:
     """Of GPUs that answer and of those that do not: the XID may say why."""
     for identity in (*(gpu.identity for gpu in snapshot.gpus), *snapshot.lost):
-        if (xids := snapshot.xids.get(identity.index)) is not None:
+        if (xids := snapshot.xids.get(identity.uuid)) is not None:
             labels = _labels(identity, node)
             found.add("sdp_gpu_xid_errors_total", labels, xids.total)
             for xid, at in xids.last.items():

@@ -316,7 +316,7 @@ class GpuReader:
         busy = self._process_utilization(calls, handle) if processes else None
         if busy is None:
             return tuple(processes)
-        return tuple(replace(process, sm_utilization=busy.get(process.pid, 0.0)) for process in processes)
+        return tuple(replace(process, sm_utilization=busy.get(process.pid)) for process in processes)
 
     def _process_utilization(self, calls: Calls, handle: Any) -> dict[int, float] | None:
         """Mean of each process's samples since the reading before; None where the driver keeps none at all."""

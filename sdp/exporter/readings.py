@@ -204,8 +204,8 @@ class Snapshot:
     ages: Mapping[Identity, float] = field(default_factory=dict)
     """Seconds since each GPU last answered."""
     age: float | None = None
-    xids: Mapping[int, Xids] = field(default_factory=dict)
-    """By index of the GPU; no entry where the driver does not report XIDs."""
+    xids: Mapping[str, Xids] = field(default_factory=dict)
+    """By UUID of the GPU; no entry where the driver does not report XIDs."""
     owners: Mapping[tuple[int, str, int], Owner] = field(default_factory=dict)
     """(index of the GPU, slice, pid) -> owner."""
     process_states: Mapping[str, int] = field(default_factory=dict)

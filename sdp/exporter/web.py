@@ -1,7 +1,8 @@
 """The HTTP server: /metrics, /healthz, with TLS and users where a web configuration says so.
 
-A thread for each connection, no more than a few at once, each with a deadline: who connects and says nothing, or never
-ends a handshake, keeps nobody else out.
+A thread for each connection, no more than a few at once, each with a deadline. Who connects and says nothing, or never
+ends a handshake, keeps nobody else out: where there is no room, the one that has been silent for longest goes. Not all
+of the room is for /metrics, so /healthz is answered whatever scrapers do.
 """
 
 import base64
@@ -12,9 +13,11 @@ import io
 import logging
 import socket
 import socketserver
+import ssl
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, ClassVar, cast
@@ -30,6 +33,10 @@ from sdp.exporter.webconfig import Security, WebConfigError
 LOG = logging.getLogger(__name__)
 CONNECTION_TIMEOUT_S = 10.0
 MAX_CONNECTIONS = 32
+MAX_SCRAPES = 24
+"""Of them, /metrics at once."""
+ROOM_S = 1.0
+"""How long a new connection waits for one that had to go."""
 GRACE_S = 5.0
 """How long a stop waits for answers that are being given."""
 PAGE = b"""<!doctype html><title>sdp exporter</title><h1>sdp exporter</h1><p><a href="/metrics">Metrics</a></p>\n"""
@@ -87,7 +94,10 @@ class Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
     def __init__(self, address: str, port: int, registry: CollectorRegistry, web_config: Path | None = None) -> None:
         self.registry = registry
         self.guard = Guard(web_config)
+        self.scrapes = threading.BoundedSemaphore(MAX_SCRAPES)
         self._free = threading.BoundedSemaphore(MAX_CONNECTIONS)
+        self._silent: dict[socket.socket, None] = {}
+        """Connections whose request is not there yet, the oldest first."""
         self._busy = 0
         self._quiet = threading.Condition()
         self._thread: threading.Thread | None = None
@@ -126,15 +136,18 @@ class Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
 
     def process_request(self, request: Any, client_address: Any) -> None:
         if not self._free.acquire(blocking=False):
-            LOG.warning("more than %d connections at once: one more was closed", MAX_CONNECTIONS)
-            self.shutdown_request(request)
-            return
+            LOG.warning("%d connections at once: the one that has been silent for longest is closed", MAX_CONNECTIONS)
+            self._drop_silent()
+            if not self._free.acquire(timeout=ROOM_S):
+                self.shutdown_request(request)
+                return
         with self._quiet:
             self._busy += 1
+            self._silent[request] = None
         try:
             super().process_request(request, client_address)
         except RuntimeError:  # no thread could be started
-            self._release()
+            self._release(request)
             raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
@@ -143,16 +156,38 @@ class Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
             context = self.guard.current().context
             if context is not None:
                 try:
-                    request = context.wrap_socket(request, server_side=True)
+                    request = self._wrapped(context, request)
+                    request.do_handshake()
                 except OSError as error:
                     LOG.debug("%s: no TLS connection: %s", client_address, error)
                     self.shutdown_request(request)
                     return
             super().process_request_thread(request, client_address)
         finally:
-            self._release()
+            self._release(request)
 
-    def _release(self) -> None:
+    def _wrapped(self, context: ssl.SSLContext, request: socket.socket) -> ssl.SSLSocket:
+        wrapped = context.wrap_socket(request, server_side=True, do_handshake_on_connect=False)
+        with self._quiet:
+            self._silent = dict.fromkeys(wrapped if one is request else one for one in self._silent)
+        return wrapped
+
+    def heard(self, request: socket.socket) -> None:
+        """Its request is there: it is answered, and not silent any more."""
+        with self._quiet:
+            self._silent.pop(request, None)
+
+    def _drop_silent(self) -> None:
+        """The oldest; its own thread notices, and ends."""
+        with self._quiet:
+            request = next(iter(self._silent), None)
+            if request is not None:
+                del self._silent[request]
+                with suppress(OSError):  # it has gone by itself
+                    socket.socket.shutdown(request, socket.SHUT_RDWR)  # of TLS as well: no farewell
+
+    def _release(self, request: socket.socket) -> None:
+        self.heard(request)
         self._free.release()
         with self._quiet:
             self._busy -= 1
@@ -197,7 +232,12 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.rfile = io.BufferedReader(_Deadline(self.connection, time.monotonic() + CONNECTION_TIMEOUT_S))
 
     def do_GET(self) -> None:
-        path = urlsplit(self.path).path
+        self.server.heard(self.connection)
+        try:
+            path = urlsplit(self.path).path
+        except ValueError:
+            self._reply(b"not an address\n", "text/plain", HTTPStatus.BAD_REQUEST)
+            return
         pages: Mapping[str, Callable[[], None]] = {
             "/": lambda: self._reply(PAGE, "text/html; charset=utf-8"),
             "/healthz": lambda: self._reply(b"ok\n", "text/plain; charset=utf-8"),
@@ -228,6 +268,15 @@ class Handler(http.server.BaseHTTPRequestHandler):
         return bool(colon) and passwords.check(user, password)
 
     def _metrics(self) -> None:
+        if not self.server.scrapes.acquire(blocking=False):
+            self._reply(b"too many scrapes at once\n", "text/plain", HTTPStatus.SERVICE_UNAVAILABLE)
+            return
+        try:
+            self._scrape()
+        finally:
+            self.server.scrapes.release()
+
+    def _scrape(self) -> None:
         began = time.monotonic()
         try:
             encode, content_type = choose_encoder(self.headers.get("Accept", ""))

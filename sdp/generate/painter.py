@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sdp.errors import DatasetError, ModelError, SdpError
+from sdp.errors import DatasetError, ModelError, SdpError, one_line
 from sdp.generate.sample import Networks, Sampling, Text, denoise, develop
 from sdp.generate.source import Drawer
 from sdp.model import load, sources
@@ -104,7 +104,7 @@ def load_trained(checkpoint: Storage, path: Path, *, ema: bool, name: str) -> An
     try:
         unet.load_state_dict(weights, strict=True, assign=True)
     except RuntimeError as error:
-        cause = " ".join(str(error).split())[:200]
+        cause = one_line(error, 200)
         raise ModelError(
             f"{checkpoint.uri}: not weights of the U-Net of {name} ({cause}); set model to the one that it was trained "
             "from"

@@ -19,7 +19,7 @@ from sdp.datasets import tombstones
 from sdp.datasets.index import Index, Version, files_table
 from sdp.datasets.output import HEAD, Output
 from sdp.datasets.units import Extent
-from sdp.errors import DatasetError, UserError
+from sdp.errors import DatasetError, UserError, one_line
 from sdp.storage import SourceFile, Storage, StorageOptions, is_read_only, list_source, open_source, open_storage
 
 FOLDER = "_prompts/"
@@ -78,7 +78,7 @@ def _addresses(uri: str, options: StorageOptions) -> list[int]:
     try:
         rows: list[int] = pq.ParquetFile(open_source(uri, options)).read(["row"])["row"].to_pylist()
     except (pa.ArrowException, OSError, KeyError) as error:
-        cause = " ".join(str(error).split())[:120]
+        cause = one_line(error, 120)
         raise UserError(f"source.uri: {uri}: its addresses cannot be read ({cause}); mend it or remove it") from error
     return rows
 
@@ -158,7 +158,7 @@ def _parquet(uri: str, data: pa.NativeFile, column: str) -> Iterator[Prompt]:
         for batch in file.iter_batches(columns=[column]):
             yield from (_clean(prompt) for prompt in batch.column(0).to_pylist())
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        cause = " ".join(str(error).split())[:120]
+        cause = one_line(error, 120)
         raise UserError(f"source.uri: {uri}: cannot be read as Parquet ({cause}); mend it or remove it") from error
 
 

@@ -17,14 +17,20 @@ from pathlib import Path
 from typing import Any
 
 from sdp import cluster
-from sdp.errors import SdpError, UserError
+from sdp.errors import SdpError, UserError, one_line
 
 WARM_UP, ROUNDS = 3, 10
+UNLIMITED = "unlimited"
+MEASURE_S = 600.0
 _NETWORK = re.compile(r"Using network (.+?)\s*$", re.MULTILINE)
 
 
 class NoRoom(SdpError):
     """The nodes did not come in time."""
+
+
+class Broken(SdpError):
+    """It was begun and did not end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,12 +47,16 @@ class Figures:
     """Over the slowest link, whatever the number of ranks: the tensor's size by the time, times 2 (n - 1) / n."""
     network: str
     """What NCCL says that it went through; empty where it did not say, or where there is no NCCL."""
+    memlock: str
+    """The least that a process may lock of its memory, as `ulimit -l` says it: KiB, or unlimited. EFA locks a lot."""
 
     def __str__(self) -> str:
         who = f"{self.nodes} nodes, {self.gpus} GPUs" if self.gpus else f"{self.nodes} nodes, processors alone"
         through = f", through {self.network}" if self.network else ""
+        took = f"{self.seconds * 1e3:.3g} ms"
         return (
-            f"all-reduce of {self.megabytes} MB: {self.gb_per_s:.3g} GB/s ({who}, {self.seconds * 1e3:.3g} ms{through})"
+            f"all-reduce of {self.megabytes} MB: {self.gb_per_s:.3g} GB/s "
+            f"({who}, {took}{through}; ulimit -l: {self.memlock})"
         )
 
 
@@ -61,9 +71,23 @@ def network_of(log: str) -> str:
     return str(found[-1]) if found else ""
 
 
+def memory_lock() -> str:
+    """What this process may lock of its memory, as `ulimit -l` says it."""
+    import resource
+
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    return UNLIMITED if soft == resource.RLIM_INFINITY else str(soft // 1024)
+
+
+def least_lock(told: Sequence[str]) -> str:
+    """The least of several."""
+    return min(told, key=lambda each: float("inf") if each == UNLIMITED else float(each))
+
+
 def measure(nodes: int, gpus: int, accelerator: str | None, megabytes: int, wait_s: float) -> Figures:
     """Take whole nodes of the connected cluster and measure between them; `gpus` is of each, 0 uses processors."""
     import ray
+    from ray.exceptions import RayError
     from ray.util.placement_group import placement_group, remove_placement_group
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -89,14 +113,37 @@ def measure(nodes: int, gpus: int, accelerator: str | None, megabytes: int, wait
             for number in range(nodes * each)
         ]
         address = ray.get(ranks[0].address.remote(), timeout=wait_s)
-        told = ray.get([rank.run.remote(address, megabytes) for rank in ranks], timeout=600)
+        told = ray.get([rank.run.remote(address, megabytes) for rank in ranks], timeout=MEASURE_S)
+    except RayError as error:
+        raise failure(error) from error
     finally:
         remove_placement_group(group)
-    seconds = max(one for one, _ in told)
+    seconds = max(each[0] for each in told)
     rate = bus_rate(megabytes * 1_000_000, seconds, nodes * each)
     return Figures(
-        nodes=nodes, gpus=nodes * gpus, megabytes=megabytes, seconds=seconds, gb_per_s=rate, network=told[0][1]
+        nodes=nodes,
+        gpus=nodes * gpus,
+        megabytes=megabytes,
+        seconds=seconds,
+        gb_per_s=rate,
+        network=told[0][1],
+        memlock=least_lock([each[2] for each in told]),
     )
+
+
+def failure(error: Exception) -> SdpError:
+    """What Ray says of processes that failed, as one line: ours as it is, anybody else's last line."""
+    from ray.exceptions import GetTimeoutError, RayTaskError
+
+    if isinstance(error, RayTaskError) and isinstance(error.cause, SdpError):
+        return error.cause
+    if isinstance(error, GetTimeoutError):
+        return Broken(
+            f"all-reduce: it has not ended within {MEASURE_S:.0f} s; look at the nodes' network and their GPUs"
+        )
+    words = error.cause if isinstance(error, RayTaskError) else error
+    lines = [line for line in str(words).splitlines() if line.strip()] or [type(words).__name__]
+    return Broken(f"all-reduce: a process failed: {one_line(lines[-1], 400)}; the nodes' logs may say more")
 
 
 class _Rank:
@@ -116,8 +163,20 @@ class _Rank:
             probe.bind(("", 0))
             return f"{util.get_node_ip_address()}:{probe.getsockname()[1]}"
 
-    def run(self, address: str, megabytes: int) -> tuple[float, str]:
-        """Seconds of one all-reduce, and what NCCL went through."""
+    def run(self, address: str, megabytes: int) -> tuple[float, str, str]:
+        """Seconds of one all-reduce, what NCCL went through, and what memory may be locked here."""
+        from sdp.train.network import network_error
+
+        try:
+            return *self._run(address, megabytes), memory_lock()
+        except RuntimeError as error:
+            # Here, since it is the workers' pods that say which network NCCL has to take.
+            known = network_error(error)
+            if known is None:
+                raise
+            raise known from error
+
+    def _run(self, address: str, megabytes: int) -> tuple[float, str]:
         import os
 
         import torch

@@ -1,10 +1,11 @@
 """Checks of one RayCluster: that it is ready, that each of its pods could ever schedule, that all it names is there."""
 
 from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
 
-from sdp.errors import UserError
+from sdp.errors import UserError, one_line
 from sdp.hardware import gpus_by_accelerator
 from sdp.kube.answers import Forbidden, Missing
 from sdp.kube.api import Object
@@ -14,13 +15,16 @@ from sdp.kube.finding import Finding, failed, ok, warning
 from sdp.kube.placing import Fit, place, requests
 from sdp.kube.quantity import parse, shown
 from sdp.kube.site import Site
-from sdp.kube.state import cluster_state
+from sdp.kube.state import ClusterState, cluster_state
 
 PRODUCT = "nvidia.com/gpu.product"
 GPU = "nvidia.com/gpu"
 ACCELERATOR = "ray.io/accelerator-type"
 SHARED = "-SHARED"
 """What the device plugin adds to the product of a GPU that pods take turns on."""
+
+STARTING_S = 1800.0
+"""A node that boots and an image that is pulled take minutes: what has not started by then waits for something else."""
 
 _STUCK = {
     "ImagePullBackOff": "check image, tag and imagePullSecrets",
@@ -47,13 +51,24 @@ def cluster(site: Site) -> Iterator[Finding]:
     if site.rendered:
         yield ok("cluster", f"{name}, from the manifests")
         return
-    state = cluster_state(found)
+    stuck = list(_stuck_pods(site, name))
+    yield judge_state(cluster_state(found), stuck, datetime.now(UTC))
+    yield from stuck
+
+
+def judge_state(state: ClusterState, pods: "list[Finding]", now: datetime) -> Finding:
+    """What a cluster's state means: one whose pods are on their way is no failure, unless they have been for long."""
     if state.state == "ready":
-        yield ok("cluster", f"{name} is ready: {state.workers} of {state.wanted} workers")
-    else:
-        why = f": {state.message}" if state.message else ""
-        yield failed("cluster", f"{name} is {state.state}{why}", f"kubectl describe raycluster {name}")
-    yield from _stuck_pods(site, name)
+        return ok("cluster", f"{state.name} is ready: {state.workers} of {state.wanted} workers")
+    words = f"{state.name} is {state.state}{f': {state.message}' if state.message else ''}"
+    look = f"kubectl describe raycluster {state.name}"
+    age_s = (now - state.started).total_seconds() if state.started else 0.0
+    hopeless = state.state != "starting" or state.refused or any(each.state == "failed" for each in pods)
+    if hopeless:
+        return failed("cluster", words, look)
+    if age_s > STARTING_S:
+        return failed("cluster", f"{words}, for {age_s / 60:.0f} minutes", look)
+    return warning("cluster", words, "pods are on their way: sdp doctor again in a few minutes")
 
 
 def _stuck_pods(site: Site, name: str) -> Iterator[Finding]:
@@ -63,13 +78,13 @@ def _stuck_pods(site: Site, name: str) -> Iterator[Finding]:
         for container in [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]:
             waits = (container.get("state") or {}).get("waiting") or {}
             if waits.get("reason") in _STUCK:
-                words = " ".join(str(waits.get("message") or "").split())[:200]
+                words = one_line(waits.get("message") or "", 200)
                 yield failed(
                     "pods", f"{about}: {waits['reason']}{f' ({words})' if words else ''}", _STUCK[waits["reason"]]
                 )
         for condition in status.get("conditions") or ():
             if condition["type"] == "PodScheduled" and condition["status"] == "False":
-                words = " ".join(str(condition.get("message") or "").split())
+                words = one_line(condition.get("message") or "")
                 yield warning("pods", f"{about} is not scheduled: {words}", "see its group below")
 
 

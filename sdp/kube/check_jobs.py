@@ -1,17 +1,19 @@
 """Checks of what jobs are told: that their configurations load, that the cluster has what they place work on, and that
 storage and models can be had, by the credentials of whoever runs the check."""
 
+import math
 import re
 import secrets
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sdp.config import JOBS, JobConfig, draft, keys
+from sdp.config import JOBS, JobConfig, Range, draft, keys
 from sdp.errors import AccessDenied, ConfigError, NotFound, SdpError
 from sdp.kube.api import Object
-from sdp.kube.check_cluster import ACCELERATOR
+from sdp.kube.check_cluster import ACCELERATOR, GPU, wanted_of
 from sdp.kube.finding import Finding, failed, ok, warning
+from sdp.kube.placing import requests
 from sdp.kube.submit import as_file
 
 PROBE = "sdp-doctor-"
@@ -63,8 +65,8 @@ def read(texts: Mapping[str, str]) -> tuple[list[Told], list[Finding]]:
 
 def accelerators(told: list[Told], cluster: Object) -> Iterator[Finding]:
     """That a group has each accelerator that a job places work on."""
-    groups = cluster["spec"].get("workerGroupSpecs") or ()
-    have = {(group.get("labels") or {}).get(ACCELERATOR, "") for group in groups if group.get("maxReplicas", 1)} - {""}
+    room = gpus_of(cluster)
+    have = set(room)
     asked = 0
     for each in told:
         for key in keys(type(each.config)):
@@ -80,8 +82,69 @@ def accelerators(told: list[Told], cluster: Object) -> Iterator[Finding]:
                     "add a group, or set it to one of these or to null",
                 )
                 return
-    if asked:
-        yield ok("placement", "each accelerator that jobs ask for is some group's")
+    short = [finding for each in told for finding in _counted(each, room)]
+    yield from short
+    if asked and not short:
+        yield ok("placement", "each accelerator that jobs ask for is some group's, in the number that they ask for")
+
+
+def gpus_of(cluster: Object) -> dict[str, int]:
+    """How many GPUs of each accelerator a cluster may grow to; one that does not grow has what it has."""
+    grows = bool(cluster["spec"].get("enableInTreeAutoscaling"))
+    found: dict[str, int] = {}
+    for group in cluster["spec"].get("workerGroupSpecs") or ():
+        label = (group.get("labels") or {}).get(ACCELERATOR, "")
+        fixed = None if grows else group.get("replicas")
+        pods = wanted_of(group)[1] if fixed is None else int(fixed) * int(group.get("numOfHosts") or 1)
+        gpus = int(requests(group["template"]["spec"]).get(GPU, 0)) * pods
+        if label and gpus:
+            found[label] = found.get(label, 0) + gpus
+    return found
+
+
+def _counted(told: Told, room: Mapping[str, int]) -> Iterator[Finding]:
+    """Whether there are as many GPUs as a job asks for: trainers begin together or not at all, others with what comes.
+
+    A cluster of which the job says no accelerator is not counted: it may do without GPUs.
+    """
+    asks = list(_asks(told))
+    left = dict(room)
+    for ask in sorted(asks, key=lambda ask: not ask.together):
+        there = left.get(ask.accelerator, 0)
+        says = (
+            f"{told.name}.yaml: {ask.path}: {ask.workers} on {ask.accelerator} need {ask.gpus:g} GPUs, "
+            f"of which the groups grow to {there:g}"
+        )
+        left[ask.accelerator] = max(0, there - math.ceil(ask.gpus))
+        first = ask.gpus if ask.together else min(ask.gpus, math.ceil(ask.gpus / ask.workers))
+        if first > there:
+            beside = " beside the trainers" if there < room.get(ask.accelerator, 0) else ""
+            yield failed("placement", f"{says}{beside}: they never come", "raise maxReplicas, or lower it")
+        elif ask.gpus > there:
+            yield warning("placement", f"{says}: fewer will run", "raise maxReplicas, or lower it")
+
+
+@dataclass(frozen=True, slots=True)
+class _Ask:
+    """GPUs of an accelerator that a job takes."""
+
+    path: str
+    accelerator: str
+    workers: int
+    gpus: float
+    together: bool
+
+
+def _asks(told: Told) -> Iterator[_Ask]:
+    online = told.job != "train" or told.value("data.mode") == "online"
+    for section in ("scaling", "encode"):
+        accelerator, workers = told.value(f"{section}.accelerator"), told.value(f"{section}.num_workers")
+        if not accelerator or workers is None or (section == "encode" and not online):
+            continue
+        least = workers.min if isinstance(workers, Range) else workers
+        each = told.value(f"{section}.gpus_per_worker") or 1.0
+        trainers = section == "scaling" and told.job == "train"
+        yield _Ask(f"{section}.num_workers", accelerator, least, least * each, trainers)
 
 
 def storage(told: list[Told], *, in_pod: bool) -> Iterator[Finding]:

@@ -98,9 +98,7 @@ def _fields(schema: dict[str, Any], path: str) -> dict[str, Any]:
 def operator(site: Site) -> Iterator[Finding]:
     """That KubeRay's operator runs, is new enough, and looks after our namespace."""
     try:
-        found = site.api.list(
-            "/apis/apps/v1/deployments", labelSelector="app.kubernetes.io/name in (kuberay-operator,kuberay)"
-        )
+        found = site.operators
     except Forbidden:
         found = []
         hidden = True

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from sdp.errors import SdpError, UserError
-from sdp.kube import check_cluster, check_jobs, check_server
+from sdp.kube import check_cluster, check_images, check_jobs, check_policy, check_server
 from sdp.kube.answers import Forbidden, Unreachable
 from sdp.kube.api import Api
 from sdp.kube.check_cluster import ACCELERATOR
@@ -30,10 +30,12 @@ CHECKS: tuple[tuple[str, Check], ...] = (
     ("operator", check_server.operator),
     ("rights", check_server.rights),
     ("cluster", check_cluster.cluster),
+    ("images", check_images.images),
     ("groups", check_cluster.groups),
     ("quotas", check_cluster.quotas),
     ("references", check_cluster.references),
     ("token", check_cluster.token),
+    ("network policy", check_policy.operator_let_in),
     ("all-reduce", check_cluster.network),
     ("Prometheus", check_server.scraping),
 )

@@ -125,6 +125,14 @@ def tolerates(toleration: Object, taint: Object) -> bool:
     )
 
 
+def selects(selector: Object, labels: Mapping[str, str]) -> bool:
+    """Whether a label selector takes an object of these labels; an empty one takes all."""
+    wanted = selector.get("matchLabels") or {}
+    return all(labels.get(key) == value for key, value in wanted.items()) and all(
+        _holds(each, labels) for each in selector.get("matchExpressions") or ()
+    )
+
+
 def _asked(container: Object) -> dict[str, Decimal]:
     resources = container.get("resources") or {}
     # A limit without a request is a request, too.

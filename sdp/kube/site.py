@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from sdp.errors import UserError
+from sdp.errors import UserError, one_line
 from sdp.kube.answers import Forbidden, Missing, NoSuchKind
 from sdp.kube.api import Api, Object
 from sdp.kube.clusters import find_cluster, job_texts, jobs_map
@@ -52,6 +52,12 @@ class Site:
     @cached_property
     def nodes(self) -> list[Object]:
         return self.api.list("/api/v1/nodes")
+
+    @cached_property
+    def operators(self) -> list[Object]:
+        """The deployments of KubeRay's operator, in whichever namespace."""
+        wanted = "app.kubernetes.io/name in (kuberay-operator,kuberay)"
+        return self.api.list("/apis/apps/v1/deployments", labelSelector=wanted)
 
     @cached_property
     def makers_of_nodes(self) -> list[str]:
@@ -97,7 +103,7 @@ def read_manifests(text: str, name: str) -> list[Object]:
     try:
         found = [each for each in yaml.safe_load_all(text) if each]
     except yaml.YAMLError as error:
-        raise UserError(f"--manifest: {name}: expected YAML ({' '.join(str(error).split())})") from error
+        raise UserError(f"--manifest: {name}: expected YAML ({one_line(error)})") from error
     if not all(isinstance(each, dict) and "kind" in each for each in found):
         raise UserError(f"--manifest: {name}: expected Kubernetes objects; helm template writes them")
     return found

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from sdp.errors import one_line
 from sdp.kube.rayjob import JOBS_FOLDER
 
 Object = Mapping[str, Any]
@@ -80,6 +81,8 @@ class ClusterState:
     """The head's pod; empty while there is none."""
     started: datetime | None
     message: str
+    refused: bool
+    """Kubernetes does not let its pods be made, as where a quota is used up."""
 
     def to_json(self) -> dict[str, Any]:
         fields = ("name", "state", "workers", "wanted", "head", "message")
@@ -157,6 +160,10 @@ def cluster_state(raycluster: Object) -> ClusterState:
         head=(status.get("head") or {}).get("podName", ""),
         started=moment(about.get("creationTimestamp")),
         message="" if state == "ready" else trouble(status),
+        refused=any(
+            each.get("type") == "ReplicaFailure" and each.get("status") == "True"
+            for each in status.get("conditions") or ()
+        ),
     )
 
 
@@ -165,9 +172,9 @@ def trouble(status: Object) -> str:
     for condition in status.get("conditions") or ():
         kind, holds = condition.get("type"), condition.get("status") == "True"
         if (kind == "HeadPodReady" and not holds) or (kind == "ReplicaFailure" and holds):
-            words = " ".join(str(condition.get("message") or "").split())
+            words = one_line(condition.get("message") or "")
             return f"{condition.get('reason', kind)}: {words}" if words else str(condition.get("reason", kind))
-    return " ".join(str(status.get("reason") or "").split())
+    return one_line(status.get("reason") or "")
 
 
 def moment(text: str | None) -> datetime | None:

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from sdp.console import duration, table
-from sdp.errors import UserError
+from sdp.errors import UserError, one_line
 from sdp.kube.answers import Forbidden, Missing
 from sdp.kube.api import Api, Object
 from sdp.kube.state import ClusterState, JobState, cluster_state, job_state
@@ -94,7 +94,7 @@ def _events(api: Api, item: Object) -> list[dict[str, str]]:
                 each.get("lastTimestamp") or each.get("eventTime") or each["metadata"].get("creationTimestamp") or ""
             ),
             "reason": str(each.get("reason") or ""),
-            "message": " ".join(str(each.get("message") or "").split()),
+            "message": one_line(each.get("message") or ""),
         }
         for each in found
     ]

@@ -8,10 +8,14 @@ with ledger.roaring and config.json, and with complete.json, without which it is
 """
 
 import re
+from collections.abc import Mapping
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from sdp.datasets.fields import BadField, Fields
 from sdp.datasets.output import read_json
 from sdp.errors import DatasetError, NotFound
+from sdp.model.damage import DamagedCheckpoint
 from sdp.storage import Storage, StorageOptions, open_storage
 
 if TYPE_CHECKING:
@@ -22,6 +26,11 @@ FOLDER = "checkpoints/"
 FORMAT = 1
 MODEL, EMA = "model.", "ema."
 
+COUNTS = (
+    "step", "taken", "empty", "samples", "skipped_samples", "counted_in_epoch", "epoch", "position", "optimized",
+    "averaged", "scale_growth",
+)  # fmt: skip
+"""What is a whole number in a run's state."""
 _STEP = re.compile(rf"^{FOLDER}step-(\d{{9,}})/")
 
 
@@ -60,9 +69,41 @@ def read_marker(folder: Storage) -> dict[str, Any]:
         marker = read_json(folder, COMPLETE)
     except NotFound:
         raise DatasetError(f"{folder.uri}: no complete checkpoint there (no {COMPLETE}); check the address") from None
-    if marker.get("format") != FORMAT:
-        raise DatasetError(f"{folder.uri}: format {marker.get('format')}, this sdp reads {FORMAT}; use a newer sdp")
+    except DatasetError as error:
+        raise DamagedCheckpoint(str(error).partition(";")[0]) from error
+    if isinstance(number := marker.get("format"), int) and number > FORMAT:
+        raise DatasetError(f"{folder.uri}: format {number}, this sdp reads {FORMAT}; use a newer sdp")
+    try:
+        _check(marker)
+    except ValueError as error:
+        raise DamagedCheckpoint(f"{folder.uri_of(COMPLETE)}: {error}") from error
     return marker
+
+
+def _check(marker: Mapping[str, Any]) -> None:
+    """What all readers rely on; a line of ours for what is not there, or of another kind."""
+    fields = Fields(marker)
+    fields.whole("format", low=FORMAT)
+    if "created" in marker:
+        datetime.fromisoformat(fields.text("created"))
+    state = fields.inner("state")
+    state.whole("step")
+    for name, value in fields.mapping("state").items():
+        if name in COUNTS:
+            state.whole(name)
+        elif value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+            raise BadField(f"state.{name}: expected a number, got {value!r:.60}")
+
+
+def way_out(folder: Storage) -> str:
+    """What to do where this checkpoint, its run's newest, is damaged."""
+    uri, _, name = folder.uri.rpartition(f"/{FOLDER}")
+    match = _STEP.match(f"{FOLDER}{name}/")
+    if not uri or match is None:
+        return "use another checkpoint"
+    steps = steps_in(open_storage(uri, folder.options))
+    before = [step for step, whole in steps.items() if whole and step < int(match[1])]
+    return f"delete {folder.uri} to " + (f"go on from step {before[-1]:,}" if before else "begin anew")
 
 
 def read_weights(folder: Storage, *, ema: bool) -> "dict[str, Tensor]":

@@ -7,7 +7,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal
 
 from sdp.datasets.output import read_json
-from sdp.errors import ModelError, UserError
+from sdp.errors import ModelError, UserError, one_line
 from sdp.model import load, sources
 from sdp.model.checkpoints import CONFIG, find_checkpoint, read_marker, read_weights
 from sdp.model.layout import INDEX
@@ -90,7 +90,7 @@ def _with_weights(architecture: dict[str, Any], weights: dict[str, Any], folder:
     try:
         unet.load_state_dict(weights)
     except RuntimeError as error:
-        cause = " ".join(str(error).split())[:160]
+        cause = one_line(error, 160)
         raise ModelError(f"{folder.uri}: of another architecture than its model source ({cause})") from error
     trained: UNet2DConditionModel = unet.eval()
     return trained

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sdp.errors import ModelError, Unavailable
+from sdp.errors import ModelError, Unavailable, one_line
 from sdp.model import layout
 from sdp.model.layout import Exists
 from sdp.model.sd2 import MIRROR
@@ -89,7 +89,7 @@ def explained(source: "ModelSource") -> Iterator[None]:
             "that may read it"
         ) from error
     except (errors.HTTPError, OSError) as error:  # type: ignore[attr-defined]  # requests or httpx, as it has
-        line = " ".join(str(error).split())[:200]
+        line = one_line(error, 200)
         raise Unavailable(
             f"{where}: the hub did not answer ({type(error).__name__}: {line}); try again later, or give a local or "
             "s3:// folder"

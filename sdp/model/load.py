@@ -4,6 +4,7 @@ Networks that are not trained come frozen and in evaluation mode. A weight that 
 libraries would otherwise leave it at random and say so in a log at most.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from sdp.errors import ModelError
+from sdp.errors import ModelError, one_line
 
 if TYPE_CHECKING:
     import torch
@@ -19,6 +20,11 @@ if TYPE_CHECKING:
     from transformers import CLIPTextModel, CLIPTokenizer
 
     from sdp.model.schedule import NoiseSchedule
+
+# Where torchao is installed (strategy.fp8), diffusers loads it along with itself, and each time three lines would warn
+# of what nobody here can mend.
+for _name in ("torch.utils._pytree", "diffusers.quantizers.torchao.torchao_quantizer"):
+    logging.getLogger(_name).setLevel(logging.ERROR)
 
 TOKENS = 77
 """The length to which captions are cut and padded."""
@@ -182,4 +188,4 @@ def _frozen(model: Any, device: "torch.device | str") -> Any:
 
 
 def _line(error: Exception) -> str:
-    return " ".join(str(error).split())[:200]
+    return one_line(error, 200)

@@ -1,13 +1,16 @@
 """Tensors in shards: what torch.distributed.checkpoint saves and loads, kept in a storage.
 
 A folder holds raw little-endian bytes in a few files a worker, and `tensors.json`, which says for each tensor its
-dtype, its size and where each of its chunks lies. No pickle: a checkpoint from elsewhere can be read without running
-what is in it. Any number of workers can load what any other number has saved.
+dtype, its size and where each of its chunks lies. Each worker writes the checksums of its chunks beside its files, and
+they are compared as chunks are read. No pickle: a checkpoint from elsewhere can be read without running what is in it.
+Any number of workers can load what any other number has saved.
 """
 
 import json
 import math
+import threading
 import warnings
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -25,7 +28,8 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_state
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
 from torch.futures import Future
 
-from sdp.errors import ModelError, StorageError
+from sdp.errors import ModelError, NotFound, StorageError, one_line
+from sdp.model.damage import DamagedCheckpoint
 from sdp.storage import Storage
 
 INDEX = "tensors.json"
@@ -63,21 +67,64 @@ class StoredTensor:
 
 
 class Staged:
-    """What one worker has to write, copied to the host: training may go on and change what it was copied from."""
+    """What one worker has to write: `copy` it to the host before any of it changes, then `write` what was copied.
 
-    def __init__(self, storage: Storage, files: "Sequence[_File]", index: bytes | None) -> None:
-        self._storage, self._files, self._index = storage, files, index
+    Both may be done by another thread, while training goes on, as long as it only reads.
+    """
+
+    def __init__(self, storage: Storage, tensors: Mapping[str, Tensor], layout: "_Layout", host: "Host") -> None:
+        self._storage, self._host, self._index = storage, host, layout.index
+        self._shards = {file: [_local(tensors[name]) for name in names] for file, names in layout.files}
+        gpu = next((shard.device for shards in self._shards.values() for shard in shards if shard.is_cuda), None)
+        self._gpu = None if gpu is None else (gpu, torch.cuda.current_stream(gpu).record_event())
+        self._files: list[_File] | None = None
 
     @property
     def bytes(self) -> int:
-        return sum(len(file.content) for file in self._files)
+        return sum(shard.nbytes for shards in self._shards.values() for shard in shards)
+
+    def copy(self) -> None:
+        """To the host; from a GPU on a stream of its own, when what was launched before is done."""
+        if self._gpu is None:
+            self._files = self._copied(pin=False)
+            return
+        gpu, ready = self._gpu
+        stream = torch.cuda.Stream(gpu)  # type: ignore[no-untyped-call]
+        with torch.cuda.stream(stream):
+            stream.wait_event(ready)
+            self._files = self._copied(pin=True)
+            stream.synchronize()
+
+    def _copied(self, *, pin: bool) -> "list[_File]":
+        files = []
+        for file, shards in self._shards.items():
+            memory, at = self._host.take(file, sum(shard.nbytes for shard in shards), pin), 0
+            for shard in shards:
+                flat = _flat(shard)
+                memory[at : at + len(flat)].copy_(flat, non_blocking=True)
+                at += len(flat)
+            files.append(_File(file, memory.numpy().data))
+        return files
 
     def write(self) -> None:
-        """Send it to the storage; whoever has the index sends that last."""
+        """Send it to the storage, then what it sums to; whoever has the index sends that last."""
+        if self._files is None:
+            raise RuntimeError("nothing has been copied that could be written")
         with ThreadPoolExecutor(_THREADS, thread_name_prefix="sdp-save") as pool:
-            list(pool.map(lambda file: self._storage.publish(file.name, file.content), self._files))
+            sums = dict(pool.map(self._write_file, self._files))
+        for name in {_sums_name(file) for file in sums}:  # one: all are this worker's
+            self._storage.publish(name, json.dumps({"format": FORMAT, "crc32": sums}).encode())
         if self._index is not None:
             self._storage.publish(INDEX, self._index)
+
+    def _write_file(self, file: "_File") -> tuple[str, list[tuple[int, int]]]:
+        """Its name; where each of its chunks begins, and its checksum."""
+        sums, at = [], 0
+        for shard in self._shards[file.name]:
+            sums.append((at, zlib.crc32(file.content[at : at + shard.nbytes])))
+            at += shard.nbytes
+        self._storage.publish(file.name, file.content)
+        return file.name, sums
 
 
 class Host:
@@ -126,11 +173,13 @@ def save(storage: Storage, tensors: dict[str, Tensor], *, alone: bool = False) -
 
     Every worker calls it, unless one is `alone`. The index is written last, by the first worker.
     """
-    stage(storage, tensors, alone=alone).write()
+    staged = stage(storage, tensors, alone=alone)
+    staged.copy()
+    staged.write()
 
 
 def stage(storage: Storage, tensors: dict[str, Tensor], *, alone: bool = False, host: Host | None = None) -> Staged:
-    """Agree on who writes what, and copy it; every worker calls it, as above."""
+    """Agree on who writes what; every worker calls it, as above."""
     host = host or Host()
     layout = host.layout_of(tensors)
     if layout is None:
@@ -142,46 +191,33 @@ def stage(storage: Storage, tensors: dict[str, Tensor], *, alone: bool = False, 
             raise _cause(error, f"{storage.uri}: could not be saved") from error
         layout = _Layout(writer.files, writer.index)
         host.keep(tensors, layout)
-    return Staged(storage, _copied(tensors, layout, host), layout.index)
-
-
-def _copied(tensors: Mapping[str, Tensor], layout: _Layout, host: Host) -> list["_File"]:
-    """A worker's share on the host, in files of raw bytes."""
-    files, on_gpu = [], False
-    for file, names in layout.files:
-        flat = [_flat(tensors[name]) for name in names]
-        pin = any(tensor.is_cuda for tensor in flat)
-        on_gpu |= pin
-        memory, at = host.take(file, sum(map(len, flat)), pin), 0
-        for tensor in flat:
-            memory[at : at + len(tensor)].copy_(tensor, non_blocking=True)
-            at += len(tensor)
-        files.append(_File(file, memory.numpy().data))
-    if on_gpu:
-        torch.cuda.synchronize()
-    return files
+    return Staged(storage, tensors, layout, host)
 
 
 def load(storage: Storage, tensors: dict[str, Tensor], *, alone: bool = False) -> None:
     """Load into tensors that are there, however they are sharded now. Every worker calls it."""
-    stored = read_index(storage)
+    stored, sums = _read_index(storage)
     _check(storage, tensors, stored)
     try:
         with _without_the_warning_of_being_alone():
-            load_state(tensors, storage_reader=_Reader(storage, stored), no_dist=alone)
+            load_state(tensors, storage_reader=_Reader(storage, stored, sums), no_dist=alone)
     except CheckpointException as error:
         raise _cause(error, f"{storage.uri}: could not be loaded") from error
 
 
 def read_index(storage: Storage) -> dict[str, StoredTensor]:
     """The tensors of a folder, by name."""
+    return _read_index(storage)[0]
+
+
+def _read_index(storage: Storage) -> tuple[dict[str, StoredTensor], "_Sums"]:
     try:
         data = json.loads(storage.read(INDEX))
-        if data["format"] != FORMAT:
+        if isinstance(data["format"], int) and data["format"] > FORMAT:
             raise ModelError(
                 f"{storage.uri_of(INDEX)}: format {data['format']}, this sdp reads {FORMAT}; use a newer sdp"
             )
-        return {
+        tensors = {
             name: StoredTensor(
                 _dtype(tensor["dtype"]),
                 tuple(tensor["size"]),
@@ -189,15 +225,16 @@ def read_index(storage: Storage) -> dict[str, StoredTensor]:
             )
             for name, tensor in data["tensors"].items()
         }
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ModelError(
-            f"{storage.uri_of(INDEX)}: not an index of tensors ({error}); use another checkpoint"
-        ) from error
+        return tensors, _Sums(storage, told=bool(data.get("crc32", False)))
+    except NotFound as error:
+        raise DamagedCheckpoint(f"{storage.uri_of(INDEX)}: missing") from error
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise DamagedCheckpoint(f"{storage.uri_of(INDEX)}: not an index of tensors ({one_line(error, 120)})") from error
 
 
 def read_tensors(storage: Storage, names: Iterable[str]) -> dict[str, Tensor]:
     """Whole tensors on the CPU, without other workers."""
-    stored = read_index(storage)
+    stored, sums = _read_index(storage)
     wanted = list(names)
     missing = [name for name in wanted if name not in stored]
     if missing:
@@ -208,7 +245,7 @@ def read_tensors(storage: Storage, names: Iterable[str]) -> dict[str, Tensor]:
     def fill(item: tuple[str, Chunk]) -> None:
         name, chunk = item
         block = tuple(slice(o, o + s) for o, s in zip(chunk.offsets, chunk.sizes, strict=True))
-        tensors[name][block].copy_(_read(storage, chunk, stored[name].dtype))
+        tensors[name][block].copy_(_read(storage, chunk, stored[name].dtype, sums))
 
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="sdp-load") as pool:
         list(pool.map(fill, work))
@@ -246,7 +283,7 @@ class _Writer(StorageWriter):
         for number, items in enumerate(_files(plan.items)):
             name, at = f"worker-{plan.storage_data:05d}.{number:03d}.bin", 0
             for item in items:
-                length = len(_flat(planner.resolve_data(item)))
+                length = _local(planner.resolve_data(item)).nbytes
                 results.append(WriteResult(item.index, length, (name, at)))
                 at += length
             self.files.append((name, [item.index.fqn for item in items]))
@@ -265,7 +302,7 @@ class _Writer(StorageWriter):
             ]
             dtype = str(tensor.properties.dtype).removeprefix("torch.")
             tensors[name] = {"dtype": dtype, "size": list(tensor.size), "chunks": chunks}
-        self.index = json.dumps({"format": FORMAT, "tensors": tensors}).encode()
+        self.index = json.dumps({"format": FORMAT, "crc32": True, "tensors": tensors}).encode()
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
@@ -275,9 +312,10 @@ class _Writer(StorageWriter):
 class _Reader(StorageReader):
     """Reads the chunks that a worker needs."""
 
-    def __init__(self, storage: Storage, stored: Mapping[str, StoredTensor]) -> None:
+    def __init__(self, storage: Storage, stored: Mapping[str, StoredTensor], sums: "_Sums") -> None:
         self._storage = storage
         self._stored = stored
+        self._sums = sums
 
     def reset(self, checkpoint_id: Any = None) -> None:
         pass
@@ -300,7 +338,7 @@ class _Reader(StorageReader):
         def read(item: ReadItem) -> None:
             index = item.storage_index
             chunk = places[index.fqn, tuple(index.offset or ())]
-            data = _read(self._storage, chunk, self._stored[index.fqn].dtype)
+            data = _read(self._storage, chunk, self._stored[index.fqn].dtype, self._sums)
             for dim, (start, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
                 data = data.narrow(dim, start, length)
             target = planner.resolve_tensor(item).detach()
@@ -335,21 +373,68 @@ def _files(items: Sequence[WriteItem]) -> Iterator[list[WriteItem]]:
         yield file
 
 
-def _flat(tensor: Any) -> Tensor:
-    """The bytes of a tensor, or of this worker's shard of it, where they are."""
+def _local(tensor: Any) -> Tensor:
+    """A tensor, or this worker's shard of it: what is there now, not a copy."""
     assert isinstance(tensor, Tensor)  # _files has looked
     local: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    flat = local.detach().contiguous().view(-1)
+    return local.detach()
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    """The bytes of a plain tensor, where they are."""
+    flat = tensor.contiguous().view(-1)
     return flat.view(torch.uint8) if len(flat) else flat.new_empty(0, dtype=torch.uint8)
 
 
-def _read(storage: Storage, chunk: Chunk, dtype: torch.dtype) -> Tensor:
+class _Sums:
+    """What chunks sum to, as their writers tell: each is asked when the first of its chunks is read."""
+
+    def __init__(self, storage: Storage, *, told: bool) -> None:
+        self._storage = storage
+        self._told = told
+        """Checkpoints of older versions have none."""
+        self._lock = threading.Lock()
+        self._of: dict[str, dict[tuple[str, int], int]] = {}
+
+    def check(self, chunk: Chunk, data: bytearray) -> None:
+        if not self._told:
+            return
+        name = _sums_name(chunk.file)
+        with self._lock:
+            if name not in self._of:
+                self._of[name] = self._read(name)
+        if zlib.crc32(data) != self._of[name].get((chunk.file, chunk.start)):
+            raise DamagedCheckpoint(
+                f"{self._storage.uri_of(chunk.file)}: {len(data):,} bytes from {chunk.start:,} are not those that were "
+                "written (their checksum differs)"
+            )
+
+    def _read(self, name: str) -> dict[tuple[str, int], int]:
+        try:
+            files = json.loads(self._storage.read(name))["crc32"]
+            return {(file, start): crc for file, sums in files.items() for start, crc in sums}
+        except NotFound as error:
+            raise DamagedCheckpoint(f"{self._storage.uri_of(name)}: missing") from error
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise DamagedCheckpoint(f"{self._storage.uri_of(name)}: not checksums ({one_line(error, 120)})") from error
+
+
+def _sums_name(file: str) -> str:
+    """Where the checksums of a worker's file are, and those of its others."""
+    return f"{file.partition('.')[0]}.json"
+
+
+def _read(storage: Storage, chunk: Chunk, dtype: torch.dtype, sums: _Sums) -> Tensor:
     length = chunk.count * dtype.itemsize
     if not length:
         return torch.empty(chunk.sizes, dtype=dtype)
-    data = bytearray(storage.read_range(chunk.file, chunk.start, length))
+    try:
+        data = bytearray(storage.read_range(chunk.file, chunk.start, length))
+    except NotFound as error:
+        raise DamagedCheckpoint(f"{storage.uri_of(chunk.file)}: missing") from error
     if len(data) != length:
-        raise ModelError(f"{storage.uri_of(chunk.file)}: too short; the checkpoint is damaged, use another one")
+        raise DamagedCheckpoint(f"{storage.uri_of(chunk.file)}: too short")
+    sums.check(chunk, data)
     return torch.frombuffer(data, dtype=dtype).view(chunk.sizes)
 
 
@@ -392,4 +477,4 @@ def _cause(error: CheckpointException, what: str) -> Exception:
     rank, (first, *_) = min(error.failures.items(), key=lambda failure: failure[0])
     if isinstance(first, StorageError | ModelError):
         return type(first)(*first.args)
-    return StorageError(f"{what}: worker {rank}: {type(first).__name__}: {' '.join(str(first).split())[:200]}")
+    return StorageError(f"{what}: worker {rank}: {type(first).__name__}: {one_line(first, 200)}")

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from sdp.datasets.outcomes import FAILED, Outcome
-from sdp.errors import SdpError
+from sdp.errors import SdpError, one_line
 from sdp.model.latents import to_pixels
 from sdp.process import draws
 from sdp.process.chunk import Chunk, Encoded, Group
@@ -153,7 +153,7 @@ class Encoder:
                 name = "a caption" if what == TEXT else f"an image of {what} px"
                 raise EncoderTooSmall(
                     f"encode.accelerator: {self.device} has no memory for {name} in {self._settings.dtype} "
-                    f"({' '.join(str(error).split())[:100]}); choose a larger one, or another encode.dtype"
+                    f"({one_line(error, 100)}); choose a larger one, or another encode.dtype"
                 ) from error
         # Outside of the handler, which would keep the failed attempt's tensors alive.
         if self.device.type == "cuda":

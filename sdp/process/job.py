@@ -36,7 +36,7 @@ from sdp.datasets.outcomes import FAILED, Outcome
 from sdp.datasets.output import Output
 from sdp.datasets.parts import PartInfo
 from sdp.datasets.units import Work
-from sdp.errors import SdpError, Unavailable, UserError
+from sdp.errors import SdpError, Unavailable, UserError, one_line
 from sdp.lease import Lease
 from sdp.process import work as worker
 from sdp.process.chunk import Chunk
@@ -507,7 +507,7 @@ def _cause(error: Exception) -> Exception:
 def _line(error: Exception) -> str:
     cause = getattr(error, "cause", None)  # without which the text of a task's error is a whole stack
     cause = cause if isinstance(cause, BaseException) else error
-    return f"{type(cause).__name__}: {' '.join(str(cause).split())[:200]}"
+    return f"{type(cause).__name__}: {one_line(cause, 200)}"
 
 
 # --- on the workers ---------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from sdp.datasets.concurrently import ordered_map
 from sdp.datasets.index import Index
 from sdp.datasets.manifest import Dataset
 from sdp.datasets.units import Unit, Work
-from sdp.errors import DatasetError
+from sdp.errors import DatasetError, one_line
 from sdp.process.chunk import SourceRow
 from sdp.storage import StorageOptions, open_source
 
@@ -207,7 +207,7 @@ def _read_group(group: RowGroup, columns: Sequence[str], options: StorageOptions
         names = [name for name in footer.schema.to_arrow_schema().names if name in columns]
         table = file.read_row_group(group.number, columns=names, use_threads=False)
     except (pa.ArrowException, OSError) as error:
-        cause = " ".join(str(error).split())[:160]
+        cause = one_line(error, 160)
         raise DatasetError(f"{group.uri}: corrupt row group {group.number} ({cause}); make the file anew") from error
     if table.num_rows != group.rows:
         raise DatasetError(f"{group.uri}: changed while it was read; start again")
@@ -227,7 +227,7 @@ def footer_of(uri: str, options: StorageOptions | None) -> pq.FileMetaData:
     try:
         footer = pq.read_metadata(open_source(uri, options))
     except (pa.ArrowException, OSError) as error:
-        cause = " ".join(str(error).split())[:160]
+        cause = one_line(error, 160)
         raise DatasetError(f"{uri}: not a Parquet file that can be read ({cause}); make it anew") from error
     with _lock:
         _footers[uri] = footer

@@ -18,7 +18,7 @@ from sdp.datasets.outcomes import FAILURE_REASONS, FILTER_REASONS
 from sdp.datasets.parts import read_account
 from sdp.datasets.runs import JobRun
 from sdp.datasets.units import PARTS, parse_part_name
-from sdp.errors import DatasetError, SdpError
+from sdp.errors import DatasetError, SdpError, one_line
 from sdp.report.page import Bar, Block, Cell, Folded, Gallery, Section, Share, Strips, Table, Tile
 from sdp.storage import Storage
 
@@ -237,7 +237,7 @@ def _sampled(
                 continue
             table = file.read_row_group(draw.randrange(groups))
         except (pa.ArrowException, OSError) as error:
-            cause = " ".join(str(error).split())[:160]
+            cause = one_line(error, 160)
             problems.append(f"{storage.uri_of(name)}: cannot be read ({cause}); delete it and run the job again")
             continue
         if "image" not in table.column_names or "row" not in table.column_names:

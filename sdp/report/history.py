@@ -5,10 +5,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from sdp.datasets.concurrently import ordered_map
 from sdp.errors import NotFound
+from sdp.model.metric_files import files_in, joined
 from sdp.storage import Storage
 
-EVENTS, METRICS = "events.jsonl", "metrics.jsonl"
+EVENTS = "events.jsonl"
 
 Line = dict[str, Any]
 
@@ -44,8 +46,13 @@ class History:
 def read_history(run: Storage) -> History:
     """All that is known; a file that is not there yet has no lines."""
     problems: list[str] = []
-    metrics = list(_lines(run, METRICS, is_metric, problems))
-    return History(metrics, list(_lines(run, EVENTS, is_event, problems)), problems)
+    files = files_in(run)
+    read = ordered_map(lambda file: read_lines(run, file[2], is_metric), files, workers=8)
+    lines = []
+    for (_, after, _), (some, damaged) in zip(files, read, strict=True):
+        lines.append((after, some))
+        problems += damaged
+    return History(joined(lines), list(_lines(run, EVENTS, is_event, problems)), problems)
 
 
 def read_lines(run: Storage, name: str, is_good: Callable[[Any], bool]) -> tuple[list[Line], list[str]]:
@@ -75,13 +82,14 @@ def _lines(run: Storage, name: str, is_good: Callable[[Any], bool], problems: li
 
 def _parsed(text: bytes) -> Any:
     try:
-        return json.loads(text)
+        # NaN is no JSON, but older versions wrote it where there was no number.
+        return json.loads(text, parse_constant=lambda _: None)
     except (ValueError, RecursionError):
         return None
 
 
 def is_metric(line: Any) -> bool:
-    """Whether it is a line of metrics.jsonl that can be drawn and told."""
+    """Whether it is a line of metrics that can be drawn and told."""
     return (
         isinstance(line, dict)
         and all(isinstance(line.get(name), int) and not isinstance(line[name], bool) for name in _WHOLE)

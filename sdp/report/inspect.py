@@ -88,9 +88,9 @@ class Run:
     state: str
     """One sentence: under way, ended and why, given up, or left off."""
     step: int | None
-    """The newest that metrics.jsonl knows."""
+    """The newest that is known: metrics have a line every few steps, checkpoints may be newer."""
     last: dict[str, Any]
-    """Its newest line."""
+    """The newest line of the metrics."""
     checkpoints: list[dict[str, Any]]
     """Complete ones, from the newest."""
     incomplete: list[int]
@@ -146,7 +146,7 @@ def describe_run(storage: Storage, options: StorageOptions | None = None) -> Run
     return Run(
         uri=storage.uri,
         state=_state(storage, events),
-        step=metrics[-1]["step"] if metrics else None,
+        step=max([*complete[-1:], *(line["step"] for line in metrics[-1:])], default=None),
         last=metrics[-1] if metrics else {},
         checkpoints=[short for step in reversed(complete) if (short := _short(storage, step, problems)) is not None],
         incomplete=[step for step, whole in steps.items() if not whole],
@@ -189,9 +189,10 @@ def _described(folder: Storage, options: StorageOptions | None) -> Checkpoint:
     sizes, problems = _sizes(folder)
     ledger, trouble = _ledger(folder)
     consumed = {epoch: ledger.consumed(epoch) for epoch in ledger.epochs()} if ledger is not None else {}
-    if ledger is not None and sum(consumed.values()) != state["samples"]:
+    counted = state["samples"] + state.get("skipped_samples", 0)
+    if ledger is not None and sum(consumed.values()) != counted:
         problems.append(
-            f"{folder.uri}: {state['samples']:,} samples were counted and {sum(consumed.values()):,} rows are in its "
+            f"{folder.uri}: {counted:,} samples were counted and {sum(consumed.values()):,} rows are in its "
             "ledger; take another checkpoint"
         )
     rows = marker.get("epoch_rows")
@@ -201,7 +202,7 @@ def _described(folder: Storage, options: StorageOptions | None) -> Checkpoint:
         run=run.uri,
         step=state["step"],
         samples=state["samples"],
-        skipped=state["step"] - state["taken"],
+        skipped=state["step"] - state["taken"] - state.get("empty", 0),
         epoch=state["epoch"],
         epoch_rows=rows,
         epoch_done=min(1.0, state["position"] / rows) if rows else None,
@@ -398,7 +399,7 @@ def _run_lines(run: Run) -> list[str]:
             lines += ["", *_run_lines(phase)]
         return lines
     if run.last:
-        lines += ["", table(_last(run.last))]
+        lines += ["", table(_last(run.last, run.step))]
     if run.checkpoints:
         rows = [
             (c["step"], f"{c['samples']:,}", c["epoch"], _number(c["loss"]), size(c["bytes"]), c["created"])
@@ -419,9 +420,10 @@ def _run_lines(run: Run) -> list[str]:
     return lines
 
 
-def _last(line: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _last(line: Mapping[str, Any], step: int | None) -> list[tuple[str, str]]:
+    older = step is not None and step > line["step"]
     rows = [
-        ("step", f"{line['step']:,}"),
+        ("step", f"{step:,}; what follows is of step {line['step']:,}" if older else f"{line['step']:,}"),
         ("samples", f"{line['samples']:,}"),
         ("epoch", f"{line['epoch']}, {line['epoch_done']:.1%} done"),
         ("loss, smoothed", _number(line.get("loss_smoothed"))),

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 from urllib.parse import quote, unquote
 
-from sdp.errors import UserError
+from sdp.errors import UserError, one_line
 from sdp.storage import web
 from sdp.storage.base import StorageOptions
 from sdp.storage.explain import Failure, Reported
@@ -131,4 +131,4 @@ def _failure(error: Exception) -> Failure:
         return Failure("transient", f"HTTP {status}")
     if type(error).__module__.partition(".")[0] in ("httpx", "requests", "urllib3") and not status:
         return Failure("transient", "cannot reach the Hub")
-    return Failure("other", " ".join(str(error).split())[:200] or type(error).__name__)
+    return Failure("other", one_line(error, 200) or type(error).__name__)

@@ -38,8 +38,9 @@ _METRICS = (
         "sdp_process_info",
         GAUGE,
         "1",
-        "A process of a job: 1 while it runs. Joined with the GPU exporter's series by its pod and pid.",
-        ("pid", "role", "rank"),
+        "A process of a job: 1 while it runs. Joined with the GPU exporter's series by its pod and pid. job_name is "
+        "the name that Ray knows the submitted job by; empty where nobody has submitted it.",
+        ("pid", "role", "rank", "job_name"),
     ),
     Metric("sdp_job_rows", GAUGE, "rows", "Rows that the job has before it, done ones included.", ("job",)),
     Metric("sdp_job_rows_done", GAUGE, "rows", "Rows that the job has done with, whatever became of them.", ("job",)),
@@ -82,6 +83,13 @@ _METRICS = (
     Metric("sdp_process_transforms", GAUGE, "tasks", "Transforms that run at this moment."),
     Metric("sdp_process_ready", GAUGE, "pieces", "Transformed pieces that wait for an encoder."),
     # --- train ---
+    Metric(
+        "sdp_train_info",
+        GAUGE,
+        "1",
+        "1; how the run gets its data: offline, online or collocated, as data.mode has it.",
+        ("data_mode",),
+    ),
     Metric("sdp_train_step", GAUGE, "steps", "Steps taken so far in the run."),
     Metric("sdp_train_samples_seen", GAUGE, "samples", "Samples trained on so far in the run."),
     Metric("sdp_train_epoch", GAUGE, "epochs", "Passes over the data so far, with the share of the one under way."),
@@ -89,7 +97,7 @@ _METRICS = (
     Metric("sdp_train_steps_total", COUNTER, "steps", "Steps of this job, skipped ones and those done again included."),
     Metric("sdp_train_skipped_steps", GAUGE, "steps", "Steps of the run that were skipped: not finite, or spikes."),
     Metric("sdp_train_bad_rows_total", COUNTER, "rows", "Rows that turned out bad and counted for nothing.", ("rank",)),
-    Metric("sdp_train_loss", GAUGE, "1", "The loss, over the steps since the last line of metrics.jsonl."),
+    Metric("sdp_train_loss", GAUGE, "1", "The loss, over the steps since the last line of the metrics."),
     Metric("sdp_train_loss_smoothed", GAUGE, "1", "The loss, smoothed."),
     Metric(
         "sdp_train_validation_loss",
@@ -100,7 +108,7 @@ _METRICS = (
     ),
     Metric("sdp_train_gradient_norm", GAUGE, "1", "The gradient's norm before clipping."),
     Metric("sdp_train_learning_rate", GAUGE, "1", "The learning rate."),
-    Metric("sdp_train_samples_per_second", GAUGE, "samples/s", "Throughput since the last line of metrics.jsonl."),
+    Metric("sdp_train_samples_per_second", GAUGE, "samples/s", "Throughput since the last line of the metrics."),
     Metric(
         "sdp_train_mfu",
         GAUGE,

@@ -38,6 +38,8 @@ class Telemetry:
 
     backend: Backend
     run: str
+    job: str = ""
+    """The name that Ray knows the submitted job by."""
     _reached: dict[tuple[str, tuple[str, ...]], float] = field(default_factory=dict)
     _seen: dict[str, set[tuple[str, ...]]] = field(default_factory=dict)
     _counts: dict[str, list[int]] = field(default_factory=dict)
@@ -77,7 +79,7 @@ class Telemetry:
 
     def process(self, role: str, rank: int | str = "") -> None:
         """Say what this process is."""
-        self.show("sdp_process_info", 1, pid=os.getpid(), role=role, rank=rank)
+        self.show("sdp_process_info", 1, pid=os.getpid(), role=role, rank=rank, job_name=self.job)
 
     def _labels(self, metric: Metric, labels: Mapping[str, object]) -> dict[str, str]:
         if set(labels) != set(metric.labels):
@@ -95,9 +97,9 @@ def begin(uri: str) -> Telemetry:
     """The metrics of the run that writes to an address, from this process."""
     ray = sys.modules.get("ray")
     if ray is not None and ray.is_initialized():
-        from sdp.telemetry.ray_metrics import RayBackend
+        from sdp.telemetry.ray_metrics import RayBackend, job_name
 
-        return Telemetry(RayBackend(), run_name(uri))
+        return Telemetry(RayBackend(), run_name(uri), job_name())
     from sdp.telemetry.registry import RegistryBackend
 
     return Telemetry(RegistryBackend.default(), run_name(uri))

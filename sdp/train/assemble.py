@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from sdp.config import TrainConfig
-from sdp.datasets.manifest import open_dataset
 from sdp.errors import UserError
 from sdp.model import load
 from sdp.model.checkpoints import find_checkpoint
 from sdp.model.schedule import from_alphas_cumprod
 from sdp.model.sources import LocalModel, resolve
 from sdp.storage import open_storage
+from sdp.train import fp8
 from sdp.train.callbacks.base import Callback
 from sdp.train.checkpoint import Checkpointer
 from sdp.train.data.direct import DirectReader
@@ -23,6 +23,7 @@ from sdp.train.data.images import ImagesDataset, load_encoder, open_images
 from sdp.train.data.latents import refuse_another_encoder
 from sdp.train.data.online import Ask, Online, slices_ahead
 from sdp.train.data.order import OrderShape
+from sdp.train.data.pinned import open_pinned
 from sdp.train.data.sources import Sources, open_sources
 from sdp.train.data.streamed import Feed, StreamedReader
 from sdp.train.data.weights import row_weights
@@ -91,8 +92,7 @@ def make_reader(
             if source.dataset is not None:
                 refuse_another_encoder(config, source.dataset, model)
         return offline_reader(config, sources, world, feed), sources.facts
-    storage = open_storage(config.source.uri, config.storage.options())
-    dataset = open_dataset(storage, DATASET_KINDS[config.data.mode])
+    dataset = open_pinned(config, 0, config.source.uri, DATASET_KINDS[config.data.mode], write=True)
     images = open_images(config, dataset, model)
     if config.data.mode == "collocated":
         from sdp.train.data.collocated import Collocated
@@ -149,6 +149,8 @@ def make_unet(config: TrainConfig, model: LocalModel, world: World) -> torch.nn.
     unet: Any = load.load_unet(model.path, pretrained=config.model.unet == "pretrained", device=world.device)
     if config.strategy.channels_last:
         unet.to(memory_format=torch.channels_last)
+    if config.strategy.fp8.enabled:
+        fp8.convert(unet, config.strategy.fp8, config.data.resolution, world.device)
     if config.strategy.activation_checkpointing:
         unet.enable_gradient_checkpointing()
     if config.strategy.compile:

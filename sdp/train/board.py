@@ -23,11 +23,23 @@ class Board:
         self._said: list[str] = []
         self._wish: str | None = None
         self._lost: str | None = None
+        self._workers: list[str] = []
+        """Of the newest start, as far as they have begun to train."""
+        self._failures_before = 0
+        """How many had been told when that began."""
 
     def begin(self, rank: int) -> Told:
         """A worker starts."""
         if rank == 0:
+            if self._told.attempts and len(self._told.failures) == self._failures_before:
+                self._add(_without_a_word(self._workers))
             self._told = replace(self._told, attempts=self._told.attempts + 1)
+            self._workers, self._failures_before = [], len(self._told.failures)
+        return self._told
+
+    def work(self, workers: list[str]) -> Told:
+        """All workers are there, and begin to train."""
+        self._workers = workers
         return self._told
 
     def push(self, line: dict[str, Any]) -> None:
@@ -38,9 +50,11 @@ class Board:
         self._said.append(what)
 
     def failed(self, rank: int, what: str, fatal: Exception | None) -> None:
-        self._told = replace(
-            self._told, failures=[*self._told.failures, f"worker {rank}: {what}"], fatal=self._told.fatal or fatal
-        )
+        self._add(f"worker {rank}: {what}")
+        self._told = replace(self._told, fatal=self._told.fatal or fatal)
+
+    def _add(self, failure: str) -> None:
+        self._told = replace(self._told, failures=[*self._told.failures, failure])
 
     def ended(self, reason: str) -> None:
         self._told = replace(self._told, reason=reason)
@@ -61,3 +75,11 @@ class Board:
 
     def told(self) -> Told:
         return self._told
+
+
+def _without_a_word(workers: list[str]) -> str:
+    """A process that is killed cannot say so, and Ray ends the others before they can."""
+    if not workers:
+        return "the workers ended before they had begun, and none said why"
+    why = "killed, its node lost, or Ray changed their number"
+    return f"none of these said why it ended ({why}): {', '.join(workers)}"

@@ -1,10 +1,10 @@
 """Saving and restoring a run: complete or not there.
 
-Each worker copies its share of the tensors to the host and goes on training; a thread sends it to the storage. When
-all have, which they tell each other in passing (the trainer has a word for it in each step), the main worker writes the
-ledger and the configuration, and last of all the marker `complete.json`, which is the commit point: whoever looks for a
-checkpoint looks for markers. Ray Train is told nothing of checkpoints; its workers, started again, find the newest one
-themselves.
+A thread of each worker copies its share of the tensors to the host while the next step is computed, and then sends it
+to the storage; training waits for the copy before it changes them. When all have sent theirs, which they tell each
+other in passing (the trainer has a word for it in each step), the main worker writes the ledger and the configuration,
+and last of all the marker `complete.json`, which is the commit point: whoever looks for a checkpoint looks for markers.
+Ray Train is told nothing of checkpoints; its workers, started again, find the newest one themselves.
 """
 
 import json
@@ -21,8 +21,10 @@ import sdp
 from sdp.datasets.ledger import NAME as LEDGER
 from sdp.datasets.ledger import Ledger
 from sdp.datasets.outcomes import Outcome
+from sdp.errors import DatasetError, NotFound
 from sdp.model import sharded
-from sdp.model.checkpoints import COMPLETE, CONFIG, FORMAT, read_marker
+from sdp.model.checkpoints import COMPLETE, CONFIG, FORMAT, read_marker, way_out
+from sdp.model.damage import DamagedCheckpoint
 from sdp.storage import Storage
 from sdp.train.run_folder import RunFolder
 from sdp.train.state import TrainState
@@ -69,7 +71,9 @@ class Checkpointer:
             ledger = self._ledger.to_bytes()
         outcomes = [outcome for _, some in told for outcome in some]
         rows = sum(map(self._ledger.consumed, self._ledger.epochs()))
-        return Saving(folder, replace(state), ledger, rows, outcomes, staged.bytes, self._threads.submit(staged.write))
+        copied = self._threads.submit(staged.copy)
+        written = self._threads.submit(_write, staged, copied)
+        return Saving(folder, replace(state), ledger, rows, outcomes, staged.bytes, copied, written)
 
     def commit(self, saving: "Saving") -> None:
         """Make it complete; on the main worker, when all have written theirs."""
@@ -104,9 +108,12 @@ class Checkpointer:
         if step is None:
             return None
         folder = self.run.checkpoint(step)
-        sharded.load(folder, tensors, alone=self.world.size == 1)
-        if self.world.is_main:
-            self._ledger = Ledger.from_bytes(folder.read(LEDGER), folder.uri_of(LEDGER))
+        try:
+            sharded.load(folder, tensors, alone=self.world.size == 1)
+            if self.world.is_main:
+                self._ledger = _read_ledger(folder)
+        except DamagedCheckpoint as error:
+            raise DamagedCheckpoint(error.what, way_out(folder)) from error
         return read_state(folder)
 
     def _prune(self, newest: int) -> None:
@@ -124,7 +131,10 @@ class Checkpointer:
 
     def _loss(self, step: int) -> float:
         if step not in self._losses:
-            loss = read_state(self.run.checkpoint(step)).loss
+            try:
+                loss = read_state(self.run.checkpoint(step)).loss
+            except DamagedCheckpoint:  # it is not among the best, and no reason to end
+                loss = None
             self._losses[step] = math.inf if loss is None else loss
         return self._losses[step]
 
@@ -142,10 +152,29 @@ class Saving:
     bad: list[Outcome]
     bytes: int
     """That this worker writes."""
+    copied: "Future[None]"
+    """Until when no tensor may change."""
     written: "Future[None]"
     """This worker's share."""
 
 
+def _write(staged: sharded.Staged, copied: "Future[None]") -> None:
+    copied.result()  # done by now, in this thread; or failed
+    staged.write()
+
+
 def read_state(folder: Storage) -> TrainState:
     """Where the run stood when a checkpoint was made."""
-    return TrainState.from_json(read_marker(folder)["state"])
+    try:
+        return TrainState.from_json(read_marker(folder)["state"])
+    except DamagedCheckpoint as error:
+        raise DamagedCheckpoint(error.what, way_out(folder)) from error
+
+
+def _read_ledger(folder: Storage) -> Ledger:
+    try:
+        return Ledger.from_bytes(folder.read(LEDGER), folder.uri_of(LEDGER))
+    except NotFound as error:
+        raise DamagedCheckpoint(f"{folder.uri_of(LEDGER)}: missing") from error
+    except DatasetError as error:
+        raise DamagedCheckpoint(str(error).partition(";")[0]) from error

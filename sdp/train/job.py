@@ -25,8 +25,7 @@ from ray.train.torch import TorchConfig, TorchTrainer
 from sdp import cluster, telemetry
 from sdp.config import Range, TrainConfig, identity, parse
 from sdp.console import Progress, say
-from sdp.datasets.manifest import open_dataset
-from sdp.errors import LeaseLost, SdpError, UserError
+from sdp.errors import LeaseLost, SdpError, UserError, one_line
 from sdp.lease import Lease
 from sdp.model.load import load_unet_config
 from sdp.model.sources import resolve
@@ -46,10 +45,12 @@ from sdp.train.callbacks.watchdog import Watchdog
 from sdp.train.callbacks.weights_and_biases import TellWandb, require_wandb
 from sdp.train.checkpoint import read_state
 from sdp.train.data.images import open_images
+from sdp.train.data.pinned import open_pinned
 from sdp.train.data.sources import open_sources, uris_of
+from sdp.train.fp8 import refuse_cluster, require_fp8
 from sdp.train.network import network_error
-from sdp.train.phases import phases_of, with_budget_left
-from sdp.train.plan import Plan, finished, make_plan, most_workers, progress_line, summary_lines
+from sdp.train.phases import over, phases_of, refuse_other_shape, with_budget_left
+from sdp.train.plan import DATASET_KINDS, Plan, finished, make_plan, most_workers, progress_line, summary_lines
 from sdp.train.run_folder import RunFolder
 from sdp.train.state import TrainState
 from sdp.train.trainer import Stop, Trainer, TrainingDiverged
@@ -76,16 +77,23 @@ class TrainSummary:
 def run(config: TrainConfig, *, dry_run: bool = False) -> TrainSummary:
     """Train, or go on training."""
     require_wandb(config.log.wandb.project)
-    phases = phases_of(_absolute(config))
-    for number, phase in enumerate(phases):
+    require_fp8(config)
+    config = _absolute(config)
+    refuse_other_shape(config)
+    phases = phases_of(config)
+    done = over(phases)
+    for number, phase in enumerate(phases[len(done) :]):
         make_plan(phase, begun=number == 0)  # what is wrong with the last one is told before the first begins
-    spent = TrainState()
+    spent = TrainState(seconds=sum(state.seconds for state in done), cost=sum(state.cost for state in done))
     with _metrics(config, dry_run=dry_run):
         for number, phase in enumerate(phases, 1):
+            if number <= len(done):
+                say(f"train: phase {number} of {len(phases)} is over: {phase.output.uri}")
+                continue
             if len(phases) > 1:
                 say(f"train: phase {number} of {len(phases)}: {phase.output.uri}")
             phase = with_budget_left(phase, spent)
-            summary = _run(phase, dry_run=dry_run, begun=not dry_run)
+            summary = _run(phase, dry_run=dry_run, begun=not dry_run or number == len(done) + 1)
             spent = TrainState(seconds=spent.seconds + summary.state.seconds, cost=spent.cost + summary.state.cost)
             if not dry_run and finished(phase, summary.state) is None:
                 break
@@ -112,6 +120,8 @@ def _run(config: TrainConfig, *, dry_run: bool, begun: bool) -> TrainSummary:
     """One phase."""
     plan = make_plan(config, begun=begun)
     folder = RunFolder(open_storage(config.output.uri, config.storage.options()))
+    head = {"datasets": uris_of(config), "identity": identity(config)}
+    folder.refuse_another(head)
     for line in plan.lines():
         say(line)
     if dry_run:
@@ -119,17 +129,30 @@ def _run(config: TrainConfig, *, dry_run: bool, begun: bool) -> TrainSummary:
     if not config.scaling.in_driver:
         cluster.require_reachable()
     with Lease.acquire(folder.storage, "sdp train") as lease:
-        folder.claim({"datasets": uris_of(config), "identity": identity(config)})
-        if config.data.mode == "offline":
-            open_sources(config, write=True)  # what is plain files is listed once, and not by each trainer
+        folder.claim(head)
+        if folder.newest() != plan.checkpoint:  # another job has gone on until its lease ended
+            plan = make_plan(config, begun=begun)
+        _note_sources(config, newest=plan.state.position == 0)
         if plan.finished:
             say(f"{config.output.uri}: nothing to do: {plan.finished}")
             return TrainSummary(config.output.uri, plan.checkpoint, plan.state, plan.finished)
+        if plan.changed:
+            folder.record(
+                "changed", from_step=plan.state.step, keys={k: list(both) for k, both in plan.changed.items()}
+            )
         train = _train_here if config.scaling.in_driver else _train_on_ray
         summary = train(config, plan, folder, lease)
     for line in summary_lines(summary.state, summary.checkpoint, summary.reason):
         say(line)
     return summary
+
+
+def _note_sources(config: TrainConfig, *, newest: bool) -> None:
+    """What is read is settled once, and not by each trainer: an epoch's order is everybody's."""
+    if config.data.mode == "offline":
+        open_sources(config, write=True, newest=newest)
+    else:
+        open_pinned(config, 0, config.source.uri, DATASET_KINDS[config.data.mode], newest=newest, write=True)
 
 
 def _train_here(config: TrainConfig, plan: Plan, folder: RunFolder, lease: Lease) -> TrainSummary:
@@ -167,6 +190,8 @@ def _train_on_ray(config: TrainConfig, plan: Plan, folder: RunFolder, lease: Lea
     resources = cluster.connect()
     use_gpu = resources.get("GPU", 0) > 0
     _refuse_more_workers_than_there_can_be(config, resources, "GPU" if use_gpu else "CPU")
+    if config.strategy.fp8.enabled:
+        refuse_cluster(config, cluster.accelerators(), resources.get("GPU", 0))
     folder.record("start", workers=_bounds(config), from_step=plan.state.step)
     # Beside this driver: no other node's end shall be the job's.
     board: Any = ray.remote(num_cpus=0)(Board).options(scheduling_strategy=online.here()).remote()
@@ -217,9 +242,8 @@ def _start_pool(config: TrainConfig, resources: dict[str, float]) -> Any:
     """The encoders' pool, where data.mode is online."""
     if config.data.mode != "online":
         return None
-    options = config.storage.options()
-    dataset = open_dataset(open_storage(config.source.uri, options), "images")
-    images = open_images(config, dataset, resolve(config.model.source, storage=options))
+    dataset = open_pinned(config, 0, config.source.uri, DATASET_KINDS[config.data.mode])
+    images = open_images(config, dataset, resolve(config.model.source, storage=config.storage.options()))
     return online.start_pool(images, online.plan_staff(config, images, resources, most_workers(config)))
 
 
@@ -328,10 +352,9 @@ class FollowBoard(Callback):
     def on_start(self, trainer: Trainer) -> None:
         workers = trainer.world.gather(f"{socket.gethostname()} pid {os.getpid()}")
         if trainer.world.is_main:
-            told: Told = ray.get(self.board.told.remote())
+            told: Told = ray.get(self.board.work.remote(workers))
             again = {"failures": told.failures} if told.attempts > 1 else {}
-            event = "recovered" if again else "training"
-            trainer.checkpointer.run.record(event, from_step=trainer.state.step, workers=workers, **again)
+            _record_start(trainer, "recovered" if again else "training", workers, **again)
 
     def on_step(self, trainer: Trainer, report: StepReport) -> None:
         if not trainer.world.is_main:
@@ -347,6 +370,15 @@ class FollowBoard(Callback):
             self.stop.reason = self.stop.reason or wish
 
 
+def _record_start(trainer: Trainer, event: str, workers: list[str], **details: Any) -> None:
+    """In the history; if there are more workers than the last time, or fewer, that as well."""
+    run, step = trainer.checkpointer.run, trainer.state.step
+    before = [found.get("workers") for found in run.events() if found["event"] in ("training", "recovered")]
+    if before and isinstance(before[-1], list) and len(before[-1]) != len(workers):
+        run.record("resize", from_step=step, workers=[len(before[-1]), len(workers)])
+    run.record(event, from_step=step, workers=workers, **details)
+
+
 @dataclass
 class CheckLease(Callback):
     """Ends training in the driver when another job has taken the run over."""
@@ -354,8 +386,7 @@ class CheckLease(Callback):
     lease: Lease
 
     def on_start(self, trainer: Trainer) -> None:
-        run = trainer.checkpointer.run
-        run.record("training", from_step=trainer.state.step, workers=[f"{socket.gethostname()} pid {os.getpid()}"])
+        _record_start(trainer, "training", [f"{socket.gethostname()} pid {os.getpid()}"])
 
     def on_step(self, trainer: Trainer, report: StepReport) -> None:  # noqa: ARG002 (each step)
         self.lease.check()
@@ -487,5 +518,5 @@ def _gave_up(config: TrainConfig, told: Told, error: Exception) -> str:
 
 
 def _line(error: Exception) -> str:
-    text = " ".join(str(error).split())[:300]
+    text = one_line(error, 300)
     return text if isinstance(error, SdpError) else f"{type(error).__name__}: {text}"

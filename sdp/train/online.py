@@ -31,7 +31,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from sdp import cluster, telemetry
 from sdp.config import Range, TrainConfig
-from sdp.errors import SdpError, Unavailable, UserError
+from sdp.errors import SdpError, Unavailable, UserError, one_line
 from sdp.process.flow import Tuner
 from sdp.process.occupancy import Occupancy
 from sdp.train.callbacks.base import Callback, StepReport
@@ -464,11 +464,11 @@ class Pool:
             return
         self._deaths += 1
         self._deaths_in_a_row += 1
-        self._changes.append(f"an encoder died and is replaced: {' '.join(str(error).split())[:200]}")
+        self._changes.append(f"an encoder died and is replaced: {one_line(error, 200)}")
         if self._deaths_in_a_row > _PATIENCE * self._staff.most + 2 * _PATIENCE:
             self._error = SdpError(
                 f"encode: {self._deaths_in_a_row} encoders died one after another without encoding anything, the last "
-                f"of {' '.join(str(error).split())[:200]}; see their logs with `ray logs`"
+                f"of {one_line(error, 200)}; see their logs with `ray logs`"
             )
             return
         self._add_encoder()

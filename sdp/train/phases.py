@@ -3,14 +3,20 @@
     OUTPUT/phase-1, OUTPUT/phase-2        runs like any other, each with its checkpoints, events and metrics
 
 Which phase a job is in is not kept anywhere: the first is gone on with until it has reached its end, which its newest
-checkpoint tells. So a job that is run again in its second phase finds the first one done and goes on with the second.
+checkpoint tells, or until the second has a checkpoint. From then on the second goes on, whatever the first one's limits
+are by now: what it has begun with is not trained any further.
 """
 
 from typing import Any
 
 from sdp.config import TrainConfig
 from sdp.config.train import SecondPhaseConfig
+from sdp.datasets.audit import RUN
+from sdp.errors import ConfigError, Problem
+from sdp.storage import open_storage
 from sdp.storage.uri import join
+from sdp.train.checkpoint import read_state
+from sdp.train.run_folder import RunFolder
 from sdp.train.state import TrainState
 
 
@@ -42,13 +48,40 @@ def phases_of(config: TrainConfig) -> list[TrainConfig]:
     return [first, config.model_copy(update=changes)]
 
 
+def refuse_other_shape(config: TrainConfig) -> None:
+    """A run of one phase does not become the first of two, nor the other way round: it would begin from scratch."""
+    output = open_storage(config.output.uri, config.storage.options())
+    two = config.phase_2.max_steps is not None
+    if two and output.exists(RUN):
+        there = "a run of one phase"
+        hint = "choose another output.uri, with model.start_from of this run for the second phase alone, or set it back"
+    elif not two and output.exists(f"phase-1/{RUN}"):
+        there = "a run of two phases"
+        hint = "set phase_2 back, or choose another output.uri, with model.start_from of what is to be gone on from"
+    else:
+        return
+    got = repr(config.phase_2.max_steps) if two else "null"
+    raise ConfigError([Problem("phase_2.max_steps", f"what {output.uri} was begun with ({there})", got, hint)])
+
+
+def over(phases: list[TrainConfig]) -> list[TrainState]:
+    """Where those phases stand that are over because a later one has a checkpoint."""
+    if len(phases) < 2:
+        return []
+    one, two = (RunFolder(open_storage(phase.output.uri, phase.storage.options())) for phase in phases)
+    if two.latest() is None:
+        return []
+    step = one.latest()
+    return [read_state(one.checkpoint(step)) if step is not None else TrainState()]
+
+
 def with_budget_left(config: TrainConfig, spent: TrainState) -> TrainConfig:
     """A phase with what earlier ones have left of the budget."""
     left: dict[str, float] = {}
     if config.max_hours is not None:
-        left["max_hours"] = max(1e-9, config.max_hours - spent.seconds / 3600)
+        left["max_hours"] = max(0.0, config.max_hours - spent.seconds / 3600)
     if config.max_cost is not None:
-        left["max_cost"] = max(1e-9, config.max_cost - spent.cost)
+        left["max_cost"] = max(0.0, config.max_cost - spent.cost)
     return config.model_copy(update=left)
 
 

@@ -1,21 +1,28 @@
 """What a run is going to do, known before any resource is taken; and what it says of itself afterwards."""
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from sdp.config import Range, TrainConfig
 from sdp.console import duration, size
-from sdp.datasets.manifest import open_dataset
-from sdp.errors import DatasetError
+from sdp.datasets.manifest import Dataset, open_dataset
+from sdp.datasets.output import read_json
+from sdp.errors import ConfigError, DatasetError, Problem
 from sdp.model import sources
-from sdp.model.checkpoints import find_checkpoint
-from sdp.storage import open_storage
+from sdp.model.checkpoints import CONFIG, find_checkpoint, read_marker
+from sdp.storage import Storage, open_storage
 from sdp.train.callbacks.stragglers import behind
 from sdp.train.checkpoint import read_state
 from sdp.train.data.direct import DirectReader
 from sdp.train.data.latents import open_latents, refuse_another_encoder
-from sdp.train.data.order import OrderShape
+from sdp.train.data.order import Ints, OrderShape
+from sdp.train.data.pinned import open_pinned, outgrown
 from sdp.train.data.sources import open_sources
+from sdp.train.data.weights import RowWeights, held_out
 from sdp.train.run_folder import RunFolder
 from sdp.train.state import TrainState
 
@@ -23,8 +30,12 @@ DATASET_KINDS = {"offline": "latents", "online": "images", "collocated": "images
 """What is read in each data.mode."""
 PARTS = ("unet", "text_encoder", "tokenizer", "scheduler")
 """Of the model, what training needs."""
+_PIECE = 65536
+"""Addresses looked at together."""
 NOTABLE = 0.1
 """A worker that is behind the others by more than this share is named in the progress."""
+TUNABLE = ("optimizer.learning_rate", "optimizer.warmup_steps", "optimizer.clip_norm", "guard.spike")
+"""What changes a run's course, and may change from job to job: with an event in its history."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +52,10 @@ class Plan:
     last_step: int | None
     """None where an epoch's end will end it, and elastic workers make its step unknown."""
     finished: str | None
+    notes: tuple[str, ...] = ()
+    """What else a person should know."""
+    changed: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
+    """Of TUNABLE, what is another value than in the checkpoint that is gone on from: its path, what it was and is."""
 
     @property
     def epoch_steps(self) -> int:
@@ -48,12 +63,21 @@ class Plan:
 
     def lines(self) -> list[str]:
         """For the person at the terminal."""
-        at = f"from step {self.state.step:,}" if self.checkpoint else "from the beginning"
-        to = f"to step {self.last_step:,}" if self.last_step is not None else "to the end of the last epoch"
         return [
             f"train: {self.rows:,} rows, {self.batch:,} a step, {self.epoch_steps:,} steps an epoch",
-            f"train: {self.run}, {at} {to}",
+            f"train: {self.run}, {self._way()}",
+            *(f"train: {note}" for note in self.notes),
+            *(f"train: {key} was {was} up to here, and is {now} now" for key, (was, now) in self.changed.items()),
         ]
+
+    def _way(self) -> str:
+        """From where to where."""
+        if self.finished is not None:
+            return f"done at step {self.state.step:,}: {self.finished}"
+        at = f"from step {self.state.step:,}" if self.checkpoint else "from the beginning"
+        return (
+            f"{at} to step {self.last_step:,}" if self.last_step is not None else f"{at} to the end of the last epoch"
+        )
 
 
 def make_plan(config: TrainConfig, *, begun: bool = True) -> Plan:
@@ -66,7 +90,11 @@ def make_plan(config: TrainConfig, *, begun: bool = True) -> Plan:
     model = sources.check(config.model.source, _needed(config), storage=options)
     if config.model.start_from is not None and begun:
         find_checkpoint(config.model.start_from, options)
-    rows = _latents(config, model) if offline else _images(config)
+    run = RunFolder(open_storage(config.output.uri, options))
+    step = run.latest()
+    state = read_state(run.checkpoint(step)) if step is not None else TrainState()
+    newest = state.position == 0
+    rows, datasets = (_latents if offline else _images)(config, model, newest=newest)
     _check_validation(config, model)
     batch = config.data.global_batch_size or config.data.batch_size * most_workers(config)
     if rows < batch:
@@ -74,9 +102,10 @@ def make_plan(config: TrainConfig, *, begun: bool = True) -> Plan:
             f"{config.source.uri}: {rows} rows are fewer than one step's {batch}; lower data.batch_size or "
             "data.global_batch_size, or process more images"
         )
-    run = RunFolder(open_storage(config.output.uri, options))
-    step = run.latest()
-    state = read_state(run.checkpoint(step)) if step is not None else TrainState()
+    if step is not None and state.position:
+        _refuse_another_epoch(config, run.checkpoint(step), state, rows)
+    before = read_json(run.checkpoint(step), CONFIG) if step is not None else {}
+    notes = [*_batch_notes(before, batch), *(() if newest else filter(None, map(outgrown, datasets)))]
     return Plan(
         run.storage.uri,
         rows,
@@ -84,30 +113,70 @@ def make_plan(config: TrainConfig, *, begun: bool = True) -> Plan:
         state,
         run.checkpoint(step).uri if step is not None else None,
         _last_step(config, state, rows, batch),
-        finished(config, state),
+        finished(config, state) or used_up(config, state),
+        tuple(notes),
+        _changed(before, config),
     )
 
 
-def _latents(config: TrainConfig, model: sources.ModelSource) -> int:
-    """Positions in an epoch; what is not latents, or another model's, is refused."""
-    found = open_sources(config)
+def _changed(before: Mapping[str, Any], config: TrainConfig) -> dict[str, tuple[Any, Any]]:
+    now, found = config.model_dump(mode="json"), {}
+    for path in TUNABLE:
+        section, name = path.split(".")
+        was = before.get(section)
+        if isinstance(was, Mapping) and name in was and was[name] != now[section][name]:
+            found[path] = (was[name], now[section][name])
+    return found
+
+
+def _batch_notes(before: Mapping[str, Any], batch: int) -> Iterator[str]:
+    """A step of another size is another course of learning: nobody shall come by it unawares."""
+    data, workers = before.get("data"), (before.get("scaling") or {}).get("num_workers")
+    most = workers.get("max") if isinstance(workers, Mapping) else workers
+    if isinstance(data, Mapping) and isinstance(most, int) and isinstance(data.get("batch_size"), int):
+        was = data.get("global_batch_size") or data["batch_size"] * most
+        if was != batch:
+            yield (
+                f"a step had {was:,} samples up to here, and has {batch:,} now; data.batch_size and the number of "
+                "workers decide that while data.global_batch_size is null"
+            )
+
+
+def _refuse_another_epoch(config: TrainConfig, checkpoint: Storage, state: TrainState, rows: int) -> None:
+    """The order of an epoch follows from its rows: with others it would take some twice and some never."""
+    limit = read_json(checkpoint, CONFIG).get("limit")
+    if limit != config.limit:
+        expected = f"{limit} until epoch {state.epoch} is over"
+        hint = "set it back; it may change when max_epochs has ended the epoch"
+        raise ConfigError([Problem("limit", expected, str(config.limit), hint)])
+    begun = read_marker(checkpoint).get("epoch_rows", rows)
+    if begun != rows:
+        raise DatasetError(
+            f"{config.source.uri}: {rows} rows, where epoch {state.epoch}, which is under way, was begun with {begun}; "
+            "restore what was there, or choose another output.uri and begin from this run's weights by model.start_from"
+        )
+
+
+def _latents(config: TrainConfig, model: sources.ModelSource, *, newest: bool) -> tuple[int, list[Dataset]]:
+    """Positions in an epoch, and datasets of ours; what is not latents, or another model's, is refused."""
+    found = open_sources(config, newest=newest)
     if model.kind in ("builtin", "local"):  # of others the workers know the digest once they have them
         for source in found.all:
             if source.dataset is not None:
                 refuse_another_encoder(config, source.dataset, sources.resolve(model, storage=config.storage.options()))
+    first = found.all[0].ingredient.dataset
+    _refuse_nothing_to_train_on(config, list(zip(first.low.tolist(), first.high.tolist(), strict=True)))
     if config.data.reader == "direct":
         DirectReader(found.ingredients, config.seed, OrderShape(), 0, 1)  # looks whether they can be mixed
-    return found.rows
+    return found.rows, [source.dataset for source in found.all if source.dataset is not None]
 
 
-def _images(config: TrainConfig) -> int:
+def _images(config: TrainConfig, _: sources.ModelSource, *, newest: bool) -> tuple[int, list[Dataset]]:
     """The same of images."""
-    dataset = open_dataset(open_storage(config.source.uri, config.storage.options()), "images")
-    return sum(
-        part["written"]
-        for part in dataset.parts.select(["written", "start"]).to_pylist()
-        if config.limit is None or part["start"] < config.limit
-    )
+    dataset = open_pinned(config, 0, config.source.uri, DATASET_KINDS[config.data.mode], newest=newest)
+    parts = dataset.parts.select(["written", "start", "stop"]).to_pylist()
+    _refuse_nothing_to_train_on(config, [(part["start"], part["stop"]) for part in parts if part["written"]])
+    return sum(part["written"] for part in parts if config.limit is None or part["start"] < config.limit), [dataset]
 
 
 def _needed(config: TrainConfig) -> tuple[str, ...]:
@@ -119,12 +188,57 @@ def _needed(config: TrainConfig) -> tuple[str, ...]:
 def _check_validation(config: TrainConfig, model: sources.ModelSource) -> None:
     """What is to be measured on is there, and was made by the same model."""
     source, options = config.evaluate.source, config.storage.options()
-    if config.evaluate.every_steps is None or source is None:
+    if config.evaluate.every_steps is None:
+        return
+    if source is None:
+        _refuse_empty_holdout(config)
         return
     dataset = open_dataset(open_storage(source, options), "latents")
     open_latents(dataset, config.data.resolution)
     if model.kind in ("builtin", "local"):
         refuse_another_encoder(config, dataset, sources.resolve(model, storage=options))
+
+
+def _refuse_empty_holdout(config: TrainConfig) -> None:
+    own = open_sources(config).all[0].ingredient.dataset
+    ranges = list(zip(own.low.tolist(), own.high.tolist(), strict=True))
+    kept = RowWeights(0.0, config.limit)
+    if not _any_row(ranges, lambda rows: (kept(rows) > 0) & held_out(rows, config.data.holdout)):
+        raise ConfigError(
+            [
+                Problem(
+                    "data.holdout",
+                    f"one that keeps some of the {own.rows:,} rows from training, to measure on",
+                    str(config.data.holdout),
+                    "raise it, or name a dataset in evaluate.source",
+                )
+            ]
+        )
+
+
+def _refuse_nothing_to_train_on(config: TrainConfig, ranges: Sequence[tuple[int, int]]) -> None:
+    """As far as addresses tell; what is taken down or turns out bad is found when an epoch has had no row."""
+    counts = RowWeights(config.data.holdout, config.limit)
+    if not _any_row(ranges, lambda rows: counts(rows) > 0):
+        raise ConfigError(
+            [
+                Problem(
+                    "data.holdout",
+                    f"one that leaves some row of {config.source.uri} to train on",
+                    str(config.data.holdout),
+                    "lower it",
+                )
+            ]
+        )
+
+
+def _any_row(ranges: Sequence[tuple[int, int]], is_one: Callable[[Ints], NDArray[np.bool_]]) -> bool:
+    """Whether there is one among these addresses: looked at in small pieces, of which the first mostly has some."""
+    for low, high in ranges:
+        for start in range(low, high, _PIECE):
+            if is_one(np.arange(start, min(high, start + _PIECE), dtype=np.int64)).any():
+                return True
+    return False
 
 
 def most_workers(config: TrainConfig) -> int:
@@ -140,6 +254,15 @@ def finished(config: TrainConfig, state: TrainState) -> str | None:
         limit = getattr(config, name)
         if limit is not None and reached >= limit:
             return f"{name} is {limit} and {reached} are done"
+    return None
+
+
+def used_up(config: TrainConfig, state: TrainState) -> str | None:
+    """The budget of which nothing is left, if so."""
+    if config.max_hours is not None and state.seconds >= config.max_hours * 3600:
+        return "max_hours is used up; raise it to go on"
+    if config.max_cost is not None and state.cost >= config.max_cost:
+        return "max_cost is used up; raise it to go on"
     return None
 
 
@@ -191,6 +314,8 @@ def summary_lines(state: TrainState, checkpoint: str | None, reason: str) -> lis
     ]
     if state.skipped:
         lines.append(f"train: {state.skipped} bad steps were skipped; their rows are in the run's bad_steps/")
+    if state.empty:
+        lines.append(f"train: {state.empty} steps had no row that counts (held out, taken down, beyond limit or bad)")
     if checkpoint:
         lines += [f"train: checkpoint {checkpoint}", f"next: sdp export {checkpoint} OUT, or sdp generate with it"]
     return lines

@@ -12,8 +12,14 @@ class TrainState:
     """Steps that are over, skipped ones included: what max_steps and the learning rate go by."""
     taken: int = 0
     """Of these, the steps that changed the weights."""
+    empty: int = 0
+    """Steps in which no row counted: all held out, taken down or bad. They change nothing."""
     samples: int = 0
     """Samples trained on."""
+    skipped_samples: int = 0
+    """Samples of bad steps: consumed as well, so that they do not come again."""
+    counted_in_epoch: int = 0
+    """Samples that the epoch under way has had, trained on or skipped."""
     epoch: int = 0
     """The epoch under way, from 0."""
     position: int = 0
@@ -36,7 +42,21 @@ class TrainState:
     @property
     def skipped(self) -> int:
         """Steps that were bad and therefore not taken."""
-        return self.step - self.taken
+        return self.step - self.taken - self.empty
+
+    @property
+    def consumed(self) -> int:
+        """Samples that ledgers have."""
+        return self.samples + self.skipped_samples
+
+    def count(self, samples: int, *, taken: bool) -> None:
+        """Take in the samples of a step."""
+        if taken:
+            self.samples += samples
+        else:
+            self.skipped_samples += samples
+        self.counted_in_epoch += samples
+        self.empty += not samples
 
     def smooth(self, loss: float) -> None:
         """Take in a step's loss: a mean over the first steps, then over about the last hundred."""
@@ -52,5 +72,6 @@ class TrainState:
     def from_json(data: dict[str, Any]) -> "TrainState":
         known = {field.name for field in fields(TrainState)}
         # Of checkpoints from before these had counts of their own.
-        older = {"averaged": data.get("taken", 0), "optimized": data.get("taken", 0)}
+        taken = data.get("taken", 0)
+        older = {"averaged": taken, "optimized": taken, "counted_in_epoch": data.get("samples", 0)}
         return TrainState(**{**older, **{name: value for name, value in data.items() if name in known}})

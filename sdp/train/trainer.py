@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from sdp.config import TrainConfig
+from sdp.datasets.audit import BAD_STEPS
 from sdp.datasets.ledger import Ledger
 from sdp.datasets.outcomes import Outcome
-from sdp.errors import SdpError
+from sdp.errors import DatasetError, UserError
 from sdp.model import sharded
 from sdp.model.checkpoints import EMA, MODEL
 from sdp.model.ema import Ema, named_parameters
@@ -37,8 +38,13 @@ from sdp.train.strategies import make_strategy
 from sdp.train.world import World
 
 
-class TrainingDiverged(SdpError):
-    """Too many bad steps in a row."""
+class TrainingDiverged(UserError):
+    """Too many bad steps in a row: trying again unchanged would end in the same way."""
+
+
+def bad_step_name(step: int) -> str:
+    """Where the rows of a step that was not taken are kept."""
+    return f"{BAD_STEPS}step-{step:09d}.json"
 
 
 class Reader(Protocol):
@@ -83,6 +89,7 @@ class _Pending:
     saving: Saving
     began: float
     stalled_s: float
+    """How long training has stood still for it."""
     committed: "Future[None] | None" = None
     """On the main worker, once all have written."""
 
@@ -122,6 +129,8 @@ class Trainer:
         self.save_wanted = False
         """Set by callbacks, on all workers at the same step: a checkpoint when all of them have seen the step."""
         self.resumed = False
+        self._bad_before: set[str] = set()
+        """On the main worker: steps that were bad, in an earlier try, after the checkpoint that is gone on from."""
         self.reason = ""
         self.gauges: dict[str, Any] = {}
         """What callbacks add to each line of metrics."""
@@ -134,6 +143,8 @@ class Trainer:
             for callback in self.callbacks:
                 callback.on_start(self)
             self.reason = self._steps()
+            if not self.state.consumed and self._over():
+                raise self._nothing_counts("it has had")
             self.save()
             self.finish_save()
             for callback in self.callbacks:
@@ -154,8 +165,10 @@ class Trainer:
                     with self.stopwatch.measure("data", host=True):
                         batch = next(batches, None)
                     if batch is None:
-                        raise RuntimeError(
-                            f"epoch {epoch}: no batch at position {state.position} of {self.reader.rows}"
+                        raise DatasetError(
+                            f"{self.config.source.uri}: epoch {epoch} is at position {state.position:,} and has only "
+                            f"{self.reader.rows:,} rows by now; set back what has changed (a lower limit, another "
+                            "dataset), or begin a new run from this one's weights by model.start_from"
                         )
                     report = self._step(batch, ended)
                     if report is None:
@@ -195,6 +208,7 @@ class Trainer:
                     self.scaler.scale(loss).backward()
             summed += losses.detach().sum()
 
+        self._wait_for_copy()
         with clock.measure("optimizer"):
             self.scaler.unscale_(self.optimizer)
             norm = self.strategy.clip(self.config.optimizer.clip_norm)
@@ -220,14 +234,18 @@ class Trainer:
         self.bad += batch.bad
         state.step += 1
         state.position += self.batch_size
+        state.count(round(total), taken=verdict == "good")
         done = min(1.0, state.position / self.reader.rows)
         if done == 1.0:
-            state.epoch, state.position = epoch + 1, 0
-        state.samples += round(total)
+            if not state.counted_in_epoch:
+                raise self._nothing_counts(f"epoch {epoch} had")
+            state.epoch, state.position, state.counted_in_epoch = epoch + 1, 0, 0
         if verdict == "good":
             state.smooth(loss_value)
-        elif verdict != "empty":
-            self._refuse(batch, loss_value, norm, verdict)
+        if verdict in ("good", "empty"):
+            self._forget_bad_step()
+        else:
+            self._refuse(batch, epoch, loss_value, norm, verdict)
         seconds = time.perf_counter() - ended
         state.seconds += seconds
         state.cost += seconds / 3600 * self._price()
@@ -244,8 +262,14 @@ class Trainer:
             parts=clock.lap(),
         )
 
-    def _finished(self) -> str | None:
-        """Why the run is over, if it is."""
+    def _nothing_counts(self, what: str) -> DatasetError:
+        return DatasetError(
+            f"{self.config.source.uri}: {what} no row that counts: all are held out, taken down, beyond limit or bad; "
+            "lower data.holdout, raise limit, or take another dataset"
+        )
+
+    def _over(self) -> str | None:
+        """The limit that the run has reached, if it has."""
         config, state = self.config, self.state
         if config.max_steps is not None and state.step >= config.max_steps:
             return f"max_steps: {config.max_steps} steps"
@@ -253,25 +277,39 @@ class Trainer:
             return f"max_epochs: {config.max_epochs} passes over the data"
         if config.max_samples is not None and state.samples >= config.max_samples:
             return f"max_samples: {state.samples} samples"
+        return None
+
+    def _finished(self) -> str | None:
+        """The same; a used up budget becomes a wish to stop."""
+        config, state = self.config, self.state
+        if (reason := self._over()) is not None:
+            return reason
         if config.max_hours is not None and self.world.is_main and state.seconds >= config.max_hours * 3600:
             self.stop.reason = self.stop.reason or f"max_hours: {config.max_hours} hours of training are used up"
         if config.max_cost is not None and self.world.is_main and state.cost >= config.max_cost:
             self.stop.reason = self.stop.reason or f"max_cost: {config.max_cost:g} are spent"
         return None
 
-    def _refuse(self, batch: Batch, loss: float, norm: float, verdict: str) -> None:
+    def _refuse(self, batch: Batch, epoch: int, loss: float, norm: float, verdict: str) -> None:
         """Write down a step that was not taken, with its rows; give up if there have been too many."""
-        rows = self.world.gather(batch.counted.tolist())
+        told = self.world.gather({each: rows.tolist() for each, rows in batch.counted_by_epoch(epoch)})
         step = self.state.step
-        name = f"bad_steps/step-{step:09d}.json"
+        name = bad_step_name(step)
         if self.world.is_main:
-            self.checkpointer.run.record_bad_step(name, verdict, loss, norm, [row for some in rows for row in some])
+            rows = {each: [row for some in told for row in some.get(each, [])] for each in set().union(*told)}
+            self.checkpointer.run.record_bad_step(name, verdict, loss, norm, rows)
         if self.guard.bad_in_a_row >= self.config.guard.bad_steps:
             raise TrainingDiverged(
                 f"step {step}: {self.guard.bad_in_a_row} steps in a row without a finite loss and gradient; their rows "
                 f"are in {self.checkpointer.run.storage.uri_of(name)} and those before it; lower "
-                "optimizer.learning_rate, set optimizer.clip_norm, or look at the rows"
+                "optimizer.learning_rate, set optimizer.clip_norm, or look at the rows, and run the job again"
             )
+
+    def _forget_bad_step(self) -> None:
+        """A step that was bad in an earlier try went well in this one: the rows of today's were trained on."""
+        name = bad_step_name(self.state.step)
+        if name in self._bad_before:
+            self.checkpointer.run.storage.delete(name)
 
     def save(self) -> None:
         """Begin a checkpoint, unless there is one of this step."""
@@ -288,6 +326,13 @@ class Trainer:
         self.consumed, self.bad = Ledger(), []
         self.saved_step = self.state.step
         self._saving = _Pending(saving, began, time.perf_counter() - began)
+
+    def _wait_for_copy(self) -> None:
+        """Until the checkpoint under way has all that the optimizer is about to change."""
+        if self._saving is not None:
+            began = time.perf_counter()
+            self._saving.saving.copied.result()
+            self._saving.stalled_s += time.perf_counter() - began
 
     def _is_written(self) -> bool:
         """Whether this worker's share of the checkpoint under way is in the storage."""
@@ -333,7 +378,7 @@ class Trainer:
             saving.state.step,
             pending.stalled_s,
             time.perf_counter() - pending.began,
-            saving.state.samples,
+            saving.state.consumed,
             saving.ledger_rows,
         )
         for callback in self.callbacks:
@@ -341,6 +386,8 @@ class Trainer:
 
     def _restore(self) -> bool:
         state = self.checkpointer.restore(self.tensors())
+        if self.world.is_main:
+            self._bad_before = set(self.checkpointer.run.storage.names(BAD_STEPS))
         if state is None:
             if self.begin_from is not None:
                 self._begin_with(self.begin_from)

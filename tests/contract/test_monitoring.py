@@ -1,5 +1,6 @@
 """The monitoring chart: what it renders and refuses, and that all it asks of Prometheus exists."""
 
+import itertools
 import json
 import re
 import subprocess
@@ -28,7 +29,7 @@ NEEDS_PROMTOOL = pytest.mark.needs("promtool")
 
 TARGET = frozenset({"namespace", "pod", "container", "node", "instance", "job", "ray_cluster", "ray_group"})
 """Labels that scraping puts on, and the chart's relabelings."""
-DERIVED = frozenset({"container_pid", "role", "rank", "run"})
+DERIVED = frozenset({"container_pid", "role", "rank", "run", "job_name"})
 """Labels that recording rules put on besides."""
 
 Render = Callable[..., list[Manifest]]
@@ -72,7 +73,7 @@ def complaints(expressions: Iterable[chart.Expression]) -> list[str]:
                     f"{expression.where}: {name}: no label {label}" for label in sorted(selector.labels - own - TARGET)
                 ]
         if any(name in recorded for selector in promql.selectors(text) for name in selector.names):
-            known |= {"gpu", "uuid", "product", "process"}
+            known |= {"gpu", "uuid", "product", "process", "mig_uuid", "mig_profile", "gpu_instance"}
         found += [f"{expression.where}: nobody has {label}" for label in sorted(promql.labels_of_lists(text) - known)]
     return found
 
@@ -161,7 +162,7 @@ def test_a_dashboard_that_has_fallen_behind_is_noticed_and_renewed(
 def test_a_dashboard_has_its_variables_and_answers_in_its_first_row(name: str) -> None:
     dashboard = chart.dashboards()[name]
     variables = [variable["name"] for variable in dashboard["templating"]["list"]]
-    assert variables == ["datasource", "cluster", "run", "group", "node"]
+    assert variables == ["datasource", "namespace", "cluster", "run", "group", "node"]
     assert dashboard["uid"] == f"sdp-{name}"
     rows = [number for number, panel in enumerate(dashboard["panels"]) if panel["type"] == "row"]
     first = dashboard["panels"][rows[0] + 1 : rows[1]]
@@ -200,6 +201,79 @@ def test_a_figure_that_is_not_known_is_a_dash_that_is_neither_good_nor_bad() -> 
                 (mapping,) = panel["fieldConfig"]["defaults"]["mappings"]
                 expected = {"match": "null+nan", "result": {"text": "–", "color": "text"}}
                 assert (mapping["type"], mapping["options"]) == ("special", expected), (name, panel["title"])
+
+
+def test_what_is_told_apart_by_cluster_or_run_is_told_apart_by_namespace_as_well() -> None:
+    """Two namespaces may each have a cluster `sdp` with a run `sd2`."""
+    for expression in (*chart.queries(), *chart.records(), *chart.alerts()):
+        for labels in promql.lists(expression.filled()):
+            if labels & {"ray_cluster", "run", "ray_group", "rank"}:
+                assert labels >= {"namespace", "ray_cluster"}, (expression.where, labels)
+    for query in chart.queries():
+        for selector in promql.selectors(query.filled()):
+            assert ("ray_cluster" in selector.labels) == ("namespace" in selector.labels), query.where
+    for dashboard in chart.dashboards().values():
+        (variable,) = [v for v in dashboard["templating"]["list"] if v["name"] == "namespace"]
+        assert variable["allValue"] == ".*", "also what has no such label, outside of Kubernetes"
+
+
+@NEEDS_PROMTOOL
+def test_two_clusters_of_one_name_in_two_namespaces_break_no_query_and_stay_apart(
+    tool: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Every query and rule over the same series in two namespaces: joins that meet two where they expect one fail."""
+    asked = [query.filled(__rate_interval="5m") for query in chart.queries()] + [e.text for e in chart.alerts()]
+    told = {query.where: query for query in chart.queries()}
+    headroom = told["gram: Headroom over the peak"].filled().removeprefix("quantile(0.5, ").removesuffix(")")
+    cases = [{"expr": expr, "eval_time": "9m", "exp_samples": []} for expr in asked]
+    cases.append({"expr": f"count({headroom})", "eval_time": "9m", "exp_samples": [{"labels": "{}", "value": 4}]})
+    test = {"interval": "1m", "input_series": two_namespaces(), "promql_expr_test": cases}
+    (tmp_path / "recording.yaml").write_text((CHART / "rules" / "recording.yaml").read_text())
+    path = tmp_path / "twins.test.yaml"
+    path.write_text(yaml.safe_dump({"rule_files": ["recording.yaml"], "evaluation_interval": "1m", "tests": [test]}))
+    command = [str(tool("promtool")), "test", "rules", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    said = done.stdout + done.stderr
+    assert "got:" in said, "nothing was evaluated"
+    assert "err:" not in said
+    assert f"count({headroom.partition('{')[0]}" not in said, "not four trainers' headroom"
+
+
+def two_namespaces() -> list[dict[str, str]]:
+    """Series of every metric that is asked for, alike in two namespaces but for their pods, nodes and GPUs."""
+    texts = [e.filled() for e in (*chart.queries(), *chart.records(), *chart.alerts())]
+    recorded = {rule["record"] for rule in chart.rules("record")}
+    values = values_asked_for(texts)
+    names = {n for text in texts for s in promql.selectors(text) for n in s.names} - recorded
+    found = []
+    for name in sorted(names):
+        own = labels_of(name) or frozenset()
+        for space in ("one", "two"):
+            place = {"namespace": space, "pod": f"p-{space}", "node": f"m-{space}", "gpu": "0", "uuid": f"u-{space}"}
+            of_ray = {} if name.startswith(("sdp_gpu", "sdp_exporter")) else {"ray_cluster": "c", "ray_group": "g"}
+            target = {"node", "namespace", "pod"} if of_ray or "namespace" in own else {"node"}
+            several = {k: sorted(values.get((name, k), {"x"})) for k in own - place.keys() - {"run", "pid", "rank"}}
+            for rank in ("0", "1") if own & {"rank", "container_pid"} or "uuid" in own else ("0",):
+                here = {"run": "r", "rank": rank, "pid": rank, "container_pid": rank, "product": "A"}
+                here |= place | {"gpu": rank, "uuid": f"u-{space}-{rank}"}
+                fixed = {k: v for k, v in here.items() if k in own | target} | of_ray
+                for combination in itertools.product(*several.values()):
+                    labels = {**fixed, **dict(zip(several, combination, strict=True)), **fixed}
+                    text = ", ".join(f'{k}="{v}"' for k, v in labels.items() if v)
+                    found.append({"series": f"{name}{{{text}}}", "values": "1+1x10"})
+    return found
+
+
+def values_asked_for(texts: Iterable[str]) -> dict[tuple[str, str], set[str]]:
+    """Of each metric's label, by what is compared with it."""
+    found: dict[tuple[str, str], set[str]] = {}
+    for text in texts:
+        for selector in promql.selectors(text):
+            for label, value in re.findall(r'(\w+)=~?"([^"]*)"', selector.text):
+                if label != "__name__" and value != ".*":
+                    for name in selector.names:
+                        found.setdefault((name, label), set()).update(value.split("|"))
+    return found
 
 
 def test_every_query_can_be_narrowed_down_by_the_variables() -> None:
@@ -299,13 +373,14 @@ def test_the_exporter_takes_the_arguments_that_it_is_given(render: Render) -> No
     from sdp.exporter.__main__ import parser
 
     settings = ["exporter.webConfigSecret=web", "exporter.scheme=https", "exporter.extraArgs={--log-level=debug}"]
+    settings += ["exporter.address=::", "ray.interval=1m30s", "ray.scrapeTimeout=80s"]
     settings += ["exporter.podResources=/pods/", "exporter.runAsUser=0", "exporter.timeoutSeconds=3"]
     manifests = render(*settings)
     pod = one(manifests, "DaemonSet")["spec"]["template"]["spec"]
     (container,) = pod["containers"]
     assert container["command"] == ["python", "-m", "sdp.exporter"]
     told = parser().parse_args(container["args"])
-    assert (told.port, told.timeout_s, told.log_level) == (9850, 3, "debug")
+    assert (told.port, told.address, told.timeout_s, told.log_level) == (9850, "::", 3, "debug")
     assert (str(told.web_config), str(told.pod_resources)) == ("/etc/sdp/web/web-config.yml", "/pods/kubelet.sock")
     assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
     assert container["livenessProbe"]["tcpSocket"] == {"port": "metrics"}
@@ -442,6 +517,14 @@ def test_nothing_is_rendered_that_was_not_asked_for(render: Render, settings: li
             "rules.alerts.SdpSpiling: no such alert; there are SdpCheckpointLate",
         ),
         ("rules.alerts.SdpSpilling.form=5m", "'form' not allowed"),
+        ("ray.scrapeTimeout=20s", "ray.scrapeTimeout: expected at most ray.interval (15s), got 20s"),
+        ("exporter.interval=9500ms", "exporter.scrapeTimeout: expected at most exporter.interval (9500ms), got 10s"),
+        ("exporter.timeoutSeconds=10", "exporter.timeoutSeconds: expected less than exporter.scrapeTimeout (10s)"),
+        (
+            "exporter.podLabels.app\\.kubernetes\\.io/name=mine",
+            "exporter.podLabels: app.kubernetes.io/name is the chart's own",
+        ),
+        ("exporter.address=here", "/exporter/address"),
         ("exporter.scheme=https", "exporter.webConfigSecret: required where exporter.scheme is https"),
         ("exporter.podResources=/x", "exporter.runAsUser: expected 0 where podResources or readEnvironment are set"),
         ("exporter.readEnvironment=true", "exporter.runAsUser: expected 0"),

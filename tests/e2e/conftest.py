@@ -17,7 +17,7 @@ from tests.e2e.settings import Settings, settings
 
 CHART = jobs.ROOT / "charts" / "sdp-cluster"
 VALUES = Path(__file__).parent / "values.yaml"
-READY_S = 300.0
+READY_S = 600.0
 LAST = "test_uninstall"
 """The file that takes away what the others look at."""
 PRODUCT = "nvidia.com/gpu.product"
@@ -28,7 +28,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: LAST in item.path.name)
     for item in items:
         if Path(__file__).parent in item.path.parents:
-            item.add_marker(pytest.mark.timeout(1500))
+            item.add_marker(pytest.mark.timeout(2400))
 
 
 @pytest.fixture(scope="session")
@@ -48,6 +48,15 @@ def kube(given: Settings) -> Iterator[Kube]:
     finally:
         kube.run("delete", "rayjobs,rayclusters", "--all", "--wait=true", timeout_s=120)
         kube.run("delete", "namespace", kube.namespace, "--wait=true", timeout_s=180)
+
+
+@pytest.fixture(autouse=True)
+def _no_job_outlives_its_test(kube: Kube) -> Iterator[None]:
+    """A job of a test that has failed would take the next ones' CPUs and memory."""
+    yield
+    for job in kube.find("rayjob"):
+        if job.get("status", {}).get("jobDeploymentStatus") not in ("Complete", "Failed"):
+            kube.run("delete", "rayjob", job["metadata"]["name"], "--wait=true")
 
 
 @contextlib.contextmanager

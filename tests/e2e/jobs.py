@@ -11,9 +11,9 @@ from tests.e2e.kube import Failed, Kube, Object, environment
 
 ROOT = Path(__file__).resolve().parents[2]
 OUTPUT = "s3://sdp/e2e"
-JOB_S = 300.0
-"""The longest that one of these small jobs may take, the start of its pods included."""
-HEAD = "ray.io/node-type=head,ray.io/cluster=sdp"
+JOB_S = 600.0
+"""The longest that one of these small jobs may take, the start of its pods included, on two cores for all nodes."""
+HEAD = "ray.io/node-type=head,ray.io/cluster="
 ACTORS = """
 import json
 from ray.util.state import list_actors, list_nodes
@@ -30,7 +30,7 @@ def create(kube: Kube, manifest: str) -> str:
     return made.strip().partition("/")[2]
 
 
-def succeeded(kube: Kube, name: str, seconds: float = JOB_S) -> Object:
+def succeeded(kube: Kube, name: str, seconds: float = JOB_S, cluster: str = "sdp") -> Object:
     """Wait for a job to end well; AssertionError with its log where it does not."""
 
     def ended() -> Object | None:
@@ -40,18 +40,18 @@ def succeeded(kube: Kube, name: str, seconds: float = JOB_S) -> Object:
     try:
         job = kube.until(ended, seconds, f"the job {name} ends")
     except AssertionError as error:
-        raise AssertionError(f"{error}\n\n{log(kube, name)}") from None
+        raise AssertionError(f"{error}\n\n{log(kube, name, cluster)}") from None
     status = job["status"]
-    assert status["jobStatus"] == "SUCCEEDED", f"{status.get('message')}\n{log(kube, name)}\n{kube.report()}"
+    assert status["jobStatus"] == "SUCCEEDED", f"{status.get('message')}\n{log(kube, name, cluster)}\n{kube.report()}"
     return job
 
 
-def log(kube: Kube, name: str) -> str:
+def log(kube: Kube, name: str, cluster: str = "sdp") -> str:
     """What the job's driver has written."""
     try:
         submission = kube.get("rayjob", name)["status"]["jobId"]
         path = f"/tmp/ray/session_latest/logs/job-driver-{submission}.log"
-        return kube.run("exec", head(kube), "-c", "ray-head", "--", "tail", "-n", "60", path)
+        return kube.run("exec", head(kube, cluster), "-c", "ray-head", "--", "tail", "-n", "60", path)
     except (Failed, KeyError) as error:
         return f"(no log: {error})"
 
@@ -63,9 +63,9 @@ def run(kube: Kube, manifest: str, seconds: float = JOB_S) -> str:
     return log(kube, name)
 
 
-def head(kube: Kube) -> str:
+def head(kube: Kube, cluster: str = "sdp") -> str:
     """The head's pod: the one that is not on its way out."""
-    running = [pod for pod in kube.find("pods", HEAD) if not pod["metadata"].get("deletionTimestamp")]
+    running = [pod for pod in kube.find("pods", f"{HEAD}{cluster}") if not pod["metadata"].get("deletionTimestamp")]
     if len(running) != 1:
         raise Failed(f"expected one head pod, got {len(running)}")
     name: str = running[0]["metadata"]["name"]

@@ -23,12 +23,7 @@ def test_a_job_brings_its_own_cluster_and_takes_it_along(cluster: Kube, latents:
     )
     assert own != "sdp"
 
-    def ended() -> str | None:
-        status = cluster.get("rayjob", name)["status"]
-        done = status.get("jobDeploymentStatus") in ("Complete", "Failed")
-        return f"{status.get('jobStatus')} {status.get('message')}" if done else None
-
-    assert cluster.until(ended, jobs.JOB_S, "the job ends").startswith("SUCCEEDED")
+    jobs.succeeded(cluster, name, cluster=own)
     run = jobs.inspect(cluster, output)
     rows = jobs.inspect(cluster, latents)["counts"]["written"]
     assert run["step"] == 40

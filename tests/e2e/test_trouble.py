@@ -11,7 +11,8 @@ from tests.e2e.kube import Kube
 from tests.e2e.settings import Settings
 
 LONG = ("max_steps=160", "checkpoint.every_steps=20", "checkpoint.keep_last=20")
-STEPS = 160
+STEPS, DUE = 160, 150
+RARE = (f"max_steps={STEPS}", f"checkpoint.every_steps={DUE}", "checkpoint.keep_last=20")
 KILL_DRIVER = """
 import os, pathlib, signal
 for entry in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
@@ -20,7 +21,7 @@ for entry in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
         os.kill(int(entry.parent.name), signal.SIGKILL)
         print(entry.parent.name)
 """
-LONGER_S = 480.0
+LONGER_S = 900.0
 
 
 def pod_of(kube: Kube, group: str) -> str:
@@ -50,6 +51,11 @@ def exact(kube: Kube, run: str, latents: str) -> dict[str, int]:
     return history
 
 
+def saved_early(kube: Kube, run: str) -> bool:
+    """Whether a run has a checkpoint that was not due yet."""
+    return any(one["step"] < DUE for one in jobs.inspect(kube, f"{jobs.OUTPUT}/{run}")["checkpoints"])
+
+
 def whole(kube: Kube, latents: str, images: str) -> None:
     """That latents hold an outcome for every image, and every byte of them can be read."""
     told = jobs.inspect(kube, f"{jobs.OUTPUT}/{latents}")
@@ -73,15 +79,13 @@ def test_a_trainer_s_pod_killed_in_mid_run_loses_and_repeats_no_row(cluster: Kub
 
 
 def test_a_trainer_s_pod_that_is_told_to_go_leaves_a_checkpoint_first(cluster: Kube, latents: str) -> None:
-    rare = (f"max_steps={STEPS}", "checkpoint.every_steps=150", "checkpoint.keep_last=20")
-    job = jobs.submit(cluster, "train", f"output.uri={jobs.OUTPUT}/run-told", *rare)
+    job = jobs.submit(cluster, "train", f"output.uri={jobs.OUTPUT}/run-told", *RARE)
     cluster.until(lambda: "train: step" in jobs.log(cluster, job), jobs.JOB_S, "the training makes steps")
     cluster.run("delete", "pod", pod_of(cluster, "a100"), "--wait=false")
     jobs.succeeded(cluster, job, LONGER_S)
     history = exact(cluster, "run-told", latents)
     assert history["preemption"] == 1
-    saved = [one["step"] for one in jobs.inspect(cluster, f"{jobs.OUTPUT}/run-told")["checkpoints"]]
-    assert any(step < 150 for step in saved), "one that was not due yet"
+    assert saved_early(cluster, "run-told")
 
 
 def test_an_encoder_s_pod_killed_in_mid_job_leaves_whole_latents(cluster: Kube, images: str) -> None:
@@ -114,6 +118,17 @@ def test_a_head_that_is_killed_comes_back_and_the_job_goes_on_from_storage(clust
     if state != "SUCCEEDED":
         jobs.succeeded(cluster, jobs.submit(cluster, "train", *settings), LONGER_S)
     exact(cluster, "run-head", latents)
+
+
+def test_a_head_that_is_told_to_go_leaves_a_checkpoint_first(cluster: Kube, latents: str) -> None:
+    job = jobs.submit(cluster, "train", f"output.uri={jobs.OUTPUT}/run-head-told", *RARE)
+    cluster.until(lambda: "train: step" in jobs.log(cluster, job), jobs.JOB_S, "the training makes steps")
+    gone = jobs.head(cluster)
+    cluster.run("delete", "pod", gone, "--wait=false")
+    cluster.until(lambda: jobs.head(cluster) != gone, LONGER_S, "another head is made")
+    jobs.succeeded(cluster, job, LONGER_S)
+    exact(cluster, "run-head-told", latents)
+    assert saved_early(cluster, "run-head-told")
 
 
 def _ended(kube: Kube, job: str) -> str | None:

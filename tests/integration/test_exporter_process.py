@@ -1,6 +1,7 @@
 """The exporter as a process, over a driver that tells what each test wants: values, faults, hangs."""
 
 import base64
+import itertools
 import os
 import signal
 import socket
@@ -112,7 +113,8 @@ def test_every_value_of_every_gpu_arrives_in_base_units(library: Path, tmp_path:
         },
     )
     with exporting(scenario.environment(library)) as exporter:
-        scrape = exporter.until(lambda s: len(gpus(s, "sdp_gpu_pcie_receive_bytes_per_second")) == 8)
+        slow = "sdp_gpu_pcie_receive_bytes_per_second", "sdp_gpu_xid_errors_total"  # read by threads of their own
+        scrape = exporter.until(lambda s: all(len(gpus(s, name)) == 8 for name in slow))
         for name, labels, value in EXPECTED:
             assert scrape.value(name, gpu=0, **labels) == pytest.approx(value), name
         assert scrape.value("sdp_gpu_power_watts", gpu=5) == 87.654
@@ -161,9 +163,14 @@ def test_all_of_the_catalogue_is_exported_and_nothing_else(library: Path, tmp_pa
         kubelet(tmp_path, lambda _: answer) as path,
         exporting(scenario.environment(library), "--pod-resources", str(path)) as exporter,
     ):
-        scrape = exporter.until(
-            lambda s: s.has("sdp_gpu_xid_timestamp_seconds") and s.has("sdp_gpu_pcie_receive_bytes_per_second")
-        )
+        samples = itertools.count(1000)
+
+        def is_all_there(scrape: Scrape) -> bool:
+            scenario.write({"gpu.0.utilization_sample.0": f"{os.getpid()} {next(samples)} 40"})  # a new one each time
+            late = ("sdp_gpu_xid_timestamp_seconds", "sdp_gpu_pcie_receive_bytes_per_second")
+            return all(scrape.has(name) for name in (*late, "sdp_gpu_process_sm_utilization_ratio"))
+
+        scrape = exporter.until(is_all_there)
         rows = {row.name: row for row in CATALOGUE}
         assert {sample.name for sample in scrape.samples} == rows.keys()
         for family in scrape.families.values():
@@ -236,7 +243,8 @@ def test_a_call_that_fails_costs_one_series_and_is_counted_and_one_that_is_unsup
 def test_a_gpu_that_tells_next_to_nothing_is_up_without_an_error(library: Path, tmp_path: Path) -> None:
     scenario = Scenario(tmp_path / "gpus", {"gpus": 1, "gpu.0.uuid": uuid(0), "gpu.0.name": "NVIDIA Small"})
     with exporting(scenario.environment(library)) as exporter:
-        scrape = exporter.scrape()
+        # A thread of its own listens for XIDs: the first scrape may come before it.
+        scrape = exporter.until(lambda s: s.has("sdp_gpu_xid_errors_total"))
         assert scrape.value("sdp_gpu_up", product="NVIDIA Small") == 1
         assert errors(scrape) == set()
         assert {s.name for s in scrape.samples if s.name.startswith("sdp_gpu_")} == {
@@ -385,12 +393,12 @@ def test_a_process_has_the_names_of_its_environment_and_none_of_its_secrets(libr
             expected = {"process": "sleep", "container_pid": str(pid), "ray_cluster": "sd2", "ray_group": "a100"}
             assert expected.items() <= sample.labels.items()
             assert scrape.value("sdp_gpu_process_sm_utilization_ratio", gpu=0, pid=pid) == 0.7
-            assert scrape.value("sdp_gpu_process_sm_utilization_ratio", gpu=0, pid=4194300) == 0
+            assert not scrape.has("sdp_gpu_process_sm_utilization_ratio", gpu=0, pid=4194300)
             assert scrape.value("sdp_gpu_process_memory_bytes", gpu=1) == 2 * GIB
             assert not scrape.has("sdp_gpu_process_memory_bytes", pid=4194300)
             states = {s.labels["state"]: s.value for s in scrape.all("sdp_exporter_processes")}
             assert states == {"known": 1, "unreadable": 0, "unknown": 1}
-            assert exporter.scrape().value("sdp_gpu_process_sm_utilization_ratio", gpu=0, pid=pid) == 0  # nothing new
+            assert not exporter.scrape().has("sdp_gpu_process_sm_utilization_ratio", gpu=0, pid=pid)  # nothing new
             process.kill()
             process.wait()
             gone = exporter.scrape()
@@ -488,6 +496,64 @@ def test_an_xid_is_counted_and_told_even_when_it_takes_its_gpu_along(library: Pa
         assert {s.labels["xid"] for s in scrape.all("sdp_gpu_xid_timestamp_seconds")} == {"31", "79"}
         assert before <= scrape.value("sdp_gpu_xid_timestamp_seconds", xid=79, uuid=uuid(1)) <= time.time()
         assert "gpu 1: XID 79\n" in exporter.stop()[1]
+
+
+def test_a_gpu_that_was_lost_and_came_back_is_listened_to_again(library: Path, tmp_path: Path) -> None:
+    lost = "gpu.1.error.nvmlDeviceGetHandleByIndex"
+    scenario = Scenario(tmp_path / "gpus", a100s(2))
+    with exporting(scenario.environment(library)) as exporter:
+        exporter.until(lambda s: [x.value for x in s.all("sdp_gpu_xid_errors_total")] == [0, 0])
+        scenario.write({"xid.0": "1 79", lost: GPU_IS_LOST})
+        exporter.until(lambda s: s.value("sdp_gpu_xid_errors_total", uuid=uuid(1)) == 1)
+        assert exporter.scrape().value("sdp_gpu_up", gpu=1) == 0
+        scenario.write({lost: None})
+        assert exporter.scrape().value("sdp_gpu_up", gpu=1) == 1
+        # Told until one is heard: when listening begins nobody says. Events that nobody hears are gone.
+        told = 1
+
+        def again(scrape: Scrape) -> bool:
+            nonlocal told
+            scenario.write({f"xid.{told}": "1 48"})
+            told += 1
+            return scrape.value("sdp_gpu_xid_errors_total", uuid=uuid(1)) > 1
+
+        scrape = exporter.until(again)
+        assert {s.labels["xid"] for s in scrape.all("sdp_gpu_xid_timestamp_seconds", gpu=1)} == {"48", "79"}
+        scenario.write({f"xid.{told}": "0 31"})  # and the other one, still
+        exporter.until(lambda s: s.value("sdp_gpu_xid_errors_total", uuid=uuid(0)) == 1)
+
+
+def test_a_gpu_that_takes_anothers_index_has_not_its_xids(library: Path, tmp_path: Path) -> None:
+    scenario = Scenario(tmp_path / "gpus", a100s(1))
+    with exporting(scenario.environment(library)) as exporter:
+        exporter.until(lambda s: s.has("sdp_gpu_xid_errors_total"))
+        scenario.write({"xid.0": "0 79"})
+        exporter.until(lambda s: s.value("sdp_gpu_xid_errors_total") == 1)
+        # Exchanged: the driver was loaded anew, and finds another board there.
+        scenario.write({"gpu.0.error.nvmlDeviceGetHandleByIndex": GPU_IS_LOST})
+        exporter.scrape()
+        scenario.write({"gpu.0.error.nvmlDeviceGetHandleByIndex": None, "gpu.0.uuid": uuid(9)})
+        scrape = exporter.until(lambda s: s.has("sdp_gpu_xid_errors_total", uuid=uuid(9)))
+        assert scrape.value("sdp_gpu_xid_errors_total", uuid=uuid(9)) == 0
+        assert scrape.value("sdp_gpu_xid_errors_total", uuid=uuid(0)) == 1
+
+
+def test_a_gpu_that_does_not_want_to_be_listened_to_is_asked_a_few_times_and_no_more(
+    library: Path, tmp_path: Path
+) -> None:
+    code = (
+        "import sys; from sdp.exporter import events; events.PAUSE_S = 0.01; events.LISTEN_MS = 20\n"
+        "from sdp.exporter.__main__ import main; main(sys.argv[1:])"
+    )
+    call = "gpu.1.error.nvmlDeviceRegisterEvents"
+    scenario = Scenario(tmp_path / "gpus", {**a100s(2), call: UNKNOWN})
+    with exporting(scenario.environment(library), code=code) as exporter:
+        exporter.until(lambda s: s.has("sdp_gpu_xid_errors_total", gpu=0))
+        scenario.write({"xid.0": "0 31"})
+        exporter.until(lambda s: s.value("sdp_gpu_xid_errors_total", gpu=0) == 1)
+        threading.Event().wait(1)  # more than all pauses together: nothing says that it will not be asked again
+        assert not exporter.scrape().has("sdp_gpu_xid_errors_total", gpu=1)
+        assert exporter.stop()[1].count("gpu 1: cannot listen for XID errors") == 5
 
 
 CANNOT = {

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sdp.cli import main
-from sdp.kube.allreduce import Figures, bus_rate, network_of
+from sdp.kube.allreduce import Figures, bus_rate, least_lock, memory_lock, network_of
 from sdp.kube.rayjob import Options, make_all_reduce
 from tests.kube_server import RAY, group, raycluster, running
 
@@ -31,10 +31,10 @@ sys.exit(code)
 """
 
 
-def on_two_nodes(*words: str) -> subprocess.CompletedProcess[str]:
+def on_two_nodes(*words: str, first: str = "") -> subprocess.CompletedProcess[str]:
     environ = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     return subprocess.run(
-        [sys.executable, "-c", TWO_NODES, *words],
+        [sys.executable, "-c", first + TWO_NODES, *words],
         cwd=ROOT,
         env=environ,
         capture_output=True,
@@ -49,6 +49,7 @@ def test_nodes_of_the_accelerator_are_measured_between() -> None:
     assert done.returncode == 0, done.stderr
     figures = json.loads(done.stdout.splitlines()[-1])
     assert (figures["nodes"], figures["gpus"], figures["network"]) == (2, 0, "")
+    assert figures["memlock"] == memory_lock()
     assert figures["gb_per_s"] == pytest.approx(0.004 / figures["seconds"])
 
 
@@ -56,6 +57,36 @@ def test_nodes_that_do_not_come_are_said_so_in_a_line() -> None:
     done = on_two_nodes("--accelerator", "A100", "--nodes", "3", "--wait", "3")
     assert done.returncode == 1
     assert "all-reduce: 3 nodes did not come within 3 s" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+BROKEN = """
+import os
+os.environ["RAY_IGNORE_UNHANDLED_ERRORS"] = "1"  # as sdp.cluster.connect has it, which here finds a Ray that runs
+from sdp.kube import allreduce
+class Failing(allreduce._Rank):
+    def _run(self, address, megabytes):
+        os.environ["NCCL_NET"] = "AWS Libfabric"
+        raise RuntimeError("NCCL error in: NCCLUtils.cpp\\nLast error:\\n{said}")
+allreduce._Rank = Failing
+"""
+
+
+@pytest.mark.parametrize(
+    ("said", "code", "line"),
+    [
+        (
+            "Failed to initialize any NET plugin",
+            2,
+            "NCCL_NET: NCCL cannot use the network 'AWS Libfabric' here, and shall use no other; build the image with",
+        ),
+        ("unhandled cuda error", 1, "all-reduce: a process failed: unhandled cuda error; the nodes' logs may say more"),
+    ],
+)
+def test_a_network_that_is_not_there_ends_in_a_line_and_not_in_a_traceback(said: str, code: int, line: str) -> None:
+    done = on_two_nodes("--accelerator", "A100", "--wait", "120", first=BROKEN.replace("{said}", said))
+    assert done.returncode == code, done.stderr
+    assert done.stderr.splitlines()[-1].startswith(line)
     assert "Traceback" not in done.stderr
 
 
@@ -71,8 +102,25 @@ def test_what_nccl_went_through_is_read_from_its_log() -> None:
     assert network_of(chosen + used) == "AWS Libfabric"
     assert network_of("ip-10:1:1 [0] NCCL INFO Using network Socket\n") == "Socket"
     assert network_of("") == ""
-    told = Figures(nodes=2, gpus=16, megabytes=1000, seconds=0.02, gb_per_s=93.75, network="AWS Libfabric")
-    assert str(told) == "all-reduce of 1000 MB: 93.8 GB/s (2 nodes, 16 GPUs, 20 ms, through AWS Libfabric)"
+    told = Figures(
+        nodes=2,
+        gpus=16,
+        megabytes=1000,
+        seconds=0.02,
+        gb_per_s=93.75,
+        network="AWS Libfabric",
+        memlock="unlimited",
+    )
+    assert str(told) == (
+        "all-reduce of 1000 MB: 93.8 GB/s (2 nodes, 16 GPUs, 20 ms, through AWS Libfabric; ulimit -l: unlimited)"
+    )
+
+
+def test_what_memory_may_be_locked_is_told_as_the_shell_tells_it_and_the_least_counts() -> None:
+    told = subprocess.run(["bash", "-c", "ulimit -l"], capture_output=True, text=True, check=True)
+    assert memory_lock() == told.stdout.strip()
+    assert least_lock(["unlimited", "8192", "64"]) == "64"
+    assert least_lock(["unlimited", "unlimited"]) == "unlimited"
 
 
 def test_the_doctor_submits_it_with_the_gpus_that_a_node_of_the_group_has(

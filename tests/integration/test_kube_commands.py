@@ -28,6 +28,7 @@ from sdp.kube.logs import logs
 from sdp.kube.rayjob import Options, make_rayjob
 from sdp.kube.site import Site
 from sdp.kube.wire import Timing
+from tests.image_registry import Registry
 from tests.kube_server import CORE, RAY, KubeServer, RayJob, RayServer, group, node, raycluster, running
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -665,11 +666,12 @@ def healthy(lab: Lab, storage: Path) -> None:
         path = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{kind}.ray.io"
         lab.kube.put(path, crd(kind))
     container = {"image": "quay.io/kuberay/operator:v1.7.0"}
+    labels = {"app.kubernetes.io/name": "kuberay-operator", "app.kubernetes.io/component": "kuberay-operator"}
     lab.kube.put(
         "/apis/apps/v1/namespaces/kuberay-system/deployments/kuberay-operator",
         {
-            "metadata": {"namespace": "kuberay-system", "labels": {"app.kubernetes.io/name": "kuberay-operator"}},
-            "spec": {"template": {"spec": {"containers": [container]}}},
+            "metadata": {"namespace": "kuberay-system", "labels": labels},
+            "spec": {"template": {"metadata": {"labels": labels}, "spec": {"containers": [container]}}},
             "status": {"availableReplicas": 1},
         },
     )
@@ -757,6 +759,21 @@ def bad_image(lab: Lab) -> None:
     )
 
 
+def elsewhere(lab: Lab) -> None:
+    """Ray's documents have the operator installed into another namespace than the chart's default."""
+    old = "/apis/apps/v1/namespaces/kuberay-system/deployments/kuberay-operator"
+    text = json.dumps(lab.kube.objects[old]).replace("kuberay-system", "ray-system")
+    lab.kube.remove(old)
+    lab.kube.put(old.replace("kuberay-system", "ray-system"), json.loads(text))
+    peer = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "kuberay-system"}}}
+    policy = {
+        "podSelector": {"matchLabels": {"ray.io/cluster": "sdp"}},
+        "policyTypes": ["Ingress"],
+        "ingress": [{"from": [peer], "ports": [{"port": 8265, "protocol": "TCP"}]}],
+    }
+    lab.kube.put("/apis/networking.k8s.io/v1/namespaces/lab/networkpolicies/sdp", {"spec": policy})
+
+
 def bad_config(lab: Lab) -> None:
     lab.kube.put(f"{CORE}/configmaps/sdp-jobs", {"data": {"train.yaml": "limt: 5\n"}})
 
@@ -790,6 +807,12 @@ def no_token(lab: Lab) -> None:
         (quota, "quota small", "failed: the cluster at its smallest needs 1 of requests.nvidia.com/gpu, 0 allowed"),
         (pull_secret, "references", "failed: not there: Secret registry (for cpu)"),
         (bad_image, "pods", "failed: worker: ImagePullBackOff (no such tag); check image, tag and imagePullSecrets"),
+        (
+            elsewhere,
+            "network policy",
+            "failed: sdp does not let the operator in from namespace ray-system: it could submit no job; "
+            "set networkPolicy.operatorNamespace to ray-system",
+        ),
         (bad_config, "jobs", "failed: train.yaml: limt: "),
         (no_token, "token", "failed: secret sdp has no auth_token"),
     ],
@@ -802,6 +825,21 @@ def test_the_doctor_finds_what_is_wrong(
     code, found = examined(capfd)
     assert code == 1
     assert any(line.startswith(says) for line in found[check]), found[check]
+
+
+def test_right_after_it_was_installed_a_cluster_that_starts_is_no_failure_unless_its_pods_are_stuck(
+    lab: Lab, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    healthy(lab, tmp_path)
+    path = f"{RAY}/rayclusters/sdp"
+    lab.kube.put(path, {**lab.kube.objects[path], "status": {"observedGeneration": 1}})
+    code, found = examined(capfd)
+    assert code == 0
+    assert found["cluster"][0].startswith("warning: sdp is starting; pods are on their way")
+    bad_image(lab)
+    code, found = examined(capfd)
+    assert code == 1
+    assert found["cluster"][0].startswith("failed: sdp is starting; ")
 
 
 def test_what_the_doctor_may_not_look_at_is_a_warning_and_the_rest_is_still_looked_at(
@@ -898,27 +936,32 @@ def test_a_chart_is_examined_before_it_is_applied(
     healthy(lab, tmp_path)
     lab.kube.remove(f"{RAY}/rayclusters/sdp")
     example = CHART / "examples" / "minimal.yaml"
-    done = subprocess.run(
-        [
-            str(tool("helm")),
-            "template",
-            "sdp",
-            str(CHART),
-            "-f",
-            str(example),
-            "--set",
-            "imagePullSecrets[0].name=registry",
-        ],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    file = tmp_path / "rendered.yaml"
-    # Nobody here answers for a bucket: the jobs' storage is a folder.
-    file.write_text(done.stdout.replace("s3://my-bucket", str(tmp_path)))
-    code, found = examined(capfd, "--manifest", str(file))
+    with Registry({"sdp/ray:0.1.0"}) as registry:
+        settings = {"imagePullSecrets[0].name": "registry", "image.repository": f"{registry.host}/sdp/ray"}
+        file = tmp_path / "rendered.yaml"
+
+        def examined_with(**more: str) -> tuple[int, dict[str, list[str]]]:
+            words = [f"--set={name}={value}" for name, value in {**settings, **more}.items()]
+            done = subprocess.run(
+                [str(tool("helm")), "template", "sdp", str(CHART), "-f", str(example), *words],
+                capture_output=True,
+                text=True,
+                timeout=60,
+                check=True,
+            )
+            # Nobody here answers for a bucket: the jobs' storage is a folder.
+            file.write_text(done.stdout.replace("s3://my-bucket", str(tmp_path)))
+            return examined(capfd, "--manifest", str(file))
+
+        _, other = examined_with(**{"networkPolicy.operatorNamespace": "default", "image.tag": "0.0.9"})
+        code, found = examined_with()
+    assert other["image"] == [
+        f"failed: {registry.host}/sdp/ray:0.0.9 is not in its registry; push it, or mend image.repository and image.tag"
+    ]
+    assert other["network policy"][0].startswith("failed: sdp does not let the operator in from namespace kuberay-")
     assert code == 1
+    assert found["image"] == [f"ok: {registry.host}/sdp/ray:0.1.0 is in its registry; "]
+    assert found["network policy"] == ["ok: sdp lets the operator in from namespace kuberay-system; "]
     assert found["cluster"] == ["ok: sdp, from the manifests; "]
     assert found["group cpu"][0].startswith("failed: no node would ever take its pods: ")
     assert "has 8 of cpu, needed 31" in found["group cpu"][0]

@@ -1,6 +1,5 @@
 """The storage against a real S3 server that behaves."""
 
-import importlib
 import io
 import pickle
 import re
@@ -85,7 +84,8 @@ def test_a_listing_of_many_pages_is_complete(storage: Storage, s3_env: Gateway) 
 
 
 def test_markers_of_folders_are_not_objects(storage: Storage, s3_env: Gateway) -> None:
-    boto3 = importlib.import_module("boto3")
+    import boto3
+
     key = storage.uri_of("made/by/a/console").removeprefix(f"{s3_env.uri}/") + "/"
     boto3.client("s3", endpoint_url=s3_env.endpoint).put_object(Bucket=s3_env.bucket, Key=key, Body=b"")
     storage.publish("made/by/a/console/file", b"1")

@@ -1,6 +1,5 @@
 """Where credentials for a real S3 server come from, beyond the environment: ~/.aws, containers, instance metadata."""
 
-import importlib
 import json
 import socket
 import threading
@@ -128,7 +127,6 @@ def test_a_profile_gives_them(bare: Gateway, monkeypatch: pytest.MonkeyPatch, tm
 
 
 def test_a_process_that_a_profile_names_gives_them_through_boto3(bare: Gateway, tmp_path: Path) -> None:
-    importlib.import_module("boto3")
     answer = tmp_path / "answer.json"
     answer.write_text(json.dumps({"Version": 1, **json.loads(keys(bare)), "SessionToken": None}))
     config = tmp_path / ".aws" / "config"

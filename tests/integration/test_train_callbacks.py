@@ -1,7 +1,6 @@
 """What callbacks leave behind: profiles, TensorBoard's files, W&B's lines, the name of the slowest worker."""
 
 import gzip
-import importlib
 import json
 import subprocess
 import sys
@@ -12,7 +11,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-import torch
 
 from sdp.errors import UserError
 from sdp.report.run import run_section
@@ -31,27 +29,8 @@ from sdp.train.job import run
 from sdp.train.run_folder import RunFolder
 from sdp.train.trainer import Reader, Trainer
 from sdp.train.world import World
-from tests.latents import make_latents
-from tests.tiny_model import make_tiny_model
 from tests.training import Watch, config, train
 from tests.workers import run_workers
-
-
-@pytest.fixture(scope="module")
-def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.set_num_threads(1)
-    root = tmp_path_factory.mktemp("callbacks")
-    make_tiny_model(root / "model")
-    make_latents(root, 60, unit_rows=20, group_rows=5, vocabulary=50)
-    return root
-
-
-@pytest.fixture
-def root(inputs: Path, tmp_path: Path) -> Path:
-    for name in ("model", "latents"):
-        (tmp_path / name).symlink_to(inputs / name)
-    return tmp_path
-
 
 # --- profile ---------------------------------------------------------------------------------------------------------
 
@@ -106,7 +85,8 @@ def test_a_run_that_ends_before_its_profile_does_keeps_the_whole_steps(
 
 def events_of(root: Path) -> Iterator[Any]:
     """Of all files in the order of their names, as TensorBoard reads them."""
-    protos = importlib.import_module("tensorboardX.proto.event_pb2")
+    from tensorboardX.proto import event_pb2 as protos
+
     for file in sorted((root / "run/tensorboard").iterdir()):
         data, at = file.read_bytes(), 0
         while at < len(data):
@@ -294,13 +274,45 @@ class Shown:
 
     def __init__(self) -> None:
         self.values: dict[str, list[float]] = {}
+        self.counted: dict[str, float] = {}
 
     def show(self, name: str, value: float | None, **labels: object) -> None:  # noqa: ARG002
         if value is not None:
             self.values.setdefault(name, []).append(value)
 
+    def count(self, name: str, amount: float, **labels: object) -> None:  # noqa: ARG002
+        self.counted[name] = self.counted.get(name, 0) + amount
+
     def __getattr__(self, name: str) -> Any:
         return lambda *_, **__: None
+
+
+class Spoil(Callback):
+    """Rows turn out bad: so many in each step, from the first on."""
+
+    def __init__(self, *bad: int) -> None:
+        self.bad = bad
+
+    def on_step(self, trainer: Trainer, report: StepReport) -> None:
+        trainer.bad += [cast(Any, object())] * self.bad[report.step - 1]
+
+
+def test_every_bad_row_is_counted_however_many_checkpoints_come_between(root: Path) -> None:
+    """A checkpoint takes the list of them along; fewer bad rows after it than before it count as well."""
+    shown = Shown()
+    callbacks = [Spoil(5, 0, 3, 3, 1, 0), EmitMetrics(cast(Any, shown)), SaveCheckpoints(2)]
+    trainer = assemble(config(root, max_steps=6), World(), callbacks=callbacks)
+    stage, staged = trainer.checkpointer.stage, []
+
+    def keep(tensors: Any, state: Any, consumed: Any, bad: Any) -> Any:
+        staged.append(len(bad))
+        return stage(tensors, state, consumed, [])
+
+    trainer.checkpointer.stage = keep  # type: ignore[method-assign]
+    trainer.train()
+    assert sum(staged) == 12
+    assert shown.counted["sdp_train_bad_rows_total"] == 12
+    assert shown.values["sdp_train_info"] == [1]
 
 
 def test_a_run_that_goes_on_tells_of_the_checkpoint_that_it_goes_on_from(root: Path) -> None:

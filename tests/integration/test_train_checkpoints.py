@@ -1,39 +1,31 @@
 """Checkpoints that are written while training goes on."""
 
+import json
+import shutil
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from sdp.datasets.ledger import Ledger
-from sdp.errors import StorageError
+from sdp.errors import StorageError, Unavailable
 from sdp.model import sharded
+from sdp.model.damage import DamagedCheckpoint
+from sdp.report.inspect import describe
 from sdp.storage import open_storage
+from sdp.storage.local import LocalStorage
+from sdp.train.assemble import assemble
 from sdp.train.callbacks.base import Callback, Saved, StepReport
 from sdp.train.callbacks.checkpoints import SaveCheckpoints
+from sdp.train.callbacks.metrics import RecordMetrics
 from sdp.train.checkpoint import read_state
 from sdp.train.run_folder import RunFolder
+from sdp.train.step import weighted_losses
 from sdp.train.trainer import Trainer
-from tests.latents import make_latents
-from tests.tiny_model import make_tiny_model
-from tests.training import config, train
-
-
-@pytest.fixture(scope="module")
-def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.set_num_threads(1)
-    root = tmp_path_factory.mktemp("checkpoints")
-    make_tiny_model(root / "model")
-    make_latents(root, 60, unit_rows=20, group_rows=5, vocabulary=50)
-    return root
-
-
-@pytest.fixture
-def root(inputs: Path, tmp_path: Path) -> Path:
-    for name in ("model", "latents"):
-        (tmp_path / name).symlink_to(inputs / name)
-    return tmp_path
+from sdp.train.world import World
+from tests.training import config, poison, train
 
 
 class At(Callback):
@@ -86,6 +78,59 @@ def test_steps_go_on_while_a_checkpoint_is_written_and_it_holds_what_was_when_it
     assert any(name.startswith("optimizer") or "exp_avg" in name for name in names)
 
 
+def test_a_step_is_computed_while_the_last_one_is_copied_and_taken_when_that_is_done(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(config(root, "stopped", max_steps=3))
+    expected = RunFolder(open_storage(str(root / "stopped"))).checkpoint(3)
+
+    computed, taken = threading.Event(), threading.Event()
+    copy = sharded.Staged.copy
+    early: list[bool] = []
+
+    def copy_late(staged: sharded.Staged) -> None:
+        assert computed.wait(timeout=60)
+        early.append(taken.wait(timeout=0.5))  # a step that does not wait would be taken by now
+        copy(staged)
+
+    def compute(*given: Any) -> Any:
+        found = weighted_losses(*given)
+        if at.step == 3:
+            computed.set()
+        return found
+
+    class Watch(Callback):
+        step = 0
+
+        def on_step(self, trainer: Trainer, report: StepReport) -> None:  # noqa: ARG002
+            self.step = report.step
+            if report.step == 4:
+                taken.set()
+
+    at = Watch()
+    monkeypatch.setattr(sharded.Staged, "copy", copy_late)
+    monkeypatch.setattr("sdp.train.trainer.weighted_losses", compute)
+    train(config(root, "went_on", max_steps=5), callbacks=[at, SaveCheckpoints(3)])
+    assert early == [False, True]  # the last checkpoint is of step 5, after all
+    found = RunFolder(open_storage(str(root / "went_on"))).checkpoint(3)
+    names = list(sharded.read_index(expected))
+    one, other = (sharded.read_tensors(folder, names) for folder in (expected, found))
+    assert all(torch.equal(one[name], other[name]) for name in names)
+
+
+def test_a_checkpoint_whose_copy_fails_ends_the_run_with_its_reason(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(staged: sharded.Staged) -> None:  # noqa: ARG001
+        raise RuntimeError("cannot allocate pinned memory")
+
+    monkeypatch.setattr(sharded.Staged, "copy", fail)
+    with pytest.raises(RuntimeError, match="pinned memory"):
+        train(config(root, max_steps=9), callbacks=[SaveCheckpoints(3)])
+    with pytest.raises(RuntimeError, match="pinned memory"):  # and at the end of a run
+        train(config(root, "other", max_steps=3))
+
+
 def test_a_checkpoint_that_cannot_be_written_ends_the_run_with_its_reason(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -135,3 +180,96 @@ def test_the_best_are_kept_beside_the_newest(root: Path) -> None:
     how = config(root, max_steps=6, checkpoint__keep_last=1, checkpoint__keep_best=2)
     train(how, callbacks=[Pretend(), SaveCheckpoints(1)])
     assert RunFolder(open_storage(str(root / "run"))).steps() == {2: True, 4: True, 6: True}
+
+
+@pytest.mark.parametrize(
+    ("name", "gone"),
+    [
+        ("worker-00000.000.bin", False),
+        ("worker-00000.000.bin", True),
+        ("worker-00000.json", True),
+        ("tensors.json", True),
+        ("ledger.roaring", False),
+        ("ledger.roaring", True),
+        ("complete.json", False),  # where it is gone there is no checkpoint
+    ],
+)
+def test_a_damaged_newest_checkpoint_says_how_to_go_on_and_it_is_so(root: Path, name: str, gone: bool) -> None:
+    train(config(root, max_steps=4), callbacks=[SaveCheckpoints(2)])
+    folder = root / "run/checkpoints/step-000000004"
+    data = bytearray((folder / name).read_bytes())
+    (folder / name).unlink()
+    if not gone:
+        data[len(data) // 2 : len(data) // 2 + 64] = b"?" * 64
+        (folder / name).write_bytes(data)
+    with pytest.raises(DamagedCheckpoint, match=f"{folder}/{name}: .*; delete {folder} to go on from step 2") as caught:
+        train(config(root, max_steps=6))
+    assert "\n" not in str(caught.value)
+    shutil.rmtree(folder)
+    trainer = train(config(root, max_steps=6), callbacks=[first := First()])
+    assert (first.step, trainer.state.step) == (2, 6)
+
+
+class First(Callback):
+    """The step that is gone on from."""
+
+    step = -1
+
+    def on_start(self, trainer: Trainer) -> None:
+        self.step = trainer.state.step
+
+
+def test_an_older_checkpoint_that_is_damaged_ends_no_run_that_keeps_the_best(root: Path) -> None:
+    train(config(root, max_steps=2), callbacks=[SaveCheckpoints(1)])
+    (root / "run/checkpoints/step-000000001/complete.json").write_bytes(b"{}")
+    how = config(root, max_steps=3, checkpoint__keep_last=1, checkpoint__keep_best=1)
+    assert train(how, callbacks=[SaveCheckpoints(1)]).state.step == 3
+    assert 1 not in RunFolder(open_storage(str(root / "run"))).steps()
+    assert not (root / "run/checkpoints/step-000000001").exists()
+
+
+def test_a_skipped_step_leaves_metrics_that_are_json_and_nothing_to_complain_of(root: Path) -> None:
+    how = config(root, max_steps=4, log__every_steps=1)
+    heard: list[dict[str, Any]] = []
+    trainer = assemble(how, World(), callbacks=[RecordMetrics(1, publish=heard.append)])
+    poison(trainer, {2})
+    trainer.train()
+    told = [json.loads(text, parse_constant=pytest.fail) for text in metrics_of(root).splitlines()]
+    assert [line["gradient_norm"] is None for line in told] == [False, True, False, False]
+    assert heard == told  # what TensorBoard, Prometheus and the like are told
+    run = RunFolder(open_storage(str(root / "run")))
+    run.claim({"identity": {}})  # as the job does
+    found = describe(run.storage)
+    assert found is not None
+    assert found.problems == []
+
+
+def metrics_of(root: Path) -> str:
+    (file,) = (root / "run/metrics").iterdir()
+    return file.read_text()
+
+
+def test_a_storage_that_refuses_metrics_ends_no_run(
+    root: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    publish = LocalStorage.publish
+
+    def refuse(self: LocalStorage, path: str, data: Any) -> Any:
+        if path.startswith("metrics"):
+            raise Unavailable(f"{self.uri_of(path)}: away")
+        return publish(self, path, data)
+
+    monkeypatch.setattr(LocalStorage, "publish", refuse)
+    trainer = train(config(root, max_steps=4), callbacks=[SaveCheckpoints(2), RecordMetrics(1)])
+    assert trainer.state.step == 4
+    assert "metrics cannot be written now" in caplog.text
+
+
+def test_metrics_that_came_before_a_checkpoint_are_there_with_it(root: Path) -> None:
+    class Dies(Callback):
+        def on_checkpoint(self, trainer: Trainer, saved: Saved) -> None:  # noqa: ARG002
+            raise ValueError("dies")
+
+    with pytest.raises(ValueError, match="dies"):  # before RecordMetrics hears of the checkpoint
+        train(config(root, max_steps=9), callbacks=[SaveCheckpoints(3), Dies(), RecordMetrics(1)])
+    assert [line["step"] for line in RunFolder(open_storage(str(root / "run"))).metrics()][:3] == [1, 2, 3]

@@ -37,13 +37,6 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.fixture
-def root(inputs: Path, tmp_path: Path) -> Path:
-    for name in ("model", "latents"):
-        (tmp_path / name).symlink_to(inputs / name)
-    return tmp_path
-
-
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
     ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False)
@@ -92,6 +85,7 @@ def test_a_killed_worker_costs_a_restart_and_no_row(root: Path) -> None:
     assert [line["step"] for line in folder.metrics()] == list(range(1, 21))
     recovered = next(event for event in folder.events() if event["event"] == "recovered")
     assert recovered["from_step"] >= 2
+    assert recovered["failures"]
     assert folder.events()[-1]["event"] == "end"
 
     again = run(how)  # there is nothing left to do, and it says so without starting a worker
@@ -111,6 +105,8 @@ def test_sigterm_to_the_driver_makes_a_checkpoint_and_another_run_goes_on_with_m
     )
     assert finished.state.samples == 120
     assert list(ledger(finished).rows(0)) == list(range(120))
+    resized = [event for event in folder.events() if event["event"] == "resize"]
+    assert [event["workers"] for event in resized] == [[1, 2]]
 
 
 @pytest.mark.usefixtures("cluster")
@@ -119,9 +115,19 @@ def test_an_error_that_a_restart_would_not_mend_is_told_once_in_one_line(root: P
     run(how)
     parts = sorted((root / "run/checkpoints/step-000000004").glob("worker-*.bin"))
     parts[0].write_bytes(parts[0].read_bytes()[:100])
-    with pytest.raises(ModelError, match="too short; the checkpoint is damaged"):
+    with pytest.raises(ModelError, match=r"too short; delete .* to go on from step 2"):
         run(config(root, max_steps=6))
     assert len([e for e in RunFolder(open_storage(how.output.uri)).events() if e["event"] == "recovered"]) == 0
+
+
+@pytest.mark.usefixtures("cluster")
+def test_workers_that_diverge_are_not_started_again_and_the_user_is_told(root: Path) -> None:
+    how = config(root, max_steps=20, guard__bad_steps=2, optimizer__learning_rate=1e30)
+    with pytest.raises(UserError, match="2 steps in a row without a finite loss") as told:
+        run(how)
+    assert told.value.exit_code == 2
+    history = [event["event"] for event in RunFolder(open_storage(how.output.uri)).events()]
+    assert history == ["start", "training", "bad_step", "bad_step", "gave_up"]
 
 
 def test_in_the_driver_a_run_needs_no_ray_and_is_the_same(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,10 +191,11 @@ class TestBeforeAnythingIsTaken:
             run(config(root, **changes))
         assert not (root / "run").exists()
 
-    def test_a_run_of_another_configuration_is_refused(self, root: Path) -> None:
+    @pytest.mark.parametrize("dry_run", [False, True])
+    def test_a_run_of_another_configuration_is_refused(self, root: Path, dry_run: bool) -> None:
         RunFolder(open_storage(str(root / "run"))).claim({"datasets": [], "identity": {"seed": 1}})
         with pytest.raises(DatasetError, match=r"output\.uri: .* holds a run with another configuration"):
-            run(config(root))
+            run(config(root), dry_run=dry_run)
 
     def test_addresses_mean_the_same_in_a_worker_whose_folder_is_another(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

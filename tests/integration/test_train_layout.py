@@ -41,6 +41,7 @@ def save_thrice(world: World, root: Path) -> int:
     host = sharded.Host()
     for name, tensors in (("a", state(world, 1.0)), ("b", state(world, 10.0)), ("c", state(world, 1.0, rows=7))):
         staged = sharded.stage(open_storage(str(root / name)), tensors, host=host)
+        staged.copy()
         for tensor in tensors.values():  # training goes on
             tensor.zero_()
         staged.write()

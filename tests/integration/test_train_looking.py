@@ -20,6 +20,7 @@ from sdp.generate import job as generate
 from sdp.model.sources import resolve
 from sdp.report.page import Drawing, Strips
 from sdp.report.sections import gather
+from sdp.storage import open_storage
 from sdp.train import job
 from sdp.train.assemble import make_conditioning
 from sdp.train.callbacks.base import Callback, StepReport
@@ -28,6 +29,7 @@ from sdp.train.callbacks.samples import DrawSamples
 from sdp.train.callbacks.validation import MeasureUnseen
 from sdp.train.data.weights import held_out
 from sdp.train.randomness import Purpose, RowRandom
+from sdp.train.run_folder import RunFolder
 from sdp.train.trainer import Trainer
 from sdp.train.world import World
 from tests.evaluate_kit import evaluate_config
@@ -63,14 +65,6 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tiny_model(root / "model")
     make_latents(root, 60, unit_rows=20, group_rows=5, vocabulary=50)
     return root
-
-
-@pytest.fixture
-def root(inputs: Path, tmp_path: Path) -> Path:
-    """The inputs, and a place for runs."""
-    for name in ("model", "latents"):
-        (tmp_path / name).symlink_to(inputs / name)
-    return tmp_path
 
 
 class Gauges(Callback):
@@ -303,7 +297,7 @@ def test_the_job_measures_and_draws_and_its_report_shows_both(root: Path) -> Non
     changes = {**HOLDOUT, **SAMPLES, "max_steps": 6, "log__every_steps": 2, "checkpoint__every_steps": 6}
     how = config(root, scaling__in_driver=True, **changes)
     summary = job.run(how)
-    lines = [json.loads(line) for line in (root / "run/metrics.jsonl").read_text().splitlines()]
+    lines = RunFolder(open_storage(str(root / "run"))).metrics()
     assert [line["validation_step"] for line in lines] == [2, 4, 6]
     (section,) = [section for section in gather([str(root / "run")]) if section.title == "Training, offline"]
     titles = [block.title for block in section.blocks if isinstance(block, Drawing)]

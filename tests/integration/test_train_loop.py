@@ -23,27 +23,9 @@ from sdp.train.run_folder import RunFolder
 from sdp.train.step import Conditioning
 from sdp.train.trainer import Trainer, TrainingDiverged
 from sdp.train.world import World
-from tests.latents import latent_of, make_latents
+from tests.latents import latent_of
 from tests.tiny_model import make_tiny_model
-from tests.training import Watch, config, train, weights
-
-
-@pytest.fixture(scope="module")
-def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model and 60 rows of latents."""
-    torch.set_num_threads(1)
-    root = tmp_path_factory.mktemp("train")
-    make_tiny_model(root / "model")
-    make_latents(root, 60, unit_rows=20, group_rows=5, vocabulary=50)
-    return root
-
-
-@pytest.fixture
-def root(inputs: Path, tmp_path: Path) -> Path:
-    """The inputs, and a place for runs."""
-    for name in ("model", "latents"):
-        (tmp_path / name).symlink_to(inputs / name)
-    return tmp_path
+from tests.training import Watch, config, poison, train, weights
 
 
 class Crash(Exception):
@@ -184,22 +166,10 @@ def test_a_used_up_budget_makes_a_checkpoint_and_says_so(root: Path) -> None:
     assert RunFolder(open_storage(str(root / "run"))).latest() == trainer.state.step < 100
 
 
-def poisoned(trainer: Trainer, steps: set[int]) -> None:
-    """Let the latents of some steps be infinite."""
-    step = trainer._step
-
-    def poison(batch: Any, ended: float) -> Any:
-        if trainer.state.step + 1 in steps:
-            batch.latents.fill_(float("inf"))
-        return step(batch, ended)
-
-    trainer._step = poison  # type: ignore[method-assign]
-
-
 def test_a_step_that_is_not_finite_is_skipped_and_its_rows_are_kept(root: Path) -> None:
     watch = Watch()
     trainer = assemble(config(root), World(), callbacks=[watch])
-    poisoned(trainer, {3})
+    poison(trainer, {3})
     before: dict[int, dict[str, torch.Tensor]] = {}
 
     class Snapshots(Callback):
@@ -213,13 +183,13 @@ def test_a_step_that_is_not_finite_is_skipped_and_its_rows_are_kept(root: Path) 
     assert not all(torch.equal(before[3][name], before[4][name]) for name in before[3])
     assert (trainer.state.step, trainer.state.taken, trainer.state.skipped) == (6, 5, 1)
     kept = json.loads((root / "run/bad_steps/step-000000003.json").read_text())
-    assert len(kept["rows"]) == 8
+    assert [len(rows) for rows in kept["epochs"].values()] == [8]
     assert all(torch.isfinite(tensor).all() for tensor in weights(trainer).values())
 
 
 def test_too_many_bad_steps_in_a_row_stop_the_run(root: Path) -> None:
     trainer = assemble(config(root, guard__bad_steps=2, max_steps=20), World())
-    poisoned(trainer, {2, 4, 5})
+    poison(trainer, {2, 4, 5})
     with pytest.raises(TrainingDiverged, match=r"step 5: 2 steps in a row .*/bad_steps/step-000000005\.json"):
         trainer.train()
 

@@ -13,7 +13,7 @@ import torch
 from prometheus_client import REGISTRY
 
 from sdp.config import TrainConfig
-from sdp.errors import DatasetError
+from sdp.errors import ConfigError, DatasetError
 from sdp.model.checkpoints import find_checkpoint, read_weights
 from sdp.storage import open_storage
 from sdp.train.checkpoint import read_state
@@ -40,13 +40,6 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def _no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sdp.cluster.connect", lambda **_: pytest.fail("Ray was asked for"))
-
-
-@pytest.fixture
-def root(inputs: Path, tmp_path: Path) -> Path:
-    for name in ("model", "latents", "larger"):
-        (tmp_path / name).symlink_to(inputs / name)
-    return tmp_path
 
 
 def how(root: Path, **changes: Any) -> TrainConfig:
@@ -101,7 +94,8 @@ def test_a_retry_in_the_second_phase_goes_on_with_the_second(root: Path) -> None
     assert stopped.reason == "asked to stop: SIGTERM"
     assert stopped.run.endswith("phase-2")
     once = events(root, 1)
-    again = run(how(root, phase_2__max_steps=5000, max_hours=stopped.state.seconds / 3600 + 1e-6))
+    seconds = stopped.state.seconds + read_state(folder(root, 1).checkpoint(4)).seconds
+    again = run(how(root, phase_2__max_steps=5000, max_hours=seconds / 3600 + 1e-6))
     assert again.reason.startswith("asked to stop: max_hours")
     assert again.state.step >= stopped.state.step > 0
     assert events(root, 1) == once  # the first phase was not begun again
@@ -109,6 +103,31 @@ def test_a_retry_in_the_second_phase_goes_on_with_the_second(root: Path) -> None
         0,
         stopped.state.step,
     ]
+
+
+def test_once_the_second_phase_has_a_checkpoint_the_first_is_over_whatever_its_limits_are(root: Path) -> None:
+    run(how(root, max_steps=2, phase_2__max_steps=2))
+    once = events(root, 1)
+    again = run(how(root, max_steps=4, phase_2__max_steps=3))
+    assert (again.run, again.state.step) == (str(root / "run/phase-2"), 3)
+    assert events(root, 1) == once
+    spent = sum(read_state(folder(root, n).checkpoint(step)).seconds for n, step in ((1, 2), (2, 3)))
+    used_up = run(how(root, max_steps=4, phase_2__max_steps=9, max_hours=spent / 3600))
+    assert (used_up.state.step, used_up.reason) == (3, "max_hours is used up; raise it to go on")
+
+
+def test_a_run_of_one_phase_does_not_become_the_first_of_two_nor_the_other_way_round(root: Path) -> None:
+    one: dict[str, Any] = {"phase_2": {}, "max_steps": 1}
+    RunFolder(open_storage(str(root / "run"))).claim({})
+    with pytest.raises(ConfigError, match=r"phase_2\.max_steps: expected .*run of one phase\), got 3; .*start_from"):
+        run(how(root))
+    assert [file.name for file in (root / "run").iterdir()] == ["_run.json"]
+    RunFolder(open_storage(str(root / "two/phase-1"))).claim({})
+    two = config(root, "two", scaling__in_driver=True, **one)
+    with pytest.raises(
+        ConfigError, match=r"phase_2\.max_steps: expected .*run of two phases\), got null; .*start_from"
+    ):
+        run(two)
 
 
 def test_what_is_wrong_with_the_second_phase_is_told_before_the_first_begins(root: Path) -> None:

@@ -35,13 +35,6 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.fixture
-def root(inputs: Path, tmp_path: Path) -> Path:
-    for name in ("model", "latents"):
-        (tmp_path / name).symlink_to(inputs / name)
-    return tmp_path
-
-
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
     ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False)

@@ -30,13 +30,6 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.fixture
-def root(inputs: Path, tmp_path: Path) -> Path:
-    for name in ("model", "latents", "other"):
-        (tmp_path / name).symlink_to(inputs / name)
-    return tmp_path
-
-
 def how(root: Path, run_name: str = "run", **changes: Any) -> Any:
     usual = {"scaling__in_driver": True, "max_steps": None, "max_epochs": 1}
     return config(root, run_name, **{**usual, **changes})

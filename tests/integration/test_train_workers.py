@@ -9,19 +9,8 @@ import torch
 from sdp.datasets.ledger import Ledger
 from sdp.train.callbacks.checkpoints import SaveCheckpoints
 from sdp.train.world import World
-from tests.latents import make_latents
-from tests.tiny_model import make_tiny_model
 from tests.training import Watch, config, train, weights
 from tests.workers import run_workers
-
-
-@pytest.fixture(scope="module")
-def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.set_num_threads(1)
-    root = tmp_path_factory.mktemp("train")
-    make_tiny_model(root / "model")
-    make_latents(root, 60, unit_rows=20, group_rows=5, vocabulary=50)
-    return root
 
 
 def worker(world: World, root: Path, run: str, changes: dict[str, Any]) -> tuple[dict[str, Any], list[float]]:
@@ -44,8 +33,9 @@ ONE_STEP = {"data__global_batch_size": 12, "data__batch_size": 12, "max_steps": 
 
 
 @pytest.fixture(scope="module")
-def alone(inputs: Path) -> tuple[dict[str, Any], list[float]]:
-    return worker(World(), inputs, "alone", ONE_STEP)
+def alone(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], list[float]]:
+    torch.set_num_threads(1)
+    return worker(World(), inputs, str(tmp_path_factory.mktemp("alone")), ONE_STEP)
 
 
 @pytest.mark.parametrize(

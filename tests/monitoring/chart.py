@@ -13,6 +13,7 @@ CHART = Path(__file__).parents[2] / "charts" / "sdp-monitoring"
 Manifest = dict[str, Any]
 
 VARIABLES: Mapping[str, str] = {
+    "namespace": ".*",
     "cluster": ".*",
     "run": ".*",
     "group": ".*",
@@ -38,7 +39,8 @@ class Expression:
 
 
 def helm_template(helm: Path, *settings: str) -> subprocess.CompletedProcess[str]:
-    given = [argument for setting in settings for argument in ("--set", setting)]
+    named = ("exporter.image.repository=registry.example.com/sdp/exporter", *settings)
+    given = [argument for setting in named for argument in ("--set", setting)]
     command = [str(helm), "template", "sdp", str(CHART), *given]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 

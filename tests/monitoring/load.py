@@ -54,8 +54,8 @@ def generate(root: Path, checkpoint: str, pictures: int) -> None:
 
 
 def tell_what_is_not_here(run: str, workers: int) -> None:
-    """What only GPUs or faults make a job say, said by this process through the same calls: PyTorch's memory, MFU, rows
-    that were bad, workers that died, a validation."""
+    """What only GPUs, faults or other runs make a job say, said by this process through the same calls: PyTorch's
+    memory, MFU, rows that were bad, workers that died, a validation, a collocated run."""
     own = telemetry.begin(run)
     for rank in range(workers):
         for kind, amount in (("allocated", 14 * GIB), ("reserved", 29 * GIB), ("peak", 27 * GIB)):
@@ -65,6 +65,7 @@ def tell_what_is_not_here(run: str, workers: int) -> None:
     own.show("sdp_train_validation_loss", 0.5, timesteps="all")
     own.count("sdp_process_deaths_total", 1)
     own.count("sdp_generate_images_total", 1)
+    telemetry.begin("collocated").show("sdp_train_info", 1, data_mode="collocated")
 
 
 @contextmanager

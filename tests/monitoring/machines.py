@@ -19,7 +19,7 @@ from tests.exporter_kit import exporting
 from tests.monitoring.chart import Manifest, one
 from tests.monitoring.prometheus import Prometheus, as_prometheus
 
-NAMESPACE, CLUSTER = "training", "sdp"
+NAMESPACE, CLUSTER, JOB = "training", "sdp", "sdp-train-7xk2p-q8w4z"
 GIB = 1 << 30
 HOST_PIDS = 1_000_000
 """The driver's pids are those inside, and this."""
@@ -69,6 +69,7 @@ def ray_of(machines: tuple[Machine, ...] = MACHINES) -> Iterator[dict[str, int]]
     """Started, and this process connected to it; the port of each pod's metrics."""
     import ray
     from ray.cluster_utils import Cluster
+    from ray.job_config import JobConfig
 
     told: list[dict[str, Any]] = [
         {
@@ -85,7 +86,8 @@ def ray_of(machines: tuple[Machine, ...] = MACHINES) -> Iterator[dict[str, int]]
         for machine in told[1:]:
             cluster.add_node(**machine)
         hook = {"worker_process_setup_hook": lambda: take_time()}
-        ray.init(address=cluster.address, log_to_driver=False, runtime_env=hook)
+        submitted = JobConfig(metadata={"job_name": JOB})  # as Ray's job server has it for a RayJob
+        ray.init(address=cluster.address, log_to_driver=False, runtime_env=hook, job_config=submitted)
         cluster.wait_for_nodes()
         pods = {machine.group: machine.pod for machine in machines}
         yield {pods[node["Labels"]["sdp/group"]]: node["MetricsExportPort"] for node in ray.nodes()}

@@ -64,15 +64,20 @@ def selectors(expr: str) -> list[Selector]:
     return found
 
 
+def lists(expr: str, words: frozenset[str] = frozenset({"by", "on"})) -> list[set[str]]:
+    """The labels of each by (…) and on (…)."""
+    rest = list(tokens(expr))
+    found: list[set[str]] = []
+    for at, (kind, text) in enumerate(rest):
+        if kind == "word" and text in words and at + 1 < len(rest) and rest[at + 1][1] == "(":
+            closes = next(n for n in range(at, len(rest)) if rest[n][1] == ")")
+            found.append({word for kind, word in rest[at + 2 : closes] if kind == "word"})
+    return found
+
+
 def labels_of_lists(expr: str) -> set[str]:
     """The labels in by (…), on (…) and their like."""
-    rest = list(tokens(expr))
-    found: set[str] = set()
-    for at, (kind, text) in enumerate(rest):
-        if kind == "word" and text in _LISTS and at + 1 < len(rest) and rest[at + 1][1] == "(":
-            closes = next(n for n in range(at, len(rest)) if rest[n][1] == ")")
-            found |= {word for kind, word in rest[at + 2 : closes] if kind == "word"}
-    return found
+    return set[str]().union(*lists(expr, _LISTS))
 
 
 def _selector(name: str, braces: list[tuple[str, str]]) -> Selector:

@@ -537,7 +537,16 @@ int nvmlEventSetCreate(void **set) {
 
 int nvmlEventSetFree(void *set) {
     (void)set;
+    __atomic_store_n(&registered, 0, __ATOMIC_SEQ_CST);
     return OK;
+}
+
+/* A GPU that is lost takes along that its events are told. */
+static void forget_lost(void) {
+    char line[64];
+    for (int gpu = 0; gpu < GPUS; gpu++)
+        if (lookup(line, sizeof line, "gpu.%d.error.nvmlDeviceGetHandleByIndex", gpu))
+            __atomic_fetch_and(&registered, ~(1ull << gpu), __ATOMIC_SEQ_CST);
 }
 
 int nvmlDeviceRegisterEvents(const Device *device, ull types, void *set) {
@@ -561,6 +570,7 @@ int nvmlEventSetWait_v2(void *set, Event *event, uint milliseconds) {
                 return OK;
             }
         }
+        forget_lost();
         nap(0.01);
     }
     return TIMEOUT;

@@ -58,6 +58,16 @@ def lines(job: str, *overrides: str, path: str | None = None) -> list[str]:
             "data.batch_size: expected a whole number of 1 or more, got null; "
             "set it in the file or with --set data.batch_size=…",
         ),
+        (
+            "train",
+            ["scaling.in_driver=true", "strategy.kind=fsdp"],
+            "strategy.kind: expected ddp while scaling.in_driver is true, got 'fsdp'; one process has no shards",
+        ),
+        (
+            "train",
+            ["scaling.in_driver=true", "scaling.accelerator=A100"],
+            "scaling.accelerator: expected null while in_driver is on, got 'A100'; a driver takes what its machine has",
+        ),
         ("train", ["strategy.compile=yes"], "strategy.compile: expected true or false, got 'yes'"),
         ("train", ["strategy.compile=1"], "strategy.compile: expected true or false, got 1"),
         ("train", ["ema.decay=1"], "ema.decay: expected a number of 0 or more and below 1, or null, got 1"),

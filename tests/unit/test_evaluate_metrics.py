@@ -1,7 +1,5 @@
 """Distances between sets of features, against the libraries' own and against formulas written another way."""
 
-import importlib
-
 import numpy as np
 import pytest
 
@@ -55,16 +53,17 @@ def test_the_frechet_distance_of_known_normal_distributions() -> None:
 
 def test_the_frechet_distance_is_the_libraries() -> None:
     a, b = features(500, 64, 1), features(400, 64, 2, 0.2)
-    torch = importlib.import_module("torch")
-    fidelity = importlib.import_module("torch_fidelity.metric_fid")
+    import torch
+    from torch_fidelity import metric_fid as fidelity
+
     theirs = [fidelity.fid_features_to_statistics(torch.from_numpy(rows)) for rows in (a, b)]
     name = fidelity.KEY_METRIC_FID
     assert frechet(a, b) == pytest.approx(fidelity.fid_statistics_to_metric(*theirs, verbose=False)[name], rel=1e-9)
 
 
 def test_the_frechet_distance_is_that_of_torchmetrics() -> None:
-    fid = importlib.import_module("torchmetrics.image.fid")
     import torch
+    from torchmetrics.image import fid
 
     class AsTheyAre(torch.nn.Module):
         num_features = 64
@@ -115,8 +114,8 @@ def test_the_kernel_distance_is_its_definition() -> None:
 
 
 def test_the_kernel_distance_is_the_librarys_subset_by_subset() -> None:
-    kid = importlib.import_module("torch_fidelity.metric_kid")
     import torch
+    from torch_fidelity import metric_kid as kid
 
     a, b = features(120, seed=3), features(90, seed=4, shift=0.3)
     theirs = kid.kid_features_to_metric(

@@ -91,7 +91,7 @@ def test_what_a_gpu_does_not_tell_is_no_series_rather_than_zero() -> None:
 
 
 def test_a_lost_gpu_is_down_and_keeps_its_xids() -> None:
-    xids = {3: Xids(2, {79: 1000.5}), 4: Xids()}
+    xids = {IDENTITY.uuid: Xids(2, {79: 1000.5}), "GPU-other": Xids()}
     found = samples(Snapshot(node="n1", up=False, lost=(IDENTITY,), xids=xids, ages={IDENTITY: 12.5}))
     assert found["sdp_gpu_up", ""] == 0
     assert found["sdp_gpu_reading_age_seconds", ""] == 12.5

@@ -1,6 +1,5 @@
 """The kubelet's pod-resources API: our few lines of gRPC and protobuf against Google's own."""
 
-import importlib
 import socket
 import threading
 import time
@@ -10,15 +9,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 from sdp.exporter import grpc as ours
 from sdp.exporter import podresources
 from sdp.exporter.readings import Allotment
-
-grpc = importlib.import_module("grpc")
-importlib.import_module("google.protobuf")
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory  # noqa: E402
 
 MESSAGES: dict[str, list[tuple[str, int, str, bool]]] = {
     "NUMANode": [("ID", 1, "int64", False)],

@@ -8,7 +8,7 @@ import ssl
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -77,6 +77,9 @@ def test_there_is_a_health_check_a_first_page_and_nothing_else() -> None:
         assert b'href="/metrics"' in ask(server, "/")[2]
         assert ask(server, "/metrics/..%2f..%2fetc/passwd")[0] == 404
         assert ask(server, "/metrics", method="POST")[0] == 501
+        with socket.create_connection(server.server_address[:2], timeout=10) as plug:
+            plug.sendall(b"GET http://[ HTTP/1.1\r\n\r\n")
+            assert plug.recv(100).startswith(b"HTTP/1.1 400 ")
         status, headers, body = ask(server, "/healthz", method="HEAD")
         assert (status, headers["Content-Length"], body) == (200, "3", b"")
 
@@ -156,20 +159,46 @@ def test_a_request_that_drips_is_cut_off_at_its_deadline(monkeypatch: pytest.Mon
         assert time.monotonic() - began < 5
 
 
-def test_too_many_connections_are_closed_and_later_ones_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(web, "MAX_CONNECTIONS", 2)
-    with serving() as server:
-        plugs = [socket.create_connection(server.server_address[:2], timeout=10) for _ in range(3)]
-        assert plugs[2].recv(1) == b""
-        for plug in plugs:
-            plug.close()
-        end = time.monotonic() + 10
-        while True:
+@pytest.mark.parametrize("tls", [False, True])
+def test_however_many_connect_and_say_nothing_health_and_metrics_are_answered(tmp_path: Path, tls: bool) -> None:
+    """The kubelet's probe has five seconds; after three that fail it starts the exporter again."""
+    config = web_config(tmp_path, users=False) if tls else None
+    ca = tmp_path / "exporter.crt" if tls else None
+    with serving(config=config) as server, ExitStack() as stack:
+        plugs: list[socket.socket] = []
+        for _ in range(2):
+            for _ in range(web.MAX_CONNECTIONS):
+                plug = socket.create_connection(server.server_address[:2], timeout=10)
+                plugs.append(stack.enter_context(plug))
+            began = time.monotonic()
+            assert ask(server, "/healthz", ca=ca)[0] == 200
+            assert ask(server, ca=ca)[0] == 200
+            assert time.monotonic() - began < 2.5
+        assert plugs[0].recv(1) == b""  # those that were silent for longest went
+        plugs[-1].setblocking(False)
+        with pytest.raises(BlockingIOError):
+            plugs[-1].recv(1)
+
+
+def test_a_handshake_that_drips_is_cut_off_at_its_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(web, "CONNECTION_TIMEOUT_S", 0.5)
+    with (
+        serving(config=web_config(tmp_path)) as server,
+        socket.create_connection(server.server_address[:2], timeout=10) as plug,
+    ):
+        began = time.monotonic()
+        plug.settimeout(0.05)
+        hello = iter(b"\x16\x03\x01\x40\x00" + bytes(1000))
+        while time.monotonic() - began < 10:
             try:
-                assert ask(server)[0] == 200
+                plug.sendall(bytes([next(hello)]))
+                if plug.recv(1) == b"":
+                    break
+            except TimeoutError:
+                continue
+            except OSError:
                 break
-            except (http.client.HTTPException, OSError):
-                assert time.monotonic() < end
+        assert time.monotonic() - began < 5
 
 
 class Slow(Collector):
@@ -205,6 +234,29 @@ def test_a_stop_lets_a_scrape_under_way_end_and_takes_no_more() -> None:
     stopping.join(10)
     scraping.join(10)
     assert answers == [200]
+
+
+def test_scrapes_that_hang_leave_room_for_the_health_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(web, "MAX_SCRAPES", 3)
+    monkeypatch.setattr(web, "MAX_CONNECTIONS", 5)
+    slow, metrics = Slow(), CollectorRegistry()
+    metrics.register(slow)  # type: ignore[arg-type]
+    with serving(metrics) as server, ExitStack() as stack:
+        answers: list[int] = []
+        scraping = [threading.Thread(target=lambda: answers.append(ask(server)[0])) for _ in range(3)]
+        for thread in scraping:
+            thread.start()
+        end = time.monotonic() + 10
+        while (status := ask(server)[0] if slow.begun.is_set() and server.scrapes._value == 0 else 0) != 503:
+            assert time.monotonic() < end, status
+        for _ in range(6):
+            stack.enter_context(socket.create_connection(server.server_address[:2], timeout=10))
+        assert ask(server, "/healthz")[0] == 200
+        slow.go.set()
+        for thread in scraping:
+            thread.join(10)
+        assert answers == [200] * 3
+        assert ask(server)[0] == 200
 
 
 class Broken(Collector):

@@ -158,6 +158,27 @@ def test_a_run_says_its_state_checkpoints_history_and_its_newest_checkpoint(tmp_
         assert part in text
 
 
+def test_the_headline_is_the_newest_step_although_metrics_have_not_come_to_it(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    make_checkpoint(tmp_path, "run", 9)
+    found = describe(run)
+    assert isinstance(found, Run)
+    assert (found.step, found.last["step"]) == (9, 8)
+    assert "9; what follows is of step 8" in summary(found)
+    publish_lines(run, "metrics/000001-000000008.jsonl", [{**found.last, "step": 9}])
+    found = describe(run)
+    assert isinstance(found, Run)
+    assert (found.step, found.last["step"]) == (9, 9)
+    assert "what follows" not in summary(found)
+
+
+def test_a_skipped_step_of_an_older_version_is_no_damage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = make_run(tmp_path)
+    run.publish("metrics.jsonl", run.read("metrics.jsonl").replace(b'"loss_smoothed": 0.2', b'"gradient_norm": NaN'))
+    assert main(["inspect", run.uri]) == 0
+    assert "problems" not in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("which", ["run/checkpoints/latest", "run/checkpoints"])
 def test_the_newest_checkpoint_can_be_named_by_its_run(tmp_path: Path, which: str) -> None:
     make_run(tmp_path)

@@ -1,18 +1,20 @@
 """The doctor's judgements, on objects as Kubernetes has them."""
 
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sdp.errors import UserError
-from sdp.kube.check_cluster import judge, judge_products, named_by, total, wanted_of
+from sdp.kube.check_cluster import judge, judge_products, judge_state, named_by, total, wanted_of
 from sdp.kube.check_jobs import accelerators, models, read, storage
 from sdp.kube.check_server import _version_of, _watches, lacking_fields
 from sdp.kube.clusters import templates
-from sdp.kube.finding import Finding
+from sdp.kube.finding import Finding, failed, warning
 from sdp.kube.placing import place
 from sdp.kube.site import mounted_texts, read_manifests
+from sdp.kube.state import cluster_state
 from tests.kube_server import group, node, raycluster
 
 A100 = "NVIDIA-A100-SXM4-80GB"
@@ -46,6 +48,38 @@ def test_a_group_fails_when_its_pods_would_never_run(
 ) -> None:
     spec = group("a100", 8, "A100")["template"]["spec"]
     found = judge("a100", wanted, place(spec, nodes), makers)
+    assert found.state == state
+    assert says in str(found)
+
+
+NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
+
+
+def starting(**status: Any) -> dict[str, Any]:
+    return {"metadata": {"name": "sdp", "creationTimestamp": "2026-11-21T11:50:00Z"}, "status": status}
+
+
+REFUSED = {"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate", "message": "exceeded quota"}
+NO_HEAD = {"type": "HeadPodReady", "status": "False", "reason": "ContainersNotReady", "message": "pulling"}
+
+
+@pytest.mark.parametrize(
+    ("cluster", "pods", "minutes", "state", "says"),
+    [
+        (starting(state="ready"), [], 0, "ok", "sdp is ready: 0 of 0 workers"),
+        (starting(), [], 0, "warning", "sdp is starting; pods are on their way: sdp doctor again in a few minutes"),
+        (starting(conditions=[NO_HEAD]), [], 0, "warning", "sdp is starting: ContainersNotReady: pulling"),
+        (starting(), [warning("pods", "x is not scheduled")], 0, "warning", "on their way"),
+        (starting(), [failed("pods", "x: ImagePullBackOff")], 0, "failed", "kubectl describe raycluster sdp"),
+        (starting(conditions=[REFUSED]), [], 0, "failed", "sdp is starting: FailedCreate: exceeded quota"),
+        (starting(), [], 25, "failed", "sdp is starting, for 35 minutes; kubectl describe raycluster sdp"),
+        (starting(state="suspended"), [], 0, "failed", "sdp is suspended"),
+    ],
+)
+def test_a_cluster_that_has_just_been_made_is_no_failure_unless_something_holds_it_up(
+    cluster: dict[str, Any], pods: list[Finding], minutes: int, state: str, says: str
+) -> None:
+    found = judge_state(cluster_state(cluster), pods, NOW + timedelta(minutes=minutes))
     assert found.state == state
     assert says in str(found)
 
@@ -211,6 +245,68 @@ def test_an_accelerator_that_no_group_has_is_found_before_a_job_waits_for_it() -
     assert found.state == "failed"
     assert "process.yaml: encode.accelerator: A10G, which no group of the cluster has (they have A100)" in found.says
     assert states(list(accelerators(told, raycluster(group("gpu", 1, "A10G"))))) == ["ok"]
+
+
+TRAIN = "source: {uri: s3://b/i}\noutput: {uri: s3://b/o}\nmodel: {source: 'builtin:tiny'}\n"
+
+
+@pytest.mark.parametrize(
+    ("groups", "scaling", "encode", "grows", "expected", "says"),
+    [
+        ([("A100", 8, 4)], "num_workers: 32", "", True, ["ok"], "in the number that they ask for"),
+        (
+            [("A100", 8, 1)],
+            "num_workers: 32",
+            "",
+            True,
+            ["failed"],
+            "train.yaml: scaling.num_workers: 32 on A100 need 32 GPUs, of which the groups grow to 8: they never come",
+        ),
+        ([("A100", 8, 1)], "num_workers: {min: 8, max: 32}", "", True, ["ok"], ""),
+        ([("A100", 8, 1), ("A100", 4, 2)], "num_workers: 16", "", True, ["ok"], ""),
+        ([("A100", 8, 4)], "num_workers: 32", "", False, ["failed"], "grow to 8"),  # it has one pod, and never more
+        (
+            [("A100", 8, 4), ("A10G", 1, 4)],
+            "num_workers: 32",
+            "num_workers: 8, accelerator: A10G",
+            True,
+            ["warning"],
+            "encode.num_workers: 8 on A10G need 8 GPUs, of which the groups grow to 4: fewer will run",
+        ),
+        (
+            [("A100", 8, 4), ("A10G", 1, 4)],
+            "num_workers: 32",
+            "num_workers: 8, accelerator: A10G, gpus_per_worker: 0.5",
+            True,
+            ["ok"],
+            "",
+        ),
+        (
+            [("A100", 8, 4)],
+            "num_workers: 32",
+            "num_workers: 2, accelerator: A100",
+            True,
+            ["failed"],
+            "encode.num_workers: 2 on A100 need 2 GPUs, of which the groups grow to 0 beside the trainers",
+        ),
+        ([("A100", 8, 4)], "num_workers: 31", "num_workers: 2, accelerator: A100", True, ["warning"], "fewer will run"),
+    ],
+)
+def test_workers_that_no_group_can_grow_to_are_found_before_a_job_waits_for_them(
+    groups: list[tuple[str, int, int]], scaling: str, encode: str, grows: bool, expected: list[str], says: str
+) -> None:
+    online = f"data: {{mode: online}}\nencode: {{{encode}}}\n" if encode else ""
+    told, wrong = read({"train": f"{TRAIN}scaling: {{accelerator: A100, {scaling}}}\n{online}"})
+    assert wrong[0].state == "ok", wrong
+    cluster = raycluster(
+        *(group(f"g{number}", gpus, label, 1, most) for number, (label, gpus, most) in enumerate(groups))
+    )
+    cluster["spec"]["enableInTreeAutoscaling"] = grows
+    for each in cluster["spec"]["workerGroupSpecs"]:
+        each["replicas"] = 1
+    found = list(accelerators(told, cluster))
+    assert states(found) == expected
+    assert says in str(found[0])
 
 
 def test_storage_is_tried_and_left_as_it_was(tmp_path: Path) -> None:

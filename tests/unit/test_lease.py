@@ -325,6 +325,32 @@ def test_another_generation_ends_it(storage: Storage, leave: Callable[..., Recor
     assert not on_disk(storage, 1).released
 
 
+def test_a_generation_begun_anew_by_another_job_after_the_output_was_deleted_ends_it(
+    storage: Storage, leave: Callable[..., Record]
+) -> None:
+    with Lease.acquire(storage, ttl_s=0.3, clock=Clock()) as lease:
+        storage.delete("_lease/0000000001.json")
+        others = leave(generation=1)
+        until(lambda: not lease._thread.is_alive())
+        with pytest.raises(LeaseLost, match="the output was deleted, and another job has begun generation 1 anew"):
+            lease.check()
+        assert on_disk(storage, 1) == others
+    assert on_disk(storage, 1) == others
+
+
+def test_what_another_job_has_begun_anew_is_not_released_by_us(storage: Storage, leave: Callable[..., Record]) -> None:
+    with Lease.acquire(storage, ttl_s=3000.0):  # no heartbeat comes between
+        others = leave(generation=1)
+    assert on_disk(storage, 1) == others
+
+
+def test_a_record_that_was_deleted_is_written_again(storage: Storage) -> None:
+    with Lease.acquire(storage, ttl_s=0.3, clock=Clock()) as lease:
+        storage.delete("_lease/0000000001.json")
+        until(lambda: storage.exists("_lease/0000000001.json"))
+        lease.check()
+
+
 def test_files_of_other_names_are_no_generations(storage: Storage) -> None:
     for name in ("notes.txt", "0000000007.json.bak", "9.txt", f"{'9' * 200}.json", "x/0000000003.json"):
         storage.publish(f"_lease/{name}", b"")

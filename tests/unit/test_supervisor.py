@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from sdp.kube.leave import leave, supervises
+from sdp.kube.leave import main as leave_main
 from sdp.supervisor import supervise
 
 COUNTING = """
@@ -30,6 +32,28 @@ def runs_of(tmp_path: Path, codes: str, **bounds: float) -> tuple[int, int]:
     tally = tmp_path / "tally"
     code = supervise([sys.executable, "-c", COUNTING, str(tally), codes], first_pause_s=0.01, **bounds)  # type: ignore[arg-type]
     return code, tally.stat().st_size
+
+
+def job_that_stops(ready: Path, stopped: Path, code: int) -> str:
+    """A program that runs until it is told to stop; each is to be seen by a file."""
+    return (
+        "import pathlib, signal, sys, threading\n"
+        f"signal.signal(signal.SIGTERM, lambda *_: (pathlib.Path({str(stopped)!r}).touch(), sys.exit({code})))\n"
+        f"pathlib.Path({str(ready)!r}).touch()\n"
+        "threading.Event().wait(60)\n"
+    )
+
+
+def supervising(job: str) -> str:
+    """A program that supervises a program."""
+    return f"import sys; from sdp.supervisor import supervise; sys.exit(supervise([sys.executable, '-c', {job!r}]))"
+
+
+def appears(file: Path) -> None:
+    until = time.monotonic() + 30
+    while not file.exists():
+        assert time.monotonic() < until
+        threading.Event().wait(0.01)
 
 
 @pytest.mark.parametrize(
@@ -56,18 +80,9 @@ def test_breakdowns_far_apart_are_not_held_against_a_job(tmp_path: Path) -> None
 
 def test_a_wish_to_stop_reaches_the_job_and_it_is_not_started_again(tmp_path: Path) -> None:
     ready, stopped = tmp_path / "ready", tmp_path / "stopped"
-    job = (
-        "import pathlib, signal, sys, threading\n"
-        f"signal.signal(signal.SIGTERM, lambda *_: (pathlib.Path({str(stopped)!r}).touch(), sys.exit(1)))\n"
-        f"pathlib.Path({str(ready)!r}).touch()\n"
-        "threading.Event().wait(60)\n"
-    )
-    program = f"import sys; from sdp.supervisor import supervise; sys.exit(supervise([sys.executable, '-c', {job!r}]))"
+    program = supervising(job_that_stops(ready, stopped, 1))
     supervisor = subprocess.Popen([sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": str(Path.cwd())})
-    until = time.monotonic() + 30
-    while not ready.exists():
-        assert time.monotonic() < until
-        threading.Event().wait(0.01)
+    appears(ready)
     supervisor.send_signal(signal.SIGTERM)
     assert supervisor.wait(30) == 1
     assert stopped.exists()
@@ -84,3 +99,78 @@ def test_a_wish_to_stop_while_the_job_is_being_started_reaches_it(monkeypatch: p
     began = time.monotonic()
     assert supervise([sys.executable, "-c", "import time; time.sleep(100)"]) == 128 + signal.SIGTERM
     assert time.monotonic() - began < 60
+
+
+def test_a_supervisor_whose_pod_goes_stops_its_job_and_stays_itself(tmp_path: Path) -> None:
+    ready, saved = tmp_path / "ready", tmp_path / "saved"
+    program = supervising(job_that_stops(ready, saved, 0))
+    with subprocess.Popen(
+        [sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": str(Path.cwd())}, stderr=subprocess.PIPE
+    ) as supervisor:
+        try:
+            appears(ready)
+            assert leave(30, lambda words: program in words) == []
+            assert saved.exists()
+            assert supervisor.stderr is not None
+            assert b"is submitted again on the next head" in supervisor.stderr.readline()
+            assert supervisor.poll() is None
+        finally:
+            supervisor.kill()
+
+
+def test_a_supervisor_whose_pod_goes_between_two_tries_stays_too() -> None:
+    program = "from sdp.supervisor import supervise; supervise(['false'], first_pause_s=60)"
+    with subprocess.Popen(
+        [sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": str(Path.cwd())}, stderr=subprocess.PIPE
+    ) as supervisor:
+        try:
+            assert supervisor.stderr is not None
+            assert b"started again in 60 s" in supervisor.stderr.readline()
+            assert leave(30, lambda words: program in words) == []
+            assert b"is submitted again on the next head" in supervisor.stderr.readline()
+            assert supervisor.poll() is None
+        finally:
+            supervisor.kill()
+
+
+def test_leaving_does_not_wait_for_ever_for_a_job_that_does_not_stop(tmp_path: Path) -> None:
+    ready = tmp_path / "ready"
+    job = (
+        "import pathlib, signal, threading\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        f"pathlib.Path({str(ready)!r}).touch()\n"
+        "threading.Event().wait(60)\n"
+    )
+    program = (
+        "import subprocess, signal, sys\n"
+        "signal.signal(signal.SIGUSR1, signal.SIG_IGN)\n"
+        f"child = subprocess.Popen([sys.executable, '-c', {job!r}])\n"
+        "try: child.wait()\n"
+        "finally: child.kill()\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", program]) as supervisor:
+        try:
+            appears(ready)
+            assert leave(0.2, lambda words: program in words) == [supervisor.pid]
+        finally:
+            supervisor.send_signal(signal.SIGINT)
+
+
+@pytest.mark.parametrize(
+    ("line", "is_one"),
+    [
+        (["/opt/sdp/bin/python", "-m", "sdp.supervisor", "train", "--config", "train.yaml"], True),
+        (["/bin/sh", "-c", "python -m sdp.supervisor train"], False),
+        (["python", "-m", "sdp", "train"], False),
+        (["python", "-m", "sdp.kube.leave", "280"], False),
+        ([], False),
+    ],
+)
+def test_a_supervisor_is_known_by_its_command_line(line: list[str], is_one: bool) -> None:
+    assert supervises(line) is is_one
+
+
+@pytest.mark.parametrize("words", [[], ["soon"], ["-1"], ["1", "2"], ["nan"]])
+def test_how_long_to_wait_has_to_be_told(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert leave_main(words) == 2
+    assert "leave: expected one number of seconds, got" in capsys.readouterr().err

@@ -1,5 +1,6 @@
 """Emission to a registry of prometheus-client, read back as Prometheus would."""
 
+import os
 from typing import Any
 
 import pytest
@@ -45,6 +46,13 @@ def test_counters_add_up_and_gauges_show_the_last(telemetry: Telemetry, registry
     assert value(registry, "sdp_train_samples_total") == 12
     assert value(registry, "sdp_train_loss") == 0.25
     assert series(registry, "sdp_train_mfu") == {}
+
+
+def test_a_process_says_what_it_is_and_of_which_job(registry: CollectorRegistry) -> None:
+    telemetry = Telemetry(RegistryBackend(registry), "sd2", "sdp-train-7xk2p")
+    telemetry.process("trainer", 3)
+    told = {"pid": str(os.getpid()), "role": "trainer", "rank": "3", "job_name": "sdp-train-7xk2p"}
+    assert value(registry, "sdp_process_info", **told) == 1
 
 
 def test_totals_are_reached_by_their_difference_and_never_go_back(

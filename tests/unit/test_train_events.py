@@ -1,13 +1,12 @@
 """What TensorBoard reads, read back by the protocol buffers and checksums of another library."""
 
-import importlib
 import struct
 from collections.abc import Iterator
 
-from sdp.train.callbacks.tensorboard import crc32c, event, numbers, record
+from tensorboardX import crc32c as theirs
+from tensorboardX.proto import event_pb2 as protos
 
-protos = importlib.import_module("tensorboardX.proto.event_pb2")
-theirs = importlib.import_module("tensorboardX.crc32c")
+from sdp.train.callbacks.tensorboard import crc32c, event, numbers, record
 
 
 def records(data: bytes) -> Iterator[bytes]:

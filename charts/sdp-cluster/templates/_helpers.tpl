@@ -62,7 +62,7 @@ does not know of groups that have no pod yet.
 {{- if kindIs "map" $own -}}
 {{- $group := include "sdp.group" (dict "Values" $.Values "group" $own) | fromYaml -}}
 {{- $names = append $names $name -}}
-{{- if and (eq (int $group.gpus) 0) (gt (int $group.maxReplicas) 0) -}}
+{{- if and (eq (int $group.gpus) 0) (gt (include "sdp.most-pods" (dict "Values" $.Values "group" $group) | int) 0) -}}
 {{- $text := toString $group.cpu -}}{{/* KubeRay tells Ray of whole CPUs, rounded up. */}}
 {{- $cpu := int (ceil (hasSuffix "m" $text | ternary (divf (float64 (trimSuffix "m" $text)) 1000) (float64 $text))) -}}
 {{- $plain = append $plain (dict "name" $name "cpu" $cpu "most" (int $group.maxReplicas)) -}}
@@ -89,51 +89,11 @@ workers:
 {{- end -}}
 {{- end -}}
 
-{{/* What cannot work, said before anything is applied. */}}
-{{- define "sdp.check" -}}
-{{- if not .Values.storage.uri -}}
-{{- fail "storage.uri: required: where datasets and runs lie, s3://BUCKET/FOLDER or gs://BUCKET/FOLDER" -}}
-{{- end -}}
-{{- if and (eq .Values.auth.mode "token") (semverCompare "<2.52.0-0" .Values.rayVersion) -}}
-{{- fail (printf "rayVersion: expected 2.52.0 or later, which knows tokens, got %s; or set auth.mode to disabled" .Values.rayVersion) -}}
-{{- end -}}
-{{- $groups := 0 -}}
-{{- range $name, $own := .Values.groups -}}
-{{- if kindIs "map" $own -}}
-{{- $groups = add1 $groups -}}
-{{- if not (regexMatch "^[a-z0-9]([a-z0-9-]{0,18}[a-z0-9])?$" $name) -}}
-{{- fail (printf "groups.%s: expected a name of at most 20 small letters, digits and hyphens; rename it" $name) -}}
-{{- end -}}
-{{- $group := include "sdp.group" (dict "Values" $.Values "group" $own) | fromYaml -}}
-{{- if gt (int $group.minReplicas) (int $group.maxReplicas) -}}
-{{- fail (printf "groups.%s.minReplicas: expected at most maxReplicas (%d), got %d" $name (int $group.maxReplicas) (int $group.minReplicas)) -}}
-{{- end -}}
-{{- if ne (toString $group.replicas) "<nil>" -}}
-{{- if or (lt (int $group.replicas) (int $group.minReplicas)) (gt (int $group.replicas) (int $group.maxReplicas)) -}}
-{{- fail (printf "groups.%s.replicas: expected from minReplicas (%d) to maxReplicas (%d), got %d" $name (int $group.minReplicas) (int $group.maxReplicas) (int $group.replicas)) -}}
-{{- end -}}
-{{- end -}}
-{{- if and (gt (int $group.gpus) 0) (not $group.accelerator) -}}
-{{- fail (printf "groups.%s.accelerator: required where gpus is not 0: jobs place encoders and trainers by it" $name) -}}
-{{- end -}}
-{{- if and $group.accelerator (eq (int $group.gpus) 0) -}}
-{{- fail (printf "groups.%s.gpus: expected 1 or more where accelerator is set (%s), got 0" $name $group.accelerator) -}}
-{{- end -}}
-{{- if and (gt (int $group.efaDevices) 0) (eq (int $group.gpus) 0) -}}
-{{- fail (printf "groups.%s.efaDevices: expected 0 where there are no GPUs, got %d" $name (int $group.efaDevices)) -}}
-{{- end -}}
-{{- if not $.Values.autoscaling.enabled -}}
-{{- range $key := list "priority" "idleTimeoutSeconds" -}}
-{{- with get $group $key -}}
-{{- fail (printf "groups.%s.%s: expected 0 where autoscaling.enabled is false, got %d: it is for the autoscaler" $name $key (int .)) -}}
-{{- end -}}
-{{- end -}}
-{{- end -}}
-{{- end -}}
-{{- end -}}
-{{- if not $groups -}}
-{{- fail "groups: expected one or more, got none: the head runs no work" -}}
-{{- end -}}
+{{/* A quantity of memory as a number of bytes. */}}
+{{- define "sdp.bytes" -}}
+{{- $units := dict "M" 1e6 "G" 1e9 "T" 1e12 "Mi" 1048576.0 "Gi" 1073741824.0 "Ti" 1099511627776.0 -}}
+{{- $number := regexFind "^[0-9.]+" . -}}
+{{- mulf (float64 $number) (get $units (trimPrefix $number .)) -}}
 {{- end -}}
 
 {{/* What a pod asks for, and what it may take. */}}
@@ -149,6 +109,19 @@ vpc.amazonaws.com/efa: {{ int .efaDevices }}
 {{- with .hugepages2Mi }}
 hugepages-2Mi: {{ . }}
 {{- end }}
+{{- with .ephemeralStorage }}
+ephemeral-storage: {{ . }}
+{{- end }}
+{{- end -}}
+
+{{/* Seconds that jobs have for a last checkpoint when a pod is told to go: all but the last, which are for Ray's own end. */}}
+{{- define "sdp.farewell" -}}
+{{- max 1 (sub (int .terminationGracePeriodSeconds) 20) -}}
+{{- end -}}
+
+{{/* Annotations that a pod has from values; a group's own win. Takes what sdp.pod takes. */}}
+{{- define "sdp.annotations" -}}
+{{- with merge (deepCopy (default dict .settings.annotations)) (default dict .root.Values.podAnnotations) }}{{ toYaml . }}{{ end -}}
 {{- end -}}
 
 {{/* The environment that the chart gives a pod, as name: value. Takes what sdp.pod takes. */}}
@@ -157,7 +130,19 @@ hugepages-2Mi: {{ . }}
 {{- $s := .settings -}}
 HOME: /home/ray
 {{- if eq .is "worker" }} {{- /* trainers hear of it, and save; the last seconds are for Ray's own end */}}
-RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S: {{ max 1 (sub (int $s.terminationGracePeriodSeconds) 20) | quote }}
+RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S: {{ include "sdp.farewell" $s | quote }}
+{{- end }}
+{{- if eq .is "head" }} {{- /* what Ray's dashboard embeds */}}
+{{- with $v.monitoring.grafana }}
+{{- if .url }}
+RAY_GRAFANA_HOST: {{ .url | quote }}
+RAY_GRAFANA_IFRAME_HOST: {{ .publicUrl | default .url | quote }}
+RAY_GRAFANA_CLUSTER_FILTER: {{ include "sdp.name" $.root }}
+{{- end }}
+{{- end }}
+{{- with $v.monitoring.prometheus.url }}
+RAY_PROMETHEUS_HOST: {{ . | quote }}
+{{- end }}
 {{- end }}
 {{- with $v.storage.endpoint }}
 AWS_ENDPOINT_URL: {{ . | quote }}
@@ -187,7 +172,7 @@ metadata:
     {{- with .root.Values.podLabels }}{{ toYaml . | nindent 4 }}{{ end }}
   annotations:
     sdp/template: {{ include "sdp.digest" . | quote }}
-    {{- with .root.Values.podAnnotations }}{{ toYaml . | nindent 4 }}{{ end }}
+    {{- with include "sdp.annotations" . }}{{ . | nindent 4 }}{{ end }}
 {{ include "sdp.pod-spec" . }}
 {{- end -}}
 
@@ -198,7 +183,7 @@ there are goes into it, nor labels that change with the chart's version. Takes w
 {{- define "sdp.digest" -}}
 {{- $v := .root.Values -}}
 {{- $made := include "sdp.pod-spec" . | fromYaml -}}
-{{- $_ := set $made "metadata" (list $v.podLabels $v.podAnnotations) -}}
+{{- $_ := set $made "metadata" (list $v.podLabels (include "sdp.annotations" . | fromYaml)) -}}
 {{- $_ := set $made "operator" (list $v.rayVersion $v.auth $v.faultTolerance $v.autoscaling.enabled) -}}{{/* what KubeRay adds goes by these */}}
 {{- if eq .is "worker" -}}
 {{- $_ := set $made "labels" (list .settings.labels .settings.accelerator) -}}
@@ -248,6 +233,7 @@ env:
 volumeMounts:
   - {name: tmp, mountPath: /tmp}
   - {name: home, mountPath: /home/ray}
+  - {name: token, mountPath: /var/run/secrets/kubernetes.io/serviceaccount, readOnly: true}
   {{- with .Values.volumeMounts }}{{ toYaml . | nindent 2 }}{{ end }}
 {{- end -}}
 
@@ -257,14 +243,9 @@ volumeMounts:
 {{- $v := $root.Values -}}
 {{- $s := .settings -}}
 {{- $gpus := int (default 0 $s.gpus) -}}
-{{- $efa := int (default 0 $s.efaDevices) -}}
 spec:
   serviceAccountName: {{ include "sdp.account" $root }}{{ if eq .is "head" }}-head{{ end }}
-  {{- if eq .is "head" }}
-  automountServiceAccountToken: {{ $v.autoscaling.enabled }}
-  {{- else }}
   automountServiceAccountToken: false
-  {{- end }}
   {{- with $v.imagePullSecrets }}
   imagePullSecrets: {{- toYaml . | nindent 4 }}
   {{- end }}
@@ -283,8 +264,22 @@ spec:
   {{- with $s.nodeSelector }}
   nodeSelector: {{- toYaml . | nindent 4 }}
   {{- end }}
-  {{- with $s.affinity }}
-  affinity: {{- toYaml . | nindent 4 }}
+  {{- if $s.affinity }}
+  affinity: {{- toYaml $s.affinity | nindent 4 }}
+  {{- else if eq $gpus 0 }} {{- /* or it might hold a node up that costs a hundred times as much */}}
+  affinity:
+    nodeAffinity:
+      requiredDuringSchedulingIgnoredDuringExecution:
+        nodeSelectorTerms:
+          - matchExpressions: [{key: nvidia.com/gpu.product, operator: DoesNotExist}]
+  {{- else }}
+  {{- with include "sdp.products" . }}
+  affinity:
+    nodeAffinity:
+      requiredDuringSchedulingIgnoredDuringExecution:
+        nodeSelectorTerms:
+          - matchExpressions: [{key: nvidia.com/gpu.product, operator: In, values: {{ . }}}]
+  {{- end }}
   {{- end }}
   {{- if or $s.tolerations (gt $gpus 0) }}
   tolerations:
@@ -306,11 +301,7 @@ spec:
       securityContext:
         allowPrivilegeEscalation: false
         readOnlyRootFilesystem: {{ $v.readOnlyRootFilesystem }}
-        capabilities:
-          drop: [ALL]
-          {{- if gt $efa 0 }}
-          add: [IPC_LOCK] # EFA pins memory
-          {{- end }}
+        capabilities: {drop: [ALL]}
       resources:
         requests: {{- include "sdp.resources" $s | nindent 10 }}
         limits: {{- include "sdp.resources" $s | nindent 10 }}
@@ -324,6 +315,9 @@ spec:
         {{- with $v.envFrom }}{{ toYaml . | nindent 8 }}{{ end }}
       {{- end }}
       {{- if eq .is "head" }}
+      lifecycle: # drivers live here: their jobs make a last checkpoint
+        preStop:
+          exec: {command: [python, -m, sdp.kube.leave, {{ include "sdp.farewell" $s | quote }}]}
       ports:
         - {name: gcs-server, containerPort: 6379}
         - {name: dashboard, containerPort: 8265}
@@ -352,6 +346,14 @@ spec:
     - {name: jobs, configMap: {name: {{ include "sdp.name" $root }}-jobs}}
     {{- if $s.hugepages2Mi }}
     - {name: hugepages, emptyDir: {medium: HugePages}}
+    {{- end }}
+    {{- if and (eq .is "head") $v.autoscaling.enabled }}
+    - name: token
+      projected:
+        sources:
+          - serviceAccountToken: {path: token, expirationSeconds: 3607}
+          - configMap: {name: kube-root-ca.crt, items: [{key: ca.crt, path: ca.crt}]}
+          - downwardAPI: {items: [{path: namespace, fieldRef: {fieldPath: metadata.namespace}}]}
     {{- end }}
     {{- with $v.volumes }}{{ toYaml . | nindent 4 }}{{ end }}
     {{- with $s.volumes }}{{ toYaml . | nindent 4 }}{{ end }}

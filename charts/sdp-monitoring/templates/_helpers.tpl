@@ -98,8 +98,33 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- toYaml (dict "groups" $groups) -}}
 {{- end -}}
 
+{{/* Prometheus takes no configuration in which a scrape may take longer than the time to the next. */}}
+{{- define "sdp.check-times" -}}
+{{- $interval := include "sdp.milliseconds" .told.interval | float64 -}}
+{{- if gt (include "sdp.milliseconds" .told.scrapeTimeout | float64) $interval -}}
+{{- fail (printf "%s.scrapeTimeout: expected at most %s.interval (%s), got %s" .at .at .told.interval .told.scrapeTimeout) -}}
+{{- end -}}
+{{- if and (hasKey .told "timeoutSeconds") (ge (mulf 1000.0 .told.timeoutSeconds) (include "sdp.milliseconds" .told.scrapeTimeout | float64)) -}}
+{{- fail (printf "%s.timeoutSeconds: expected less than %s.scrapeTimeout (%s), got %v" .at .at .told.scrapeTimeout .told.timeoutSeconds) -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Of a duration as Prometheus writes it: 1m30s. */}}
+{{- define "sdp.milliseconds" -}}
+{{- $sum := 0 -}}
+{{- $in := dict "ms" 1 "s" 1000 "m" 60000 "h" 3600000 -}}
+{{- range $part := regexFindAll "[0-9]+(ms|s|m|h)" . -1 -}}
+{{- $unit := regexFind "[a-z]+" $part -}}
+{{- $sum = add $sum (mul (trimSuffix $unit $part | int64) (get $in $unit)) -}}
+{{- end -}}
+{{- $sum -}}
+{{- end -}}
+
 {{/* What cannot work, said before anything is applied. */}}
 {{- define "sdp.check" -}}
+{{- if and .Values.exporter.enabled (not .Values.exporter.image.repository) -}}
+{{- fail "exporter.image.repository: required where exporter.enabled is true: where your registry has the image that images/exporter/Dockerfile builds" -}}
+{{- end -}}
 {{- $known := list -}}
 {{- range (include "sdp.rulesIn" (dict "text" (.Files.Get "rules/alerts.yaml") "file" "rules/alerts.yaml") | fromYaml).groups -}}
 {{- range .rules }}{{ $known = append $known .alert }}{{ end -}}
@@ -107,6 +132,13 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- range $name, $_ := .Values.rules.alerts -}}
 {{- if not (has $name $known) -}}
 {{- fail (printf "rules.alerts.%s: no such alert; there are %s" $name (join ", " (sortAlpha $known))) -}}
+{{- end -}}
+{{- end -}}
+{{- include "sdp.check-times" (dict "at" "ray" "told" .Values.ray) -}}
+{{- include "sdp.check-times" (dict "at" "exporter" "told" .Values.exporter) -}}
+{{- range $label, $_ := include "sdp.exporter.selector" . | fromYaml -}}
+{{- if hasKey ($.Values.exporter.podLabels | default dict) $label -}}
+{{- fail (printf "exporter.podLabels: %s is the chart's own: its pods are found by it" $label) -}}
 {{- end -}}
 {{- end -}}
 {{- with .Values.exporter -}}

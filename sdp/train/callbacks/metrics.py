@@ -1,5 +1,6 @@
-"""Writes metrics.jsonl: a line every so many steps, of what went on since the line before."""
+"""A line of metrics every so many steps, of what went on since the line before."""
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -9,6 +10,7 @@ import torch
 
 from sdp import hardware
 from sdp.train.callbacks.base import Callback, Saved, StepReport
+from sdp.train.metrics_log import MetricsLog
 
 if TYPE_CHECKING:
     from sdp.train.trainer import Trainer
@@ -41,14 +43,14 @@ class Meter:
 
 @dataclass
 class RecordMetrics(Callback):
-    """Collects on the main worker; the file is written once a minute, at checkpoints and at the end."""
+    """On the main worker; the lines are written once a minute, with checkpoints and at the end."""
 
     every_steps: int
     flops_per_sample: float | None = None
     """Of the U-Net, forward and backward; for the share of the GPUs' peak."""
     publish: Callable[[dict[str, Any]], None] | None = None
     """Told each line as it is made."""
-    _lines: list[dict[str, Any]] = field(default_factory=list)
+    _log: MetricsLog | None = None
     _meter: Meter = field(default_factory=Meter)
     _saving: float = 0.0
     _written_at: float = 0.0
@@ -56,29 +58,33 @@ class RecordMetrics(Callback):
     def on_start(self, trainer: "Trainer") -> None:
         if trainer.world.is_main:
             # What came after the checkpoint that is gone on from is done again, and told again.
-            step = trainer.state.step
-            self._lines = [line for line in trainer.checkpointer.run.metrics() if line["step"] <= step]
+            self._log = MetricsLog(trainer.checkpointer.run.storage, trainer.state.step)
             self._written_at = time.monotonic()
 
     def on_step(self, trainer: "Trainer", report: StepReport) -> None:
-        if not trainer.world.is_main:
+        if self._log is None:
             return
         self._meter.add(report)
         if report.step % self.every_steps == 0:
-            self._line(trainer, report)
-            if time.monotonic() - self._written_at > _WRITE_S:
-                self._write(trainer)
+            self._line(trainer, report, self._log)
+        if trainer.save_wanted or time.monotonic() - self._written_at > _WRITE_S:
+            self._log.publish()  # with the checkpoint, so that who goes on from there has all that came before
+            self._written_at = time.monotonic()
 
-    def on_checkpoint(self, trainer: "Trainer", saved: Saved) -> None:
-        if trainer.world.is_main:
-            self._saving += saved.seconds
-            self._write(trainer)
+    def on_checkpoint(self, trainer: "Trainer", saved: Saved) -> None:  # noqa: ARG002 (the trainer does not matter)
+        self._saving += saved.seconds
+        if self._log is not None:
+            self._log.publish()
 
-    def on_end(self, trainer: "Trainer") -> None:
-        if trainer.world.is_main:
-            self._write(trainer)
+    def on_end(self, trainer: "Trainer") -> None:  # noqa: ARG002 (the same)
+        if self._log is not None:
+            self._log.finish()
 
-    def _line(self, trainer: "Trainer", report: StepReport) -> None:
+    def close(self) -> None:
+        if self._log is not None:
+            self._log.close()
+
+    def _line(self, trainer: "Trainer", report: StepReport, log: MetricsLog) -> None:
         meter, self._meter = self._meter, Meter()
         state, world = trainer.state, trainer.world
         good = meter.steps - meter.skipped
@@ -90,7 +96,7 @@ class RecordMetrics(Callback):
             "samples": state.samples,
             "loss": meter.loss / good if good else None,
             "loss_smoothed": state.loss,
-            "gradient_norm": report.norm,
+            "gradient_norm": report.norm if math.isfinite(report.norm) else None,
             "learning_rate": report.learning_rate,
             "skipped": state.skipped,
             "samples_per_s": round(rate, 3),
@@ -111,10 +117,6 @@ class RecordMetrics(Callback):
             if self.flops_per_sample is not None:
                 gpu = hardware.gpu_by_product(torch.cuda.get_device_name())
                 line["mfu"] = hardware.mfu(self.flops_per_sample * meter.samples, meter.seconds, gpu, world.size)
-        self._lines.append(line)
+        log.add(line)
         if self.publish is not None:
             self.publish(line)
-
-    def _write(self, trainer: "Trainer") -> None:
-        trainer.checkpointer.run.write_metrics(self._lines)
-        self._written_at = time.monotonic()

@@ -53,8 +53,14 @@ class Profile(Callback):
             self._begin(trainer)
 
     def on_end(self, trainer: "Trainer") -> None:
+        if not trainer.world.is_main:
+            return
         if self._profiler is not None and self._seen > self.start:
             self._end(trainer)
+        elif self._seen <= self.start:
+            why = f"this job had {self._seen} steps, and profile.start lets the first {self.start} pass"
+            trainer.checkpointer.run.record("no_profile", reason=why)
+            log.warning("nothing was profiled: %s; lower it", why)
 
     def close(self) -> None:
         self._stop()

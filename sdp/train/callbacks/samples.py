@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from sdp.config import TrainConfig
-from sdp.errors import StorageError
+from sdp.errors import StorageError, one_line
 from sdp.generate.sample import Networks, Sampling, Text, denoising, develop, image_seed
 from sdp.generate.source import trained_scheduler
 from sdp.generate.worker import encode_png
@@ -96,7 +96,7 @@ class DrawSamples(Callback):
         try:
             done = next(self._drawing, self) is self
         except (StorageError, torch.OutOfMemoryError) as error:  # pictures are worth no run
-            line = " ".join(str(error).split())[:200]
+            line = one_line(error, 200)
             log.warning("step %d: the samples of step %d are given up: %s", trainer.state.step, self._of_step, line)
             self._drawing = None
             return

@@ -13,6 +13,7 @@ from sdp.train.callbacks.base import Callback, Saved, StepReport
 from sdp.train.run_folder import RunFolder
 
 if TYPE_CHECKING:
+    from sdp.datasets.outcomes import Outcome
     from sdp.train.trainer import Trainer
 
 _EVERY_S = 1.0
@@ -29,7 +30,7 @@ _LINE = {
     "encoders": "sdp_train_encoders",
     "encoders_busy": "sdp_train_encoders_busy",
 }
-"""What a line of metrics.jsonl has, and its metric."""
+"""What a line of the metrics has, and its metric."""
 
 
 @dataclass
@@ -41,11 +42,12 @@ class EmitMetrics(Callback):
     _parts: dict[str, float] = field(default_factory=dict)
     _steps: int = 0
     _samples: int = 0
-    _bad: int = 0
+    _bad: list["Outcome"] = field(default_factory=list)
+    _bad_told: int = 0
     _told_at: float = 0.0
 
     def line(self, line: dict[str, Any]) -> None:
-        """Tell a line of metrics.jsonl."""
+        """Tell a line of the metrics."""
         for name, metric in _LINE.items():
             self.telemetry.show(metric, line.get(name))
         for timesteps, loss in line.get("validation", {}).items():
@@ -56,19 +58,20 @@ class EmitMetrics(Callback):
     def on_start(self, trainer: "Trainer") -> None:
         self.telemetry.process("trainer", trainer.world.rank)
         if trainer.world.is_main:
+            self.telemetry.show("sdp_train_info", 1, data_mode=trainer.config.data.mode)
             self.telemetry.show("sdp_train_recoveries", self.recoveries)
             self._tell_checkpoint(trainer.checkpointer.run)
         self._tell(trainer, trainer.state.epoch + trainer.state.position / trainer.reader.rows)
 
     def on_step(self, trainer: "Trainer", report: StepReport) -> None:
         self._steps += 1
-        self._samples += report.samples
+        self._samples += report.samples if report.verdict == "good" else 0
         for part, seconds in report.parts.items():
             self._parts[part] = self._parts.get(part, 0.0) + seconds
-        bad = len(trainer.bad)  # since the last checkpoint was begun
-        if bad > self._bad:
-            self.telemetry.count("sdp_train_bad_rows_total", bad - self._bad, rank=trainer.world.rank)
-        self._bad = bad
+        if self._bad is not trainer.bad:  # a checkpoint has taken the list along
+            self._bad, self._bad_told = trainer.bad, 0
+        self.telemetry.count("sdp_train_bad_rows_total", len(self._bad) - self._bad_told, rank=trainer.world.rank)
+        self._bad_told = len(self._bad)
         if time.monotonic() - self._told_at > _EVERY_S:
             self._tell(trainer, report.epoch + report.epoch_done)
 

@@ -23,7 +23,7 @@ _WRITE_S = 300.0
 
 @dataclass
 class WriteEvents(Callback):
-    """Collects the lines of metrics.jsonl on the main worker; writes them every five minutes, at checkpoints and at the
+    """Collects the lines of the metrics on the main worker; writes them every five minutes, at checkpoints and at the
     end."""
 
     clock: Callable[[], float] = time.time
@@ -33,7 +33,7 @@ class WriteEvents(Callback):
     _files: int = 0
 
     def line(self, line: Mapping[str, Any]) -> None:
-        """Take a line of metrics.jsonl."""
+        """Take a line of the metrics."""
         self._events.append(event(self.clock(), int(line["step"]), scalars=numbers(line)))
         if self.clock() - self._written_at > _WRITE_S:
             self._write()
@@ -61,7 +61,7 @@ class WriteEvents(Callback):
 
 
 def numbers(line: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
-    """The numbers of a line of metrics.jsonl but its step, those in groups as `group/name`."""
+    """The numbers of a line of the metrics but its step, those in groups as `group/name`."""
     found: dict[str, float] = {}
     for name, value in line.items():
         if name == "step":

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class MeasureUnseen(Callback):
-    """All workers take their share; the figures go into metrics.jsonl, as `validation`: by timestep, and of all.
+    """All workers take their share; the figures go into the metrics, as `validation`: by timestep, and of all.
 
     They are of the weights as they are trained, to be compared with the loss of training. The rows are read once and
     stay in memory.

@@ -1,4 +1,4 @@
-"""Tells Weights & Biases each line of metrics.jsonl. Its library is the user's to install."""
+"""Tells Weights & Biases each line of the metrics. Its library is the user's to install."""
 
 import hashlib
 from collections.abc import Mapping
@@ -7,7 +7,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from sdp.errors import UserError
+from sdp.errors import UserError, one_line
 from sdp.telemetry.emit import run_name
 from sdp.train.callbacks.base import Callback
 from sdp.train.callbacks.tensorboard import numbers
@@ -33,7 +33,7 @@ class TellWandb(Callback):
     _run: Any = None
 
     def line(self, line: Mapping[str, Any]) -> None:
-        """Take a line of metrics.jsonl. Steps that are done again are told once: W&B takes no step twice."""
+        """Take a line of the metrics. Steps that are done again are told once: W&B takes no step twice."""
         if self._run is not None:
             self._run.log(numbers(line), step=int(line["step"]))
 
@@ -51,7 +51,7 @@ class TellWandb(Callback):
                 config=dict(trainer.checkpointer.config),
             )
         except wandb.Error as error:
-            cause = " ".join(str(error).split())[:200]
+            cause = one_line(error, 200)
             raise UserError(
                 f"log.wandb.project: {self.project}: W&B refused ({cause}); set WANDB_API_KEY, or the key to null"
             ) from error

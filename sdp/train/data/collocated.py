@@ -1,6 +1,7 @@
 """Everything on the training node, as it is usually done: DataLoader workers transform, the trainer's GPU encodes."""
 
 import multiprocessing
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -30,16 +31,19 @@ class Collocated:
         # Not forked from here: this process has threads, and perhaps CUDA.
         context: Any = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["sdp.train.data.collocated", "sdp.model.load", "transformers"])
-        loader: Any = DataLoader(
-            _Slices(self.images),
-            batch_size=None,
-            sampler=_Once(slices),
-            num_workers=self.workers,
-            prefetch_factor=_AHEAD,
-            worker_init_fn=_alone,
-            multiprocessing_context=context,
-            collate_fn=_as_it_is,
-        )
+        with warnings.catch_warnings():
+            # data.readers is the user's word; on a small machine torch would tell it to the terminal each time.
+            warnings.filterwarnings("ignore", message="This DataLoader will create")
+            loader: Any = DataLoader(
+                _Slices(self.images),
+                batch_size=None,
+                sampler=_Once(slices),
+                num_workers=self.workers,
+                prefetch_factor=_AHEAD,
+                worker_init_fn=_alone,
+                multiprocessing_context=context,
+                collate_fn=_as_it_is,
+            )
         for made in loader:
             if isinstance(made, SdpError):
                 raise made

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from sdp.config import TrainConfig
 from sdp.config.train import ColumnsConfig
 from sdp.datasets.manifest import Dataset
-from sdp.errors import DatasetError
+from sdp.errors import DatasetError, one_line
 from sdp.model.load import TOKENS
 from sdp.model.sources import LocalModel
 from sdp.train.data.order import Blocks, Ints, Piece
@@ -375,7 +375,7 @@ class GroupReader:
         try:
             table = self._open(path).read_row_group(group, columns=names, use_threads=False)
         except (pa.ArrowException, OSError) as error:
-            cause = " ".join(str(error).split())[:160]
+            cause = one_line(error, 160)
             raise DatasetError(f"{data.files.uri_of(path)}: corrupt row group {group} ({cause})") from error
         if table.num_rows != data.blocks.rows[piece.block]:
             raise DatasetError(f"{data.files.uri_of(path)}: another file than the manifest lists; run process again")

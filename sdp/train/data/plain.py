@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from sdp.config.train import ColumnsConfig
 from sdp.datasets.concurrently import ordered_map
-from sdp.errors import AlreadyExists, DatasetError, NotFound
+from sdp.errors import AlreadyExists, DatasetError, NotFound, one_line
 from sdp.storage import SourceFile, Storage, StorageOptions, list_source, open_source
 from sdp.train.data.latents import LatentsDataset, find_columns
 from sdp.train.data.order import Blocks
@@ -108,7 +108,7 @@ def _footer(uri: str, options: StorageOptions) -> pq.ParquetFile:
     try:
         return pq.ParquetFile(open_source(uri, options))
     except pa.ArrowException as error:
-        cause = " ".join(str(error).split())[:160]
+        cause = one_line(error, 160)
         raise DatasetError(f"{uri}: not a Parquet file ({cause}); remove it from source.uri or mend it") from error
 
 

@@ -8,11 +8,12 @@ from typing import Any
 
 from sdp.config import TrainConfig
 from sdp.config.train import ColumnsConfig
-from sdp.datasets.manifest import Dataset, open_dataset
+from sdp.datasets.manifest import Dataset
 from sdp.datasets.output import HEAD
 from sdp.storage import Storage, is_read_only, open_storage
 from sdp.train.data.direct import Ingredient, mixture_of
 from sdp.train.data.latents import open_latents
+from sdp.train.data.pinned import open_pinned
 from sdp.train.data.plain import freeze, open_plain
 from sdp.train.data.weights import RowWeights, Weigh, row_weights
 
@@ -49,9 +50,12 @@ class Sources:
         return {"dataset": first, **({"datasets": others} if others else {})}
 
 
-def open_sources(config: TrainConfig, *, write: bool = False) -> Sources:
-    """Open what is to be read; with `write` the run keeps the list of what is plain files."""
-    return Sources(tuple(_opened(config, write=write)))
+def open_sources(config: TrainConfig, *, write: bool = False, newest: bool = False) -> Sources:
+    """Open what is to be read, in the versions that the run has noted or in the `newest`.
+
+    With `write` the run keeps what it reads: the list of what is plain files, the versions of datasets.
+    """
+    return Sources(tuple(_opened(config, write=write, newest=newest)))
 
 
 def uris_of(config: TrainConfig) -> list[str]:
@@ -59,7 +63,7 @@ def uris_of(config: TrainConfig) -> list[str]:
     return [config.source.uri, *(other.uri for other in config.source.also)]
 
 
-def _opened(config: TrainConfig, *, write: bool) -> Iterator[Source]:
+def _opened(config: TrainConfig, *, write: bool, newest: bool) -> Iterator[Source]:
     run = open_storage(config.output.uri, config.storage.options())
     told: list[tuple[str, float, ColumnsConfig]] = [(config.source.uri, 1.0, config.source.columns)]
     told += [(other.uri, other.weight, other.columns) for other in config.source.also]
@@ -68,7 +72,7 @@ def _opened(config: TrainConfig, *, write: bool) -> Iterator[Source]:
         if columns.latents is not None and not _is_ours(uri, config):
             yield _plain(config, run, number, uri, weight, columns, write=write)
             continue
-        dataset = open_dataset(open_storage(uri, config.storage.options()), "latents")
+        dataset = open_pinned(config, number, uri, "latents", newest=newest, write=write)
         latents = open_latents(dataset, config.data.resolution, limit, columns)
         weighing = partial(_weighed, dataset.storage, config.data.holdout, limit)
         yield Source(Ingredient(latents, weight, weighing), dataset.lineage, dataset)

@@ -1,0 +1,131 @@
+"""The U-Net's linear layers in fp8, by torchao: who can have it, and which layers do.
+
+Weights, gradients, average and checkpoints are as without it: fp32, under the same names. A layer rounds what it
+multiplies (weights and inputs to e4m3, gradients to e5m2), each tensor by a scale of its own that is found anew each
+time, and hands on bf16.
+"""
+
+from collections.abc import Iterable, Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import nn
+
+from sdp.config import TrainConfig
+from sdp.config.train import Fp8Config
+from sdp.errors import UserError
+from sdp.hardware import FP8_CAPABILITY, GPUS, Gpu, gpus_by_accelerator
+
+_KEY = "strategy.fp8.enabled"
+_SLOWLY = "set strategy.fp8.emulate to try it there, slowly, or enabled to false"
+_TILE = 16
+"""fp8 matrices are multiplied in tiles: each side has to be a multiple of this."""
+_FEW_ROWS = ("attn2.to_k", "attn2.to_v")
+"""They see the text's 77 tokens of each picture: too few rows to pay, and of no multiple of 16."""
+
+
+def require_fp8(config: TrainConfig) -> None:
+    """UserError where fp8 is wanted and can be known to be out of reach: before anything is taken."""
+    if not config.strategy.fp8.enabled:
+        return
+    _require_torchao()
+    if (accelerator := config.scaling.accelerator) is not None:
+        _refuse_types(config, "scaling.accelerator", [accelerator])
+
+
+def refuse_cluster(config: TrainConfig, types: Iterable[str], gpus: float) -> None:
+    """The same of a cluster, by the accelerator types of its nodes, where the configuration names none."""
+    scaling = config.scaling
+    if config.strategy.fp8.emulate or scaling.can_grow or scaling.accelerator is not None:
+        return
+    if not gpus:
+        raise _no_fp8("a cluster without GPUs", _SLOWLY)
+    _refuse_types(config, "the cluster's GPUs", sorted(types))
+
+
+def convert(unet: nn.Module, how: Fp8Config, resolution: int, device: torch.device) -> int:
+    """Put torchao's layers in the place of those that gain by it; returns how many.
+
+    Before the model is compiled or wrapped: both look at the layers that there are.
+    """
+    if not how.emulate:
+        _require_device(device)
+    _require_torchao()
+    linear = [(name, layer) for name, layer in unet.named_modules() if isinstance(layer, nn.Linear)]
+    chosen = {name for name, layer in linear if gains(name, layer, how.min_features)}
+    if not chosen:
+        apt = [layer for name, layer in linear if gains(name, layer, _TILE)]
+        widest = max((min(layer.in_features, layer.out_features) for layer in apt), default=0)
+        raise UserError(
+            f"strategy.fp8.min_features: expected at most {widest}, the widest of this U-Net's linear layers, got "
+            f"{how.min_features}; lower it, or set {_KEY} to false"
+        )
+    torchao: Any = import_module("torchao.float8")
+    torchao.convert_to_float8_training(
+        unet,
+        module_filter_fn=lambda _, name: name in chosen,
+        config=torchao.Float8LinearConfig(emulate=how.emulate, pad_inner_dim=_ragged(unet, resolution)),
+    )
+    return len(chosen)
+
+
+def gains(name: str, layer: nn.Linear, least: int) -> bool:
+    """Whether a layer is multiplied faster than it is cast: wide on both sides, with many rows, in whole tiles.
+
+    What stays: all that has to do with the timestep (a row a picture), and the text's keys and values.
+    """
+    sides = (layer.in_features, layer.out_features)
+    return (
+        min(sides) >= least
+        and not any(side % _TILE for side in sides)
+        and "time_emb" not in name
+        and not name.endswith(_FEW_ROWS)
+    )
+
+
+def _ragged(unet: nn.Module, resolution: int) -> bool:
+    """Whether a picture's rows, where they are fewest, are no multiple of a tile: then torchao has to pad batches."""
+    config: Any = unet.config
+    side = resolution // 8 >> (len(config.block_out_channels) - 1)
+    return side * side % _TILE > 0
+
+
+def _require_torchao() -> None:
+    if find_spec("torchao") is None:
+        raise UserError(
+            f"{_KEY}: expected an installation with torchao, got true and none; pip install 'torchao>=0.18,<1' (in the "
+            "image, where the job runs on a cluster), or set it to false"
+        )
+
+
+def _require_device(device: torch.device) -> None:
+    if device.type != "cuda":
+        raise _no_fp8(f"a {device.type.upper()}", _SLOWLY)
+    capability = torch.cuda.get_device_capability(device)
+    if capability < FP8_CAPABILITY:
+        raise _no_fp8(f"{torch.cuda.get_device_name(device)} ({_dotted(capability)})", "set it to false")
+
+
+def _refuse_types(config: TrainConfig, where: str, types: Sequence[str]) -> None:
+    """Where every GPU that these types can stand for is known, and none has fp8."""
+    found = [gpus_by_accelerator(name) for name in types]
+    if config.strategy.fp8.emulate or not all(found) or not found or any(g.has_fp8 for some in found for g in some):
+        return
+    told = ", ".join(f"{name} ({_capability(some)})" for name, some in zip(types, found, strict=True))
+    raise _no_fp8(f"{where} {told}", "choose another, or set it to false")
+
+
+def _no_fp8(got: str, hint: str) -> UserError:
+    having = ", ".join(gpu.name for gpu in GPUS.values() if gpu.has_fp8)
+    wanted = f"a GPU of compute capability {_dotted(FP8_CAPABILITY)} or higher ({having})"
+    return UserError(f"{_KEY}: expected {wanted}, got {got}; {hint}")
+
+
+def _capability(gpus: Iterable[Gpu]) -> str:
+    return _dotted(max(gpu.compute_capability for gpu in gpus))
+
+
+def _dotted(capability: tuple[int, int]) -> str:
+    return f"{capability[0]}.{capability[1]}"

@@ -1,0 +1,53 @@
+"""charts/sdp-cluster as helm renders it, with each of the values files that tests render it with."""
+
+import subprocess
+from collections.abc import Hashable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+CHART = Path(__file__).parents[2] / "charts" / "sdp-cluster"
+VALUES = {
+    path.stem: path
+    for folder in (CHART / "examples", Path(__file__).parent / "values")
+    for path in sorted(folder.glob("*.yaml"))
+} | {"e2e": Path(__file__).parents[1] / "e2e" / "values.yaml"}
+
+Manifest = dict[str, Any]
+
+
+class Strict(yaml.SafeLoader):
+    """Refuses a key that comes twice, of which others silently take the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        if twice := sorted({key for key in keys if keys.count(key) > 1} - {"<<"}):
+            raise yaml.MarkedYAMLError(problem=f"twice: {', '.join(twice)}", problem_mark=node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+def helm_template(helm: Path, example: str, *settings: str) -> subprocess.CompletedProcess[str]:
+    given = [argument for setting in settings for argument in ("--set", setting)]
+    if example == "e2e":  # which names the image that it has built
+        given = ["--set", "image.repository=registry.example.com/sdp/ray", *given]
+    command = [str(helm), "template", "sdp", str(CHART), "-f", str(VALUES[example]), *given]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def parsed(text: str) -> list[Manifest]:
+    return [manifest for manifest in yaml.load_all(text, Strict) if manifest]
+
+
+def one(manifests: list[Manifest], kind: str) -> Manifest:
+    (found,) = [manifest for manifest in manifests if manifest["kind"] == kind]
+    return found
+
+
+def pods(cluster: Manifest) -> dict[str, Manifest]:
+    """The pod templates by group."""
+    spec = cluster["spec"]
+    return {
+        "head": spec["headGroupSpec"]["template"],
+        **{group["groupName"]: group["template"] for group in spec["workerGroupSpecs"]},
+    }

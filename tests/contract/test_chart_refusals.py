@@ -1,0 +1,281 @@
+"""What the chart refuses: with the value's path, in one sentence, before anything is applied."""
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from scripts import chart_schema
+from sdp.hardware import GPUS
+from tests.contract.sdp_cluster import CHART, VALUES, helm_template, one, parsed, pods
+
+NEEDS_HELM = pytest.mark.needs("helm")
+STATIC = "autoscaling.enabled=false"
+
+
+@pytest.fixture
+def refused(tool: Callable[[str], Path]) -> Callable[..., str]:
+    """What helm says of an example with settings that cannot work."""
+
+    def run(example: str, *settings: str) -> str:
+        done = helm_template(tool("helm"), example, *settings)
+        assert done.returncode != 0, "rendered all the same"
+        return done.stderr
+
+    return run
+
+
+@NEEDS_HELM
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        (["storage.uri="], "storage.uri: required"),
+        (["monitoring.grafana.url=http://g"], "monitoring.prometheus.url: required where monitoring.grafana.url"),
+        (["monitoring.grafana.publicUrl=http://g"], "monitoring.grafana.url: required where"),
+        (["monitoring.grafana.url=grafana:80"], "/monitoring/grafana/url"),
+        (["storage.uri=/data"], "/storage/uri"),
+        (["groups.a10g.maxReplica=3"], "'maxReplica' not allowed"),
+        (["imge.tag=x"], "'imge' not allowed"),
+        (["groups.a10g.accelerator=A11"], "/groups/a10g/accelerator"),
+        (["groups.a10g.accelerator="], "groups.a10g.accelerator: required where gpus is not 0"),
+        (["groups.cpu.accelerator=L4"], "groups.cpu.gpus: expected 1 or more"),
+        (["groups.a10g.minReplicas=41"], "groups.a10g.minReplicas: expected at most maxReplicas (40), got 41"),
+        (
+            ["groups.a10g.replicas=41"],
+            "groups.a10g.replicas: expected from minReplicas (0) to maxReplicas (40), got 41",
+        ),
+        (["groups.cpu.efaDevices=1"], "groups.cpu.efaDevices: expected 0 where there are no GPUs, got 1"),
+        (["groups.A_B.cpu=1"], "groups.A_B: expected a name"),
+        (["nameOverride=" + "n" * 41], "nameOverride: expected at most 40 characters"),
+        (["nameOverride=sdp.prod"], "nameOverride: expected small letters"),
+        (["nameOverride=1sdp"], "nameOverride: expected small letters"),
+        (["groups=null"], "groups: expected one or more, got none"),
+        (["groups.cpu=null", "groups.a10g=null", "groups.a100=null"], "groups: expected one or more, got none"),
+        (["groups.cpu.cpu=0"], "/groups/cpu/cpu"),
+        (["groups.cpu.cpu=4Gi"], "/groups/cpu/cpu"),
+        (["groups.cpu.cpu=0m"], "/groups/cpu/cpu"),
+        (["head.memory=16"], "/head/memory"),
+        (["head.memory=null"], "missing property 'memory'"),
+        (["groupDefaults.shmSize=null"], "missing property 'shmSize'"),
+        (["head=null"], "missing property 'head'"),
+        (["groups.a100.hugepages2Mi=5GB"], "/groups/a100/hugepages2Mi"),
+        (["groups.cpu.nodeSelector.gpu=true"], "/groups/cpu/nodeSelector/gpu"),
+        (["podLabels.team=7"], "/podLabels/team"),
+        (["imagePullSecrets[0].nme=x"], "missing property 'name'"),
+        (["storage.endpoint=minio:9000"], "/storage/endpoint"),
+        (["faultTolerance.redisAddress=redis"], "/faultTolerance/redisAddress"),
+        (["rayVersion=2.51.0"], "rayVersion: expected 2.52.0 or later"),
+        (["autoscaling.enabled=false", "groups.cpu.priority=5"], "groups.cpu.priority: expected 0 where autoscaling"),
+        (["autoscaling.enabled=false", "groups.cpu.idleTimeoutSeconds=5"], "groups.cpu.idleTimeoutSeconds: expected 0"),
+        (["runAsUser=0"], "/runAsUser"),
+        (["auth.mode=none"], "/auth/mode"),
+        (["head.memory=lots"], "/head/memory"),
+        (["jobs.trian.max_steps=1"], "'trian'"),
+        (["jobs.train-.max_steps=1"], "'train-'"),
+        (["jobs.train.max_step=1"], "'max_step'"),
+        (["jobs.train-256.optimizer.lr=1"], "'lr'"),
+        (["jobs.train.strategy.kind=fdsp"], "/strategy/kind"),
+        (["jobs.train.optimizer=adamw"], "/jobs/train/optimizer"),
+        (["jobs.process.encode.num_workers.mx=4"], "'mx'"),
+        (["head.shmSize=16Gi"], "head.shmSize: expected less than memory (16Gi), which it is part of, got 16Gi"),
+        (["groups.cpu.shmSize=130G"], "groups.cpu.shmSize: expected less than memory (120Gi)"),
+        (["upgradeStrategy=Rolling"], "/upgradeStrategy"),
+        (["image.repository="], "image.repository: required: where your registry has"),
+        (
+            ["groups.cpu.replicas=0", STATIC],
+            "groups: expected replicas of 1 or more in some group where autoscaling.enabled is false",
+        ),
+        (
+            ["groups.a10g=null"],
+            "jobs.process.encode.accelerator: expected one that a group has pods of (A100), got A10G; add a group",
+        ),
+        (
+            [STATIC, "groups.a10g.replicas=8"],
+            "jobs.train.scaling.accelerator: expected one that a group has pods of (A10G), got A100",
+        ),
+        (
+            [STATIC, "groups.a10g.replicas=7", "groups.a100.replicas=4"],
+            "jobs.process.encode.num_workers: expected at most 7, which is how many the GPUs of groups with A10G are "
+            "enough for (replicas times gpus), got 8",
+        ),
+        (
+            ["groups.a100.maxReplicas=3"],
+            "jobs.train.scaling.num_workers: expected at most 24, which is how many the GPUs of groups with A100 are "
+            "enough for (maxReplicas times gpus), got 32",
+        ),
+        (
+            ["jobs.train-2.scaling.accelerator=A100", "jobs.train-2.scaling.num_workers.min=33"],
+            "jobs.train-2.scaling.num_workers: expected at most 32",
+        ),
+        (
+            ["jobs.train-online.encode.accelerator=A100", "jobs.train-online.scaling.num_workers=28"],
+            "jobs.train-online.encode.num_workers: expected at most 4, which is how many the GPUs of groups with A100 "
+            "are enough for (maxReplicas times gpus, less the job's others), got 8",
+        ),
+        (
+            ["jobs.process.encode.gpus_per_worker=0.4", "jobs.process.encode.num_workers=81"],
+            "jobs.process.encode.num_workers: expected at most 80",
+        ),
+        (["jobs.generate.scaling.accelerator=L4"], "jobs.generate.scaling.accelerator: expected one"),
+        (
+            ["jobs.evaluate.scaling.accelerator=A10G", "jobs.evaluate.scaling.num_workers=41"],
+            "jobs.evaluate.scaling.num_workers: expected at most 40",
+        ),
+        (
+            ["serviceAccount.create=false", "serviceAccount.annotations.role=x"],
+            "serviceAccount.annotations: expected none where serviceAccount.create is false",
+        ),
+        (["groups.head.cpu=1"], "groups.head: expected another name"),
+        (["podLabels.sdp/group=evil"], "podLabels: sdp/group is the chart's own"),
+        (["podLabels.sdp/jobs-of=sdp"], "podLabels: sdp/jobs-of is the chart's own"),
+        (["podLabels.app\\.kubernetes\\.io/name=x"], "podLabels: app.kubernetes.io/name is the chart's own"),
+        (["podLabels.ray\\.io/cluster=x"], "podLabels: ray.io/cluster is KubeRay's"),
+        (["podAnnotations.sdp/template=x"], "podAnnotations: sdp/template is the chart's own"),
+        (["groups.cpu.annotations.sdp/template=x"], "groups.cpu.annotations: sdp/template is the chart's own"),
+        (["head.annotations.sdp/template=x"], "head.annotations: sdp/template is the chart's own"),
+        (
+            ["groups.a10g.labels.ray\\.io/accelerator-type=T4"],
+            "groups.a10g.labels: ray.io/accelerator-type is the chart's own",
+        ),
+        (["groups.a10g.labels.ray\\.io/node-group=x"], "groups.a10g.labels: ray.io/node-group is the chart's own"),
+        (["groupDefaults.labels.sdp/group=x"], "groupDefaults.labels: sdp/group is the chart's own"),
+        (
+            ["groups.a100.accelerator=H100"],
+            "groups.a100.nodeSelector: expected as nvidia.com/gpu.product a GPU that accelerator H100 means "
+            "(NVIDIA-H100-80GB-HBM3, NVIDIA-H100-PCIe, NVIDIA-H100-NVL), got NVIDIA-A100-SXM4-80GB",
+        ),
+        (
+            ["groups.a100.accelerator=A100-40G"],
+            "groups.a100.nodeSelector: expected as nvidia.com/gpu.product a GPU that accelerator A100-40G means",
+        ),
+        (["auth.mode=disabled", "auth.secretName=x"], "auth.secretName: expected none where auth.mode is disabled"),
+        (
+            ["faultTolerance.passwordSecret.name=x"],
+            "faultTolerance.passwordSecret.name: expected none without faultTolerance.redisAddress",
+        ),
+        (
+            ["storage.uri=gs://b1/f", "storage.endpoint=http://minio:9000"],
+            "storage.endpoint: expected none beside gs://",
+        ),
+        (["groups.cpu.volumes[0].emptyDir.medium=Memory"], "groups.cpu.volumes: expected a name in each, got {"),
+        (["volumes[0].name=tmp"], "volumes: expected each name once in a pod, got tmp"),
+        (["volumes[0].name=token"], "volumes: expected each name once in a pod, got token"),
+        (["groups.cpu.volumes[0].name=ray-logs"], "groups.cpu.volumes: expected each name once in a pod, got ray-logs"),
+        (
+            ["volumes[0].name=data", "groups.cpu.volumes[0].name=data"],
+            "volumes: expected each name once in a pod, got data",
+        ),
+        (["volumeMounts[0].name=x", "volumeMounts[0].mountPath=/x"], "volumeMounts: expected the name of a volume"),
+        (
+            ["groups.cpu.volumeMounts[0].name=x", "groups.cpu.volumeMounts[0].mountPath=/x"],
+            "groups.cpu.volumeMounts: expected the name of a volume, got x; the pod has shared-mem",
+        ),
+        (
+            ["volumes[0].name=x", "volumeMounts[0].name=x", "volumeMounts[0].mountPath=/tmp"],
+            "volumeMounts: expected each mountPath once in a pod, got /tmp",
+        ),
+        (["groups.a100.hugepages2Mi=5Mi"], "groups.a100.hugepages2Mi: expected a multiple of 2Mi, got 5Mi"),
+        (
+            ["groups.a100.terminationGracePeriodSeconds=29"],
+            "groups.a100.terminationGracePeriodSeconds: expected 30 or more where trainers run (jobs.train), which",
+        ),
+        (
+            ["jobs.train-2.max_steps=9", "groups.a10g.terminationGracePeriodSeconds=5"],
+            "groups.a10g.terminationGracePeriodSeconds: expected 30 or more where trainers run (jobs.train-2)",
+        ),
+        (
+            ["groups.a100.efaDevices=4", "env.NCCL_NET=Socket"],
+            "env.NCCL_NET: expected none beside groups.a100.efaDevices",
+        ),
+        (
+            ["groups.a100.efaDevices=4", "groups.a100.env.NCCL_NET=Socket"],
+            "groups.a100.env.NCCL_NET: expected none beside groups.a100.efaDevices",
+        ),
+        (
+            ["jobs.train-" + "n" * 32 + ".max_steps=9"],
+            f"jobs.train-{'n' * 32}: expected at most 37 characters, since KubeRay takes names of 47",
+        ),
+    ],
+)
+def test_what_cannot_work_is_refused_with_the_value_s_path(
+    refused: Callable[..., str], settings: list[str], says: str
+) -> None:
+    """With the schema's own words, or at the start of the one sentence that the templates have."""
+    told = refused("minimal", *settings)
+    assert says in told
+    if "execution error" in told:
+        sentence = told.splitlines()[0].partition("): ")[2]
+        assert sentence.startswith(says), sentence
+
+
+@NEEDS_HELM
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ["groups.a10g=null", "jobs.process=null", "jobs.train-online=null"],
+        ["groups.a10g.maxReplicas=8"],
+        ["jobs.process-2.encode.num_workers.min=40", "jobs.process-2.encode.accelerator=A10G"],
+        ["jobs.process.encode.gpus_per_worker=0.4", "jobs.process.encode.num_workers=80"],
+        ["jobs.process.encode.accelerator=null", "jobs.process.encode.num_workers=400"],
+        ["jobs.train-2.encode.accelerator=L4"],  # offline: nobody encodes
+        ["groups.a10g.terminationGracePeriodSeconds=5"],  # nobody trains there
+        ["groups.a100.nodeSelector.nvidia\\.com/gpu\\.product=NVIDIA-A100-SXM4-80GB-MIG-7g.80gb"],
+        ["groups.a100.nodeSelector.nvidia\\.com/gpu\\.product=NVIDIA-A100-SXM-64GB"],  # which we do not know
+        ["groups.a100.efaDevices=4", "groups.a100.env.NCCL_NET=AWS Libfabric"],
+        ["groups.cpu.hugepages2Mi=4Mi"],
+        ["storage.uri=gs://b1/f"],
+        ["podAnnotations=null", "podLabels=null", "env=null", "volumes=null", "jobs=null"],
+        ["jobs.process.encode=null", "jobs.train.data=null", "groups.a10g.nodeSelector=null"],
+        ["volumes[0].name=data", "groups.cpu.volumeMounts[0].name=data", "groups.cpu.volumeMounts[0].mountPath=/data"],
+        ["groups.a10g.labels.ray\\.io/market-type=spot", "podAnnotations.ray\\.io/x=y"],
+        ["jobs.train-" + "n" * 31 + ".scaling.num_workers=1"],
+    ],
+)
+def test_what_could_work_is_not_refused(tool: Callable[[str], Path], settings: list[str]) -> None:
+    done = helm_template(tool("helm"), "minimal", *settings)
+    assert done.returncode == 0, done.stderr
+
+
+@NEEDS_HELM
+def test_the_exporter_s_image_is_somebody_s_own(tool: Callable[[str], Path]) -> None:
+    """As is the cluster's: there is no image that the project's name would lead to."""
+    command = [str(tool("helm")), "template", "sdp", str(CHART.parent / "sdp-monitoring")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert "): exporter.image.repository: required where exporter.enabled is true" in done.stderr
+    off = [*command, "--set", "exporter.enabled=false"]
+    assert subprocess.run(off, capture_output=True, text=True, timeout=60, check=False).returncode == 0
+
+
+def test_the_products_are_the_catalogue_s() -> None:
+    text = (CHART / "products.json").read_text()
+    assert text == chart_schema.products(), "python -m scripts.chart_schema writes it"
+    assert json.loads(text)["H100"][0] == "NVIDIA-H100-80GB-HBM3", "as GPU feature discovery has it"
+    assert json.loads(text).keys() == {name for gpu in GPUS.values() for name in gpu.accelerators}
+
+
+@NEEDS_HELM
+def test_a_group_goes_to_nodes_with_its_own_gpus_unless_it_says_where_it_goes(tool: Callable[[str], Path]) -> None:
+    def required(example: str, group: str, *settings: str) -> object:
+        done = helm_template(tool("helm"), example, *settings)
+        assert done.returncode == 0, done.stderr
+        spec = pods(one(parsed(done.stdout), "RayCluster"))[group]["spec"]
+        terms = spec.get("affinity", {}).get("nodeAffinity", {}).get("requiredDuringSchedulingIgnoredDuringExecution")
+        return terms and terms["nodeSelectorTerms"]
+
+    h100 = ["NVIDIA-H100-80GB-HBM3", "NVIDIA-H100-PCIe", "NVIDIA-H100-NVL"]
+    among = [{"matchExpressions": [{"key": "nvidia.com/gpu.product", "operator": "In", "values": h100}]}]
+    assert required("h100", "h100") == among
+    assert required("h100", "h100", "groups.h100.nodeSelector.karpenter\\.sh/capacity-type=spot") == among
+    assert required("h100", "h100", "groups.h100.nodeSelector.node\\.kubernetes\\.io/instance-type=p5") is None
+    assert required("h100", "h100", "groups.h100.affinity.podAffinity.a=1") is None
+    assert required("h100", "a10g") is None, "which names its product itself"
+    assert required("gcs", "l4") is None
+    (west,) = {str(required("zones", name)) for name in ("a10g-a", "a10g-b")}
+    assert "NVIDIA-A10G" in west
+
+
+@pytest.mark.parametrize("example", list(VALUES))
+def test_every_values_file_is_yaml_without_a_key_that_comes_twice(example: str) -> None:
+    assert parsed(VALUES[example].read_text())

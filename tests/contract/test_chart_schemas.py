@@ -1,0 +1,280 @@
+"""Whatever the values say, the chart renders what an API server would take: types, keys, and no name twice in a list.
+
+The schemas of Kubernetes' own kinds are those of its official client; RayCluster's is what KubeRay 1.7 has in ray.io/v1
+of the fields that the chart uses. kubeconform judges by them, without a network.
+"""
+
+import copy
+import json
+import subprocess
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import kubernetes.client
+import pytest
+import yaml
+
+from scripts import chart_readme
+from tests.contract.sdp_cluster import CHART, VALUES, Manifest, helm_template, one, parsed, pods
+from tests.monitoring import chart as monitoring
+
+NEEDS_HELM = pytest.mark.needs("helm")
+NEEDS_BOTH = pytest.mark.needs("helm", "kubeconform")
+KINDS = {
+    "ServiceAccount": kubernetes.client.V1ServiceAccount,
+    "ConfigMap": kubernetes.client.V1ConfigMap,
+    "NetworkPolicy": kubernetes.client.V1NetworkPolicy,
+    "PodDisruptionBudget": kubernetes.client.V1PodDisruptionBudget,
+    "DaemonSet": kubernetes.client.V1DaemonSet,
+}
+OPERATOR_S = {"PodMonitor", "PrometheusRule"}
+"""Kinds of the Prometheus Operator, whose schemas are nowhere without a network."""
+Schema = dict[str, Any]
+TEXT: Schema = {"type": "string"}
+COUNT: Schema = {"type": "integer", "minimum": 0}
+TEXTS: Schema = {"type": "object", "additionalProperties": TEXT}
+
+
+def schema_of(model: Any) -> Schema:
+    """A kind of Kubernetes', by its client, which has one type too few: a quantity may be a number."""
+    schema: Schema = model.model_json_schema(by_alias=True)
+    named = {**schema.get("$defs", {}), schema["title"]: schema}
+    for field in ("limits", "requests") if "V1ResourceRequirements" in named else ():
+        amounts = {"type": "object", "additionalProperties": {"type": ["string", "number"]}}
+        named["V1ResourceRequirements"]["properties"][field] = amounts
+    return schema
+
+
+def fields(required: tuple[str, ...] = (), **properties: Schema) -> Schema:
+    needed = {"required": list(required)} if required else {}  # kubeconform takes no empty list
+    return {"type": "object", "additionalProperties": False, **needed, "properties": properties}
+
+
+def schema_of_raycluster() -> Schema:
+    """By the CRD of KubeRay 1.7."""
+    definitions: Schema = {}
+
+    def known(model: Any) -> Schema:
+        schema = schema_of(model)
+        definitions.update(schema.pop("$defs", {}))
+        definitions[model.__name__] = schema
+        return {"$ref": f"#/$defs/{model.__name__}"}
+
+    client = kubernetes.client
+    group = {"rayStartParams": TEXTS, "labels": TEXTS, "template": known(client.V1PodTemplateSpec)}
+    scaler = fields(
+        version={"enum": ["v1", "v2"]},
+        idleTimeoutSeconds=COUNT,
+        upscalingMode={"enum": ["Default", "Aggressive", "Conservative"]},
+        image=TEXT,
+        imagePullPolicy=TEXT,
+        resources=known(client.V1ResourceRequirements),
+        securityContext=known(client.V1SecurityContext),
+        env={"type": "array", "items": known(client.V1EnvVar)},
+        volumeMounts={"type": "array", "items": known(client.V1VolumeMount)},
+    )
+    spec = fields(
+        ("headGroupSpec",),
+        rayVersion=TEXT,
+        authOptions=fields(mode={"enum": ["disabled", "token"]}, secretName=TEXT),
+        upgradeStrategy=fields(type={"enum": ["Recreate", "None"]}),
+        enableInTreeAutoscaling={"type": "boolean"},
+        autoscalerOptions=scaler,
+        gcsFaultToleranceOptions=fields(
+            redisAddress=TEXT, redisPassword=fields(valueFrom=known(client.V1EnvVarSource), value=TEXT)
+        ),
+        headGroupSpec=fields(("template",), **group),
+        workerGroupSpecs={
+            "type": "array",
+            "items": fields(
+                ("groupName", "maxReplicas", "minReplicas", "template"),
+                groupName=TEXT,
+                replicas=COUNT,
+                minReplicas=COUNT,
+                maxReplicas=COUNT,
+                idleTimeoutSeconds=COUNT,
+                priority={"type": "integer"},
+                **group,
+            ),
+        },
+    )
+    about = fields(name=TEXT, labels=TEXTS, annotations=TEXTS)
+    return {**fields(("spec",), apiVersion=TEXT, kind=TEXT, metadata=about, spec=spec), "$defs": definitions}
+
+
+@pytest.fixture(scope="module")
+def schemas(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("schemas")
+    for kind, schema in {
+        "RayCluster": schema_of_raycluster(),
+        **{kind: schema_of(model) for kind, model in KINDS.items()},
+    }.items():
+        (folder / f"{kind.lower()}.json").write_text(json.dumps(schema))
+    return folder
+
+
+@pytest.fixture
+def judged(tool: Callable[[str], Path], schemas: Path) -> Callable[[str], tuple[int, list[str]]]:
+    """How many resources kubeconform takes of a stream, and what it says against the others."""
+
+    def run(text: str) -> tuple[int, list[str]]:
+        where = f"{schemas}/{{{{.ResourceKind}}}}.json"
+        command = [str(tool("kubeconform")), "-strict", "-summary", "-output", "json", "-schema-location", where, "-"]
+        done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=60, check=False)
+        told = json.loads(done.stdout)
+        against = [f"{each['kind']}: {each['msg']}" for each in told.get("resources") or []]
+        assert (done.returncode == 0) == (not against), done.stderr
+        return told["summary"]["valid"], against
+
+    return run
+
+
+@pytest.fixture
+def render(tool: Callable[[str], Path]) -> Callable[[str], str]:
+    def run(example: str) -> str:
+        done = helm_template(tool("helm"), example)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return run
+
+
+@NEEDS_BOTH
+@pytest.mark.parametrize("example", list(VALUES))
+def test_an_api_server_would_take_it(
+    render: Callable[[str], str], judged: Callable[[str], tuple[int, list[str]]], example: str
+) -> None:
+    text = render(example)
+    assert judged(text) == (len(parsed(text)), [])
+
+
+@NEEDS_BOTH
+@pytest.mark.parametrize("mode", ["operator", "plain"])
+def test_an_api_server_would_take_the_monitoring_chart_too(
+    tool: Callable[[str], Path], judged: Callable[[str], tuple[int, list[str]]], mode: str
+) -> None:
+    done = monitoring.helm_template(tool("helm"), f"mode={mode}", "exporter.networkPolicy.enabled=true")
+    manifests = [each for each in parsed(done.stdout) if each["kind"] not in OPERATOR_S]
+    assert {"DaemonSet", "NetworkPolicy", "ConfigMap"} == {each["kind"] for each in manifests}
+    assert judged(yaml.safe_dump_all(manifests)) == (len(manifests), [])
+    assert list(twice(manifests)) == []
+
+
+@NEEDS_BOTH
+@pytest.mark.parametrize(
+    ("kind", "at", "wrong"),
+    [
+        ("RayCluster", "spec.rayVersion", 2.6),
+        ("RayCluster", "spec.autoscalerOptions.upscalingMode", "Slow"),
+        ("RayCluster", "spec.headGroupSpec.template.spec.containers.0.image", ["a"]),
+        ("RayCluster", "spec.headGroupSpec.template.spec.containers.0.env.0.value", 7),
+        ("RayCluster", "spec.headGroupSpec.template.spec.containers.0.lifecycle.preStop.exec.command", "sleep"),
+        ("RayCluster", "spec.headGroupSpec.template.spec.terminationGracePeriodSeconds", "300"),
+        ("RayCluster", "spec.headGroupSpec.template.spec.nodeSelectors", {}),
+        ("RayCluster", "spec.workerGroupSpecs.0.maxReplicas", 1.5),
+        ("RayCluster", "spec.workerGroupSpecs.0.template.metadata.labels.number", 7),
+        ("NetworkPolicy", "spec.ingress.0.from", "all"),
+        ("ConfigMap", "data.x", 7),
+        ("ServiceAccount", "automountServiceAccountToken", "no"),
+        ("PodDisruptionBudget", "spec.minAvailable", [1]),
+    ],
+)
+def test_what_an_api_server_would_refuse_is_noticed(
+    render: Callable[[str], str], judged: Callable[[str], tuple[int, list[str]]], kind: str, at: str, wrong: object
+) -> None:
+    manifest = next(each for each in parsed(render("minimal")) if each["kind"] == kind)
+    spoilt = copy.deepcopy(manifest)
+    here: Any = spoilt
+    *path, last = at.split(".")
+    for step in path:
+        here = here[int(step)] if step.isdigit() else here[step]
+    here[last] = wrong
+    assert judged(yaml.safe_dump(manifest)) == (1, [])
+    valid, against = judged(yaml.safe_dump(spoilt))
+    assert valid == 0
+    assert against
+
+
+def twice(value: Any, at: str = "") -> Iterator[str]:
+    """Names, and paths of mounts, that come more than once in a list: an API server takes no such list."""
+    if isinstance(value, dict):
+        for name, each in value.items():
+            yield from twice(each, f"{at}.{name}")
+    elif isinstance(value, list):
+        key = "mountPath" if at.endswith(".volumeMounts") else "groupName" if at.endswith("GroupSpecs") else "name"
+        names = Counter(each[key] for each in value if isinstance(each, dict) and key in each)
+        yield from (f"{at}: {name}" for name, count in names.items() if count > 1)
+        for number, each in enumerate(value):
+            yield from twice(each, f"{at}[{number}]")
+
+
+@NEEDS_HELM
+@pytest.mark.parametrize("example", list(VALUES))
+def test_no_name_comes_twice_in_a_list_and_no_object_twice(render: Callable[[str], str], example: str) -> None:
+    manifests = parsed(render(example))  # which refuses a key that comes twice
+    assert list(twice(manifests)) == []
+    assert len({(each["kind"], each["metadata"]["name"]) for each in manifests}) == len(manifests)
+
+
+def test_a_name_that_comes_twice_would_be_noticed() -> None:
+    assert list(twice({"env": [{"name": "A"}, {"name": "B"}, {"name": "A"}]})) == [".env: A"]
+    mounts = [{"name": "a", "mountPath": "/x"}, {"name": "b", "mountPath": "/x"}]
+    assert list(twice({"volumeMounts": mounts})) == [".volumeMounts: /x"]
+    with pytest.raises(yaml.YAMLError, match="twice: a"):
+        parsed("a: 1\nb: 2\na: 3\n")
+
+
+@NEEDS_HELM
+@pytest.mark.parametrize("example", list(VALUES))
+def test_every_label_that_something_is_found_by_is_one_that_pods_have(
+    render: Callable[[str], str], example: str
+) -> None:
+    """As they come to be: with the labels that KubeRay puts on them."""
+    manifests = parsed(render(example))
+    cluster = one(manifests, "RayCluster")
+    name = cluster["metadata"]["name"]
+    labels = {
+        group: {
+            **template["metadata"]["labels"],
+            "ray.io/cluster": name,
+            "ray.io/node-type": "head" if group == "head" else "worker",
+        }
+        for group, template in pods(cluster).items()
+    }
+
+    def found(selector: Manifest) -> set[str]:
+        return {group for group, has in labels.items() if selector["matchLabels"].items() <= has.items()}
+
+    for manifest in manifests:
+        if manifest["kind"] == "NetworkPolicy":
+            expected = set() if manifest["metadata"]["name"] == f"{name}-jobs" else set(labels)
+            assert found(manifest["spec"]["podSelector"]) == expected
+        if manifest["kind"] == "PodDisruptionBudget":
+            assert found(manifest["spec"]["selector"]) == {"head"}
+    for group, template in pods(cluster).items():
+        assert template["metadata"]["labels"]["sdp/group"] == group
+        for spread in template["spec"].get("topologySpreadConstraints", []):
+            assert found(spread["labelSelector"]) == {group}
+    for group in cluster["spec"]["workerGroupSpecs"]:
+        has, gpus = group["labels"], group["template"]["spec"]["containers"][0]["resources"]["limits"]
+        assert (has["sdp/group"], has["ray.io/node-group"]) == (group["groupName"], group["groupName"])
+        assert ("ray.io/accelerator-type" in has) == ("nvidia.com/gpu" in gpus)
+
+
+def test_there_is_a_values_file_that_says_everything() -> None:
+    full = yaml.safe_load(VALUES["full"].read_text())
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+
+    def unsaid(there: Any, of: Any, path: str = "") -> Iterator[str]:
+        for key, value in of.items():
+            if key not in there:
+                yield f"{path}{key}"
+            elif isinstance(value, dict) and value and path + key not in ("groups", "jobs"):
+                yield from unsaid(there[key], value, f"{path}{key}.")
+
+    assert list(unsaid(full, values)) == []
+    documented = {path for path, _ in chart_readme.documented((CHART / "values.yaml").read_text())}
+    assert {f"groupDefaults.{key}" for key in full["groupDefaults"]} <= documented
+    assert set(full["groups"]["spelled-out"]) == set(values["groupDefaults"])

@@ -1,0 +1,90 @@
+"""What the pages tell somebody with a cluster to type: values that render, commands that say what the charts need."""
+
+import re
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+CHARTS = ROOT / "charts"
+PAGES = [ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("kubernetes", "eks", "monitoring"))]
+
+
+def blocks(page: Path, language: str) -> Iterator[str]:
+    yield from re.findall(rf"^```{language}\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+
+
+VALUES = [(page, block) for page in PAGES for block in blocks(page, "yaml") if re.match(r"image: {repository:", block)]
+
+
+@pytest.mark.needs("helm")
+@pytest.mark.parametrize(("page", "values"), VALUES, ids=[page.stem for page, _ in VALUES])
+def test_the_values_that_a_page_gives_render(
+    page: Path, values: str, tmp_path: Path, tool: Callable[[str], Path]
+) -> None:
+    file = tmp_path / f"{page.stem}.yaml"
+    file.write_text(
+        re.sub(r"\b[A-Z]{4,}\b", lambda place: place[0].lower(), values)
+    )  # BUCKET, REGISTRY: the reader's own
+    done = subprocess.run(
+        [str(tool("helm")), "template", "sdp", str(CHARTS / "sdp-cluster"), "-f", str(file)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "kind: RayCluster" in done.stdout
+
+
+def test_the_pages_that_install_the_chart_give_its_values_install_the_operator_and_examine_it_first() -> None:
+    assert {page.stem for page, _ in VALUES} == {"README", "kubernetes", "eks"}
+    for page, _ in VALUES:
+        commands = "".join(blocks(page, "sh"))
+        order = [
+            commands.index("helm install kuberay-operator "),
+            commands.index("| sdp doctor --manifest -"),
+            commands.index("helm install sdp charts/sdp-cluster"),
+            commands.index("create -f manifests/download.yaml"),
+        ]
+        assert order == sorted(order), page.name
+
+
+def test_wherever_monitoring_is_installed_the_exporter_s_image_is_built_and_named() -> None:
+    installs = [
+        (page, line)
+        for page in PAGES
+        for block in blocks(page, "sh")
+        for line in block.replace("\\\n", " ").splitlines()
+        if "helm install sdp-monitoring" in line
+    ]
+    assert {page.stem for page, _ in installs} == {"eks", "monitoring"}
+    for page, line in installs:
+        assert "--set exporter.image.repository=" in line, page.name
+        assert re.search(r"build_images\.sh \S+ .*exporter", "".join(blocks(page, "sh"))), page.name
+
+
+def test_the_device_plugin_of_efa_is_made_to_bear_the_taint_that_the_nodes_have() -> None:
+    page = ROOT / "docs" / "eks.md"
+    (cluster,) = (yaml.safe_load(block) for block in blocks(page, "yaml") if "kind: ClusterConfig" in block)
+    keys = {
+        taint["key"]
+        for each in cluster["managedNodeGroups"]
+        if each.get("efaEnabled")
+        for taint in each.get("taints", ())
+    }
+    (patch,) = re.findall(r"patch daemonset aws-efa\S+ --type json --patch '(.*?)'", page.read_text(), re.DOTALL)
+    assert {each["value"]["key"] for each in yaml.safe_load(patch)} == keys == {"nvidia.com/gpu"}
+
+
+def test_a_node_pool_keeps_nodes_with_work_on_them() -> None:
+    (pool,) = (yaml.safe_load(block) for block in blocks(ROOT / "docs" / "eks.md", "yaml") if "kind: NodePool" in block)
+    values = yaml.safe_load((CHARTS / "sdp-cluster" / "values.yaml").read_text())
+    template = pool["spec"]["template"]
+    assert pool["spec"]["disruption"]["consolidationPolicy"] == "WhenEmpty"
+    assert template["spec"]["expireAfter"] == "Never"
+    assert template["metadata"]["labels"] == {"nvidia.com/gpu.product": "NVIDIA-A10G"}
+    assert "annotations" in values["groupDefaults"]

@@ -1,0 +1,210 @@
+"""What ends a run, what is refused, and what a run says of steps that were not taken."""
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from sdp.config import TrainConfig
+from sdp.datasets.audit import audit, summary
+from sdp.datasets.ledger import Ledger
+from sdp.errors import ConfigError, DatasetError, UserError
+from sdp.report.inspect import describe_checkpoint
+from sdp.storage import open_storage
+from sdp.train.assemble import assemble
+from sdp.train.callbacks.base import Callback, StepReport
+from sdp.train.callbacks.checkpoints import SaveCheckpoints
+from sdp.train.callbacks.telemetry import EmitMetrics
+from sdp.train.job import run
+from sdp.train.plan import summary_lines
+from sdp.train.run_folder import RunFolder
+from sdp.train.trainer import Trainer
+from sdp.train.world import World
+from tests.training import Watch, config, poison, train
+
+
+def how(root: Path, **changes: Any) -> TrainConfig:
+    """In this process."""
+    return config(root, **{"scaling__in_driver": True, "max_steps": 2, **changes})
+
+
+def folder(root: Path) -> RunFolder:
+    return RunFolder(open_storage(str(root / "run")))
+
+
+def events(root: Path, kind: str) -> list[dict[str, Any]]:
+    return [event for event in folder(root).events() if event["event"] == kind]
+
+
+class Poison(Callback):
+    """Lets the latents of some steps be infinite, and may end the job at one."""
+
+    def __init__(self, *steps: int, crash_at: int = 0) -> None:
+        self.steps, self.crash_at = steps, crash_at
+
+    def on_start(self, trainer: Trainer) -> None:
+        poison(trainer, self.steps)
+
+    def on_step(self, trainer: Trainer, report: StepReport) -> None:
+        if report.step == self.crash_at:
+            trainer.finish_save()
+            raise KeyboardInterrupt
+
+
+# --- nothing to train on ---------------------------------------------------------------------------------------------
+
+
+def test_where_no_row_is_left_to_train_on_that_is_told_before_anything_begins(root: Path) -> None:
+    with pytest.raises(ConfigError, match=r"data\.holdout: expected one that leaves some row of .*, got 0\.9999"):
+        run(how(root, data__holdout=0.9999))
+    assert not (root / "run").exists()
+
+
+@pytest.mark.parametrize("limits", [{"max_steps": None, "max_samples": 10}, {"max_steps": 3}])
+def test_a_run_in_which_no_row_counts_ends_in_a_line_and_leaves_no_checkpoint(
+    root: Path, limits: dict[str, Any]
+) -> None:
+    """As when all rows are taken down, which no plan sees."""
+    with pytest.raises(DatasetError, match="no row that counts: all are held out"):
+        train(config(root, data__holdout=0.9999, **limits))
+    assert folder(root).latest() is None
+
+
+def test_steps_without_a_row_that_counts_are_not_called_bad_ones(root: Path) -> None:
+    watch = Watch()
+    state = train(config(root, data__holdout=0.9, data__batch_size=4, max_steps=15), callbacks=[watch]).state
+    empty = [report.verdict for report in watch.reports].count("empty")
+    assert (state.step, state.empty, state.skipped) == (15, empty, 0)
+    assert 0 < empty < 15
+    told = "\n".join(summary_lines(state, None, "why"))
+    assert f"{empty} steps had no row that counts" in told
+    assert "bad steps" not in told
+
+
+def test_a_hold_out_that_keeps_nothing_to_measure_on_is_told_before_anything_begins(root: Path) -> None:
+    with pytest.raises(ConfigError, match=r"data\.holdout: expected one that keeps some of the 60 rows"):
+        run(how(root, data__holdout=0.0001, evaluate__every_steps=2))
+    assert not (root / "run").exists()
+
+
+def test_an_epoch_that_has_shrunk_below_its_position_is_told_in_a_line(root: Path) -> None:
+    train(config(root, max_steps=4))
+    with pytest.raises(DatasetError, match=r"epoch 0 is at position 32 and has only 20 rows by now; set back"):
+        train(config(root, max_steps=6, limit=16))
+
+
+# --- bad steps -------------------------------------------------------------------------------------------------------
+
+
+def test_rows_of_a_skipped_step_are_consumed_and_not_trained_on(root: Path) -> None:
+    how_ = config(root, max_steps=5)
+    folder(root).claim({"datasets": [how_.source.uri], "identity": {}})
+    state = train(how_, callbacks=[SaveCheckpoints(2), Poison(3)]).state
+    assert (state.samples, state.skipped_samples, state.skipped) == (32, 8, 1)
+    newest = folder(root).checkpoint(5)
+    ledger = Ledger.from_bytes(newest.read("ledger.roaring"))
+    assert ledger.consumed(0) == 40
+    assert describe_checkpoint(newest).problems == []
+    skipped = json.loads((root / "run/bad_steps/step-000000003.json").read_text())["epochs"]["0"]
+    assert len(skipped) == 8
+    (trace,) = audit([str(root / "run")], row=skipped[0])
+    assert trace.checkpoints == []
+    assert trace.skipped == [{"run": str(root / "run"), "step": 3, "epochs": [0]}]
+    assert "not trained on, by step 3, which was skipped, in epoch 0" in summary(trace)
+    (trace,) = audit([str(root / "run")], row=min(set(ledger.rows(0)) - set(skipped)))
+    assert trace.checkpoints
+    assert trace.skipped == []
+
+
+def test_the_counter_of_samples_has_those_that_were_trained_on(root: Path) -> None:
+    counted: Counter[str] = Counter()
+
+    class Count:
+        def count(self, name: str, amount: float, **_: object) -> None:
+            counted[name] += round(amount)
+
+        def __getattr__(self, name: str) -> Any:
+            return lambda *_, **__: None
+
+    state = train(config(root, max_steps=5), callbacks=[EmitMetrics(cast(Any, Count())), Poison(3)]).state
+    assert counted["sdp_train_samples_total"] == state.samples == 32
+
+
+def test_a_step_that_was_bad_and_went_well_when_done_again_is_no_bad_one(root: Path) -> None:
+    """Else its rows would be called not trained on."""
+    how_ = config(root, max_steps=5)
+    with pytest.raises(KeyboardInterrupt):
+        train(how_, callbacks=[SaveCheckpoints(2), Poison(1, 3, crash_at=3)])
+    file = root / "run/bad_steps/step-000000003.json"
+    assert file.exists()
+    train(how_)
+    assert not file.exists()
+    assert (root / "run/bad_steps/step-000000001.json").exists()  # it belongs to what was gone on from
+
+
+def test_a_run_that_diverges_is_the_users_to_mend_and_goes_on_with_another_learning_rate(root: Path) -> None:
+    run(how(root))
+    with pytest.raises(UserError, match="2 steps in a row without a finite loss") as told:
+        run(how(root, max_steps=20, optimizer__learning_rate=1e30, guard__bad_steps=2))
+    assert told.value.exit_code == 2
+    tuned: dict[str, Any] = {"optimizer__learning_rate": 5e-4, "optimizer__clip_norm": 1.0, "guard__spike": 50.0}
+    done = run(how(root, max_steps=4, optimizer__warmup_steps=0, **tuned))
+    assert (done.state.step, done.state.skipped) == (4, 0)
+    assert [event["keys"] for event in events(root, "changed")] == [
+        {"optimizer.learning_rate": [1e-3, 1e30]},
+        {
+            "optimizer.learning_rate": [1e-3, 5e-4],
+            "optimizer.warmup_steps": [2, 0],
+            "optimizer.clip_norm": [None, 1.0],
+            "guard.spike": [None, 50.0],
+        },
+    ]
+
+
+def test_what_a_run_was_begun_with_by_an_older_version_may_have_learning_rates_in_it(root: Path) -> None:
+    folder(root).claim({"identity": {"seed": 0, "optimizer.learning_rate": 1.0}})
+    folder(root).claim({"identity": {"seed": 0}})
+    with pytest.raises(DatasetError, match="seed was 0 and is 1 now"):
+        folder(root).claim({"identity": {"seed": 1}})
+
+
+# --- before anything begins ------------------------------------------------------------------------------------------
+
+
+def test_a_budget_that_is_used_up_is_seen_before_anything_is_started(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spent = run(how(root, max_steps=100, max_hours=1e-9))
+    assert len(events(root, "start")) == 1
+    again = run(how(root, max_steps=100, max_hours=1e-9))
+    assert (again.state, again.reason) == (spent.state, "max_hours is used up; raise it to go on")
+    dear = {"max_cost": 1.0, "prices__trainer_hour": 1e9}
+    run(how(root, max_steps=100, **dear))
+    assert run(how(root, max_steps=100, **dear)).reason == "max_cost is used up; raise it to go on"
+    assert len(events(root, "start")) == 2
+    assert "nothing to do: max_cost is used up" in capsys.readouterr().err
+
+
+def test_a_dry_run_tells_what_a_run_would(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(how(root))
+    with pytest.raises(DatasetError, match=r"another configuration \(seed was 0 and is 1 now\)"):
+        run(how(root, seed=1), dry_run=True)
+    capsys.readouterr()
+    run(how(root, max_steps=1), dry_run=True)
+    assert "done at step 2: max_steps is 1 and 2 are done" in capsys.readouterr().err
+    run(how(root, max_steps=4, data__batch_size=16), dry_run=True)
+    told = capsys.readouterr().err
+    assert "from step 2 to step 4" in told
+    assert "a step had 8 samples up to here, and has 16 now" in told
+    run(how(root, max_steps=4), dry_run=True)
+    assert "samples up to here" not in capsys.readouterr().err
+
+
+def test_a_profile_for_which_too_few_steps_were_left_says_so(root: Path) -> None:
+    run(how(root, profile__steps=3))
+    (event,) = events(root, "no_profile")
+    assert event["reason"] == "this job had 2 steps, and profile.start lets the first 10 pass"
+    trainer = assemble(config(root, max_steps=4), World())
+    assert trainer.train() == "max_steps: 4 steps"

@@ -1,0 +1,252 @@
+"""What is written beside a run: strict, and read in spite of damage."""
+
+import json
+import logging
+import threading
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sdp.datasets.outcomes import FAILED, Outcome
+from sdp.errors import DatasetError, Unavailable
+from sdp.model.checkpoints import COUNTS, read_marker
+from sdp.model.damage import DamagedCheckpoint
+from sdp.model.metric_files import FILE_LINES, files_in
+from sdp.report.history import read_history
+from sdp.storage import Data, FileInfo, Storage, open_storage
+from sdp.storage.local import LocalStorage
+from sdp.train.checkpoint import read_state
+from sdp.train.metrics_log import MetricsLog
+from sdp.train.run_folder import RunFolder
+from sdp.train.state import TrainState
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFolder:
+    return RunFolder(open_storage(str(tmp_path / "run")))
+
+
+def line(step: int, **more: Any) -> dict[str, Any]:
+    """One that a report takes."""
+    told = {"samples": 8 * step, "epoch": 0, "workers": 1, "epoch_done": 0.5, "samples_per_s": 1.0, "seconds": 1.0}
+    return {"step": step, **told, **more}
+
+
+def write(storage: Storage, after: int, *steps: int, **more: Any) -> None:
+    """As a job does that goes on from a step."""
+    metrics = MetricsLog(storage, after)
+    for step in steps:
+        metrics.add(line(step, **more))
+    metrics.finish()
+    metrics.close()
+
+
+def steps_of(run: RunFolder) -> list[int]:
+    """As training reads them, and as reports do."""
+    steps = [line["step"] for line in run.metrics()]
+    history = read_history(run.storage)
+    assert [line["step"] for line in history.metrics] == steps
+    assert history.problems == []
+    return steps
+
+
+def strict(data: bytes) -> list[Any]:
+    def refuse(name: str) -> None:
+        raise AssertionError(f"{name} is no JSON")
+
+    return [json.loads(text, parse_constant=refuse) for text in data.splitlines()]
+
+
+def complete(run: RunFolder, *steps: int) -> None:
+    for step in steps:
+        marker = {"format": 1, "created": "2026-01-01T00:00:00+00:00", "state": {"step": step, "loss": 0.5}}
+        run.checkpoint(step).publish("complete.json", json.dumps(marker).encode())
+
+
+# --- metrics ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_number_that_is_not_finite_is_null_in_what_is_written(run: RunFolder) -> None:
+    write(run.storage, 0, 10, gradient_norm=float("nan"), time={"data": float("inf")})
+    run.record("bad_step", norms=[1.0, float("-inf")])
+    (_, _, name) = files_in(run.storage)[-1]
+    (told,) = strict(run.storage.read(name))
+    assert (told["gradient_norm"], told["time"]) == (None, {"data": None})
+    (event,) = strict(run.storage.read("events.jsonl"))
+    assert event["norms"] == [1.0, None]
+
+
+def test_metrics_go_to_files_that_are_not_touched_again_when_they_are_full(
+    run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[tuple[str, int]] = []
+    real = LocalStorage.publish
+
+    def publish(self: LocalStorage, path: str, data: Data) -> FileInfo:
+        sent.append((path, bytes(data).count(b"\n")))
+        return real(self, path, data)
+
+    monkeypatch.setattr(LocalStorage, "publish", publish)
+    metrics = MetricsLog(run.storage, 0)
+    for step in range(1, 2 * FILE_LINES + 11):
+        metrics.add({"step": step})
+        if step % 500 == 0:
+            metrics.finish()
+    metrics.finish()
+    metrics.close()
+    first, second, third = (f"metrics/00000{n}-{after:09d}.jsonl" for n, after in ((1, 0), (2, 1000), (3, 2000)))
+    assert sent == [(first, 500), (first, 1000), (second, 500), (second, 1000), (third, 10)]
+    assert [line["step"] for line in run.metrics()] == list(range(1, 2 * FILE_LINES + 11))
+
+
+def test_each_line_is_there_when_it_was_waited_for(run: RunFolder) -> None:
+    metrics = MetricsLog(run.storage, 0)
+    for step in (10, 20, 30):
+        metrics.add(line(step))
+        metrics.finish()
+        assert steps_of(run)[-1] == step
+    metrics.close()
+
+
+def test_what_was_done_again_is_told_once(run: RunFolder) -> None:
+    write(run.storage, 0, 10, 20, 30, 40)
+    write(run.storage, 25, 30, 50, samples_per_s=2.0)
+    assert steps_of(run) == [10, 20, 30, 50]  # 40 was void when it went on from 25
+    assert [line["samples_per_s"] for line in run.metrics()] == [1.0, 1.0, 2.0, 2.0]
+
+
+def test_a_run_of_an_older_version_goes_on_in_files_of_its_own(run: RunFolder) -> None:
+    old = b"".join(json.dumps(line(step)).encode() + b"\n" for step in (10, 20, 30))
+    run.storage.publish("metrics.jsonl", old)
+    assert steps_of(run) == [10, 20, 30]
+    write(run.storage, 20, 40)
+    assert steps_of(run) == [10, 20, 40]
+    assert run.storage.read("metrics.jsonl") == old
+
+
+def test_a_storage_that_refuses_metrics_is_told_of_and_gets_them_when_it_is_back(
+    run: RunFolder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(self: LocalStorage, path: str, data: Data) -> FileInfo:  # noqa: ARG001
+        raise Unavailable(f"{self.uri_of(path)}: away")
+
+    metrics = MetricsLog(run.storage, 0)
+    with monkeypatch.context() as patch, caplog.at_level(logging.WARNING):
+        patch.setattr(LocalStorage, "publish", refuse)
+        for step in range(1, FILE_LINES + 3):
+            metrics.add({"step": step})
+            if step % 500 == 0:
+                metrics.finish()
+    assert "metrics cannot be written now" in caplog.text
+    assert "away" in caplog.text
+    metrics.finish()
+    metrics.close()
+    assert [line["step"] for line in run.metrics()] == list(range(1, FILE_LINES + 3))
+
+
+def test_nobody_waits_for_a_storage_that_takes_its_time_with_metrics(
+    run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, back, asked = LocalStorage.publish, threading.Event(), list[int]()
+
+    def slow(self: LocalStorage, path: str, data: Data) -> FileInfo:
+        assert back.wait(60)
+        asked.append(bytes(data).count(b"\n"))
+        return real(self, path, data)
+
+    monkeypatch.setattr(LocalStorage, "publish", slow)
+    metrics = MetricsLog(run.storage, 0)
+    for step in range(1, 21):
+        metrics.add({"step": step})
+        metrics.publish()
+    assert asked == []
+    back.set()
+    metrics.finish()
+    metrics.close()
+    assert len(asked) <= 3  # not twenty that wait one after the other
+    assert asked[-1] == 20
+
+
+# --- damage ----------------------------------------------------------------------------------------------------------
+
+
+def test_damaged_lines_are_left_out_and_said(run: RunFolder, caplog: pytest.LogCaptureFixture) -> None:
+    torn = b'{"step": 10}\n{"step": "20"}\n[]\n\xff\n{"step": 30}\n{"step": 4'
+    run.storage.publish("metrics.jsonl", torn)
+    run.storage.publish("bad_rows/step-000000001.jsonl", b'{"row": 3, "reason": "undecodable"}\n{"row": "x"}\n{"ro')
+    assert [line["step"] for line in run.metrics()] == [10, 30]
+    assert run.bad_rows() == {3: "undecodable"}
+    assert f"{run.storage.uri}/metrics.jsonl: 4 damaged lines are left out" in caplog.text
+
+
+def test_an_event_after_half_a_line_is_whole(run: RunFolder) -> None:
+    run.record("start")
+    run.storage.publish("events.jsonl", run.storage.read("events.jsonl") + b'{"time": "20')
+    run.record("end", reason="max_steps")
+    assert [event["event"] for event in run.events()] == ["start", "end"]
+
+
+def test_bad_rows_that_were_written_are_read(run: RunFolder) -> None:
+    run.record_bad_rows(4, [Outcome(7, FAILED, "undecodable"), Outcome(3, FAILED, "undecodable")])
+    assert run.bad_rows() == {3: "undecodable", 7: "undecodable"}
+
+
+def test_a_head_whose_identity_is_none_is_one_line(run: RunFolder) -> None:
+    run.storage.publish("_run.json", b'{"format": 1, "kind": "run", "identity": 3}')
+    with pytest.raises(DatasetError, match=r"_run\.json: identity: expected a mapping, got 3; restore it"):
+        run.claim({"identity": {"seed": 1}})
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b'{"format": 1}', "state: missing"),
+        (b'{"format": 1, "state": []}', "state: expected a mapping"),
+        (b'{"format": 1, "state": {}}', r"state\.step: missing"),
+        (b'{"format": 1, "state": {"step": "20"}}', r"state\.step: expected a whole number .* got '20'"),
+        (b'{"format": 1, "state": {"step": 20, "seconds": "1"}}', r"state\.seconds: expected a number, got '1'"),
+        (b'{"format": 1, "state": {"step": 20}, "created": "noon"}', "noon"),
+        (b'{"format": "1", "state": {"step": 20}}', "format: expected a whole number"),
+        (b'{"format": 1, "state": {"st', "not JSON"),
+        (b"[]", "not a JSON object"),
+    ],
+)
+def test_a_damaged_newest_checkpoint_says_what_is_wrong_and_how_to_go_on(
+    run: RunFolder, content: bytes, said: str
+) -> None:
+    complete(run, 10)
+    run.checkpoint(20).publish("complete.json", content)
+    run.checkpoint(15).publish("tensors.json", b"left over")
+    folder = f"{run.storage.uri}/checkpoints/step-000000020"
+    with pytest.raises(DamagedCheckpoint, match=said) as caught:
+        read_state(run.checkpoint(20))
+    text = str(caught.value)
+    assert text.startswith(f"{folder}/complete.json: ")
+    assert text.endswith(f"; delete {folder} to go on from step 10")
+    assert "\n" not in text
+    assert caught.value.exit_code == 2
+    run.delete_checkpoint(10)
+    with pytest.raises(DamagedCheckpoint, match=f"; delete {folder} to begin anew"):
+        read_state(run.checkpoint(20))
+    with pytest.raises(DamagedCheckpoint, match="; use another checkpoint"):  # who only reads it has nothing to delete
+        read_marker(run.checkpoint(20))
+
+
+def test_a_newer_sdps_checkpoint_is_not_a_damaged_one(run: RunFolder) -> None:
+    run.checkpoint(20).publish("complete.json", b'{"format": 2}')
+    with pytest.raises(DatasetError, match="format 2, this sdp reads 1; use a newer sdp") as caught:
+        read_state(run.checkpoint(20))
+    assert not isinstance(caught.value, DamagedCheckpoint)
+
+
+def test_a_deleted_checkpoint_leaves_no_folder(run: RunFolder, tmp_path: Path) -> None:
+    complete(run, 10, 20)
+    run.checkpoint(10).publish("worker-00000.000.bin", b"")
+    run.delete_checkpoint(10)
+    assert [path.name for path in (tmp_path / "run/checkpoints").iterdir()] == ["step-000000020"]
+
+
+def test_whoever_reads_a_checkpoint_knows_which_of_its_states_fields_are_counts() -> None:
+    assert sorted(COUNTS) == sorted(field.name for field in fields(TrainState) if field.type is int)
