@@ -42,9 +42,9 @@ TRAINERS = 2
 GROUP_ROWS = 254
 """One slice: what travels at once."""
 BATCH = 127
-WARM_S = 20.0
-MOST_WARM_S = 120.0
-"""Until what was encoded ahead while trainers started is used up: they take it faster than few encoders make it."""
+READ_AHEAD = 4
+"""Batches."""
+MOST_WARM_S = 300.0
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -171,7 +171,7 @@ class SleepingTrainers:
     def __init__(self, images: ImagesDataset, pool: Any, ahead: int) -> None:
         shape = OrderShape(lanes=TRAINERS, units=1, row_groups=1)
         readers = [
-            EncodedReader(images, Online(online.asker(pool), ahead), 0, shape, rank, TRAINERS, ahead=4)
+            EncodedReader(images, Online(online.asker(pool), ahead), 0, shape, rank, TRAINERS, ahead=READ_AHEAD)
             for rank in range(TRAINERS)
         ]
         self._ended: list[float] = []
@@ -222,9 +222,11 @@ def measure(images: ImagesDataset, encoders: int, seconds: float) -> dict[str, f
     try:
         while ray.get(pool.sums.remote())[2] < encoders or not ray.get(trainers.ended.remote()):
             time.sleep(1.0)
-        there, warm_until = possible(encoders), time.monotonic() + MOST_WARM_S
-        while (rate := _rate(trainers, WARM_S)) > 1.03 * there:
-            assert time.monotonic() < warm_until, f"{rate:.0f} img/s with {encoders} encoders"
+        # What was asked for at the start is used up: from then on slices are asked for as steps take them.
+        warm, warm_until = TRAINERS * (ahead * GROUP_ROWS // BATCH + READ_AHEAD), time.monotonic() + MOST_WARM_S
+        while (steps := len(ray.get(trainers.ended.remote()))) < warm:
+            assert time.monotonic() < warm_until, f"{steps} of {warm} steps with {encoders} encoders"
+            time.sleep(0.2)
         busy, idle, _ = ray.get(pool.sums.remote())
         reached = _rate(trainers, seconds)
         busy_then, idle_then, _ = ray.get(pool.sums.remote())
@@ -234,7 +236,7 @@ def measure(images: ImagesDataset, encoders: int, seconds: float) -> dict[str, f
     busy, idle = busy_then - busy, idle_then - idle
     return {
         "encoders": float(encoders),
-        "there": there,
+        "there": possible(encoders),
         "reached": reached,
         "busy": busy / (busy + idle),
     }

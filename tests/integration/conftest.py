@@ -1,8 +1,15 @@
 """What tests of training begin with; a module that needs other inputs has an `inputs` of its own."""
 
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+import tests
 
 
 @pytest.fixture(scope="session")
@@ -26,3 +33,31 @@ def root(inputs: Path, tmp_path: Path) -> Path:
     for given in inputs.iterdir():
         (tmp_path / given.name).symlink_to(given)
     return tmp_path
+
+
+@pytest.fixture(scope="session", autouse=True)
+def warm_workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Workers of Ray that tests start are forked from a process of tests/warm."""
+    if sys.platform != "linux":
+        yield
+        return
+    folder = Path(tests.__file__).parent / "warm"
+    at = tmp_path_factory.mktemp("warm") / "workers"
+    # One thread: a fork has no other.
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
+    command = [sys.executable, str(folder / "workers.py"), str(at)]
+    with (at.parent / "log").open("wb") as log, pytest.MonkeyPatch.context() as patch:
+        warm = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=log, stderr=log)
+        try:
+            deadline = time.monotonic() + 300
+            while not at.exists():
+                assert warm.poll() is None, (at.parent / "log").read_text()
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
+            patch.setenv("PYTHONPATH", os.pathsep.join([str(folder), os.environ["PYTHONPATH"]]))
+            patch.setenv("SDP_TESTS_WARM_WORKERS", str(at))
+            yield
+            assert warm.poll() is None, (at.parent / "log").read_text()
+        finally:
+            warm.kill()
+            warm.communicate()

@@ -170,7 +170,10 @@ def test_a_node_that_goes_takes_no_row_with_it(nodes: Cluster, server: ImageServ
     check_exactly_once(summary.dataset, range(ROWS))
 
 
-def test_workers_stay_on_nodes_with_the_labels_asked_for(nodes: Cluster, server: ImageServer, tmp_path: Path) -> None:
+def test_workers_stay_on_nodes_with_the_labels_asked_for(
+    nodes: Cluster, server: ImageServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SDP_TESTS_WARM_WORKERS", raising=False)  # so that a worker's parent is its raylet
     source = write_urls(tmp_path / "meta", slow_urls(server)[:120])
     groups = {
         name: nodes.add_node(num_cpus=2, labels={"ray.io/node-group": name}, object_store_memory=STORE)

@@ -1,0 +1,66 @@
+"""What the fixture `warm_workers` does to the processes that Ray starts."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux alone")
+
+WORKER = """
+import json, os, sys, time
+told = [os.getpid(), "torch" in sys.modules, sys.argv, os.environ["GIVEN"], os.getcwd(), __name__]
+print(json.dumps(told), flush=True)
+print("told", file=sys.stderr)
+time.sleep(float(sys.argv[2]))
+sys.exit(7)
+"""
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Callable[[str], subprocess.Popen[str]]:
+    """Starts what Ray would take for a worker, which sleeps for so long."""
+    script = tmp_path / "ray" / "_private" / "workers" / "default_worker.py"
+    script.parent.mkdir(parents=True)
+    script.write_text(WORKER)
+
+    def started(seconds: str) -> subprocess.Popen[str]:
+        command = [sys.executable, str(script), "--worker", seconds]
+        environment = {**os.environ, "GIVEN": "by the raylet"}
+        pipe = subprocess.PIPE
+        return subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=pipe, stderr=pipe, text=True)
+
+    return started
+
+
+def test_a_fork_has_the_libraries_and_is_otherwise_what_was_started(
+    start: Callable[[str], subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    asking = start("0")
+    told, errors = asking.communicate(timeout=60)
+    pid, has_torch, arguments, given, folder, name = json.loads(told)
+    assert asking.returncode == 7
+    assert (has_torch, given, folder, name) == (True, "by the raylet", str(tmp_path), "__main__")
+    assert arguments[1:] == ["--worker", "0"]
+    assert errors.startswith("told\n")
+    assert pid != asking.pid
+
+
+def test_each_ends_with_the_other(start: Callable[[str], subprocess.Popen[str]]) -> None:
+    for victim in ("fork", "asker"):
+        asking = start("600")
+        assert asking.stdout is not None
+        pid = json.loads(asking.stdout.readline())[0]
+        os.kill(pid if victim == "fork" else asking.pid, signal.SIGKILL)
+        assert asking.wait(60) == (128 + signal.SIGKILL if victim == "fork" else -signal.SIGKILL)
+        deadline = time.monotonic() + 60
+        while Path(f"/proc/{pid}").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        asking.communicate()

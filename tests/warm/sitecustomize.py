@@ -1,0 +1,30 @@
+"""A worker that Ray starts asks the tests' process of tests/warm/workers.py to be forked, instead of starting anew.
+
+On the PYTHONPATH of what integration tests start. What asks stays, as the raylet's child, for as long as its fork does.
+Every Python process begins with this, so it imports next to nothing.
+"""
+
+import os
+import sys
+
+
+def ask(at: str) -> None:
+    """Does not return if the worker has been forked: it ends as that does."""
+    import json
+    import socket
+
+    line = socket.socket(socket.AF_UNIX)
+    try:
+        line.connect(at)
+        asked = {"argv": sys.orig_argv[1:], "environment": dict(os.environ), "folder": os.getcwd()}  # noqa: PTH109
+        socket.send_fds(line, [json.dumps(asked).encode() + b"\n"], [0, 1, 2])
+        status = line.recv(8)
+    except OSError:
+        return  # nobody is there any more
+    os._exit(int(status or b"1"))
+
+
+if len(sys.orig_argv) > 1 and sys.orig_argv[1].endswith("/ray/_private/workers/default_worker.py"):
+    _at = os.environ.get("SDP_TESTS_WARM_WORKERS", "")
+    if os.path.exists(_at):  # noqa: PTH110
+        ask(_at)

@@ -1,0 +1,132 @@
+"""Forks Ray's workers from a process that has the large libraries in memory: `python workers.py SOCKET`.
+
+A worker that imports torch and diffusers anew takes seconds of a core, and the tests start hundreds. Forked ones are
+processes as real as others, which can be killed as others. Ends when its input does: with the pytest that started it.
+"""
+
+import gc
+import importlib
+import json
+import os
+import runpy
+import selectors
+import signal
+import socket
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+# Not Ray: it reads its settings from the environment when it is imported.
+PRELOADED = (
+    "pandas", "pyarrow.dataset", "pyarrow.parquet", "pydantic", "aiohttp",
+    "torch", "torch._dynamo", "torch.distributed.checkpoint", "torch.distributed.fsdp",
+    "diffusers.models.unets.unet_2d_condition", "diffusers.models.autoencoders.autoencoder_kl",
+    "transformers.models.clip.modeling_clip", "transformers.models.clip.tokenization_clip",
+    "cv2", "simplejpeg", "PIL.Image", "obstore.store", "pycurl",
+)  # fmt: skip
+
+
+def main(at: Path) -> None:
+    """Serve until the input ends; returns in each fork, once that has become its worker."""
+    for name in PRELOADED:
+        importlib.import_module(name)
+    assert "ray" not in sys.modules
+    threads = len(list(Path("/proc/self/task").iterdir()))
+    assert threads == 1, f"{threads} threads after the imports: a fork would lack all but one"
+    gc.freeze()
+    if asked := _serve(at):
+        _become(*asked)
+
+
+def _serve(at: Path) -> tuple[dict[str, Any], list[int]] | None:
+    """In a fork, what is asked of it; None at the end."""
+    forks: dict[int, socket.socket] = {}
+    woken, wake = socket.socketpair()
+    for end in (woken, wake):
+        end.setblocking(False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wake.fileno())
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(f"{at}.new")
+    listener.listen(64)
+    Path(f"{at}.new").rename(at)
+    with selectors.DefaultSelector() as selector:
+        for heard in (sys.stdin, woken, listener):
+            selector.register(heard, selectors.EVENT_READ)
+        while True:
+            for key, _ in selector.select():
+                source: Any = key.fileobj
+                if source is sys.stdin:
+                    for pid in forks:
+                        os.kill(pid, signal.SIGKILL)
+                    return None
+                if source is woken:
+                    woken.recv(4096)
+                    _reap(forks, selector)
+                elif source is listener:
+                    line, _ = listener.accept()
+                    if (asked := _hear(line)) is None:
+                        line.close()
+                    elif pid := os.fork():
+                        for descriptor in asked[1]:
+                            os.close(descriptor)
+                        forks[pid] = line
+                        selector.register(line, selectors.EVENT_READ, pid)
+                    else:
+                        signal.set_wakeup_fd(-1)
+                        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                        for other in (listener, line, woken, wake, *forks.values()):
+                            other.close()
+                        return asked
+                elif key.data in forks:  # who asked has been killed
+                    os.kill(key.data, signal.SIGKILL)
+                    selector.unregister(source)
+
+
+def _hear(line: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
+    """What somebody asks; None who has gone before saying all of it."""
+    text, descriptors, _, _ = socket.recv_fds(line, 1 << 16, 3)
+    while text and not text.endswith(b"\n"):
+        if not (more := line.recv(1 << 16)):
+            text = b""
+        text += more
+    if text:
+        return json.loads(text), descriptors
+    for descriptor in descriptors:
+        os.close(descriptor)
+    return None
+
+
+def _reap(forks: dict[int, socket.socket], selector: selectors.BaseSelector) -> None:
+    """Tell those who asked how their forks ended."""
+    with suppress(ChildProcessError):
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            pid, status = ended
+            line = forks.pop(pid)
+            code = os.waitstatus_to_exitcode(status)
+            with suppress(KeyError):
+                selector.unregister(line)
+            with suppress(OSError):
+                line.send(b"%d" % (code if code >= 0 else 128 - code))
+            line.close()
+
+
+def _become(asked: dict[str, Any], descriptors: list[int]) -> None:
+    """Be the process that was asked for."""
+    os.setsid()
+    for wanted, given in enumerate(descriptors):
+        os.dup2(given, wanted)
+        os.close(given)
+    os.environ.clear()
+    os.environ.update(asked["environment"])
+    os.chdir(asked["folder"])
+    sys.argv = asked["argv"]
+    sys.orig_argv = [sys.executable, *sys.argv]
+    sys.path[0] = str(Path(sys.argv[0]).parent)
+    sys.modules["numpy"].random.seed()
+    runpy.run_path(sys.argv[0], run_name="__main__")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
