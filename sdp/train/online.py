@@ -9,12 +9,13 @@ nothing that matters: when it dies, what it was asked for is asked for again.
 """
 
 import asyncio
+import itertools
 import math
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import ray
@@ -48,6 +49,7 @@ from sdp.train.data.images import (
 from sdp.train.data.online import Ask
 from sdp.train.data.order import Blocks
 from sdp.train.data.pacing import Pacer
+from sdp.train.data.turns import T, Turns
 
 if TYPE_CHECKING:
     from sdp.train.trainer import Trainer
@@ -139,10 +141,16 @@ def here() -> NodeAffinitySchedulingStrategy:
 
 
 def asker(pool: Any) -> Ask:
-    """A trainer's way to ask the pool."""
+    """A trainer's way to ask the pool.
+
+    Trainers wait for each other at every step, so a slice's turn is how many this one has asked for before it: each
+    trainer's n-th comes before anybody's (n + 1)-th.
+    """
+    asked = itertools.count()
 
     def ask(some: Slice) -> Callable[[], EncodedSlice]:
-        request = pool.encode.remote(some)
+        turn = next(asked)
+        request = pool.encode.remote(some, turn)
 
         def get() -> EncodedSlice:
             nonlocal request
@@ -153,7 +161,7 @@ def asker(pool: Any) -> Ask:
                 try:
                     return EncodedSlice.joined(ray.get(answer))
                 except ObjectLostError:  # it was encoded, and its node is gone
-                    request = pool.encode.remote(some)
+                    request = pool.encode.remote(some, turn)
             raise SdpError(
                 f"{some.uri}: what was encoded of it was lost {_PATIENCE} times; look at the encoders' nodes"
             )
@@ -264,12 +272,12 @@ class Pool:
         self._pacer = Pacer(staff.least, staff.most)
         self._tuner = Tuner(staff.transforms, staff.first_transforms)
         self._encoders: list[_Encoder] = []
-        self._changed = asyncio.Condition()
+        self._for_transform, self._for_encoder = Turns(self._take_transform), Turns(self._take_encoder)
         self._tasks: set[asyncio.Task[None]] = set()
         self._begun: float | None = None
         self._ever_ready = self._ever_transformed = False
         self._error: Exception | None = None
-        self._transforming = self._chunks = self._waiting = 0
+        self._transforming = self._chunks = 0
         self._deaths = self._deaths_in_a_row = 0
         self._rows = self._rows_then = 0
         self._busy_s = self._idle_s = self._busy_then = 0.0
@@ -279,11 +287,11 @@ class Pool:
 
     # --- for trainers ------------------------------------------------------------------------------------------------
 
-    async def encode(self, some: Slice) -> "list[ObjectRef[EncodedSlice]] | SdpError":
+    async def encode(self, some: Slice, turn: int) -> "list[ObjectRef[EncodedSlice]] | SdpError":
         """References to what comes out for a slice, in order; or why nothing does."""
         self._begin()
         try:
-            return await self._made(some)
+            return await self._made(some, turn)
         except Exception as error:
             cause = error if isinstance(error, SdpError) else getattr(error, "cause", None)
             if isinstance(cause, SdpError):
@@ -310,11 +318,11 @@ class Pool:
 
     # --- a slice -----------------------------------------------------------------------------------------------------
 
-    async def _made(self, some: Slice) -> "list[ObjectRef[EncodedSlice]]":
+    async def _made(self, some: Slice, turn: int) -> "list[ObjectRef[EncodedSlice]]":
         deaths = lost = 0
         while deaths < _TRIES:
             try:
-                return [await self._once(some)]
+                return [await self._once(some, turn)]
             except _Died as death:
                 deaths += death.blamed
                 lost += not death.blamed
@@ -324,31 +332,31 @@ class Pool:
                 raise SdpError(f"{some.uri}: its pixels were lost {lost} times; look at the nodes that transform")
         if len(some) == 1:
             return [ray.put(await asyncio.to_thread(given_up, self._images, some))]
-        made = await asyncio.gather(*map(self._made, some.cut()))
+        made = await asyncio.gather(*(self._made(part, turn) for part in some.cut()))
         return [ref for refs in made for ref in refs]
 
-    async def _once(self, some: Slice) -> "ObjectRef[EncodedSlice]":
-        await self._until(self._may_transform)
-        self._transforming += 1
-        self._chunks += 1
+    async def _once(self, some: Slice, turn: int) -> "ObjectRef[EncodedSlice]":
+        await self._its_turn(self._for_transform, turn)
         try:
             try:
                 chunk = await self._transformed(some)
             finally:
                 self._transforming -= 1
-                await self._tell()
-            return await self._encoded(chunk)
+            return await self._encoded(chunk, turn)
         finally:
             self._chunks -= 1
-            await self._tell()
+            self._admit()
 
-    def _may_transform(self) -> bool:
+    def _take_transform(self) -> Literal[True] | None:
         ready = sum(encoder.ready for encoder in self._encoders)
-        starved = any(encoder.ready and not encoder.holds for encoder in self._encoders) and not self._waiting
+        starved = any(encoder.ready and not encoder.holds for encoder in self._encoders) and not self._for_encoder
         at_once = self._tuner.transforms(max(ready, self._pacer.aim), starved=starved)
-        return self._transforming < at_once and self._chunks < min(
-            self._staff.chunks, at_once + 2 * _AT_ONCE * max(ready, 1)
-        )
+        most = min(self._staff.chunks, at_once + 2 * _AT_ONCE * max(ready, 1))
+        if self._transforming >= at_once or self._chunks >= most:
+            return None
+        self._transforming += 1
+        self._chunks += 1
+        return True
 
     async def _transformed(self, some: Slice) -> "ObjectRef[Transformed]":
         staff = self._staff
@@ -367,15 +375,16 @@ class Pool:
                     raise
         raise AssertionError
 
-    async def _encoded(self, chunk: "ObjectRef[Transformed]") -> "ObjectRef[EncodedSlice]":
-        self._waiting += 1
-        try:
-            await self._until(lambda: any(map(_is_free, self._encoders)))
-        finally:
-            self._waiting -= 1
-        encoder = min(filter(_is_free, self._encoders), key=lambda free: len(free.holds))
-        token = object()
+    def _take_encoder(self) -> tuple[_Encoder, object] | None:
+        free = [e for e in self._encoders if e.ready and not e.leaving and len(e.holds) < _AT_ONCE]
+        if not free:
+            return None
+        encoder, token = min(free, key=lambda e: len(e.holds)), object()
         encoder.holds.append(token)
+        return encoder, token
+
+    async def _encoded(self, chunk: "ObjectRef[Transformed]", turn: int) -> "ObjectRef[EncodedSlice]":
+        encoder, token = await self._its_turn(self._for_encoder, turn)
         rows, note = encoder.actor.encode.remote(chunk)
         try:
             told: _Note = await note
@@ -419,7 +428,7 @@ class Pool:
                 self._error = self._no_place()
             if not self._ever_transformed and waited_s > self._patience_s:
                 self._error = self._no_place_for_transforms()
-            await self._tell()
+            self._admit()
 
     def _look(self) -> None:
         rows, busy = self._rows - self._rows_then, self._busy_s - self._busy_then
@@ -453,7 +462,7 @@ class Pool:
             self._bury(encoder, error)
         except RayTaskError as error:
             self._error = getattr(error, "cause", None) or error
-        await self._tell()
+        self._admit()
 
     def _bury(self, encoder: _Encoder, error: Exception) -> None:
         """Put another one in its place, once."""
@@ -496,24 +505,23 @@ class Pool:
 
     # --- waiting -----------------------------------------------------------------------------------------------------
 
-    async def _until(self, condition: Callable[[], bool]) -> None:
-        async with self._changed:
-            await self._changed.wait_for(lambda: self._error is not None or condition())
-        if self._error is not None:
-            raise self._error
+    async def _its_turn(self, queue: Turns[T], turn: int) -> T:
+        place = queue.join(turn)
+        self._admit()
+        return await place
 
-    async def _tell(self) -> None:
-        async with self._changed:
-            self._changed.notify_all()
+    def _admit(self) -> None:
+        """Whatever may have become free."""
+        for queue in (self._for_encoder, self._for_transform):
+            if self._error is not None:
+                queue.fail(self._error)
+            else:
+                queue.admit()
 
     def _go(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)  # the loop itself holds it but weakly
         task.add_done_callback(self._tasks.discard)
-
-
-def _is_free(encoder: _Encoder) -> bool:
-    return encoder.ready and not encoder.leaving and len(encoder.holds) < _AT_ONCE
 
 
 @ray.remote(num_returns=2, max_retries=0)
