@@ -83,7 +83,7 @@ def main(arguments: Sequence[str]) -> int:
 def picture(found: Sequence[dict[str, float]]) -> str:
     """Throughput over the number of encoders."""
     x = [f["encoders"] for f in found]
-    curves = [Line("measured", x, [f["reached"] for f in found]), Line("possible", x, [f["there"] for f in found])]
+    curves = [Line("possible", x, [f["there"] for f in found]), Line("measured", x, [f["reached"] for f in found])]
     drawn = lines(curves, x_name="encoders (A10G at 102 img/s each); upwards img/s at two trainers of 184", zero=True)
     look = (
         "<style>svg{--a:#0969da;--b:#bc4c00;--line:#d0d7de;background:#fff}"

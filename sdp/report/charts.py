@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 
-_WIDTH, _HALF, _HEIGHT = 1000, 480, 260
-_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 12, 12, 30
+_WIDTH, _HALF, _HEIGHT = 1000, 480, 280
+_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 12, 26, 38
 _COLOURS = "abcdef"
 _MOST_POINTS = 600
 
@@ -52,7 +52,7 @@ def lines(curves: Sequence[Line], *, x_name: str, zero: bool = False, log: bool 
             drawn.append(f'<polyline points="{path}" {look}/>')
     named = [(c.name, n) for n, c in enumerate(curves) if c.name]
     drawn += [
-        f'<text x="{width - _RIGHT - 110 * (len(named) - place)}" y="{_TOP + 2}" style="fill:var(--{_COLOURS[n]})">'
+        f'<text x="{width - _RIGHT - 110 * (len(named) - place)}" y="{_TOP - 12}" style="fill:var(--{_COLOURS[n]})">'
         f"{escape(name)}</text>"
         for place, (name, n) in enumerate(named)
         if len(named) > 1
@@ -82,7 +82,7 @@ def _grid(
         out.append(
             f'<text x="{at(x, ys[0] if ys else 1.0)[0]:.1f}" y="{bottom + 18}" text-anchor="middle">{short(x)}</text>'
         )
-    out.append(f'<text x="{right}" y="{bottom + 28}" text-anchor="end">{escape(x_name)}</text>')
+    out.append(f'<text x="{right}" y="{bottom + 34}" text-anchor="end">{escape(x_name)}</text>')
     return "".join(out)
 
 

@@ -13,7 +13,7 @@ import itertools
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -220,8 +220,19 @@ class _Encoder:
     leaving: bool = False
     holds: list[object] = field(default_factory=list)
     """Oldest first."""
+    latest: int = 0
+    """When it was given a slice, counted in slices of all."""
     busy_s: float = 0.0
     idle_s: float = 0.0
+
+
+def next_encoder(encoders: Iterable[_Encoder]) -> _Encoder | None:
+    """Who encodes the next slice, if anybody has room: of those with the least to do, who has had none for longest.
+
+    So where there are more than it takes, all have some: who never has any would not tell that it stands idle.
+    """
+    free = (e for e in encoders if e.ready and not e.leaving and len(e.holds) < _AT_ONCE)
+    return min(free, key=lambda e: (len(e.holds), e.latest), default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,6 +283,7 @@ class Pool:
         self._pacer = Pacer(staff.least, staff.most)
         self._tuner = Tuner(staff.transforms, staff.first_transforms)
         self._encoders: list[_Encoder] = []
+        self._given = itertools.count(1)
         self._for_transform, self._for_encoder = Turns(self._take_transform), Turns(self._take_encoder)
         self._tasks: set[asyncio.Task[None]] = set()
         self._begun: float | None = None
@@ -376,11 +388,12 @@ class Pool:
         raise AssertionError
 
     def _take_encoder(self) -> tuple[_Encoder, object] | None:
-        free = [e for e in self._encoders if e.ready and not e.leaving and len(e.holds) < _AT_ONCE]
-        if not free:
+        encoder = next_encoder(self._encoders)
+        if encoder is None:
             return None
-        encoder, token = min(free, key=lambda e: len(e.holds)), object()
+        token = object()
         encoder.holds.append(token)
+        encoder.latest = next(self._given)
         return encoder, token
 
     async def _encoded(self, chunk: "ObjectRef[Transformed]", turn: int) -> "ObjectRef[EncodedSlice]":

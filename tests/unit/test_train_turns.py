@@ -8,7 +8,7 @@ import pytest
 
 from sdp.errors import SdpError
 from sdp.train.data.turns import Turns
-from sdp.train.online import asker
+from sdp.train.online import _Encoder, asker, next_encoder
 
 
 def run(check: Callable[[Turns[int], list[int]], Coroutine[Any, Any, None]]) -> None:
@@ -77,3 +77,23 @@ def test_a_trainer_s_nth_slice_comes_before_anybody_s_next() -> None:
     for name in ("x", "y"):
         second(name)  # type: ignore[arg-type]
     assert [some for some, _ in sorted(asked, key=lambda one: one[1])] == ["a", "x", "b", "y", "c"]
+
+
+def test_slices_go_to_who_has_least_and_in_turn_where_all_have_the_same() -> None:
+    encoders = [_Encoder(actor=name, ready=True) for name in "abc"]
+    given = []
+    for number in range(1, 7):  # each slice is done before the next one comes
+        encoder = next_encoder(encoders)
+        assert encoder is not None
+        encoder.latest = number
+        given.append(encoder.actor)
+    assert given == ["a", "b", "c", "a", "b", "c"]
+    encoders[0].holds.append(object())
+    encoders[1].leaving = True
+    encoders.append(_Encoder(actor="starting"))
+    found = next_encoder(encoders)
+    assert found is not None
+    assert found.actor == "c"
+    encoders[2].holds = [object(), object()]
+    encoders[0].holds.append(object())
+    assert next_encoder(encoders) is None
