@@ -34,6 +34,13 @@ def config(root: Path, run: str = "run", **changes: Any) -> TrainConfig:
     return parse("train", data)
 
 
+def linked(inputs: Path, folder: Path) -> Path:
+    """A place for runs, with inputs that others use, too."""
+    for given in inputs.iterdir():
+        (folder / given.name).symlink_to(given)
+    return folder
+
+
 class Watch(Callback):
     """Keeps what the steps came to."""
 

@@ -29,10 +29,10 @@ def root(inputs: Path, tmp_path: Path) -> Path:
     """The inputs, and a place for runs."""
     import torch
 
+    from tests.training import linked
+
     torch.set_num_threads(1)
-    for given in inputs.iterdir():
-        (tmp_path / given.name).symlink_to(given)
-    return tmp_path
+    return linked(inputs, tmp_path)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -12,9 +12,7 @@ from sdp.model.export import export
 from sdp.train.assemble import assemble
 from sdp.train.trainer import Trainer
 from sdp.train.world import World
-from tests.latents import make_latents
-from tests.tiny_model import make_tiny_model
-from tests.training import Watch, config, train, weights
+from tests.training import Watch, config, linked, train, weights
 from tests.workers import run_workers
 
 BF16 = {"precision": "bf16", "data__global_batch_size": 12, "data__batch_size": 12, "max_steps": 2}
@@ -22,12 +20,10 @@ FP8 = {**BF16, "strategy__fp8": {"enabled": True, "emulate": True, "min_features
 
 
 @pytest.fixture(scope="module")
-def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def inputs(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With a place for this module's runs."""
     torch.set_num_threads(1)
-    root = tmp_path_factory.mktemp("fp8")
-    make_tiny_model(root / "model")
-    make_latents(root, 60, unit_rows=20, group_rows=5, vocabulary=50)
-    return root
+    return linked(inputs, tmp_path_factory.mktemp("fp8"))
 
 
 def trained(root: Path, run: str, changes: dict[str, Any]) -> tuple[Trainer, Watch]:

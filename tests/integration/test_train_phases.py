@@ -20,19 +20,16 @@ from sdp.train.checkpoint import read_state
 from sdp.train.job import run
 from sdp.train.run_folder import RunFolder
 from tests.latents import make_latents
-from tests.tiny_model import make_tiny_model
-from tests.training import config
+from tests.training import config, linked
 
 DEADLINE_S = 120
 
 
 @pytest.fixture(scope="module")
-def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def inputs(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Latents of the same pictures at two resolutions."""
     torch.set_num_threads(1)
-    root = tmp_path_factory.mktemp("phases")
-    make_tiny_model(root / "model")
-    make_latents(root, 60, unit_rows=20, group_rows=5, vocabulary=50)
+    root = linked(inputs, tmp_path_factory.mktemp("phases"))
     make_latents(root, 60, unit_rows=20, group_rows=5, vocabulary=50, resolution=128, uri=str(root / "larger"))
     return root
 
