@@ -32,7 +32,6 @@ RAY_FILES = frozenset(
     {
         *(f"sdp/{stage}/job.py" for stage in STAGES),
         "sdp/train/online.py",
-        "sdp/train/ray_reader.py",
         "sdp/cluster.py",
         "sdp/kube/allreduce.py",
         "sdp/pool.py",
@@ -40,7 +39,7 @@ RAY_FILES = frozenset(
     }
 )
 """The files that may, besides: of a stage it is the one that lays its plain functions on a cluster (of train there are
-three, since trainers, encoders and readers are laid out apart)."""
+two, since trainers and encoders are laid out apart)."""
 
 NEVER: Mapping[str, frozenset[str]] = {
     "config": frozenset({"torch", "ray"}),

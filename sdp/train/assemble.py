@@ -25,7 +25,6 @@ from sdp.train.data.online import Ask, Online, slices_ahead
 from sdp.train.data.order import OrderShape
 from sdp.train.data.pinned import open_pinned
 from sdp.train.data.sources import Sources, open_sources
-from sdp.train.data.streamed import Feed, StreamedReader
 from sdp.train.data.weights import row_weights
 from sdp.train.plan import DATASET_KINDS
 from sdp.train.run_folder import RunFolder
@@ -41,20 +40,19 @@ def assemble(
     *,
     reader: Reader | None = None,
     ask: Ask | None = None,
-    feed: Feed | None = None,
     callbacks: Sequence[Callback] = (),
     stop: Stop | None = None,
 ) -> Trainer:
     """The trainer of this worker. Without a reader it reads source.uri, as data.mode says.
 
-    `ask` is for mode online: it has a slice encoded somewhere else. `feed` is for data.reader ray: it brings rows.
+    `ask` is for mode online: it has a slice encoded somewhere else.
     """
     torch.set_float32_matmul_precision("high")
     options = config.storage.options()
     model = resolve(config.model.source, storage=options)
     facts: dict[str, Any] = {"model": {"source": str(model.source), "digest": model.digest}}
     if reader is None:
-        reader, read = make_reader(config, model, world, ask, feed)
+        reader, read = make_reader(config, model, world, ask)
         facts |= read
     facts["epoch_rows"] = reader.rows
     begin_from = config.model.start_from
@@ -83,7 +81,7 @@ def assemble(
 
 
 def make_reader(
-    config: TrainConfig, model: LocalModel, world: World, ask: Ask | None = None, feed: Feed | None = None
+    config: TrainConfig, model: LocalModel, world: World, ask: Ask | None = None
 ) -> tuple[Reader, dict[str, Any]]:
     """The way to the data that data.mode names, and what a checkpoint is to say of the data."""
     if config.data.mode == "offline":
@@ -91,7 +89,7 @@ def make_reader(
         for source in sources.all:
             if source.dataset is not None:
                 refuse_another_encoder(config, source.dataset, model)
-        return offline_reader(config, sources, world, feed), sources.facts
+        return offline_reader(config, sources, world), sources.facts
     dataset = open_pinned(config, 0, config.source.uri, DATASET_KINDS[config.data.mode], write=True)
     images = open_images(config, dataset, model)
     if config.data.mode == "collocated":
@@ -121,25 +119,18 @@ def encoded_reader(config: TrainConfig, images: ImagesDataset, engine: Engine, w
     )
 
 
-def offline_reader(config: TrainConfig, sources: Sources, world: World, feed: Feed | None = None) -> Reader:
-    """The reader of latents that data.reader names."""
+def offline_reader(config: TrainConfig, sources: Sources, world: World) -> Reader:
+    """Return the reader of this worker's share of the latents."""
     data = config.data
-    shuffle, on_gpu = data.shuffle, world.device.type == "cuda"
-    if data.reader == "ray":
-        if feed is None:
-            raise UserError("data.reader: ray needs workers under Ray Train; run `sdp train`")
-        columns = sources.ingredients[0].dataset.columns
-        mixed = -(-shuffle.lanes // world.size)
-        return StreamedReader(feed, columns, world.rank, world.size, sources.rows, mixed, data.ahead, pin=on_gpu)
     return DirectReader(
         sources.ingredients,
         config.seed,
-        OrderShape(shuffle.lanes, shuffle.units, shuffle.row_groups),
+        OrderShape(data.shuffle.lanes, data.shuffle.units, data.shuffle.row_groups),
         world.rank,
         world.size,
         threads=data.readers,
         ahead=data.ahead,
-        pin=on_gpu,
+        pin=world.device.type == "cuda",
     )
 
 

@@ -10,7 +10,6 @@ import socket
 import tempfile
 import threading
 import time
-import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -31,7 +30,7 @@ from sdp.model.load import load_unet_config
 from sdp.model.sources import resolve
 from sdp.storage import is_read_only, open_storage
 from sdp.telemetry.registry import forget, serve
-from sdp.train import online, ray_reader
+from sdp.train import online
 from sdp.train.board import Board, Told
 from sdp.train.callbacks.base import Callback, StepReport
 from sdp.train.callbacks.checkpoints import SaveCheckpoints
@@ -196,9 +195,6 @@ def _train_on_ray(config: TrainConfig, plan: Plan, folder: RunFolder, lease: Lea
     # Beside this driver: no other node's end shall be the job's.
     board: Any = ray.remote(num_cpus=0)(Board).options(scheduling_strategy=online.here()).remote()
     pool = _start_pool(config, resources)
-    feeder = None
-    if config.data.reader == "ray":
-        feeder = ray_reader.start_feeder(config, resources, most_workers(config), on_gpus=use_gpu)
     os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.5")
     with tempfile.TemporaryDirectory(prefix="sdp-train-") as scratch, _following(board, lease, plan):
         trainer = TorchTrainer(
@@ -207,7 +203,6 @@ def _train_on_ray(config: TrainConfig, plan: Plan, folder: RunFolder, lease: Lea
                 "config": config.model_dump(mode="json"),
                 "board": board,
                 "pool": pool,
-                "feeder": feeder,
             },
             scaling_config=_scaling(config, use_gpu),
             run_config=RunConfig(
@@ -222,8 +217,8 @@ def _train_on_ray(config: TrainConfig, plan: Plan, folder: RunFolder, lease: Lea
             folder.record("gave_up", failures=told.failures)
             raise told.fatal or SdpError(_gave_up(config, told, error)) from error
         finally:
-            for actor in filter(None, (pool, feeder)):
-                ray.kill(actor)
+            if pool is not None:
+                ray.kill(pool)
     told = ray.get(board.told.remote())
     if told.fatal is not None:
         folder.record("gave_up", failures=told.failures)
@@ -269,10 +264,7 @@ def work(given: dict[str, Any]) -> None:
         if (pool := given["pool"]) is not None:
             callbacks.append(online.FollowPool(pool, board.announce.remote))
             ask = online.asker(pool)
-        feed = None
-        if (feeder := given["feeder"]) is not None:
-            feed = ray_reader.RayFeed(feeder, world.share(uuid.uuid4().hex), rank, world.size)
-        reason = assemble(config, world, ask=ask, feed=feed, callbacks=callbacks, stop=stop).train()
+        reason = assemble(config, world, ask=ask, callbacks=callbacks, stop=stop).train()
     except Exception as error:
         fatal = error if isinstance(error, _FATAL) else network_error(error)
         ray.get(board.failed.remote(rank, _line(error), fatal))
