@@ -12,8 +12,8 @@ import ray
 from numpy.typing import NDArray
 
 from sdp.config import load
+from sdp.encode.chunk import Chunk, Encoded, Group
 from sdp.process import job, work
-from sdp.process.chunk import Chunk, Encoded, Group
 from sdp.process.prepare import prepare
 
 MODEL = Path(__file__).resolve().parents[2] / "sdp" / "model" / "tiny"

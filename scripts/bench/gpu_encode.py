@@ -26,11 +26,11 @@ from torch.utils.flop_counter import FlopCounterMode
 from sdp import hardware
 from sdp.config.process import EncodeConfig
 from sdp.console import table
+from sdp.encode.chunk import Chunk, Group
+from sdp.encode.encoder import DTYPES, Encoder
+from sdp.encode.recipe import TEXT, Settings
 from sdp.model import load, sd2, sources
 from sdp.model.latents import to_pixels
-from sdp.process.chunk import Chunk, Group
-from sdp.process.encode import DTYPES, Encoder
-from sdp.process.recipe import TEXT, Settings
 
 SCALE = 0.18215
 DEADLINE_S = 600

@@ -25,8 +25,8 @@ import ray
 
 from sdp.config import parse
 from sdp.console import table
+from sdp.encode.chunk import Chunk, Group
 from sdp.model.sources import resolve
-from sdp.process.chunk import Chunk, Group
 from sdp.report.charts import Line, lines
 from sdp.storage import open_storage
 from sdp.train import online

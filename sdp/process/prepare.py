@@ -16,12 +16,12 @@ from sdp.datasets.manifest import Dataset, open_dataset
 from sdp.datasets.output import HEAD, Head, Output, open_output, peek_output
 from sdp.datasets.source import freeze_source, freeze_upstream, order_retry
 from sdp.datasets.units import Work, part_name
+from sdp.encode.reading import Columns, footer_of
+from sdp.encode.recipe import TEXT, Recipe, Settings
+from sdp.encode.table import Shape, bytes_per_row
+from sdp.encode.work import Orders
 from sdp.errors import DatasetError, UserError
 from sdp.model import shapes, sources
-from sdp.process.reading import Columns, footer_of
-from sdp.process.recipe import TEXT, Recipe, Settings
-from sdp.process.table import Shape, bytes_per_row
-from sdp.process.work import Orders
 from sdp.storage import SourceFile, Storage, StorageOptions, is_read_only, list_source, open_storage
 
 KIND = "latents"

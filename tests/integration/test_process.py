@@ -19,15 +19,15 @@ from sdp.datasets.outcomes import WRITTEN, Outcome, account_table
 from sdp.datasets.output import read_output
 from sdp.datasets.parts import Layout, write_part
 from sdp.datasets.source import order_retry
+from sdp.encode.chunk import SourceRow
+from sdp.encode.encoder import Encoder
+from sdp.encode.recipe import Recipe, Settings, noise
+from sdp.encode.transform import Transform
 from sdp.errors import ConfigError, DatasetError, LeaseHeld, ModelError, SdpError, UserError
 from sdp.lease import Lease
 from sdp.model.load import load_text_encoder, load_tokenizer, load_vae, tokenize
-from sdp.process import draws, job
-from sdp.process.chunk import SourceRow
-from sdp.process.encode import Encoder
+from sdp.process import job
 from sdp.process.prepare import prepare, with_tombstones
-from sdp.process.recipe import Recipe, Settings
-from sdp.process.transform import Transform
 from sdp.storage import open_storage
 from tests.process_kit import config_of, every_tenth, images_table, make_images, picture, write_model, write_plain
 
@@ -180,8 +180,8 @@ def test_moments_are_what_the_samples_are_drawn_from(
     samples = latents_of(rows_of(processed))
     for row, cell in zip(table["row"].to_pylist(), table["moments_64"].to_pylist(), strict=True):
         mean, log_variance = np.frombuffer(cell, np.float16).astype(np.float32).reshape(2, 4, 8, 8)
-        (noise,) = draws.noise(4, np.array([row]), np.zeros(1, np.int16), (4, 8, 8), resolution=64)
-        assert np.allclose(mean + np.exp(log_variance / 2) * noise, samples[row], atol=4e-3)
+        (drawn,) = noise(4, np.array([row]), np.zeros(1, np.int16), (4, 8, 8), resolution=64)
+        assert np.allclose(mean + np.exp(log_variance / 2) * drawn, samples[row], atol=4e-3)
 
 
 def test_aspect_buckets_keep_the_whole_picture(tmp_path: Path, model: Path) -> None:

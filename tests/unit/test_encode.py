@@ -10,11 +10,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from sdp.process import draws
-from sdp.process.chunk import Chunk, Encoded, Group
-from sdp.process.encode import Encoder, EncoderTooSmall, _Feeder
-from sdp.process.occupancy import Occupancy
-from sdp.process.recipe import TEXT, Settings
+from sdp.encode.chunk import Chunk, Encoded, Group
+from sdp.encode.encoder import Encoder, EncoderTooSmall, _Feeder
+from sdp.encode.occupancy import Occupancy
+from sdp.encode.recipe import TEXT, Settings, noise
 from tests.process_kit import make_text_encoder, make_vae
 
 SCALE = 0.18215
@@ -120,7 +119,7 @@ def test_the_sample_is_diffusers_own_with_our_noise() -> None:
     pixels = torch.from_numpy(chunk.crops[32][0].values.copy()).permute(0, 3, 1, 2).float() / 127.5 - 1
     with torch.no_grad():
         posterior = vae.encode(pixels).latent_dist
-    drawn = draws.noise(3, chunk.rows, chunk.variants, (4, 4, 4), resolution=32)
+    drawn = noise(3, chunk.rows, chunk.variants, (4, 4, 4), resolution=32)
     expected = (posterior.mean + posterior.std * torch.from_numpy(drawn)) * SCALE
     assert posterior.std.mean() > 0.1, "else the noise would not show"
     assert encoded.dtype == np.float16
@@ -132,7 +131,7 @@ def test_moments_are_those_of_the_scaled_latent() -> None:
     chunk = chunk_of([11, 12])
     moments = latents(encoder_of(vae, content="moments")(chunk)).astype(np.float32)
     assert moments.shape == (2, 8, 4, 4)
-    drawn = draws.noise(0, chunk.rows, chunk.variants, (4, 4, 4), resolution=32)
+    drawn = noise(0, chunk.rows, chunk.variants, (4, 4, 4), resolution=32)
     sampled = moments[:, :4] + np.exp(0.5 * moments[:, 4:]) * drawn
     assert np.allclose(sampled, latents(encoder_of(make_vae())(chunk)), atol=4e-3)
 

@@ -12,11 +12,11 @@ import pytest
 from sdp.datasets.outcomes import WRITTEN, Outcome, account_table
 from sdp.datasets.parts import serialise
 from sdp.datasets.units import Unit, Work
+from sdp.encode.recipe import TEXT
+from sdp.encode.table import LAYOUT, schema
 from sdp.errors import ConfigError, DatasetError, ModelError, UserError
 from sdp.model import sources
 from sdp.process.prepare import Prepared, prepare
-from sdp.process.recipe import TEXT
-from sdp.process.table import LAYOUT, schema
 from tests.process_kit import config_of, make_images, picture, write_plain
 
 

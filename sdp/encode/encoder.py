@@ -16,11 +16,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from sdp.datasets.outcomes import FAILED, Outcome
+from sdp.encode.chunk import Chunk, Encoded, Group
+from sdp.encode.recipe import TEXT, Settings, noise
 from sdp.errors import SdpError, one_line
 from sdp.model.latents import to_pixels
-from sdp.process import draws
-from sdp.process.chunk import Chunk, Encoded, Group
-from sdp.process.recipe import TEXT, Settings
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _LOG_VARIANCE = (-30.0, 20.0)
@@ -171,7 +170,7 @@ class Encoder:
         if self._settings.content == "moments":
             return None
         shape = (self._latent_channels, pixels.shape[1] // 8, pixels.shape[2] // 8)
-        drawn = draws.noise(self._settings.seed, chunk.rows[where], chunk.variants[where], shape, resolution=side)
+        drawn = noise(self._settings.seed, chunk.rows[where], chunk.variants[where], shape, resolution=side)
         return self._feeder.there(torch.from_numpy(drawn))
 
     def _encode(self, pixels: Tensor, noise: Tensor | None) -> tuple[Tensor, Tensor]:

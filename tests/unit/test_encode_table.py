@@ -9,9 +9,9 @@ import pytest
 from sdp.datasets.outcomes import FAILED, Outcome
 from sdp.datasets.parts import serialise
 from sdp.datasets.units import Unit, Work
-from sdp.process.chunk import Chunk, Encoded, Group
-from sdp.process.table import LAYOUT, Shape, assemble, bytes_per_row, rows_of, schema
-from sdp.process.transform import bucket_shapes
+from sdp.encode.chunk import Chunk, Encoded, Group
+from sdp.encode.table import LAYOUT, Shape, assemble, bytes_per_row, rows_of, schema
+from sdp.encode.transform import bucket_shapes
 
 SHAPE = Shape((64, 128), latent_channels=4, scaling_factor=0.18215)
 

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from sdp.datasets.outcomes import WRITTEN, Outcome, account_table
 from sdp.datasets.parts import Layout
+from sdp.encode.chunk import Encoded, Group
+from sdp.encode.transform import bucket_shapes
 from sdp.model.load import TOKENS
-from sdp.process.chunk import Encoded, Group
-from sdp.process.transform import bucket_shapes
 
 LAYOUT = Layout(row_group_rows=1024, compression="none")
 EMPTY_TEXT = "_text/empty.npy"

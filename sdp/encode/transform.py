@@ -13,6 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sdp.datasets.outcomes import FAILED, FILTERED, Outcome
+from sdp.encode.chunk import Chunk, Group, SourceRow
+from sdp.encode.recipe import Recipe, place
 from sdp.imaging import (
     Box,
     Image,
@@ -26,9 +28,6 @@ from sdp.imaging import (
     shrink,
 )
 from sdp.model.load import TOKENS, tokenize
-from sdp.process import draws
-from sdp.process.chunk import Chunk, Group, SourceRow
-from sdp.process.recipe import Recipe
 
 if TYPE_CHECKING:
     from transformers import CLIPTokenizer
@@ -73,7 +72,7 @@ def crop_image(data: bytes | memoryview, recipe: Recipe, row: int) -> tuple[int,
 def _boxes(recipe: Recipe, row: int, width: int, height: int, aspect: float) -> Iterator[Box]:
     for variant in range(recipe.crops):
         if recipe.crop == "random":
-            yield random_box(width, height, *draws.place(recipe.seed, row, variant), aspect)
+            yield random_box(width, height, *place(recipe.seed, row, variant), aspect)
         else:
             yield centre_box(width, height, aspect)
 

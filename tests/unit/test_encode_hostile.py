@@ -12,10 +12,10 @@ from transformers import CLIPTokenizer
 
 from sdp.datasets.outcomes import FAILURE_REASONS
 from sdp.demo import misbehave
+from sdp.encode.chunk import Chunk, SourceRow
+from sdp.encode.recipe import Recipe
+from sdp.encode.transform import Transform, bucket_shapes
 from sdp.model.load import load_tokenizer
-from sdp.process.chunk import Chunk, SourceRow
-from sdp.process.recipe import Recipe
-from sdp.process.transform import Transform, bucket_shapes
 from tests.process_kit import picture, write_tokenizer
 
 MODES = {
