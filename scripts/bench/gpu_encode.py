@@ -254,7 +254,7 @@ def _chunk(side: int, count: int) -> Chunk:
     zeros = np.zeros(count, np.int16)
     tokens = np.zeros((count, 77), np.uint16)
     crops = {side: [Group(np.arange(count), pixels)]}
-    return Chunk(np.arange(count), zeros, [""] * count, tokens, crops, zeros)
+    return Chunk(np.arange(count), [""] * count, tokens, crops, zeros)
 
 
 def _two_at_once(call: Callable[[], Any], items: int, seconds: float) -> float:

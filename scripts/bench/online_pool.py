@@ -120,7 +120,7 @@ def transform(images: ImagesDataset, some: Any) -> Transformed:
     rows = np.arange(some.skip, some.skip + count) + some.group * GROUP_ROWS
     pixels = np.zeros((count, SIDE, SIDE, 3), np.uint8)
     chunk = Chunk(
-        rows, np.zeros(count, np.int16), [""] * count, np.ones((count, 77), np.uint16),
+        rows, [""] * count, np.ones((count, 77), np.uint16),
         {SIDE: [Group(np.arange(count), pixels)]}, np.zeros(count, np.int16),
     )  # fmt: skip
     _sleep_until(began + count / TRANSFORM_RATE)

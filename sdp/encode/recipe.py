@@ -1,6 +1,6 @@
 """How images become crops and crops latents, and the random numbers that belong to a row.
 
-Random numbers are drawn from (seed, epoch, row, variant) and nothing else. Philox is a bijection of a counter under a
+Random numbers are drawn from (seed, epoch, row) and nothing else. Philox is a bijection of a counter under a
 key, so each row's numbers can be drawn anywhere, in any order, and no two rows share any. They are drawn on the host:
 the bits are the same whatever the device, the number of devices or the batch.
 """
@@ -26,8 +26,6 @@ class Recipe:
 
     resolutions: tuple[int, ...]
     crop: Literal["center", "random", "buckets"] = "center"
-    crops: int = 1
-    """Crops of each image; more than one only if they are random."""
     seed: int = 0
     max_upscale: float = 2.0
     oversample: float = 1.0
@@ -48,28 +46,22 @@ class Settings:
     compile: bool = False
 
 
-def place(seed: int, row: int, variant: int = 0, epoch: int = 0) -> tuple[float, float]:
+def place(seed: int, row: int, epoch: int = 0) -> tuple[float, float]:
     """Return where a crop lies in the room that it has: two numbers in [0, 1)."""
-    across, down = _generator(seed, epoch, row, variant, CROP).random(2)
+    across, down = _generator(seed, epoch, row, CROP).random(2)
     return float(across), float(down)
 
 
 def noise(
-    seed: int,
-    rows: NDArray[np.int64],
-    variants: NDArray[np.int16],
-    shape: tuple[int, ...],
-    *,
-    resolution: int,
-    epoch: int = 0,
+    seed: int, rows: NDArray[np.int64], shape: tuple[int, ...], *, resolution: int, epoch: int = 0
 ) -> NDArray[np.float32]:
-    """Return standard normal numbers of a shape for each (row, variant)."""
+    """Return standard normal numbers of a shape for each row."""
     out = np.empty((len(rows), *shape), np.float32)
-    for number, (row, variant) in enumerate(zip(rows.tolist(), variants.tolist(), strict=True)):
-        _generator(seed, epoch, row, variant, resolution).standard_normal(dtype=np.float32, out=out[number])
+    for number, row in enumerate(rows.tolist()):
+        _generator(seed, epoch, row, resolution).standard_normal(dtype=np.float32, out=out[number])
     return out
 
 
-def _generator(seed: int, epoch: int, row: int, variant: int, purpose: int) -> np.random.Generator:
+def _generator(seed: int, epoch: int, row: int, purpose: int) -> np.random.Generator:
     key = np.array([seed % 2**64, row], np.uint64)  # a list with a number above 2**63 would be rounded, as floats
-    return np.random.Generator(np.random.Philox(counter=[0, epoch, variant, purpose], key=key))
+    return np.random.Generator(np.random.Philox(counter=[0, epoch, 0, purpose], key=key))

@@ -223,7 +223,7 @@ class _Run:
     def _room_for(self, resources: dict[str, float]) -> int:
         """Pieces that half of the object stores can hold, and no fewer than keep the pipeline moving."""
         recipe = self._orders.recipe
-        piece_bytes = self._prepared.piece_rows * recipe.crops * sum(3 * side * side for side in recipe.resolutions)
+        piece_bytes = self._prepared.piece_rows * sum(3 * side * side for side in recipe.resolutions)
         fits = int(0.5 * resources.get("object_store_memory", 0) / piece_bytes)
         return max(fits, 2 * self._most + 1)
 

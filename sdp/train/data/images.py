@@ -243,7 +243,7 @@ def _orders(config: TrainConfig, dataset: Dataset, model: LocalModel) -> Orders:
 
 def _nothing(images: ImagesDataset) -> Chunk:
     return Chunk(
-        np.zeros(0, np.int64), np.zeros(0, np.int16), [], np.zeros((0, TOKENS), np.uint16),
+        np.zeros(0, np.int64), [], np.zeros((0, TOKENS), np.uint16),
         {images.resolution: []}, np.zeros(0, np.int16),
     )  # fmt: skip
 
