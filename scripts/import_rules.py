@@ -18,6 +18,7 @@ LAYERS: tuple[frozenset[str], ...] = (
         {"config", "storage", "urls", "lease", "datasets", "hardware", "cluster", "pool", "telemetry", "console"}
     ),
     frozenset({"model", "imaging"}),
+    frozenset({"encode"}),
     frozenset({"download", "process", "train", "generate", "evaluate", "exporter", "dashboards", "report", "kube"}),
     frozenset({"demo", "supervisor"}),
     frozenset({"cli"}),

@@ -210,7 +210,7 @@ def write_ours(folder: Path) -> dict[str, float]:
     from sdp.datasets.output import Head, open_output
     from sdp.datasets.parts import write_part
     from sdp.datasets.source import freeze_source
-    from sdp.process.table import LAYOUT
+    from sdp.encode.table import LAYOUT
     from sdp.storage import list_source, open_storage
 
     pq.write_table(pa.table({"url": pa.nulls(ROWS, pa.string())}), folder / "source.parquet")

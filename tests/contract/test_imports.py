@@ -39,7 +39,7 @@ def test_no_rule_excuses_what_nobody_does() -> None:
         ({"storage.py": "from sdp import model"}, "storage must not import model"),
         ({"config/base.py": "from sdp.train.loop import run"}, "config must not import train"),
         ({"datasets/parts.py": "def f():\n  import sdp.model.sources"}, "datasets must not import model"),
-        ({"model/sources.py": "from sdp.process import encode"}, "model must not import process"),
+        ({"model/sources.py": "from sdp.encode import encoder"}, "model must not import encode"),
         ({"train/loop.py": "from sdp.demo.shapes import draw"}, "train must not import demo"),
         ({"train/loop.py": "from sdp.cli import app"}, "train must not import cli"),
         ({"demo/__main__.py": "import sdp.cli"}, "demo must not import cli"),
@@ -80,7 +80,7 @@ def test_what_breaks_a_rule_is_named(files: dict[str, str], complaint: str) -> N
         {"demo/__main__.py": "import ray, sdp.train.job\nprint('hello')"},
         {"cli.py": "import sdp.train.job\nprint('hello')"},
         {"train/loop.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n  import ray"},
-        {"train/data.py": "from sdp.process.encode import encode", "process/encode.py": ""},
+        {"train/data.py": "from sdp.encode.encoder import Encoder", "encode/encoder.py": ""},
         {"config/base.py": "from sdp.errors import ConfigError", "errors.py": "class ConfigError(Exception): ..."},
         # Loaded late, so config loads without it:
         {"config/base.py": "import sdp.hardware", "hardware.py": "def f():\n  import torch"},

@@ -30,7 +30,7 @@ BAD, KILLER = 13, 37
 
 def prepare_worker(traces: str) -> None:
     """In each worker process: pictures that end in DEADLY kill their transform, and encoders leave notes."""
-    from sdp.process import transform
+    from sdp.encode import transform
     from sdp.train.data import images
 
     read_header, load_encoder, folder = transform.read_header, images.load_encoder, Path(traces)

@@ -53,7 +53,7 @@ MACHINES = (
 
 def take_time() -> None:
     """In each worker: a tiny model encodes so fast that all would be over between two exports."""
-    from sdp.process import work
+    from sdp.encode import work
 
     encode = work.encode_chunk
 

@@ -128,6 +128,8 @@ def open_latents(
         raise DatasetError(f"{uri}: no row was written into it; nothing to train on")
     paths = tuple(parts["path"].to_pylist())
     groups = [[group["rows"] for group in part] for part in parts["row_groups"].to_pylist()]
+    if any(sum(group) > written for group, written in zip(groups, parts["written"].to_pylist(), strict=True)):
+        raise DatasetError(f"{uri}: several rows share an address, as transform.crops once allowed; process it again")
     file = pq.ParquetFile(dataset.storage.open(paths[0]))
     found = find_columns(file, uri, resolution, columns or ColumnsConfig())
     low, high = (np.repeat(parts[name].to_numpy(), [len(each) for each in groups]) for name in ("start", "stop"))

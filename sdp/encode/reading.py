@@ -18,8 +18,8 @@ from sdp.datasets.concurrently import ordered_map
 from sdp.datasets.index import Index
 from sdp.datasets.manifest import Dataset
 from sdp.datasets.units import Unit, Work
+from sdp.encode.chunk import SourceRow
 from sdp.errors import DatasetError, one_line
-from sdp.process.chunk import SourceRow
 from sdp.storage import StorageOptions, open_source
 
 _FOOTERS = 64

@@ -5,7 +5,7 @@ that cannot be used travels on as an outcome with its reason.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sdp.datasets.outcomes import FAILED, FILTERED, Outcome
+from sdp.encode.chunk import Chunk, Group, SourceRow
+from sdp.encode.recipe import Recipe, place
 from sdp.imaging import (
     Box,
     Image,
@@ -26,9 +28,6 @@ from sdp.imaging import (
     shrink,
 )
 from sdp.model.load import TOKENS, tokenize
-from sdp.process import draws
-from sdp.process.chunk import Chunk, Group, SourceRow
-from sdp.process.recipe import Recipe
 
 if TYPE_CHECKING:
     from transformers import CLIPTokenizer
@@ -52,8 +51,8 @@ def choose_bucket(width: int, height: int) -> int:
     return int(np.argmin(np.abs(np.log(aspects) - math.log(width / height))))
 
 
-def crop_image(data: bytes | memoryview, recipe: Recipe, row: int) -> tuple[int, list[dict[int, Pixels]]]:
-    """The bucket of an image, and for each of its crops the pixels by resolution: all from one decode."""
+def crop_image(data: bytes | memoryview, recipe: Recipe, row: int) -> tuple[int, dict[int, Pixels]]:
+    """Return the bucket of an image and its crop's pixels by resolution, all from one decode."""
     header = read_header(data, recipe.max_pixels)
     width, height = header.width, header.height
     bucket = choose_bucket(width, height) if recipe.crop == "buckets" else 0
@@ -67,15 +66,11 @@ def crop_image(data: bytes | memoryview, recipe: Recipe, row: int) -> tuple[int,
         raise RowError("too_small", f"{width} × {height} pixels would have to be enlarged {enlarged:.1f} times")
     needed = math.ceil(min(width, height) * min(1.0, enlarged * recipe.oversample))
     image = decode(data, min_side=needed, max_pixels=recipe.max_pixels)
-    return bucket, [_crops(image, box, shapes) for box in _boxes(recipe, row, width, height, aspect)]
-
-
-def _boxes(recipe: Recipe, row: int, width: int, height: int, aspect: float) -> Iterator[Box]:
-    for variant in range(recipe.crops):
-        if recipe.crop == "random":
-            yield random_box(width, height, *draws.place(recipe.seed, row, variant), aspect)
-        else:
-            yield centre_box(width, height, aspect)
+    if recipe.crop == "random":
+        box = random_box(width, height, *place(recipe.seed, row), aspect)
+    else:
+        box = centre_box(width, height, aspect)
+    return bucket, _crops(image, box, shapes)
 
 
 def _crops(image: Image, box: Box, shapes: dict[int, tuple[int, int]]) -> dict[int, Pixels]:
@@ -104,14 +99,13 @@ class Transform:
                 outcomes.append(Outcome(each.row, FILTERED, why))
                 continue
             try:
-                items += self._items(each)
+                items.append(self._item(each))
             except RowError as error:
                 outcomes.append(Outcome(each.row, FAILED, error.reason, error.detail))
             except Exception as error:  # noqa: BLE001 (one bad row must not take the others with it: it is recorded)
                 outcomes.append(Outcome(each.row, FAILED, "internal", f"{type(error).__name__}: {error}"))
         return Chunk(
             rows=np.array([item.row for item in items], np.int64),
-            variants=np.array([item.variant for item in items], np.int16),
             keys=[item.key for item in items],
             tokens=self._tokens([item.caption for item in items]),
             buckets=np.array([item.bucket for item in items], np.int16),
@@ -122,14 +116,14 @@ class Transform:
     def _tokens(self, captions: list[str]) -> NDArray[np.uint16]:
         return tokenize(self._tokenizer, captions) if captions else np.zeros((0, TOKENS), np.uint16)
 
-    def _items(self, source: SourceRow) -> list["_Item"]:
+    def _item(self, source: SourceRow) -> "_Item":
         if source.image is None:
             raise RowError("empty", "the row has no image")
         if source.caption is None or not source.caption.strip():
             raise RowError("no_caption", "")
-        bucket, crops = crop_image(source.image, self._recipe, source.row)
+        bucket, crop = crop_image(source.image, self._recipe, source.row)
         # Without the image's bytes: they would keep the row group they lie in from being let go of.
-        return [_Item(source.row, source.key, source.caption, n, bucket, crop) for n, crop in enumerate(crops)]
+        return _Item(source.row, source.key, source.caption, bucket, crop)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +131,6 @@ class _Item:
     row: int
     key: str
     caption: str
-    variant: int
     bucket: int
     crop: dict[int, Pixels]
 

@@ -16,11 +16,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from sdp.datasets.outcomes import FAILED, Outcome
+from sdp.encode.chunk import Chunk, Encoded, Group
+from sdp.encode.recipe import TEXT, Settings, noise
 from sdp.errors import SdpError, one_line
 from sdp.model.latents import to_pixels
-from sdp.process import draws
-from sdp.process.chunk import Chunk, Encoded, Group
-from sdp.process.recipe import TEXT, Settings
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _LOG_VARIANCE = (-30.0, 20.0)
@@ -171,7 +170,7 @@ class Encoder:
         if self._settings.content == "moments":
             return None
         shape = (self._latent_channels, pixels.shape[1] // 8, pixels.shape[2] // 8)
-        drawn = draws.noise(self._settings.seed, chunk.rows[where], chunk.variants[where], shape, resolution=side)
+        drawn = noise(self._settings.seed, chunk.rows[where], shape, resolution=side)
         return self._feeder.there(torch.from_numpy(drawn))
 
     def _encode(self, pixels: Tensor, noise: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -304,7 +303,6 @@ def _finite(values: Tensor) -> tuple[Tensor, Tensor]:
 def _settled(
     chunk: Chunk, latents: dict[int, list[Group]], text: NDArray[np.float16] | None, finite: NDArray[np.bool_]
 ) -> Encoded:
-    """A row of which one crop went wrong is given up whole: an address has one outcome."""
-    wrong = np.unique(chunk.rows[~finite])
-    failed = [Outcome(row, FAILED, "not_finite", "NaN or infinite latents") for row in wrong.tolist()]
-    return Encoded(chunk, latents, text, ~np.isin(chunk.rows, wrong), [*chunk.outcomes, *failed])
+    """Record rows whose numbers are not all finite as failed."""
+    failed = [Outcome(row, FAILED, "not_finite", "NaN or infinite latents") for row in chunk.rows[~finite].tolist()]
+    return Encoded(chunk, latents, text, finite, [*chunk.outcomes, *failed])

@@ -15,18 +15,18 @@ from sdp.datasets.outcomes import Outcome
 from sdp.datasets.parts import PartInfo, write_part
 from sdp.datasets.repeated import REASON, Repeated
 from sdp.datasets.units import Work
+from sdp.encode import table
+from sdp.encode.chunk import Chunk, SourceRow
+from sdp.encode.reading import Columns, Piece, read_piece
+from sdp.encode.recipe import Recipe, Settings
+from sdp.encode.table import Shape
+from sdp.encode.transform import Transform
 from sdp.model import load, sources
 from sdp.model.sources import ModelSource
-from sdp.process import table
-from sdp.process.chunk import Chunk, SourceRow
-from sdp.process.reading import Columns, Piece, read_piece
-from sdp.process.recipe import Recipe, Settings
-from sdp.process.table import Shape
-from sdp.process.transform import Transform
 from sdp.storage import Storage, StorageOptions
 
 if TYPE_CHECKING:
-    from sdp.process.encode import Encoder
+    from sdp.encode.encoder import Encoder
 
 Rows = tuple[pa.Table, list[Outcome]]
 """What a piece comes to: rows to store, and the outcomes of the others."""
@@ -71,7 +71,7 @@ def transform_piece(orders: Orders, piece: Piece, only: NDArray[np.int64] | None
 
 def load_encoder(orders: Orders, device: str | None = None) -> "Encoder":
     """The encoder, with the model that was checked."""
-    from sdp.process.encode import Encoder  # torch: not for those who only transform
+    from sdp.encode.encoder import Encoder  # torch: not for those who only transform
 
     model = sources.resolve(orders.model, storage=orders.storage)
     text = load.load_text_encoder(model.path) if orders.shape.text_width is not None else None

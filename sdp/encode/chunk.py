@@ -31,10 +31,9 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Some addresses of a unit after the transform. An item is one crop of one image."""
+    """Some addresses of a unit after the transform. An item is the crop of one image."""
 
     rows: NDArray[np.int64]
-    variants: NDArray[np.int16]
     keys: list[str]
     tokens: NDArray[np.uint16]
     crops: dict[int, list[Group]]

@@ -12,9 +12,9 @@ from sdp.datasets.outcomes import WRITTEN, Outcome, account_table
 from sdp.datasets.output import Head, Output, open_output, read_output
 from sdp.datasets.parts import Layout, write_part
 from sdp.datasets.source import freeze_source, freeze_upstream, order_retry
+from sdp.encode import reading
+from sdp.encode.reading import Columns, Piece, Planner, addresses, read_piece
 from sdp.errors import DatasetError
-from sdp.process import reading
-from sdp.process.reading import Columns, Piece, Planner, addresses, read_piece
 from sdp.storage import list_source, open_storage
 from tests.process_kit import every_tenth, images_table, make_images, picture, write_plain
 

@@ -12,10 +12,10 @@ from transformers import CLIPTokenizer
 
 from sdp.datasets.outcomes import FAILURE_REASONS
 from sdp.demo import misbehave
+from sdp.encode.chunk import Chunk, SourceRow
+from sdp.encode.recipe import Recipe
+from sdp.encode.transform import Transform, bucket_shapes
 from sdp.model.load import load_tokenizer
-from sdp.process.chunk import Chunk, SourceRow
-from sdp.process.recipe import Recipe
-from sdp.process.transform import Transform, bucket_shapes
 from tests.process_kit import picture, write_tokenizer
 
 MODES = {
@@ -51,11 +51,9 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> CLIPTokenizer:
 
 @st.composite
 def recipes(draw: Any) -> Recipe:
-    crop = draw(st.sampled_from(["center", "random", "buckets"]))
     return Recipe(
         resolutions=draw(st.sampled_from([(64,), (128,), (64, 128), (128, 64)])),
-        crop=crop,
-        crops=draw(st.integers(1, 3)) if crop == "random" else 1,
+        crop=draw(st.sampled_from(["center", "random", "buckets"])),
         seed=draw(st.integers(0, 2**63)),
         max_upscale=draw(st.sampled_from([2.0, 5.0, 1000.0])),
         oversample=draw(st.sampled_from([1.0, 1.5])),
@@ -127,12 +125,11 @@ def test_a_hostile_row_is_crops_or_a_reason_and_its_neighbours_are_as_without_it
             assert shape in {(tall, wide, 3) for wide, tall in bucket_shapes(side)}
             assert recipe.crop == "buckets" or shape == (side, side, 3)
     assert chunk.tokens.shape == (len(chunk.rows), 77)
-    assert chunk.variants.tolist() == list(range(recipe.crops)) * (len(chunk) // recipe.crops)
 
 
-def pixels_of(chunk: Chunk, side: int, rows: set[int]) -> dict[tuple[int, int], bytes]:
+def pixels_of(chunk: Chunk, side: int, rows: set[int]) -> dict[int, bytes]:
     return {
-        (int(chunk.rows[item]), int(chunk.variants[item])): values.tobytes()
+        int(chunk.rows[item]): values.tobytes()
         for group in chunk.crops[side]
         for item, values in zip(group.where.tolist(), group.values, strict=True)
         if int(chunk.rows[item]) in rows

@@ -9,9 +9,9 @@ import pytest
 from sdp.datasets.outcomes import FAILED, Outcome
 from sdp.datasets.parts import serialise
 from sdp.datasets.units import Unit, Work
-from sdp.process.chunk import Chunk, Encoded, Group
-from sdp.process.table import LAYOUT, Shape, assemble, bytes_per_row, rows_of, schema
-from sdp.process.transform import bucket_shapes
+from sdp.encode.chunk import Chunk, Encoded, Group
+from sdp.encode.table import LAYOUT, Shape, assemble, bytes_per_row, rows_of, schema
+from sdp.encode.transform import bucket_shapes
 
 SHAPE = Shape((64, 128), latent_channels=4, scaling_factor=0.18215)
 
@@ -27,7 +27,6 @@ def encoded_of(rows: list[int], shape: Shape = SHAPE, good: list[bool] | None = 
     tokens = np.array(rows, np.uint16)[:, None] + np.arange(77, dtype=np.uint16)
     chunk = Chunk(
         np.array(rows, np.int64),
-        np.zeros(count, np.int16),
         [f"k{r}" for r in rows],
         tokens,
         {},
@@ -99,9 +98,7 @@ def test_bucketed_latents_find_their_shape_by_the_bucket() -> None:
         wide, tall = shapes[bucket]
         groups.append(Group(where, np.full((len(where), 4, tall // 8, wide // 8), bucket + 1, np.float16)))
     plain = encoded_of(rows, shape)
-    chunk = Chunk(
-        plain.chunk.rows, plain.chunk.variants, plain.chunk.keys, plain.chunk.tokens, {}, np.array(buckets, np.int16)
-    )
+    chunk = Chunk(plain.chunk.rows, plain.chunk.keys, plain.chunk.tokens, {}, np.array(buckets, np.int16))
     table = rows_of(Encoded(chunk, {64: groups}, None, np.array([True, True, False]), []), shape)
     told = json.loads(table.schema.field("latents_64").metadata[b"shapes"])
     for bucket, cell in zip(table["bucket"].to_pylist(), table["latents_64"].to_pylist(), strict=True):
@@ -137,15 +134,6 @@ def test_the_order_of_the_pieces_does_not_show_in_the_part() -> None:
         for order in (pieces, pieces[::-1], [pieces[1], pieces[2], pieces[0]])
     }
     assert len(parts) == 1
-
-
-def test_crops_of_an_image_are_one_address_in_the_account() -> None:
-    shape = Shape((64,), 4, 0.18215, several=True)
-    encoded = encoded_of([4, 4, 6, 6], shape)
-    encoded.chunk.variants[:] = [0, 1, 0, 1]
-    rows, account = assemble([(rows_of(encoded, shape), [])], shape)
-    assert rows["variant"].to_pylist() == [0, 1, 0, 1]
-    assert account["row"].to_pylist() == [4, 6]
 
 
 def test_training_reads_what_is_written_here() -> None:

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from sdp.datasets.outcomes import WRITTEN, Outcome, account_table
 from sdp.datasets.parts import Layout
+from sdp.encode.chunk import Encoded, Group
+from sdp.encode.transform import bucket_shapes
 from sdp.model.load import TOKENS
-from sdp.process.chunk import Encoded, Group
-from sdp.process.transform import bucket_shapes
 
 LAYOUT = Layout(row_group_rows=1024, compression="none")
 EMPTY_TEXT = "_text/empty.npy"
@@ -35,16 +35,12 @@ class Shape:
     content: Literal["sample", "moments"] = "sample"
     text_width: int | None = None
     """Of the embeddings; None where token ids are stored."""
-    several: bool = False
-    """Several crops of an image."""
     buckets: bool = False
 
 
 def schema(shape: Shape) -> pa.Schema:
     """The columns, each saying what its bytes mean."""
     fields = [pa.field("row", pa.int64(), nullable=False)]
-    if shape.several:
-        fields.append(pa.field("variant", pa.int16(), nullable=False))
     fields.append(pa.field("key", pa.string()))
     if shape.buckets:
         fields.append(pa.field("bucket", pa.int16(), nullable=False))
@@ -65,7 +61,7 @@ def bytes_per_row(shape: Shape) -> int:
 def rows_of(encoded: Encoded, shape: Shape) -> pa.Table:
     """The rows of a chunk that go into the dataset, by address."""
     chunk, good = encoded.chunk, encoded.good
-    columns: dict[str, Any] = {"row": chunk.rows[good], "variant": chunk.variants[good]}
+    columns: dict[str, Any] = {"row": chunk.rows[good]}
     columns["key"] = [key for key, keep in zip(chunk.keys, good.tolist(), strict=True) if keep]
     columns["bucket"] = chunk.buckets[good]
     for side in shape.resolutions:
@@ -85,7 +81,7 @@ def assemble(pieces: Sequence[tuple[pa.Table, Sequence[Outcome]]], shape: Shape)
     if np.any(np.diff(addresses) < 0):  # upstream's retries lie behind its first attempts
         rows = rows.take(pa.array(np.argsort(addresses, kind="stable")))
     outcomes = [outcome for _, some in pieces for outcome in some]
-    written = [Outcome(row, WRITTEN) for row in np.unique(addresses).tolist()]
+    written = [Outcome(row, WRITTEN) for row in addresses.tolist()]
     return rows, account_table([*outcomes, *written])
 
 
