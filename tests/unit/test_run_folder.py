@@ -11,7 +11,7 @@ import pytest
 
 from sdp.datasets.outcomes import FAILED, Outcome
 from sdp.errors import DatasetError, Unavailable
-from sdp.model.checkpoints import COUNTS, read_marker
+from sdp.model.checkpoints import StateCounts, read_marker
 from sdp.model.damage import DamagedCheckpoint
 from sdp.model.metric_files import FILE_LINES, files_in
 from sdp.report.history import read_history
@@ -205,7 +205,7 @@ def test_a_head_whose_identity_is_none_is_one_line(run: RunFolder) -> None:
         (b'{"format": 1}', "state: missing"),
         (b'{"format": 1, "state": []}', "state: expected a mapping"),
         (b'{"format": 1, "state": {}}', r"state\.step: missing"),
-        (b'{"format": 1, "state": {"step": "20"}}', r"state\.step: expected a whole number .* got '20'"),
+        (b'{"format": 1, "state": {"step": "20"}}', r"state\.step: expected a whole number, got '20'"),
         (b'{"format": 1, "state": {"step": 20, "seconds": "1"}}', r"state\.seconds: expected a number, got '1'"),
         (b'{"format": 1, "state": {"step": 20}, "created": "noon"}', "noon"),
         (b'{"format": "1", "state": {"step": 20}}', "format: expected a whole number"),
@@ -249,4 +249,5 @@ def test_a_deleted_checkpoint_leaves_no_folder(run: RunFolder, tmp_path: Path) -
 
 
 def test_whoever_reads_a_checkpoint_knows_which_of_its_states_fields_are_counts() -> None:
-    assert sorted(COUNTS) == sorted(field.name for field in fields(TrainState) if field.type is int)
+    counts = [field.name for field in fields(StateCounts)]
+    assert sorted(counts) == sorted(field.name for field in fields(TrainState) if field.type is int)

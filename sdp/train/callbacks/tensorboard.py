@@ -1,8 +1,8 @@
 """TensorBoard event files: each event a protocol buffer in a TFRecord.
 
-tensorboardX's own writer appends to one open file, which object stores cannot do. So each file is published whole under
-a new name; TensorBoard reads a folder's files in the order of their names. A run that resumes from a checkpoint says so,
-and TensorBoard drops the later steps of the attempt before.
+tensorboardX's own writer appends to one open file, which object stores cannot do. So each file is published whole
+under a new name; TensorBoard reads a folder's files in the order of their names. A run that resumes from a checkpoint
+says so, and TensorBoard drops the later steps of the attempt before.
 """
 
 import os
