@@ -12,6 +12,8 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import torch
+
 from sdp.train.data.batch import Batch
 from sdp.train.data.latents import Column
 from sdp.train.data.prefetch import prefetched
@@ -42,11 +44,12 @@ class StreamedReader:
     """Blocks that a batch is taken from."""
     ahead: int = 2
     """Batches made before they are asked for."""
-    pin: bool = False
+    device: torch.device = torch.device("cpu")  # noqa: RUF009 (immutable)
+    """What batches are made for: a GPU copies them from page-locked memory without waiting."""
 
     def batches(self, epoch: int, position: int, batch_size: int) -> Iterator[Batch]:
         """This worker's share of every batch that the epoch has left, padded to equal size."""
-        return prefetched(self._batches(epoch, position, batch_size), self.ahead, "sdp-batches")
+        return prefetched(self._batches(epoch, position, batch_size), self.ahead, "sdp-batches", self.device)
 
     def _batches(self, epoch: int, position: int, batch_size: int) -> Iterator[Batch]:
         segments = self.feed.segments(epoch, position)
@@ -58,7 +61,7 @@ class StreamedReader:
             for start in range(0, max(1, left), batch_size):
                 stop = min(start + batch_size, left)
                 count = (stop + self.rank) // self.world - (start + self.rank) // self.world
-                yield batch_of(self.columns, share, stream.take(count), pin=self.pin)
+                yield batch_of(self.columns, share, stream.take(count), pin=self.device.type == "cuda")
 
 
 @dataclass
