@@ -185,7 +185,6 @@ class Fetcher(Generic[Token]):
         self._multi.setopt(pycurl.M_TIMERFUNCTION, self._set_timer)
         self._epoll = select.epoll()
         self._epoll.register(self._wake_fd, select.EPOLLIN)
-        self._watched: set[int] = set()
         self._timer_at: float | None = None
         self._ticked_at = 0.0
         self._paused: deque[_Slot] = deque()
@@ -206,16 +205,25 @@ class Fetcher(Generic[Token]):
             mask = (pycurl.CSELECT_IN if events & ~select.EPOLLOUT else 0) | (
                 pycurl.CSELECT_OUT if events & select.EPOLLOUT else 0
             )
-            self._multi.socket_action(fd, mask)
+            self._act(fd, mask)
         now = time.monotonic()
         if self._timer_at is not None and now >= self._timer_at:
             self._timer_at = None
-            self._multi.socket_action(pycurl.SOCKET_TIMEOUT, 0)
+            self._act(pycurl.SOCKET_TIMEOUT, 0)
         self._resume()
         self._collect()
         if now - self._ticked_at >= _TICK_S:
             self._ticked_at = now
             self._expire(now)
+
+    def _act(self, fd: int, events: int) -> None:
+        """Let libcurl move its transfers."""
+        try:
+            self._multi.socket_action(fd, events)
+        except pycurl.error as error:
+            # No transfer's own failure: libcurl takes new transfers again only when those under way are gone.
+            for slot in list(self._active.values()):
+                self._settle(slot, transfer.of_multi(error))
 
     def _patience(self, now: float) -> float:
         """How long nothing can happen by itself."""
@@ -224,20 +232,14 @@ class Fetcher(Generic[Token]):
 
     def _watch(self, what: int, fd: int, *_: object) -> None:
         if what == pycurl.POLL_REMOVE:
-            if fd in self._watched:
-                self._watched.discard(fd)
-                with contextlib.suppress(OSError):  # closed already, and so unregistered
-                    self._epoll.unregister(fd)
+            with contextlib.suppress(OSError):  # closed already, and so unregistered
+                self._epoll.unregister(fd)
             return
         events = (select.EPOLLIN if what & pycurl.POLL_IN else 0) | (select.EPOLLOUT if what & pycurl.POLL_OUT else 0)
-        if fd in self._watched:
-            try:
-                self._epoll.modify(fd, events)
-                return
-            except FileNotFoundError:  # another socket under an old number
-                pass
-        self._watched.add(fd)
-        self._epoll.register(fd, events)
+        try:
+            self._epoll.modify(fd, events)
+        except FileNotFoundError:
+            self._epoll.register(fd, events)
 
     def _set_timer(self, timeout_ms: int) -> None:
         self._timer_at = None if timeout_ms < 0 else time.monotonic() + timeout_ms / 1000
@@ -275,9 +277,12 @@ class Fetcher(Generic[Token]):
             if taken is None:
                 break
             slot = self._free.pop()
-            slot.begin(taken[1], now)
             self._active[slot.curl] = slot
-            self._multi.add_handle(slot.curl)
+            try:
+                slot.begin(taken[1], now)
+                self._multi.add_handle(slot.curl)
+            except pycurl.error as error:
+                self._settle(slot, transfer.of_multi(error))
         if self._is_hungry():
             with self._hungry:
                 self._hungry.notify_all()
@@ -288,7 +293,11 @@ class Fetcher(Generic[Token]):
     def _resume(self) -> None:
         """Let those go on that waited for memory, first come first served."""
         while self._paused and self._paused[0].reserve():
-            self._paused.popleft().resume(time.monotonic())
+            slot = self._paused.popleft()
+            try:
+                slot.resume(time.monotonic())
+            except pycurl.error as error:  # what libcurl held back ended the transfer
+                self._settle(slot, slot.failure(*error.args))
 
     def _collect(self) -> None:
         """Settle what libcurl has finished."""
@@ -310,8 +319,12 @@ class Fetcher(Generic[Token]):
         """A request is over: deliver, follow, try again or give up."""
         now = time.monotonic()
         job: _Job[Token] = slot.job
-        self._multi.remove_handle(slot.curl)
         del self._active[slot.curl]
+        try:
+            self._multi.remove_handle(slot.curl)
+        except pycurl.error:  # never added, or no longer usable
+            slot.curl.close()
+            slot.open()
         if slot.paused_at:
             self._paused.remove(slot)
         job.spent_s += slot.active_s(now)
@@ -401,10 +414,8 @@ class Fetcher(Generic[Token]):
         self._deliver(Fetched(job.token, None, 0, 0, failure, job.attempts, job.url.host, job.spent_s))
 
     def _shut(self) -> None:
-        for slot in list(getattr(self, "_active", {}).values()):
-            self._multi.remove_handle(slot.curl)
         for slot in getattr(self, "_slots", ()):
-            slot.curl.close()
+            slot.curl.close()  # which takes it out of the multi handle, too
         if hasattr(self, "_multi"):
             self._multi.close()
             self._epoll.close()
@@ -484,6 +495,10 @@ class _Slot:
     began_at: float = 0.0
 
     def __post_init__(self) -> None:
+        self.open()
+
+    def open(self) -> None:
+        """Make a handle."""
         options = self.options
         curl = self.curl = pycurl.Curl()
         curl.setopt(pycurl.NOSIGNAL, 1)
@@ -585,7 +600,10 @@ class _Slot:
         if self.networks.refuses(ip):
             self.refused = ip
             return pycurl.SOCKET_BAD
-        return socket.socket(address.family, address.socktype, address.protocol)
+        try:
+            return socket.socket(address.family, address.socktype, address.protocol)
+        except OSError:  # no IPv6 here, or too many open files: libcurl reports that it could not connect
+            return pycurl.SOCKET_BAD
 
     def header(self, line: bytes) -> None:
         self.moved_at = time.monotonic()
@@ -597,7 +615,7 @@ class _Slot:
         name, _, value = line.partition(b":")
         name = name.lower()
         if name == b"content-length":
-            self.length = min(int(value), self.options.max_bytes) if value.strip().isdigit() else None
+            self.length = min(int(value[:20]), self.options.max_bytes) if value.strip().isdigit() else None
         elif name == b"location":
             self.location = value.strip().decode("utf-8", "replace")
         elif name == b"retry-after":

@@ -12,7 +12,6 @@ import threading
 import warnings
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import PurePosixPath
@@ -28,6 +27,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_state
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
 from torch.futures import Future
 
+from sdp.device import new_stream, record, thread_pool
 from sdp.errors import ModelError, NotFound, StorageError, one_line
 from sdp.model.damage import DamagedCheckpoint
 from sdp.storage import Storage
@@ -75,8 +75,9 @@ class Staged:
     def __init__(self, storage: Storage, tensors: Mapping[str, Tensor], layout: "_Layout", host: "Host") -> None:
         self._storage, self._host, self._index = storage, host, layout.index
         self._shards = {file: [_local(tensors[name]) for name in names] for file, names in layout.files}
-        gpu = next((shard.device for shards in self._shards.values() for shard in shards if shard.is_cuda), None)
-        self._gpu = None if gpu is None else (gpu, torch.cuda.current_stream(gpu).record_event())
+        self._device = _device_of(shard for shards in self._shards.values() for shard in shards)
+        on_gpu = self._device.type == "cuda"
+        self._ready = record(torch.cuda.current_stream(self._device)) if on_gpu else None
         self._files: list[_File] | None = None
 
     @property
@@ -85,15 +86,14 @@ class Staged:
 
     def copy(self) -> None:
         """To the host; from a GPU on a stream of its own, when what was launched before is done."""
-        if self._gpu is None:
+        if self._ready is None:
             self._files = self._copied(pin=False)
             return
-        gpu, ready = self._gpu
-        stream = torch.cuda.Stream(gpu)  # type: ignore[no-untyped-call]
+        stream = self._host.stream(self._device)
         with torch.cuda.stream(stream):
-            stream.wait_event(ready)
+            stream.wait_event(self._ready)
             self._files = self._copied(pin=True)
-            stream.synchronize()
+        stream.synchronize()
 
     def _copied(self, *, pin: bool) -> "list[_File]":
         files = []
@@ -110,7 +110,7 @@ class Staged:
         """Send it to the storage, then what it sums to; whoever has the index sends that last."""
         if self._files is None:
             raise RuntimeError("nothing has been copied that could be written")
-        with ThreadPoolExecutor(_THREADS, thread_name_prefix="sdp-save") as pool:
+        with thread_pool(self._device, _THREADS, "sdp-save") as pool:
             sums = dict(pool.map(self._write_file, self._files))
         for name in {_sums_name(file) for file in sums}:  # one: all are this worker's
             self._storage.publish(name, json.dumps({"format": FORMAT, "crc32": sums}).encode())
@@ -128,11 +128,12 @@ class Staged:
 
 
 class Host:
-    """What is kept from save to save: memory to copy to, as to get it anew takes longer than to copy; and who writes
-    what, which the workers need not agree on again as long as the tensors are the same."""
+    """What is kept from save to save: memory to copy to, as to get it anew takes longer than to copy; the stream that
+    copies; and who writes what, which the workers need not agree on again as long as the tensors are the same."""
 
     def __init__(self) -> None:
         self._memory: dict[str, Tensor] = {}
+        self._stream: torch.cuda.Stream | None = None
         self._layout: tuple[_Signature, _Layout] | None = None
 
     def take(self, name: str, count: int, pin: bool) -> Tensor:
@@ -141,6 +142,11 @@ class Host:
         if memory is None or len(memory) < count:
             memory = self._memory[name] = torch.empty(count, dtype=torch.uint8, pin_memory=pin)
         return memory[:count]
+
+    def stream(self, device: torch.device) -> torch.cuda.Stream:
+        """Return the stream that copies from this GPU."""
+        self._stream = self._stream or new_stream(device)
+        return self._stream
 
     def layout_of(self, tensors: Mapping[str, Tensor]) -> "_Layout | None":
         """What was agreed on for tensors like these. They are alike on all workers, or on none."""
@@ -200,7 +206,8 @@ def load(storage: Storage, tensors: dict[str, Tensor], *, alone: bool = False) -
     _check(storage, tensors, stored)
     try:
         with _without_the_warning_of_being_alone():
-            load_state(tensors, storage_reader=_Reader(storage, stored, sums), no_dist=alone)
+            reader = _Reader(storage, stored, sums, _device_of(tensors.values()))
+            load_state(tensors, storage_reader=reader, no_dist=alone)
     except CheckpointException as error:
         raise _cause(error, f"{storage.uri}: could not be loaded") from error
 
@@ -247,7 +254,7 @@ def read_tensors(storage: Storage, names: Iterable[str]) -> dict[str, Tensor]:
         block = tuple(slice(o, o + s) for o, s in zip(chunk.offsets, chunk.sizes, strict=True))
         tensors[name][block].copy_(_read(storage, chunk, stored[name].dtype, sums))
 
-    with ThreadPoolExecutor(_THREADS, thread_name_prefix="sdp-load") as pool:
+    with thread_pool(torch.device("cpu"), _THREADS, "sdp-load") as pool:
         list(pool.map(fill, work))
     return tensors
 
@@ -312,8 +319,11 @@ class _Writer(StorageWriter):
 class _Reader(StorageReader):
     """Reads the chunks that a worker needs."""
 
-    def __init__(self, storage: Storage, stored: Mapping[str, StoredTensor], sums: "_Sums") -> None:
+    def __init__(
+        self, storage: Storage, stored: Mapping[str, StoredTensor], sums: "_Sums", device: torch.device
+    ) -> None:
         self._storage = storage
+        self._device = device
         self._stored = stored
         self._sums = sums
 
@@ -345,7 +355,7 @@ class _Reader(StorageReader):
             target.copy_(data)
             planner.commit_tensor(item, target)
 
-        with ThreadPoolExecutor(_THREADS, thread_name_prefix="sdp-load") as pool:
+        with thread_pool(self._device, _THREADS, "sdp-load") as pool:
             list(pool.map(read, plan.items))
         done: Future[None] = Future()
         done.set_result(None)
@@ -371,6 +381,11 @@ def _files(items: Sequence[WriteItem]) -> Iterator[list[WriteItem]]:
         held += size
     if file:
         yield file
+
+
+def _device_of(tensors: Iterable[Tensor]) -> torch.device:
+    """Return the GPU that some of these tensors lie on, or the CPU."""
+    return next((tensor.device for tensor in tensors if tensor.is_cuda), torch.device("cpu"))
 
 
 def _local(tensor: Any) -> Tensor:

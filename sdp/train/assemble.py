@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from sdp.config import TrainConfig
-from sdp.errors import UserError
+from sdp.errors import UserError, one_line
 from sdp.model import load
 from sdp.model.checkpoints import find_checkpoint
 from sdp.model.schedule import from_alphas_cumprod
@@ -56,28 +56,34 @@ def assemble(
         facts |= read
     facts["epoch_rows"] = reader.rows
     begin_from = config.model.start_from
-    return Trainer(
-        Ingredients(
-            config=config,
-            world=world,
-            unet=make_unet(config, model, world),
-            objective=make_objective(config, model, world),
-            conditioning=make_conditioning(config, model, world),
-            reader=reader,
-            checkpointer=Checkpointer(
-                RunFolder(open_storage(config.output.uri, options)),
-                world,
-                config.model_dump(mode="json"),
-                config.checkpoint.keep_last,
-                config.checkpoint.keep_every,
-                facts,
-                config.checkpoint.keep_best,
-            ),
-            begin_from=find_checkpoint(begin_from, options) if begin_from else None,
-            callbacks=callbacks,
-            stop=stop or Stop(),
+    try:
+        return Trainer(
+            Ingredients(
+                config=config,
+                world=world,
+                unet=make_unet(config, model, world),
+                objective=make_objective(config, model, world),
+                conditioning=make_conditioning(config, model, world),
+                reader=reader,
+                checkpointer=Checkpointer(
+                    RunFolder(open_storage(config.output.uri, options)),
+                    world,
+                    config.model_dump(mode="json"),
+                    config.checkpoint.keep_last,
+                    config.checkpoint.keep_every,
+                    facts,
+                    config.checkpoint.keep_best,
+                ),
+                begin_from=find_checkpoint(begin_from, options) if begin_from else None,
+                callbacks=callbacks,
+                stop=stop or Stop(),
+            )
         )
-    )
+    except torch.OutOfMemoryError as error:
+        raise UserError(
+            f"strategy.kind: {world.device} has no memory for the model and its optimizer ({one_line(error, 200)}); "
+            "take a larger GPU (scaling.accelerator), or share the model by fsdp among more workers"
+        ) from error
 
 
 def make_reader(
@@ -115,7 +121,7 @@ def encoded_reader(config: TrainConfig, images: ImagesDataset, engine: Engine, w
         world.size,
         weighing=partial(row_weights, images.storage, data.holdout, config.limit),
         ahead=data.ahead,
-        pin=world.device.type == "cuda",
+        device=world.device,
     )
 
 
@@ -130,7 +136,7 @@ def offline_reader(config: TrainConfig, sources: Sources, world: World) -> Reade
         world.size,
         threads=data.readers,
         ahead=data.ahead,
-        pin=world.device.type == "cuda",
+        device=world.device,
     )
 
 

@@ -21,6 +21,7 @@ import sdp
 from sdp.datasets.ledger import NAME as LEDGER
 from sdp.datasets.ledger import Ledger
 from sdp.datasets.outcomes import Outcome
+from sdp.device import thread_pool
 from sdp.errors import DatasetError, NotFound
 from sdp.model import sharded
 from sdp.model.checkpoints import COMPLETE, CONFIG, FORMAT, read_marker, way_out
@@ -49,7 +50,10 @@ class Checkpointer:
     _left_over: set[int] | None = None
     """Steps that had a folder before this process wrote its first: looked for once, as every look is a stall."""
     _host: sharded.Host = field(default_factory=sharded.Host)
-    _threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "sdp-checkpoint"))
+    _threads: ThreadPoolExecutor = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._threads = thread_pool(self.world.device, 1, "sdp-checkpoint")
 
     def stage(
         self, tensors: dict[str, Tensor], state: TrainState, consumed: Ledger, bad: Sequence[Outcome] = ()

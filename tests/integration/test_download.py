@@ -13,10 +13,10 @@ from PIL import Image
 from sdp.datasets import runs
 from sdp.datasets.outcomes import FAILED, FILTERED, WRITTEN
 from sdp.demo import shapes
-from sdp.demo.server import ImageServer
 from sdp.download import job
 from sdp.errors import DatasetError, SdpError
 from tests.download_kit import check_exactly_once, config_for, outcomes, plain_urls, write_urls
+from tests.misbehaving.server import ImageServer
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -14,11 +14,11 @@ import pytest
 import ray
 from ray.cluster_utils import Cluster
 
-from sdp.demo.server import ImageServer
 from sdp.download import job
 from sdp.errors import UserError
 from sdp.storage import open_storage
 from tests.download_kit import check_exactly_once, config_for, write_urls
+from tests.misbehaving.server import ImageServer
 
 STORE = 100_000_000
 ROWS, UNIT = 240, 20

@@ -9,11 +9,11 @@ import pytest
 import ray
 
 from sdp.datasets import parts
-from sdp.demo.server import ImageServer
 from sdp.download import job
 from sdp.storage import open_storage
 from tests.download_kit import check_exactly_once, config_for, write_urls
 from tests.integration.s3 import Gateway, gateway_fixture, s3_env_fixture  # noqa: F401 (fixtures)
+from tests.misbehaving.server import ImageServer
 
 pytestmark = pytest.mark.needs("versitygw")
 ROWS, UNIT = 60, 10

@@ -13,9 +13,9 @@ from PIL import Image as Pillow
 
 from sdp.datasets import parts
 from sdp.datasets.manifest import Dataset
-from sdp.demo import misbehave
 from sdp.process import job
 from tests.kit import accounted
+from tests.misbehaving import bodies
 from tests.process_kit import config_of, picture, trouble, write_model
 
 ROOM = 3
@@ -52,7 +52,7 @@ def white() -> bytes:
 HOSTILE = {
     3: (white(), "not_finite"),
     8: (picture(8)[:-700], "undecodable"),
-    11: (misbehave.huge_png(30_000, 30_000), "too_many_pixels"),
+    11: (bodies.huge_png(30_000, 30_000), "too_many_pixels"),
     17: (b"<html>no such picture</html>", "not_an_image"),
     20: (b"", "empty"),
     29: (white(), "not_finite"),

@@ -10,10 +10,10 @@ import ray
 from sdp.cli import main
 from sdp.datasets import tombstones
 from sdp.datasets.tombstones import Takedown
-from sdp.demo.server import ImageServer
 from sdp.download import job
 from sdp.storage import open_storage
 from tests.download_kit import config_for, outcomes, plain_urls, write_urls, written_rows
+from tests.misbehaving.server import ImageServer
 
 
 @pytest.fixture(scope="module", autouse=True)

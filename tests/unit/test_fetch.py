@@ -1,4 +1,4 @@
-"""Fetching, against the demo's server and everything that it can do wrong."""
+"""Fetching, against an image server and everything that it can do wrong."""
 
 import random
 import socket
@@ -11,13 +11,13 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from sdp.datasets.outcomes import FAILED, FILTERED
-from sdp.demo import misbehave
-from sdp.demo.server import ImageServer
 from sdp.download.fetch import Fetched, Fetcher, FetchOptions, pause_s
 from sdp.download.memory import Buffer
 from sdp.download.politeness import HostLimits, LocalGate
 from sdp.download.transfer import retry_after_s
 from sdp.urls import parse
+from tests.misbehaving import behaviours
+from tests.misbehaving.server import ImageServer
 
 OPTIONS = FetchOptions(
     connections=32,
@@ -154,7 +154,7 @@ def test_everything_that_can_happen_is_tried_here() -> None:
     names = {query.partition("&")[0] for query in (*COMES, *FAILS)}
     # What comes whole from the server but is no good is the decoder's affair.
     decoders = {"html", "cut-image", "damage", "garbage", "huge-pixels"}
-    assert set(misbehave.KINDS) - names - decoders - {"mixture", "status"} == set()
+    assert set(behaviours.KINDS) - names - decoders - {"status"} == set()
 
 
 def test_an_image_that_comes_in_the_end_comes_whole(server: ImageServer) -> None:
@@ -401,6 +401,42 @@ def test_only_so_many_bytes_are_held_and_everything_still_comes(server: ImageSer
     assert all(each.failure is None for each in basket.found.values())
     assert basket.buffer.used == 0
     assert most <= 400_000 + max(len(expected(server, index)) for index in range(40))
+
+
+def test_a_transfer_that_fails_when_it_goes_on_after_a_pause_fails_alone(server: ImageServer) -> None:
+    bomb = {"do": "gzip-bomb", "bytes": 9_000_000}
+    urls = [server.image_url(index, **(bomb if index % 2 else {})) for index in range(24)]
+    # No two bodies fit, so all but one pause; what libcurl holds of a bomb is then more than is allowed.
+    found = fetch(urls, replace(OPTIONS, timeout_s=30.0, first_byte_timeout_s=30.0), buffer_bytes=1)
+    assert {each.failure and each.failure.reason for each in found[1::2]} == {"too_big"}
+    assert {each.failure for each in found[::2]} == {None}
+
+
+class Clumsy(Fetcher[int]):
+    """A fetcher that now and then cannot watch a socket, which makes libcurl drop all transfers."""
+
+    watched = 0
+
+    def _watch(self, what: int, fd: int, *rest: object) -> None:
+        self.watched += 1
+        if self.watched in (5, 15, 25):
+            raise OSError("no room for another socket")
+        super()._watch(what, fd, *rest)
+
+
+def test_what_libcurl_drops_is_fetched_again_and_the_thread_goes_on(server: ImageServer) -> None:
+    basket = Basket(Buffer(1 << 28))
+    options = replace(OPTIONS, retries=3, timeout_s=20.0, connections=8)
+    fetcher = Clumsy(options, LocalGate(HostLimits(at_once=100)), basket.buffer, basket)
+    try:
+        fetcher.submit((index, parse(server.image_url(index))) for index in range(40))
+        found = basket.wait_for(40)
+    finally:
+        fetcher.close()
+    assert fetcher.watched > 25
+    assert [each.failure for each in found] == [None] * 40
+    assert fetcher.error is None
+    assert max(each.attempts for each in found) > 1
 
 
 def test_time_spent_waiting_for_memory_is_not_the_servers_fault(server: ImageServer) -> None:

@@ -1,4 +1,4 @@
-"""The images that the demo's server serves: each is made once, on demand or ahead of time."""
+"""The images that the server serves: each is made once, on demand or ahead of time."""
 
 import asyncio
 from collections import OrderedDict
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from sdp.demo.wire import response_head
+from tests.misbehaving.wire import response_head
 
 Source = Callable[[int], tuple[bytes, str, str]]
 """Index → (bytes, content type, file extension)."""
@@ -41,7 +41,7 @@ class Gallery:
         self._room = kept_bytes
         self._kept: OrderedDict[int, Image] = OrderedDict()
         self._making: dict[int, asyncio.Future[Image]] = {}
-        self._makers = ThreadPoolExecutor(makers, thread_name_prefix="demo-images")
+        self._makers = ThreadPoolExecutor(makers, thread_name_prefix="image-makers")
 
     def ready(self, index: int) -> Image | None:
         """The image if it is there already."""

@@ -1,10 +1,10 @@
-"""What the demo's server does instead of a plain answer when a URL asks for it: `/images/7.jpg?do=NAME&…`.
+"""What the image server does instead of a plain answer when a URL asks for it: `/images/7.jpg?do=NAME&…`.
 
 ======================= ============================================================ ================
 do=                     what happens (parameter=default)                             parameters
 ======================= ============================================================ ================
 **The image comes**
-plain                   at once, even where the server has a mix of its own          -
+plain                   at once                                                      -
 delay                   after `s` seconds                                            s=1
 chunked                 in chunks, without a Content-Length                          size=1024
 until-close             without a length; the end of the connection ends it          -
@@ -50,8 +50,6 @@ endless-head            header after header, up to 64 MiB                       
 stall                   accepted, never answered                                     -
 stall-head              half a head, then nothing                                    -
 stall-body              a head and `bytes` of the body, then nothing                 bytes=0
-**Any of these**
-mixture                 chosen by the image's index and `seed`, see DEFAULT_MIX      seed=0
 ======================= ============================================================ ================
 
 Each also takes `times=N`: only the first N requests of this URL (path and query) at this host are treated so,
@@ -59,26 +57,22 @@ the image comes plainly after that; and `tag=anything`, which makes another URL 
 parameter is answered with 400. Whatever happens ends after the server's `life_s`.
 
 A connection that is never accepted or refused is not a matter of a URL: see `deaf_url`, `refused_url` and
-`accept_delay_s` of `sdp.demo.server.ImageServer`.
+`accept_delay_s` of `tests.misbehaving.server.ImageServer`.
 """
 
 import asyncio
-import functools
 import gzip
-import hashlib
 import random
-import struct
 import time
-import zlib
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from email.utils import formatdate
 from typing import Protocol
 from urllib.parse import parse_qs, urlencode
 
-from sdp.demo.gallery import Image
-from sdp.demo.wire import BadRequest, Request, response_head
-from sdp.errors import UserError
+from tests.misbehaving.bodies import gzip_bomb, huge_gif, huge_jpeg, huge_png
+from tests.misbehaving.gallery import Image
+from tests.misbehaving.wire import BadRequest, Request, response_head
 
 MiB = 1 << 20
 
@@ -204,8 +198,8 @@ class Plan:
     """How many requests are treated so; None: all."""
 
 
-def plan(query: str, index: int = 0) -> Plan | None:
-    """What a query asks for; None if that is a plain answer. Raises BadRequest."""
+def plan(query: str) -> Plan | None:
+    """Parse a query; None if it asks for a plain answer. Raises BadRequest."""
     given = parse_qs(query, keep_blank_values=True)
     if "do" not in given:
         return None
@@ -218,10 +212,6 @@ def plan(query: str, index: int = 0) -> Plan | None:
         takes = ", ".join((*found.defaults, *COMMON_PARAMETERS[1:]))
         raise BadRequest(f"do={name} takes {takes}; got {', '.join(sorted(unknown))[:100]!r}")
     options = Options(given, {**found.defaults, "times": "0"})
-    if name == "mixture":
-        if "times" in given:
-            raise BadRequest("do=mixture takes no times: what it chooses has its own")
-        return plan(mixture(options.count("seed"))(index), index)
     return Plan(name, found, options, options.count("times") if "times" in given else None)
 
 
@@ -478,141 +468,6 @@ async def _stall_head(x: Exchange) -> None:
 async def _stall_body(x: Exchange) -> None:
     await x.wire.send(x.image_head() + x.part())
     await _hold()
-
-
-@kind("mixture", seed="0")
-async def _mixture(_: Exchange) -> None:
-    raise AssertionError("a mixture is resolved into one of the others before it runs")
-
-
-# Mixtures.
-
-
-@dataclass(frozen=True, slots=True)
-class Mix:
-    """Which share of the images misbehaves how: an image's index alone decides what its URL does."""
-
-    shares: tuple[tuple[float, str], ...]
-    """Percent, and the query after `do=`."""
-    seed: int = 0
-
-    def __call__(self, index: int) -> str:
-        """The query for this image; empty if its answer is plain."""
-        digest = hashlib.blake2b(f"sdp.demo.misbehave/{self.seed}/{index}".encode(), digest_size=8).digest()
-        place = int.from_bytes(digest, "little") / 2**64 * 100
-        for percent, query in self.shares:
-            place -= percent
-            if place < 0:
-                return f"do={query}"
-        return ""
-
-
-DEFAULT_MIX = (
-    (4.0, "404"),
-    (1.0, "410"),
-    (1.0, "403"),
-    (2.0, "500&times=1"),
-    (1.0, "503&times=2"),
-    (1.0, "429&after=1&times=1"),
-    (2.0, "redirect&hops=2"),
-    (1.0, "delay&s=1"),
-    (1.0, "html"),
-    (1.0, "zero"),
-    (1.0, "cut-image"),
-    (1.0, "truncate"),
-    (0.5, "reset"),
-    (0.5, "hangup&times=1"),
-    (0.5, "robots&value=noai"),
-    (0.5, "wrong-type"),
-    (0.5, "huge-pixels"),
-    (0.5, "stall"),
-)
-"""One in five in trouble: roughly what a crawl of old links meets."""
-
-
-def mixture(seed: int = 0) -> Mix:
-    return Mix(DEFAULT_MIX, seed)
-
-
-def parse_mix(text: str, seed: int = 0) -> Mix:
-    """Read `5:stall, 2:500&times=1`: percent, colon, the query after `do=`; `default` is DEFAULT_MIX."""
-    if text == "default":
-        return mixture(seed)
-    shares = []
-    for item in text.split(","):
-        percent, colon, query = item.strip().partition(":")
-        try:
-            share = float(percent) if colon else -1.0
-            if not 0 <= share <= 100:
-                raise BadRequest("expected PERCENT:NAME, for example 5:stall")
-            plan(f"do={query}")
-        except ValueError as error:
-            raise UserError(f"--mix: {item.strip()!r}: {error}") from error
-        shares.append((share, query))
-    if sum(share for share, _ in shares) > 100:
-        raise UserError(f"--mix: expected at most 100 percent together, got {text!r}")
-    return Mix(tuple(shares), seed)
-
-
-# Bodies.
-
-
-def huge_png(width: int, height: int) -> bytes:
-    """A PNG of one bit a pixel with 4 MiB of them, whatever it says it has."""
-
-    def chunk(name: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
-
-    header = struct.pack(">IIBBBBB", width, height, 1, 0, 0, 0, 0)
-    pixels = zlib.compress(bytes(4 * MiB), 9)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", pixels) + chunk(b"IEND", b"")
-
-
-def huge_gif(width: int, height: int) -> bytes:
-    """A whole and valid GIF: an immense canvas with a frame of one pixel."""
-    screen = b"GIF89a" + struct.pack("<HHBBB", width, height, 0x80, 0, 0) + b"\x00\x00\x00\xff\xff\xff"
-    frame = b"\x2c" + struct.pack("<HHHHB", 0, 0, 1, 1, 0) + b"\x02\x02\x44\x01\x00"
-    return screen + frame + b"\x3b"
-
-
-def huge_jpeg(width: int, height: int) -> bytes:
-    """A grey baseline JPEG with the scan of its first few thousand blocks; decoders fill in the rest."""
-
-    def segment(marker: int, data: bytes) -> bytes:
-        return struct.pack(">BBH", 0xFF, marker, len(data) + 2) + data
-
-    one_code = b"\x01" + bytes(15) + b"\x00"
-    return b"".join(
-        (
-            b"\xff\xd8",
-            segment(0xDB, b"\x00" + b"\x01" * 64),
-            segment(0xC0, struct.pack(">BHHBBBB", 8, height, width, 1, 1, 0x11, 0)),
-            segment(0xC4, b"\x00" + one_code),
-            segment(0xC4, b"\x10" + one_code),
-            segment(0xDA, b"\x01\x01\x00\x00\x3f\x00"),
-            bytes(4096),
-            b"\xff\xd9",
-        )
-    )
-
-
-@functools.lru_cache(maxsize=1)
-def gzip_bomb(prefix: bytes, zeros: int) -> bytes:
-    """One valid gzip stream of `prefix` and that many zeros; a block of zeros is compressed once, repeated often."""
-    size = 16 * MiB
-    blocks, rest = divmod(zeros, size)
-    block = bytes(size)
-    deflate = zlib.compressobj(9, zlib.DEFLATED, -15)
-    start = deflate.compress(prefix) + deflate.flush(zlib.Z_FULL_FLUSH)
-    # After a full flush the next block refers to nothing before it, so that it can stand anywhere.
-    middle = deflate.compress(block) + deflate.flush(zlib.Z_FULL_FLUSH) if blocks else b""
-    end = deflate.compress(bytes(rest)) + deflate.flush(zlib.Z_FINISH)
-    check = zlib.crc32(prefix)
-    for _ in range(blocks):
-        check = zlib.crc32(block, check)
-    check = zlib.crc32(bytes(rest), check)
-    trailer = struct.pack("<II", check, (len(prefix) + zeros) & 0xFFFFFFFF)
-    return b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\xff" + start + middle * blocks + end + trailer
 
 
 def _chunk(data: bytes) -> bytes:

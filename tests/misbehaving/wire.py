@@ -14,7 +14,7 @@ from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Protocol, cast
 
-from sdp.demo.traffic import Traffic, Visit
+from tests.misbehaving.traffic import Traffic, Visit
 
 MAX_HEAD = 64 * 1024
 """Bytes of one request's head."""
@@ -242,7 +242,7 @@ class Connection(asyncio.Protocol):
         except BadRequest as error:
             await self.send(response(400, "text/plain", f"{error}\n".encode()))
         except Exception:
-            log.exception("the demo's server failed to answer; its client is hung up on")
+            log.exception("the image server failed to answer; its client is hung up on")
             self.hang_up()
         self._task = None
         self._finish()

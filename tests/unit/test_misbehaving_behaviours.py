@@ -1,4 +1,4 @@
-"""Every misbehaviour of the demo's server, seen from a bare socket: no client library smooths anything over."""
+"""Every misbehaviour of the image server, seen from a bare socket: no client library smooths anything over."""
 
 import gzip
 import io
@@ -6,7 +6,6 @@ import itertools
 import re
 import socket
 import time
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
@@ -15,9 +14,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from sdp.demo import misbehave
-from sdp.demo.server import ImageServer
-from sdp.errors import UserError
+from tests.misbehaving import behaviours
+from tests.misbehaving.server import ImageServer
 
 IMAGE = b"\xff\xd8 not really a picture, but it has a beginning " + bytes(range(256)) * 40 + b" and an end \xff\xd9"
 PATIENCE_S = 10.0
@@ -125,9 +123,9 @@ def unchunked(body: bytes) -> bytes:
 
 
 def test_the_table_of_misbehaviours_names_each_with_its_parameters_and_their_defaults() -> None:
-    assert misbehave.__doc__ is not None
+    assert behaviours.__doc__ is not None
     listed: dict[str, dict[str, str]] = {}
-    for line in re.split(r"^=+ =+ =+\n", misbehave.__doc__, flags=re.MULTILINE)[2].splitlines():
+    for line in re.split(r"^=+ =+ =+\n", behaviours.__doc__, flags=re.MULTILINE)[2].splitlines():
         name, parameters = line[:24].strip(), line[84:]
         if line.startswith("404, 429,"):
             name = "status"
@@ -137,7 +135,7 @@ def test_the_table_of_misbehaviours_names_each_with_its_parameters_and_their_def
             listed[list(listed)[-1]] |= dict(re.findall(r"(\w+)=(\S+)", parameters))
     wanted = {
         name: {key: default or "(none)" for key, default in kind.defaults.items()}
-        for name, kind in misbehave.KINDS.items()
+        for name, kind in behaviours.KINDS.items()
     }
     assert listed == wanted
 
@@ -520,53 +518,6 @@ def test_a_limited_host_refuses_what_is_too_much_at_once(server: ImageServer) ->
         plug.close()
 
 
-def test_a_mixture_depends_on_index_and_seed_alone() -> None:
-    ours = [misbehave.mixture(1)(index) for index in range(20_000)]
-    assert ours == [misbehave.mixture(1)(index) for index in range(20_000)]
-    assert ours != [misbehave.mixture(2)(index) for index in range(20_000)]
-    counts = Counter(ours)
-    for percent, query in misbehave.DEFAULT_MIX:
-        assert abs(counts.pop(f"do={query}") / 200 - percent) < 0.5, query
-    assert list(counts) == [""]
-
-
-def test_a_mixture_does_what_it_chose(server: ImageServer) -> None:
-    mix = misbehave.mixture(5)
-    chosen = {
-        query: next(index for index in range(100_000) if mix(index) == query) for query in ("do=404", "do=zero", "")
-    }
-    for query, (status, length) in {"do=404": (404, None), "do=zero": (200, 0), "": (200, len(IMAGE))}.items():
-        with connect(server) as plug:
-            plug.sendall(request(server.image_url(chosen[query], "mixture", seed=5)))
-            reply = listen(plug)
-        assert reply.status == status
-        assert length is None or len(reply.body) == length
-
-
-def test_all_that_a_mixture_may_choose_is_understood() -> None:
-    for _, query in misbehave.DEFAULT_MIX:
-        assert misbehave.plan(f"do={query}") is not None
-
-
-def test_a_server_of_its_own_mix_does_so_with_plain_urls() -> None:
-    mix = misbehave.parse_mix("50:404, 25:redirect&hops=2")
-    with ImageServer(images=40, behaviour=mix, source=lambda _: (IMAGE, "image/jpeg", "jpg")) as server:
-        for index in range(40):
-            with connect(server) as plug:
-                plug.sendall(request(server.image_url(index, tag="x") if index % 2 else server.image_url(index)))
-                status = listen(plug).status
-            assert status == {"do=404": 404, "do=redirect&hops=2": 302, "": 200}[mix(index)]
-            with connect(server) as plug:
-                plug.sendall(request(server.image_url(index, "plain")))
-                assert listen(plug).body == IMAGE
-
-
-@pytest.mark.parametrize("text", ["stall", "5", "x:stall", "5:nonsense", "60:stall,60:404", "-1:404", ""])
-def test_a_mix_that_cannot_be_is_refused(text: str) -> None:
-    with pytest.raises(UserError, match="--mix"):
-        misbehave.parse_mix(text)
-
-
 @pytest.mark.parametrize(
     ("query", "complaint"),
     [
@@ -577,7 +528,6 @@ def test_a_mix_that_cannot_be_is_refused(text: str) -> None:
         ("do=100", "do: expected a status from 200 to 599"),
         ("do=404&bps=3", "do=404 takes after, date, times, tag; got 'bps'"),
         ("do=stall&times=x", "times: expected a whole number"),
-        ("do=mixture&times=1", "takes no times"),
         ("do=delay&s=nan", "s: expected a number of seconds"),
         ("do=trickle&bps=0", "bps: expected a whole number from 1"),
         ("do=reset&at=foot", "at: expected one of body, head"),
@@ -596,7 +546,7 @@ def test_what_is_not_understood_is_refused_in_one_line(server: ImageServer, quer
     assert reply.body.count(b"\n") == 1
 
 
-@pytest.mark.parametrize("name", sorted(set(misbehave.KINDS) - {"status", "stall", "mixture"}))
+@pytest.mark.parametrize("name", sorted(set(behaviours.KINDS) - {"status", "stall"}))
 def test_what_becomes_of_a_misbehaviour_is_as_its_kind_says(server: ImageServer, name: str) -> None:
     """`image_comes` is what tests of clients go by: a patient and correct client has the image in the end."""
     quick: dict[str, dict[str, Any]] = {
@@ -611,14 +561,14 @@ def test_what_becomes_of_a_misbehaviour_is_as_its_kind_says(server: ImageServer,
     body = reply.body
     if reply.raw.startswith(b"HTTP/1.1 103"):
         body = body.partition(b"\r\n\r\n")[2]
-    if reply.header("Transfer-Encoding") and misbehave.KINDS[name].image_comes:
+    if reply.header("Transfer-Encoding") and behaviours.KINDS[name].image_comes:
         body = unchunked(body)
     if reply.header("Content-Encoding"):
         body = gzip.decompress(body)
     if length := reply.header("Content-Length"):
         body = body[: int(length)] if name != "gzip" else body
     came = body == IMAGE or reply.header("Location") is not None
-    assert came == misbehave.KINDS[name].image_comes
+    assert came == behaviours.KINDS[name].image_comes
 
 
 @pytest.mark.parametrize("name", ["plain", "trickle", "404", "chunked", "gzip", "robots", "redirect", "zero"])

@@ -1,4 +1,4 @@
-"""What the demo's server saw, so that a test can say how polite its visitor was."""
+"""What the image server saw, so that a test can say how polite its visitor was."""
 
 import itertools
 import threading
@@ -215,7 +215,7 @@ class Traffic:
         with self._lock:
             while not condition(stats := self.stats()):
                 if not self._lock.wait(deadline - time.monotonic()):
-                    raise TimeoutError(f"the demo's server waited {deadline_s:g} s in vain; it saw {stats}")
+                    raise TimeoutError(f"the image server waited {deadline_s:g} s in vain; it saw {stats}")
             return stats
 
     def stats(self) -> Stats:
