@@ -171,6 +171,44 @@ Labels = Annotated[dict[Name, Name], Says("{label: value, …}")]
 """Ray's labels of nodes, each with the value it has to have; also !value, in(one,two) and !in(one,two)."""
 
 
+class WorkersConfig(Section):
+    """The workers of a job: how many, and where they run."""
+
+    num_workers: Workers = key(1, "How many workers, or a range to grow and shrink in.")
+    accelerator: Name | None = key(
+        None, "The Ray accelerator type to run on, such as A10G: each worker gets one such GPU. null takes any node."
+    )
+    use_gpu: bool | None = key(
+        None,
+        "Whether each worker gets a GPU where accelerator is null. null gives it one if this machine has GPUs; on a "
+        "cluster that was joined, say true or false.",
+    )
+
+    @property
+    def gpu_each(self) -> bool | None:
+        """Whether each worker gets a GPU; None where the configuration leaves it to the machine."""
+        return True if self.accelerator is not None else self.use_gpu
+
+    @property
+    def least(self) -> int:
+        """The fewest workers."""
+        return self.num_workers.min if isinstance(self.num_workers, Range) else self.num_workers
+
+    @property
+    def most(self) -> int:
+        """The most workers."""
+        return self.num_workers.max if isinstance(self.num_workers, Range) else self.num_workers
+
+    def contradictions(self) -> Iterable[Problem]:
+        if self.accelerator is not None and self.use_gpu is False:
+            yield Problem(
+                "use_gpu",
+                "true or null while accelerator is set",
+                "false",
+                "set accelerator to null to run on CPUs",
+            )
+
+
 class SourceConfig(Section):
     """Where a job reads from."""
 

@@ -368,7 +368,7 @@ def nodes() -> Iterator[dict[str, str]]:
 
 
 def test_evaluators_run_on_the_accelerator_asked_for_and_come_to_the_same(
-    nodes: dict[str, str], there: Path, done: tuple[Path, dict[str, Any]], tmp_path: Path
+    there: Path, done: tuple[Path, dict[str, Any]], nodes: dict[str, str], tmp_path: Path
 ) -> None:
     scaling = {"num_workers": 1, "accelerator": "A10G"}
     summary = job.run(evaluate_config(tmp_path / "out", **told(there, scaling=scaling)))

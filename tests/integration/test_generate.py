@@ -295,11 +295,11 @@ def nodes() -> Iterator[dict[str, str]]:
 
 
 def test_generators_run_on_the_accelerator_asked_for_and_draw_the_same_pictures(
-    nodes: dict[str, str], done: Dataset, checkpoint: str, tmp_path: Path
+    done: Dataset, nodes: dict[str, str], checkpoint: str, tmp_path: Path
 ) -> None:
     before = generators()
     config = generate_config(
-        tmp_path / "out",
+        tmp_path / "bilder-ä",  # whose name is a tag of Ray's metrics
         checkpoint,
         PROMPTS,
         images_per_prompt=2,
@@ -328,10 +328,11 @@ def test_what_a_generator_finds_wrong_is_told_in_its_own_words(
     model = tiny_model(tmp_path / "model")
     spoilt = make_checkpoint(tmp_path / "run", model, spoil="ema.conv_in.weight")
     with pytest.raises(UserError) as told:
-        job.run(generate_config(tmp_path / "out", spoilt))
+        job.run(generate_config(tmp_path / "out", spoilt, scaling={"use_gpu": True}))
     assert str(told.value) == f"{spoilt}: has NaN or infinite weights; take an earlier checkpoint"
     for scaling, line in (
-        ({"num_workers": 5}, "scaling.num_workers: expected at most 4 here, got 5"),
+        ({"num_workers": 5, "use_gpu": True}, "scaling.num_workers: expected at most 4 here, got 5"),
+        ({"num_workers": 5}, "scaling.use_gpu: expected true or false on a cluster where scaling.accelerator is null"),
         ({"accelerator": "H100"}, "scaling.accelerator: expected an accelerator type that a node offers, got 'H100'"),
     ):
         with pytest.raises(UserError) as refused:
