@@ -15,11 +15,23 @@ ROOT = Path(__file__).resolve().parent.parent
 LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"errors"}),
     frozenset(
-        {"config", "storage", "urls", "lease", "datasets", "hardware", "cluster", "pool", "telemetry", "console"}
+        {
+            "config",
+            "storage",
+            "urls",
+            "lease",
+            "datasets",
+            "hardware",
+            "cluster",
+            "pool",
+            "telemetry",
+            "console",
+            "charts",
+        }
     ),
     frozenset({"model", "imaging"}),
-    frozenset({"download", "process", "train", "generate", "evaluate", "exporter", "dashboards", "report", "kube"}),
-    frozenset({"demo", "supervisor"}),
+    frozenset({"download", "process", "train", "generate", "evaluate", "exporter", "dashboards", "kube"}),
+    frozenset({"demo", "supervisor", "report"}),
     frozenset({"cli"}),
     frozenset({"__main__"}),
 )
