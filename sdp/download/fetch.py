@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
+import certifi
 import pycurl
 
 from sdp.datasets.outcomes import FILTERED
@@ -519,7 +520,7 @@ class _Slot:
             curl.setopt(pycurl.PROXY, "")
             # With a proxy it is the proxy that is connected to, and that decides over addresses.
             curl.setopt(pycurl.OPENSOCKETFUNCTION, self.open_socket)
-        curl.setopt(pycurl.CAINFO, options.ca_file or _certificates())
+        curl.setopt(pycurl.CAINFO, os.fsencode(options.ca_file or certifi.where()))
         if not options.verify_tls:
             curl.setopt(pycurl.SSL_VERIFYPEER, 0)
             curl.setopt(pycurl.SSL_VERIFYHOST, 0)
@@ -645,9 +646,3 @@ class _Slot:
             self.reserved = self.size
         self.pieces.append(piece)
         return None
-
-
-def _certificates() -> str:
-    import certifi
-
-    return certifi.where()
