@@ -27,12 +27,13 @@ LAYERS: tuple[frozenset[str], ...] = (
             "telemetry",
             "console",
             "device",
+            "charts",
         }
     ),
     frozenset({"model", "imaging"}),
     frozenset({"encode"}),
-    frozenset({"download", "process", "train", "generate", "evaluate", "exporter", "dashboards", "report", "kube"}),
-    frozenset({"demo", "supervisor"}),
+    frozenset({"download", "process", "train", "generate", "evaluate", "exporter", "dashboards", "kube"}),
+    frozenset({"demo", "supervisor", "report"}),
     frozenset({"cli"}),
     frozenset({"__main__"}),
 )

@@ -16,6 +16,7 @@ from sdp.config.base import (
     SourceConfig,
     Uri,
     Workers,
+    WorkersConfig,
     key,
 )
 from sdp.config.process import ModelConfig
@@ -153,7 +154,7 @@ class TrainTransformConfig(Section):
     )
 
 
-class TrainEncodeConfig(Section):
+class TrainEncodeConfig(WorkersConfig):
     """The encoders, where data.mode is online (each an actor of its own) or collocated (one in each trainer).
 
     They hand over the mean and variance of the VAE's distribution; the trainer draws its sample in each epoch.
@@ -163,9 +164,6 @@ class TrainEncodeConfig(Section):
         1,
         "How many encoders (online); or a range, in which there are as many as the trainers' pace needs: both are "
         "measured, at the start and from then on.",
-    )
-    accelerator: Name | None = key(
-        None, "The Ray accelerator type that encoders are placed on (online), such as A10G; null takes any node."
     )
     gpus_per_worker: float = key(1.0, "GPUs that one encoder reserves (online); a fraction shares a GPU.", gt=0)
     batch_size: Positive | None = key(
@@ -266,13 +264,9 @@ class GuardConfig(Section):
     )
 
 
-class ScalingConfig(Section):
+class ScalingConfig(WorkersConfig):
     """How many trainers there are, and where."""
 
-    num_workers: Workers = key(1, "How many trainers, one GPU each, or a range to be elastic in.")
-    accelerator: Name | None = key(
-        None, "The Ray accelerator type that trainers are placed on, such as A100; null takes any node."
-    )
     in_driver: bool = key(
         False,
         "Train in the driver's own process, without Ray: one worker that starts at once, and that only running the job "
@@ -283,15 +277,13 @@ class ScalingConfig(Section):
     )
 
     def contradictions(self) -> Iterable[Problem]:
+        yield from super().contradictions()
         if self.in_driver and self.num_workers != 1:
             yield Problem("num_workers", "1 while in_driver is on", repr(self.num_workers), "a driver is one process")
-        if self.in_driver and self.accelerator is not None:
-            yield Problem(
-                "accelerator",
-                "null while in_driver is on",
-                repr(self.accelerator),
-                "a driver takes what its machine has",
-            )
+        for name in ("accelerator", "use_gpu") if self.in_driver else ():
+            if (value := getattr(self, name)) is not None:
+                got = repr(value).lower() if value in (True, False) else repr(value)
+                yield Problem(name, "null while in_driver is on", got, "a driver takes what its machine has")
 
 
 class Fp8Config(Section):

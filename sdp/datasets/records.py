@@ -1,13 +1,15 @@
 """JSON kept beside a dataset: dataclasses, checked by pydantic as they are read."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from typing import Annotated, Any, TypeVar
 
 from pydantic import Field, TypeAdapter, ValidationError
 
 from sdp.config.phrases import got
+from sdp.errors import DatasetError, one_line
 
 T = TypeVar("T")
 
@@ -50,6 +52,16 @@ def parse(kind: type[T], data: bytes | Mapping[str, Any]) -> T:
         raise BadRecord(problem["msg"].removeprefix("Value error, "))
     expected = _EXPECTED.get(problem["type"]) or problem["msg"].removeprefix("Input should be ")
     raise BadRecord(f"{path}: expected {expected}, got {got(problem['input'])}")
+
+
+@contextmanager
+def reading(where: str, hint: str) -> Iterator[None]:
+    """Turn what a file's content lacks, or has of another type, into one line that names the file."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, ZeroDivisionError) as error:
+        cause = one_line(f"{type(error).__name__}: {error}", 120)
+        raise DatasetError(f"{where}: not what sdp writes there ({cause}); {hint}") from error
 
 
 @cache

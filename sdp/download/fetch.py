@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
+import certifi
 import pycurl
 
 from sdp.datasets.outcomes import FILTERED
@@ -47,7 +48,10 @@ _SERVED_HOSTS = 10_000
 _CLOSED_HOST_S = 300.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
 _JOIN_S = 30.0
-_ACCEPT = "Accept: image/jpeg,image/png,image/webp;q=0.9,image/*;q=0.8,*/*;q=0.5"
+_HEADERS = ("Accept: image/jpeg,image/png,image/webp;q=0.9,image/*;q=0.8,*/*;q=0.5", "Accept-Encoding: identity")
+"""An encoding that a server chooses by itself is undone by the decoders: libcurl holds megabytes of a paused bomb."""
+_RECEIVE_BYTES = 64 << 10
+"""What libcurl reads at once, and so the most that it holds of a transfer that is paused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,8 +84,7 @@ class Fetched(Generic[Token]):
     body: Sequence[bytes] | None
     """In the pieces in which it came; None where it failed."""
     size: int
-    reserved: int
-    """Bytes to give back to the buffer when the body is done with."""
+    """In bytes, to be given back to the buffer when the body is done with."""
     failure: Failure | None
     attempts: int
     host: str
@@ -272,7 +275,7 @@ class Fetcher(Generic[Token]):
         self._turnstile.push(job.url.host, job, first=first)
 
     def _start(self, now: float) -> None:
-        while self._free and not self._buffer.full:
+        while self._free and not self._paused and not self._buffer.full:
             taken = self._turnstile.take(now)
             if taken is None:
                 break
@@ -291,13 +294,21 @@ class Fetcher(Generic[Token]):
         return not self._incoming and self._turnstile.runnable < max(1, len(getattr(self, "_free", ())))
 
     def _resume(self) -> None:
-        """Let those go on that waited for memory, first come first served."""
-        while self._paused and self._paused[0].reserve():
-            slot = self._paused.popleft()
+        """Let transfers go on that wait for memory, first come first served; one of them may always go on."""
+        while self._paused:
+            slot = self._paused[0]
+            slot.unbound = self._all_wait()
+            if not slot.reserve():
+                break
+            self._paused.popleft()
             try:
                 slot.resume(time.monotonic())
             except pycurl.error as error:  # what libcurl held back ended the transfer
                 self._settle(slot, slot.failure(*error.args))
+
+    def _all_wait(self) -> bool:
+        """Whether nothing will be given back by itself: all that is taken belongs to transfers that wait for more."""
+        return self._buffer.used == sum(slot.reserved for slot in self._paused)
 
     def _collect(self) -> None:
         """Settle what libcurl has finished."""
@@ -343,7 +354,8 @@ class Fetcher(Generic[Token]):
             self._buffer.release(reserved)
             self._follow(job, location, now)
         elif failure is None:
-            self._deliver(Fetched(job.token, body, size, reserved, None, job.attempts, host, job.spent_s))
+            self._buffer.release(reserved - size)
+            self._deliver(Fetched(job.token, body, size, None, job.attempts, host, job.spent_s))
         else:
             self._buffer.release(reserved)
             self._reconsider(job, failure, status, now)
@@ -411,7 +423,7 @@ class Fetcher(Generic[Token]):
         self._fail(job, closed)
 
     def _fail(self, job: _Job[Token], failure: Failure) -> None:
-        self._deliver(Fetched(job.token, None, 0, 0, failure, job.attempts, job.url.host, job.spent_s))
+        self._deliver(Fetched(job.token, None, 0, failure, job.attempts, job.url.host, job.spent_s))
 
     def _shut(self) -> None:
         for slot in getattr(self, "_slots", ()):
@@ -480,6 +492,8 @@ class _Slot:
     pieces: list[bytes] = field(default_factory=list)
     size: int = 0
     reserved: int = 0
+    unbound: bool = False
+    """Whether it may go beyond the buffer's limit, as one transfer may when all wait."""
     status: int = 0
     length: int | None = None
     location: str = ""
@@ -505,13 +519,11 @@ class _Slot:
         curl.setopt(pycurl.WRITEFUNCTION, self.write)
         curl.setopt(pycurl.HEADERFUNCTION, self.header)
         curl.setopt(pycurl.USERAGENT, options.user_agent)
-        curl.setopt(pycurl.HTTPHEADER, [_ACCEPT])
-        # Asks for no encoding, and yet has libcurl undo one that the server chose by itself.
-        curl.setopt(pycurl.ACCEPT_ENCODING, "identity")
+        curl.setopt(pycurl.HTTPHEADER, list(_HEADERS))
         curl.setopt(pycurl.HTTP_VERSION, pycurl.CURL_HTTP_VERSION_1_1)
         curl.setopt(pycurl.CONNECTTIMEOUT_MS, max(1, round(options.connect_timeout_s * 1000)))
         curl.setopt(pycurl.DNS_CACHE_TIMEOUT, 600)
-        curl.setopt(pycurl.BUFFERSIZE, 256 << 10)
+        curl.setopt(pycurl.BUFFERSIZE, _RECEIVE_BYTES)
         curl.setopt(pycurl.PROTOCOLS, pycurl.PROTO_HTTP | pycurl.PROTO_HTTPS)
         curl.setopt(pycurl.MAXFILESIZE_LARGE, options.max_bytes)
         curl.setopt(pycurl.FOLLOWLOCATION, 0)
@@ -519,7 +531,7 @@ class _Slot:
             curl.setopt(pycurl.PROXY, "")
             # With a proxy it is the proxy that is connected to, and that decides over addresses.
             curl.setopt(pycurl.OPENSOCKETFUNCTION, self.open_socket)
-        curl.setopt(pycurl.CAINFO, options.ca_file or _certificates())
+        curl.setopt(pycurl.CAINFO, os.fsencode(options.ca_file or certifi.where()))
         if not options.verify_tls:
             curl.setopt(pycurl.SSL_VERIFYPEER, 0)
             curl.setopt(pycurl.SSL_VERIFYHOST, 0)
@@ -534,7 +546,7 @@ class _Slot:
         self.pieces, self.size, self.reserved = [], 0, 0
         self.status, self.length, self.location, self.retry_after = 0, None, "", None
         self.opted_out = self.refused = None
-        self.too_big = self.cut_short = False
+        self.unbound = self.too_big = self.cut_short = False
         self.paused_at = self.paused_s = 0.0
 
     def active_s(self, now: float) -> float:
@@ -580,12 +592,17 @@ class _Slot:
         return None if self.size else Failure("empty", "0 bytes")
 
     def reserve(self) -> bool:
-        if self.reserved:
-            return True
-        wanted = max(1, _EXPECTED_BYTES if self.length is None else self.length)
-        if not self.buffer.reserve(wanted):
+        """Take room for as many bytes as are announced, or else for twice as many as there was room for.
+
+        What may still grow leaves room for the one transfer that goes on when all wait, so that the limit holds.
+        """
+        most = self.options.max_bytes
+        announced = self.length is not None and not self.reserved
+        wanted = most if self.unbound else max(1, self.length or self.reserved or _EXPECTED_BYTES)
+        wanted = min(wanted, most - self.reserved)
+        if not self.buffer.reserve(wanted, spare=0 if announced else most, beyond_limit=self.unbound):
             return False
-        self.reserved = wanted
+        self.reserved += wanted
         return True
 
     def resume(self, now: float) -> None:
@@ -632,22 +649,15 @@ class _Slot:
             self.size += len(piece)
             self.cut_short = self.size > _ERROR_BODY
             return 0 if self.cut_short else None
-        if not self.reserved and not self.reserve():
-            self.paused_at = time.monotonic()
-            self.waiting.append(self)
-            return int(pycurl.WRITEFUNC_PAUSE)
-        self.size += len(piece)
-        if self.size > self.options.max_bytes:
+        size = self.size + len(piece)
+        if size > self.options.max_bytes:
             self.too_big = True
             return 0
-        if self.size > self.reserved:
-            self.buffer.grow(self.size - self.reserved)
-            self.reserved = self.size
+        if size > self.reserved and not ((self.unbound or not self.waiting) and self.reserve()):
+            self.paused_at = time.monotonic()
+            # Who has begun goes first: what is whole is soon given back.
+            (self.waiting.appendleft if self.reserved else self.waiting.append)(self)
+            return int(pycurl.WRITEFUNC_PAUSE)
+        self.size = size
         self.pieces.append(piece)
         return None
-
-
-def _certificates() -> str:
-    import certifi
-
-    return certifi.where()

@@ -3,6 +3,7 @@
 import hashlib
 import io
 import math
+import zlib
 from dataclasses import dataclass
 from typing import Literal
 
@@ -25,6 +26,7 @@ ROOM = 1.15
 
 ABSURD_ASPECT = 100.0
 """Longer side to shorter: rulers, borders and scroll bars. Nothing that is cut from such an image is a picture."""
+_GZIP = b"\x1f\x8b"
 _LONGEST_SIDE = {"jpeg": 65_500, "webp": 16_383}
 """Pixels that a format has room for."""
 
@@ -39,6 +41,7 @@ class ImageRules:
     enlarge: bool = False
     format: Literal["jpeg", "webp"] = "jpeg"
     quality: int = 95
+    max_bytes: int = 50_000_000
     max_pixels: int = 100_000_000
     least_side: int = 1
     """An image with a smaller side is no picture: a failure."""
@@ -69,7 +72,11 @@ def check(data: bytes | memoryview, rules: ImageRules) -> Checked:
     """Decode, check and convert one image. Whatever the bytes are, it returns; it raises nothing."""
     digest = hashlib.sha256(data).hexdigest()
     header: Header | None = None
+    unpacked: bytes | None = None
     try:
+        if bytes(data[:2]) == _GZIP:
+            data = unpacked = _gunzipped(data, rules.max_bytes)
+            digest = hashlib.sha256(data).hexdigest()
         header = read_header(data, rules.max_pixels)
         refused = _refused(header, rules)
         if refused is not None:
@@ -78,7 +85,8 @@ def check(data: bytes | memoryview, rules: ImageRules) -> Checked:
         if rules.size is None:
             # Nobody needs the pixels; of a JPEG every byte is read at any scale.
             decode(data, min_side=1, max_pixels=rules.max_pixels)
-            return Checked(WRITTEN, None, None, None, header.width, header.height, header.width, header.height, digest)
+            size = (header.width, header.height)
+            return Checked(WRITTEN, None, None, unpacked, *size, *size, digest)
         image = decode(data, min_side=math.ceil(rules.size * ROOM), max_pixels=rules.max_pixels)
         pixels = resized(image, rules.size, crop=rules.crop, enlarge=rules.enlarge)
         if max(pixels.shape[:2]) > _LONGEST_SIDE[rules.format]:
@@ -98,6 +106,20 @@ def check(data: bytes | memoryview, rules: ImageRules) -> Checked:
         ):
             reason, detail = "no_memory", f"no memory for {_size(header)}; workers.decoder_memory_mb sets how much"
         return Checked(FAILED, reason, detail, sha256=digest)
+
+
+def _gunzipped(data: bytes | memoryview, limit: int) -> bytes:
+    """The image that a server has compressed although nobody asked for it."""
+    unpacked, rest = b"", bytes(data)
+    while rest:  # one member after the other
+        inflate = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
+        unpacked += inflate.decompress(rest, limit + 1 - len(unpacked))
+        if len(unpacked) > limit:
+            raise ImageError("too_big", f"more than {limit} bytes once unpacked")
+        if not inflate.eof:
+            raise ImageError("undecodable", "gzip: cut short")
+        rest = inflate.unused_data
+    return unpacked
 
 
 def _size(header: Header | None) -> str:

@@ -50,7 +50,6 @@ class _Token(NamedTuple):
     unit: Unit
     wanted: Wanted
     attempts: int = 0
-    reserved: int = 0
 
 
 class Worker:
@@ -133,7 +132,7 @@ class Worker:
                 came=fetched.failure is None,
             )
         if fetched.body is not None:
-            token = _Token(unit, wanted, fetched.attempts, fetched.reserved)
+            token = _Token(unit, wanted, fetched.attempts)
             self._decoders.put(token, fetched.body)
             return
         failure = fetched.failure
@@ -141,8 +140,8 @@ class Worker:
         self._settle(unit, Outcome(wanted.row, failure.outcome, failure.reason, failure.detail, fetched.attempts))
 
     def _decoded(self, token: _Token, data: Sequence[bytes], checked: Checked) -> None:
-        unit, wanted, attempts, reserved = token
-        self._buffer.release(reserved)
+        unit, wanted, attempts = token
+        self._buffer.release(sum(map(len, data)))
         outcome = Outcome(wanted.row, checked.outcome, checked.reason, checked.detail, attempts)
         if checked.outcome != WRITTEN:
             self._settle(unit, outcome)
@@ -231,6 +230,7 @@ def settings_of(config: DownloadConfig, output: Storage, rules: Rules, cpus: int
             enlarge=image.enlarge,
             format=image.format,
             quality=image.quality,
+            max_bytes=fetch.max_bytes,
             max_pixels=image.max_pixels,
             least_side=image.least_side,
             min_side=config.filters.min_side,

@@ -15,10 +15,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
+from sdp.datasets.ledger import NAME as LEDGER
+from sdp.datasets.ledger import Ledger
 from sdp.datasets.output import read_json
 from sdp.datasets.records import BadRecord, Whole, parse
 from sdp.errors import DatasetError, NotFound
 from sdp.model.damage import DamagedCheckpoint
+from sdp.model.tensor_index import read_tensor_index
 from sdp.storage import Storage, StorageOptions, open_storage
 
 if TYPE_CHECKING:
@@ -29,6 +32,8 @@ FOLDER = "checkpoints/"
 FORMAT = 1
 MODEL, EMA = "model.", "ema."
 
+PHASES = ("phase-1", "phase-2")
+"""The folders of a run of two phases, each a run of its own."""
 _STEP = re.compile(rf"^{FOLDER}step-(\d{{9,}})/")
 
 
@@ -85,7 +90,7 @@ def find_checkpoint(uri: str, options: StorageOptions | None = None) -> Storage:
     if folder.exists(COMPLETE):
         return folder
     run = open_storage(re.sub(r"/checkpoints(/latest)?$", "", folder.uri), options)
-    for phase in (run, run.child("phase-2"), run.child("phase-1")):
+    for phase in (run, *map(run.child, reversed(PHASES))):
         complete = [step for step, whole in steps_in(phase).items() if whole]
         if complete:
             return phase.child(checkpoint_name(complete[-1]))
@@ -110,6 +115,16 @@ def read_marker(folder: Storage) -> dict[str, Any]:
     return marker
 
 
+def read_ledger(folder: Storage) -> Ledger:
+    """Return the addresses that a checkpoint has consumed."""
+    try:
+        return Ledger.from_bytes(folder.read(LEDGER), folder.uri_of(LEDGER))
+    except NotFound as error:
+        raise DamagedCheckpoint(f"{folder.uri_of(LEDGER)}: missing") from error
+    except DatasetError as error:
+        raise DamagedCheckpoint(str(error).partition(";")[0]) from error
+
+
 def way_out(folder: Storage) -> str:
     """What to do where this checkpoint, its run's newest, is damaged."""
     uri, _, name = folder.uri.rpartition(f"/{FOLDER}")
@@ -126,7 +141,7 @@ def read_weights(folder: Storage, *, ema: bool) -> "dict[str, Tensor]":
     from sdp.model import sharded
 
     prefix = EMA if ema else MODEL
-    names = [name for name in sharded.read_index(folder) if name.startswith(prefix)]
+    names = [name for name in read_tensor_index(folder).tensors if name.startswith(prefix)]
     if not names:
         raise DatasetError(f"{folder.uri}: no moving average in it (ema.decay was null); take the raw weights")
     return {name.removeprefix(prefix): tensor for name, tensor in sharded.read_tensors(folder, names).items()}

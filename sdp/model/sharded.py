@@ -30,40 +30,12 @@ from torch.futures import Future
 from sdp.device import new_stream, record, thread_pool
 from sdp.errors import ModelError, NotFound, StorageError, one_line
 from sdp.model.damage import DamagedCheckpoint
+from sdp.model.tensor_index import FORMAT, INDEX, Chunk, StoredTensor, read_tensor_index
 from sdp.storage import Storage
 
-INDEX = "tensors.json"
-FORMAT = 1
 FILE_BYTES = 256_000_000
 """About how large a file becomes: a part of a worker's state that is serialised whole before it is sent."""
 _THREADS = 4
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """A block of a tensor, and where its bytes lie."""
-
-    offsets: tuple[int, ...]
-    sizes: tuple[int, ...]
-    file: str
-    start: int
-
-    @property
-    def count(self) -> int:
-        return math.prod(self.sizes)
-
-
-@dataclass(frozen=True, slots=True)
-class StoredTensor:
-    """What is known of a tensor without reading it."""
-
-    dtype: torch.dtype
-    size: tuple[int, ...]
-    chunks: tuple[Chunk, ...]
-
-    @property
-    def bytes(self) -> int:
-        return math.prod(self.size) * self.dtype.itemsize
 
 
 class Staged:
@@ -202,57 +174,32 @@ def stage(storage: Storage, tensors: dict[str, Tensor], *, alone: bool = False, 
 
 def load(storage: Storage, tensors: dict[str, Tensor], *, alone: bool = False) -> None:
     """Load into tensors that are there, however they are sharded now. Every worker calls it."""
-    stored, sums = _read_index(storage)
-    _check(storage, tensors, stored)
+    index = read_tensor_index(storage)
+    _check(storage, tensors, index.tensors)
+    sums = _Sums(storage, told=index.has_checksums)
     try:
         with _without_the_warning_of_being_alone():
-            reader = _Reader(storage, stored, sums, _device_of(tensors.values()))
+            reader = _Reader(storage, index.tensors, sums, _device_of(tensors.values()))
             load_state(tensors, storage_reader=reader, no_dist=alone)
     except CheckpointException as error:
         raise _cause(error, f"{storage.uri}: could not be loaded") from error
 
 
-def read_index(storage: Storage) -> dict[str, StoredTensor]:
-    """The tensors of a folder, by name."""
-    return _read_index(storage)[0]
-
-
-def _read_index(storage: Storage) -> tuple[dict[str, StoredTensor], "_Sums"]:
-    try:
-        data = json.loads(storage.read(INDEX))
-        if isinstance(data["format"], int) and data["format"] > FORMAT:
-            raise ModelError(
-                f"{storage.uri_of(INDEX)}: format {data['format']}, this sdp reads {FORMAT}; use a newer sdp"
-            )
-        tensors = {
-            name: StoredTensor(
-                _dtype(tensor["dtype"]),
-                tuple(tensor["size"]),
-                tuple(Chunk(tuple(o), tuple(s), file, start) for o, s, file, start in tensor["chunks"]),
-            )
-            for name, tensor in data["tensors"].items()
-        }
-        return tensors, _Sums(storage, told=bool(data.get("crc32", False)))
-    except NotFound as error:
-        raise DamagedCheckpoint(f"{storage.uri_of(INDEX)}: missing") from error
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise DamagedCheckpoint(f"{storage.uri_of(INDEX)}: not an index of tensors ({one_line(error, 120)})") from error
-
-
 def read_tensors(storage: Storage, names: Iterable[str]) -> dict[str, Tensor]:
     """Whole tensors on the CPU, without other workers."""
-    stored, sums = _read_index(storage)
+    index = read_tensor_index(storage)
+    stored, sums = index.tensors, _Sums(storage, told=index.has_checksums)
     wanted = list(names)
     missing = [name for name in wanted if name not in stored]
     if missing:
         raise ModelError(f"{storage.uri}: {len(missing)} tensors are not in it, such as {missing[0]}")
-    tensors = {name: torch.empty(stored[name].size, dtype=stored[name].dtype) for name in wanted}
+    tensors = {name: torch.empty(stored[name].size, dtype=_dtype(stored[name].dtype)) for name in wanted}
     work = [(name, chunk) for name in wanted for chunk in stored[name].chunks]
 
     def fill(item: tuple[str, Chunk]) -> None:
         name, chunk = item
         block = tuple(slice(o, o + s) for o, s in zip(chunk.offsets, chunk.sizes, strict=True))
-        tensors[name][block].copy_(_read(storage, chunk, stored[name].dtype, sums))
+        tensors[name][block].copy_(_read(storage, chunk, _dtype(stored[name].dtype), sums))
 
     with thread_pool(torch.device("cpu"), _THREADS, "sdp-load") as pool:
         list(pool.map(fill, work))
@@ -348,7 +295,7 @@ class _Reader(StorageReader):
         def read(item: ReadItem) -> None:
             index = item.storage_index
             chunk = places[index.fqn, tuple(index.offset or ())]
-            data = _read(self._storage, chunk, self._stored[index.fqn].dtype, self._sums)
+            data = _read(self._storage, chunk, _dtype(self._stored[index.fqn].dtype), self._sums)
             for dim, (start, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
                 data = data.narrow(dim, start, length)
             target = planner.resolve_tensor(item).detach()
@@ -455,7 +402,7 @@ def _read(storage: Storage, chunk: Chunk, dtype: torch.dtype, sums: _Sums) -> Te
 
 def _as_metadata(tensor: StoredTensor) -> md.TensorStorageMetadata:
     chunks = [md.ChunkStorageMetadata(torch.Size(c.offsets), torch.Size(c.sizes)) for c in tensor.chunks]
-    return md.TensorStorageMetadata(md.TensorProperties(dtype=tensor.dtype), torch.Size(tensor.size), chunks)
+    return md.TensorStorageMetadata(md.TensorProperties(dtype=_dtype(tensor.dtype)), torch.Size(tensor.size), chunks)
 
 
 def _check(storage: Storage, tensors: Mapping[str, Tensor], stored: Mapping[str, StoredTensor]) -> None:
@@ -474,9 +421,9 @@ def _check(storage: Storage, tensors: Mapping[str, Tensor], stored: Mapping[str,
 
 
 def _dtype(name: str) -> torch.dtype:
-    dtype = getattr(torch, name)
+    dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype):
-        raise TypeError(f"no such dtype: {name}")
+        raise DamagedCheckpoint(f"{INDEX}: no such dtype: {name}")
     return dtype
 
 

@@ -27,7 +27,7 @@ from ray.exceptions import (
 )
 
 from sdp import cluster, telemetry
-from sdp.config import ProcessConfig, Range
+from sdp.config import ProcessConfig
 from sdp.console import Progress, say, table
 from sdp.datasets import manifest, runs
 from sdp.datasets.concurrently import ordered_map
@@ -89,6 +89,7 @@ def run(config: ProcessConfig, *, dry_run: bool = False, only_failed: bool = Fal
     if dry_run:
         say(table(forecast(prepared, begin(prepared, only_failed=only_failed, write=False))))
         return Summary(None, Figures())
+    cluster.require_gpu_setting("encode", config.encode)
     cluster.require_reachable()
     with Lease.acquire(prepared.orders.output, "sdp process") as lease:
         output = begin(prepared, only_failed=only_failed)
@@ -162,10 +163,9 @@ class _Run:
         self._retries: dict[Work, Retry] = {}
         self._done_before = output.done()
 
-        workers = config.encode.num_workers
-        self._least, self._most = (workers.min, workers.max) if isinstance(workers, Range) else (workers, workers)
+        self._least, self._most = config.encode.least, config.encode.most
         cpus = max(1, int(resources.get("CPU", 1)))
-        self._gpus = config.encode.gpus_per_worker if resources.get("GPU") or config.encode.accelerator else 0.0
+        self._gpus = config.encode.gpus_per_worker if cluster.on_gpus("encode", config.encode) else 0.0
         # What reserves nothing would run on the head of a cluster whose nodes have not come yet, and bring none.
         self._encoder_cpus = 1 if self._gpus or cpus > self._least or not resources.get("CPU") else 0
         free = max(1, cpus - self._encoder_cpus * self._least)

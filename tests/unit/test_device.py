@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from sdp.datasets.ledger import Ledger
 from sdp.device import choose_device, enter, record
+from sdp.encode.encoder import Encoder
+from sdp.encode.recipe import TEXT, Settings
 from sdp.errors import UserError
 from sdp.model import sharded
-from sdp.process.encode import Encoder
-from sdp.process.recipe import TEXT, Settings
 from sdp.storage import open_storage
 from sdp.train.checkpoint import Checkpointer
 from sdp.train.data.prefetch import prefetched
