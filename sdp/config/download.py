@@ -173,6 +173,11 @@ class ImageConfig(Section):
         shapes_output=True,
         le=1_000_000_000,
     )
+    tiff: bool = key(
+        False,
+        "Read TIFF images, too: rare on the web, and a decoder with many holes so far.",
+        shapes_output=True,
+    )
     least_side: Positive = key(
         8,
         "An image with a side of fewer pixels than this is a failed row: a dot that counts visitors.",

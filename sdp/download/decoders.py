@@ -9,6 +9,7 @@ import fcntl
 import os
 import pickle
 import select
+import signal
 import subprocess
 import sys
 import threading
@@ -22,6 +23,7 @@ from typing import Generic, TypeVar
 import sdp
 from sdp.datasets.outcomes import FAILED
 from sdp.download.child import HEAD, Orders, described, send
+from sdp.download.confine import hide
 from sdp.download.image import Checked
 from sdp.errors import SdpError
 
@@ -33,10 +35,16 @@ _LARGEST_MESSAGE = 1 << 30
 _START_S = 120.0
 _STOP_S = 5.0
 _TRIES = 2
+_ENVIRONMENT = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PYTHONHOME")
+"""What a decoder inherits: all that Python needs to start, and no secret."""
 
 
 class _Died(Exception):
     """The decoder ended, or had to be ended."""
+
+
+class _TookTooLong(_Died):
+    """It used up its CPU time, which another try would not change."""
 
 
 @dataclass(slots=True)
@@ -62,6 +70,7 @@ class Decoders(Generic[Token]):
         answer_s: float = 60.0,
     ) -> None:
         self._orders, self._deliver, self._answer_s = orders, deliver, answer_s
+        hide()
         self._tasks: deque[_Task[Token]] = deque()
         self._changed = threading.Condition()
         self._closing = False
@@ -100,7 +109,7 @@ class Decoders(Generic[Token]):
                 except _Died as death:
                     child.end()
                     child = None
-                    self._blame(batch, str(death))
+                    self._blame(batch, death)
         except BaseException as error:  # noqa: BLE001 (kept for the thread that waits for results)
             self.error = error
         finally:
@@ -131,17 +140,20 @@ class Decoders(Generic[Token]):
             task = batch.popleft()
             self._deliver(task.token, task.data, checked)
 
-    def _blame(self, batch: "deque[_Task[Token]]", how: str) -> None:
+    def _blame(self, batch: "deque[_Task[Token]]", death: _Died) -> None:
         """The first image without an answer did it; the others go back into the queue."""
         culprit = batch.popleft()
         culprit.tries += 1
+        hopeless = culprit.tries >= _TRIES or isinstance(death, _TookTooLong)
         with self._changed:
             self._tasks.extendleft(reversed(batch))
-            if culprit.tries < _TRIES:
+            if not hopeless:
                 self._tasks.appendleft(culprit)
             self._changed.notify_all()
-        if culprit.tries >= _TRIES:
-            self._deliver(culprit.token, culprit.data, Checked(FAILED, "crashed", f"the decoder {how}, twice"))
+        if isinstance(death, _TookTooLong):
+            self._deliver(culprit.token, culprit.data, Checked(FAILED, "undecodable", f"decoding it {death}"))
+        elif hopeless:
+            self._deliver(culprit.token, culprit.data, Checked(FAILED, "crashed", f"the decoder {death}, twice"))
 
 
 class _Child:
@@ -151,11 +163,12 @@ class _Child:
         root = str(Path(sdp.__file__).resolve().parent.parent)
         path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
         one_thread = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+        kept = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "sdp.download.child"],
+            [sys.executable, "-P", "-m", "sdp.download.child"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env={**os.environ, **one_thread, "PYTHONPATH": path},
+            env={**kept, **one_thread, "PYTHONPATH": path},
             bufsize=0,
         )
         assert self._process.stdin is not None
@@ -181,7 +194,7 @@ class _Child:
             for pieces in images:
                 send(self._sink, pieces)
         except BrokenPipeError:
-            raise _Died(self._how()) from None
+            raise self._death() from None
 
     def receive(self, within_s: float) -> Checked:
         text, data = self._message(within_s), self._message(within_s)
@@ -214,14 +227,16 @@ class _Child:
                 raise _Died(f"gave no answer in {within_s:g} s")
             piece = os.read(self._source, length - len(data))
             if not piece:
-                raise _Died(self._how())
+                raise self._death()
             data += piece
         return bytes(data)
 
-    def _how(self) -> str:
+    def _death(self) -> _Died:
         """How the process ended, in words."""
         try:
             code = self._process.wait(_STOP_S)
         except subprocess.TimeoutExpired:
-            return "closed its end"
-        return f"died of signal {-code}" if code < 0 else f"ended with exit code {code}"
+            return _Died("closed its end")
+        if code == -signal.SIGXCPU:
+            return _TookTooLong("takes more CPU time than an image of its size may")
+        return _Died(f"died of signal {-code}" if code < 0 else f"ended with exit code {code}")

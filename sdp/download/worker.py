@@ -232,6 +232,7 @@ def settings_of(config: DownloadConfig, output: Storage, rules: Rules, cpus: int
             quality=image.quality,
             max_bytes=fetch.max_bytes,
             max_pixels=image.max_pixels,
+            tiff=image.tiff,
             least_side=image.least_side,
             min_side=config.filters.min_side,
             max_aspect=config.filters.max_aspect,
