@@ -79,7 +79,7 @@ def _job_argument(parser: Parser) -> None:
 
 def _inspect_arguments(parser: Parser) -> None:
     parser.add_argument(
-        "uri", metavar="URI", help="a dataset, a training run, a checkpoint, or a folder of Parquet files"
+        "uri", metavar="URI", help="a dataset, a run, a checkpoint, an evaluation, or a folder of Parquet files"
     )
     parser.add_argument("--json", action="store_true", help="for programs")
     parser.add_argument("--account", metavar="FILE", help="write each row's outcome to this Parquet file")
@@ -92,23 +92,21 @@ def _inspect(given: Arguments) -> int:
 
     if given.account and not Path(given.account).absolute().parent.is_dir():
         raise UsageError(f"inspect: --account: expected a file in a folder that exists, got {given.account!r}")
-    from sdp.datasets import inspect as datasets
-    from sdp.report import inspect as runs
+    from sdp.datasets.inspect import Description, with_problems, write_account
+    from sdp.report.inspect import describe, summary
     from sdp.storage import open_storage
 
     storage = open_storage(given.uri)
-    if (found := runs.describe(storage)) is not None:
-        for option in ("account", "verify"):
-            if getattr(given, option):
-                raise UsageError(f"inspect: --{option}: expected a dataset, got a training run; leave it out")
-        print(json.dumps(found.to_json(), indent=2, default=str) if given.json else runs.summary(found))
-        return 1 if found.problems else 0
-    description = datasets.describe(storage, verify=given.verify)
-    if given.account:
-        rows, problems = datasets.write_account(storage, Path(given.account))
-        description = datasets.with_problems(description, problems)
+    description = describe(storage, verify=given.verify)
+    for option in ("account", "verify"):
+        if getattr(given, option) and not isinstance(description, Description):
+            kind = {"run": "a training run", "evaluation": "an evaluation"}.get(description.kind, "a checkpoint")
+            raise UsageError(f"inspect: --{option}: expected a dataset, got {kind}; leave it out")
+    if given.account and isinstance(description, Description):
+        rows, problems = write_account(storage, Path(given.account))
+        description = with_problems(description, problems)
         _say(f"wrote the account of {rows:,} rows to {given.account}")
-    print(json.dumps(description.to_json(), indent=2, default=str) if given.json else datasets.summary(description))
+    print(json.dumps(description.to_json(), indent=2, default=str) if given.json else summary(description))
     return 1 if description.problems else 0
 
 
@@ -146,6 +144,7 @@ def _audit(given: Arguments) -> None:
 def _take_down(given: Arguments) -> None:
     from pathlib import Path
 
+    from sdp.console import counted
     from sdp.datasets import tombstones
     from sdp.storage import open_storage
 
@@ -168,21 +167,18 @@ def _take_down(given: Arguments) -> None:
         print(json.dumps({"recorded": len(added.recorded), "known": added.known, "rows": rows, "unmatched": told}))
         return
     known = f" ({added.known:,} more were there already)" if added.known else ""
-    _say(f"{_counted(len(added.recorded), 'takedown')} recorded{known}")
-    _say(f"they mean {_counted(len(rows), 'address', 'es')} here: every stage and epoch from now on leaves them out")
+    _say(f"{counted(len(added.recorded), 'takedown')} recorded{known}")
+    addresses = counted(len(rows), "address", "addresses")
+    _say(f"they mean {addresses} here: every stage and epoch from now on leaves them out")
     for takedown in added.unmatched[:20]:
         _say(f"not in this dataset, and left out if it comes: {takedown.kind} {takedown.value}")
     if more := added.unmatched[20:]:
         _say(f"and {len(more):,} more that are not in this dataset")
 
 
-def _counted(number: int, what: str, plural: str = "s") -> str:
-    return f"{number:,} {what}{plural * (number != 1)}"
-
-
 def _report_arguments(parser: Parser) -> None:
-    parser.add_argument("uris", metavar="URI", nargs="+", help="datasets and training runs")
-    parser.add_argument("--out", metavar="FILE", default="report.html", help="where to write it (report.html)")
+    parser.add_argument("uris", metavar="URI", nargs="+", help="datasets, training runs and evaluations")
+    parser.add_argument("--out", metavar="FILE", help="where to write it (NAME-report.html beside the first of them)")
     parser.add_argument("--pictures", metavar="N", type=int, default=48, help="how many of each dataset to show (48)")
     parser.add_argument("--title", metavar="TEXT", default="sdp report", help="what to call it")
 
@@ -190,12 +186,14 @@ def _report_arguments(parser: Parser) -> None:
 def _report(given: Arguments) -> None:
     from pathlib import Path
 
+    from sdp.console import counted
     from sdp.report.write import write_report
 
     if given.pictures < 0:
         raise UsageError(f"report: --pictures: expected 0 or more, got {given.pictures}; 0 shows none")
-    count = write_report(given.uris, Path(given.out), title=given.title, pictures=given.pictures)
-    _say(f"wrote {given.out}: {count} section{'s' * (count != 1)}; open it in a browser")
+    out = Path(given.out) if given.out else None
+    file, count = write_report(given.uris, out, title=given.title, pictures=given.pictures)
+    _say(f"wrote {file}: {counted(count, 'section')}; open it in a browser")
 
 
 def _export_arguments(parser: Parser) -> None:

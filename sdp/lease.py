@@ -22,7 +22,7 @@ from secrets import token_hex
 from types import TracebackType
 from typing import Self
 
-from sdp.console import say
+from sdp.console import duration, say
 from sdp.datasets.fields import Fields
 from sdp.errors import AlreadyExists, LeaseHeld, LeaseLost, NotFound, SdpError
 from sdp.storage import Storage
@@ -243,6 +243,21 @@ class Lease:
             return False
         self._storage.publish(path, record.dump())
         return True
+
+
+def describe(storage: Storage) -> str:
+    """Say for people who writes an output. The store's clock and ours may differ, so nothing may be decided by this."""
+    files = storage.list(FOLDER)
+    if not files:
+        return "nobody holds its lease"
+    record = Record.load(storage.read(files[-1].path))
+    age = (datetime.now(UTC) - files[-1].modified).total_seconds()
+    if record is None or record.released:
+        return "its lease is free: run its job again to go on"
+    who = f"{record.owner.host} pid {record.owner.pid}"
+    if age <= 2 * record.ttl_s:
+        return f"under way: {who} holds its lease since {record.since}"
+    return f"left off: {who} held its lease, last seen {duration(age)} ago; run its job again to go on"
 
 
 def _newest(storage: Storage) -> int:

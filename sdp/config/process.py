@@ -16,7 +16,7 @@ from sdp.config.base import (
     Section,
     SourceConfig,
     Uri,
-    Workers,
+    WorkersConfig,
     key,
 )
 from sdp.errors import Problem
@@ -70,7 +70,6 @@ class TransformConfig(Section):
         "or nearly all of it, in the nearest of nine shapes of about the square's area.",
         shapes_output=True,
     )
-    crops: Positive = key(1, "Random crops of each image; each becomes a row of its own.", shapes_output=True, le=1000)
     max_upscale: float = key(
         2.0, "Images that would have to be enlarged more than this fail as too small.", shapes_output=True, ge=1
     )
@@ -89,13 +88,9 @@ class TransformConfig(Section):
     )
 
 
-class EncodeConfig(Section):
-    """The encoders: the VAE and the text encoder, on GPU where there is one."""
+class EncodeConfig(WorkersConfig):
+    """The encoders: the VAE and the text encoder."""
 
-    num_workers: Workers = key(1, "How many encoders, or a range to grow and shrink in.")
-    accelerator: Name | None = key(
-        None, "The Ray accelerator type that encoders are placed on, such as A10G; null takes any node."
-    )
     gpus_per_worker: float = key(1.0, "GPUs that one encoder reserves; a fraction shares a GPU.", gt=0)
     batch_size: BatchSize = key(
         None,
@@ -124,6 +119,7 @@ class EncodeConfig(Section):
     )
 
     def contradictions(self) -> Iterable[Problem]:
+        yield from super().contradictions()
         if self.gpus_per_worker > 1 and self.gpus_per_worker != int(self.gpus_per_worker):
             yield Problem("gpus_per_worker", "a whole number above 1", f"{self.gpus_per_worker:g}", "round it")
 
@@ -158,13 +154,6 @@ class ProcessConfig(JobConfig):
         twice = sorted({side for side in self.resolutions if self.resolutions.count(side) > 1})
         if twice:
             yield Problem("resolutions", "each resolution once", f"{twice[0]} more than once", "remove the repetition")
-        if self.transform.crops > 1 and self.transform.crop != "random":
-            yield Problem(
-                "transform.crops",
-                f"1 with transform.crop {self.transform.crop}",
-                str(self.transform.crops),
-                "set transform.crop to random",
-            )
         uneven = [side for side in self.resolutions if side % 64]
         if self.transform.crop == "buckets" and uneven:
             yield Problem("resolutions", "multiples of 64 with transform.crop buckets", str(uneven[0]), "change one")

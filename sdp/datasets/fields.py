@@ -1,8 +1,11 @@
 """JSON that lies beside a dataset, checked field by field as it comes in: what reads on has what it should be."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
+
+from sdp.errors import DatasetError, one_line
 
 LARGEST = 1 << 53
 """What a number of JSON holds exactly."""
@@ -96,6 +99,16 @@ class Fields:
 
     def _bad(self, name: str, expected: str, got: object) -> BadField:
         return BadField(f"{self._at(name)}: expected {expected}, got {_shown(got)}")
+
+
+@contextmanager
+def reading(where: str, hint: str) -> Iterator[None]:
+    """Turn what a file's content lacks, or has of another type, into one line that names the file."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, ZeroDivisionError) as error:
+        cause = one_line(f"{type(error).__name__}: {error}", 120)
+        raise DatasetError(f"{where}: not what sdp writes there ({cause}); {hint}") from error
 
 
 def _shown(value: object) -> str:

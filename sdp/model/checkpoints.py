@@ -13,9 +13,12 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from sdp.datasets.fields import BadField, Fields
+from sdp.datasets.ledger import NAME as LEDGER
+from sdp.datasets.ledger import Ledger
 from sdp.datasets.output import read_json
 from sdp.errors import DatasetError, NotFound
 from sdp.model.damage import DamagedCheckpoint
+from sdp.model.tensor_index import read_tensor_index
 from sdp.storage import Storage, StorageOptions, open_storage
 
 if TYPE_CHECKING:
@@ -25,6 +28,9 @@ COMPLETE, CONFIG = "complete.json", "config.json"
 FOLDER = "checkpoints/"
 FORMAT = 1
 MODEL, EMA = "model.", "ema."
+
+PHASES = ("phase-1", "phase-2")
+"""The folders of a run of two phases, each a run of its own."""
 
 COUNTS = (
     "step", "taken", "empty", "samples", "skipped_samples", "counted_in_epoch", "epoch", "position", "optimized",
@@ -56,7 +62,7 @@ def find_checkpoint(uri: str, options: StorageOptions | None = None) -> Storage:
     if folder.exists(COMPLETE):
         return folder
     run = open_storage(re.sub(r"/checkpoints(/latest)?$", "", folder.uri), options)
-    for phase in (run, run.child("phase-2"), run.child("phase-1")):
+    for phase in (run, *map(run.child, reversed(PHASES))):
         complete = [step for step, whole in steps_in(phase).items() if whole]
         if complete:
             return phase.child(checkpoint_name(complete[-1]))
@@ -78,6 +84,16 @@ def read_marker(folder: Storage) -> dict[str, Any]:
     except ValueError as error:
         raise DamagedCheckpoint(f"{folder.uri_of(COMPLETE)}: {error}") from error
     return marker
+
+
+def read_ledger(folder: Storage) -> Ledger:
+    """Return the addresses that a checkpoint has consumed."""
+    try:
+        return Ledger.from_bytes(folder.read(LEDGER), folder.uri_of(LEDGER))
+    except NotFound as error:
+        raise DamagedCheckpoint(f"{folder.uri_of(LEDGER)}: missing") from error
+    except DatasetError as error:
+        raise DamagedCheckpoint(str(error).partition(";")[0]) from error
 
 
 def _check(marker: Mapping[str, Any]) -> None:
@@ -111,7 +127,7 @@ def read_weights(folder: Storage, *, ema: bool) -> "dict[str, Tensor]":
     from sdp.model import sharded
 
     prefix = EMA if ema else MODEL
-    names = [name for name in sharded.read_index(folder) if name.startswith(prefix)]
+    names = [name for name in read_tensor_index(folder).tensors if name.startswith(prefix)]
     if not names:
         raise DatasetError(f"{folder.uri}: no moving average in it (ema.decay was null); take the raw weights")
     return {name.removeprefix(prefix): tensor for name, tensor in sharded.read_tensors(folder, names).items()}

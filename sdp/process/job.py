@@ -27,7 +27,7 @@ from ray.exceptions import (
 )
 
 from sdp import cluster, telemetry
-from sdp.config import ProcessConfig, Range
+from sdp.config import ProcessConfig
 from sdp.console import Progress, say, table
 from sdp.datasets import manifest, runs
 from sdp.datasets.concurrently import ordered_map
@@ -36,18 +36,18 @@ from sdp.datasets.outcomes import FAILED, Outcome
 from sdp.datasets.output import Output
 from sdp.datasets.parts import PartInfo
 from sdp.datasets.units import Work
+from sdp.encode import work as worker
+from sdp.encode.chunk import Chunk
+from sdp.encode.occupancy import Occupancy
+from sdp.encode.reading import Piece, Planner, addresses
+from sdp.encode.table import EMPTY_TEXT, npy_bytes
+from sdp.encode.work import Orders, Rows, TransformNote
 from sdp.errors import SdpError, Unavailable, UserError, one_line
 from sdp.lease import Lease
-from sdp.process import work as worker
-from sdp.process.chunk import Chunk
 from sdp.process.figures import Figures
 from sdp.process.flow import TRIES, Flow, Room, Tuner
-from sdp.process.occupancy import Occupancy
 from sdp.process.prepare import KIND, Prepared, Retry, begin, prepare, retry_of, with_tombstones
-from sdp.process.reading import Piece, Planner, addresses
 from sdp.process.report import emit, forecast, progress_line, spent, summary
-from sdp.process.table import EMPTY_TEXT, npy_bytes
-from sdp.process.work import Orders, Rows, TransformNote
 
 _AT_ONCE = 2
 """Pieces that an encoder holds: while one is encoded the next one is fetched to its node."""
@@ -89,6 +89,7 @@ def run(config: ProcessConfig, *, dry_run: bool = False, only_failed: bool = Fal
     if dry_run:
         say(table(forecast(prepared, begin(prepared, only_failed=only_failed, write=False))))
         return Summary(None, Figures())
+    cluster.require_gpu_setting("encode", config.encode)
     cluster.require_reachable()
     with Lease.acquire(prepared.orders.output, "sdp process") as lease:
         output = begin(prepared, only_failed=only_failed)
@@ -162,10 +163,9 @@ class _Run:
         self._retries: dict[Work, Retry] = {}
         self._done_before = output.done()
 
-        workers = config.encode.num_workers
-        self._least, self._most = (workers.min, workers.max) if isinstance(workers, Range) else (workers, workers)
+        self._least, self._most = config.encode.least, config.encode.most
         cpus = max(1, int(resources.get("CPU", 1)))
-        self._gpus = config.encode.gpus_per_worker if resources.get("GPU") or config.encode.accelerator else 0.0
+        self._gpus = config.encode.gpus_per_worker if cluster.on_gpus("encode", config.encode) else 0.0
         # What reserves nothing would run on the head of a cluster whose nodes have not come yet, and bring none.
         self._encoder_cpus = 1 if self._gpus or cpus > self._least or not resources.get("CPU") else 0
         free = max(1, cpus - self._encoder_cpus * self._least)
@@ -223,7 +223,7 @@ class _Run:
     def _room_for(self, resources: dict[str, float]) -> int:
         """Pieces that half of the object stores can hold, and no fewer than keep the pipeline moving."""
         recipe = self._orders.recipe
-        piece_bytes = self._prepared.piece_rows * recipe.crops * sum(3 * side * side for side in recipe.resolutions)
+        piece_bytes = self._prepared.piece_rows * sum(3 * side * side for side in recipe.resolutions)
         fits = int(0.5 * resources.get("object_store_memory", 0) / piece_bytes)
         return max(fits, 2 * self._most + 1)
 

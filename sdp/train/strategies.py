@@ -24,6 +24,8 @@ class Strategy(ABC):
 
     model: nn.Module
     """What is called in a forward pass."""
+    needs_others = False
+    """Whether a forward pass needs the other workers to do one."""
     _parameters: list[nn.Parameter] | None = None
 
     @abstractmethod
@@ -75,6 +77,8 @@ class Replicated(Strategy):
 
 class Sharded(Strategy):
     """FSDP2: weights, gradients, average and optimizer state in shards, block by block."""
+
+    needs_others = True
 
     def __init__(self, model: nn.Module, world: World, precision: str, sharding: Sharding) -> None:
         device = world.device.type

@@ -14,7 +14,8 @@ from sdp.config import TrainConfig
 from sdp.datasets.audit import BAD_STEPS
 from sdp.datasets.ledger import Ledger
 from sdp.datasets.outcomes import Outcome
-from sdp.errors import DatasetError, UserError
+from sdp.device import out_of_memory
+from sdp.errors import DatasetError, UserError, one_line
 from sdp.model import sharded
 from sdp.model.checkpoints import EMA, MODEL
 from sdp.model.ema import Ema, named_parameters
@@ -195,18 +196,15 @@ class Trainer:
 
         summed = torch.zeros((), device=self.world.device)
         for number, micro_batch in enumerate(micro_batches, 1):
-            own = epoch if micro_batch.epochs is None else micro_batch.epochs
-            random = RowRandom(self.config.seed, own, micro_batch.rows)
-            with self.strategy.backward(last=number == len(micro_batches)):
-                with clock.measure("forward"), self.strategy.forward():
-                    losses = weighted_losses(
-                        self.strategy.model, self.objective, self.conditioning, micro_batch, random
-                    )
-                    # Strategies average gradients over workers; what is wanted is the mean over samples that count.
-                    loss = losses.sum() * (self.world.size / max(total, 1.0))
-                with clock.measure("backward"):
-                    self.scaler.scale(loss).backward()
-            summed += losses.detach().sum()
+            try:
+                summed += self._learn(micro_batch, total, last=number == len(micro_batches))
+                continue
+            except RuntimeError as error:
+                if not out_of_memory(error):
+                    raise
+                cause = one_line(error, 200)
+            # Outside of the handler, which would keep the failed attempt's tensors alive.
+            raise self._too_large(micro_batch, cause)
 
         self._wait_for_copy()
         with clock.measure("optimizer"):
@@ -261,6 +259,52 @@ class Trainer:
             seconds=seconds,
             parts=clock.lap(),
         )
+
+    def _learn(self, micro_batch: Batch, total: float, *, last: bool) -> Tensor:
+        """Add a micro-batch's gradients to those of the step; return the sum of its losses."""
+        own = self.state.epoch if micro_batch.epochs is None else micro_batch.epochs
+        random = RowRandom(self.config.seed, own, micro_batch.rows)
+        with self.strategy.backward(last=last):
+            with self.stopwatch.measure("forward"), self.strategy.forward():
+                losses = weighted_losses(self.strategy.model, self.objective, self.conditioning, micro_batch, random)
+                # Strategies average gradients over workers; what is wanted is the mean over samples that count.
+                loss = losses.sum() * (self.world.size / max(total, 1.0))
+            with self.stopwatch.measure("backward"):
+                self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+        return losses.detach().sum()
+
+    def _too_large(self, batch: Batch, cause: str) -> UserError:
+        """Return the error for a micro-batch that memory has no room for, with the largest half of it that fits."""
+        size, known = len(batch) // 2, not self.strategy.needs_others
+        self.optimizer.zero_grad(set_to_none=True)
+        while known and size and not self._fits(next(batch.split(size))):
+            size //= 2
+        if not size:
+            advice = "not even one sample does; train on a larger GPU (scaling.accelerator)"
+            if not self.config.strategy.activation_checkpointing:
+                advice += ", or set strategy.activation_checkpointing: true"
+        else:
+            advice = f"{size} do" if known else f"try {size}"
+            advice += f" (and keep data.global_batch_size: {self.batch_size}, or the training changes)"
+        return UserError(
+            f"data.batch_size: {len(batch)} samples do not fit into the memory of {self.world.device} ({cause}); "
+            f"{advice}"
+        )
+
+    def _fits(self, batch: Batch) -> bool:
+        """Return whether memory has room for the gradients of a micro-batch; nothing is exchanged for that."""
+        if self.world.device.type == "cuda":
+            torch.cuda.empty_cache()
+        random = RowRandom(self.config.seed, 0, batch.rows)
+        try:
+            with self.strategy.forward():
+                losses = weighted_losses(self.unet, self.objective, self.conditioning, batch, random)
+            torch.autograd.grad(losses.sum(), [p for p in self.unet.parameters() if p.requires_grad])
+        except RuntimeError as error:
+            if not out_of_memory(error):
+                raise
+            return False
+        return True
 
     def _nothing_counts(self, what: str) -> DatasetError:
         return DatasetError(

@@ -169,6 +169,22 @@ def test_trainers_that_encode_read_images_and_others_latents(render: Render) -> 
 
 
 @NEEDS_HELM
+def test_generators_and_evaluators_name_their_accelerator(render: Render) -> None:
+    """Or they would have to be told whether there are GPUs, which a cluster at no pod does not show."""
+
+    def placed(example: str, *settings: str) -> list[Any]:
+        jobs = one(render(example, "jobs.evaluate.limit=9", *settings), "ConfigMap")["data"]
+        return [yaml.safe_load(jobs.get(name, "{}")).get("scaling") for name in ("generate.yaml", "evaluate.yaml")]
+
+    assert placed("minimal") == [{"accelerator": "A10G"}, {"accelerator": "A10G"}]
+    own = placed("minimal", "jobs.evaluate.scaling.accelerator=A100", "jobs.generate.scaling.num_workers=2")
+    assert own == [{"accelerator": "A10G", "num_workers": 2}, {"accelerator": "A100"}]
+    cpus = placed("no-gpu")
+    assert cpus == [{"use_gpu": False}] * 2, "a null takes the default out"
+    assert placed("minimal", "jobs.generate=null", "jobs.evaluate.scaling.use_gpu=true")[-1] == {"use_gpu": True}
+
+
+@NEEDS_HELM
 def test_trainers_wait_for_pods_that_the_autoscaler_brings_and_only_for_those(render: Render) -> None:
     """A group begins with no pod: without can_grow the very first training would be refused."""
 
@@ -402,7 +418,7 @@ def test_an_upgrade_counts_the_pods_of_older_templates_by_group(
 
     assert older() == {"cpu": 1}, "that which says nothing of its template"
     assert older("groups.a10g.env.X=1") == {"cpu": 1, "a10g": 2}
-    without = ("groups.a10g=null", "jobs.process=null", "jobs.train-online=null")
+    without = ("groups.a10g=null", "jobs.process=null", "jobs.train-online=null", "jobs.generate=null")
     assert older(*without, "head.cpu=8") == {"cpu": 1, "head": 1}
 
 

@@ -88,7 +88,7 @@ def refused(tool: Callable[[str], Path]) -> Callable[..., str]:
             "groups: expected replicas of 1 or more in some group where autoscaling.enabled is false",
         ),
         (
-            ["groups.a10g=null"],
+            ["groups.a10g=null", "jobs.generate=null"],
             "jobs.process.encode.accelerator: expected one that a group has pods of (A100), got A10G; add a group",
         ),
         (
@@ -214,7 +214,7 @@ def test_what_cannot_work_is_refused_with_the_value_s_path(
 @pytest.mark.parametrize(
     "settings",
     [
-        ["groups.a10g=null", "jobs.process=null", "jobs.train-online=null"],
+        ["groups.a10g=null", "jobs.process=null", "jobs.train-online=null", "jobs.generate=null"],
         ["groups.a10g.maxReplicas=8"],
         ["jobs.process-2.encode.num_workers.min=40", "jobs.process-2.encode.accelerator=A10G"],
         ["jobs.process.encode.gpus_per_worker=0.4", "jobs.process.encode.num_workers=80"],

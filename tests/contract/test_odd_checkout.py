@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from sdp.demo.server import ImageServer
+from tests.misbehaving.server import ImageServer
 
 ROOT = Path(__file__).parents[2]
 

@@ -29,11 +29,11 @@ import yaml
 
 from sdp.cli import main
 from sdp.datasets.inspect import describe
-from sdp.demo.server import ImageServer
 from sdp.kube.rayjob import Options, make_rayjob
 from sdp.storage import open_storage
 from tests.download_kit import plain_urls, write_urls
 from tests.kube_server import CORE, RAY, KubeServer, running
+from tests.misbehaving.server import ImageServer
 
 ROOT = Path(__file__).resolve().parents[2]
 START_S = 180.0

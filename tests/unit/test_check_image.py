@@ -19,8 +19,8 @@ from PIL import Image, ImageOps
 
 from sdp.datasets.outcomes import FAILED, FILTERED, WRITTEN
 from sdp.demo import shapes
-from sdp.demo.misbehave import huge_gif, huge_jpeg, huge_png
 from sdp.download.image import Checked, ImageRules, check
+from tests.misbehaving.bodies import huge_gif, huge_jpeg, huge_png
 
 SQUARE = ImageRules(size=64, crop=True)
 

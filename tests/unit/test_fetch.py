@@ -1,4 +1,4 @@
-"""Fetching, against the demo's server and everything that it can do wrong."""
+"""Fetching, against an image server and everything that it can do wrong."""
 
 import random
 import socket
@@ -13,14 +13,14 @@ import pycurl
 import pytest
 
 from sdp.datasets.outcomes import FAILED, FILTERED
-from sdp.demo import misbehave
-from sdp.demo.server import ImageServer
 from sdp.download import fetch as fetch_module
 from sdp.download.fetch import Fetched, Fetcher, FetchOptions, pause_s
 from sdp.download.memory import Buffer
 from sdp.download.politeness import HostLimits, LocalGate
 from sdp.download.transfer import retry_after_s
 from sdp.urls import parse
+from tests.misbehaving import behaviours
+from tests.misbehaving.server import ImageServer
 
 OPTIONS = FetchOptions(
     connections=32,
@@ -156,7 +156,7 @@ def test_everything_that_can_happen_is_tried_here() -> None:
     names = {query.partition("&")[0] for query in (*COMES, *FAILS)}
     # What comes whole from the server but is no good is the decoder's affair.
     decoders = {"gzip", "gzip-bomb", "html", "cut-image", "damage", "garbage", "huge-pixels"}
-    assert set(misbehave.KINDS) - names - decoders - {"mixture", "status"} == set()
+    assert set(behaviours.KINDS) - names - decoders - {"status"} == set()
 
 
 def test_an_image_that_comes_in_the_end_comes_whole(server: ImageServer) -> None:
