@@ -113,7 +113,7 @@ class FetchConfig(Section):
     user_agent: HeaderText = key("sdp (image dataset download)", "The User-Agent that servers are told.")
     respect_opt_out: bool = key(
         True,
-        "Leave out images whose server says noai, noimageai, noindex or noimageindex in X-Robots-Tag.",
+        "Leave out images whose server says noai, noimageai, noindex, noimageindex or noml in X-Robots-Tag.",
         shapes_output=True,
     )
     opt_out_agent: HeaderText = key(
