@@ -30,7 +30,7 @@ HEAD = struct.Struct("<Q")
 
 
 @dataclass(frozen=True, slots=True)
-class Orders:
+class DecoderSettings:
     """What a decoder is told once."""
 
     rules: ImageRules
@@ -44,10 +44,10 @@ def main() -> None:
     """Serve until the parent closes its end."""
     source, sink = os.fdopen(os.dup(0), "rb", buffering=0), os.dup(1)
     os.dup2(2, 1)  # whatever a library prints must not get between the answers
-    orders: Orders = pickle.loads(_read(source.fileno(), _number(source.fileno()) or 0))
+    settings: DecoderSettings = pickle.loads(_read(source.fileno(), _number(source.fileno()) or 0))
     Pillow.init()  # not with the memory of the first image that needs a further plugin, when no file can be opened
     AvifImagePlugin.DEFAULT_MAX_THREADS = 1  # and no thread be started
-    base = _address_space() + orders.memory_bytes
+    base = _address_space() + settings.memory_bytes
     if missing := confine():
         sys.stderr.write(f"sdp: this kernel confines decoders without {', '.join(missing)}\n")
     send(sink, [b"ready"])
@@ -56,11 +56,11 @@ def main() -> None:
         images = [_read(source.fileno(), _number(source.fileno()) or 0) for _ in range(count)]
         with _limited(base + sum(map(len, images))):
             for image in images:
-                _limit_cpu(orders.cpu_s)
+                _limit_cpu(settings.cpu_s)
                 checked = check(
                     image,
-                    orders.rules,
-                    lambda header: _limit_cpu(orders.cpu_s + header.width * header.height * _CPU_S_A_PIXEL),
+                    settings.rules,
+                    lambda header: _limit_cpu(settings.cpu_s + header.width * header.height * _CPU_S_A_PIXEL),
                 )
                 send(sink, [describe(checked)])
                 send(sink, [checked.data or b""])

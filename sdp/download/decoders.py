@@ -22,7 +22,7 @@ from typing import Generic, TypeVar
 
 import sdp
 from sdp.datasets.outcomes import FAILED
-from sdp.download.child import HEAD, Orders, described, send
+from sdp.download.child import HEAD, DecoderSettings, described, send
 from sdp.download.confine import hide
 from sdp.download.image import Checked
 from sdp.errors import SdpError
@@ -63,13 +63,13 @@ class Decoders(Generic[Token]):
 
     def __init__(
         self,
-        orders: Orders,
+        settings: DecoderSettings,
         count: int,
         deliver: Callable[[Token, Sequence[bytes], Checked], None],
         *,
         answer_s: float = 60.0,
     ) -> None:
-        self._orders, self._deliver, self._answer_s = orders, deliver, answer_s
+        self._settings, self._deliver, self._answer_s = settings, deliver, answer_s
         hide()
         self._tasks: deque[_Task[Token]] = deque()
         self._changed = threading.Condition()
@@ -103,7 +103,7 @@ class Decoders(Generic[Token]):
         try:
             while batch := self._next():
                 if child is None:
-                    child = _Child(self._orders)
+                    child = _Child(self._settings)
                 try:
                     self._work_off(batch, child)
                 except _Died as death:
@@ -159,7 +159,7 @@ class Decoders(Generic[Token]):
 class _Child:
     """One decoding process."""
 
-    def __init__(self, orders: Orders) -> None:
+    def __init__(self, settings: DecoderSettings) -> None:
         root = str(Path(sdp.__file__).resolve().parent.parent)
         path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
         one_thread = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
@@ -180,7 +180,7 @@ class _Child:
         self._poll = select.poll()
         self._poll.register(self._source, select.POLLIN)
         try:
-            send(self._sink, [pickle.dumps(orders, protocol=5)])
+            send(self._sink, [pickle.dumps(settings, protocol=5)])
             self._message(_START_S)  # that it is ready: a decoder that cannot start is no image's fault
         except (BrokenPipeError, _Died) as error:
             self.end()

@@ -13,12 +13,12 @@ from PIL import Image
 
 from sdp.datasets.outcomes import FAILED, WRITTEN
 from sdp.demo import shapes
-from sdp.download.child import Orders, describe, described
+from sdp.download.child import DecoderSettings, describe, described
 from sdp.download.decoders import Decoders
 from sdp.download.image import Checked, ImageRules, check
 from sdp.errors import SdpError
 
-ORDERS = Orders(ImageRules(size=32, tiff=True), memory_bytes=2_000_000_000)
+SETTINGS = DecoderSettings(ImageRules(size=32, tiff=True), memory_bytes=2_000_000_000)
 FORMATS: list[tuple[str, dict[str, object]]] = [
     ("JPEG", {}),
     ("PNG", {"compress_level": 1}),
@@ -113,9 +113,9 @@ class Results:
 
 @contextmanager
 def decoders(
-    results: Callable[..., None], count: int = 1, orders: Orders = ORDERS, **options: float
+    results: Callable[..., None], count: int = 1, settings: DecoderSettings = SETTINGS, **options: float
 ) -> Iterator[Decoders[int]]:
-    pool: Decoders[int] = Decoders(orders, count, results, **options)
+    pool: Decoders[int] = Decoders(settings, count, results, **options)
     try:
         yield pool
     finally:
@@ -162,7 +162,7 @@ def test_an_image_whose_decoder_dies_once_gets_another_chance() -> None:
 @pytest.mark.usefixtures("poisoned")
 def test_an_image_that_computes_for_too_long_is_refused_at_once() -> None:
     results = Results()
-    with decoders(results, orders=replace(ORDERS, cpu_s=1.0)) as pool:
+    with decoders(results, settings=replace(SETTINGS, cpu_s=1.0)) as pool:
         pool.put(0, [GOOD, b"BUSY"])
         pool.put(1, [GOOD])
         found = results.wait_for(2)
@@ -189,7 +189,7 @@ def test_a_confined_decoder_makes_of_an_image_what_any_process_makes_of_it(index
     results = Results()
     with decoders(results) as pool:
         pool.put(0, [data])
-        assert results.wait_for(1)[0] == check(data, ORDERS.rules)
+        assert results.wait_for(1)[0] == check(data, SETTINGS.rules)
 
 
 @pytest.mark.usefixtures("poisoned")
@@ -212,7 +212,7 @@ def test_what_there_is_no_memory_for_is_called_so_whatever_its_format() -> None:
         images.append(sink.getvalue())
     for memory_bytes, reason in ((3_000_000, "no_memory"), (4_000_000_000, None)):
         results = Results()
-        with decoders(results, orders=Orders(ImageRules(size=1100, tiff=True), memory_bytes)) as pool:
+        with decoders(results, settings=DecoderSettings(ImageRules(size=1100, tiff=True), memory_bytes)) as pool:
             for token, data in enumerate(images):
                 pool.put(token, [data])
             found = results.wait_for(len(images))
@@ -229,7 +229,7 @@ def test_decoders_that_cannot_start_are_an_error_and_no_images_fault(
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     results = Results()
-    pool: Decoders[int] = Decoders(ORDERS, 1, results)
+    pool: Decoders[int] = Decoders(SETTINGS, 1, results)
     pool.put(0, [GOOD])
     pool.join(30.0)
     pool.close()
