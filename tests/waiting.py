@@ -1,5 +1,6 @@
-"""Waiting for a condition, with a deadline."""
+"""Waiting for a condition, with a deadline: here, or in a thread while something else goes on."""
 
+import threading
 import time
 from collections.abc import Callable
 from typing import TypeVar
@@ -14,3 +15,12 @@ def until(condition: Callable[[], T], what: str, deadline_s: float = 120.0, ever
         assert time.monotonic() < deadline, f"not within {deadline_s:g} s: {what}"
         time.sleep(every_s)
     return answer
+
+
+def as_soon_as(condition: Callable[[], T], then: Callable[[T], object], deadline_s: float = 240.0) -> threading.Thread:
+    """Wait in a thread for a condition, and do something with its answer; return the thread, to be joined."""
+    thread = threading.Thread(
+        target=lambda: then(until(condition, f"what {then.__qualname__} waits for", deadline_s)), daemon=True
+    )
+    thread.start()
+    return thread

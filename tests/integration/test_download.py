@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-import ray
 from PIL import Image
 
 from sdp.datasets import runs
@@ -16,14 +15,14 @@ from sdp.demo import shapes
 from sdp.download import job
 from sdp.errors import DatasetError, SdpError
 from tests.download_kit import check_exactly_once, config_for, outcomes, plain_urls, write_urls
+from tests.local_ray import one_node
 from tests.misbehaving.server import ImageServer
 
 
 @pytest.fixture(scope="module", autouse=True)
 def local_ray() -> Iterator[None]:
-    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
-    yield
-    ray.shutdown()
+    with one_node(cpus=2):
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -95,14 +95,14 @@ class Limiter(Protocol):
 class Options:
     """The parameters of one request, checked against those of its kind."""
 
-    given: Mapping[str, list[str]]
+    values: Mapping[str, list[str]]
     defaults: Mapping[str, str]
 
     def text(self, name: str) -> str:
-        return self.given[name][-1] if name in self.given else self.defaults[name]
+        return self.values[name][-1] if name in self.values else self.defaults[name]
 
     def texts(self, name: str) -> list[str]:
-        return self.given.get(name) or [self.defaults[name]]
+        return self.values.get(name) or [self.defaults[name]]
 
     def count(self, name: str, least: int = 0, most: int = 1 << 60) -> int:
         text = self.text(name)
@@ -200,19 +200,19 @@ class Plan:
 
 def plan(query: str) -> Plan | None:
     """Parse a query; None if it asks for a plain answer. Raises BadRequest."""
-    given = parse_qs(query, keep_blank_values=True)
-    if "do" not in given:
+    values = parse_qs(query, keep_blank_values=True)
+    if "do" not in values:
         return None
-    name = given["do"][-1]
-    found = KINDS.get("status" if len(name) == 3 and name.isdigit() else name)
-    if found is None:
+    name = values["do"][-1]
+    kind = KINDS.get("status" if len(name) == 3 and name.isdigit() else name)
+    if kind is None:
         raise BadRequest(f"do: expected a status or one of {', '.join(KINDS)}, got {name[:100]!r}")
-    unknown = set(given) - set(found.defaults) - set(COMMON_PARAMETERS)
+    unknown = set(values) - set(kind.defaults) - set(COMMON_PARAMETERS)
     if unknown:
-        takes = ", ".join((*found.defaults, *COMMON_PARAMETERS[1:]))
+        takes = ", ".join((*kind.defaults, *COMMON_PARAMETERS[1:]))
         raise BadRequest(f"do={name} takes {takes}; got {', '.join(sorted(unknown))[:100]!r}")
-    options = Options(given, {**found.defaults, "times": "0"})
-    return Plan(name, found, options, options.count("times") if "times" in given else None)
+    options = Options(values, {**kind.defaults, "times": "0"})
+    return Plan(name, kind, options, options.count("times") if "times" in values else None)
 
 
 # The image comes.
@@ -302,11 +302,11 @@ async def _redirect(x: Exchange) -> None:
     status = int(x.options.choice("status", "301", "302", "303", "307", "308"))
     style = x.options.choice("style", "absolute", "network", "relative")
     hops, loop = x.options.count("hops"), x.options.choice("loop", "0", "1") == "1"
-    if "to" in x.options.given:
+    if "to" in x.options.values:
         to = _one_line(x.options.text("to"))
     else:
-        following = {key: values[-1] for key, values in x.options.given.items()} | {"hops": str(hops - 1)}
-        last = {"do": "plain"}  # a bare path might redirect again where the server has a mix of its own
+        following = {key: values[-1] for key, values in x.options.values.items()} | {"hops": str(hops - 1)}
+        last = {"do": "plain"}
         to = x.request.target if loop else f"{x.request.path}?{urlencode(following if hops > 1 else last)}"
         if style != "relative":
             to = (x.origin if style == "absolute" else x.origin.partition(":")[2]) + to

@@ -1,4 +1,4 @@
-"""What the image server saw, so that a test can say how polite its visitor was."""
+"""Counts of what the image server saw, by which a test judges how polite a client is."""
 
 import itertools
 import threading

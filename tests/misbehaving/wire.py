@@ -1,7 +1,7 @@
-"""HTTP/1.1 on one connection, with every byte in our hands: requests in, raw bytes out.
+"""HTTP/1.1 on one connection, down to its bytes: requests in, raw bytes out.
 
-A plain answer is written from `data_received` itself, without a task, so that it costs little; anything that
-takes its time is a coroutine in a task of its own, which ends when the client goes away or patience runs out.
+A plain answer is written from `data_received` itself, without a task, so that it is cheap. A slow one is a coroutine in
+a task of its own, which ends when the client leaves or its time is over.
 """
 
 import asyncio
@@ -61,7 +61,7 @@ def parse_head(head: str) -> Request:
     if not length.isascii() or not length.isdigit() or int(length) > MAX_HEAD:
         raise BadRequest(f"expected a Content-Length of at most {MAX_HEAD}, got {length[:100]!r}")
     path, _, query = target.partition("?")
-    wish = headers.get("connection", "").lower()
+    connection = headers.get("connection", "").lower()
     return Request(
         method,
         target,
@@ -69,7 +69,7 @@ def parse_head(head: str) -> Request:
         query,
         _without_port(headers.get("host", "")),
         headers.get("user-agent", ""),
-        wish != "close" if version == "HTTP/1.1" else wish == "keep-alive",
+        connection != "close" if version == "HTTP/1.1" else connection == "keep-alive",
         int(length),
     )
 
@@ -80,8 +80,8 @@ def response_head(status: int, *lines: str, keep_alive: bool = True) -> bytes:
         phrase = http.HTTPStatus(status).phrase
     except ValueError:
         phrase = "Unknown"
-    wish = "keep-alive" if keep_alive else "close"
-    return "\r\n".join((f"HTTP/1.1 {status} {phrase}", *lines, f"Connection: {wish}", "", "")).encode()
+    connection = "keep-alive" if keep_alive else "close"
+    return "\r\n".join((f"HTTP/1.1 {status} {phrase}", *lines, f"Connection: {connection}", "", "")).encode()
 
 
 def response(status: int, content_type: str, body: bytes, *, keep_alive: bool = True) -> bytes:
