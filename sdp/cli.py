@@ -299,9 +299,9 @@ def _submit_arguments(parser: Parser) -> None:
 
 
 def _submit(given: Arguments) -> int:
-    from sdp.kube.submit import Submission, submit, written
+    from sdp.kube.submit import Submission, dry_run, submit
 
-    wish = Submission(
+    submission = Submission(
         job=given.job,
         config=given.config,
         overrides=given.set,
@@ -310,9 +310,9 @@ def _submit(given: Arguments) -> int:
         follow=not given.no_follow,
     )
     if given.dry_run:
-        sys.stdout.write(written(wish, _say))
+        sys.stdout.write(dry_run(submission, _say))
         return 0
-    return submit(_api(given), wish, _say)
+    return submit(_api(given), submission, _say)
 
 
 def _status_arguments(parser: Parser) -> None:
@@ -373,7 +373,7 @@ def _doctor_arguments(parser: Parser) -> None:
 def _doctor(given: Arguments) -> int:
     from pathlib import Path
 
-    from sdp.kube.doctor import all_reduce, as_json, examine, summary
+    from sdp.kube.doctor import all_reduce, as_json, examine, totals
     from sdp.kube.site import Site, mounted_texts, read_manifests
 
     if given.all_reduce:
@@ -398,7 +398,7 @@ def _doctor(given: Arguments) -> int:
         findings.append(finding)
         if not given.json:
             print(finding, flush=True)
-    print(as_json(findings) if given.json else summary(findings))
+    print(as_json(findings) if given.json else totals(findings))
     return int(any(finding.state == "failed" for finding in findings))
 
 

@@ -13,6 +13,7 @@ import re
 import struct
 import warnings
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +30,8 @@ MAX_SCANS = 300
 """A progressive JPEG has about ten, any other at most four; one of thousands keeps a decoder busy for minutes."""
 FORMATS = ("PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF")
 """What Pillow may open besides JPEG; others (EPS, PDF, …) run interpreters or are no photographs."""
+WEB_FORMATS = tuple(name for name in FORMATS if name != "TIFF")
+"""Without the decoder that has had more holes than all others together."""
 
 _LINEAR_UNTIL = 2.0
 """Up to this reduction bilinear sampling is as near to Lanczos as an antialiased filter that costs several times more:
@@ -93,14 +96,14 @@ class Box:
     height: float
 
 
-def read_header(data: bytes | memoryview, max_pixels: int = MAX_PIXELS) -> Header:
+def read_header(data: bytes | memoryview, max_pixels: int = MAX_PIXELS, formats: Sequence[str] = FORMATS) -> Header:
     """Format and size, without decoding."""
     data = memoryview(data).cast("B")  # Arrow's buffers are of signed bytes, which decoders refuse
     if not len(data):
         raise ImageError("empty", "no bytes")
     if bytes(data[:3]) == b"\xff\xd8\xff":
         return _checked(_jpeg_header(data)[0], max_pixels)
-    with _opened(data, max_pixels) as picture:
+    with _opened(data, max_pixels, formats) as picture:
         return _checked(_header_of(picture), max_pixels)
 
 
@@ -258,6 +261,8 @@ def _check_png(data: bytes | memoryview) -> None:
                 raise _undecodable("PNG", error) from error
         ended = kind == b"IEND"
         at += 12 + length
+    if inflated <= expected:
+        inflated += len(inflate.flush())  # a few bytes that found no room in the last piece
     if not ended or inflated < expected:
         raise ImageError("undecodable", f"PNG: {inflated} of {expected} bytes of pixels{'' if ended else ', no end'}")
 
@@ -275,7 +280,7 @@ def _png_bytes(header: memoryview) -> int:
     return total
 
 
-def _opened(data: bytes | memoryview, max_pixels: int) -> Any:
+def _opened(data: bytes | memoryview, max_pixels: int, formats: Sequence[str] = FORMATS) -> Any:
     from PIL import Image as Pillow
     from PIL import UnidentifiedImageError
 
@@ -287,7 +292,7 @@ def _opened(data: bytes | memoryview, max_pixels: int) -> Any:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the size is checked against max_pixels, not Pillow's guess
-            return Pillow.open(io.BytesIO(data), formats=(*FORMATS, "JPEG"))
+            return Pillow.open(io.BytesIO(data), formats=(*formats, "JPEG"))
     except UnidentifiedImageError as error:
         raise ImageError("not_an_image", f"begins with {bytes(data[:8])!r}") from error
     except Pillow.DecompressionBombError as error:

@@ -42,7 +42,6 @@ GROUPS = {
         "configmaps",
         "serviceaccounts",
         "events",
-        "resourcequotas",
         "services",
         "namespaces",
     ],

@@ -1,52 +1,75 @@
 """The process that decodes: bytes in on one pipe, checked pictures out on the other.
 
 A decoder is a large body of C that reads what strangers wrote. If it crashes, hangs or eats all memory, this process
-dies, and its parent knows which image it was.
+dies, and its parent knows which image it was. If it is taken over, there is nothing to take: neither secrets in its
+environment nor files nor a network (see `confine`).
 """
 
 import json
+import math
 import os
 import pickle
 import resource
 import struct
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+from PIL import AvifImagePlugin
 from PIL import Image as Pillow
 
+from sdp.download.confine import confine
 from sdp.download.image import Checked, ImageRules, check
 
+_CPU_S_A_PIXEL = 0.25e-6
+"""Ten times what the slowest format takes."""
 HEAD = struct.Struct("<Q")
 
 
 @dataclass(frozen=True, slots=True)
-class Orders:
+class DecoderSettings:
     """What a decoder is told once."""
 
     rules: ImageRules
     memory_bytes: int
     """What one image may take, over its own bytes and what the process takes anyway."""
+    cpu_s: float = 5.0
+    """CPU seconds that an image may take, besides those for its pixels."""
 
 
 def main() -> None:
     """Serve until the parent closes its end."""
     source, sink = os.fdopen(os.dup(0), "rb", buffering=0), os.dup(1)
     os.dup2(2, 1)  # whatever a library prints must not get between the answers
-    orders: Orders = pickle.loads(_read(source.fileno(), _number(source.fileno()) or 0))
-    Pillow.init()  # not with the memory of the first image that needs a further plugin
-    base = _address_space() + orders.memory_bytes
+    settings: DecoderSettings = pickle.loads(_read(source.fileno(), _number(source.fileno()) or 0))
+    Pillow.init()  # not with the memory of the first image that needs a further plugin, when no file can be opened
+    AvifImagePlugin.DEFAULT_MAX_THREADS = 1  # and no thread be started
+    base = _address_space() + settings.memory_bytes
+    if missing := confine():
+        sys.stderr.write(f"sdp: this kernel confines decoders without {', '.join(missing)}\n")
     send(sink, [b"ready"])
     while (count := _number(source.fileno())) is not None:
         # All are read before the first answer is written, so that the two ends never wait for each other.
         images = [_read(source.fileno(), _number(source.fileno()) or 0) for _ in range(count)]
         with _limited(base + sum(map(len, images))):
             for image in images:
-                checked = check(image, orders.rules)
+                _limit_cpu(settings.cpu_s)
+                checked = check(
+                    image,
+                    settings.rules,
+                    lambda header: _limit_cpu(settings.cpu_s + header.width * header.height * _CPU_S_A_PIXEL),
+                )
                 send(sink, [describe(checked)])
                 send(sink, [checked.data or b""])
+
+
+def _limit_cpu(seconds: float) -> None:
+    """End this process when it has computed for so much longer."""
+    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(time.process_time() + seconds), hard))
 
 
 @contextmanager

@@ -10,35 +10,29 @@ import heapq
 import itertools
 import math
 import os
-import queue
 import random
 import select
-import socket
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-import certifi
 import pycurl
 
-from sdp.datasets.outcomes import FILTERED
+from sdp.config.download import FetchConfig
 from sdp.download import transfer
 from sdp.download.addresses import Networks
+from sdp.download.courier import Courier
 from sdp.download.memory import Buffer
-from sdp.download.politeness import Answer, Ask, Gate, SharedGate, Turnstile
-from sdp.download.robots import opt_out
+from sdp.download.politeness import Gate, SharedGate, Turnstile
+from sdp.download.slot import Slot
 from sdp.download.transfer import Failure
 from sdp.urls import BadUrl, Url, redirected
 
 Token = TypeVar("Token")
 
-_EXPECTED_BYTES = 1 << 20
-"""Reserved for a body whose length the server does not tell."""
-_ERROR_BODY = 64 << 10
-"""A longer page that comes with an error is not read to its end: a new connection is cheaper."""
 _TICK_S = 0.1
 _HEARTBEAT_S = 5.0
 """The longest silence towards shared budgets, which forget a worker after half a minute."""
@@ -48,32 +42,6 @@ _SERVED_HOSTS = 10_000
 _CLOSED_HOST_S = 300.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
 _JOIN_S = 30.0
-_HEADERS = ("Accept: image/jpeg,image/png,image/webp;q=0.9,image/*;q=0.8,*/*;q=0.5", "Accept-Encoding: identity")
-"""An encoding that a server chooses by itself is undone by the decoders: libcurl holds megabytes of a paused bomb."""
-_RECEIVE_BYTES = 64 << 10
-"""What libcurl reads at once, and so the most that it holds of a transfer that is paused."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FetchOptions:
-    """How images are fetched; see the configuration for what each is for."""
-
-    connections: int = 256
-    connect_timeout_s: float = 5.0
-    first_byte_timeout_s: float = 10.0
-    timeout_s: float = 60.0
-    retries: int = 2
-    longest_wait_s: float = 60.0
-    give_up_host_after: int = 20
-    max_bytes: int = 50_000_000
-    max_redirects: int = 5
-    user_agent: str = "sdp"
-    agent_token: str = "sdp"
-    respect_opt_out: bool = True
-    allow_networks: tuple[str, ...] = ()
-    use_proxy: bool = False
-    verify_tls: bool = True
-    ca_file: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,19 +78,21 @@ class Fetcher(Generic[Token]):
 
     def __init__(
         self,
-        options: FetchOptions,
+        options: FetchConfig,
+        give_up_host_after: int,
         gate: Gate,
         buffer: Buffer,
         deliver: Callable[[Fetched[Token]], None],
-        courier: "Courier | None" = None,
+        courier: Courier | None = None,
     ) -> None:
         """With a shared gate, `courier` carries its messages to the budgets and back."""
         self._options, self._gate, self._deliver, self._courier = options, gate, deliver, courier
+        self._give_up_host_after = give_up_host_after
         self._buffer = buffer
         self._buffer.on_release = self.wake
         if courier is not None:
             courier.on_answer = self.wake
-        self._networks = Networks(options.allow_networks)
+        self._networks = Networks(options.allowed_networks)
         self._turnstile: Turnstile[_Job[Token]] = Turnstile(gate)
         self._incoming: deque[_Job[Token]] = deque()
         self._later: list[tuple[float, int, _Job[Token]]] = []
@@ -190,12 +160,12 @@ class Fetcher(Generic[Token]):
         self._epoll.register(self._wake_fd, select.EPOLLIN)
         self._timer_at: float | None = None
         self._ticked_at = 0.0
-        self._paused: deque[_Slot] = deque()
+        self._paused: deque[Slot] = deque()
         self._slots = [
-            _Slot(self._options, self._networks, self._buffer, self._paused) for _ in range(self._options.connections)
+            Slot(self._options, self._networks, self._buffer, self._paused) for _ in range(self._options.connections)
         ]
         self._free = list(self._slots)
-        self._active: dict[Any, _Slot] = {}
+        self._active: dict[Any, Slot] = {}
 
     def _step(self) -> None:
         now = time.monotonic()
@@ -255,7 +225,7 @@ class Fetcher(Generic[Token]):
         while self._later and self._later[0][0] <= now:
             self._queue(heapq.heappop(self._later)[2], now, first=True)
 
-    def _correspond(self, courier: "Courier", now: float) -> None:
+    def _correspond(self, courier: Courier, now: float) -> None:
         """Hear what the shared budgets have answered, and ask again when it is time to."""
         gate = self._gate
         assert isinstance(gate, SharedGate)
@@ -326,7 +296,7 @@ class Fetcher(Generic[Token]):
             if failure is not None:
                 self._settle(slot, failure)
 
-    def _settle(self, slot: "_Slot", failure: Failure | None) -> None:
+    def _settle(self, slot: Slot, failure: Failure | None) -> None:
         """A request is over: deliver, follow, try again or give up."""
         now = time.monotonic()
         job: _Job[Token] = slot.job
@@ -380,7 +350,7 @@ class Fetcher(Generic[Token]):
         serves = now - self._served.get(host, -math.inf) < _SERVES_S
         if failure.unreachable or (failure.silent and not serves):
             self._strikes[host] += 1
-            if self._strikes[host] >= self._options.give_up_host_after:
+            if self._strikes[host] >= self._give_up_host_after:
                 del self._strikes[host]
                 self._close_host(host, now, f"given up after failures in a row, the last: {failure.detail}")
         if failure.reason == "http_status" and status in transfer.THROTTLING_STATUSES:
@@ -433,231 +403,7 @@ class Fetcher(Generic[Token]):
             self._epoll.close()
 
 
-class Courier:
-    """Carries the messages of a shared gate in a thread of its own, one at a time."""
-
-    def __init__(self, exchange: Callable[[Ask], Answer], every_s: float) -> None:
-        self._exchange, self._every_s = exchange, every_s
-        self.on_answer: Callable[[], None] = lambda: None
-        self._asks: queue.SimpleQueue[Ask | None] = queue.SimpleQueue()
-        self._answers: deque[tuple[Ask, Answer]] = deque()
-        self._under_way = False
-        self._sent_at = float("-inf")
-        self._thread = threading.Thread(target=self._run, name="sdp-courier", daemon=True)
-        self._thread.start()
-
-    def ready(self, now: float) -> bool:
-        return not self._under_way and now - self._sent_at >= self._every_s
-
-    def silent_s(self, now: float) -> float:
-        """Seconds since the last message."""
-        return now - self._sent_at
-
-    def send(self, ask: Ask, now: float) -> None:
-        self._under_way, self._sent_at = True, now
-        self._asks.put(ask)
-
-    def answers(self) -> Iterator[tuple[Ask, Answer]]:
-        while self._answers:
-            yield self._answers.popleft()
-
-    def close(self) -> None:
-        self._asks.put(None)
-        self._thread.join(_JOIN_S)
-
-    def _run(self) -> None:
-        while (ask := self._asks.get()) is not None:
-            self._answers.append((ask, self._exchange(ask)))
-            self._under_way = False
-            self.on_answer()
-
-
 def pause_s(attempts: int, retry_after: float | None) -> float:
     """Seconds before the next try: doubling, at random between half and all of it; not before the server's wish."""
     pause = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** max(0, attempts - 1)) * random.uniform(0.5, 1.0)
     return max(pause, retry_after or 0.0)
-
-
-@dataclass(slots=True, eq=False)
-class _Slot:
-    """A libcurl handle and the request that it is busy with."""
-
-    options: FetchOptions
-    networks: Networks
-    buffer: Buffer
-    waiting: "deque[_Slot]"
-    """Where those that wait for memory line up."""
-    curl: Any = field(init=False)
-    job: Any = None
-    pieces: list[bytes] = field(default_factory=list)
-    size: int = 0
-    reserved: int = 0
-    unbound: bool = False
-    """Whether it may go beyond the buffer's limit, as one transfer may when all wait."""
-    status: int = 0
-    length: int | None = None
-    location: str = ""
-    retry_after: float | None = None
-    opted_out: str | None = None
-    refused: str | None = None
-    too_big: bool = False
-    cut_short: bool = False
-    moved_at: float = 0.0
-    """When the last line of the head or piece of the body came."""
-    paused_at: float = 0.0
-    paused_s: float = 0.0
-    began_at: float = 0.0
-
-    def __post_init__(self) -> None:
-        self.open()
-
-    def open(self) -> None:
-        """Make a handle."""
-        options = self.options
-        curl = self.curl = pycurl.Curl()
-        curl.setopt(pycurl.NOSIGNAL, 1)
-        curl.setopt(pycurl.WRITEFUNCTION, self.write)
-        curl.setopt(pycurl.HEADERFUNCTION, self.header)
-        curl.setopt(pycurl.USERAGENT, options.user_agent)
-        curl.setopt(pycurl.HTTPHEADER, list(_HEADERS))
-        curl.setopt(pycurl.HTTP_VERSION, pycurl.CURL_HTTP_VERSION_1_1)
-        curl.setopt(pycurl.CONNECTTIMEOUT_MS, max(1, round(options.connect_timeout_s * 1000)))
-        curl.setopt(pycurl.DNS_CACHE_TIMEOUT, 600)
-        curl.setopt(pycurl.BUFFERSIZE, _RECEIVE_BYTES)
-        curl.setopt(pycurl.PROTOCOLS, pycurl.PROTO_HTTP | pycurl.PROTO_HTTPS)
-        curl.setopt(pycurl.MAXFILESIZE_LARGE, options.max_bytes)
-        curl.setopt(pycurl.FOLLOWLOCATION, 0)
-        if not options.use_proxy:
-            curl.setopt(pycurl.PROXY, "")
-            # With a proxy it is the proxy that is connected to, and that decides over addresses.
-            curl.setopt(pycurl.OPENSOCKETFUNCTION, self.open_socket)
-        curl.setopt(pycurl.CAINFO, os.fsencode(options.ca_file or certifi.where()))
-        if not options.verify_tls:
-            curl.setopt(pycurl.SSL_VERIFYPEER, 0)
-            curl.setopt(pycurl.SSL_VERIFYHOST, 0)
-
-    def begin(self, job: Any, now: float) -> None:
-        self.job, self.began_at, self.moved_at = job, now, now
-        self.curl.setopt(pycurl.URL, job.url.text)
-
-    def end(self) -> None:
-        """Be ready for the next request."""
-        self.job = None
-        self.pieces, self.size, self.reserved = [], 0, 0
-        self.status, self.length, self.location, self.retry_after = 0, None, "", None
-        self.opted_out = self.refused = None
-        self.unbound = self.too_big = self.cut_short = False
-        self.paused_at = self.paused_s = 0.0
-
-    def active_s(self, now: float) -> float:
-        paused = self.paused_s + (now - self.paused_at if self.paused_at else 0.0)
-        return max(0.0, now - self.began_at - paused)
-
-    def overdue(self, now: float) -> Failure | None:
-        """Why the request has lasted long enough, if it has. Making the connection has libcurl's deadline."""
-        options, active = self.options, self.active_s(now)
-        left = options.timeout_s - self.job.spent_s
-        if active <= left and now - self.moved_at <= options.first_byte_timeout_s:
-            return None
-        asked = self.curl.getinfo(pycurl.PRETRANSFER_TIME)
-        if active > left and not asked:
-            return Failure("connect", f"not connected after {active:.1f} s", retry=True)
-        if active > left:
-            return Failure("timeout", f"not whole after {options.timeout_s:g} s, {self.size} bytes", retry=True)
-        if not asked or now - max(self.moved_at, self.began_at + asked) <= options.first_byte_timeout_s:
-            return None
-        what = f"silent after {self.size} bytes" if self.moved_at > self.began_at else "no answer"
-        return Failure("timeout", f"{what} for {options.first_byte_timeout_s:g} s", retry=True)
-
-    def failure(self, code: int, message: str) -> Failure | None:
-        """What libcurl calls an error; None where it was ourselves who ended it."""
-        if self.refused is not None and code == pycurl.E_COULDNT_CONNECT:
-            return Failure("private_address", self.refused)
-        if self.opted_out or self.too_big or self.cut_short:
-            return None
-        if self.status >= 300 and code in (pycurl.E_FILESIZE_EXCEEDED, pycurl.E_PARTIAL_FILE, pycurl.E_RECV_ERROR):
-            return None
-        return transfer.of_curl(code, message, connected=self.curl.getinfo(pycurl.PRETRANSFER_TIME) > 0)
-
-    def verdict(self) -> Failure | None:
-        """What a completed answer means; None for an image, or a redirect."""
-        if self.status in transfer.REDIRECT_STATUSES:
-            return None if self.location else Failure("redirects", f"{self.status} without a Location")
-        if self.status != 200:
-            return transfer.of_status(self.status, self.retry_after)
-        if self.opted_out:
-            return Failure("opt_out", f"X-Robots-Tag: {self.opted_out}", FILTERED)
-        if self.too_big:
-            return Failure("too_big", f"more than {self.options.max_bytes} bytes")
-        return None if self.size else Failure("empty", "0 bytes")
-
-    def reserve(self) -> bool:
-        """Take room for as many bytes as are announced, or else for twice as many as there was room for.
-
-        What may still grow leaves room for the one transfer that goes on when all wait, so that the limit holds.
-        """
-        most = self.options.max_bytes
-        announced = self.length is not None and not self.reserved
-        wanted = most if self.unbound else max(1, self.length or self.reserved or _EXPECTED_BYTES)
-        wanted = min(wanted, most - self.reserved)
-        if not self.buffer.reserve(wanted, spare=0 if announced else most, beyond_limit=self.unbound):
-            return False
-        self.reserved += wanted
-        return True
-
-    def resume(self, now: float) -> None:
-        self.paused_s += now - self.paused_at
-        self.paused_at, self.moved_at = 0.0, now
-        self.curl.unpause()
-
-    # What libcurl calls.
-
-    def open_socket(self, purpose: int, address: Any) -> Any:  # noqa: ARG002 (pycurl's signature)
-        ip = str(address.addr[0])
-        if self.networks.refuses(ip):
-            self.refused = ip
-            return pycurl.SOCKET_BAD
-        try:
-            return socket.socket(address.family, address.socktype, address.protocol)
-        except OSError:  # no IPv6 here, or too many open files: libcurl reports that it could not connect
-            return pycurl.SOCKET_BAD
-
-    def header(self, line: bytes) -> None:
-        self.moved_at = time.monotonic()
-        if line.startswith(b"HTTP/"):
-            code = line.split(None, 2)[1:2]
-            self.status = int(code[0]) if code and code[0].isdigit() else 0
-            self.length, self.location, self.retry_after, self.opted_out = None, "", None, None
-            return
-        name, _, value = line.partition(b":")
-        name = name.lower()
-        if name == b"content-length":
-            self.length = min(int(value[:20]), self.options.max_bytes) if value.strip().isdigit() else None
-        elif name == b"location":
-            self.location = value.strip().decode("utf-8", "replace")
-        elif name == b"retry-after":
-            self.retry_after = transfer.retry_after_s(value.decode("latin-1"))
-        elif name == b"x-robots-tag" and self.options.respect_opt_out and self.status == 200:
-            # Of a redirect or an error page it says nothing about the image.
-            self.opted_out = self.opted_out or opt_out(value.decode("latin-1"), self.options.agent_token)
-
-    def write(self, piece: bytes) -> int | None:
-        self.moved_at = time.monotonic()
-        if self.opted_out:
-            return 0
-        if self.status != 200:
-            self.size += len(piece)
-            self.cut_short = self.size > _ERROR_BODY
-            return 0 if self.cut_short else None
-        size = self.size + len(piece)
-        if size > self.options.max_bytes:
-            self.too_big = True
-            return 0
-        if size > self.reserved and not ((self.unbound or not self.waiting) and self.reserve()):
-            self.paused_at = time.monotonic()
-            # Who has begun goes first: what is whole is soon given back.
-            (self.waiting.appendleft if self.reserved else self.waiting.append)(self)
-            return int(pycurl.WRITEFUNC_PAUSE)
-        self.size = size
-        self.pieces.append(piece)
-        return None

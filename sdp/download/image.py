@@ -4,6 +4,7 @@ import hashlib
 import io
 import math
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,7 +14,18 @@ import simplejpeg
 from PIL import Image as Pillow
 
 from sdp.datasets.outcomes import FAILED, FILTERED, WRITTEN
-from sdp.imaging import Header, Image, ImageError, Pixels, decode, has_room, lacks_memory, read_header
+from sdp.imaging import (
+    FORMATS,
+    WEB_FORMATS,
+    Header,
+    Image,
+    ImageError,
+    Pixels,
+    decode,
+    has_room,
+    lacks_memory,
+    read_header,
+)
 
 cv2.setNumThreads(1)  # there is a process for each core already
 
@@ -43,6 +55,7 @@ class ImageRules:
     quality: int = 95
     max_bytes: int = 50_000_000
     max_pixels: int = 100_000_000
+    tiff: bool = False
     least_side: int = 1
     """An image with a smaller side is no picture: a failure."""
     min_side: int | None = None
@@ -68,8 +81,11 @@ class Checked:
     """Of the bytes as they came."""
 
 
-def check(data: bytes | memoryview, rules: ImageRules) -> Checked:
-    """Decode, check and convert one image. Whatever the bytes are, it returns; it raises nothing."""
+def check(data: bytes | memoryview, rules: ImageRules, seen: Callable[[Header], None] = lambda _: None) -> Checked:
+    """Decode, check and convert one image. Whatever the bytes are, it returns; it raises nothing.
+
+    `seen` is called with the header, before anything is decoded.
+    """
     digest = hashlib.sha256(data).hexdigest()
     header: Header | None = None
     unpacked: bytes | None = None
@@ -77,7 +93,8 @@ def check(data: bytes | memoryview, rules: ImageRules) -> Checked:
         if bytes(data[:2]) == _GZIP:
             data = unpacked = _gunzipped(data, rules.max_bytes)
             digest = hashlib.sha256(data).hexdigest()
-        header = read_header(data, rules.max_pixels)
+        header = read_header(data, rules.max_pixels, FORMATS if rules.tiff else WEB_FORMATS)
+        seen(header)
         refused = _refused(header, rules)
         if refused is not None:
             outcome, reason = refused

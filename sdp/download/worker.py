@@ -10,13 +10,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from sdp.config.download import DownloadConfig
+from sdp.config.download import DownloadConfig, FetchConfig
 from sdp.datasets.outcomes import FILTERED, WRITTEN, Outcome
 from sdp.datasets.parts import PartInfo, read_info, write_part
-from sdp.download.child import Orders
+from sdp.download.child import DecoderSettings
+from sdp.download.courier import Courier
 from sdp.download.decoders import Decoders
-from sdp.download.fetch import Courier, Fetched, Fetcher, FetchOptions
-from sdp.download.figures import Figures, Host
+from sdp.download.fetch import Fetched, Fetcher
+from sdp.download.figures import DownloadFigures, Host
 from sdp.download.image import Checked, ImageRules
 from sdp.download.memory import Buffer
 from sdp.download.plan import Rules, Wanted, plan
@@ -33,12 +34,13 @@ _WRITE_PAUSE_S = 15.0
 
 
 @dataclass(frozen=True)
-class Settings:
+class WorkerSettings:
     """All that a worker is told; picklable."""
 
     output: Storage
     rules: Rules
-    fetch: FetchOptions
+    fetch: FetchConfig
+    give_up_host_after: int
     limits: HostLimits
     images: ImageRules
     decoders: int
@@ -52,12 +54,12 @@ class _Token(NamedTuple):
     attempts: int = 0
 
 
-class Worker:
+class DownloadWorker:
     """Makes parts; `make` may be called from several threads at once."""
 
     def __init__(
         self,
-        settings: Settings,
+        settings: WorkerSettings,
         *,
         name: str = "alone",
         exchange: Callable[[Ask], Answer] | None = None,
@@ -66,18 +68,20 @@ class Worker:
         """With `exchange` the hosts' budgets are kept elsewhere, for all workers together."""
         self._settings = settings
         self._lock = threading.Lock()
-        self._figures = Figures()
+        self._figures = DownloadFigures()
         self._closing = threading.Event()
         self._turn = threading.Lock()
-        orders = Orders(settings.images, settings.decoder_memory_bytes)
-        self._decoders: Decoders[_Token] = Decoders(orders, settings.decoders, self._decoded)
+        decoder_settings = DecoderSettings(settings.images, settings.decoder_memory_bytes)
+        self._decoders: Decoders[_Token] = Decoders(decoder_settings, settings.decoders, self._decoded)
         self._buffer = Buffer(settings.buffer_bytes)
         self._courier = None
         gate: LocalGate | SharedGate = LocalGate(settings.limits)
         if exchange is not None:
             gate = SharedGate(name, 2 * settings.fetch.connections)
             self._courier = Courier(exchange, exchange_every_s)
-        self._fetcher: Fetcher[_Token] = Fetcher(settings.fetch, gate, self._buffer, self._fetched, self._courier)
+        self._fetcher: Fetcher[_Token] = Fetcher(
+            settings.fetch, settings.give_up_host_after, gate, self._buffer, self._fetched, self._courier
+        )
 
     def make(self, task: UnitTask) -> PartInfo:
         """Fetch, check and write one unit. One that is there already is left as it is."""
@@ -99,10 +103,10 @@ class Worker:
             self._figures.stored_bytes += info.size
         return info
 
-    def figures(self) -> Figures:
+    def figures(self) -> DownloadFigures:
         """What has been done so far, without the hosts."""
         with self._lock:
-            total = Figures()
+            total = DownloadFigures()
             hosts, self._figures.hosts = self._figures.hosts, {}
             total.merge(self._figures)
             self._figures.hosts = hosts
@@ -199,30 +203,14 @@ class Worker:
             raise SdpError("the download worker is closing")
 
 
-def settings_of(config: DownloadConfig, output: Storage, rules: Rules, cpus: int) -> Settings:
+def worker_settings(config: DownloadConfig, output: Storage, rules: Rules, cpus: int) -> WorkerSettings:
     """A worker's settings out of the configuration."""
     fetch, image, hosts = config.fetch, config.image, config.hosts
-    return Settings(
+    return WorkerSettings(
         output=output,
         rules=rules,
-        fetch=FetchOptions(
-            connections=fetch.connections,
-            connect_timeout_s=fetch.connect_timeout_s,
-            first_byte_timeout_s=fetch.first_byte_timeout_s,
-            timeout_s=fetch.timeout_s,
-            retries=fetch.retries,
-            longest_wait_s=fetch.longest_wait_s,
-            give_up_host_after=hosts.give_up_after,
-            max_bytes=fetch.max_bytes,
-            max_redirects=fetch.max_redirects,
-            user_agent=fetch.user_agent,
-            agent_token=fetch.opt_out_agent,
-            respect_opt_out=fetch.respect_opt_out,
-            allow_networks=fetch.allowed_networks,
-            use_proxy=fetch.use_proxy,
-            verify_tls=fetch.verify_tls,
-            ca_file=fetch.ca_file,
-        ),
+        fetch=fetch,
+        give_up_host_after=hosts.give_up_after,
         limits=HostLimits(hosts.at_once, hosts.per_second),
         images=ImageRules(
             size=image.size,
@@ -232,6 +220,7 @@ def settings_of(config: DownloadConfig, output: Storage, rules: Rules, cpus: int
             quality=image.quality,
             max_bytes=fetch.max_bytes,
             max_pixels=image.max_pixels,
+            tiff=image.tiff,
             least_side=image.least_side,
             min_side=config.filters.min_side,
             max_aspect=config.filters.max_aspect,

@@ -15,9 +15,10 @@ FETCH_AND_DECODE = """
 import json, queue, sys
 import certifi
 import sdp
-from sdp.download.child import Orders
+from sdp.download.child import DecoderSettings
 from sdp.download.decoders import Decoders
-from sdp.download.fetch import Fetcher, FetchOptions
+from sdp.config.download import FetchConfig
+from sdp.download.fetch import Fetcher
 from sdp.download.image import ImageRules
 from sdp.download.memory import Buffer
 from sdp.download.politeness import HostLimits, LocalGate
@@ -25,12 +26,13 @@ from sdp.urls import parse
 
 urls = sys.argv[1:]
 outcomes = queue.Queue()
-decoders = Decoders(Orders(ImageRules(size=64), 1 << 32), 1, lambda token, data, checked: outcomes.put(checked.outcome))
+settings = DecoderSettings(ImageRules(size=64), 1 << 32)
+decoders = Decoders(settings, 1, lambda token, data, checked: outcomes.put(checked.outcome))
 
 def take(fetched):
     outcomes.put(str(fetched.failure)) if fetched.body is None else decoders.put(fetched.token, fetched.body)
 
-fetcher = Fetcher(FetchOptions(allow_networks=("127.0.0.0/8",)), LocalGate(HostLimits()), Buffer(1 << 28), take)
+fetcher = Fetcher(FetchConfig(allow_networks=("127.0.0.0/8",)), 20, LocalGate(HostLimits()), Buffer(1 << 28), take)
 fetcher.submit((number, parse(url)) for number, url in enumerate(urls))
 while fetcher.error is None and decoders.error is None and outcomes.qsize() < len(urls):
     fetcher._thread.join(0.05)

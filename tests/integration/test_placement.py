@@ -1,13 +1,10 @@
 """A cluster that starts from nothing: what workers get is in the configuration, not in what is alive."""
 
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-import ray
 from ray.cluster_utils import Cluster
 from ray.util import placement_group_table
 
@@ -15,7 +12,9 @@ from sdp import cluster
 from sdp.config import WorkersConfig
 from sdp.errors import UserError
 from sdp.train.job import TrainSummary, run
+from tests.local_ray import several_nodes
 from tests.training import config
+from tests.waiting import until
 
 DEADLINE_S = 240
 A100 = {"ray.io/accelerator-type": "A100"}
@@ -24,21 +23,8 @@ A100 = {"ray.io/accelerator-type": "A100"}
 @pytest.fixture(scope="module")
 def idle() -> Iterator[Cluster]:
     """A head without work and a node of CPUs: the groups with GPUs are at no pod."""
-    nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
-    nodes.add_node(num_cpus=2)
-    ray.init(address=nodes.address, log_to_driver=False)
-    nodes.wait_for_nodes()
-    yield nodes
-    ray.shutdown()
-    nodes.shutdown()
-
-
-def wait_for(condition: Callable[[], Any]) -> Any:
-    deadline, pause = time.monotonic() + DEADLINE_S, threading.Event()
-    while not (result := condition()):
-        assert time.monotonic() < deadline
-        pause.wait(0.1)
-    return result
+    with several_nodes({"num_cpus": 2}) as nodes:
+        yield nodes
 
 
 def bundles() -> list[dict[str, float]]:
@@ -52,7 +38,7 @@ def test_trainers_ask_for_a_gpu_each_though_no_node_has_one_yet(idle: Cluster, r
     summaries: list[TrainSummary] = []
     job = threading.Thread(target=lambda: summaries.append(run(how)), daemon=True)
     job.start()
-    assert [bundle.get("GPU") for bundle in wait_for(bundles)] == [1.0, 1.0]
+    assert [bundle.get("GPU") for bundle in until(bundles, "bundles are asked for")] == [1.0, 1.0]
     idle.add_node(num_cpus=2, num_gpus=2, labels=A100)
     job.join(DEADLINE_S)
     assert [summary.state.step for summary in summaries] == [2]

@@ -395,3 +395,9 @@ def test_a_jpeg_of_thousands_of_empty_scans_is_refused_whatever_its_kind(progres
     checked = check(data[:at] + scan * 12_000 + data[at:], ImageRules())
     assert checked.reason == "undecodable"
     assert "scans" in (checked.detail or "")
+
+
+def test_tiff_is_read_only_where_it_is_asked_for() -> None:
+    data = encoded(shapes.render(shapes.sample(3), (50, 40)), "TIFF")
+    assert check(data, ImageRules()).reason == "not_an_image"
+    assert check(data, ImageRules(tiff=True)).outcome == WRITTEN

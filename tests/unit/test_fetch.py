@@ -5,24 +5,25 @@ import socket
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pycurl
 import pytest
 
+from sdp.config.download import FetchConfig
 from sdp.datasets.outcomes import FAILED, FILTERED
-from sdp.download import fetch as fetch_module
-from sdp.download.fetch import Fetched, Fetcher, FetchOptions, pause_s
+from sdp.download.fetch import Fetched, Fetcher, pause_s
 from sdp.download.memory import Buffer
 from sdp.download.politeness import HostLimits, LocalGate
+from sdp.download.slot import Slot
 from sdp.download.transfer import retry_after_s
 from sdp.urls import parse
 from tests.misbehaving import behaviours
 from tests.misbehaving.server import ImageServer
 
-OPTIONS = FetchOptions(
+OPTIONS = FetchConfig(
     connections=32,
     connect_timeout_s=1.0,
     first_byte_timeout_s=0.6,
@@ -33,6 +34,10 @@ OPTIONS = FetchOptions(
     allow_networks=("127.0.0.0/8",),
 )
 IMAGES = 40
+
+
+def replace(options: FetchConfig, **changes: object) -> FetchConfig:
+    return options.model_copy(update=changes)
 
 
 @pytest.fixture(scope="module")
@@ -76,12 +81,16 @@ class Basket:
 
 
 def fetch(
-    urls: Sequence[str], options: FetchOptions = OPTIONS, limits: HostLimits | None = None, buffer_bytes: int = 1 << 28
+    urls: Sequence[str],
+    options: FetchConfig = OPTIONS,
+    limits: HostLimits | None = None,
+    buffer_bytes: int = 1 << 28,
+    give_up_host_after: int = 20,
 ) -> list[Fetched[int]]:
     """Fetch some URLs at once; the results in their order."""
     basket = Basket(Buffer(buffer_bytes))
     gate = LocalGate(limits or HostLimits(at_once=1000))
-    fetcher: Fetcher[int] = Fetcher(options, gate, basket.buffer, basket)
+    fetcher: Fetcher[int] = Fetcher(options, give_up_host_after, gate, basket.buffer, basket)
     try:
         fetcher.submit((number, parse(url)) for number, url in enumerate(urls))
         found = basket.wait_for(len(urls))
@@ -250,7 +259,7 @@ def test_a_proxy_of_the_environment_is_not_asked(server: ImageServer, monkeypatc
 def test_an_opt_out_is_honoured_before_the_image_is_read(
     server: ImageServer, values: list[str], agent: str, reason: str | None
 ) -> None:
-    (fetched,) = fetch([server.image_url(1, "robots", value=values)], replace(OPTIONS, agent_token=agent))
+    (fetched,) = fetch([server.image_url(1, "robots", value=values)], replace(OPTIONS, opt_out_agent=agent))
     if reason is None:
         body(fetched)
         return
@@ -337,7 +346,7 @@ def test_a_host_that_wants_too_long_a_pause_is_left_alone(server: ImageServer) -
 
 def test_a_host_that_is_not_there_is_given_up(server: ImageServer) -> None:
     urls = [f"{server.refused_url}/images/{index}.jpg" for index in range(300)]
-    found = fetch(urls, replace(OPTIONS, give_up_host_after=10, connections=4, retries=0))
+    found = fetch(urls, replace(OPTIONS, connections=4, retries=0), give_up_host_after=10)
     assert {each.failure and each.failure.reason for each in found if each.attempts} == {"connect"}
     assert {each.failure and each.failure.reason for each in found if not each.attempts} == {"not_asked"}
     tried = sum(each.attempts for each in found)
@@ -347,14 +356,14 @@ def test_a_host_that_is_not_there_is_given_up(server: ImageServer) -> None:
 
 def test_a_host_with_some_failures_is_not_given_up(server: ImageServer) -> None:
     urls = [server.image_url(index, "stall" if index % 2 else "") for index in range(40)]
-    found = fetch(urls, replace(OPTIONS, give_up_host_after=3, connections=40, retries=0))
+    found = fetch(urls, replace(OPTIONS, connections=40, retries=0), give_up_host_after=3)
     assert all((each.failure is None) == (each.token % 2 == 0) for each in found)
 
 
 def test_images_that_stall_in_a_row_do_not_condemn_a_host_that_serves(server: ImageServer) -> None:
     urls = [server.image_url(index, "" if index < 4 else "stall") for index in range(24)]
     urls += [server.image_url(index) for index in range(30, 40)]
-    found = fetch(urls, replace(OPTIONS, give_up_host_after=3, connections=4, retries=0))
+    found = fetch(urls, replace(OPTIONS, connections=4, retries=0), give_up_host_after=3)
     served = {each.token for each in found if each.failure is None}
     assert served == {*range(4), *range(24, 34)}
     assert all(each.attempts == 1 for each in found)
@@ -362,7 +371,7 @@ def test_images_that_stall_in_a_row_do_not_condemn_a_host_that_serves(server: Im
 
 def test_a_host_that_answers_nothing_is_given_up(server: ImageServer) -> None:
     urls = [server.image_url(index, "stall") for index in range(40)]
-    found = fetch(urls, replace(OPTIONS, give_up_host_after=3, connections=4, retries=0))
+    found = fetch(urls, replace(OPTIONS, connections=4, retries=0), give_up_host_after=3)
     assert sum(each.attempts for each in found) < 10
     assert {each.failure and each.failure.reason for each in found if each.attempts} == {"timeout"}
     assert {each.failure and each.failure.reason for each in found if not each.attempts} == {"not_asked"}
@@ -387,7 +396,7 @@ def test_an_absurd_retry_after_is_not_believed(server: ImageServer, after: str) 
 def test_only_so_many_bytes_are_held_and_everything_still_comes(server: ImageServer) -> None:
     basket = Basket(Buffer(400_000), release=False)
     fetcher: Fetcher[int] = Fetcher(
-        replace(OPTIONS, timeout_s=3.0), LocalGate(HostLimits(at_once=100)), basket.buffer, basket
+        replace(OPTIONS, timeout_s=3.0), 20, LocalGate(HostLimits(at_once=100)), basket.buffer, basket
     )
     try:
         fetcher.submit((index, parse(server.image_url(index))) for index in range(40))
@@ -408,14 +417,14 @@ def test_only_so_many_bytes_are_held_and_everything_still_comes(server: ImageSer
 def test_a_transfer_that_fails_when_it_goes_on_after_a_pause_fails_alone(
     server: ImageServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    resume = fetch_module._Slot.resume
+    resume = Slot.resume
 
     def refuse(slot: Any, now: float) -> None:
         resume(slot, now)
         if slot.job.token % 2:
             raise pycurl.error(pycurl.E_FILESIZE_EXCEEDED, "Maximum file size exceeded")
 
-    monkeypatch.setattr(fetch_module._Slot, "resume", refuse)
+    monkeypatch.setattr(Slot, "resume", refuse)
     patient = replace(OPTIONS, timeout_s=30.0, first_byte_timeout_s=30.0)
     found = fetch([server.image_url(index) for index in range(24)], patient, buffer_bytes=1)
     assert {each.failure and each.failure.reason for each in found[1::2]} == {"too_big"}
@@ -437,7 +446,7 @@ class Clumsy(Fetcher[int]):
 def test_what_libcurl_drops_is_fetched_again_and_the_thread_goes_on(server: ImageServer) -> None:
     basket = Basket(Buffer(1 << 28))
     options = replace(OPTIONS, retries=3, timeout_s=20.0, connections=8)
-    fetcher = Clumsy(options, LocalGate(HostLimits(at_once=100)), basket.buffer, basket)
+    fetcher = Clumsy(options, 20, LocalGate(HostLimits(at_once=100)), basket.buffer, basket)
     try:
         fetcher.submit((index, parse(server.image_url(index))) for index in range(40))
         found = basket.wait_for(40)
@@ -451,7 +460,7 @@ def test_what_libcurl_drops_is_fetched_again_and_the_thread_goes_on(server: Imag
 
 def test_time_spent_waiting_for_memory_is_not_the_servers_fault(server: ImageServer) -> None:
     basket = Basket(Buffer(1), release=False)
-    fetcher: Fetcher[int] = Fetcher(OPTIONS, LocalGate(HostLimits(at_once=100)), basket.buffer, basket)
+    fetcher: Fetcher[int] = Fetcher(OPTIONS, 20, LocalGate(HostLimits(at_once=100)), basket.buffer, basket)
     try:
         fetcher.submit((index, parse(server.image_url(index))) for index in range(2))
         first = basket.wait_for(1)[0]
@@ -464,7 +473,7 @@ def test_time_spent_waiting_for_memory_is_not_the_servers_fault(server: ImageSer
 
 def test_closing_while_requests_are_under_way_takes_no_time(server: ImageServer) -> None:
     basket = Basket(Buffer(1 << 20))
-    fetcher: Fetcher[int] = Fetcher(OPTIONS, LocalGate(HostLimits(at_once=100)), basket.buffer, basket)
+    fetcher: Fetcher[int] = Fetcher(OPTIONS, 20, LocalGate(HostLimits(at_once=100)), basket.buffer, basket)
     fetcher.submit((index, parse(server.image_url(index, "stall"))) for index in range(10))
     server.wait_for(lambda stats: stats.in_flight == 10)
     began = time.monotonic()
@@ -476,7 +485,7 @@ def test_closing_while_requests_are_under_way_takes_no_time(server: ImageServer)
 def test_the_next_unit_is_asked_for_when_there_is_no_more_to_begin(server: ImageServer) -> None:
     basket = Basket(Buffer(1 << 28))
     fetcher: Fetcher[int] = Fetcher(
-        replace(OPTIONS, connections=4), LocalGate(HostLimits(at_once=100)), basket.buffer, basket
+        replace(OPTIONS, connections=4), 20, LocalGate(HostLimits(at_once=100)), basket.buffer, basket
     )
     try:
         fetcher.wait_until_hungry()

@@ -14,7 +14,8 @@ BODY, LIMIT = 12_000_000, 60_000_000
 
 FETCH = """
 import json, sys, threading
-from sdp.download.fetch import Fetcher, FetchOptions
+from sdp.config.download import FetchConfig
+from sdp.download.fetch import Fetcher
 from sdp.download.memory import Buffer
 from sdp.download.politeness import HostLimits, LocalGate
 from sdp.urls import parse
@@ -31,9 +32,9 @@ def take(fetched):
     if len(ended) == len(urls):
         done.set()
 
-options = FetchOptions(allow_networks=("127.0.0.0/8",), max_bytes=most, timeout_s=200.0, first_byte_timeout_s=100.0)
+options = FetchConfig(allow_networks=("127.0.0.0/8",), max_bytes=most, timeout_s=200.0, first_byte_timeout_s=100.0)
 before = peak()
-fetcher = Fetcher(options, LocalGate(HostLimits(at_once=100)), buffer, take)
+fetcher = Fetcher(options, 20, LocalGate(HostLimits(at_once=100)), buffer, take)
 fetcher.submit((number, parse(url)) for number, url in enumerate(urls))
 came = done.wait(300)
 fetcher.close()

@@ -111,3 +111,8 @@ def test_pixels_beyond_those_of_the_header_cost_nothing() -> None:
     began = time.process_time()
     zlib.decompress(packed)
     assert small < 0.2 * (time.process_time() - began)
+
+
+@pytest.mark.parametrize("rows", range(1024, 1029))
+def test_pixels_that_inflate_in_several_steps_are_all_counted(rows: int) -> None:
+    assert decode(png(np.zeros((rows, 341, 3), np.uint8))).height == rows  # 1024 bytes a row, 1 MiB a step
