@@ -42,7 +42,8 @@ def parse(kind: type[T], data: bytes | Mapping[str, Any]) -> T:
     """Return the record of this dataclass that JSON holds, without the fields that only a newer sdp knows."""
     try:
         text = data if isinstance(data, bytes) else json.dumps(data)
-        return _adapter(kind).validate_json(text, strict=True)
+        record: T = _adapter(kind).validate_json(text, strict=True)  # type: ignore[arg-type]  # classes are hashable
+        return record
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
     path = ".".join(map(str, problem["loc"])) or "the whole of it"
@@ -65,5 +66,5 @@ def reading(where: str, hint: str) -> Iterator[None]:
 
 
 @cache
-def _adapter(kind: type[T]) -> TypeAdapter[T]:
+def _adapter(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(kind)

@@ -33,4 +33,7 @@ def evaluated(evaluation: Storage) -> str | None:
         result = parse(_Result, read_json(evaluation, RESULT))
     except BadRecord as error:
         raise DatasetError(f"{evaluation.uri_of(RESULT)}: {error}; evaluate again") from error
-    return (result.generated and result.generated.uri) or (result.loss and result.loss.run)
+    for uri in (result.generated.uri if result.generated else None, result.loss.run if result.loss else None):
+        if uri is not None:
+            return uri
+    return None

@@ -7,8 +7,8 @@ from typing import Any
 from sdp import charts
 from sdp.charts import Line
 from sdp.console import counted
-from sdp.datasets.fields import reading
 from sdp.datasets.output import read_json
+from sdp.datasets.records import reading
 from sdp.evaluate.layout import RESULT
 from sdp.report.page import Block, Drawing, Folded, Section, Table, listing
 from sdp.storage import Storage

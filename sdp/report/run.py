@@ -10,8 +10,8 @@ from sdp import charts
 from sdp.charts import Line
 from sdp.console import counted, duration, size
 from sdp.datasets.audit import RUN
-from sdp.datasets.fields import reading
 from sdp.datasets.output import read_json
+from sdp.datasets.records import reading
 from sdp.errors import DatasetError, NotFound
 from sdp.model.checkpoints import PHASES
 from sdp.report.inspect import TROUBLE, Run, describe_run

@@ -308,7 +308,7 @@ def test_a_dataset_s_section_tells_how_fast_it_was_made_and_where_the_time_went(
     tables = {block.title: block for block in section.blocks if isinstance(block, page.Table)}
     assert [row[3:5] for row in tables["Its runs"].rows] == [(20, 5.0), (20, 3.33)]
     notes = [str(row[0]) for row in tables["Notes"].rows]
-    assert "_runs/000009.json: a damaged record of a run (format: missing); delete it" in notes[0]
+    assert "_runs/000009.json: a damaged record of a run (job: missing); delete it" in notes[0]
     assert notes[1].startswith("2 of the rows were worked off by runs that were broken off")
     assert section.good
 
