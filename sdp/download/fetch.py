@@ -86,7 +86,7 @@ class Fetcher(Generic[Token]):
         courier: Courier | None = None,
     ) -> None:
         """With a shared gate, `courier` carries its messages to the budgets and back."""
-        self._options, self._gate, self._deliver, self._courier = options, gate, deliver, courier
+        self._fetch, self._gate, self._deliver, self._courier = options, gate, deliver, courier
         self._give_up_host_after = give_up_host_after
         self._buffer = buffer
         self._buffer.on_release = self.wake
@@ -153,7 +153,7 @@ class Fetcher(Generic[Token]):
 
     def _open(self) -> None:
         self._multi = pycurl.CurlMulti()
-        self._multi.setopt(pycurl.M_MAXCONNECTS, self._options.connections + 16)
+        self._multi.setopt(pycurl.M_MAXCONNECTS, self._fetch.connections + 16)
         self._multi.setopt(pycurl.M_SOCKETFUNCTION, self._watch)
         self._multi.setopt(pycurl.M_TIMERFUNCTION, self._set_timer)
         self._epoll = select.epoll()
@@ -162,7 +162,7 @@ class Fetcher(Generic[Token]):
         self._ticked_at = 0.0
         self._paused: deque[Slot] = deque()
         self._slots = [
-            Slot(self._options, self._networks, self._buffer, self._paused) for _ in range(self._options.connections)
+            Slot(self._fetch, self._networks, self._buffer, self._paused) for _ in range(self._fetch.connections)
         ]
         self._free = list(self._slots)
         self._active: dict[Any, Slot] = {}
@@ -331,8 +331,8 @@ class Fetcher(Generic[Token]):
             self._reconsider(job, failure, status, now)
 
     def _follow(self, job: _Job[Token], location: str, now: float) -> None:
-        if job.hops >= self._options.max_redirects:
-            self._fail(job, Failure("redirects", f"more than {self._options.max_redirects}"))
+        if job.hops >= self._fetch.max_redirects:
+            self._fail(job, Failure("redirects", f"more than {self._fetch.max_redirects}"))
             return
         try:
             job.url = redirected(job.url, location)
@@ -355,16 +355,16 @@ class Fetcher(Generic[Token]):
                 self._close_host(host, now, f"given up after failures in a row, the last: {failure.detail}")
         if failure.reason == "http_status" and status in transfer.THROTTLING_STATUSES:
             wait = failure.retry_after
-            if wait is not None and wait > self._options.longest_wait_s:
+            if wait is not None and wait > self._fetch.longest_wait_s:
                 self._close_host(host, now, f"it answered {failure.detail}", min(wait, _CLOSED_HOST_S * 12))
             else:
                 self._turnstile.throttle(host, now, wait)
         pause = pause_s(job.attempts, failure.retry_after)
         hopeless = (
             not failure.retry
-            or job.attempts > self._options.retries
-            or pause > self._options.longest_wait_s
-            or job.spent_s >= self._options.timeout_s
+            or job.attempts > self._fetch.retries
+            or pause > self._fetch.longest_wait_s
+            or job.spent_s >= self._fetch.timeout_s
         )
         if hopeless:
             self._fail(job, failure)
