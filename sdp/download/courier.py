@@ -1,4 +1,4 @@
-"""The way from a worker's shared gate to the hosts' budgets, and back."""
+"""The messages between a worker's gate and the budgets that all workers share."""
 
 import queue
 import threading
@@ -11,7 +11,7 @@ _JOIN_S = 30.0
 
 
 class Courier:
-    """Carries the messages of a shared gate in a thread of its own, one at a time."""
+    """A thread that carries a gate's messages to the budgets and back, one at a time."""
 
     def __init__(self, exchange: Callable[[Ask], Answer], every_s: float) -> None:
         self._exchange, self._every_s = exchange, every_s
@@ -27,7 +27,7 @@ class Courier:
         return not self._under_way and now - self._sent_at >= self._every_s
 
     def silent_s(self, now: float) -> float:
-        """Seconds since the last message."""
+        """Return the seconds since the last message."""
         return now - self._sent_at
 
     def send(self, ask: Ask, now: float) -> None:

@@ -36,15 +36,15 @@ _START_S = 120.0
 _STOP_S = 5.0
 _TRIES = 2
 _ENVIRONMENT = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PYTHONHOME")
-"""What a decoder inherits: all that Python needs to start, and no secret."""
+"""What a decoder inherits: what Python needs to start, and no secret."""
 
 
 class _Died(Exception):
-    """The decoder ended, or had to be ended."""
+    """The decoder ended or was ended."""
 
 
 class _TookTooLong(_Died):
-    """It used up its CPU time, which another try would not change."""
+    """The decoder used up its CPU time; another try would, too."""
 
 
 @dataclass(slots=True)
@@ -59,7 +59,7 @@ class _Task(Generic[Token]):
 
 
 class Decoders(Generic[Token]):
-    """A queue of images, and `count` processes that work it off."""
+    """A queue of images and the `count` processes that decode them."""
 
     def __init__(
         self,
@@ -81,13 +81,13 @@ class Decoders(Generic[Token]):
             thread.start()
 
     def put(self, token: Token, data: Sequence[bytes]) -> None:
-        """Check an image, given in pieces; `deliver` is called with what became of it, from another thread."""
+        """Queue an image, given in pieces; another thread calls `deliver` with the result."""
         with self._changed:
             self._tasks.append(_Task(token, data))
             self._changed.notify()
 
     def join(self, timeout_s: float) -> None:
-        """Wait for the threads to end, which they do by themselves only when something is broken."""
+        """Wait for the threads to end; by themselves they do so only after an error."""
         for thread in self._threads:
             thread.join(timeout_s)
 
@@ -117,7 +117,7 @@ class Decoders(Generic[Token]):
                 child.end()
 
     def _next(self) -> "deque[_Task[Token]]":
-        """The next few images; one that has killed a decoder comes alone. Empty when closing."""
+        """Return the next few images; one that has killed a decoder comes alone. Empty when closing."""
         with self._changed:
             while not self._tasks and not self._closing:
                 self._changed.wait()
@@ -141,7 +141,7 @@ class Decoders(Generic[Token]):
             self._deliver(task.token, task.data, checked)
 
     def _blame(self, batch: "deque[_Task[Token]]", death: _Died) -> None:
-        """The first image without an answer did it; the others go back into the queue."""
+        """Blame the first image without a result; put the others back into the queue."""
         culprit = batch.popleft()
         culprit.tries += 1
         hopeless = culprit.tries >= _TRIES or isinstance(death, _TookTooLong)
@@ -205,11 +205,11 @@ class _Child:
         length = HEAD.unpack(self._read(HEAD.size, deadline, within_s))[0]
         if length > _LARGEST_MESSAGE:
             self._process.kill()
-            raise _Died("said what makes no sense")
+            raise _Died("sent a malformed message")
         return self._read(length, deadline, within_s)
 
     def end(self) -> None:
-        """Close our end and see the process off."""
+        """Close our end and wait for the process to end."""
         for stream in (self._process.stdin, self._process.stdout):
             if stream is not None:
                 stream.close()
@@ -232,7 +232,7 @@ class _Child:
         return bytes(data)
 
     def _death(self) -> _Died:
-        """How the process ended, in words."""
+        """Return how the process ended."""
         try:
             code = self._process.wait(_STOP_S)
         except subprocess.TimeoutExpired:

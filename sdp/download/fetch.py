@@ -35,9 +35,9 @@ Token = TypeVar("Token")
 
 _TICK_S = 0.1
 _HEARTBEAT_S = 5.0
-"""The longest silence towards shared budgets, which forget a worker after half a minute."""
+"""The longest pause between messages to the shared budgets, which forget a worker after 30 s."""
 _SERVES_S = 60.0
-"""After an answer a host is not taken for dead, whatever else stalls, for so long."""
+"""For so long after a response a host counts as alive, whatever else stalls."""
 _SERVED_HOSTS = 10_000
 _CLOSED_HOST_S = 300.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
@@ -46,18 +46,18 @@ _JOIN_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Fetched(Generic[Token]):
-    """How the fetching of one image ended."""
+    """The result of fetching one image."""
 
     token: Token
     body: Sequence[bytes] | None
-    """In the pieces in which it came; None where it failed."""
+    """The pieces as they arrived; None for a failure."""
     size: int
-    """In bytes, to be given back to the buffer when the body is done with."""
+    """Bytes of the body; whoever is done with it releases as many to the buffer."""
     failure: Failure | None
     attempts: int
     host: str
     seconds: float
-    """Spent on requests, pauses in between not counted."""
+    """Time spent on requests, without the pauses between them."""
 
 
 @dataclass(slots=True)
@@ -68,7 +68,7 @@ class _Job(Generic[Token]):
     attempts: int = 0
     spent_s: float = 0.0
     following: bool = False
-    """On its way after a redirect, which is no new attempt."""
+    """Following a redirect, which is no new attempt."""
     failure: Failure | None = None
     """How the last attempt ended."""
 
@@ -86,7 +86,7 @@ class Fetcher(Generic[Token]):
         courier: Courier | None = None,
     ) -> None:
         """With a shared gate, `courier` carries its messages to the budgets and back."""
-        self._options, self._gate, self._deliver, self._courier = options, gate, deliver, courier
+        self._fetch, self._gate, self._deliver, self._courier = options, gate, deliver, courier
         self._give_up_host_after = give_up_host_after
         self._buffer = buffer
         self._buffer.on_release = self.wake
@@ -99,12 +99,12 @@ class Fetcher(Generic[Token]):
         self._serial = itertools.count()
         self._strikes: dict[str, int] = defaultdict(int)
         self._served: dict[str, float] = {}
-        """When each of the hosts that answered last has done so; the latest at the end."""
+        """When each host last responded; the latest at the end."""
         self._closed: dict[str, tuple[float, Failure]] = {}
         self._hungry = threading.Condition()
         self._closing = False
         self.error: BaseException | None = None
-        """Why fetching has stopped for good, if it has."""
+        """The error that has stopped fetching for good, if any."""
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._thread = threading.Thread(target=self._run, name="sdp-fetch", daemon=True)
         self._thread.start()
@@ -116,7 +116,7 @@ class Fetcher(Generic[Token]):
         self.wake()
 
     def wait_until_hungry(self, stop: Callable[[], bool] = lambda: False) -> None:
-        """Until there is less to do than connections to do it with."""
+        """Wait until there are fewer requests to start than free connections."""
         with self._hungry:
             while not (self._is_hungry() or self._closing or self.error or stop()):
                 self._hungry.wait(_TICK_S)
@@ -127,7 +127,7 @@ class Fetcher(Generic[Token]):
 
     @property
     def active(self) -> int:
-        """Requests under way."""
+        """The number of requests under way."""
         return len(self._active)
 
     def close(self) -> None:
@@ -153,7 +153,7 @@ class Fetcher(Generic[Token]):
 
     def _open(self) -> None:
         self._multi = pycurl.CurlMulti()
-        self._multi.setopt(pycurl.M_MAXCONNECTS, self._options.connections + 16)
+        self._multi.setopt(pycurl.M_MAXCONNECTS, self._fetch.connections + 16)
         self._multi.setopt(pycurl.M_SOCKETFUNCTION, self._watch)
         self._multi.setopt(pycurl.M_TIMERFUNCTION, self._set_timer)
         self._epoll = select.epoll()
@@ -162,7 +162,7 @@ class Fetcher(Generic[Token]):
         self._ticked_at = 0.0
         self._paused: deque[Slot] = deque()
         self._slots = [
-            Slot(self._options, self._networks, self._buffer, self._paused) for _ in range(self._options.connections)
+            Slot(self._fetch, self._networks, self._buffer, self._paused) for _ in range(self._fetch.connections)
         ]
         self._free = list(self._slots)
         self._active: dict[Any, Slot] = {}
@@ -190,16 +190,16 @@ class Fetcher(Generic[Token]):
             self._expire(now)
 
     def _act(self, fd: int, events: int) -> None:
-        """Let libcurl move its transfers."""
+        """Have libcurl handle an event."""
         try:
             self._multi.socket_action(fd, events)
         except pycurl.error as error:
-            # No transfer's own failure: libcurl takes new transfers again only when those under way are gone.
+            # The handle as a whole has failed: it accepts new transfers only once all others are removed.
             for slot in list(self._active.values()):
                 self._settle(slot, transfer.of_multi(error))
 
     def _patience(self, now: float) -> float:
-        """How long nothing can happen by itself."""
+        """Return the seconds until the next timer."""
         ends = [now + _TICK_S, self._timer_at, self._turnstile.next_at(), self._later[0][0] if self._later else None]
         return max(0.0, min(end for end in ends if end is not None) - now)
 
@@ -226,7 +226,7 @@ class Fetcher(Generic[Token]):
             self._queue(heapq.heappop(self._later)[2], now, first=True)
 
     def _correspond(self, courier: Courier, now: float) -> None:
-        """Hear what the shared budgets have answered, and ask again when it is time to."""
+        """Read the shared budgets' replies, and send the next request when it is due."""
         gate = self._gate
         assert isinstance(gate, SharedGate)
         for ask, answer in courier.answers():
@@ -264,7 +264,7 @@ class Fetcher(Generic[Token]):
         return not self._incoming and self._turnstile.runnable < max(1, len(getattr(self, "_free", ())))
 
     def _resume(self) -> None:
-        """Let transfers go on that wait for memory, first come first served; one of them may always go on."""
+        """Continue transfers that wait for memory, in order; one of them may always continue."""
         while self._paused:
             slot = self._paused[0]
             slot.unbound = self._all_wait()
@@ -273,15 +273,15 @@ class Fetcher(Generic[Token]):
             self._paused.popleft()
             try:
                 slot.resume(time.monotonic())
-            except pycurl.error as error:  # what libcurl held back ended the transfer
+            except pycurl.error as error:  # the data that libcurl held back ended the transfer
                 self._settle(slot, slot.failure(*error.args))
 
     def _all_wait(self) -> bool:
-        """Whether nothing will be given back by itself: all that is taken belongs to transfers that wait for more."""
+        """Return whether all memory in use belongs to transfers that wait for more, so that none will be freed."""
         return self._buffer.used == sum(slot.reserved for slot in self._paused)
 
     def _collect(self) -> None:
-        """Settle what libcurl has finished."""
+        """Settle the transfers that libcurl has finished."""
         more = 1
         while more:
             more, done, failed = self._multi.info_read()
@@ -297,7 +297,7 @@ class Fetcher(Generic[Token]):
                 self._settle(slot, failure)
 
     def _settle(self, slot: Slot, failure: Failure | None) -> None:
-        """A request is over: deliver, follow, try again or give up."""
+        """End a request: deliver its image, follow its redirect, retry it or record its failure."""
         now = time.monotonic()
         job: _Job[Token] = slot.job
         del self._active[slot.curl]
@@ -331,8 +331,8 @@ class Fetcher(Generic[Token]):
             self._reconsider(job, failure, status, now)
 
     def _follow(self, job: _Job[Token], location: str, now: float) -> None:
-        if job.hops >= self._options.max_redirects:
-            self._fail(job, Failure("redirects", f"more than {self._options.max_redirects}"))
+        if job.hops >= self._fetch.max_redirects:
+            self._fail(job, Failure("redirects", f"more than {self._fetch.max_redirects}"))
             return
         try:
             job.url = redirected(job.url, location)
@@ -344,7 +344,7 @@ class Fetcher(Generic[Token]):
         self._queue(job, now, first=True)
 
     def _reconsider(self, job: _Job[Token], failure: Failure, status: int, now: float) -> None:
-        """Another try, if that may help and there is time; otherwise it has failed."""
+        """Retry if that may help and there is time; otherwise record the failure."""
         host = job.url.host
         # A host that serves others meanwhile is there: it is these images that stall.
         serves = now - self._served.get(host, -math.inf) < _SERVES_S
@@ -355,16 +355,16 @@ class Fetcher(Generic[Token]):
                 self._close_host(host, now, f"given up after failures in a row, the last: {failure.detail}")
         if failure.reason == "http_status" and status in transfer.THROTTLING_STATUSES:
             wait = failure.retry_after
-            if wait is not None and wait > self._options.longest_wait_s:
+            if wait is not None and wait > self._fetch.longest_wait_s:
                 self._close_host(host, now, f"it answered {failure.detail}", min(wait, _CLOSED_HOST_S * 12))
             else:
                 self._turnstile.throttle(host, now, wait)
         pause = pause_s(job.attempts, failure.retry_after)
         hopeless = (
             not failure.retry
-            or job.attempts > self._options.retries
-            or pause > self._options.longest_wait_s
-            or job.spent_s >= self._options.timeout_s
+            or job.attempts > self._fetch.retries
+            or pause > self._fetch.longest_wait_s
+            or job.spent_s >= self._fetch.timeout_s
         )
         if hopeless:
             self._fail(job, failure)
@@ -379,14 +379,14 @@ class Fetcher(Generic[Token]):
             del self._served[next(iter(self._served))]
 
     def _close_host(self, host: str, now: float, why: str, for_s: float = _CLOSED_HOST_S) -> None:
-        """Ask a host no more for a while: what waits for it fails at once, and can be retried later."""
+        """Stop asking a host for a while; requests that wait for it fail at once and can be retried by a later run."""
         failure = Failure("not_asked", f"{host} is left alone for {for_s:.0f} s: {why}")
         self._closed[host] = (now + for_s, failure)
         for job in self._turnstile.drain(host):
             self._leave(job, failure)
 
     def _leave(self, job: _Job[Token], closed: Failure) -> None:
-        """An image of a host that is left alone. Of one that was asked for it tells how that ended."""
+        """Fail an image because its host is left alone; report how its last attempt ended, if there was one."""
         last = job.failure
         if last is not None:
             closed = Failure(last.reason, f"{last.detail}; not asked again: {closed.detail}")
@@ -404,6 +404,6 @@ class Fetcher(Generic[Token]):
 
 
 def pause_s(attempts: int, retry_after: float | None) -> float:
-    """Seconds before the next try: doubling, at random between half and all of it; not before the server's wish."""
+    """Return the seconds before the next attempt: doubling, randomly half to all of it, at least Retry-After."""
     pause = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** max(0, attempts - 1)) * random.uniform(0.5, 1.0)
     return max(pause, retry_after or 0.0)

@@ -1,4 +1,4 @@
-"""One of a fetcher's places: a libcurl handle, and the request that it is busy with."""
+"""One of a fetcher's connections: a libcurl handle and the request that it serves."""
 
 import os
 import socket
@@ -19,31 +19,31 @@ from sdp.download.robots import opt_out
 from sdp.download.transfer import Failure
 
 _EXPECTED_BYTES = 1 << 20
-"""Reserved for a body whose length the server does not tell."""
+"""Reserved for a body of unknown length."""
 _ERROR_BODY = 64 << 10
-"""A longer page that comes with an error is not read to its end: a new connection is cheaper."""
+"""A longer error page is not read to its end: a new connection is cheaper."""
 _HEADERS = ("Accept: image/jpeg,image/png,image/webp;q=0.9,image/*;q=0.8,*/*;q=0.5", "Accept-Encoding: identity")
-"""An encoding that a server chooses by itself is undone by the decoders: libcurl holds megabytes of a paused bomb."""
+"""Decoders undo a compression that a server applies unasked: of a paused transfer libcurl would hold megabytes."""
 _RECEIVE_BYTES = 64 << 10
-"""What libcurl reads at once, and so the most that it holds of a transfer that is paused."""
+"""What libcurl reads at once, and so the most that it holds of a paused transfer."""
 
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """A libcurl handle and the request that it is busy with."""
+    """A libcurl handle and the request that it serves."""
 
     options: FetchConfig
     networks: Networks
     buffer: Buffer
     waiting: "deque[Slot]"
-    """Where those that wait for memory line up."""
+    """The queue of slots that wait for memory."""
     curl: Any = field(init=False)
     job: Any = None
     pieces: list[bytes] = field(default_factory=list)
     size: int = 0
     reserved: int = 0
     unbound: bool = False
-    """Whether it may go beyond the buffer's limit, as one transfer may when all wait."""
+    """Whether this slot may exceed the buffer's limit, as one may when all wait."""
     status: int = 0
     length: int | None = None
     location: str = ""
@@ -53,7 +53,7 @@ class Slot:
     too_big: bool = False
     cut_short: bool = False
     moved_at: float = 0.0
-    """When the last line of the head or piece of the body came."""
+    """When the last header line or piece of the body arrived."""
     paused_at: float = 0.0
     paused_s: float = 0.0
     began_at: float = 0.0
@@ -62,7 +62,7 @@ class Slot:
         self.open()
 
     def open(self) -> None:
-        """Make a handle."""
+        """Create the handle."""
         options = self.options
         curl = self.curl = pycurl.Curl()
         curl.setopt(pycurl.NOSIGNAL, 1)
@@ -79,7 +79,7 @@ class Slot:
         curl.setopt(pycurl.FOLLOWLOCATION, 0)
         if not options.use_proxy:
             curl.setopt(pycurl.PROXY, "")
-            # With a proxy it is the proxy that is connected to, and that decides over addresses.
+            # A proxy is what we would connect to; it decides over addresses itself.
             curl.setopt(pycurl.OPENSOCKETFUNCTION, self.open_socket)
         curl.setopt(pycurl.CAINFO, os.fsencode(options.ca_file or certifi.where()))
         if not options.verify_tls:
@@ -91,7 +91,7 @@ class Slot:
         self.curl.setopt(pycurl.URL, job.url.text)
 
     def end(self) -> None:
-        """Be ready for the next request."""
+        """Reset the slot for the next request."""
         self.job = None
         self.pieces, self.size, self.reserved = [], 0, 0
         self.status, self.length, self.location, self.retry_after = 0, None, "", None
@@ -104,7 +104,7 @@ class Slot:
         return max(0.0, now - self.began_at - paused)
 
     def overdue(self, now: float) -> Failure | None:
-        """Why the request has lasted long enough, if it has. Making the connection has libcurl's deadline."""
+        """Return the deadline that the request has missed, if any; connecting has libcurl's own."""
         options, active = self.options, self.active_s(now)
         left = options.timeout_s - self.job.spent_s
         if active <= left and now - self.moved_at <= options.first_byte_timeout_s:
@@ -120,7 +120,7 @@ class Slot:
         return Failure("timeout", f"{what} for {options.first_byte_timeout_s:g} s", retry=True)
 
     def failure(self, code: int, message: str) -> Failure | None:
-        """What libcurl calls an error; None where it was ourselves who ended it."""
+        """Return the failure behind one of libcurl's errors; None where we ended the transfer ourselves."""
         if self.refused is not None and code == pycurl.E_COULDNT_CONNECT:
             return Failure("private_address", self.refused)
         if self.opted_out or self.too_big or self.cut_short:
@@ -130,7 +130,7 @@ class Slot:
         return transfer.of_curl(code, message, connected=self.curl.getinfo(pycurl.PRETRANSFER_TIME) > 0)
 
     def verdict(self) -> Failure | None:
-        """What a completed answer means; None for an image, or a redirect."""
+        """Return what is wrong with a complete response; None for an image or a redirect."""
         if self.status in transfer.REDIRECT_STATUSES:
             return None if self.location else Failure("redirects", f"{self.status} without a Location")
         if self.status != 200:
@@ -142,15 +142,17 @@ class Slot:
         return None if self.size else Failure("empty", "0 bytes")
 
     def reserve(self) -> bool:
-        """Take room for as many bytes as are announced, or else for twice as many as there was room for.
+        """Reserve the announced length, or else twice what was reserved before; False while there is no memory.
 
-        What may still grow leaves room for the one transfer that goes on when all wait, so that the limit holds.
+        A body of unknown length leaves room for the one transfer that continues when all wait, so the limit holds.
         """
-        most = self.options.max_bytes
-        announced = self.length is not None and not self.reserved
-        wanted = most if self.unbound else max(1, self.length or self.reserved or _EXPECTED_BYTES)
-        wanted = min(wanted, most - self.reserved)
-        if not self.buffer.reserve(wanted, spare=0 if announced else most, beyond_limit=self.unbound):
+        left = self.options.max_bytes - self.reserved
+        if self.length is not None and not self.reserved:
+            wanted, spare = max(1, self.length), 0
+        else:
+            wanted = left if self.unbound else min(left, self.reserved or _EXPECTED_BYTES)
+            spare = self.options.max_bytes
+        if not self.buffer.reserve(wanted, spare=spare, beyond_limit=self.unbound):
             return False
         self.reserved += wanted
         return True
@@ -160,7 +162,7 @@ class Slot:
         self.paused_at, self.moved_at = 0.0, now
         self.curl.unpause()
 
-    # What libcurl calls.
+    # Called by libcurl.
 
     def open_socket(self, purpose: int, address: Any) -> Any:  # noqa: ARG002 (pycurl's signature)
         ip = str(address.addr[0])
@@ -188,7 +190,7 @@ class Slot:
         elif name == b"retry-after":
             self.retry_after = transfer.retry_after_s(value.decode("latin-1"))
         elif name == b"x-robots-tag" and self.options.respect_opt_out and self.status == 200:
-            # Of a redirect or an error page it says nothing about the image.
+            # On a redirect or an error page it does not concern the image.
             self.opted_out = self.opted_out or opt_out(value.decode("latin-1"), self.options.opt_out_agent)
 
     def write(self, piece: bytes) -> int | None:
@@ -205,7 +207,7 @@ class Slot:
             return 0
         if size > self.reserved and not ((self.unbound or not self.waiting) and self.reserve()):
             self.paused_at = time.monotonic()
-            # Who has begun goes first: what is whole is soon given back.
+            # Transfers that have begun go first: a complete body soon frees its memory.
             (self.waiting.appendleft if self.reserved else self.waiting.append)(self)
             return int(pycurl.WRITEFUNC_PAUSE)
         self.size = size

@@ -1,4 +1,4 @@
-"""One process of a download: it takes units, fetches and checks their images, and writes their parts.
+"""One process of a download: takes units, fetches and checks their images, and writes their parts.
 
     fetcher (a thread) ── bytes ──> decoders (a process each) ── checked images ──> unit ── whole ──> part
 
@@ -35,7 +35,7 @@ _WRITE_PAUSE_S = 15.0
 
 @dataclass(frozen=True)
 class WorkerSettings:
-    """All that a worker is told; picklable."""
+    """The settings of one worker; picklable."""
 
     output: Storage
     rules: Rules
@@ -55,7 +55,7 @@ class _Token(NamedTuple):
 
 
 class DownloadWorker:
-    """Makes parts; `make` may be called from several threads at once."""
+    """A maker of parts; `make` may be called from several threads at once."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class DownloadWorker:
         exchange: Callable[[Ask], Answer] | None = None,
         exchange_every_s: float = 0.05,
     ) -> None:
-        """With `exchange` the hosts' budgets are kept elsewhere, for all workers together."""
+        """With `exchange`, all workers share the hosts' budgets, which are kept elsewhere."""
         self._settings = settings
         self._lock = threading.Lock()
         self._figures = DownloadFigures()
@@ -84,7 +84,7 @@ class DownloadWorker:
         )
 
     def make(self, task: UnitTask) -> PartInfo:
-        """Fetch, check and write one unit. One that is there already is left as it is."""
+        """Fetch, check and write one unit, unless its part exists."""
         output = self._settings.output
         if output.exists(task.work.name):
             return read_info(output, output.stat(task.work.name))
@@ -104,7 +104,7 @@ class DownloadWorker:
         return info
 
     def figures(self) -> DownloadFigures:
-        """What has been done so far, without the hosts."""
+        """Return the figures so far, without the hosts."""
         with self._lock:
             total = DownloadFigures()
             hosts, self._figures.hosts = self._figures.hosts, {}
@@ -113,7 +113,7 @@ class DownloadWorker:
             return total
 
     def take_hosts(self) -> dict[str, Host]:
-        """What the hosts were like since the last time."""
+        """Return the hosts' figures since the last call."""
         with self._lock:
             hosts, self._figures.hosts = self._figures.hosts, {}
             return hosts
@@ -173,7 +173,7 @@ class DownloadWorker:
         unit.settle(outcome, stored)
 
     def _write(self, unit: Unit) -> PartInfo:
-        """Publish the part. A store that is away for minutes costs minutes, not the unit."""
+        """Publish the part; retry for minutes while the store is away, rather than lose the unit."""
         task = unit.task
         for attempt in range(_WRITE_TRIES):
             try:
@@ -195,7 +195,7 @@ class DownloadWorker:
         return bool(self._fetcher.error or self._decoders.error or self._closing.is_set())
 
     def _check(self) -> None:
-        """Raise what has stopped the fetcher or the decoders."""
+        """Raise the error that has stopped the fetcher or the decoders."""
         for error in (self._fetcher.error, self._decoders.error):
             if error is not None:
                 raise SdpError(f"a download worker broke down ({type(error).__name__}: {error})") from error
@@ -204,7 +204,7 @@ class DownloadWorker:
 
 
 def worker_settings(config: DownloadConfig, output: Storage, rules: Rules, cpus: int) -> WorkerSettings:
-    """A worker's settings out of the configuration."""
+    """Return a worker's settings from the configuration."""
     fetch, image, hosts = config.fetch, config.image, config.hosts
     return WorkerSettings(
         output=output,

@@ -157,6 +157,7 @@ TROUBLE: dict[str, tuple[str, str | None]] = {
     "stall-body": (FAILED, "timeout"),
     "huge-pixels": (FAILED, "too_many_pixels"),
     "endless": (FAILED, "too_big"),
+    "gzip-bomb&bytes=100000000": (FAILED, "too_big"),
     "robots&value=noai": (FILTERED, "opt_out"),
 }
 
