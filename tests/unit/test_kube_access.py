@@ -8,10 +8,13 @@ from typing import Any
 
 import pytest
 import yaml
+from urllib3 import ProxyManager
+from urllib3.exceptions import HTTPError
 
 from sdp.errors import UserError
 from sdp.kube.access import access
 from sdp.kube.api import AlreadyThere, Api, Forbidden, Missing, NoSuchKind, Timing, Unreachable, explain
+from sdp.kube.forward import ForwardedPort
 
 CONFIG = {
     "apiVersion": "v1",
@@ -43,6 +46,18 @@ def test_a_context_is_a_server_a_namespace_and_credentials(kubeconfig: Path, mon
     assert (credentials["key"], credentials["value"]) == ("authorization", "Bearer not a secret")
     other = access("two", {"KUBECONFIG": os.pathsep.join(["/no/such/file", str(kubeconfig)])})
     assert (other.context, other.namespace) == ("two", "default")
+
+
+@pytest.mark.parametrize(("exempt", "proxied"), [("", True), ("::1", False), ("elsewhere.example", True)])
+def test_a_proxy_of_the_environment_is_used_unless_the_server_is_exempt(
+    kubeconfig: Path, monkeypatch: pytest.MonkeyPatch, exempt: str, *, proxied: bool
+) -> None:
+    for name in ("HTTPS_PROXY", "https_proxy"):
+        monkeypatch.setenv(name, "http://proxy.example:3128")
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.setenv(name, exempt)
+    api = Api(access(None, {"KUBECONFIG": str(kubeconfig)}))
+    assert isinstance(api._client.client.rest_client.pool_manager, ProxyManager) is proxied
 
 
 @pytest.mark.parametrize(
@@ -162,10 +177,6 @@ class BrokenWebSocket:
 
 @pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_forwarding_that_breaks_ends_the_request_at_once() -> None:
-    from urllib3.exceptions import HTTPError
-
-    from sdp.kube.forward import ForwardedPort
-
     websocket = BrokenWebSocket()
     with websocket.near, websocket.far:
         port = ForwardedPort(websocket, 8265)
