@@ -316,12 +316,8 @@ class StrategyConfig(Section):
     activation_checkpointing: bool = key(
         False, "Compute activations again in the backward pass instead of keeping them: less memory, more time."
     )
-    channels_last: bool = key(False, "Lay convolutions out channels last; ddp only.")
+    channels_last: bool = key(False, "Lay images out channels last; with ddp the convolutions' weights as well.")
     fp8: Fp8Config = key(Fp8Config, "The U-Net's linear layers in fp8.")
-
-    def contradictions(self) -> Iterable[Problem]:
-        if self.channels_last and self.kind == "fsdp":
-            yield Problem("channels_last", "false while kind is fsdp", "true", "FSDP2 refuses such parameters")
 
 
 class CheckpointConfig(Section):

@@ -29,7 +29,7 @@ from sdp.train.data.weights import row_weights
 from sdp.train.plan import DATASET_KINDS
 from sdp.train.run_folder import RunFolder
 from sdp.train.step import Conditioning, Objective
-from sdp.train.strategies import DTYPES, compile_blocks
+from sdp.train.strategies import DTYPES, channels_last, compile_blocks
 from sdp.train.trainer import Ingredients, Reader, Stop, Trainer
 from sdp.train.world import World
 
@@ -48,6 +48,7 @@ def assemble(
     `ask` is for mode online: it has a slice encoded somewhere else.
     """
     torch.set_float32_matmul_precision("high")
+    torch.backends.cudnn.benchmark = True  # shapes are constant: the fastest convolution is looked for once
     options = config.storage.options()
     model = resolve(config.model.source, storage=options)
     facts: dict[str, Any] = {"model": {"source": str(model.source), "digest": model.digest}}
@@ -145,7 +146,7 @@ def make_unet(config: TrainConfig, model: LocalModel, world: World) -> torch.nn.
     torch.manual_seed(config.seed)
     unet: Any = load.load_unet(model.path, pretrained=config.model.unet == "pretrained", device=world.device)
     if config.strategy.channels_last:
-        unet.to(memory_format=torch.channels_last)
+        channels_last(unet, weights=config.strategy.kind == "ddp")
     if config.strategy.fp8.enabled:
         fp8.convert(unet, config.strategy.fp8, config.data.resolution, world.device)
     if config.strategy.activation_checkpointing:
