@@ -106,12 +106,6 @@ def gpu_by_product(product: str) -> Gpu | None:
     return _BY_PRODUCT.get(_plain(product))
 
 
-def gpu_by_accelerator(accelerator: str) -> Gpu | None:
-    """The GPU of a Ray accelerator type; None where the type is unknown or could be several GPUs, as A100 could."""
-    found = gpus_by_accelerator(accelerator)
-    return found[0] if len(found) == 1 else None
-
-
 def gpus_by_accelerator(accelerator: str) -> tuple[Gpu, ...]:
     """Every GPU that a Ray accelerator type may stand for."""
     return tuple(gpu for gpu in _GPUS if accelerator in gpu.accelerators)

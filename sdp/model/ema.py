@@ -30,13 +30,6 @@ class Ema:
         """The average by parameter name; the tensors themselves, to be loaded into in place."""
         return dict(zip(self._names, self._average, strict=True))
 
-    @torch.no_grad()
-    def copy_to(self, model: nn.Module) -> None:
-        """Give the average to a model of the same architecture, which may be sharded otherwise or not at all."""
-        average = self.state_dict()
-        for name, weights in named_parameters(model):
-            weights.copy_(average[name])
-
 
 def named_parameters(model: nn.Module) -> Iterable[tuple[str, nn.Parameter]]:
     """Parameters under the names that they have in the bare model, however it is wrapped or compiled."""

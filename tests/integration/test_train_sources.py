@@ -10,11 +10,10 @@ import pytest
 import torch
 
 from sdp.datasets.audit import audit
-from sdp.datasets.ledger import split_address
 from sdp.errors import DatasetError
 from sdp.train.data.mixture import Mixture
 from sdp.train.job import run
-from tests.latents import latent_of, make_latents, tokens_of
+from tests.latents import latent_of, make_latents, split_address, tokens_of
 from tests.tiny_model import make_tiny_model
 from tests.training import config, ledger
 
