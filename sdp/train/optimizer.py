@@ -15,7 +15,7 @@ class AdamW:
     """AdamW in one fused pass over the shards that lie on this worker.
 
     The device decides whether a step is taken and how far gradients are scaled down, so the host need not wait for
-    either. One pass over plain tensors takes a seventh of the host's time that one over DTensors takes.
+    either. A pass over plain tensors takes a quarter of the host's time that one over DTensors takes.
     """
 
     def __init__(self, model: nn.Module, config: OptimizerConfig) -> None:
@@ -25,6 +25,7 @@ class AdamW:
         self._squares = {name: torch.zeros_like(weights) for name, weights in self._weights.items()}
         self._steps = torch.zeros((), device=next(iter(self._weights.values())).device)
 
+    @torch.no_grad()  # with gradients on, a DTensor makes a node of the graph of each
     def gradients(self) -> list[Tensor]:
         """Return this worker's shards of the gradients that there are."""
         return [shard(weights.grad) for weights in self._weights.values() if weights.grad is not None]
