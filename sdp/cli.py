@@ -8,6 +8,7 @@ To add a command, write a function that takes the parsed arguments, and a line i
 
 import argparse
 import errno
+import io
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -514,6 +515,8 @@ COMMANDS: tuple[Command, ...] = (
 
 def main(argv: Sequence[str] | None = None, commands: Sequence[Command] | None = None) -> int:
     """Run one command line and return its exit code: 0, 1 (trying again may help) or 2 (it will not)."""
+    if argv is None:
+        prepare_process()
     try:
         code = _dispatch(sys.argv[1:] if argv is None else argv, COMMANDS if commands is None else commands)
         sys.stdout.flush()
@@ -526,9 +529,12 @@ def main(argv: Sequence[str] | None = None, commands: Sequence[Command] | None =
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
+        where = f" for {error.filename}" if error.filename else ""
+        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS) and where:
+            _say(f"{error.filename}: {error.strerror}; change its permissions, or set HOME to a folder that is yours")
+            return UserError.exit_code
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        where = f" for {error.filename}" if error.filename else ""
         _say(f"there is no space left{where} ({error.strerror}); make room, then run the same command again")
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is buffered has no place to go
         return UserError.exit_code
@@ -536,6 +542,19 @@ def main(argv: Sequence[str] | None = None, commands: Sequence[Command] | None =
         _say("interrupted")
         return 130
     return code
+
+
+def prepare_process() -> None:
+    """Make this process, and those that it starts, work under any locale and without a home or a user's name."""
+    if sys.getfilesystemencoding() != "utf-8" and os.environ.get("PYTHONUTF8") != "1":
+        os.environ["PYTHONUTF8"] = "1"  # read at start only
+        os.execv(sys.executable, sys.orig_argv)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    if os.path.expanduser("~") == "~":  # noqa: PTH111 - pathlib's raises
+        os.environ["HOME"] = "/nonexistent"  # Ray and PyTorch do not start without one
+    os.environ.setdefault("USER", str(os.getuid()))
 
 
 def _say(line: str) -> None:

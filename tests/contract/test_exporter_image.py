@@ -15,9 +15,9 @@ ROOMS = ("sdp/exporter/", "sdp/errors.py", "sdp/console.py", "sdp/__init__.py")
 
 
 def installed() -> set[str]:
-    """The requirements that the Dockerfile names."""
-    (line,) = re.findall(r"--constraint requirements\.lock \\\n +(.+) \\\n", DOCKERFILE)
-    return set(line.split())
+    """The packages that the Dockerfile installs."""
+    lock = (ROOT / "images" / "exporter" / "requirements.lock").read_text()
+    return set(re.findall(r"^([a-z0-9-]+)==", lock, re.MULTILINE))
 
 
 def imported() -> set[str]:
