@@ -101,7 +101,7 @@ def refused(tool: Callable[[str], Path]) -> Callable[..., str]:
             "enough for (replicas times gpus), got 8",
         ),
         (
-            ["groups.a100.maxReplicas=3"],
+            ["groups.a100.maxReplicas=3", "jobs.train.scaling.num_workers=32"],
             "jobs.train.scaling.num_workers: expected at most 24, which is how many the GPUs of groups with A100 are "
             "enough for (maxReplicas times gpus), got 32",
         ),
@@ -127,6 +127,11 @@ def refused(tool: Callable[[str], Path]) -> Callable[..., str]:
             ["serviceAccount.create=false", "serviceAccount.annotations.role=x"],
             "serviceAccount.annotations: expected none where serviceAccount.create is false",
         ),
+        (["labels.helm\\.sh/chart=x"], "labels: helm.sh/chart is the chart's own"),
+        (["groups.cpu.sidecars[0].name=ray-worker"], "groups.cpu.sidecars: expected a name in each, which neither"),
+        (["head.initContainers[0].image=x"], "head.initContainers: expected a name in each, which neither"),
+        (["groups.a100.resources.nvidia\\.com/gpu=1"], "groups.a100.resources: nvidia.com/gpu comes from a value of"),
+        (["networkPolicy.downloads.except[0]=private"], "/networkPolicy/downloads/except/0"),
         (["groups.head.cpu=1"], "groups.head: expected another name"),
         (["podLabels.sdp/group=evil"], "podLabels: sdp/group is the chart's own"),
         (["podLabels.sdp/jobs-of=sdp"], "podLabels: sdp/jobs-of is the chart's own"),
