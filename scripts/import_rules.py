@@ -32,7 +32,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     ),
     frozenset({"model", "imaging"}),
     frozenset({"encode"}),
-    frozenset({"download", "process", "train", "generate", "evaluate", "exporter", "dashboards", "kube"}),
+    frozenset({"download", "process", "train", "generate", "evaluate", "exporter", "dashboards", "kube", "plan"}),
     frozenset({"demo", "supervisor", "report"}),
     frozenset({"cli"}),
     frozenset({"__main__"}),
@@ -58,6 +58,7 @@ two, since trainers and encoders are laid out apart)."""
 NEVER: Mapping[str, frozenset[str]] = {
     "config": frozenset({"torch", "ray"}),
     "exporter": frozenset({"torch", "ray"}),
+    "plan": frozenset({"torch", "ray"}),
 }
 """What a room imports neither itself, even late, nor through what it imports."""
 

@@ -19,6 +19,10 @@ from sdp.errors import SdpError, UserError
 
 JOBS = ("download", "process", "train", "generate", "evaluate")
 
+_PLANNED = ("train", "process", "download")
+_PRESETS = ("seed-table-2", "seed-table-4")
+_HAVE = ("nothing", "images", "latents")
+
 PIPELINE = "The pipeline, in its order"
 LOOK = "Look before and after"
 CLUSTER = "On Kubernetes"
@@ -226,6 +230,46 @@ def _without(error: ModuleNotFoundError, command: str) -> Exception:
         f"sdp {command}: expected an installation for workers, got one without {missing}; "
         "pip install 'sdp[worker]', or submit the job to a cluster"
     )
+
+
+def _plan_arguments(parser: Parser) -> None:
+    parser.add_argument("job", metavar="JOB", nargs="?", choices=_PLANNED, default="train", help=", ".join(_PLANNED))
+    _settings(parser)
+    parser.add_argument("--preset", metavar="NAME", choices=_PRESETS, help=f"a published table: {', '.join(_PRESETS)}")
+    parser.add_argument("--trainers", metavar="[Nx]TYPE", help="instances that train: 4xp4de.24xlarge")
+    parser.add_argument("--encoders", metavar="[Nx]TYPE", help="instances that encode: 40xg5.2xlarge")
+    parser.add_argument("--rows", metavar="N", type=int, help="images of the dataset; else limit, or all samples once")
+    parser.add_argument("--have", choices=_HAVE, default="images", help="what is in storage already (images)")
+    parser.add_argument("--terms", metavar="TERMS", default="on-demand", help="on-demand, reserved-1y or spot")
+    parser.add_argument("--prices", metavar="FILE", help="your prices, in the shape of sdp/plan/prices.yaml")
+    parser.add_argument("--run", metavar="URI", help="a run on such GPUs, whose measured speed counts")
+    parser.add_argument("--deadline", metavar="HOURS", type=float, help="name the cheapest plan that is done by then")
+    parser.add_argument("--budget", metavar="MONEY", type=float, help="name the fastest plan that costs no more")
+    parser.add_argument("--json", action="store_true", help="for programs")
+
+
+def _plan(given: Arguments) -> None:
+    import json
+
+    from sdp.plan import presets
+
+    if given.preset:
+        print(json.dumps(presets.preset_json(given.preset)) if given.json else presets.preset_text(given.preset))
+        return
+    from sdp.config import draft
+    from sdp.plan import make, show
+    from sdp.plan.prices import load_prices
+
+    for option in ("rows", "deadline", "budget"):
+        if (value := getattr(given, option)) is not None and not 0 < value < 1e15:
+            raise UsageError(f"plan: --{option}: expected more than 0, got {value:g}")
+    prices = load_prices(given.prices)
+    options = make.Options(given.trainers, given.encoders, given.rows, given.terms, given.have)
+    config = draft(given.job, given.config, given.set).config
+    work = make.work_of(config, prices, options)
+    speeds = make.speeds_of(config, work, given.run)
+    answer = show.answer(work, speeds, prices, deadline_h=given.deadline, budget=given.budget)
+    print(json.dumps(show.as_json(answer, prices)) if given.json else show.as_text(answer, prices))
 
 
 # --- jobs ------------------------------------------------------------------------------------------------------------
@@ -442,6 +486,14 @@ COMMANDS: tuple[Command, ...] = (
         _job_argument,
         _config_schema,
         "config schema train",
+    ),
+    Command(
+        "plan",
+        LOOK,
+        "Say what a job takes in hours and money, in each mode and on other GPUs, before it runs.",
+        _plan_arguments,
+        _plan,
+        "plan --config train.yaml --deadline 100",
     ),
     Command(
         "inspect",
