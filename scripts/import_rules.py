@@ -12,32 +12,54 @@ from pathlib import Path, PurePosixPath
 
 ROOT = Path(__file__).resolve().parent.parent
 
-LAYERS: tuple[frozenset[str], ...] = (
-    frozenset({"errors"}),
-    frozenset(
-        {
-            "config",
-            "storage",
-            "urls",
-            "lease",
-            "datasets",
-            "hardware",
-            "cluster",
-            "pool",
-            "telemetry",
-            "console",
-            "device",
-            "charts",
-        }
-    ),
-    frozenset({"model", "imaging"}),
-    frozenset({"encode"}),
-    frozenset({"download", "process", "train", "generate", "evaluate", "exporter", "dashboards", "kube", "plan"}),
-    frozenset({"demo", "supervisor", "report"}),
-    frozenset({"cli"}),
-    frozenset({"__main__"}),
+ROOMS: tuple[Mapping[str, str], ...] = (
+    {"errors": "The errors that sdp raises on purpose; exit code 2 means that the user can fix it."},
+    {
+        "console": "Progress, tables, and figures as people read them.",
+        "config": "One YAML file per job: frozen models, errors that name the key.",
+        "urls": "Image URLs: parsing and normal form.",
+        "storage": "A URI is a folder: listing, atomic publish, conditional put, retries with a deadline.",
+        "datasets": "Index, units, parts and their account, manifests, takedowns, audit.",
+        "lease": "One writer per output.",
+        "hardware": "GPUs and instances: names, memory, peak rates. An unknown GPU stays unknown.",
+        "device": "The device that a process computes on; threads, streams and events that stay on it.",
+        "cluster": "Connecting to Ray, and placing work by accelerator.",
+        "pool": "A pool of equal workers on Ray Data, for generate and evaluate.",
+        "telemetry": "The names, units and labels of all metrics, and where they go.",
+        "charts": "Curves as SVG, and jinja2 templates.",
+    },
+    {
+        "imaging": "Image bytes to pixels and crops, within bounds.",
+        "model": "Model sources, the noise schedule, losses, checkpoints, export.",
+    },
+    {"encode": "Images to crops to latents: transform, encoder, recipe, reading."},
+    {
+        "download": "`sdp download`: fetch, check, filter, write; `job.py` runs it on Ray.",
+        "process": "`sdp process`: feed units to `encode`, join by unit, write parts.",
+        "train": "`sdp train`: readers, step, strategies, checkpoints, callbacks; `job.py` runs it on Ray Train.",
+        "generate": "`sdp generate`: pictures for prompts.",
+        "evaluate": "`sdp evaluate`: CLIP score, FID, KID, held-out loss.",
+        "plan": "`sdp plan`: hours and money of a job before it runs.",
+        "kube": "`sdp doctor`, `submit`, `status`, `logs`, `stop`, on the official client.",
+        "exporter": "NVML to Prometheus.",
+    },
+    {
+        "report": "`sdp inspect` and `sdp report`: what lies at an address, as text and as one HTML page.",
+        "demo": "`make demo`: captioned shapes, an image server that fails for some, the pipeline over both.",
+        "supervisor": "Runs a job's command again, within bounds.",
+    },
+    {"cli": "The commands. Nothing heavy is loaded before a command runs."},
+    {"__main__": "`python -m sdp`."},
 )
-"""The rooms of sdp/, lowest first. A room imports from its own layer and from lower ones, and never in a circle."""
+"""The rooms of sdp/, lowest level first. A room imports from its own level and from lower ones, never in a circle."""
+LAYERS = tuple(frozenset(level) for level in ROOMS)
+
+
+def rooms_table() -> str:
+    """Return the table of rooms in docs/architecture.md."""
+    rows = [f"| {number} | `{room}` | {what} |" for number, level in enumerate(ROOMS) for room, what in level.items()]
+    return "\n".join(["| Level | Room | What it is for |", "|---|---|---|", *rows, ""])
+
 
 STAGES = frozenset({"download", "process", "train", "generate", "evaluate"})
 RAY_ROOMS = frozenset({"demo", "cli"})

@@ -28,6 +28,12 @@ def test_sdp_keeps_the_import_rules() -> None:
     assert [str(violation) for violation in import_rules.check(sources)] == []
 
 
+def test_the_architecture_page_has_every_room() -> None:
+    rooms = {path.stem for path in (ROOT / "sdp").iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+    assert {room for level in import_rules.ROOMS for room in level} == rooms - {"__init__"}
+    assert import_rules.rooms_table() in (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+
+
 def test_no_rule_excuses_what_nobody_does() -> None:
     assert import_rules.stale_entries(import_rules.read_sources(ROOT)) == []
 
