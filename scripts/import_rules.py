@@ -37,6 +37,7 @@ RAY_FILES = frozenset(
         "sdp/cluster.py",
         "sdp/kube/allreduce.py",
         "sdp/pool.py",
+        "sdp/encode/pipeline.py",
         "sdp/telemetry/ray_metrics.py",
     }
 )
