@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import os
+import secrets
 import signal
 import socket
 import sys
@@ -12,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from types import FrameType
 from typing import Any
 
+from sdp.config import WorkersConfig
 from sdp.console import say
 from sdp.errors import SdpError, UserError
 
@@ -41,6 +43,9 @@ def connect(**local: Any) -> dict[str, float]:
         require_reachable()
         # Without an address Ray would join whatever cluster it finds running on this machine.
         where: dict[str, Any] = {} if os.environ.get("RAY_ADDRESS") else {"address": "local", **local}
+        if not os.environ.get("RAY_ADDRESS") and not os.access(os.path.expanduser("~"), os.W_OK):  # noqa: PTH111
+            # Ray keeps its token in the home, and does not start where it cannot write one.
+            os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
         held = _Held()
         try:
             with held:
@@ -57,6 +62,45 @@ def connect(**local: Any) -> dict[str, float]:
 def _stop(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 (what a handler is given)
     say(f"sdp: stopped by {signal.Signals(number).name}; the same command goes on where this was")
     raise SystemExit(128 + number)
+
+
+def joined() -> bool:
+    """Whether this driver works on a cluster that it joined, rather than on a Ray of this machine alone."""
+    ray = sys.modules.get("ray")
+    if os.environ.get("RAY_ADDRESS", "local") not in ("", "local"):
+        return True
+    return ray is not None and ray.is_initialized() and len(nodes_with({})) > 1
+
+
+def on_gpus(section: str, workers: WorkersConfig) -> bool:
+    """Whether each worker gets a GPU, by its section of the configuration.
+
+    An idle cluster may have no GPU node yet, so GPUs that are alive decide only where no cluster was joined.
+    """
+    if workers.gpu_each is not None:
+        return workers.gpu_each
+    require_gpu_setting(section, workers)
+    import ray
+
+    resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]  # Ray's
+    return resources.get("GPU", 0) > 0
+
+
+def hide_gpus_unless_granted() -> None:
+    """Hide the node's GPUs from this worker if Ray granted it none: Ray itself leaves them visible."""
+    import ray
+
+    if not ray.get_runtime_context().get_accelerator_ids().get("GPU"):
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
+def require_gpu_setting(section: str, workers: WorkersConfig) -> None:
+    """Refuse a configuration that leaves open whether workers on a cluster get GPUs."""
+    if workers.gpu_each is None and joined():
+        raise UserError(
+            f"{section}.use_gpu: expected true or false on a cluster where {section}.accelerator is null, got null; "
+            f"name the accelerator, or set {section}.use_gpu to false to run on CPUs"
+        )
 
 
 def require_reachable() -> None:

@@ -1,6 +1,6 @@
 """Units of work over a pool of equal workers: actors of Ray Data, one GPU each; or one worker in this process.
 
-    crew = Crew("generators", least=2, most=8, accelerator="A10G")
+    crew = Crew("generators", config.scaling)
     crew.join()
     for made in crew.work_off(partial(Worker, orders), tasks): ...
 
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from sdp import cluster, telemetry
-from sdp.config import Range
+from sdp.config import WorkersConfig
 from sdp.errors import SdpError, UserError, one_line
 
 if TYPE_CHECKING:
@@ -46,9 +46,7 @@ class Crew:
 
     what: str
     """What they are called, as in `generators`."""
-    least: int
-    most: int
-    accelerator: str | None = None
+    scaling: WorkersConfig
     start_timeout_s: float = 1800.0
     output: str = ""
     """What the job writes to: the name of its metrics."""
@@ -56,13 +54,14 @@ class Crew:
     @property
     def alone(self) -> bool:
         """Whether one worker, which may run anywhere, is all that is asked for, and no cluster has been joined."""
-        ray = sys.modules.get("ray")
+        ray, scaling = sys.modules.get("ray"), self.scaling
         joined = "RAY_ADDRESS" in os.environ or (ray is not None and ray.is_initialized())
-        return not joined and self.most == 1 and self.accelerator is None
+        return not joined and scaling.most == 1 and scaling.gpu_each is None
 
     def require_reachable(self) -> None:
-        """Refuse a cluster that does not answer: before anything is written."""
+        """Refuse a cluster that does not answer, or that nobody says how to use: before anything is written."""
         if not self.alone:
+            cluster.require_gpu_setting("scaling", self.scaling)
             cluster.require_reachable()
 
     def join(self) -> None:
@@ -70,12 +69,12 @@ class Crew:
         if self.alone:
             return
         resources, can_grow = cluster.connect(), "RAY_ADDRESS" in os.environ
-        cluster.require_accelerator("scaling.accelerator", self.accelerator, can_grow=can_grow)
-        what = "GPU" if self._gpus(resources) else "CPU"
-        there = int(resources.get(what, 0))
-        if self.least > there and not can_grow:
+        cluster.require_accelerator("scaling.accelerator", self.scaling.accelerator, can_grow=can_grow)
+        what = "GPU" if cluster.on_gpus("scaling", self.scaling) else "CPU"
+        there, least = int(resources.get(what, 0)), self.scaling.least
+        if least > there and not can_grow:
             raise UserError(
-                f"scaling.num_workers: expected at most {there} here, got {self.least}; each takes a {what}, lower it "
+                f"scaling.num_workers: expected at most {there} here, got {least}; each takes a {what}, lower it "
                 "or join a larger cluster (RAY_ADDRESS)"
             )
 
@@ -105,15 +104,12 @@ class Crew:
         except RayError as error:
             raise self._in_our_words(error) from error
 
-    def _gpus(self, resources: dict[str, float]) -> float:
-        return 1.0 if resources.get("GPU") or self.accelerator else 0.0
-
     def _pipeline(self, hire: Callable[[], Worker[Task, Made]], tasks: Sequence[Task]) -> Any:
         import ray
         from ray.data import ActorPoolStrategy
         from ray.util.annotations import RayDeprecationWarning
 
-        gpus = self._gpus(ray.cluster_resources())  # type: ignore[no-untyped-call]  # Ray's
+        gpus = float(cluster.on_gpus("scaling", self.scaling))
         items = [{"task": pickle.dumps(task)} for task in tasks]
         patience = cluster.data_settings(wait_for_min_actors_s=round(self.start_timeout_s))
         with patience, warnings.catch_warnings():
@@ -126,13 +122,13 @@ class Crew:
                 batch_format="pyarrow",
                 num_cpus=None if gpus else 1,  # Ray Data warns of asking for both
                 compute=ActorPoolStrategy(
-                    min_size=min(self.least, len(items)),
-                    max_size=min(self.most, len(items)),
+                    min_size=min(self.scaling.least, len(items)),
+                    max_size=min(self.scaling.most, len(items)),
                     max_tasks_in_flight_per_actor=2,
                 ),
                 max_restarts=_TASK_RETRIES,
                 max_task_retries=_TASK_RETRIES,
-                **cluster.placement(self.accelerator, gpus),
+                **cluster.placement(self.scaling.accelerator, gpus),
             )
 
     def _in_our_words(self, error: BaseException) -> SdpError:
@@ -141,22 +137,19 @@ class Crew:
 
         if isinstance(error, GetTimeoutError):
             return UserError(
-                f"scaling.num_workers: {self.least} {self.what} have not started within {self.start_timeout_s:g} s; "
-                "let the cluster grow, ask for fewer or for another accelerator, or raise scaling.start_timeout_s"
+                f"scaling.num_workers: {self.scaling.least} {self.what} have not started within "
+                f"{self.start_timeout_s:g} s; let the cluster grow, ask for fewer or for another accelerator, or raise "
+                "scaling.start_timeout_s"
             )
         line = one_line(error)[-300:]
         return SdpError(f"the work of the {self.what} was broken off ({line}); run it again: it goes on where it was")
-
-
-def bounds(workers: int | Range) -> tuple[int, int]:
-    """The fewest and the most of them."""
-    return (workers.min, workers.max) if isinstance(workers, Range) else (workers, workers)
 
 
 class _Hired:
     """An actor of the pool."""
 
     def __init__(self, hire: bytes, role: str, output: str) -> None:
+        cluster.hide_gpus_unless_granted()
         self._worker: Worker[Any, Any] = pickle.loads(hire)()
         telemetry.begin(output).process(role)
 

@@ -23,11 +23,11 @@ from typing import Any
 import numpy as np
 import ray
 
+from sdp.charts import Line, lines
 from sdp.config import parse
 from sdp.console import table
 from sdp.encode.chunk import Chunk, Group
 from sdp.model.sources import resolve
-from sdp.report.charts import Line, lines
 from sdp.storage import open_storage
 from sdp.train import online
 from sdp.train.data.encoded import EncodedReader

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from sdp.config.base import JobConfig, Key, Range, Section, StorageConfig, keys
+from sdp.config.base import JobConfig, Key, Range, Section, StorageConfig, WorkersConfig, keys
 from sdp.config.load import Draft, draft_into, load_into, parse_into
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ __all__ = [
     "Section",
     "StorageConfig",
     "TrainConfig",
+    "WorkersConfig",
     "draft",
     "dump_yaml",
     "identity",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -120,6 +120,24 @@ def keys(model: type[Section], path: str = "") -> Iterator[Key]:
             yield Key(path + name, field)
 
 
+def changed(model: type[Section], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values, as JSON holds them, that differ from a model's defaults, by dotted path."""
+    defaults = {key.path: key.field.get_default(call_default_factory=True) for key in keys(model)}
+    different: dict[str, Any] = {}
+
+    def walk(section: Mapping[str, Any], prefix: str) -> None:
+        for name, value in section.items():
+            path = prefix + name
+            default = defaults.get(path)
+            if path not in defaults and isinstance(value, Mapping):
+                walk(value, f"{path}.")
+            elif path not in defaults or value != (list(default) if isinstance(default, tuple) else default):
+                different[path] = value
+
+    walk(values, "")
+    return different
+
+
 def sections_of(model: type[Section], path: str = "") -> Iterator[tuple[str, FieldInfo, type[Section]]]:
     """Every section below a model, parents first: its dotted path, its field and its class."""
     for name, field in fields(model):
@@ -169,6 +187,44 @@ Workers = Annotated[Positive | Range, Says("a whole number of 1 or more, or {min
 
 Labels = Annotated[dict[Name, Name], Says("{label: value, …}")]
 """Ray's labels of nodes, each with the value it has to have; also !value, in(one,two) and !in(one,two)."""
+
+
+class WorkersConfig(Section):
+    """The workers of a job: how many, and where they run."""
+
+    num_workers: Workers = key(1, "How many workers, or a range to grow and shrink in.")
+    accelerator: Name | None = key(
+        None, "The Ray accelerator type to run on, such as A10G: each worker gets one such GPU. null takes any node."
+    )
+    use_gpu: bool | None = key(
+        None,
+        "Whether each worker gets a GPU where accelerator is null. null gives it one if this machine has GPUs; on a "
+        "cluster that was joined, say true or false.",
+    )
+
+    @property
+    def gpu_each(self) -> bool | None:
+        """Whether each worker gets a GPU; None where the configuration leaves it to the machine."""
+        return True if self.accelerator is not None else self.use_gpu
+
+    @property
+    def least(self) -> int:
+        """The fewest workers."""
+        return self.num_workers.min if isinstance(self.num_workers, Range) else self.num_workers
+
+    @property
+    def most(self) -> int:
+        """The most workers."""
+        return self.num_workers.max if isinstance(self.num_workers, Range) else self.num_workers
+
+    def contradictions(self) -> Iterable[Problem]:
+        if self.accelerator is not None and self.use_gpu is False:
+            yield Problem(
+                "use_gpu",
+                "true or null while accelerator is set",
+                "false",
+                "set accelerator to null to run on CPUs",
+            )
 
 
 class SourceConfig(Section):

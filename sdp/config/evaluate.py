@@ -13,7 +13,7 @@ from sdp.config.base import (
     Resolution,
     Section,
     Uri,
-    Workers,
+    WorkersConfig,
     key,
 )
 from sdp.errors import Problem
@@ -115,13 +115,9 @@ class LossConfig(Section):
     batch_size: Positive = key(32, "Rows at once.")
 
 
-class EvaluatorsConfig(Section):
+class EvaluatorsConfig(WorkersConfig):
     """The evaluators and where they are."""
 
-    num_workers: Workers = key(1, "How many evaluators, one GPU each, or a range to grow and shrink in.")
-    accelerator: Name | None = key(
-        None, "The Ray accelerator type that evaluators are placed on, such as A10G; null takes any node."
-    )
     batch_size: Positive = key(64, "Pictures that an evaluator looks at at once; halved where memory is short.")
     threads: Positive = key(4, "Threads in which an evaluator decodes and resizes pictures.")
     start_timeout_s: float = key(

@@ -13,7 +13,7 @@ from sdp.config.base import (
     Resolution,
     Section,
     Uri,
-    Workers,
+    WorkersConfig,
     key,
 )
 from sdp.errors import Problem
@@ -56,13 +56,9 @@ class SamplerConfig(Section):
     negative_prompt: str = key("", "What the pictures should not show.", shapes_output=True)
 
 
-class GeneratorConfig(Section):
+class GeneratorConfig(WorkersConfig):
     """The generators and where they are."""
 
-    num_workers: Workers = key(1, "How many generators, one GPU each, or a range to grow and shrink in.")
-    accelerator: Name | None = key(
-        None, "The Ray accelerator type that generators are placed on, such as A10G; null takes any node."
-    )
     batch_size: Positive = key(8, "Pictures that a generator draws at once; halved where memory has no room for them.")
     start_timeout_s: float = key(
         1800.0, "Seconds to wait for the first generators to start, while the cluster grows.", gt=0, le=LONGEST_S

@@ -16,7 +16,7 @@ from sdp.config.base import (
     Section,
     SourceConfig,
     Uri,
-    Workers,
+    WorkersConfig,
     key,
 )
 from sdp.errors import Problem
@@ -88,13 +88,9 @@ class TransformConfig(Section):
     )
 
 
-class EncodeConfig(Section):
-    """The encoders: the VAE and the text encoder, on GPU where there is one."""
+class EncodeConfig(WorkersConfig):
+    """The encoders: the VAE and the text encoder."""
 
-    num_workers: Workers = key(1, "How many encoders, or a range to grow and shrink in.")
-    accelerator: Name | None = key(
-        None, "The Ray accelerator type that encoders are placed on, such as A10G; null takes any node."
-    )
     gpus_per_worker: float = key(1.0, "GPUs that one encoder reserves; a fraction shares a GPU.", gt=0)
     batch_size: BatchSize = key(
         None,
@@ -123,6 +119,7 @@ class EncodeConfig(Section):
     )
 
     def contradictions(self) -> Iterable[Problem]:
+        yield from super().contradictions()
         if self.gpus_per_worker > 1 and self.gpus_per_worker != int(self.gpus_per_worker):
             yield Problem("gpus_per_worker", "a whole number above 1", f"{self.gpus_per_worker:g}", "round it")
 

@@ -16,6 +16,7 @@ from sdp.config.base import (
     SourceConfig,
     Uri,
     Workers,
+    WorkersConfig,
     key,
 )
 from sdp.config.process import ModelConfig
@@ -101,15 +102,6 @@ class DataConfig(Section):
         "GPUs (collocated).",
         shapes_output=True,
     )
-    reader: Literal["direct", "ray"] = key(
-        "direct",
-        "Who reads latents (offline): threads of each trainer (direct), or tasks of Ray Data where there are CPUs to "
-        "spare (ray).",
-        shapes_output=True,
-    )
-    segment_rows: Positive = key(
-        1_048_576, "Rows of an epoch that Ray Data is given to read at a time (reader: ray).", shapes_output=True
-    )
     resolution: Resolution = key(256, "Side of the square pictures to train on.", shapes_output=True)
     batch_size: Positive = key(128, "Samples that one worker takes at once: what fits into a GPU's memory.")
     global_batch_size: Positive | None = key(
@@ -130,8 +122,7 @@ class DataConfig(Section):
     shuffle: ShuffleConfig = key(ShuffleConfig, "The order of an epoch.")
     readers: Positive = key(
         4,
-        "What reads ahead for each trainer: threads where mode is offline (tasks where reader is ray), processes where "
-        "it is collocated.",
+        "What reads ahead for each trainer: threads where mode is offline, processes where it is collocated.",
     )
     ahead: Positive = key(4, "Batches in each trainer that are ready before they are needed.")
 
@@ -163,7 +154,7 @@ class TrainTransformConfig(Section):
     )
 
 
-class TrainEncodeConfig(Section):
+class TrainEncodeConfig(WorkersConfig):
     """The encoders, where data.mode is online (each an actor of its own) or collocated (one in each trainer).
 
     They hand over the mean and variance of the VAE's distribution; the trainer draws its sample in each epoch.
@@ -173,9 +164,6 @@ class TrainEncodeConfig(Section):
         1,
         "How many encoders (online); or a range, in which there are as many as the trainers' pace needs: both are "
         "measured, at the start and from then on.",
-    )
-    accelerator: Name | None = key(
-        None, "The Ray accelerator type that encoders are placed on (online), such as A10G; null takes any node."
     )
     gpus_per_worker: float = key(1.0, "GPUs that one encoder reserves (online); a fraction shares a GPU.", gt=0)
     batch_size: Positive | None = key(
@@ -276,13 +264,9 @@ class GuardConfig(Section):
     )
 
 
-class ScalingConfig(Section):
+class ScalingConfig(WorkersConfig):
     """How many trainers there are, and where."""
 
-    num_workers: Workers = key(1, "How many trainers, one GPU each, or a range to be elastic in.")
-    accelerator: Name | None = key(
-        None, "The Ray accelerator type that trainers are placed on, such as A100; null takes any node."
-    )
     in_driver: bool = key(
         False,
         "Train in the driver's own process, without Ray: one worker that starts at once, and that only running the job "
@@ -293,15 +277,13 @@ class ScalingConfig(Section):
     )
 
     def contradictions(self) -> Iterable[Problem]:
+        yield from super().contradictions()
         if self.in_driver and self.num_workers != 1:
             yield Problem("num_workers", "1 while in_driver is on", repr(self.num_workers), "a driver is one process")
-        if self.in_driver and self.accelerator is not None:
-            yield Problem(
-                "accelerator",
-                "null while in_driver is on",
-                repr(self.accelerator),
-                "a driver takes what its machine has",
-            )
+        for name in ("accelerator", "use_gpu") if self.in_driver else ():
+            if (value := getattr(self, name)) is not None:
+                got = repr(value).lower() if value in (True, False) else repr(value)
+                yield Problem(name, "null while in_driver is on", got, "a driver takes what its machine has")
 
 
 class Fp8Config(Section):
@@ -334,12 +316,8 @@ class StrategyConfig(Section):
     activation_checkpointing: bool = key(
         False, "Compute activations again in the backward pass instead of keeping them: less memory, more time."
     )
-    channels_last: bool = key(False, "Lay convolutions out channels last; ddp only.")
+    channels_last: bool = key(False, "Lay images out channels last; with ddp the convolutions' weights as well.")
     fp8: Fp8Config = key(Fp8Config, "The U-Net's linear layers in fp8.")
-
-    def contradictions(self) -> Iterable[Problem]:
-        if self.channels_last and self.kind == "fsdp":
-            yield Problem("channels_last", "false while kind is fsdp", "true", "FSDP2 refuses such parameters")
 
 
 class CheckpointConfig(Section):
@@ -561,12 +539,6 @@ class TrainConfig(JobConfig):
             mode = f"while data.mode is {self.data.mode}"
             if self.source.also:
                 yield Problem("source.also", f"[] {mode}", "a list", "only latents can be mixed")
-            if self.data.reader == "ray":
-                yield Problem("data.reader", f"direct {mode}", "'ray'", "Ray Data reads latents")
-        if self.data.reader == "ray" and self.scaling.in_driver:
-            yield Problem("data.reader", "direct while scaling.in_driver is true", "'ray'", "a driver alone has no Ray")
-        if self.data.reader == "ray" and self.source.also:
-            yield Problem("data.reader", "direct while source.also has datasets", "'ray'", "only direct mixes them")
         if self.scaling.in_driver and self.strategy.kind == "fsdp":
             yield Problem("strategy.kind", "ddp while scaling.in_driver is true", "'fsdp'", "one process has no shards")
         if self.scaling.in_driver and self.data.mode == "online":

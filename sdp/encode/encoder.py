@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from sdp.datasets.outcomes import FAILED, Outcome
+from sdp.device import Mark, choose_device, enter, new_stream, out_of_memory, record
 from sdp.encode.chunk import Chunk, Encoded, Group
 from sdp.encode.recipe import TEXT, Settings, noise
 from sdp.errors import SdpError, one_line
@@ -24,8 +25,6 @@ from sdp.model.latents import to_pixels
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _LOG_VARIANCE = (-30.0, 20.0)
 """Where diffusers clamps the VAE's log-variance."""
-_NO_MEMORY = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
-_cuda: Any = torch.cuda  # its streams and events come without types
 
 
 class EncoderTooSmall(SdpError):
@@ -38,7 +37,7 @@ class Encoder:
     def __init__(
         self, vae: Any, settings: Settings, *, text_encoder: nn.Module | None = None, device: str | None = None
     ) -> None:
-        self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        self.device = torch.device(device) if device else choose_device()
         self.scaling_factor = float(vae.config.scaling_factor)
         self._latent_channels = int(vae.config.latent_channels)
         self._settings = settings
@@ -55,13 +54,14 @@ class Encoder:
 
     def __call__(self, chunk: Chunk) -> Encoded:
         """Encode a chunk. A second call may come meanwhile: its work is queued behind this one's without a gap."""
+        enter(self.device)  # the caller's thread may be anybody's
         with self._launching, torch.inference_mode():
             latents = {
                 side: [(group.where, *self._crops(side, chunk, group)) for group in groups]
                 for side, groups in chunk.crops.items()
             }
             text = None if self._text is None else self._captions(chunk.tokens)
-            launched = _Mark(self.device)
+            launched = Mark(self.device)
         launched.wait()
         finite = np.ones(len(chunk), np.bool_)
         for groups in latents.values():
@@ -74,9 +74,10 @@ class Encoder:
 
     def embed(self, tokens: NDArray[np.uint16]) -> NDArray[np.float16]:
         """Captions' embeddings alone."""
+        enter(self.device)  # the caller's thread may be anybody's
         with self._launching, torch.inference_mode():
             values, _ = self._captions(tokens)
-            launched = _Mark(self.device)
+            launched = Mark(self.device)
         launched.wait()
         embedded: NDArray[np.float16] = values.numpy()
         return embedded
@@ -146,7 +147,7 @@ class Encoder:
             values, good = encode(batch, numbers)
             return values[:count], good[:count]
         except RuntimeError as error:
-            if not _no_memory(error):
+            if not out_of_memory(error):
                 raise
             if count == 1:
                 name = "a caption" if what == TEXT else f"an image of {what} px"
@@ -201,42 +202,27 @@ class _Moments(nn.Module):
         return moments
 
 
-class _Mark:
-    """A point in the device's queue of work."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._event = None
-        if device.type == "cuda":
-            self._event = _cuda.Event()
-            self._event.record()
-
-    def wait(self) -> None:
-        """Until the device has come there."""
-        if self._event is not None:
-            self._event.synchronize()
-
-
 class _Feeder:
     """Copies batches to the device one ahead of the work, through pinned memory and on a stream of their own."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._pinned = device.type == "cuda"
-        self._copies = _cuda.Stream(device) if self._pinned else None
+        self._copies = new_stream(device) if self._pinned else None
         self._slots = [_Slot(), _Slot()]
 
     def __call__(
         self, batches: Iterable[tuple[NDArray[Any], NDArray[np.int64]]]
     ) -> Iterator[tuple[Tensor, NDArray[np.int64]]]:
         """The batches on the device, in order; the next one's copy is under way while one is worked on."""
-        ahead: tuple[Tensor, NDArray[np.int64]] | None = None
+        ahead: tuple[Tensor, Any, NDArray[np.int64]] | None = None
         for batch, numbers in batches:
-            coming = self._send(batch), numbers
+            coming = *self._send(batch), numbers
             if ahead is not None:
-                yield self._arrived(ahead[0]), ahead[1]
+                yield self._arrived(*ahead[:2]), ahead[2]
             ahead = coming
         if ahead is not None:
-            yield self._arrived(ahead[0]), ahead[1]
+            yield self._arrived(*ahead[:2]), ahead[2]
 
     def there(self, values: Tensor) -> Tensor:
         """A small tensor on the device, for work that is queued after this."""
@@ -249,22 +235,22 @@ class _Feeder:
         host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
         return host.copy_(values, non_blocking=True)
 
-    def _send(self, batch: NDArray[Any]) -> Tensor:
+    def _send(self, batch: NDArray[Any]) -> tuple[Tensor, Any]:
+        """Begin to copy a batch; return it with the event of its arrival."""
         slot = self._slots.pop(0)
         self._slots.append(slot)
         host = slot.take(batch, pinned=self._pinned)
         if self._copies is None:
-            return host
+            return host, None
         with torch.cuda.stream(self._copies):
             there = host.to(self._device, non_blocking=True)
-            slot.copied = _cuda.Event()
-            slot.copied.record()
-        return there
+        slot.copied = record(self._copies)
+        return there, slot.copied
 
-    def _arrived(self, batch: Tensor) -> Tensor:
-        if self._copies is not None:
+    def _arrived(self, batch: Tensor, copied: Any) -> Tensor:
+        if copied is not None:
             now = torch.cuda.current_stream(self._device)
-            now.wait_stream(self._copies)
+            now.wait_event(copied)
             batch.record_stream(now)
         return batch
 
@@ -287,11 +273,6 @@ class _Slot:
         flat.numpy()[:] = np.ascontiguousarray(batch).reshape(-1).view(np.uint8)
         kind = torch.from_numpy(np.empty(0, batch.dtype)).dtype
         return flat.view(kind).view(batch.shape)
-
-
-def _no_memory(error: RuntimeError) -> bool:
-    """Libraries beneath torch say it in their own words, where others have taken the memory that they need."""
-    return isinstance(error, torch.OutOfMemoryError) or any(words in str(error) for words in _NO_MEMORY)
 
 
 def _finite(values: Tensor) -> tuple[Tensor, Tensor]:

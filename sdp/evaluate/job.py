@@ -21,7 +21,7 @@ from sdp.evaluate.prepare import Plan, Side, pinned, prepare
 from sdp.evaluate.report import Figures, closing, emit, forecast, progress_line
 from sdp.evaluate.result import Looked, clip_score, distances, loss_figures, notes, to_bytes
 from sdp.lease import Lease
-from sdp.pool import Crew, bounds
+from sdp.pool import Crew
 from sdp.storage import open_storage
 
 if TYPE_CHECKING:
@@ -175,6 +175,4 @@ def _measured(config: EvaluateConfig, orders: LossOrders) -> LossFound:
 
 
 def _crew(config: EvaluateConfig) -> Crew:
-    scaling = config.scaling
-    least, most = bounds(scaling.num_workers)
-    return Crew("evaluators", least, most, scaling.accelerator, scaling.start_timeout_s, config.output.uri)
+    return Crew("evaluators", config.scaling, config.scaling.start_timeout_s, config.output.uri)

@@ -21,7 +21,7 @@ from sdp.generate.prompts import FOLDER, Prompt, freeze, frozen_prompts, read_pr
 from sdp.generate.report import Figures, closing, emit, forecast, progress_line
 from sdp.generate.source import Drawer, choose
 from sdp.lease import Lease
-from sdp.pool import Crew, bounds
+from sdp.pool import Crew
 from sdp.storage import open_storage
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def run(config: GenerateConfig, *, dry_run: bool = False) -> Summary:
             input={"uri": config.source.uri or storage.uri_of(FOLDER.rstrip("/"))},
         )
         _leave_out(output, before, withheld, config.images_per_prompt)
-        runs.keep(storage, noted.ended(infos, workers={"generators": _crew(config).most}))
+        runs.keep(storage, noted.ended(infos, workers={"generators": config.scaling.most}))
         sheet = _write_sheet(dataset, _Told(prompts, withheld), config)
     say(table(closing(dataset, figures, sheet, config.output.image_files)))
     return Summary(dataset, figures, sheet)
@@ -171,9 +171,7 @@ class _Run:
 
 
 def _crew(config: GenerateConfig) -> Crew:
-    scaling = config.scaling
-    least, most = bounds(scaling.num_workers)
-    return Crew("generators", least, most, scaling.accelerator, scaling.start_timeout_s, config.output.uri)
+    return Crew("generators", config.scaling, config.scaling.start_timeout_s, config.output.uri)
 
 
 def _write_sheet(dataset: Dataset, told: _Told, config: GenerateConfig) -> str | None:

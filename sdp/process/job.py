@@ -36,7 +36,6 @@ from sdp.encode.reading import Piece, Planner, addresses
 from sdp.encode.work import Encoding, Orders
 from sdp.errors import SdpError, Unavailable, one_line
 from sdp.lease import Lease
-from sdp.pool import bounds
 from sdp.process.figures import Figures
 from sdp.process.prepare import KIND, Prepared, Retry, begin, prepare, retry_of, with_tombstones
 from sdp.process.report import emit, forecast, progress_line, spent, summary
@@ -74,6 +73,7 @@ def run(config: ProcessConfig, *, dry_run: bool = False, only_failed: bool = Fal
     if dry_run:
         say(table(forecast(prepared, begin(prepared, only_failed=only_failed, write=False))))
         return Summary(None, Figures())
+    cluster.require_gpu_setting("encode", config.encode)
     cluster.require_reachable()
     with Lease.acquire(prepared.orders.output, "sdp process") as lease:
         output = begin(prepared, only_failed=only_failed)
@@ -348,13 +348,13 @@ class _Run:
 
 
 def _placement(config: ProcessConfig, resources: dict[str, float]) -> Placement:
-    encode, (least, most) = config.encode, bounds(config.encode.num_workers)
-    gpus = encode.gpus_per_worker if resources.get("GPU") or encode.accelerator else 0.0
+    encode = config.encode
+    gpus = encode.gpus_per_worker if cluster.on_gpus("encode", encode) else 0.0
     # What reserves nothing would run on the head of a cluster whose nodes have not come yet, and bring none.
-    reserves = gpus or max(1, int(resources.get("CPU", 1))) > least or not resources.get("CPU")
+    reserves = gpus or max(1, int(resources.get("CPU", 1))) > encode.least or not resources.get("CPU")
     return Placement(
-        least=least,
-        most=most,
+        least=encode.least,
+        most=encode.most,
         accelerator=encode.accelerator,
         gpus=gpus,
         encoder_cpus=1 if reserves else 0,

@@ -10,11 +10,13 @@ registry.
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Protocol
 
+from sdp.console import say
+from sdp.errors import one_line
 from sdp.telemetry.catalogue import CATALOGUE, COUNTER, GAUGE, HISTOGRAM, Metric
 
 _MOST_SERIES = 500
@@ -43,12 +45,13 @@ class Telemetry:
     _reached: dict[tuple[str, tuple[str, ...]], float] = field(default_factory=dict)
     _seen: dict[str, set[tuple[str, ...]]] = field(default_factory=dict)
     _counts: dict[str, list[int]] = field(default_factory=dict)
+    _failed: bool = False
 
     def count(self, name: str, amount: float, **labels: object) -> None:
         """Add to a counter."""
         if amount > 0:
             metric = _metric(name, COUNTER)
-            self.backend.add(metric, amount, self._labels(metric, labels))
+            self._emit(self.backend.add, metric, amount, self._labels(metric, labels))
 
     def reach(self, name: str, total: float, **labels: object) -> None:
         """Bring a counter to a total of this process; one that went back has begun anew, and adds nothing."""
@@ -57,13 +60,13 @@ class Telemetry:
         key = (name, tuple(values.values()))
         before, self._reached[key] = self._reached.get(key, 0.0), total
         if total > before:
-            self.backend.add(metric, total - before, values)
+            self._emit(self.backend.add, metric, total - before, values)
 
     def show(self, name: str, value: float | None, **labels: object) -> None:
         """Set a gauge; what is not known is not shown."""
         if value is not None:
             metric = _metric(name, GAUGE)
-            self.backend.set(metric, value, self._labels(metric, labels))
+            self._emit(self.backend.set, metric, value, self._labels(metric, labels))
 
     def observed(self, name: str, counts: Sequence[int]) -> None:
         """Bring a histogram to totals by bucket, the last of which has no bound. What lies in a bucket is told as its
@@ -75,11 +78,23 @@ class Telemetry:
         middles = [(low + high) / 2 for low, high in pairwise(edges)]
         for middle, count, earlier in zip(middles, counts, before, strict=True):
             for _ in range(count - earlier):
-                self.backend.observe(metric, middle, labels)
+                self._emit(self.backend.observe, metric, middle, labels)
 
     def process(self, role: str, rank: int | str = "") -> None:
         """Say what this process is."""
         self.show("sdp_process_info", 1, pid=os.getpid(), role=role, rank=rank, job_name=self.job)
+
+    def _emit(
+        self, action: Callable[[Metric, float, Mapping[str, str]], None], metric: Metric, value: float,
+        labels: Mapping[str, str],
+    ) -> None:  # fmt: skip
+        """Hand a value to the backend. Its errors end here: no job fails because its metrics do."""
+        try:
+            action(metric, value, labels)
+        except Exception as error:  # noqa: BLE001 (whatever happens to it)
+            if not self._failed:
+                say(f"telemetry: {metric.name} cannot be emitted, nor perhaps others: {one_line(error, 200)}")
+            self._failed = True
 
     def _labels(self, metric: Metric, labels: Mapping[str, object]) -> dict[str, str]:
         if set(labels) != set(metric.labels):
@@ -97,9 +112,12 @@ def begin(uri: str) -> Telemetry:
     """The metrics of the run that writes to an address, from this process."""
     ray = sys.modules.get("ray")
     if ray is not None and ray.is_initialized():
-        from sdp.telemetry.ray_metrics import RayBackend, job_name
+        from sdp.telemetry.ray_metrics import RayBackend, ascii_tag, job_name
 
-        return Telemetry(RayBackend(), run_name(uri), job_name())
+        run = run_name(uri)
+        if run != (tag := ascii_tag(run)):
+            say(f"telemetry: the metrics of {run} have the label run={tag}, since Ray takes ASCII alone")
+        return Telemetry(RayBackend(), tag, job_name())
     from sdp.telemetry.registry import RegistryBackend
 
     return Telemetry(RegistryBackend.default(), run_name(uri))

@@ -4,6 +4,7 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import quote
 
 import ray
 from ray.util.metrics import Counter, Gauge, Histogram
@@ -11,6 +12,7 @@ from ray.util.metrics import Counter, Gauge, Histogram
 from sdp.telemetry.catalogue import COUNTER, GAUGE, Metric
 
 _LONGEST_NAME = 100
+_PRINTABLE = "".join(map(chr, range(0x20, 0x7F)))
 _AGAIN_S = 2.0
 """A gauge that was not set since Ray's last export (they are 10 s apart) is left out of the next, and the node's agent
 forgets it 20 s later, though it still holds: so each is set again and again. It takes 10 µs."""
@@ -24,7 +26,7 @@ def job_name() -> str:
     worker: Any = ray._private.worker.global_worker
     try:
         told = worker.core_worker.get_job_config().metadata
-    except AttributeError:  # a Ray that has it elsewhere: the label stays empty
+    except Exception:  # noqa: BLE001 (no public call: with another Ray the label stays empty)
         return ""
     return str(told.get("job_name") or told.get("job_submission_id") or "")[:_LONGEST_NAME]
 
@@ -38,17 +40,17 @@ class RayBackend:
     _keeper: threading.Thread | None = None
 
     def add(self, metric: Metric, value: float, labels: Mapping[str, str]) -> None:
-        self._family(metric).inc(value, tags=dict(labels))
+        self._family(metric).inc(value, tags=_tags(labels))
 
     def set(self, metric: Metric, value: float, labels: Mapping[str, str]) -> None:
-        self._family(metric).set(value, tags=dict(labels))
+        self._family(metric).set(value, tags=_tags(labels))
         self._gauges[metric.name, tuple(labels.items())] = value
         if self._keeper is None:
             self._keeper = threading.Thread(target=self._keep, name="sdp-telemetry", daemon=True)
             self._keeper.start()
 
     def observe(self, metric: Metric, value: float, labels: Mapping[str, str]) -> None:
-        self._family(metric).observe(value, tags=dict(labels))
+        self._family(metric).observe(value, tags=_tags(labels))
 
     def _keep(self) -> None:
         """Until this process leaves Ray, which ends the series."""
@@ -59,7 +61,7 @@ class RayBackend:
     def tell_again(self) -> None:
         """All gauges, as they were last."""
         for (name, labels), value in list(self._gauges.items()):
-            self._families[name].set(value, tags=dict(labels))
+            self._families[name].set(value, tags=_tags(dict(labels)))
 
     def _family(self, metric: Metric) -> Any:
         family = self._families.get(metric.name)
@@ -73,3 +75,12 @@ class RayBackend:
                 family = Histogram(metric.name, metric.help, list(metric.bounds), names)
             self._families[metric.name] = family
         return family
+
+
+def ascii_tag(text: str) -> str:
+    """Return text as Ray takes it in a tag: it takes ASCII alone, so any other character becomes %XX of its UTF-8."""
+    return text if text.isascii() else quote(text, safe=_PRINTABLE)
+
+
+def _tags(labels: Mapping[str, str]) -> dict[str, str]:
+    return {name: ascii_tag(value) for name, value in labels.items()}

@@ -10,20 +10,21 @@ import socket
 import tempfile
 import threading
 import time
-import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import ray
 import ray.train
+import torch
 from ray.train import FailureConfig, RunConfig
 from ray.train.torch import TorchConfig, TorchTrainer
+from ray.train.torch.config import _TorchBackend
 
 from sdp import cluster, telemetry
-from sdp.config import Range, TrainConfig, identity, parse
+from sdp.config import TrainConfig, identity, parse
 from sdp.console import Progress, say
 from sdp.errors import LeaseLost, SdpError, UserError, one_line
 from sdp.lease import Lease
@@ -31,7 +32,7 @@ from sdp.model.load import load_unet_config
 from sdp.model.sources import resolve
 from sdp.storage import is_read_only, open_storage
 from sdp.telemetry.registry import forget, serve
-from sdp.train import online, ray_reader
+from sdp.train import online
 from sdp.train.board import Board, Told
 from sdp.train.callbacks.base import Callback, StepReport
 from sdp.train.callbacks.checkpoints import SaveCheckpoints
@@ -50,7 +51,7 @@ from sdp.train.data.sources import open_sources, uris_of
 from sdp.train.fp8 import refuse_cluster, require_fp8
 from sdp.train.network import network_error
 from sdp.train.phases import over, phases_of, refuse_other_shape, with_budget_left
-from sdp.train.plan import DATASET_KINDS, Plan, finished, make_plan, most_workers, progress_line, summary_lines
+from sdp.train.plan import DATASET_KINDS, Plan, finished, make_plan, progress_line, summary_lines
 from sdp.train.run_folder import RunFolder
 from sdp.train.state import TrainState
 from sdp.train.trainer import Stop, Trainer, TrainingDiverged
@@ -127,6 +128,9 @@ def _run(config: TrainConfig, *, dry_run: bool, begun: bool) -> TrainSummary:
     if dry_run:
         return TrainSummary(config.output.uri, plan.checkpoint, plan.state, "dry run")
     if not config.scaling.in_driver:
+        cluster.require_gpu_setting("scaling", config.scaling)
+        if config.data.mode == "online":
+            cluster.require_gpu_setting("encode", config.encode)
         cluster.require_reachable()
     with Lease.acquire(folder.storage, "sdp train") as lease:
         folder.claim(head)
@@ -188,17 +192,14 @@ def _wish(stop: Stop, name: str) -> None:
 
 def _train_on_ray(config: TrainConfig, plan: Plan, folder: RunFolder, lease: Lease) -> TrainSummary:
     resources = cluster.connect()
-    use_gpu = resources.get("GPU", 0) > 0
+    use_gpu = cluster.on_gpus("scaling", config.scaling)
     _refuse_more_workers_than_there_can_be(config, resources, "GPU" if use_gpu else "CPU")
     if config.strategy.fp8.enabled:
         refuse_cluster(config, cluster.accelerators(), resources.get("GPU", 0))
-    folder.record("start", workers=_bounds(config), from_step=plan.state.step)
+    folder.record("start", workers=(config.scaling.least, config.scaling.most), from_step=plan.state.step)
     # Beside this driver: no other node's end shall be the job's.
     board: Any = ray.remote(num_cpus=0)(Board).options(scheduling_strategy=online.here()).remote()
     pool = _start_pool(config, resources)
-    feeder = None
-    if config.data.reader == "ray":
-        feeder = ray_reader.start_feeder(config, resources, most_workers(config), on_gpus=use_gpu)
     os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.5")
     with tempfile.TemporaryDirectory(prefix="sdp-train-") as scratch, _following(board, lease, plan):
         trainer = TorchTrainer(
@@ -207,13 +208,12 @@ def _train_on_ray(config: TrainConfig, plan: Plan, folder: RunFolder, lease: Lea
                 "config": config.model_dump(mode="json"),
                 "board": board,
                 "pool": pool,
-                "feeder": feeder,
             },
             scaling_config=_scaling(config, use_gpu),
             run_config=RunConfig(
                 name="run", storage_path=scratch, failure_config=FailureConfig(max_failures=config.max_failures)
             ),
-            torch_config=TorchConfig(backend="cpu:gloo,cuda:nccl" if use_gpu and _gpus_are_real(config) else "gloo"),
+            torch_config=TorchByDevice() if use_gpu else TorchConfig("gloo"),
         )
         try:
             trainer.fit()
@@ -222,8 +222,8 @@ def _train_on_ray(config: TrainConfig, plan: Plan, folder: RunFolder, lease: Lea
             folder.record("gave_up", failures=told.failures)
             raise told.fatal or SdpError(_gave_up(config, told, error)) from error
         finally:
-            for actor in filter(None, (pool, feeder)):
-                ray.kill(actor)
+            if pool is not None:
+                ray.kill(pool)
     told = ray.get(board.told.remote())
     if told.fatal is not None:
         folder.record("gave_up", failures=told.failures)
@@ -244,11 +244,12 @@ def _start_pool(config: TrainConfig, resources: dict[str, float]) -> Any:
         return None
     dataset = open_pinned(config, 0, config.source.uri, DATASET_KINDS[config.data.mode])
     images = open_images(config, dataset, resolve(config.model.source, storage=config.storage.options()))
-    return online.start_pool(images, online.plan_staff(config, images, resources, most_workers(config)))
+    return online.start_pool(images, online.plan_staff(config, images, resources, config.scaling.most))
 
 
 def work(given: dict[str, Any]) -> None:
     """What runs in each worker."""
+    cluster.hide_gpus_unless_granted()
     from sdp.train.assemble import assemble
 
     config, board = parse("train", given["config"]), given["board"]
@@ -269,10 +270,7 @@ def work(given: dict[str, Any]) -> None:
         if (pool := given["pool"]) is not None:
             callbacks.append(online.FollowPool(pool, board.announce.remote))
             ask = online.asker(pool)
-        feed = None
-        if (feeder := given["feeder"]) is not None:
-            feed = ray_reader.RayFeed(feeder, world.share(uuid.uuid4().hex), rank, world.size)
-        reason = assemble(config, world, ask=ask, feed=feed, callbacks=callbacks, stop=stop).train()
+        reason = assemble(config, world, ask=ask, callbacks=callbacks, stop=stop).train()
     except Exception as error:
         fatal = error if isinstance(error, _FATAL) else network_error(error)
         ray.get(board.failed.remote(rank, _line(error), fatal))
@@ -338,6 +336,23 @@ def _flops(config: TrainConfig, world: World) -> float | None:
 
     model = resolve(config.model.source, storage=config.storage.options())
     return unet_flops(load_unet_config(model.path), config.data.resolution)
+
+
+class TorchByDevice(TorchConfig):
+    """A process group over NCCL where every worker's torch sees a GPU, else over gloo.
+
+    Ray goes by the GPUs that it has granted, which torch may be unable to use.
+    """
+
+    @property
+    def backend_cls(self) -> type[_TorchBackend]:
+        return _BackendByDevice
+
+
+class _BackendByDevice(_TorchBackend):
+    def on_start(self, worker_group: Any, backend_config: Any) -> None:
+        cuda = all(worker_group.execute(torch.cuda.is_available))
+        super().on_start(worker_group, replace(backend_config, backend="cpu:gloo,cuda:nccl" if cuda else "gloo"))
 
 
 @dataclass
@@ -441,21 +456,15 @@ def _on_signals(signals: Sequence[signal.Signals], then: Callable[[str], Any]) -
 
 
 def _scaling(config: TrainConfig, use_gpu: bool) -> Any:
-    low, high = _bounds(config)
+    low, high = config.scaling.least, config.scaling.most
     label = {cluster.ACCELERATOR_LABEL: config.scaling.accelerator} if config.scaling.accelerator else None
     scaling: Any = ray.train.ScalingConfig  # its annotations are those of the version before
     return scaling(num_workers=high if low == high else (low, high), use_gpu=use_gpu, label_selector=label)
 
 
-def _bounds(config: TrainConfig) -> tuple[int, int]:
-    workers = config.scaling.num_workers
-    return (workers.min, workers.max) if isinstance(workers, Range) else (workers, workers)
-
-
 def _refuse_more_workers_than_there_can_be(config: TrainConfig, resources: dict[str, float], what: str) -> None:
     cluster.require_accelerator("scaling.accelerator", config.scaling.accelerator, can_grow=config.scaling.can_grow)
-    low, _ = _bounds(config)
-    there = int(resources.get(what, 0))
+    low, there = config.scaling.least, int(resources.get(what, 0))
     if low > there and not config.scaling.can_grow:
         raise UserError(
             f"scaling.num_workers: expected at most {there}, got {low}: the cluster has {there} {what}s; lower it, or "
@@ -488,25 +497,6 @@ def _absolute(config: TrainConfig) -> TrainConfig:
         "phase_2": second.model_copy(update={"source": absolute(second.source)}),
     }
     return config.model_copy(update=changes)
-
-
-def _gpus_are_real(config: TrainConfig) -> bool:
-    """Whether CUDA works where trainers go: Ray's word for a GPU is no evidence, and this driver may have none."""
-    options = cluster.placement(config.scaling.accelerator, 1)
-    seen: bool = ray.get(ray.remote(_count_gpus).options(**options).remote()) > 0
-    return seen
-
-
-def _count_gpus() -> int:
-    """By the driver's own library: importing torch for it would take seconds."""
-    import ctypes
-
-    count = ctypes.c_int(0)
-    try:
-        cuda = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return 0
-    return count.value if cuda.cuInit(0) == 0 and cuda.cuDeviceGetCount(ctypes.byref(count)) == 0 else 0
 
 
 def _gave_up(config: TrainConfig, told: Told, error: Exception) -> str:

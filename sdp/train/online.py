@@ -31,7 +31,7 @@ from ray.exceptions import (
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from sdp import cluster, telemetry
-from sdp.config import Range, TrainConfig
+from sdp.config import TrainConfig
 from sdp.encode.occupancy import Occupancy
 from sdp.errors import SdpError, Unavailable, UserError, one_line
 from sdp.train.callbacks.base import Callback, StepReport
@@ -97,10 +97,9 @@ def plan_staff(config: TrainConfig, images: ImagesDataset, resources: dict[str, 
     """Encoders and transforms beside so many trainers, by what the cluster has."""
     encode, transform = config.encode, config.transform
     cluster.require_accelerator("encode.accelerator", encode.accelerator, can_grow=config.scaling.can_grow)
-    workers = encode.num_workers
-    least, most = (workers.min, workers.max) if isinstance(workers, Range) else (workers, workers)
+    least, most = encode.least, encode.most
     cpus = int(resources.get("CPU", 1))
-    gpus = encode.gpus_per_worker if resources.get("GPU") or encode.accelerator else 0.0
+    gpus = encode.gpus_per_worker if cluster.on_gpus("encode", encode) else 0.0
     beside = cpus - trainers
     # Where there are too few CPUs for everybody to reserve one, encoders and transforms share what there is. But where
     # nodes come on demand, what reserves nothing brings none, and would run on the head.

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sdp.config import Range, TrainConfig
+from sdp.config import TrainConfig
 from sdp.console import duration, size
 from sdp.datasets.manifest import Dataset, open_dataset
 from sdp.datasets.output import read_json
@@ -96,7 +96,7 @@ def make_plan(config: TrainConfig, *, begun: bool = True) -> Plan:
     newest = state.position == 0
     rows, datasets = (_latents if offline else _images)(config, model, newest=newest)
     _check_validation(config, model)
-    batch = config.data.global_batch_size or config.data.batch_size * most_workers(config)
+    batch = config.data.global_batch_size or config.data.batch_size * config.scaling.most
     if rows < batch:
         raise DatasetError(
             f"{config.source.uri}: {rows} rows are fewer than one step's {batch}; lower data.batch_size or "
@@ -166,8 +166,7 @@ def _latents(config: TrainConfig, model: sources.ModelSource, *, newest: bool) -
                 refuse_another_encoder(config, source.dataset, sources.resolve(model, storage=config.storage.options()))
     first = found.all[0].ingredient.dataset
     _refuse_nothing_to_train_on(config, list(zip(first.low.tolist(), first.high.tolist(), strict=True)))
-    if config.data.reader == "direct":
-        DirectReader(found.ingredients, config.seed, OrderShape(), 0, 1)  # looks whether they can be mixed
+    DirectReader(found.ingredients, config.seed, OrderShape(), 0, 1)  # looks whether they can be mixed
     return found.rows, [source.dataset for source in found.all if source.dataset is not None]
 
 
@@ -239,12 +238,6 @@ def _any_row(ranges: Sequence[tuple[int, int]], is_one: Callable[[Ints], NDArray
             if is_one(np.arange(start, min(high, start + _PIECE), dtype=np.int64)).any():
                 return True
     return False
-
-
-def most_workers(config: TrainConfig) -> int:
-    """The most workers that the run may have."""
-    workers = config.scaling.num_workers
-    return workers.max if isinstance(workers, Range) else workers
 
 
 def finished(config: TrainConfig, state: TrainState) -> str | None:

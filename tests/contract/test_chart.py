@@ -1,5 +1,6 @@
 """The chart: what it renders for each example, and what it refuses. Rendered by the real helm."""
 
+import ipaddress
 import json
 import os
 import re
@@ -14,7 +15,7 @@ import pytest
 import yaml
 
 from scripts import chart_readme, chart_schema
-from sdp.config import draft
+from sdp.config import Range, draft, parse
 from sdp.hardware import GPUS
 from tests.contract.sdp_cluster import CHART, VALUES, Manifest, helm_template, one, parsed, pods
 
@@ -116,7 +117,7 @@ def test_a_field_that_kubernetes_does_not_know_would_be_noticed() -> None:
 def test_every_pod_is_confined(render: Render, example: str) -> None:
     for name, template in pods(one(render(example), "RayCluster")).items():
         spec = template["spec"]
-        (container,) = spec["containers"]
+        container = spec["containers"][0]  # Ray's
         assert spec["securityContext"]["runAsNonRoot"] is True, name
         assert spec["shareProcessNamespace"] is True, "Ray as PID 1 reaps nobody"
         assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
@@ -166,6 +167,49 @@ def test_trainers_that_encode_read_images_and_others_latents(render: Render) -> 
         "train-online.yaml": "s3://my-bucket/sd2/images",
         "train-collocated.yaml": "s3://my-bucket/sd2/images",
     }
+
+
+@NEEDS_HELM
+@pytest.mark.parametrize("job", ["train", "train-online"])
+def test_training_by_default_is_the_recipe_of_stable_diffusion_2(render: Render, job: str) -> None:
+    """Samples of each phase as MosaicML and Anyscale give them; what a GPU takes at once as the latter does."""
+    config = parse("train", yaml.safe_load(one(render("efa"), "ConfigMap")["data"][f"{job}.yaml"]))
+    second = config.phase_2
+    assert (config.data.global_batch_size or 0) * (config.max_steps or 0) == 1_126_400_000
+    assert (second.global_batch_size or 0) * (second.max_steps or 0) == 1_740_800_000
+    assert (config.data.resolution, config.data.batch_size) == (256, 128)
+    assert (second.resolution, second.batch_size) == (512, 32)
+    assert (config.strategy.kind, config.strategy.compile) == ("fsdp", True)
+    assert config.scaling.num_workers == Range(min=24, max=32), "a node of eight may be lost"
+
+
+@NEEDS_HELM
+def test_trainers_take_all_gpus_of_their_accelerator_or_a_pod_s_fewer(render: Render) -> None:
+    def workers(*settings: str) -> object:
+        jobs = one(render("minimal", *settings), "ConfigMap")["data"]
+        return yaml.safe_load(jobs["train-online.yaml"])["scaling"].get("num_workers")
+
+    assert workers("groups.a100.maxReplicas=2") == {"min": 8, "max": 16}
+    assert workers("groups.a100.maxReplicas=1") == 8
+    assert workers("jobs.train-online.scaling.num_workers=3") == 3
+    assert workers("jobs.train-online.encode.accelerator=A100") == {"min": 16, "max": 24}, "encoders take eight"
+    assert workers("groups.more.gpus=4", "groups.more.accelerator=A100") == {"min": 28, "max": 36}
+
+
+@NEEDS_HELM
+def test_generators_and_evaluators_name_their_accelerator(render: Render) -> None:
+    """Or they would have to be told whether there are GPUs, which a cluster at no pod does not show."""
+
+    def placed(example: str, *settings: str) -> list[Any]:
+        jobs = one(render(example, "jobs.evaluate.limit=9", *settings), "ConfigMap")["data"]
+        return [yaml.safe_load(jobs.get(name, "{}")).get("scaling") for name in ("generate.yaml", "evaluate.yaml")]
+
+    assert placed("minimal") == [{"accelerator": "A10G"}, {"accelerator": "A10G"}]
+    own = placed("minimal", "jobs.evaluate.scaling.accelerator=A100", "jobs.generate.scaling.num_workers=2")
+    assert own == [{"accelerator": "A10G", "num_workers": 2}, {"accelerator": "A100"}]
+    cpus = placed("no-gpu")
+    assert cpus == [{"use_gpu": False}] * 2, "a null takes the default out"
+    assert placed("minimal", "jobs.generate=null", "jobs.evaluate.scaling.use_gpu=true")[-1] == {"use_gpu": True}
 
 
 @NEEDS_HELM
@@ -227,7 +271,9 @@ def test_selectors_match_and_names_are_those_that_are_rendered(render: Render, e
     selected = {
         policy["metadata"]["name"]: policy["spec"]["podSelector"]["matchLabels"] for policy in policies(manifests)
     }
-    assert selected in ({name: {"ray.io/cluster": name}, f"{name}-jobs": {"sdp/jobs-of": name}}, {})
+    downloads = {f"{name}-downloads": {"ray.io/cluster": name}} if f"{name}-downloads" in selected else {}
+    assert selected in ({name: {"ray.io/cluster": name}, f"{name}-jobs": {"sdp/jobs-of": name}, **downloads}, {})
+    assert bool(downloads) == (example not in ("open", "e2e", "full"))
     assert bool(selected) == (example != "open")
     budgets = [each["spec"]["selector"]["matchLabels"] for each in manifests if each["kind"] == "PodDisruptionBudget"]
     expected = {"ray.io/cluster": name, "ray.io/node-type": "head"}  # labels that KubeRay gives
@@ -304,8 +350,8 @@ def test_a_number_of_a_values_file_stays_as_it_was_written(tool: Callable[[str],
 
 @NEEDS_HELM
 def test_a_key_that_is_null_in_a_job_is_left_to_the_job_to_judge(render: Render) -> None:
-    jobs = one(render("minimal", "jobs.train.data=null", "jobs.download.workers.cpus=0.5"), "ConfigMap")["data"]
-    assert yaml.safe_load(jobs["train.yaml"])["data"] is None
+    jobs = one(render("minimal", "jobs.train.optimizer=null", "jobs.download.workers.cpus=0.5"), "ConfigMap")["data"]
+    assert yaml.safe_load(jobs["train.yaml"])["optimizer"] is None
     assert policies(render("minimal", "jobs.download.workers=null", "networkPolicy.clientNamespaces=null"))
 
 
@@ -331,6 +377,9 @@ def template_digests(manifests: list[Manifest]) -> dict[str, str]:
         ("jobs.train.max_steps=9", set()),
         ("groups.a10g.env.X=1", {"a10g"}),
         ("groups.a10g.labels.x=y", {"a10g"}),
+        ("groups.a10g.rayStartParams.x=y", {"a10g"}),
+        ("head.rayStartParams.x=y", {"head"}),
+        ("labels.x=y", set()),
         ("groups.a10g.terminationGracePeriodSeconds=60", {"a10g"}),
         ("head.cpu=8", {"head"}),
         ("autoscaling.resources.limits.memory=2Gi", {"head"}),
@@ -402,7 +451,7 @@ def test_an_upgrade_counts_the_pods_of_older_templates_by_group(
 
     assert older() == {"cpu": 1}, "that which says nothing of its template"
     assert older("groups.a10g.env.X=1") == {"cpu": 1, "a10g": 2}
-    without = ("groups.a10g=null", "jobs.process=null", "jobs.train-online=null")
+    without = ("groups.a10g=null", "jobs.process=null", "jobs.train-online=null", "jobs.generate=null")
     assert older(*without, "head.cpu=8") == {"cpu": 1, "head": 1}
 
 
@@ -504,7 +553,15 @@ def test_the_autoscaler_alone_has_an_account_s_token(render: Render) -> None:
     cluster = one(render("minimal"), "RayCluster")
     (token,) = (volume for volume in pods(cluster)["head"]["spec"]["volumes"] if "projected" in volume)
     account = {"name": token["name"], "mountPath": "/var/run/secrets/kubernetes.io/serviceaccount", "readOnly": True}
-    assert account in cluster["spec"]["autoscalerOptions"]["volumeMounts"]
+    autoscaler = cluster["spec"]["autoscalerOptions"]
+    assert account in autoscaler["volumeMounts"]
+    head = pods(cluster)["head"]["spec"]
+    assert head["shareProcessNamespace"] is True
+    users = {spec["securityContext"]["runAsUser"] for spec in (autoscaler, head)}
+    assert len(users) == 2, "or /proc/PID/root has it"
+    (ray,) = head["containers"]
+    shared = {mount["name"] for mount in autoscaler["volumeMounts"]} & {mount["name"] for mount in ray["volumeMounts"]}
+    assert shared == set(), "what a job leaves in a home is run by the next Python of that home"
     for template in pods(cluster).values():
         (container,) = template["spec"]["containers"]
         assert not any(mount["name"] == token["name"] for mount in container["volumeMounts"])
@@ -512,7 +569,10 @@ def test_the_autoscaler_alone_has_an_account_s_token(render: Render) -> None:
 
 @NEEDS_HELM
 def test_the_operator_reaches_the_job_api_and_nothing_else_and_its_neighbours_do_not(render: Render) -> None:
-    for policy in policies(render("minimal", "networkPolicy.operatorNamespace=ray-system")):
+    into = [each for each in policies(render("minimal", "networkPolicy.operatorNamespace=ray-system"))
+            if each["spec"]["policyTypes"] == ["Ingress"]]  # fmt: skip
+    assert len(into) == 2
+    for policy in into:
         _, operator, _ = policy["spec"]["ingress"]
         assert [port["port"] for port in operator["ports"]] == [8265]
         (pods_of,) = operator["from"]
@@ -550,6 +610,115 @@ def test_annotations_and_disk_are_a_group_s_own(render: Render) -> None:
     (a10g,), (a100,) = (templates[name]["spec"]["containers"] for name in ("a10g", "a100"))
     assert a10g["resources"]["requests"]["ephemeral-storage"] == "200Gi"
     assert "ephemeral-storage" not in a100["resources"]["limits"]
+
+
+@NEEDS_HELM
+@pytest.mark.parametrize("name", ["head", "a100"])
+def test_a_pod_takes_what_kubernetes_offers_beside_what_the_chart_knows(render: Render, name: str) -> None:
+    at = "head" if name == "head" else f"groups.{name}"
+    settings = [
+        "runtimeClassName=nvidia", "schedulerName=volcano", "rayStartParams.num-cpus=3", "initContainers[0].name=a",
+        "sidecars[0].name=b", "resources.rdma/hca=1", "securityContext.capabilities.add[0]=IPC_LOCK",
+        "securityContext.readOnlyRootFilesystem=false", "dnsConfig.nameservers[0]=10.0.0.10",
+    ]  # fmt: skip
+    cluster = one(render("minimal", *(f"{at}.{setting}" for setting in settings)), "RayCluster")
+    spec = pods(cluster)[name]["spec"]
+    assert (spec["runtimeClassName"], spec["schedulerName"]) == ("nvidia", "volcano")
+    assert [each["name"] for each in spec["initContainers"]] == ["a"]
+    ray, sidecar = spec["containers"]
+    assert (ray["name"], sidecar["name"]) == ("ray-head" if name == "head" else "ray-worker", "b")
+    assert ray["resources"]["limits"]["rdma/hca"] == ray["resources"]["requests"]["rdma/hca"] == 1
+    assert ray["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": False,
+        "capabilities": {"drop": ["ALL"], "add": ["IPC_LOCK"]},
+    }
+    assert spec["dnsConfig"] == {"nameservers": ["10.0.0.10"]}
+    groups = {group["groupName"]: group for group in cluster["spec"]["workerGroupSpecs"]}
+    group = cluster["spec"]["headGroupSpec"] if name == "head" else groups[name]
+    assert group["rayStartParams"]["num-cpus"] == "3"
+    (other,) = pods(cluster)["a10g"]["spec"]["containers"]
+    assert "rdma/hca" not in other["resources"]["limits"]
+
+
+@NEEDS_HELM
+def test_the_cluster_takes_labels_and_the_release_further_objects(render: Render) -> None:
+    own = ("labels.kueue\\.x-k8s\\.io/queue-name=gpus", "extraObjects[0].apiVersion=v1", "extraObjects[0].kind=Secret",
+           "extraObjects[0].metadata.name=mine", "head.rayStartParams.dashboard-host=::")  # fmt: skip
+    manifests = render("minimal", *own)
+    cluster = one(manifests, "RayCluster")
+    assert cluster["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "gpus"
+    assert one(manifests, "Secret")["metadata"]["name"] == "mine"
+    assert cluster["spec"]["headGroupSpec"]["rayStartParams"] == {"dashboard-host": "::", "num-cpus": "0"}
+    default = one(render("minimal"), "RayCluster")
+    assert default["spec"]["headGroupSpec"]["rayStartParams"] == {"dashboard-host": "0.0.0.0", "num-cpus": "0"}
+    for template in pods(default).values():
+        assert template["spec"]["enableServiceLinks"] is False, "a variable for each service of the namespace"
+
+
+@NEEDS_HELM
+def test_gpus_may_be_parts_of_gpus(render: Render) -> None:
+    mig = ("groups.a100.gpuResource=nvidia.com/mig-3g.20gb", "jobs.train.scaling.num_workers=1")
+    (container,) = pods(one(render("minimal", *mig), "RayCluster"))["a100"]["spec"]["containers"]
+    assert container["resources"]["limits"]["nvidia.com/mig-3g.20gb"] == 8
+    assert "nvidia.com/gpu" not in container["resources"]["limits"]
+
+
+@NEEDS_HELM
+def test_groups_without_gpus_ask_dns_once_for_a_host(render: Render) -> None:
+    templates = pods(one(render("minimal"), "RayCluster"))
+    assert templates["cpu"]["spec"]["dnsConfig"] == {"options": [{"name": "ndots", "value": "1"}]}
+    assert not any("dnsConfig" in templates[name]["spec"] for name in ("head", "a10g", "a100"))
+
+
+@NEEDS_HELM
+def test_downloads_reach_no_private_network(render: Render) -> None:
+    """Judged by Python's own list of what is private."""
+
+    def egress(*settings: str) -> Manifest | None:
+        named = [each for each in policies(render("minimal", *settings)) if each["metadata"]["name"] == "sdp-downloads"]
+        return named[0]["spec"] if named else None
+
+    spec = egress()
+    assert spec is not None
+    assert spec["podSelector"]["matchExpressions"] == [{"key": "sdp/group", "operator": "In", "values": ["cpu"]}]
+    inside, dns, outside = spec["egress"]
+    assert inside == {"to": [{"podSelector": {"matchLabels": {"ray.io/cluster": "sdp"}}}]}
+    assert {port["port"] for port in dns["ports"]} == {53}
+    blocks = [block["ipBlock"] for block in outside["to"]]
+    assert [block["cidr"] for block in blocks] == ["0.0.0.0/0", "::/0"]
+    refused = [ipaddress.ip_network(network) for block in blocks for network in block["except"]]
+
+    def reached(address: str) -> bool:
+        return not any(ipaddress.ip_address(address) in network for network in refused)
+
+    private = ["169.254.169.254", "169.254.170.23", "10.100.0.1", "172.20.0.10", "192.168.1.1", "100.64.0.1",
+               "168.63.129.16", "fd00:ec2::254", "fe80::1", "64:ff9b:1::a9fe:a9fe"]  # fmt: skip
+    assert [address for address in private if reached(address)] == []
+    assert reached("93.184.215.14")
+    assert reached("2606:2800:21f:cb07:6820:80da:af6b:8b2c")
+    assert egress("networkPolicy.downloads.enabled=false") is None
+    assert egress("jobs.download.fetch.allow_private=true") is None
+    for endpoint, namespace in {"http://storage:7070": "default", "http://minio.data.svc:9000": "data"}.items():
+        own = egress(f"storage.endpoint={endpoint}")
+        assert own is not None
+        (storage,) = own["egress"][2]["to"]
+        assert storage == {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}}}
+    public = egress("storage.endpoint=https://storage.example.com")
+    assert public == spec
+    further = egress("networkPolicy.downloads.egress[0].to[0].ipBlock.cidr=10.1.2.3/32")
+    assert further is not None
+    assert further["egress"][2] == {"to": [{"ipBlock": {"cidr": "10.1.2.3/32"}}]}
+
+
+@NEEDS_HELM
+def test_pods_reach_what_egress_says_and_themselves(render: Render) -> None:
+    own = "networkPolicy.egress[0].to[0].ipBlock.cidr=203.0.113.0/24"
+    for policy in policies(render("minimal", own)):
+        assert policy["spec"]["policyTypes"] == ["Ingress", "Egress"]
+        inside, _dns, rule = policy["spec"]["egress"]
+        assert inside == {"to": [{"podSelector": policy["spec"]["podSelector"]}]}
+        assert rule == {"to": [{"ipBlock": {"cidr": "203.0.113.0/24"}}]}
 
 
 @NEEDS_HELM
@@ -652,7 +821,9 @@ def test_the_job_with_a_cluster_of_its_own_has_pods_like_the_chart_s(render: Ren
         drains = {variable["name"] for variable in our_container["env"]} & {"RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"}
         assert bool(drains) == (name == "a100"), "nobody waits for a head"
         assert bool(our_container["lifecycle"]) == (name == "head")
-        assert ours["volumes"] == [volume for volume in theirs["volumes"] if volume["name"] != "token"]
+        autoscaler = ("token", "autoscaler-tmp", "autoscaler-home")
+        assert ours["volumes"] == [volume for volume in theirs["volumes"] if volume["name"] not in autoscaler]
+        assert ours["enableServiceLinks"] is theirs["enableServiceLinks"]
         assert ours.get("nodeSelector") == theirs.get("nodeSelector")
         assert ours.get("tolerations") == theirs.get("tolerations")
     (group,) = own["workerGroupSpecs"]
@@ -660,4 +831,4 @@ def test_the_job_with_a_cluster_of_its_own_has_pods_like_the_chart_s(render: Ren
     assert group["labels"]["ray.io/accelerator-type"] == "A100"
     assert group["minReplicas"] == group["replicas"] == group["maxReplicas"]
     train = yaml.safe_load(one(render("minimal"), "ConfigMap")["data"]["train.yaml"])
-    assert group["replicas"] * 8 == train["scaling"]["num_workers"], "neither idle GPUs nor trainers without one"
+    assert group["replicas"] * 8 == train["scaling"]["num_workers"]["max"], "neither idle GPUs nor trainers without one"

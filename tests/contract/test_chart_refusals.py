@@ -88,7 +88,7 @@ def refused(tool: Callable[[str], Path]) -> Callable[..., str]:
             "groups: expected replicas of 1 or more in some group where autoscaling.enabled is false",
         ),
         (
-            ["groups.a10g=null"],
+            ["groups.a10g=null", "jobs.generate=null"],
             "jobs.process.encode.accelerator: expected one that a group has pods of (A100), got A10G; add a group",
         ),
         (
@@ -101,7 +101,7 @@ def refused(tool: Callable[[str], Path]) -> Callable[..., str]:
             "enough for (replicas times gpus), got 8",
         ),
         (
-            ["groups.a100.maxReplicas=3"],
+            ["groups.a100.maxReplicas=3", "jobs.train.scaling.num_workers=32"],
             "jobs.train.scaling.num_workers: expected at most 24, which is how many the GPUs of groups with A100 are "
             "enough for (maxReplicas times gpus), got 32",
         ),
@@ -127,6 +127,11 @@ def refused(tool: Callable[[str], Path]) -> Callable[..., str]:
             ["serviceAccount.create=false", "serviceAccount.annotations.role=x"],
             "serviceAccount.annotations: expected none where serviceAccount.create is false",
         ),
+        (["labels.helm\\.sh/chart=x"], "labels: helm.sh/chart is the chart's own"),
+        (["groups.cpu.sidecars[0].name=ray-worker"], "groups.cpu.sidecars: expected a name in each, which neither"),
+        (["head.initContainers[0].image=x"], "head.initContainers: expected a name in each, which neither"),
+        (["groups.a100.resources.nvidia\\.com/gpu=1"], "groups.a100.resources: nvidia.com/gpu comes from a value of"),
+        (["networkPolicy.downloads.except[0]=private"], "/networkPolicy/downloads/except/0"),
         (["groups.head.cpu=1"], "groups.head: expected another name"),
         (["podLabels.sdp/group=evil"], "podLabels: sdp/group is the chart's own"),
         (["podLabels.sdp/jobs-of=sdp"], "podLabels: sdp/jobs-of is the chart's own"),
@@ -214,7 +219,7 @@ def test_what_cannot_work_is_refused_with_the_value_s_path(
 @pytest.mark.parametrize(
     "settings",
     [
-        ["groups.a10g=null", "jobs.process=null", "jobs.train-online=null"],
+        ["groups.a10g=null", "jobs.process=null", "jobs.train-online=null", "jobs.generate=null"],
         ["groups.a10g.maxReplicas=8"],
         ["jobs.process-2.encode.num_workers.min=40", "jobs.process-2.encode.accelerator=A10G"],
         ["jobs.process.encode.gpus_per_worker=0.4", "jobs.process.encode.num_workers=80"],

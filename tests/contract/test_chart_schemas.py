@@ -25,6 +25,7 @@ NEEDS_BOTH = pytest.mark.needs("helm", "kubeconform")
 KINDS = {
     "ServiceAccount": kubernetes.client.V1ServiceAccount,
     "ConfigMap": kubernetes.client.V1ConfigMap,
+    "Secret": kubernetes.client.V1Secret,
     "NetworkPolicy": kubernetes.client.V1NetworkPolicy,
     "PodDisruptionBudget": kubernetes.client.V1PodDisruptionBudget,
     "DaemonSet": kubernetes.client.V1DaemonSet,
@@ -250,7 +251,9 @@ def test_every_label_that_something_is_found_by_is_one_that_pods_have(
     for manifest in manifests:
         if manifest["kind"] == "NetworkPolicy":
             expected = set() if manifest["metadata"]["name"] == f"{name}-jobs" else set(labels)
-            assert found(manifest["spec"]["podSelector"]) == expected
+            assert found({"matchLabels": manifest["spec"]["podSelector"]["matchLabels"]}) == expected
+            for expression in manifest["spec"]["podSelector"].get("matchExpressions", []):
+                assert set(expression["values"]) <= set(labels), "groups that there are"
         if manifest["kind"] == "PodDisruptionBudget":
             assert found(manifest["spec"]["selector"]) == {"head"}
     for group, template in pods(cluster).items():

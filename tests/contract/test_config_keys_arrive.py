@@ -29,6 +29,8 @@ OWN_READERS = {"contradictions"}  # a check of the value is not a use of it
 def unread(job: type[JobConfig], sources: Iterable[str]) -> list[str]:
     """The keys of a job that none of the sources reads, by dotted path."""
     by_class = {job.__name__: job} | {section.__name__: section for _, _, section in sections_of(job)}
+    bases = {base for section in by_class.values() for base in section.__mro__ if issubclass(base, Section)}
+    by_class |= {base.__name__: base for base in bases}
     by_name = {"config": job, "cfg": job} | {path.rpartition(".")[2]: section for path, _, section in sections_of(job)}
     read: set[tuple[type[Section], str]] = set()
     for source in sources:

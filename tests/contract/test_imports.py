@@ -36,6 +36,10 @@ def test_no_rule_excuses_what_nobody_does() -> None:
     ("files", "complaint"),
     [
         ({"errors.py": "import sdp.storage"}, "errors must not import storage"),
+        ({"train/loop.py": "import threading\nthreading.Thread(target=f)"}, "start it by sdp.device"),
+        ({"model/a.py": "def f():\n  with ThreadPoolExecutor(2): pass"}, "start it by sdp.device"),
+        ({"train/loop.py": "import torch\ntorch.cuda.Event().record()"}, "sdp.device makes streams and events"),
+        ({"process/a.py": "here.wait_stream(there)"}, "sdp.device makes streams and events"),
         ({"storage.py": "from sdp import model"}, "storage must not import model"),
         ({"config/base.py": "from sdp.train.loop import run"}, "config must not import train"),
         ({"datasets/parts.py": "def f():\n  import sdp.model.sources"}, "datasets must not import model"),

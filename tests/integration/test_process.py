@@ -9,7 +9,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import ray
 from pyroaring import BitMap64
 
 from sdp.config import ProcessConfig
@@ -29,14 +28,14 @@ from sdp.model.load import load_text_encoder, load_tokenizer, load_vae, tokenize
 from sdp.process import job
 from sdp.process.prepare import prepare, with_tombstones
 from sdp.storage import open_storage
+from tests.local_ray import one_node
 from tests.process_kit import config_of, every_tenth, images_table, make_images, picture, write_model, write_plain
 
 
 @pytest.fixture(scope="module", autouse=True)
 def cluster() -> Iterator[None]:
-    ray.init("local", num_cpus=3, include_dashboard=False, log_to_driver=False, object_store_memory=300_000_000)
-    yield
-    ray.shutdown()
+    with one_node(cpus=3):
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -11,11 +11,11 @@ from PIL import Image as Pillow
 from transformers import CLIPTokenizer
 
 from sdp.datasets.outcomes import FAILURE_REASONS
-from sdp.demo import misbehave
 from sdp.encode.chunk import Chunk, SourceRow
 from sdp.encode.recipe import Recipe
 from sdp.encode.transform import Transform, bucket_shapes
 from sdp.model.load import load_tokenizer
+from tests.misbehaving import bodies
 from tests.process_kit import picture, write_tokenizer
 
 MODES = {
@@ -136,7 +136,7 @@ def pixels_of(chunk: Chunk, side: int, rows: set[int]) -> dict[int, bytes]:
     }
 
 
-@pytest.mark.parametrize("bomb", [misbehave.huge_png, misbehave.huge_gif, misbehave.huge_jpeg])
+@pytest.mark.parametrize("bomb", [bodies.huge_png, bodies.huge_gif, bodies.huge_jpeg])
 def test_a_bomb_is_a_reason_and_takes_no_memory(tokenizer: CLIPTokenizer, bomb: Any) -> None:
     (outcome,) = Transform(Recipe((64,)), tokenizer)([SourceRow(1, "", bomb(30_000, 30_000), "boom")]).outcomes
     assert outcome.reason == "too_many_pixels"

@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from sdp.errors import UserError
 from sdp.telemetry import Telemetry, emit, run_name
-from sdp.telemetry.catalogue import SECONDS
+from sdp.telemetry.catalogue import CATALOGUE, SECONDS
 from sdp.telemetry.registry import RegistryBackend, serve
 
 
@@ -98,6 +98,36 @@ def test_labels_beyond_a_bound_are_one_series(
             telemetry.count("sdp_train_bad_rows_total", 1, rank=rank)
     found = {dict(labels)["rank"]: count for labels, count in series(registry, "sdp_train_bad_rows_total").items()}
     assert found == {"0": 2, "1": 2, "2": 2, "other": 14}
+
+
+class Broken:
+    """A backend that always fails."""
+
+    def add(self, *_: object) -> None:
+        raise RuntimeError("the agent is gone")
+
+    set = observe = add
+
+
+def test_a_backend_that_fails_is_said_once_and_no_job_fails_by_it(capsys: pytest.CaptureFixture[str]) -> None:
+    telemetry = Telemetry(Broken(), "sd2")
+    for _ in range(2):
+        telemetry.count("sdp_train_samples_total", 5)
+        telemetry.reach("sdp_download_rows_total", 7, outcome="failed", reason="timeout")
+        telemetry.show("sdp_train_loss", 0.5)
+        telemetry.observed("sdp_download_fetch_seconds", [1] * (len(SECONDS) + 1))
+        telemetry.process("trainer")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("telemetry: sdp_train_samples_total cannot be emitted")
+    assert line.endswith("the agent is gone")
+
+
+def test_a_name_that_is_not_ascii_reaches_ray_in_percent_encoding() -> None:
+    """A real metric of Ray, which encodes its tags when it is set."""
+    from sdp.telemetry.ray_metrics import RayBackend, ascii_tag
+
+    assert (ascii_tag("bilder-ä"), ascii_tag("50% off/ok")) == ("bilder-%C3%A4", "50% off/ok")
+    RayBackend().add(CATALOGUE["sdp_train_samples_total"], 1, {"run": "bilder-ä"})
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,9 @@ IMAGES: Any = SimpleNamespace(slice_rows=64, resolution=64)
 
 
 def staff(root: Path, cpus: float, trainers: int = 2, **changes: Any) -> Staff:
-    return plan_staff(config(root, data__mode="online", **changes), IMAGES, {"CPU": cpus}, trainers)
+    return plan_staff(
+        config(root, data__mode="online", encode__use_gpu=False, **changes), IMAGES, {"CPU": cpus}, trainers
+    )
 
 
 @pytest.mark.parametrize(("cpus", "encoder", "transform"), [(2, 0.0, 0.0), (3, 0.0, 1.0), (4, 1.0, 1.0)])

@@ -4,6 +4,7 @@
 {{- include "sdp.check-in-vain" . -}}
 {{- include "sdp.check-labels" . -}}
 {{- include "sdp.check-memory" (dict "path" "head" "pod" .Values.head) -}}
+{{- include "sdp.check-containers" (dict "path" "head" "pod" .Values.head) -}}
 {{- range $name, $own := .Values.groups -}}
 {{- if kindIs "map" $own -}}
 {{- include "sdp.check-group" (dict "root" $ "name" $name "group" (include "sdp.group" (dict "Values" $.Values "group" $own) | fromYaml)) -}}
@@ -63,6 +64,9 @@
 {{- fail (printf "podLabels: %s is KubeRay's, or Ray's own; labels that jobs are placed by go into groups.NAME.labels" $label) -}}
 {{- end -}}
 {{- end -}}
+{{- range $label, $_ := .Values.labels -}}
+{{- if has $label $own }}{{ fail (printf "labels: %s is the chart's own: take another name" $label) }}{{ end -}}
+{{- end -}}
 {{- $own = concat $own (list "ray.io/node-group" "ray.io/accelerator-type") -}}
 {{- $all := dict "groupDefaults" .Values.groupDefaults "head" .Values.head "" (dict "annotations" .Values.podAnnotations) -}}
 {{- range $name, $group := .Values.groups -}}
@@ -86,6 +90,23 @@
 {{- end -}}
 {{- end -}}
 
+{{/* Containers and resources of one's own beside the chart's. Takes path and pod. */}}
+{{- define "sdp.check-containers" -}}
+{{- range $key := list "initContainers" "sidecars" -}}
+{{- range get $.pod $key -}}
+{{- if or (not .name) (has .name (list "ray-head" "ray-worker" "autoscaler" "wait-gcs-ready")) -}}
+{{- fail (printf "%s.%s: expected a name in each, which neither the chart nor KubeRay has, got %s" $.path $key (toString .name)) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- $own := include "sdp.resources" (omit .pod "resources") | fromYaml -}}
+{{- range $name, $_ := .pod.resources -}}
+{{- if hasKey $own $name -}}
+{{- fail (printf "%s.resources: %s comes from a value of its own: set that" $.path $name) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{/* One group. Takes root, name, and the group over groupDefaults. */}}
 {{- define "sdp.check-group" -}}
 {{- $group := .group -}}
@@ -105,6 +126,7 @@
 {{- end -}}
 {{- end -}}
 {{- include "sdp.check-memory" (dict "path" $path "pod" $group) -}}
+{{- include "sdp.check-containers" (dict "path" $path "pod" $group) -}}
 {{- include "sdp.check-gpus" (dict "path" $path "root" .root "group" $group) -}}
 {{- with $group.hugepages2Mi -}}
 {{- if mod (include "sdp.bytes" . | float64 | int64) 2097152 -}}

@@ -43,9 +43,44 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- end }}
 {{- end -}}
 
+{{/* name: value, each value a text. */}}
+{{- define "sdp.texts" -}}
+{{- range $name, $value := . }}
+{{ $name }}: {{ kindIs "string" $value | ternary $value (toJson $value) | quote }}
+{{- end }}
+{{- end -}}
+
 {{/* What holds for a group: its own values over groupDefaults. */}}
 {{- define "sdp.group" -}}
-{{- toYaml (mustMergeOverwrite (deepCopy .Values.groupDefaults) (deepCopy .group)) -}}
+{{- $group := mustMergeOverwrite (deepCopy .Values.groupDefaults) (deepCopy .group) -}}
+{{- if and (gt (int $group.efaDevices) 0) (not $group.hugepages2Mi) }}{{ $_ := set $group "hugepages2Mi" "5120Mi" }}{{ end -}}
+{{- toYaml $group -}}
+{{- end -}}
+
+{{/* How many trainers a job has that does not say so: all GPUs of its accelerator, or a pod's fewer. Takes Values and own. */}}
+{{- define "sdp.trainers" -}}
+{{- $scaling := get .own "scaling" | default dict -}}
+{{- $accelerator := kindIs "map" $scaling | ternary (get (kindIs "map" $scaling | ternary $scaling dict) "accelerator") "" -}}
+{{- $most := 0 -}}
+{{- $pod := 0 -}}
+{{- range $own := .Values.groups -}}
+{{- if kindIs "map" $own -}}
+{{- $group := include "sdp.group" (dict "Values" $.Values "group" $own) | fromYaml -}}
+{{- if and $accelerator (eq $group.accelerator (toString $accelerator)) -}}
+{{- $most = add $most (mul (include "sdp.most-pods" (dict "Values" $.Values "group" $group) | int) (int $group.gpus)) -}}
+{{- $pod = max $pod (int $group.gpus) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- $encode := get .own "encode" | default dict -}}
+{{- if and (kindIs "map" $encode) (eq (toString (dig "data" "mode" "" .own)) "online") -}}
+{{- if eq (toString (get $encode "accelerator")) (toString $accelerator) }}{{ $most = sub $most (get $encode "num_workers" | default 1 | int) }}{{ end -}}
+{{- end -}}
+{{- if gt $most $pod -}}
+num_workers: {min: {{ sub $most $pod }}, max: {{ $most }}}
+{{- else if gt $most 0 -}}
+num_workers: {{ $most }}
+{{- end -}}
 {{- end -}}
 
 {{/*
@@ -101,7 +136,10 @@ workers:
 cpu: {{ .cpu | toString | quote }}
 memory: {{ .memory }}
 {{- if gt (int (default 0 .gpus)) 0 }}
-nvidia.com/gpu: {{ int .gpus }}
+{{ .gpuResource }}: {{ int .gpus }}
+{{- end }}
+{{- with .resources }}
+{{ toYaml . }}
 {{- end }}
 {{- if gt (int (default 0 .efaDevices)) 0 }}
 vpc.amazonaws.com/efa: {{ int .efaDevices }}
@@ -186,9 +224,10 @@ there are goes into it, nor labels that change with the chart's version. Takes w
 {{- $_ := set $made "metadata" (list $v.podLabels (include "sdp.annotations" . | fromYaml)) -}}
 {{- $_ := set $made "operator" (list $v.rayVersion $v.auth $v.faultTolerance $v.autoscaling.enabled) -}}{{/* what KubeRay adds goes by these */}}
 {{- if eq .is "worker" -}}
-{{- $_ := set $made "labels" (list .settings.labels .settings.accelerator) -}}
-{{- else if $v.autoscaling.enabled -}}
-{{- $_ := set $made "autoscaler" (include "sdp.autoscaler" .root | fromYaml) -}}
+{{- $_ := set $made "labels" (list .settings.labels .settings.accelerator .settings.rayStartParams) -}}
+{{- else -}}
+{{- $_ := set $made "start" .settings.rayStartParams -}}
+{{- if $v.autoscaling.enabled }}{{ $_ := set $made "autoscaler" (include "sdp.autoscaler" .root | fromYaml) }}{{ end -}}
 {{- end -}}
 {{- toJson $made | sha256sum | trunc 12 -}}
 {{- end -}}
@@ -224,15 +263,16 @@ head: {{ include "sdp.digest" (dict "root" . "name" "head" "is" "head" "settings
 image: {{ include "sdp.image" . }}
 imagePullPolicy: {{ .Values.image.pullPolicy }}
 resources: {{- toYaml .Values.autoscaling.resources | nindent 2 }}
-securityContext:
+securityContext: {{- /* a user of its own: pods share one list of processes, and jobs in the head could read its token */}}
+  runAsUser: {{ add1 (int .Values.runAsUser) }}
   allowPrivilegeEscalation: false
   readOnlyRootFilesystem: {{ .Values.readOnlyRootFilesystem }}
   capabilities: {drop: [ALL]}
 env:
   {{- include "sdp.env" (list (dict "HOME" "/home/ray") .Values.env) | nindent 2 }}
-volumeMounts:
-  - {name: tmp, mountPath: /tmp}
-  - {name: home, mountPath: /home/ray}
+volumeMounts: {{- /* nor do they share files that it would run */}}
+  - {name: autoscaler-tmp, mountPath: /tmp}
+  - {name: autoscaler-home, mountPath: /home/ray}
   - {name: token, mountPath: /var/run/secrets/kubernetes.io/serviceaccount, readOnly: true}
   {{- with .Values.volumeMounts }}{{ toYaml . | nindent 2 }}{{ end }}
 {{- end -}}
@@ -258,8 +298,19 @@ spec:
   {{- /* Ray as PID 1 reaps nobody: zombies would pile up, and Ray would wait for them whenever a job is stopped. */}}
   shareProcessNamespace: true
   terminationGracePeriodSeconds: {{ int $s.terminationGracePeriodSeconds }}
-  {{- with $s.priorityClassName }}
-  priorityClassName: {{ . }}
+  enableServiceLinks: false
+  {{- range $key := list "priorityClassName" "runtimeClassName" "schedulerName" }}
+  {{- with get $s $key }}
+  {{ $key }}: {{ . }}
+  {{- end }}
+  {{- end }}
+  {{- if $s.dnsConfig }}
+  dnsConfig: {{- toYaml $s.dnsConfig | nindent 4 }}
+  {{- else if and (eq .is "worker") (eq $gpus 0) }} {{- /* five times as many questions would be asked for each host */}}
+  dnsConfig: {options: [{name: ndots, value: "1"}]}
+  {{- end }}
+  {{- with $s.initContainers }}
+  initContainers: {{- toYaml . | nindent 4 }}
   {{- end }}
   {{- with $s.nodeSelector }}
   nodeSelector: {{- toYaml . | nindent 4 }}
@@ -298,10 +349,8 @@ spec:
     - name: ray-{{ .is }}
       image: {{ include "sdp.image" $root }}
       imagePullPolicy: {{ $v.image.pullPolicy }}
-      securityContext:
-        allowPrivilegeEscalation: false
-        readOnlyRootFilesystem: {{ $v.readOnlyRootFilesystem }}
-        capabilities: {drop: [ALL]}
+      {{- $context := dict "allowPrivilegeEscalation" false "readOnlyRootFilesystem" $v.readOnlyRootFilesystem "capabilities" (dict "drop" (list "ALL")) }}
+      securityContext: {{- toYaml (mergeOverwrite $context (deepCopy ($s.securityContext | default dict))) | nindent 8 }}
       resources:
         requests: {{- include "sdp.resources" $s | nindent 10 }}
         limits: {{- include "sdp.resources" $s | nindent 10 }}
@@ -339,6 +388,7 @@ spec:
         {{- end }}
         {{- with $v.volumeMounts }}{{ toYaml . | nindent 8 }}{{ end }}
         {{- with $s.volumeMounts }}{{ toYaml . | nindent 8 }}{{ end }}
+    {{- with $s.sidecars }}{{ toYaml . | nindent 4 }}{{ end }}
   volumes:
     - {name: shared-mem, emptyDir: {medium: Memory, sizeLimit: {{ $s.shmSize }}}}
     - {name: tmp, emptyDir: {}}
@@ -348,6 +398,8 @@ spec:
     - {name: hugepages, emptyDir: {medium: HugePages}}
     {{- end }}
     {{- if and (eq .is "head") $v.autoscaling.enabled }}
+    - {name: autoscaler-tmp, emptyDir: {}}
+    - {name: autoscaler-home, emptyDir: {}}
     - name: token
       projected:
         sources:

@@ -2,7 +2,6 @@
 
 import json
 from collections import OrderedDict
-from collections.abc import Sequence
 from dataclasses import dataclass
 from threading import Lock
 from typing import TYPE_CHECKING, Protocol
@@ -112,23 +111,6 @@ class LatentsDataset:
     @property
     def columns(self) -> tuple[Column, Column]:
         return self.latents, self.text
-
-    def only(self, numbers: Sequence[int]) -> "LatentsDataset":
-        """Of all row groups just some, in this order: what a task needs to know."""
-        at = np.array(numbers, np.int64)
-        parts, again = np.unique(self.blocks.part[at], return_inverse=True)
-        return LatentsDataset(
-            self.files,
-            tuple(self.paths[part] for part in parts),
-            Blocks(again.astype(np.int64), self.blocks.group[at], self.blocks.rows[at]),
-            self.latents,
-            self.text,
-            self.stored_latents,
-            self.stored_text,
-            self.low[at],
-            self.high[at],
-            self.addressed,
-        )
 
 
 def open_latents(

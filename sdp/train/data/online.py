@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from sdp.config import Range, TrainConfig
+from sdp.config import TrainConfig
 from sdp.train.data.images import EncodedSlice, ImagesDataset, Slice
 
 Ask = Callable[[Slice], Callable[[], EncodedSlice]]
@@ -38,8 +38,6 @@ class Online:
 
 def slices_ahead(config: TrainConfig, images: ImagesDataset, world: int) -> int:
     """How many slices one of `world` trainers has under way: a window's, and its share of what keeps encoders busy."""
-    encoders = config.encode.num_workers
-    most = encoders.max if isinstance(encoders, Range) else encoders
     groups = images.blocks.rows[: config.data.shuffle.row_groups]
     window = int(sum(-(-rows // images.slice_rows) for rows in groups.tolist()))
-    return window + -(-_PER_ENCODER * most // world)
+    return window + -(-_PER_ENCODER * config.encode.most // world)
