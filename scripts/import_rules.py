@@ -32,7 +32,7 @@ ROOMS: tuple[Mapping[str, str], ...] = (
         "imaging": "Image bytes to pixels and crops, within bounds.",
         "model": "Model sources, the noise schedule, losses, checkpoints, export.",
     },
-    {"encode": "Images to crops to latents: transform, encoder, recipe, reading."},
+    {"encode": "Images to crops to latents: transform, encoder, recipe, reading; `pipeline.py` runs them on Ray Data."},
     {
         "download": "`sdp download`: fetch, check, filter, write; `job.py` runs it on Ray.",
         "process": "`sdp process`: feed units to `encode`, join by unit, write parts.",
@@ -71,6 +71,7 @@ RAY_FILES = frozenset(
         "sdp/cluster.py",
         "sdp/kube/allreduce.py",
         "sdp/pool.py",
+        "sdp/encode/pipeline.py",
         "sdp/telemetry/ray_metrics.py",
     }
 )

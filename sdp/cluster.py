@@ -134,7 +134,9 @@ def _not_joined(error: Exception, told: str) -> SdpError:
 @contextlib.contextmanager
 def data_settings(**settings: Any) -> Iterator[None]:
     """Settings of Ray Data for the datasets that are made meanwhile, and for no others in this process."""
-    from ray.data import DataContext
+    # A killed driver keeps its share of the cluster for so long, and by default for three minutes.
+    os.environ.setdefault("RAY_DATA_AUTOSCALING_REQUEST_EXPIRE_TIME_S", "30")
+    from ray.data import DataContext  # which reads that as it is loaded
 
     # What goes wrong there is raised as well, and told by us in one line.
     logging.getLogger("ray.data").setLevel(logging.CRITICAL)

@@ -12,8 +12,9 @@ import ray
 from numpy.typing import NDArray
 
 from sdp.config import load
+from sdp.encode import work
 from sdp.encode.chunk import Chunk, Encoded, Group
-from sdp.process import job, work
+from sdp.process import job
 from sdp.process.prepare import prepare
 
 MODEL = Path(__file__).resolve().parents[2] / "sdp" / "model" / "tiny"

@@ -47,6 +47,16 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True)
+class TransformStats:
+    """How many items a transform made, and how long it took."""
+
+    items: int = 0
+    seconds: float = 0.0
+    reading_s: float = 0.0
+    """Waiting for the source, which `seconds` leaves out."""
+
+
+@dataclass(frozen=True, slots=True)
 class Encoded:
     """What came out for a chunk's items."""
 

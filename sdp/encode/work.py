@@ -16,7 +16,7 @@ from sdp.datasets.parts import PartInfo, write_part
 from sdp.datasets.repeated import REASON, Repeated
 from sdp.datasets.units import Work
 from sdp.encode import table
-from sdp.encode.chunk import Chunk, SourceRow
+from sdp.encode.chunk import Chunk, SourceRow, TransformStats
 from sdp.encode.reading import Columns, Piece, read_piece
 from sdp.encode.recipe import Recipe, Settings
 from sdp.encode.table import Shape
@@ -50,23 +50,37 @@ class Orders:
     """The source's rows whose content a lower one has."""
 
 
-@dataclass(frozen=True, slots=True)
-class TransformNote:
-    """What the driver hears of a transform."""
+@dataclass(frozen=True)
+class Encoding:
+    """The pipeline's stages for pieces of a dataset. An item is a piece and, of its rows, those to encode (or None)."""
 
-    items: int
-    seconds: float
-    reading_s: float
+    orders: Orders
+
+    def transform(self, item: "tuple[Piece, NDArray[np.int64] | None]") -> tuple[Chunk, TransformStats]:
+        """Read a piece and make crops and tokens of it."""
+        return transform_piece(self.orders, *item)
+
+    def load(self) -> "Encoder":
+        """Load the encoder; where captions are embedded, store the empty caption's embedding."""
+        orders = self.orders
+        encoder = load_encoder(orders)
+        if orders.shape.text_width is not None and not orders.output.exists(table.EMPTY_TEXT):
+            orders.output.publish(table.EMPTY_TEXT, table.npy_bytes(embed_empty(orders, encoder)))
+        return encoder
+
+    def encode(self, encoder: "Encoder", chunk: Chunk) -> Rows:
+        """Encode a chunk."""
+        return encode_chunk(self.orders, encoder, chunk)
 
 
-def transform_piece(orders: Orders, piece: Piece, only: NDArray[np.int64] | None) -> tuple[Chunk, TransformNote]:
+def transform_piece(orders: Orders, piece: Piece, only: NDArray[np.int64] | None) -> tuple[Chunk, TransformStats]:
     """Read a piece of the source and make crops and tokens of it."""
     transform = _transform(orders)
     began = time.perf_counter()
     source = _Timed(read_piece(piece, orders.columns, options=orders.storage, only=only))
     chunk = transform(source)
     seconds = time.perf_counter() - began
-    return chunk, TransformNote(len(chunk), seconds - source.seconds, source.seconds)
+    return chunk, TransformStats(len(chunk), seconds - source.seconds, source.seconds)
 
 
 def load_encoder(orders: Orders, device: str | None = None) -> "Encoder":

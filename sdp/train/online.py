@@ -34,7 +34,6 @@ from sdp import cluster, telemetry
 from sdp.config import TrainConfig
 from sdp.encode.occupancy import Occupancy
 from sdp.errors import SdpError, Unavailable, UserError, one_line
-from sdp.process.flow import Tuner
 from sdp.train.callbacks.base import Callback, StepReport
 from sdp.train.data.images import (
     EncodedSlice,
@@ -48,7 +47,7 @@ from sdp.train.data.images import (
 )
 from sdp.train.data.online import Ask
 from sdp.train.data.order import Blocks
-from sdp.train.data.pacing import Pacer
+from sdp.train.data.pacing import Pacer, Tuner
 from sdp.train.data.turns import T, Turns
 
 if TYPE_CHECKING:

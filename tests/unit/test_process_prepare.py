@@ -87,15 +87,15 @@ def test_units_are_whole_units_of_the_images_dataset(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "rows"),
     [
-        (["resolutions=[256]"], 128),
-        (["resolutions=[512]"], 32),
-        (["resolutions=[256,512]"], 32),
+        (["resolutions=[256]"], 1024),
+        (["resolutions=[512]"], 256),
+        (["resolutions=[256,512]"], 128),
         (["resolutions=[64]"], 256),
-        (["resolutions=[2048]"], 2),
-        (["resolutions=[4096]"], 1),
+        (["resolutions=[2048]"], 16),
+        (["resolutions=[4096]"], 4),
     ],
 )
-def test_a_piece_is_some_batches_and_no_more_than_50_mb(plain: Path, settings: list[str], rows: int) -> None:
+def test_a_piece_is_about_200_mb_of_pixels(plain: Path, settings: list[str], rows: int) -> None:
     assert prepared(plain, *settings).piece_rows == rows
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sdp.train.data.pacing import Pacer
+from sdp.train.data.pacing import Pacer, Tuner
 
 
 @pytest.mark.parametrize(
@@ -52,3 +52,32 @@ def test_a_fixed_number_stays() -> None:
     pacer = Pacer(3, 3)
     assert pacer.look(1000, 100) is None
     assert pacer.aim == 3
+
+
+# --- how many transforms ---------------------------------------------------------------------------------------------
+
+
+def tuned(transform_s: float, encode_s: float, most: int | None = 100) -> Tuner:
+    tuner = Tuner(most=most, first=3)
+    tuner.transformed(transform_s)
+    tuner.encoded(encode_s)
+    return tuner
+
+
+def test_before_anything_is_measured_the_first_guess_holds() -> None:
+    assert Tuner(most=100, first=3).transforms(encoders=5, starved=True) == 3
+
+
+def test_transforms_follow_the_encoders_pace_with_something_to_spare() -> None:
+    assert tuned(4.0, 1.0).transforms(encoders=2, starved=False) == 11
+    assert tuned(4.0, 1.0).transforms(encoders=4, starved=False) == 21
+    assert tuned(0.1, 1.0).transforms(encoders=1, starved=False) == 2
+
+
+def test_starving_encoders_get_more_but_never_more_than_there_may_be() -> None:
+    assert tuned(4.0, 1.0).transforms(encoders=2, starved=True) == 22
+    assert tuned(4.0, 1.0, most=15).transforms(encoders=2, starved=True) == 15
+
+
+def test_without_a_limit_encoders_get_what_they_need_however_few_cpus_there_are_yet() -> None:
+    assert tuned(4.0, 1.0, most=None).transforms(encoders=100, starved=False) == 501

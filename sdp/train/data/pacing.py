@@ -66,3 +66,37 @@ def _effect(made: float, taken: float) -> str:
     if made < taken:
         return f"trainers wait {100 * (1 - made / taken):.0f} % of their time"
     return f"encoders idle {100 * (1 - taken / made):.0f} %"
+
+
+@dataclass(slots=True)
+class Tuner:
+    """How many transforms at once keep the encoders busy, from what both have taken so far."""
+
+    most: int | None
+    """The most to use; None for as many as it takes: those that find no CPU free ask an autoscaler for more."""
+    first: int
+    """With how many to begin."""
+    _transform_s: float = 0.0
+    _encode_s: float = 0.0
+
+    def transformed(self, seconds: float) -> None:
+        """How long one piece's transform took, reading included."""
+        self._transform_s = _smooth(self._transform_s, seconds)
+
+    def encoded(self, seconds: float) -> None:
+        """How long an encoder was busy with one piece."""
+        self._encode_s = _smooth(self._encode_s, seconds)
+
+    def transforms(self, encoders: int, starved: bool) -> int:
+        """A quarter more than the encoders' pace needs; all there are while they starve."""
+        if not self._transform_s or not self._encode_s:
+            return self._bounded(self.first)
+        needed = math.ceil(1.25 * max(encoders, 1) * self._transform_s / self._encode_s) + 1
+        return self._bounded(needed * 2 if starved else needed)
+
+    def _bounded(self, count: int) -> int:
+        return count if self.most is None else min(self.most, count)
+
+
+def _smooth(mean: float, value: float) -> float:
+    return value if not mean else 0.9 * mean + 0.1 * value

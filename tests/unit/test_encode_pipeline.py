@@ -1,0 +1,203 @@
+"""The desk of the pipeline: whom it blames, whom it gives no piece any more, and what ends a run. And the blocks."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from sdp.encode.pipeline import Desk, Note, Placement, State, pack, refuse, unpack
+from sdp.errors import ModelError, SdpError, UserError
+
+PLACEMENT = Placement(1, 1, None, 0.0, 1.0, 60.0, {}, None, "out")
+ENCODER, OTHER = ("encode", "one"), ("encode", "other")
+DIED = "its worker died each time"
+
+
+def at_desk(script: Callable[[Desk], Coroutine[Any, Any, None]]) -> State:
+    """Run a script at a desk and return what the desk has seen."""
+
+    async def run() -> State:
+        desk = Desk()
+        await script(desk)
+        return await desk.state()
+
+    return asyncio.run(run())
+
+
+def test_of_what_a_dead_encoder_held_only_the_oldest_is_blamed() -> None:
+    async def script(desk: Desk) -> None:
+        for encoder in (ENCODER, OTHER):
+            assert await desk.begin(encoder, 1) is None
+            assert await desk.begin(encoder, 2) is None
+        third = ("encode", "third")
+        assert await desk.begin(third, 2) is None, "it was behind the piece that kills, twice"
+        assert await desk.begin(third, 1) == DIED
+
+    assert at_desk(script).deaths == 2
+
+
+def test_it_does_not_matter_which_piece_of_a_dead_encoder_comes_back_first() -> None:
+    async def script(desk: Desk) -> None:
+        for encoder in (ENCODER, OTHER):
+            await desk.begin(encoder, 1)
+            await desk.begin(encoder, 2)
+            await desk.begin(("encode", "next"), 2)
+            await desk.fail(("encode", "next"), None, "stopped")
+        assert await desk.begin(("encode", "last"), 1) == DIED
+
+    at_desk(script)
+
+
+def test_a_piece_that_was_done_is_not_blamed_when_it_is_done_again() -> None:
+    """Its pixels or latents were lost with a node, and Ray makes them anew."""
+
+    async def script(desk: Desk) -> None:
+        for _ in range(5):
+            assert await desk.begin(("transform", "a"), 1) is None
+            await desk.end(("transform", "a"), 1, items=3)
+
+    state = at_desk(script)
+    assert (state.deaths, state.transforms, state.ready, state.items_transformed) == (0, 0, 1, 15)
+
+
+def test_a_piece_that_fails_with_an_error_twice_is_refused_with_that_error() -> None:
+    async def script(desk: Desk) -> None:
+        worker = ("transform", "a")
+        for _ in range(2):
+            assert await desk.begin(worker, 1) is None
+            await desk.fail(worker, 1, "ValueError: a tokenizer's own")
+        assert await desk.begin(worker, 1) == "ValueError: a tokenizer's own"
+        assert await desk.begin(worker, 2) is None
+
+    assert at_desk(script).deaths == 2
+
+
+def test_an_encoder_that_fails_at_a_piece_takes_its_other_piece_along_without_blame() -> None:
+    async def script(desk: Desk) -> None:
+        await desk.start(ENCODER)
+        await desk.begin(ENCODER, 1)
+        await desk.begin(ENCODER, 2)
+        await desk.fail(ENCODER, 2, "RuntimeError: CUDA error")
+        assert await desk.begin(OTHER, 1) is None
+        assert await desk.begin(OTHER, 2) is None
+
+    state = at_desk(script)
+    assert (state.deaths, state.encoders, state.last) == (1, 0, "RuntimeError: CUDA error")
+
+
+def test_pieces_are_handed_out_in_the_order_in_which_they_were_fed() -> None:
+    async def script(desk: Desk) -> None:
+        waiting = asyncio.ensure_future(desk.next())
+        await desk.feed([pack(1, "a"), pack(2, "b"), None])
+        blocks = [await waiting, await desk.next()]
+        assert [unpack(block) for block in blocks if block is not None] == [(1, "a"), (2, "b")]
+        assert await desk.next() is None
+
+    at_desk(script)
+
+
+def test_encoders_that_are_there_are_counted() -> None:
+    async def script(desk: Desk) -> None:
+        for encoder in (ENCODER, OTHER):
+            await desk.load(encoder)
+            await desk.start(encoder)
+        await desk.leave(OTHER)
+
+    state = at_desk(script)
+    assert (state.encoders, state.started) == (1, True)
+
+
+# --- what ends a run --------------------------------------------------------------------------------------------------
+
+
+def test_encoders_that_never_start_are_tried_so_often_and_then_told_in_a_line() -> None:
+    async def script(desk: Desk) -> None:
+        for number in range(10):
+            refuse(await desk.state(), PLACEMENT, 1, 1.0)
+            await desk.load(("encode", str(number)))
+            await desk.fail(("encode", str(number)), None, "RuntimeError: no kernel image")
+
+    with pytest.raises(SdpError, match=r"^encode: 10 encoders died one after another .* RuntimeError: no kernel"):
+        refuse(at_desk(script), PLACEMENT, 1, 1.0)
+
+
+def test_encoders_whose_process_dies_as_it_loads_are_counted_though_they_tell_nothing() -> None:
+    async def script(desk: Desk) -> None:
+        for number in range(10):
+            await desk.load(("encode", str(number)))
+
+    with pytest.raises(SdpError, match=r"^encode: 10 encoders died"):
+        refuse(at_desk(script), PLACEMENT, 1, 1.0)
+
+
+def test_transforms_of_which_none_succeeds_end_the_run_rather_than_fail_every_row() -> None:
+    async def script(desk: Desk) -> None:
+        for number in range(100):
+            refuse(await desk.state(), PLACEMENT, 4, 1.0)
+            await desk.begin(("transform", "a"), number)
+            await desk.fail(("transform", "a"), number, "WorkerCrashedError: gone")
+
+    with pytest.raises(SdpError, match=r"^transform: 100 failed one after another, the last of WorkerCrashedError"):
+        refuse(at_desk(script), PLACEMENT, 4, 1.0)
+
+
+def test_one_success_between_deaths_is_enough() -> None:
+    async def script(desk: Desk) -> None:
+        for number in range(30):
+            await desk.begin(ENCODER, number)
+            await desk.fail(ENCODER, number, "killed")
+            await desk.begin(OTHER, 1000 + number)
+            await desk.end(OTHER, 1000 + number)
+
+    state = at_desk(script)
+    refuse(state, PLACEMENT, 1, 1.0)
+    assert state.deaths == 30
+
+
+def test_an_error_of_ours_ends_the_run_in_its_own_words() -> None:
+    async def script(desk: Desk) -> None:
+        await desk.stop(ModelError("model source x: its content has changed"))
+        await desk.stop(ModelError("another"))
+
+    with pytest.raises(ModelError, match=r"^model source x: its content has changed$"):
+        refuse(at_desk(script), PLACEMENT, 1, 1.0)
+
+
+def test_transforms_that_find_no_place_are_not_waited_for_for_ever() -> None:
+    refuse(State(started=True), PLACEMENT, 0, 800.0)
+    with pytest.raises(UserError, match=r"^transform\.node_labels: no transform has ended within 900 s"):
+        refuse(State(started=True), PLACEMENT, 0, 901.0)
+
+
+# --- blocks -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_block_is_one_row_that_holds_any_objects_and_arrays_where_they_lie() -> None:
+    pixels = np.arange(200_000, dtype=np.uint8)
+    value = {"pixels": pixels, "more": np.ones((300, 100)), "small": np.arange(3), "text": "ü"}
+    block = pack((7, "head"), value)
+    assert block.num_rows == 1
+    head, returned = unpack(pa.ipc.open_stream(_stream(block)).read_all())
+    assert head == (7, "head")
+    assert all(np.array_equal(returned[name], value[name]) for name in ("pixels", "more", "small"))
+    assert not returned["pixels"].flags.writeable, "it lies in the block"
+    assert pack(1, None).schema == block.schema, "all blocks have one schema"
+
+
+def test_one_large_array_is_packed_without_a_copy() -> None:
+    pixels = np.zeros(1_000_000, np.uint8)
+    assert pack(1, pixels)["data"].chunk(0).buffers()[2].address == pixels.ctypes.data
+
+
+def test_a_note_travels_in_the_schema() -> None:
+    assert b"sdp.note" in pack(None, None, note=Note(3)).schema.metadata
+
+
+def _stream(table: pa.Table) -> pa.Buffer:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return sink.getvalue()
