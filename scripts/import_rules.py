@@ -14,9 +14,8 @@ ROOT = Path(__file__).resolve().parent.parent
 
 LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"errors"}),
-    frozenset(
-        {"config", "storage", "urls", "lease", "datasets", "hardware", "cluster", "pool", "telemetry", "console"}
-    ),
+    frozenset({"config", "storage", "urls", "lease", "datasets", "hardware", "telemetry", "console"})
+    | frozenset({"cluster", "waiting", "pool"}),
     frozenset({"model", "imaging"}),
     frozenset({"download", "process", "train", "generate", "evaluate", "exporter", "dashboards", "report", "kube"}),
     frozenset({"demo", "supervisor"}),
@@ -31,11 +30,13 @@ RAY_ROOMS = frozenset({"demo", "cli"})
 RAY_FILES = frozenset(
     {
         *(f"sdp/{stage}/job.py" for stage in STAGES),
+        "sdp/train/launch.py",
         "sdp/train/online.py",
         "sdp/train/ray_reader.py",
         "sdp/cluster.py",
         "sdp/kube/allreduce.py",
         "sdp/pool.py",
+        "sdp/waiting.py",
         "sdp/telemetry/ray_metrics.py",
     }
 )

@@ -301,7 +301,7 @@ class _Run:
                 self._write_ended(ref)
             elif ref in self._starting:
                 self._start_ended(ref)
-        if not self._ever_ready and time.monotonic() - self._began > self._config.encode.start_timeout_s:
+        if not self._ever_ready and time.monotonic() - self._began > self._config.encode.wait_s:
             raise self._no_place()
         if not self._ever_transformed and self._transforming and time.monotonic() - self._began > self._slowest_s:
             raise self._no_place_for_transforms()
@@ -463,13 +463,13 @@ class _Run:
         what = f"{encode.accelerator or 'a GPU'} with {self._gpus:g} GPUs free" if self._gpus else "a free CPU"
         there = ", ".join(sorted(cluster.accelerators())) or "no accelerators"
         return UserError(
-            f"encode.accelerator: no node offered {what} within {encode.start_timeout_s:g} s; the cluster has {there}; "
-            "let the cluster grow, ask for another type, or raise encode.start_timeout_s"
+            f"encode.accelerator: no node offered {what} within {encode.wait_s:g} s; the cluster has {there}; "
+            "let the cluster grow, ask for another type, or raise encode.wait_s"
         )
 
     @property
     def _slowest_s(self) -> float:
-        return max(_SLOWEST_S, self._config.encode.start_timeout_s)
+        return max(_SLOWEST_S, self._config.encode.wait_s)
 
     def _no_place_for_transforms(self) -> SdpError:
         labels = self._config.transform.node_labels

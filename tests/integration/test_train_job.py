@@ -18,7 +18,8 @@ from sdp.lease import Lease
 from sdp.storage import open_storage
 from sdp.train.callbacks.base import Callback, StepReport
 from sdp.train.callbacks.watchdog import Watchdog
-from sdp.train.job import TrainSummary, _absolute, run
+from sdp.train.driver import TrainSummary
+from sdp.train.job import _absolute, run
 from sdp.train.run_folder import RunFolder
 from sdp.train.trainer import Trainer
 from tests.latents import make_latents

@@ -16,7 +16,8 @@ from ray.cluster_utils import Cluster
 from sdp.config import TrainConfig
 from sdp.datasets.ledger import Ledger
 from sdp.storage import open_storage
-from sdp.train.job import TrainSummary, run
+from sdp.train.driver import TrainSummary
+from sdp.train.job import run
 from sdp.train.run_folder import RunFolder
 from tests.process_kit import DEADLY, images_table, make_images, picture
 from tests.training import config

@@ -16,7 +16,8 @@ from sdp.config import TrainConfig
 from sdp.datasets.ledger import Ledger
 from sdp.errors import DatasetError, UserError
 from sdp.storage import open_storage
-from sdp.train.job import TrainSummary, run
+from sdp.train.driver import TrainSummary
+from sdp.train.job import run
 from sdp.train.run_folder import RunFolder
 from tests.latents import make_latents
 from tests.tiny_model import make_tiny_model

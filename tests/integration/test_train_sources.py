@@ -14,7 +14,8 @@ from sdp.datasets.ledger import Ledger, split_address
 from sdp.errors import DatasetError
 from sdp.storage import open_storage
 from sdp.train.data.mixture import Mixture
-from sdp.train.job import TrainSummary, run
+from sdp.train.driver import TrainSummary
+from sdp.train.job import run
 from tests.latents import latent_of, make_latents, tokens_of
 from tests.tiny_model import make_tiny_model
 from tests.training import config
