@@ -1,8 +1,8 @@
 #!/bin/sh
 # Builds the images: scripts/build_images.sh REGISTRY [ray|exporter ...]      (both, if none is named)
-# With docker or else buildah; BASE_IMAGE, TAG and, of ray alone, EFA_INSTALLER (a version) and EFA_SHA256 (its archive's digest) may be
-# set in the environment.
-#   BASE_IMAGE=python:3.12-slim-bookworm EFA_INSTALLER=1.43.2 scripts/build_images.sh 111122223333.dkr.ecr.us-east-1.amazonaws.com/sdp ray
+# With docker or else buildah; BASE_IMAGE, TAG and, of ray alone, EFA_INSTALLER (a version) together with EFA_SHA256 (its archive's digest)
+# may be set in the environment.
+#   BASE_IMAGE=python:3.12-slim-bookworm EFA_INSTALLER=1.43.2 EFA_SHA256=... scripts/build_images.sh 111122223333.dkr.ecr.us-east-1.amazonaws.com/sdp ray
 # Prints what was built, as charts take it: REGISTRY/ray:TAG.
 set -eu
 cd "$(dirname "$0")/.."
@@ -17,6 +17,10 @@ for image in "$@"; do
   [ -f "images/$image/Dockerfile" ] || { echo "build_images: there is no images/$image; there are ray and exporter" >&2; exit 2; }
 done
 
+if [ -n "${EFA_INSTALLER:-}" ] && [ -z "${EFA_SHA256:-}" ]; then
+  echo "build_images: EFA_SHA256: expected the SHA-256 of AWS's archive, got nothing; docs/eks.md says how to find it" >&2
+  exit 2
+fi
 if docker info >/dev/null 2>&1; then builder="docker build" # its daemon answers
 elif command -v buildah >/dev/null 2>&1; then builder="buildah build --format docker"
 else echo "build_images: no docker that answers and no buildah; install or start one" >&2; exit 2

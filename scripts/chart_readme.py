@@ -56,7 +56,9 @@ Operator, `--set mode=plain`: see [docs/monitoring.md](../../docs/monitoring.md#
 
 The exporter needs the host's pids (`hostPID`), since NVIDIA's driver knows no others; beyond that it has no privilege:
 no root, no capability, nothing of the host mounted. Its namespace must allow `hostPID`
-(pod-security.kubernetes.io/enforce: privileged).
+(pod-security.kubernetes.io/enforce: privileged). With the host's pids a process can read the environment, secrets
+included, of every process of its own user on the node, so the exporter runs as a user of its own (9850) and learns of
+other processes only their pod's uid. A network policy lets only `exporter.networkPolicy.monitoringNamespaces` reach it.
 """,
 }
 

@@ -14,11 +14,12 @@ ROOT = Path(__file__).resolve().parent.parent
 
 LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"errors"}),
-    frozenset({"config", "storage", "urls", "lease", "datasets", "hardware", "telemetry", "console"})
-    | frozenset({"cluster", "waiting", "pool"}),
+    frozenset({"config", "storage", "urls", "lease", "datasets", "hardware", "telemetry", "console", "charts"})
+    | frozenset({"cluster", "waiting", "pool", "device"}),
     frozenset({"model", "imaging"}),
-    frozenset({"download", "process", "train", "generate", "evaluate", "exporter", "dashboards", "report", "kube"}),
-    frozenset({"demo", "supervisor"}),
+    frozenset({"encode"}),
+    frozenset({"download", "process", "train", "generate", "evaluate", "exporter", "dashboards", "kube", "plan"}),
+    frozenset({"demo", "supervisor", "report"}),
     frozenset({"cli"}),
     frozenset({"__main__"}),
 )
@@ -32,7 +33,6 @@ RAY_FILES = frozenset(
         *(f"sdp/{stage}/job.py" for stage in STAGES),
         "sdp/train/launch.py",
         "sdp/train/online.py",
-        "sdp/train/ray_reader.py",
         "sdp/cluster.py",
         "sdp/kube/allreduce.py",
         "sdp/pool.py",
@@ -41,11 +41,12 @@ RAY_FILES = frozenset(
     }
 )
 """The files that may, besides: of a stage it is the one that lays its plain functions on a cluster (of train there are
-three, since trainers, encoders and readers are laid out apart)."""
+two, since trainers and encoders are laid out apart)."""
 
 NEVER: Mapping[str, frozenset[str]] = {
     "config": frozenset({"torch", "ray"}),
     "exporter": frozenset({"torch", "ray"}),
+    "plan": frozenset({"torch", "ray"}),
 }
 """What a room imports neither itself, even late, nor through what it imports."""
 
@@ -56,6 +57,14 @@ SLEEPS: Mapping[str, str] = {
     "sdp/storage/local.py": "flock has no deadline of its own, so it is polled until one",
 }
 """Files that may call time.sleep, and why no condition could be waited for there."""
+
+GPU_ROOMS = frozenset({"train", "process", "encode", "model", "generate", "evaluate"})
+THREADS: Mapping[str, str] = {
+    "sdp/train/metrics_log.py": "it writes lines to storage",
+    "sdp/train/callbacks/watchdog.py": "it writes stacks to storage, and must not wait for a GPU that hangs",
+}
+"""Files of these rooms that start threads without sdp.device, and why their threads touch no GPU. The files that lay
+work on Ray are drivers, which touch none."""
 
 
 class When(Enum):
@@ -116,6 +125,10 @@ def stale_entries(sources: Sources) -> list[str]:
         f"SLEEPS allows {path}, where there is no time.sleep: remove it"
         for path in SLEEPS
         if path not in sources or not any(_sleeps(ast.parse(sources[path])))
+    ] + [
+        f"THREADS allows {path}, which starts no thread: remove it"
+        for path in THREADS
+        if path not in sources or not any(_threads(ast.parse(sources[path])))
     ]
 
 
@@ -298,10 +311,32 @@ def _calls(path: str, tree: ast.Module) -> Iterator[Violation]:
     if path not in SLEEPS:
         for line in _sleeps(tree):
             yield Violation(path, line, "time.sleep: wait for the condition itself, with a deadline")
+    if room_of(module_of(path)) in GPU_ROOMS and path not in RAY_FILES and path not in THREADS:
+        for line in _threads(tree):
+            yield Violation(path, line, "a thread that may touch a GPU: start it by sdp.device, which sets its device")
+    if path != "sdp/device.py":
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(_CUDA_CALLS):
+                yield Violation(path, node.lineno, f"{ast.unparse(node.func)}: sdp.device makes streams and events")
     if not CONSOLE_NAMES & set(module_of(path).split(".")):
         for node in ast.walk(tree):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print":
                 yield Violation(path, node.lineno, "print: only the console's modules talk to a person; log it")
+
+
+_CUDA_CALLS = ("cuda.Stream", "cuda.Event", "cuda.set_device", "record_event", "wait_stream")
+"""These work on the thread's current device, or make what belongs to one."""
+
+
+def _threads(tree: ast.Module) -> Iterator[int]:
+    """The lines that start a thread, or a pool of them."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in (
+            "Thread",
+            "Timer",
+            "ThreadPoolExecutor",
+        ):
+            yield node.lineno
 
 
 def _sleeps(tree: ast.Module) -> Iterator[int]:

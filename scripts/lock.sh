@@ -1,9 +1,20 @@
 #!/bin/sh
 # Resolves the ranges of pyproject.toml into requirements.lock: one lock for Python 3.11 to 3.13 on Linux and macOS,
 # every version pinned, every file hashed, no address of a registry. Pins that still fit are kept.
+# What each image holds is cut out of it, so that images install nothing without a hash.
 set -eu
 cd "$(dirname "$0")/.."
 uv=$(sh scripts/uv.sh --pinned) # another uv may write the same lock differently
-"$uv" pip compile pyproject.toml --extra worker --extra fp8 --extra exporter --group dev \
-    --universal --python-version 3.11 --generate-hashes --no-header --no-annotate \
-    --quiet -o requirements.lock "$@"
+
+resolve() { # file requirements-and-options...
+    out=$1
+    shift
+    "$uv" pip compile "$@" --universal --python-version 3.11 --generate-hashes --no-header --no-annotate \
+        --quiet -o "$out"
+}
+
+resolve requirements.lock pyproject.toml --extra worker --extra fp8 --extra exporter --group dev "$@"
+resolve images/ray/requirements.lock pyproject.toml --extra worker --extra fp8 --constraint requirements.lock --upgrade
+# Just what sdp.exporter imports, without sdp's other requirements: 12 MB in place of 400.
+printf 'nvidia-ml-py\nprometheus-client\n' |
+    resolve images/exporter/requirements.lock - --constraint requirements.lock --upgrade

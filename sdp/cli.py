@@ -8,6 +8,7 @@ To add a command, write a function that takes the parsed arguments, and a line i
 
 import argparse
 import errno
+import io
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -17,6 +18,10 @@ from typing import Any, NoReturn
 from sdp.errors import SdpError, UserError
 
 JOBS = ("download", "process", "train", "generate", "evaluate")
+
+_PLANNED = ("train", "process", "download")
+_PRESETS = ("seed-table-2", "seed-table-4")
+_HAVE = ("nothing", "images", "latents")
 
 PIPELINE = "The pipeline, in its order"
 LOOK = "Look before and after"
@@ -79,7 +84,7 @@ def _job_argument(parser: Parser) -> None:
 
 def _inspect_arguments(parser: Parser) -> None:
     parser.add_argument(
-        "uri", metavar="URI", help="a dataset, a training run, a checkpoint, or a folder of Parquet files"
+        "uri", metavar="URI", help="a dataset, a run, a checkpoint, an evaluation, or a folder of Parquet files"
     )
     parser.add_argument("--json", action="store_true", help="for programs")
     parser.add_argument("--account", metavar="FILE", help="write each row's outcome to this Parquet file")
@@ -92,23 +97,21 @@ def _inspect(given: Arguments) -> int:
 
     if given.account and not Path(given.account).absolute().parent.is_dir():
         raise UsageError(f"inspect: --account: expected a file in a folder that exists, got {given.account!r}")
-    from sdp.datasets import inspect as datasets
-    from sdp.report import inspect as runs
+    from sdp.datasets.inspect import Description, with_problems, write_account
+    from sdp.report.inspect import describe, summary
     from sdp.storage import open_storage
 
     storage = open_storage(given.uri)
-    if (found := runs.describe(storage)) is not None:
-        for option in ("account", "verify"):
-            if getattr(given, option):
-                raise UsageError(f"inspect: --{option}: expected a dataset, got a training run; leave it out")
-        print(json.dumps(found.to_json(), indent=2, default=str) if given.json else runs.summary(found))
-        return 1 if found.problems else 0
-    description = datasets.describe(storage, verify=given.verify)
-    if given.account:
-        rows, problems = datasets.write_account(storage, Path(given.account))
-        description = datasets.with_problems(description, problems)
+    description = describe(storage, verify=given.verify)
+    for option in ("account", "verify"):
+        if getattr(given, option) and not isinstance(description, Description):
+            kind = {"run": "a training run", "evaluation": "an evaluation"}.get(description.kind, "a checkpoint")
+            raise UsageError(f"inspect: --{option}: expected a dataset, got {kind}; leave it out")
+    if given.account and isinstance(description, Description):
+        rows, problems = write_account(storage, Path(given.account))
+        description = with_problems(description, problems)
         _say(f"wrote the account of {rows:,} rows to {given.account}")
-    print(json.dumps(description.to_json(), indent=2, default=str) if given.json else datasets.summary(description))
+    print(json.dumps(description.to_json(), indent=2, default=str) if given.json else summary(description))
     return 1 if description.problems else 0
 
 
@@ -146,6 +149,7 @@ def _audit(given: Arguments) -> None:
 def _take_down(given: Arguments) -> None:
     from pathlib import Path
 
+    from sdp.console import counted
     from sdp.datasets import tombstones
     from sdp.storage import open_storage
 
@@ -168,21 +172,18 @@ def _take_down(given: Arguments) -> None:
         print(json.dumps({"recorded": len(added.recorded), "known": added.known, "rows": rows, "unmatched": told}))
         return
     known = f" ({added.known:,} more were there already)" if added.known else ""
-    _say(f"{_counted(len(added.recorded), 'takedown')} recorded{known}")
-    _say(f"they mean {_counted(len(rows), 'address', 'es')} here: every stage and epoch from now on leaves them out")
+    _say(f"{counted(len(added.recorded), 'takedown')} recorded{known}")
+    addresses = counted(len(rows), "address", "addresses")
+    _say(f"they mean {addresses} here: every stage and epoch from now on leaves them out")
     for takedown in added.unmatched[:20]:
         _say(f"not in this dataset, and left out if it comes: {takedown.kind} {takedown.value}")
     if more := added.unmatched[20:]:
         _say(f"and {len(more):,} more that are not in this dataset")
 
 
-def _counted(number: int, what: str, plural: str = "s") -> str:
-    return f"{number:,} {what}{plural * (number != 1)}"
-
-
 def _report_arguments(parser: Parser) -> None:
-    parser.add_argument("uris", metavar="URI", nargs="+", help="datasets and training runs")
-    parser.add_argument("--out", metavar="FILE", default="report.html", help="where to write it (report.html)")
+    parser.add_argument("uris", metavar="URI", nargs="+", help="datasets, training runs and evaluations")
+    parser.add_argument("--out", metavar="FILE", help="where to write it (NAME-report.html beside the first of them)")
     parser.add_argument("--pictures", metavar="N", type=int, default=48, help="how many of each dataset to show (48)")
     parser.add_argument("--title", metavar="TEXT", default="sdp report", help="what to call it")
 
@@ -190,12 +191,14 @@ def _report_arguments(parser: Parser) -> None:
 def _report(given: Arguments) -> None:
     from pathlib import Path
 
+    from sdp.console import counted
     from sdp.report.write import write_report
 
     if given.pictures < 0:
         raise UsageError(f"report: --pictures: expected 0 or more, got {given.pictures}; 0 shows none")
-    count = write_report(given.uris, Path(given.out), title=given.title, pictures=given.pictures)
-    _say(f"wrote {given.out}: {count} section{'s' * (count != 1)}; open it in a browser")
+    out = Path(given.out) if given.out else None
+    file, count = write_report(given.uris, out, title=given.title, pictures=given.pictures)
+    _say(f"wrote {file}: {counted(count, 'section')}; open it in a browser")
 
 
 def _export_arguments(parser: Parser) -> None:
@@ -227,6 +230,46 @@ def _without(error: ModuleNotFoundError, command: str) -> Exception:
         f"sdp {command}: expected an installation for workers, got one without {missing}; "
         "pip install 'sdp[worker]', or submit the job to a cluster"
     )
+
+
+def _plan_arguments(parser: Parser) -> None:
+    parser.add_argument("job", metavar="JOB", nargs="?", choices=_PLANNED, default="train", help=", ".join(_PLANNED))
+    _settings(parser)
+    parser.add_argument("--preset", metavar="NAME", choices=_PRESETS, help=f"a published table: {', '.join(_PRESETS)}")
+    parser.add_argument("--trainers", metavar="[Nx]TYPE", help="instances that train: 4xp4de.24xlarge")
+    parser.add_argument("--encoders", metavar="[Nx]TYPE", help="instances that encode: 40xg5.2xlarge")
+    parser.add_argument("--rows", metavar="N", type=int, help="images of the dataset; else limit, or all samples once")
+    parser.add_argument("--have", choices=_HAVE, default="images", help="what is in storage already (images)")
+    parser.add_argument("--terms", metavar="TERMS", default="on-demand", help="on-demand, reserved-1y or spot")
+    parser.add_argument("--prices", metavar="FILE", help="your prices, in the shape of sdp/plan/prices.yaml")
+    parser.add_argument("--run", metavar="URI", help="a run on such GPUs, whose measured speed counts")
+    parser.add_argument("--deadline", metavar="HOURS", type=float, help="name the cheapest plan that is done by then")
+    parser.add_argument("--budget", metavar="MONEY", type=float, help="name the fastest plan that costs no more")
+    parser.add_argument("--json", action="store_true", help="for programs")
+
+
+def _plan(given: Arguments) -> None:
+    import json
+
+    from sdp.plan import presets
+
+    if given.preset:
+        print(json.dumps(presets.preset_json(given.preset)) if given.json else presets.preset_text(given.preset))
+        return
+    from sdp.config import draft
+    from sdp.plan import make, show
+    from sdp.plan.prices import load_prices
+
+    for option in ("rows", "deadline", "budget"):
+        if (value := getattr(given, option)) is not None and not 0 < value < 1e15:
+            raise UsageError(f"plan: --{option}: expected more than 0, got {value:g}")
+    prices = load_prices(given.prices)
+    options = make.Options(given.trainers, given.encoders, given.rows, given.terms, given.have)
+    config = draft(given.job, given.config, given.set).config
+    work = make.work_of(config, prices, options)
+    speeds = make.speeds_of(config, work, given.run)
+    answer = show.answer(work, speeds, prices, deadline_h=given.deadline, budget=given.budget)
+    print(json.dumps(show.as_json(answer, prices)) if given.json else show.as_text(answer, prices))
 
 
 # --- jobs ------------------------------------------------------------------------------------------------------------
@@ -301,9 +344,9 @@ def _submit_arguments(parser: Parser) -> None:
 
 
 def _submit(given: Arguments) -> int:
-    from sdp.kube.submit import Submission, submit, written
+    from sdp.kube.submit import Submission, dry_run, submit
 
-    wish = Submission(
+    submission = Submission(
         job=given.job,
         config=given.config,
         overrides=given.set,
@@ -312,9 +355,9 @@ def _submit(given: Arguments) -> int:
         follow=not given.no_follow,
     )
     if given.dry_run:
-        sys.stdout.write(written(wish, _say))
+        sys.stdout.write(dry_run(submission, _say))
         return 0
-    return submit(_api(given), wish, _say)
+    return submit(_api(given), submission, _say)
 
 
 def _status_arguments(parser: Parser) -> None:
@@ -375,7 +418,7 @@ def _doctor_arguments(parser: Parser) -> None:
 def _doctor(given: Arguments) -> int:
     from pathlib import Path
 
-    from sdp.kube.doctor import all_reduce, as_json, examine, summary
+    from sdp.kube.doctor import all_reduce, as_json, examine, totals
     from sdp.kube.site import Site, mounted_texts, read_manifests
 
     if given.all_reduce:
@@ -400,7 +443,7 @@ def _doctor(given: Arguments) -> int:
         findings.append(finding)
         if not given.json:
             print(finding, flush=True)
-    print(as_json(findings) if given.json else summary(findings))
+    print(as_json(findings) if given.json else totals(findings))
     return int(any(finding.state == "failed" for finding in findings))
 
 
@@ -443,6 +486,14 @@ COMMANDS: tuple[Command, ...] = (
         _job_argument,
         _config_schema,
         "config schema train",
+    ),
+    Command(
+        "plan",
+        LOOK,
+        "Say what a job takes in hours and money, in each mode and on other GPUs, before it runs.",
+        _plan_arguments,
+        _plan,
+        "plan --config train.yaml --deadline 100",
     ),
     Command(
         "inspect",
@@ -516,6 +567,8 @@ COMMANDS: tuple[Command, ...] = (
 
 def main(argv: Sequence[str] | None = None, commands: Sequence[Command] | None = None) -> int:
     """Run one command line and return its exit code: 0, 1 (trying again may help) or 2 (it will not)."""
+    if argv is None:
+        prepare_process()
     try:
         code = _dispatch(sys.argv[1:] if argv is None else argv, COMMANDS if commands is None else commands)
         sys.stdout.flush()
@@ -528,9 +581,12 @@ def main(argv: Sequence[str] | None = None, commands: Sequence[Command] | None =
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
+        where = f" for {error.filename}" if error.filename else ""
+        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS) and where:
+            _say(f"{error.filename}: {error.strerror}; change its permissions, or set HOME to a folder that is yours")
+            return UserError.exit_code
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        where = f" for {error.filename}" if error.filename else ""
         _say(f"there is no space left{where} ({error.strerror}); make room, then run the same command again")
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is buffered has no place to go
         return UserError.exit_code
@@ -538,6 +594,19 @@ def main(argv: Sequence[str] | None = None, commands: Sequence[Command] | None =
         _say("interrupted")
         return 130
     return code
+
+
+def prepare_process() -> None:
+    """Make this process, and those that it starts, work under any locale and without a home or a user's name."""
+    if sys.getfilesystemencoding() != "utf-8" and os.environ.get("PYTHONUTF8") != "1":
+        os.environ["PYTHONUTF8"] = "1"  # read at start only
+        os.execv(sys.executable, sys.orig_argv)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    if os.path.expanduser("~") == "~":  # noqa: PTH111 - pathlib's raises
+        os.environ["HOME"] = "/nonexistent"  # Ray and PyTorch do not start without one
+    os.environ.setdefault("USER", str(os.getuid()))
 
 
 def _say(line: str) -> None:

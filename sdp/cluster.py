@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import os
+import secrets
 import signal
 import socket
 import sys
@@ -42,6 +43,9 @@ def connect(**local: Any) -> dict[str, float]:
         require_reachable()
         # Without an address Ray would join whatever cluster it finds running on this machine.
         where: dict[str, Any] = {} if os.environ.get("RAY_ADDRESS") else {"address": "local", **local}
+        if not os.environ.get("RAY_ADDRESS") and not os.access(os.path.expanduser("~"), os.W_OK):  # noqa: PTH111
+            # Ray keeps its token in the home, and does not start where it cannot write one.
+            os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
         held = _Held()
         try:
             with held:

@@ -77,6 +77,11 @@ def table(rows: Iterable[Sequence[object]], header: Sequence[str] = ()) -> str:
     )
 
 
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """1 picture, 1,200 pictures; `plural` where an s is not enough."""
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
 def duration(seconds: float) -> str:
     """0.4 s, 12 s, 3:05, 2:03:05, 4 d 3 h."""
     if seconds < 10:

@@ -1,4 +1,4 @@
-"""The catalogue of GPUs and of the cloud instances that carry them.
+"""The catalogue of GPUs and of the cloud instances that have them.
 
 A GPU that is not in it is unknown, and nothing is computed for it: a share of a peak that was guessed is worse than
 none. Figures are dense bf16 without structured sparsity, which datasheets like to include (halve those).
@@ -6,7 +6,6 @@ none. Figures are dense bf16 without structured sparsity, which datasheets like 
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import date
 from types import MappingProxyType
 
 GIB = 1 << 30
@@ -37,15 +36,6 @@ class Gpu:
 
 
 @dataclass(frozen=True, slots=True)
-class Price:
-    """What an instance cost on demand, per hour, somewhere at some time."""
-
-    usd_per_hour: float
-    region: str
-    as_of: date
-
-
-@dataclass(frozen=True, slots=True)
 class Instance:
     """One kind of cloud instance."""
 
@@ -55,8 +45,6 @@ class Instance:
     gpus: int
     vcpus: int
     memory_bytes: int
-    price: Price | None
-    """None where we know of no price that could be checked."""
 
 
 # --- GPUs ------------------------------------------------------------------------------------------------------------
@@ -106,12 +94,6 @@ def gpu_by_product(product: str) -> Gpu | None:
     return _BY_PRODUCT.get(_plain(product))
 
 
-def gpu_by_accelerator(accelerator: str) -> Gpu | None:
-    """The GPU of a Ray accelerator type; None where the type is unknown or could be several GPUs, as A100 could."""
-    found = gpus_by_accelerator(accelerator)
-    return found[0] if len(found) == 1 else None
-
-
 def gpus_by_accelerator(accelerator: str) -> tuple[Gpu, ...]:
     """Every GPU that a Ray accelerator type may stand for."""
     return tuple(gpu for gpu in _GPUS if accelerator in gpu.accelerators)
@@ -133,51 +115,41 @@ _BY_PRODUCT = {_plain(product): gpu for gpu in _GPUS for product in gpu.products
 
 # --- Instances -------------------------------------------------------------------------------------------------------
 # GPUs, vCPUs and memory: "Specifications for Amazon EC2 accelerated computing instances" in the EC2 instance types
-# guide; m5.8xlarge as the reference describes it. Prices: AWS's on-demand feed for Linux in us-east-1 as quoted on
-# 2026-09-17 (file of 2026-09-10; a table verified on 2026-07-28 has the same for p4d, p4de, p5, p5en, p6-b200, g6 and
-# g6e); g5 as of May 2026, known to the month. What was not found in a dated document has no price.
-
-
-def _priced(usd_per_hour: float, as_of: date) -> Price:
-    return Price(usd_per_hour, "us-east-1", as_of)
-
-
-_MAY = date(2026, 5, 1)
-_SEPTEMBER = date(2026, 9, 17)
+# guide; m5.8xlarge as the reference describes it. Prices are in sdp/plan/prices.yaml.
 
 _INSTANCES = (
-    Instance("m5.8xlarge", None, 0, 32, 128 * GIB, None),
-    Instance("g5.xlarge", "A10G", 1, 4, 16 * GIB, _priced(1.006, _MAY)),
-    Instance("g5.2xlarge", "A10G", 1, 8, 32 * GIB, _priced(1.212, _MAY)),
-    Instance("g5.4xlarge", "A10G", 1, 16, 64 * GIB, _priced(1.624, _MAY)),
-    Instance("g5.8xlarge", "A10G", 1, 32, 128 * GIB, _priced(2.448, _MAY)),
-    Instance("g5.12xlarge", "A10G", 4, 48, 192 * GIB, None),
-    Instance("g5.16xlarge", "A10G", 1, 64, 256 * GIB, _priced(4.096, _MAY)),
-    Instance("g5.24xlarge", "A10G", 4, 96, 384 * GIB, None),
-    Instance("g5.48xlarge", "A10G", 8, 192, 768 * GIB, None),
-    Instance("g6.xlarge", "L4", 1, 4, 16 * GIB, _priced(0.8048, _SEPTEMBER)),
-    Instance("g6.2xlarge", "L4", 1, 8, 32 * GIB, None),
-    Instance("g6.4xlarge", "L4", 1, 16, 64 * GIB, None),
-    Instance("g6.8xlarge", "L4", 1, 32, 128 * GIB, None),
-    Instance("g6.12xlarge", "L4", 4, 48, 192 * GIB, _priced(4.6016, _SEPTEMBER)),
-    Instance("g6.16xlarge", "L4", 1, 64, 256 * GIB, None),
-    Instance("g6.24xlarge", "L4", 4, 96, 384 * GIB, None),
-    Instance("g6.48xlarge", "L4", 8, 192, 768 * GIB, _priced(13.3504, _SEPTEMBER)),
-    Instance("g6e.xlarge", "L40S", 1, 4, 32 * GIB, _priced(1.861, _SEPTEMBER)),
-    Instance("g6e.2xlarge", "L40S", 1, 8, 64 * GIB, None),
-    Instance("g6e.4xlarge", "L40S", 1, 16, 128 * GIB, None),
-    Instance("g6e.8xlarge", "L40S", 1, 32, 256 * GIB, None),
-    Instance("g6e.12xlarge", "L40S", 4, 48, 384 * GIB, _priced(10.4926, _SEPTEMBER)),
-    Instance("g6e.16xlarge", "L40S", 1, 64, 512 * GIB, None),
-    Instance("g6e.24xlarge", "L40S", 4, 96, 768 * GIB, None),
-    Instance("g6e.48xlarge", "L40S", 8, 192, 1536 * GIB, _priced(30.1312, _SEPTEMBER)),
-    Instance("p4d.24xlarge", "A100-40G", 8, 96, 1152 * GIB, _priced(21.9576, _SEPTEMBER)),
-    Instance("p4de.24xlarge", "A100-80G", 8, 96, 1152 * GIB, _priced(27.4471, _SEPTEMBER)),
-    Instance("p5.4xlarge", "H100-SXM", 1, 16, 256 * GIB, _priced(6.88, _SEPTEMBER)),
-    Instance("p5.48xlarge", "H100-SXM", 8, 192, 2048 * GIB, _priced(55.04, _SEPTEMBER)),
-    Instance("p5e.48xlarge", "H200", 8, 192, 2048 * GIB, None),
-    Instance("p5en.48xlarge", "H200", 8, 192, 2048 * GIB, _priced(63.296, _SEPTEMBER)),
-    Instance("p6-b200.48xlarge", "B200", 8, 192, 2048 * GIB, _priced(113.9328, _SEPTEMBER)),
+    Instance("m5.8xlarge", None, 0, 32, 128 * GIB),
+    Instance("g5.xlarge", "A10G", 1, 4, 16 * GIB),
+    Instance("g5.2xlarge", "A10G", 1, 8, 32 * GIB),
+    Instance("g5.4xlarge", "A10G", 1, 16, 64 * GIB),
+    Instance("g5.8xlarge", "A10G", 1, 32, 128 * GIB),
+    Instance("g5.12xlarge", "A10G", 4, 48, 192 * GIB),
+    Instance("g5.16xlarge", "A10G", 1, 64, 256 * GIB),
+    Instance("g5.24xlarge", "A10G", 4, 96, 384 * GIB),
+    Instance("g5.48xlarge", "A10G", 8, 192, 768 * GIB),
+    Instance("g6.xlarge", "L4", 1, 4, 16 * GIB),
+    Instance("g6.2xlarge", "L4", 1, 8, 32 * GIB),
+    Instance("g6.4xlarge", "L4", 1, 16, 64 * GIB),
+    Instance("g6.8xlarge", "L4", 1, 32, 128 * GIB),
+    Instance("g6.12xlarge", "L4", 4, 48, 192 * GIB),
+    Instance("g6.16xlarge", "L4", 1, 64, 256 * GIB),
+    Instance("g6.24xlarge", "L4", 4, 96, 384 * GIB),
+    Instance("g6.48xlarge", "L4", 8, 192, 768 * GIB),
+    Instance("g6e.xlarge", "L40S", 1, 4, 32 * GIB),
+    Instance("g6e.2xlarge", "L40S", 1, 8, 64 * GIB),
+    Instance("g6e.4xlarge", "L40S", 1, 16, 128 * GIB),
+    Instance("g6e.8xlarge", "L40S", 1, 32, 256 * GIB),
+    Instance("g6e.12xlarge", "L40S", 4, 48, 384 * GIB),
+    Instance("g6e.16xlarge", "L40S", 1, 64, 512 * GIB),
+    Instance("g6e.24xlarge", "L40S", 4, 96, 768 * GIB),
+    Instance("g6e.48xlarge", "L40S", 8, 192, 1536 * GIB),
+    Instance("p4d.24xlarge", "A100-40G", 8, 96, 1152 * GIB),
+    Instance("p4de.24xlarge", "A100-80G", 8, 96, 1152 * GIB),
+    Instance("p5.4xlarge", "H100-SXM", 1, 16, 256 * GIB),
+    Instance("p5.48xlarge", "H100-SXM", 8, 192, 2048 * GIB),
+    Instance("p5e.48xlarge", "H200", 8, 192, 2048 * GIB),
+    Instance("p5en.48xlarge", "H200", 8, 192, 2048 * GIB),
+    Instance("p6-b200.48xlarge", "B200", 8, 192, 2048 * GIB),
 )
 
 INSTANCES: Mapping[str, Instance] = MappingProxyType({instance.name: instance for instance in _INSTANCES})

@@ -13,6 +13,7 @@ import re
 import struct
 import warnings
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,9 +27,11 @@ Pixels = NDArray[np.uint8]
 
 MAX_PIXELS = 100_000_000
 MAX_SCANS = 300
-"""A progressive JPEG has about ten; one of thousands keeps a decoder busy for minutes."""
+"""A progressive JPEG has about ten, any other at most four; one of thousands keeps a decoder busy for minutes."""
 FORMATS = ("PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF")
 """What Pillow may open besides JPEG; others (EPS, PDF, …) run interpreters or are no photographs."""
+WEB_FORMATS = tuple(name for name in FORMATS if name != "TIFF")
+"""Without the decoder that has had more holes than all others together."""
 
 _LINEAR_UNTIL = 2.0
 """Up to this reduction bilinear sampling is as near to Lanczos as an antialiased filter that costs several times more:
@@ -37,6 +40,7 @@ _EIGHTHS = (1, 2, 4, 8)
 """Scales to decode JPEGs at. The odd ones have no vector code: 5/8 takes longer than the whole."""
 _ADAM7 = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))
 """An interlaced PNG's passes: first column and row, and their steps."""
+_INFLATED_AT_ONCE = 64 << 10
 _BYTES_A_PIXEL = 12
 """What decoding takes at most: RGBA, a canvas to lay it on, and RGB with something beside it."""
 _NO_MEMORY = re.compile(r"(insufficient|out of|not enough) memory|allocat|bad_alloc", re.IGNORECASE)
@@ -92,14 +96,14 @@ class Box:
     height: float
 
 
-def read_header(data: bytes | memoryview, max_pixels: int = MAX_PIXELS) -> Header:
+def read_header(data: bytes | memoryview, max_pixels: int = MAX_PIXELS, formats: Sequence[str] = FORMATS) -> Header:
     """Format and size, without decoding."""
     data = memoryview(data).cast("B")  # Arrow's buffers are of signed bytes, which decoders refuse
     if not len(data):
         raise ImageError("empty", "no bytes")
     if bytes(data[:3]) == b"\xff\xd8\xff":
         return _checked(_jpeg_header(data)[0], max_pixels)
-    with _opened(data, max_pixels) as picture:
+    with _opened(data, max_pixels, formats) as picture:
         return _checked(_header_of(picture), max_pixels)
 
 
@@ -185,8 +189,9 @@ def _jpeg_header(data: bytes | memoryview) -> tuple[Header, str]:
         height, width, colours, _ = simplejpeg.decode_jpeg_header(data)
     except ValueError as error:
         raise _undecodable("JPEG", error) from error
-    orientation, progressive = _jpeg_markers(data)
-    scans = bytes(data).count(b"\xff\xda") if progressive else 1
+    orientation = _jpeg_orientation(data)
+    octets = np.frombuffer(data, np.uint8)
+    scans = int(np.count_nonzero(octets[np.flatnonzero(octets[:-1] == 0xFF) + 1] == 0xDA))
     if scans > MAX_SCANS:
         raise ImageError("undecodable", f"JPEG of {scans} scans")
     return Header("JPEG", *_upright(width, height, orientation), orientation), colours
@@ -228,7 +233,7 @@ def _decode_other(data: bytes | memoryview, max_pixels: int) -> Image:
 def _check_png(data: bytes | memoryview) -> None:
     """Refuse a PNG that is not whole: Pillow draws black where rows are missing, and passes over some wrong checksums.
 
-    It is inflated once more for that, in small pieces.
+    It is inflated once more for that, in small pieces, and no further than to the end of the pixels.
     """
     data, at, inflated = memoryview(data), 8, 0
     inflate, expected, ended = zlib.decompressobj(), -1, False
@@ -247,14 +252,17 @@ def _check_png(data: bytes | memoryview) -> None:
             expected = _png_bytes(body)
         elif kind == b"IDAT":
             try:
-                while body and not inflate.eof:
-                    inflated += len(inflate.decompress(body, 1 << 20))
-                    body = memoryview(inflate.unconsumed_tail)
+                for start in range(0, length, _INFLATED_AT_ONCE):
+                    rest = bytes(body[start : start + _INFLATED_AT_ONCE])
+                    while rest and not inflate.eof and inflated <= expected:
+                        inflated += len(inflate.decompress(rest, 1 << 20))
+                        rest = inflate.unconsumed_tail
             except zlib.error as error:
                 raise _undecodable("PNG", error) from error
         ended = kind == b"IEND"
         at += 12 + length
-    inflated += len(inflate.flush())
+    if inflated <= expected:
+        inflated += len(inflate.flush())  # a few bytes that found no room in the last piece
     if not ended or inflated < expected:
         raise ImageError("undecodable", f"PNG: {inflated} of {expected} bytes of pixels{'' if ended else ', no end'}")
 
@@ -272,7 +280,7 @@ def _png_bytes(header: memoryview) -> int:
     return total
 
 
-def _opened(data: bytes | memoryview, max_pixels: int) -> Any:
+def _opened(data: bytes | memoryview, max_pixels: int, formats: Sequence[str] = FORMATS) -> Any:
     from PIL import Image as Pillow
     from PIL import UnidentifiedImageError
 
@@ -284,7 +292,7 @@ def _opened(data: bytes | memoryview, max_pixels: int) -> Any:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the size is checked against max_pixels, not Pillow's guess
-            return Pillow.open(io.BytesIO(data), formats=(*FORMATS, "JPEG"))
+            return Pillow.open(io.BytesIO(data), formats=(*formats, "JPEG"))
     except UnidentifiedImageError as error:
         raise ImageError("not_an_image", f"begins with {bytes(data[:8])!r}") from error
     except Pillow.DecompressionBombError as error:
@@ -388,9 +396,9 @@ def _turned(pixels: Pixels, orientation: int) -> Pixels:
     return np.ascontiguousarray(pixels)
 
 
-def _jpeg_markers(data: bytes | memoryview) -> tuple[int, bool]:
-    """Of a JPEG: its EXIF orientation (1 where there is none or it is broken), and whether it is progressive."""
-    at, orientation, progressive = 2, 1, False
+def _jpeg_orientation(data: bytes | memoryview) -> int:
+    """The EXIF orientation of a JPEG; 1 where there is none or it is broken."""
+    at, orientation = 2, 1
     while at + 4 <= len(data) and data[at] == 0xFF:
         marker = data[at + 1]
         if marker == 0xFF:  # a fill byte
@@ -401,9 +409,8 @@ def _jpeg_markers(data: bytes | memoryview) -> tuple[int, bool]:
         (length,) = struct.unpack_from(">H", data, at + 2)
         if marker == 0xE1 and bytes(data[at + 4 : at + 10]) == b"Exif\0\0":
             orientation = _tiff_orientation(bytes(data[at + 10 : at + 2 + length]))
-        progressive = progressive or marker in (0xC2, 0xC6, 0xCA, 0xCE)
         at += 2 + length
-    return orientation, progressive
+    return orientation
 
 
 def _tiff_orientation(exif: bytes) -> int:

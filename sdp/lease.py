@@ -20,17 +20,18 @@ from datetime import UTC, datetime
 from pathlib import Path
 from secrets import token_hex
 from types import TracebackType
-from typing import Self
+from typing import Annotated, Self
 
-from sdp.console import say
-from sdp.datasets.fields import Fields
+from pydantic import Field
+
+from sdp.console import duration, say
+from sdp.datasets.records import LARGEST, Whole, parse
 from sdp.errors import AlreadyExists, LeaseHeld, LeaseLost, NotFound, SdpError
 from sdp.storage import Storage
 
 FOLDER = "_lease"
 _LONGEST_TTL_S = 3600.0
 """Nobody promises more; a record that does is damaged, and is watched for as long as we would promise."""
-_LARGEST_PID = 2**31 - 1
 _NAME = re.compile(r"_lease/(\d{1,10})\.json", re.ASCII)
 _ROUNDS = 5  # newcomers that lose the race for a generation this often give up
 
@@ -47,7 +48,7 @@ class Owner:
     """A process, as others can recognise it."""
 
     host: str
-    pid: int
+    pid: Annotated[int, Field(ge=1, lt=2**31)]
     started: str
     """When the process began, as its kernel counts: a pid is used again."""
     kernel: str
@@ -75,15 +76,15 @@ class Owner:
 class Record:
     """What a lease's file says."""
 
-    generation: int
+    generation: Annotated[int, Field(ge=1, le=LARGEST)]
     holder: str
     owner: Owner
     since: str
     """Wall-clock time, for people; nothing is decided by it."""
-    ttl_s: float
+    ttl_s: Annotated[float, Field(gt=0, le=_LONGEST_TTL_S)]
     token: str
     """Makes every record its own, so that a holder recognises it."""
-    beat: int = 0
+    beat: Whole = 0
     released: bool = False
 
     def dump(self) -> bytes:
@@ -93,24 +94,8 @@ class Record:
     def load(cls, data: bytes) -> "Record | None":
         """None for what is not a record: it is then watched like one whose holder is unknown."""
         try:
-            values = Fields(json.loads(data))
-            owner = values.inner("owner")
-            return cls(
-                generation=values.whole("generation", low=1),
-                holder=values.text("holder"),
-                owner=Owner(
-                    host=owner.text("host"),
-                    pid=owner.whole("pid", low=1, high=_LARGEST_PID),
-                    started=owner.text("started"),
-                    kernel=owner.text("kernel"),
-                ),
-                since=values.text("since"),
-                ttl_s=values.number("ttl_s", above=0, high=_LONGEST_TTL_S),
-                token=values.text("token"),
-                beat=values.whole("beat", 0),
-                released=values.truth("released"),
-            )
-        except (ValueError, RecursionError):
+            return parse(cls, data)
+        except ValueError:
             return None
 
     @property
@@ -243,6 +228,21 @@ class Lease:
             return False
         self._storage.publish(path, record.dump())
         return True
+
+
+def describe(storage: Storage) -> str:
+    """Say for people who writes an output. The store's clock and ours may differ, so nothing may be decided by this."""
+    files = storage.list(FOLDER)
+    if not files:
+        return "nobody holds its lease"
+    record = Record.load(storage.read(files[-1].path))
+    age = (datetime.now(UTC) - files[-1].modified).total_seconds()
+    if record is None or record.released:
+        return "its lease is free: run its job again to go on"
+    who = f"{record.owner.host} pid {record.owner.pid}"
+    if age <= 2 * record.ttl_s:
+        return f"under way: {who} holds its lease since {record.since}"
+    return f"left off: {who} held its lease, last seen {duration(age)} ago; run its job again to go on"
 
 
 def _newest(storage: Storage) -> int:

@@ -17,8 +17,8 @@ from types import FrameType
 
 from sdp.console import say
 from sdp.errors import UserError
-from sdp.kube.handover import unpacked
 from sdp.kube.leave import LEAVING
+from sdp.kube.rayjob import unpacked
 
 TRIES = 5
 """How often in a row a job may break down soon after it was started."""

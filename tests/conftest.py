@@ -7,7 +7,7 @@ the test is skipped and the run ends with how to get it; where CI=true, it fails
 import os
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NoReturn
 
@@ -39,6 +39,17 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     """A KUBECONFIG may lead to anybody's cluster: nothing goes there unless `make e2e` says so."""
     if E2E in item.path.parents:
         item.add_marker(pytest.mark.e2e)
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """PyTorch computes in one thread: on tiny networks more only get in each other's way."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.hookimpl(tryfirst=True)

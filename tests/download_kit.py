@@ -11,7 +11,7 @@ from sdp.config import DownloadConfig, parse
 from sdp.datasets.manifest import Dataset, part_infos
 from sdp.datasets.outcomes import WRITTEN
 from sdp.datasets.parts import read_account, read_rows, resolve
-from sdp.demo.server import ImageServer
+from tests.misbehaving.server import ImageServer
 
 
 def write_urls(

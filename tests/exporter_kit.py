@@ -4,7 +4,6 @@ import ctypes
 import datetime
 import http.client
 import ipaddress
-import json
 import select
 import ssl
 import subprocess
@@ -24,9 +23,6 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 DEADLINE_S = 20.0
-PASSWORD = "U*U"
-HASH = "$2a$05$CCCCCCCCCCCCCCCCCCCCC.E5YPO9kmyuRGyh0XouQYb4YMJKvyOeW"
-"""Of crypt_blowfish's own test vectors: the password above, of cost 5."""
 
 
 class Scrape:
@@ -165,16 +161,3 @@ def certificate(folder: Path, name: str = "exporter") -> tuple[Path, Path]:
         key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     )
     return paths
-
-
-def web_config(folder: Path, *, tls: bool = True, users: bool = True) -> Path:
-    """A web configuration file, with what it names; the one user is `prometheus`."""
-    config: dict[str, object] = {}
-    if tls:
-        cert, key = certificate(folder)
-        config["tls_server_config"] = {"cert_file": cert.name, "key_file": key.name}
-    if users:
-        config["basic_auth_users"] = {"prometheus": HASH}
-    path = folder / "web.yml"
-    path.write_text(json.dumps(config))  # JSON is YAML
-    return path

@@ -26,7 +26,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 import yaml
 
-from sdp.demo.certificate import Certificate
+from tests.certificate import Certificate
 
 Object = dict[str, Any]
 NAMESPACE = "lab"
@@ -42,7 +42,6 @@ GROUPS = {
         "configmaps",
         "serviceaccounts",
         "events",
-        "resourcequotas",
         "services",
         "namespaces",
     ],

@@ -86,3 +86,8 @@ def _fixed(values: "np.ndarray", shape: tuple[int, ...]) -> tuple[pa.Array, dict
     data = pa.py_buffer(np.ascontiguousarray(values).tobytes())
     array = pa.FixedSizeBinaryArray.from_buffers(pa.binary(width), len(values), [None, data])
     return array, {"shape": json.dumps(shape), "dtype": values.dtype.name}
+
+
+def split_address(address: int) -> tuple[int, int]:
+    """Return the number of a mixture's dataset, and the address in it."""
+    return address >> 40, address & ((1 << 40) - 1)

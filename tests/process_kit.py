@@ -141,7 +141,7 @@ def trouble(room: int, faults: str) -> None:
     """
     import torch
 
-    from sdp.process import work
+    from sdp.encode import work
 
     load_encoder = work.load_encoder
 
@@ -188,7 +188,7 @@ def obey(traces: str) -> None:
     import signal
     import time
 
-    from sdp.process import transform, work
+    from sdp.encode import transform, work
 
     read_header, load_encoder, encode_chunk = transform.read_header, work.load_encoder, work.encode_chunk
     folder = Path(traces)

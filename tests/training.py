@@ -1,16 +1,24 @@
 """A small run for tests: a configuration, and a trainer of this process."""
 
-from collections.abc import Container, Sequence
+import threading
+from collections.abc import Callable, Container, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from sdp.config import TrainConfig, parse
+from sdp.datasets.ledger import Ledger
+from sdp.storage import open_storage
 from sdp.train.assemble import assemble
 from sdp.train.callbacks.base import Callback, StepReport
+from sdp.train.run_folder import RunFolder
 from sdp.train.trainer import Trainer
 from sdp.train.world import World
+from tests.waiting import as_soon_as
+
+if TYPE_CHECKING:
+    from sdp.train.driver import TrainSummary
 
 
 def config(root: Path, run: str = "run", **changes: Any) -> TrainConfig:
@@ -41,6 +49,11 @@ def linked(inputs: Path, folder: Path) -> Path:
     return folder
 
 
+def when(folder: RunFolder, event: str, then: Callable[[dict[str, Any]], object]) -> threading.Thread:
+    """Do something with a run's first event of a kind as soon as there is one."""
+    return as_soon_as(lambda: next((each for each in folder.events() if each["event"] == event), None), then)
+
+
 class Watch(Callback):
     """Keeps what the steps came to."""
 
@@ -53,6 +66,12 @@ class Watch(Callback):
     @property
     def losses(self) -> list[float]:
         return [report.loss for report in self.reports]
+
+
+def ledger(summary: "TrainSummary") -> Ledger:
+    """Return the ledger of a run's last checkpoint."""
+    assert summary.checkpoint is not None
+    return Ledger.from_bytes(open_storage(summary.checkpoint).read("ledger.roaring"))
 
 
 def train(how: TrainConfig, world: World | None = None, callbacks: Sequence[Callback] = ()) -> Trainer:

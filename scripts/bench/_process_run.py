@@ -12,8 +12,8 @@ import ray
 from numpy.typing import NDArray
 
 from sdp.config import load
+from sdp.encode.chunk import Chunk, Encoded, Group
 from sdp.process import job, work
-from sdp.process.chunk import Chunk, Encoded, Group
 from sdp.process.prepare import prepare
 
 MODEL = Path(__file__).resolve().parents[2] / "sdp" / "model" / "tiny"
@@ -97,7 +97,7 @@ def bare(config: Any, rate: float, side: int, chunks: int = 2, count: int = 64) 
     pixels: NDArray[np.uint8] = np.random.default_rng(0).integers(0, 256, (count, side, side, 3), np.uint8)
     zeros = np.zeros(count, np.int16)
     tokens = np.zeros((count, 77), np.uint16)
-    chunk = Chunk(np.arange(count), zeros, [""] * count, tokens, {side: [Group(np.arange(count), pixels)]}, zeros)
+    chunk = Chunk(np.arange(count), [""] * count, tokens, {side: [Group(np.arange(count), pixels)]}, zeros)
     work.encode_chunk(orders, one, chunk)
     began = time.monotonic()
     for _ in range(chunks):

@@ -26,11 +26,11 @@ from torch.utils.flop_counter import FlopCounterMode
 from sdp import hardware
 from sdp.config.process import EncodeConfig
 from sdp.console import table
+from sdp.encode.chunk import Chunk, Group
+from sdp.encode.encoder import DTYPES, Encoder
+from sdp.encode.recipe import TEXT, Settings
 from sdp.model import load, sd2, sources
 from sdp.model.latents import to_pixels
-from sdp.process.chunk import Chunk, Group
-from sdp.process.encode import DTYPES, Encoder
-from sdp.process.recipe import TEXT, Settings
 
 SCALE = 0.18215
 DEADLINE_S = 600
@@ -254,7 +254,7 @@ def _chunk(side: int, count: int) -> Chunk:
     zeros = np.zeros(count, np.int16)
     tokens = np.zeros((count, 77), np.uint16)
     crops = {side: [Group(np.arange(count), pixels)]}
-    return Chunk(np.arange(count), zeros, [""] * count, tokens, crops, zeros)
+    return Chunk(np.arange(count), [""] * count, tokens, crops, zeros)
 
 
 def _two_at_once(call: Callable[[], Any], items: int, seconds: float) -> float:

@@ -23,11 +23,11 @@ from typing import Any
 import numpy as np
 import ray
 
+from sdp.charts import Line, lines
 from sdp.config import parse
 from sdp.console import table
+from sdp.encode.chunk import Chunk, Group
 from sdp.model.sources import resolve
-from sdp.process.chunk import Chunk, Group
-from sdp.report.charts import Line, lines
 from sdp.storage import open_storage
 from sdp.train import online
 from sdp.train.data.encoded import EncodedReader
@@ -120,7 +120,7 @@ def transform(images: ImagesDataset, some: Any) -> Transformed:
     rows = np.arange(some.skip, some.skip + count) + some.group * GROUP_ROWS
     pixels = np.zeros((count, SIDE, SIDE, 3), np.uint8)
     chunk = Chunk(
-        rows, np.zeros(count, np.int16), [""] * count, np.ones((count, 77), np.uint16),
+        rows, [""] * count, np.ones((count, 77), np.uint16),
         {SIDE: [Group(np.arange(count), pixels)]}, np.zeros(count, np.int16),
     )  # fmt: skip
     _sleep_until(began + count / TRANSFORM_RATE)

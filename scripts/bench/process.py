@@ -25,7 +25,7 @@ from scripts.bench._photos import make_photos
 from scripts.bench._processes import Cost, run_and_measure
 
 if TYPE_CHECKING:
-    from sdp.process.recipe import Recipe
+    from sdp.encode.recipe import Recipe
 
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 900
@@ -71,9 +71,9 @@ def transform(photos: list[bytes]) -> None:
     import torch
 
     from scripts.bench._reference_process import image_transform
+    from sdp.encode.recipe import Recipe
+    from sdp.encode.transform import crop_image
     from sdp.imaging import centre_box, read_header
-    from sdp.process.recipe import Recipe
-    from sdp.process.transform import crop_image
 
     torch.set_num_threads(1)
     print("transform, one core: the text's (PIL, torchvision) against ours")
@@ -105,7 +105,7 @@ def transform(photos: list[bytes]) -> None:
 
 
 def _ours(recipe: "Recipe") -> Callable[[bytes], object]:
-    from sdp.process.transform import crop_image
+    from sdp.encode.transform import crop_image
 
     return lambda data: crop_image(data, recipe, 0)
 

@@ -28,7 +28,7 @@ ROWS = int(os.environ.get("ROWS", "60000"))
 ROUNDS = int(os.environ.get("ROUNDS", "3"))
 BATCH = 128
 PART_ROWS = 10_000
-CASES = ("reference", "ray", "direct", "pyarrow", "copy")
+CASES = ("reference", "direct", "pyarrow", "copy")
 _TICK = os.sysconf("SC_CLK_TCK")
 
 
@@ -49,9 +49,7 @@ def print_figures(figures: dict[str, dict[str, float]]) -> None:
     reference, plain = figures["reference"], figures["pyarrow"]
     rows = [
         (
-            {"ray": "sdp, data.reader ray", "direct": "sdp, data.reader direct", "copy": "pyarrow, mapped"}.get(
-                case, case
-            ),
+            {"direct": "sdp", "copy": "pyarrow, mapped"}.get(case, case),
             f"{f['rows_per_s']:,.0f}",
             f"{f['rows_per_cpu_s']:,.0f}",
             f"{f['first_s']:.2f}",
@@ -102,27 +100,8 @@ def direct(folder: Path) -> dict[str, float]:
     from sdp.train.data.sources import open_sources
 
     def batches() -> Iterator[Any]:
-        sources = open_sources(_config(folder, "direct"))
+        sources = open_sources(_config(folder))
         yield from _of_reader(DirectReader(sources.ingredients, 0, OrderShape(), 0, 1))
-
-    return _measured(batches, str(folder / "ours"))
-
-
-def ray(folder: Path) -> dict[str, float]:
-    """The same by Ray Data: a feeder, segments, a split for the one trainer that this process is."""
-    from sdp.train.data.sources import open_sources
-    from sdp.train.data.streamed import StreamedReader
-    from sdp.train.ray_reader import RayFeed, start_feeder
-
-    _start_ray()
-    config = _config(folder, "ray")
-    feeder = start_feeder(config, {"CPU": 2.0}, 1, on_gpus=True)
-
-    def batches() -> Iterator[Any]:
-        sources = open_sources(config)
-        feed = RayFeed(feeder, "start", 0, 1)
-        columns = sources.ingredients[0].dataset.columns
-        yield from _of_reader(StreamedReader(feed, columns, 0, 1, sources.rows, config.data.shuffle.lanes))
 
     return _measured(batches, str(folder / "ours"))
 
@@ -158,11 +137,11 @@ def _of_reader(reader: Any) -> Iterator[Any]:
         yield batch.latents if bool(batch.weights.all()) else batch.latents[batch.weights > 0]
 
 
-def _config(folder: Path, reader: str) -> Any:
+def _config(folder: Path) -> Any:
     from sdp.config import parse
 
     given = {"source": {"uri": str(folder / "ours")}, "output": {"uri": str(folder / "run")}}
-    return parse("train", {**given, "model": {"source": "builtin:tiny"}, "data": {"reader": reader}})
+    return parse("train", {**given, "model": {"source": "builtin:tiny"}})
 
 
 def _start_ray() -> Any:
@@ -231,7 +210,7 @@ def write_ours(folder: Path) -> dict[str, float]:
     from sdp.datasets.output import Head, open_output
     from sdp.datasets.parts import write_part
     from sdp.datasets.source import freeze_source
-    from sdp.process.table import LAYOUT
+    from sdp.encode.table import LAYOUT
     from sdp.storage import list_source, open_storage
 
     pq.write_table(pa.table({"url": pa.nulls(ROWS, pa.string())}), folder / "source.parquet")
@@ -267,6 +246,6 @@ def _fixed(values: Any) -> Any:
 if __name__ == "__main__":
     if len(sys.argv) == 1:
         sys.exit(main())
-    cases = {"write-reference": write_reference, "write-ours": write_ours, "reference": reference, "ray": ray}
+    cases = {"write-reference": write_reference, "write-ours": write_ours, "reference": reference}
     cases |= {"direct": direct, "pyarrow": pyarrow, "copy": copy}
     print(json.dumps(cases[sys.argv[1]](Path(sys.argv[2]))))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -118,6 +118,24 @@ def keys(model: type[Section], path: str = "") -> Iterator[Key]:
             yield from keys(inner, f"{path}{name}.")
         else:
             yield Key(path + name, field)
+
+
+def changed(model: type[Section], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values, as JSON holds them, that differ from a model's defaults, by dotted path."""
+    defaults = {key.path: key.field.get_default(call_default_factory=True) for key in keys(model)}
+    different: dict[str, Any] = {}
+
+    def walk(section: Mapping[str, Any], prefix: str) -> None:
+        for name, value in section.items():
+            path = prefix + name
+            default = defaults.get(path)
+            if path not in defaults and isinstance(value, Mapping):
+                walk(value, f"{path}.")
+            elif path not in defaults or value != (list(default) if isinstance(default, tuple) else default):
+                different[path] = value
+
+    walk(values, "")
+    return different
 
 
 def sections_of(model: type[Section], path: str = "") -> Iterator[tuple[str, FieldInfo, type[Section]]]:

@@ -113,7 +113,7 @@ class FetchConfig(Section):
     user_agent: HeaderText = key("sdp (image dataset download)", "The User-Agent that servers are told.")
     respect_opt_out: bool = key(
         True,
-        "Leave out images whose server says noai, noimageai, noindex or noimageindex in X-Robots-Tag.",
+        "Leave out images whose server says noai, noimageai, noindex, noimageindex or noml in X-Robots-Tag.",
         shapes_output=True,
     )
     opt_out_agent: HeaderText = key(
@@ -172,6 +172,11 @@ class ImageConfig(Section):
         "An image of more pixels than this is a failed row, undecoded.",
         shapes_output=True,
         le=1_000_000_000,
+    )
+    tiff: bool = key(
+        False,
+        "Read TIFF images, too: rare on the web, and a decoder with many holes so far.",
+        shapes_output=True,
     )
     least_side: Positive = key(
         8,

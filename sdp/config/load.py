@@ -18,7 +18,7 @@ from sdp.errors import ConfigError, Problem
 
 _LARGEST_FILE = 1 << 20
 
-Job = TypeVar("Job", bound=JobConfig)
+Job = TypeVar("Job", bound=Section)
 
 
 @dataclass(frozen=True, slots=True)

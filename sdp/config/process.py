@@ -69,7 +69,6 @@ class TransformConfig(Section):
         "or nearly all of it, in the nearest of nine shapes of about the square's area.",
         shapes_output=True,
     )
-    crops: Positive = key(1, "Random crops of each image; each becomes a row of its own.", shapes_output=True, le=1000)
     max_upscale: float = key(
         2.0, "Images that would have to be enlarged more than this fail as too small.", shapes_output=True, ge=1
     )
@@ -151,13 +150,6 @@ class ProcessConfig(JobConfig):
         twice = sorted({side for side in self.resolutions if self.resolutions.count(side) > 1})
         if twice:
             yield Problem("resolutions", "each resolution once", f"{twice[0]} more than once", "remove the repetition")
-        if self.transform.crops > 1 and self.transform.crop != "random":
-            yield Problem(
-                "transform.crops",
-                f"1 with transform.crop {self.transform.crop}",
-                str(self.transform.crops),
-                "set transform.crop to random",
-            )
         uneven = [side for side in self.resolutions if side % 64]
         if self.transform.crop == "buckets" and uneven:
             yield Problem("resolutions", "multiples of 64 with transform.crop buckets", str(uneven[0]), "change one")

@@ -102,15 +102,6 @@ class DataConfig(Section):
         "GPUs (collocated).",
         shapes_output=True,
     )
-    reader: Literal["direct", "ray"] = key(
-        "direct",
-        "Who reads latents (offline): threads of each trainer (direct), or tasks of Ray Data where there are CPUs to "
-        "spare (ray).",
-        shapes_output=True,
-    )
-    segment_rows: Positive = key(
-        1_048_576, "Rows of an epoch that Ray Data is given to read at a time (reader: ray).", shapes_output=True
-    )
     resolution: Resolution = key(256, "Side of the square pictures to train on.", shapes_output=True)
     batch_size: Positive = key(128, "Samples that one worker takes at once: what fits into a GPU's memory.")
     global_batch_size: Positive | None = key(
@@ -131,8 +122,7 @@ class DataConfig(Section):
     shuffle: ShuffleConfig = key(ShuffleConfig, "The order of an epoch.")
     readers: Positive = key(
         4,
-        "What reads ahead for each trainer: threads where mode is offline (tasks where reader is ray), processes where "
-        "it is collocated.",
+        "What reads ahead for each trainer: threads where mode is offline, processes where it is collocated.",
     )
     ahead: Positive = key(4, "Batches in each trainer that are ready before they are needed.")
 
@@ -323,12 +313,8 @@ class StrategyConfig(Section):
     activation_checkpointing: bool = key(
         False, "Compute activations again in the backward pass instead of keeping them: less memory, more time."
     )
-    channels_last: bool = key(False, "Lay convolutions out channels last; ddp only.")
+    channels_last: bool = key(False, "Lay images out channels last; with ddp the convolutions' weights as well.")
     fp8: Fp8Config = key(Fp8Config, "The U-Net's linear layers in fp8.")
-
-    def contradictions(self) -> Iterable[Problem]:
-        if self.channels_last and self.kind == "fsdp":
-            yield Problem("channels_last", "false while kind is fsdp", "true", "FSDP2 refuses such parameters")
 
 
 class CheckpointConfig(Section):
@@ -550,12 +536,6 @@ class TrainConfig(JobConfig):
             mode = f"while data.mode is {self.data.mode}"
             if self.source.also:
                 yield Problem("source.also", f"[] {mode}", "a list", "only latents can be mixed")
-            if self.data.reader == "ray":
-                yield Problem("data.reader", f"direct {mode}", "'ray'", "Ray Data reads latents")
-        if self.data.reader == "ray" and self.scaling.in_driver:
-            yield Problem("data.reader", "direct while scaling.in_driver is true", "'ray'", "a driver alone has no Ray")
-        if self.data.reader == "ray" and self.source.also:
-            yield Problem("data.reader", "direct while source.also has datasets", "'ray'", "only direct mixes them")
         if self.scaling.in_driver and self.strategy.kind == "fsdp":
             yield Problem("strategy.kind", "ddp while scaling.in_driver is true", "'fsdp'", "one process has no shards")
         if self.scaling.in_driver and self.data.mode == "online":

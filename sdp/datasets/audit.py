@@ -12,12 +12,12 @@ import pyarrow.compute as pc
 from sdp.datasets import ledger as ledgers
 from sdp.datasets import tombstones
 from sdp.datasets.concurrently import ordered_map
-from sdp.datasets.fields import BadField, Fields
 from sdp.datasets.ledger import Ledger, address_offset
 from sdp.datasets.lookup import Wanted, in_parts, in_source
 from sdp.datasets.manifest import part_infos, repeated_rows
 from sdp.datasets.output import parts_in, read_head, read_json, read_output
 from sdp.datasets.parts import read_account, resolve
+from sdp.datasets.records import BadRecord, parse
 from sdp.datasets.tombstones import Takedown, Tombstones
 from sdp.datasets.units import part_name
 from sdp.errors import DatasetError, NotFound, SdpError, UserError
@@ -122,11 +122,16 @@ def _sources(run: Storage, options: StorageOptions | None) -> list[tuple[str, se
     return [(uri, {uri} if uri in plain else _lineage(open_storage(uri, options), options)) for uri in uris]
 
 
+@dataclass(frozen=True, slots=True)
+class _RunHead:
+    datasets: tuple[str, ...] = ()
+
+
 def datasets_of(run: Storage) -> list[str]:
     """The URIs of what a run is trained on, the first of them first."""
     try:
-        return Fields(read_json(run, RUN)).list_of_texts("datasets", [])
-    except BadField as error:
+        return list(parse(_RunHead, read_json(run, RUN)).datasets)
+    except BadRecord as error:
         raise DatasetError(f"{run.uri_of(RUN)}: {error}; restore it from a backup") from error
 
 

@@ -7,14 +7,14 @@ adds files that were appended, or orders another attempt at what failed. Nothing
 import json
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from sdp.datasets.fields import Fields
+from sdp.datasets.records import Whole, parse
 from sdp.datasets.units import Extent, Rows, Unit, Units, Work
 from sdp.errors import AlreadyExists, DatasetError, one_line
 from sdp.storage import Storage
@@ -138,6 +138,15 @@ class Index:
         return _overlapping(tables, unit)
 
 
+@dataclass(frozen=True, slots=True)
+class _VersionHead:
+    """What a version's file says beside its table."""
+
+    extent: tuple[Whole, Whole] | None
+    attempt: Whole
+    units: tuple[Whole, ...]
+
+
 def _overlapping(tables: Sequence[pa.Table], unit: Unit) -> list[str]:
     found: dict[str, None] = {}
     for table in tables:
@@ -178,13 +187,9 @@ def append(
 ) -> Index:
     """Publish the next version. Exactly one of several writers succeeds; the others are told so."""
     version = Version(len(index.versions), files.cast(FILES_SCHEMA), extent, attempt, tuple(units))
-    head = {
-        "extent": [extent.start, extent.stop] if extent else None,
-        "attempt": attempt,
-        "units": list(units),
-    }
+    head = _VersionHead((extent.start, extent.stop) if extent else None, attempt, tuple(units))
     sink = pa.BufferOutputStream()
-    table = version.files.replace_schema_metadata({_KEY: json.dumps(head).encode()})
+    table = version.files.replace_schema_metadata({_KEY: json.dumps(asdict(head)).encode()})
     pq.write_table(table, sink, compression="zstd", write_page_checksum=True)
     try:
         storage.create(version_name(version.number), sink.getvalue())
@@ -203,14 +208,10 @@ def _read_version(storage: Storage, name: str, number: int) -> Version:
     try:
         # Not pq.read_table: that imports a query engine, for longer than the reading takes.
         table = pq.ParquetFile(pa.BufferReader(storage.read(name)), page_checksum_verification=True).read()
-        head = Fields(json.loads((table.schema.metadata or {})[_KEY]))
-        extent = None
-        if head.has("extent"):
-            start, stop = head.list_of_wholes("extent")
-            extent = Extent(start, stop)
+        head = parse(_VersionHead, (table.schema.metadata or {})[_KEY])
         files = table.replace_schema_metadata(None).cast(FILES_SCHEMA)
-        return Version(number, files, extent, head.whole("attempt"), tuple(head.list_of_wholes("units")))
-    except (KeyError, ValueError, RecursionError, pa.ArrowException, OSError) as error:
+        return Version(number, files, Extent(*head.extent) if head.extent else None, head.attempt, head.units)
+    except (KeyError, ValueError, pa.ArrowException, OSError) as error:
         raise _corrupt(storage, name, error) from error
 
 

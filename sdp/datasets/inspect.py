@@ -1,4 +1,4 @@
-"""Looking at a dataset: what is there, what is missing, what went wrong and why."""
+"""The description of a dataset: what is there, what is missing, what went wrong and why."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -31,7 +31,7 @@ _UPSTREAM_S = 10.0
 
 @dataclass(frozen=True)
 class Description:
-    """What `sdp inspect` tells of a dataset."""
+    """What `sdp inspect` says about a dataset."""
 
     uri: str
     kind: str
@@ -343,26 +343,25 @@ def _describe_plain(storage: Storage, options: StorageOptions | None) -> Descrip
 
 def summary(description: Description) -> str:
     """A description as a person reads it."""
-    from sdp.console import size, table
+    from sdp.console import counted, size, table
 
     d = description
     state = "complete" if d.complete else "INCOMPLETE"
     if d.verified and not d.problems:
         state += ", every byte verified"
-    lines = [
-        f"{d.uri}",
-        f"{d.kind}, {state}: {d.rows:,} addresses in {d.parts:,} of {d.parts_ordered:,} parts, {size(d.bytes)}",
-    ]
+    parts = f"{d.parts:,} of {counted(d.parts_ordered, 'part')}"
+    lines = [d.uri, f"{d.kind}, {state}: {counted(d.rows, 'address', 'addresses')} in {parts}, {size(d.bytes)}"]
     if d.manifest_version:
         lines.append(f"manifest version {d.manifest_version}, {d.created}, sdp {d.sdp}")
     if d.lineage:
         lines.append("made from " + " ← ".join(d.lineage))
     if d.tombstones:
-        lines.append(f"{d.tombstones:,} takedown{'s hold' if d.tombstones > 1 else ' holds'}")
-    lines += ["", _counts_table(d.counts)]
+        lines.append(f"{counted(d.tombstones, 'takedown holds', 'takedowns hold')}")
+    if d.parts:
+        lines += ["", _counts_table(d.counts, "input" if d.complete or not d.missing else "done so far")]
     if d.missing:
-        left = d.parts_ordered - d.parts
-        lines += ["", f"{left:,} parts are missing; the first:"]
+        missing = counted(d.parts_ordered - d.parts, "part is", "parts are")
+        lines += ["", f"{missing} missing{'; the first:' if d.parts_ordered - d.parts > len(d.missing) else ':'}"]
         lines.append(
             table(
                 [(part_name(m["unit"], m["attempt"]), m["start"], m["stop"]) for m in d.missing], ("part", "from", "to")
@@ -370,7 +369,7 @@ def summary(description: Description) -> str:
         )
         lines.append("Run the job that writes it again: it does the rest.")
     if d.problems:
-        lines += ["", f"{len(d.problems):,} problems:", *(f"  {problem}" for problem in d.problems[:20])]
+        lines += ["", f"{counted(len(d.problems), 'problem')}:", *(f"  {problem}" for problem in d.problems[:20])]
     if d.notes:
         lines += ["", *d.notes]
     lines += ["", table(d.schema.items(), ("column", "type"))]
@@ -379,10 +378,12 @@ def summary(description: Description) -> str:
     return "\n".join(lines)
 
 
-def _counts_table(counts: Counts) -> str:
+def _counts_table(counts: Counts, whole: str) -> str:
+    """Return the outcomes as shares of the rows that have one; `whole` names those."""
     from sdp.console import table
 
     share = max(counts.input, 1)
-    rows = [(name, f"{n:,}", f"{100 * n / share:.1f}%") for name, n in list(counts.to_json().items())[:4]]
+    shown = {whole: counts.input, "written": counts.written, "filtered": counts.filtered, "failed": counts.failed}
+    rows = [(name, f"{n:,}", f"{100 * n / share:.1f}%") for name, n in shown.items()]
     rows += [(f"  {reason}", f"{n:,}", f"{100 * n / share:.1f}%") for reason, n in counts.reasons.items()]
     return table(rows, ("outcome", "addresses", "share"))

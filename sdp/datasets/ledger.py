@@ -22,11 +22,6 @@ def address_offset(dataset: int) -> int:
     return dataset << _RANGE_BITS
 
 
-def split_address(address: int) -> tuple[int, int]:
-    """The number of the dataset, and the address in it."""
-    return address >> _RANGE_BITS, address & ((1 << _RANGE_BITS) - 1)
-
-
 class Ledger:
     """Consumed addresses by epoch. Several workers' ledgers are merged by union: the order does not matter."""
 
@@ -54,11 +49,6 @@ class Ledger:
     def rows(self, epoch: int) -> BitMap64:
         """The consumed addresses of an epoch; not to be changed."""
         return self._epochs.get(epoch, BitMap64())
-
-    def remaining(self, epoch: int, rows: Rows) -> Rows:
-        """Those of some addresses that the epoch has not consumed, in their order."""
-        consumed = self.rows(epoch)
-        return rows[[row not in consumed for row in rows.tolist()]] if len(consumed) else rows
 
     def epochs(self) -> list[int]:
         return sorted(self._epochs)

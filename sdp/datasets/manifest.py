@@ -7,19 +7,20 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pydantic import AfterValidator, Field
 
 import sdp
 from sdp.datasets import repeated
 from sdp.datasets.concurrently import ordered_map
-from sdp.datasets.fields import BadField, Fields
-from sdp.datasets.outcomes import Counts
-from sdp.datasets.output import HEAD, Head, Output, read_head, read_json
+from sdp.datasets.outcomes import Counts, StoredCounts
+from sdp.datasets.output import HEAD, Head, Output, read_head, read_json, refuse_other_format
 from sdp.datasets.parts import PartInfo, read_info
+from sdp.datasets.records import BadRecord, Kind, Whole, parse
 from sdp.datasets.units import PARTS, parse_part_name
 from sdp.errors import AlreadyExists, DatasetError, NotFound
 from sdp.storage import FileInfo, Storage
@@ -52,28 +53,40 @@ PARTS_SCHEMA = pa.schema(
 )
 
 
+def _source(value: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """Check what a dataset was made from: a dataset, files at a URI, or nothing (of prompts that a file listed)."""
+    if value is None:
+        return None
+    for name in ("uri", "manifest_digest"):
+        if not isinstance(text := value.get(name), str | None):
+            raise ValueError(f"input.{name}: expected some text, got {text!r:.60}")
+    if value.get("manifest_digest") and not value.get("uri"):
+        raise ValueError("input.uri: missing")
+    return value
+
+
 @dataclass(frozen=True, slots=True)
 class Manifest:
     """What is known of a complete dataset."""
 
-    kind: str
-    version: int
-    rows: int
+    kind: Kind
+    version: Annotated[int, Field(ge=1)]
+    rows: Whole
     """Addresses that it accounts for (of a derived dataset: that it spans)."""
-    counts: Counts
-    parts: int
-    size: int
+    counts: StoredCounts
+    parts: Whole
+    size: Whole
     """Bytes of all parts."""
-    files: str
+    files: Annotated[str, Field(pattern=r"^_files/[0-9a-f]{16}\.parquet$")]
     """The list of parts, relative to the dataset."""
-    files_digest: str
+    files_digest: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
     schema: Mapping[str, str]
     config: Mapping[str, Any] = field(default_factory=dict)
     models: Mapping[str, str] = field(default_factory=dict)
     """Model sources by role, with the digest of their content."""
-    input: Mapping[str, Any] | None = None
+    input: Annotated[Mapping[str, Any] | None, AfterValidator(_source)] = None
     """The dataset that it was made from: uri and manifest digest; or the source's URI."""
-    repeated: int = 0
+    repeated: Whole = 0
     """Rows that are in parts and counted as filtered, since lower ones have the same content."""
     sdp: str = sdp.__version__
     created: str = ""
@@ -83,47 +96,6 @@ class Manifest:
         data = {name: getattr(self, name) for name in self.__slots__}
         data["counts"] = self.counts.to_json()
         return (json.dumps(data, indent=1, sort_keys=True, default=str) + "\n").encode()
-
-    @staticmethod
-    def from_json(data: Mapping[str, Any], where: str) -> "Manifest":
-        try:
-            fields = Fields(data)
-            if fields.whole("format") != FORMAT:
-                raise DatasetError(
-                    f"{where}: format {fields.whole('format')}, this sdp reads {FORMAT}; use the sdp that wrote it"
-                )
-            return Manifest(
-                kind=fields.text("kind", like=r"[a-z_]{1,40}", what="the name of a kind of dataset"),
-                version=fields.whole("version", low=1),
-                rows=fields.whole("rows"),
-                counts=Counts.from_fields(fields.inner("counts")),
-                parts=fields.whole("parts"),
-                size=fields.whole("size"),
-                files=fields.text("files", like=r"_files/[0-9a-f]{16}\.parquet", what="a file in _files/"),
-                files_digest=fields.text("files_digest", like="[0-9a-f]{64}", what="a SHA-256 in hexadecimal"),
-                schema=fields.texts("schema"),
-                config=fields.mapping("config", {}),
-                models=fields.texts("models", {}),
-                input=_input(fields),
-                repeated=fields.whole("repeated", 0),
-                sdp=fields.text("sdp"),
-                created=fields.text("created"),
-            )
-        except BadField as error:
-            raise DatasetError(f"{where}: not a manifest ({error}); run the job again to write it anew") from error
-
-
-def _input(fields: Fields) -> dict[str, Any] | None:
-    """What a dataset was made from: files at a URI, a dataset, or (of prompts that were listed) nothing."""
-    if not fields.has("input"):
-        return None
-    source = fields.inner("input")
-    if source.has("uri"):
-        source.text("uri")
-    if source.has("manifest_digest"):
-        source.text("uri")
-        source.text("manifest_digest")
-    return fields.mapping("input")
 
 
 @dataclass(frozen=True)
@@ -165,7 +137,13 @@ class Dataset:
 
 def read_manifest(storage: Storage, path: str = MANIFEST) -> Manifest:
     """The newest manifest, or an earlier one, without what it lists."""
-    return Manifest.from_json(read_json(storage, path), storage.uri_of(path))
+    where = storage.uri_of(path)
+    data = read_json(storage, path)
+    refuse_other_format(data, where)
+    try:
+        return parse(Manifest, data)
+    except BadRecord as error:
+        raise DatasetError(f"{where}: not a manifest ({error}); run the job again to write it anew") from error
 
 
 def repeated_rows(storage: Storage) -> repeated.Repeated | None:

@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pydantic import ValidatorFunctionWrapHandler, WrapValidator
 
-from sdp.datasets.fields import BadField, Fields
+from sdp.datasets.records import Whole
 
 WRITTEN, FILTERED, FAILED = "written", "filtered", "failed"
 OUTCOMES = (WRITTEN, FILTERED, FAILED)
@@ -89,10 +90,10 @@ class Outcome:
 class Counts:
     """How many addresses came to what; `input` is always the sum of the others."""
 
-    written: int = 0
-    filtered: int = 0
-    failed: int = 0
-    reasons: Mapping[str, int] = field(default_factory=dict)
+    written: Whole = 0
+    filtered: Whole = 0
+    failed: Whole = 0
+    reasons: Mapping[str, Whole] = field(default_factory=dict)
     """Filtered and failed addresses by reason (the two sets of reasons have no name in common)."""
 
     @property
@@ -125,13 +126,20 @@ class Counts:
         }
         return {**counts, "reasons": dict(sorted(self.reasons.items()))}
 
-    @staticmethod
-    def from_fields(fields: Fields) -> "Counts":
-        written, filtered, failed, given = (fields.whole(name) for name in (*OUTCOMES, "input"))
-        counts = Counts(written, filtered, failed, fields.wholes("reasons", {}))
-        if counts.input != given:
-            raise BadField(f"counts do not add up: {written} + {filtered} + {failed} is not {given}")
-        return counts
+
+def _adding_up(data: Any, validate: ValidatorFunctionWrapHandler) -> Counts:
+    counts: Counts = validate(data)
+    for name in (*OUTCOMES, "input"):
+        if name not in data:
+            raise ValueError(f"counts.{name}: missing")
+    if counts.input != data["input"]:
+        sums = " + ".join(str(data[name]) for name in OUTCOMES)
+        raise ValueError(f"counts do not add up: {sums} is not {data['input']}")
+    return counts
+
+
+StoredCounts = Annotated[Counts, WrapValidator(_adding_up)]
+"""Counts as JSON keeps them: with their sum, `input`."""
 
 
 def account_table(outcomes: Sequence[Outcome]) -> pa.Table:

@@ -6,26 +6,27 @@ All state is in the output's own folder; a job asks for it with one listing and 
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from sdp.datasets import index as index_files
-from sdp.datasets.fields import BadField, Fields
 from sdp.datasets.index import Index
+from sdp.datasets.records import BadRecord, Kind, parse
 from sdp.datasets.units import PARTS, Work, parse_part_name
 from sdp.errors import AlreadyExists, DatasetError, NotFound
 from sdp.storage import Storage
 
 HEAD = "_dataset.json"
 FORMAT = 1
-_MOST_UNIT_ROWS = 1 << 40
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
     """What makes a dataset this one and no other; written once, before anything else."""
 
-    kind: str
-    unit_rows: int
+    kind: Kind
+    unit_rows: Annotated[int, Field(ge=1, le=1 << 40)]
     derived: bool
     """Made from another dataset, and so holding only the addresses that were written there."""
     identity: Mapping[str, Any]
@@ -97,19 +98,17 @@ def read_output(storage: Storage) -> Output:
 def read_head(storage: Storage) -> Head:
     where = storage.uri_of(HEAD)
     try:
-        fields = Fields(read_json(storage, HEAD))
-        if fields.whole("format") != FORMAT:
-            raise DatasetError(
-                f"{where}: format {fields.whole('format')}, this sdp reads {FORMAT}; use the sdp that wrote it"
-            )
-        return Head(
-            kind=fields.text("kind", like=r"[a-z_]{1,40}", what="the name of a kind of dataset"),
-            unit_rows=fields.whole("unit_rows", low=1, high=_MOST_UNIT_ROWS),
-            derived=fields.truth("derived"),
-            identity=fields.mapping("identity"),
-        )
-    except BadField as error:
+        data = read_json(storage, HEAD)
+        refuse_other_format(data, where)
+        return parse(Head, data)
+    except BadRecord as error:
         raise DatasetError(f"{where}: {error}; restore it from a backup") from error
+
+
+def refuse_other_format(data: Mapping[str, Any], where: str) -> None:
+    """Refuse what another version of sdp wrote, before its fields are looked at."""
+    if (version := data.get("format")) != FORMAT:
+        raise DatasetError(f"{where}: format {version}, this sdp reads {FORMAT}; use the sdp that wrote it")
 
 
 def read_json(storage: Storage, path: str) -> dict[str, Any]:

@@ -14,8 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from sdp.datasets.fields import Fields
-from sdp.datasets.outcomes import ACCOUNT_SCHEMA, FAILED, REASONS, WRITTEN, Counts, count
+from sdp.datasets.outcomes import ACCOUNT_SCHEMA, FAILED, REASONS, WRITTEN, Counts, StoredCounts, count
+from sdp.datasets.records import Kind, Whole, parse
 from sdp.datasets.units import Rows, Unit, Work, parse_part_name
 from sdp.errors import AlreadyExists, DatasetError, one_line
 from sdp.storage import FileInfo, Storage
@@ -48,6 +48,20 @@ class PartInfo:
     def superseded(self) -> Counts:
         """What of earlier attempts no longer counts."""
         return Counts(failed=sum(self.retried.values()), reasons=self.retried)
+
+
+@dataclass(frozen=True, slots=True)
+class _PartHead:
+    """The footer's JSON."""
+
+    format: Whole
+    kind: Kind
+    unit: Whole
+    start: Whole
+    stop: Whole
+    attempt: Whole
+    counts: StoredCounts
+    retried: Mapping[str, Whole]
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,9 +217,9 @@ def _check_part(work: Work, rows: pa.Table, account: pa.Table) -> None:
         raise ValueError(f"{work.name}: the account names a row twice or out of order")
     written = account.filter(pc.field("outcome") == WRITTEN)["row"].to_numpy()
     held = rows["row"].to_numpy()
-    if np.any(np.diff(held) < 0):
-        raise ValueError(f"{work.name}: rows are out of order")
-    if not np.array_equal(np.unique(held), written):  # several crops of an image share its address
+    if np.any(np.diff(held) <= 0):
+        raise ValueError(f"{work.name}: rows are out of order or share an address")
+    if not np.array_equal(held, written):
         raise ValueError(f"{work.name}: the rows are not those that the account calls written")
     for outcome, reasons in REASONS.items():
         named = account.filter(pc.field("outcome") == outcome)["reason"]
@@ -239,24 +253,23 @@ def _open(storage: Storage, path: str, *, verify: bool = False) -> pq.ParquetFil
 
 def _info(storage: Storage, file: FileInfo, footer: pq.FileMetaData) -> PartInfo:
     try:
-        head = Fields(json.loads(_metadata(footer, _PART_KEY)))
-        written_in = head.whole("format")
+        head = parse(_PartHead, _metadata(footer, _PART_KEY))
         info = PartInfo(
             path=file.path,
             size=file.size,
             etag=file.etag,
-            kind=head.text("kind"),
-            unit=Unit(head.whole("unit"), head.whole("start"), head.whole("stop")),
-            attempt=head.whole("attempt"),
-            counts=Counts.from_fields(head.inner("counts")),
-            retried=head.wholes("retried"),
+            kind=head.kind,
+            unit=Unit(head.unit, head.start, head.stop),
+            attempt=head.attempt,
+            counts=head.counts,
+            retried=head.retried,
             row_groups=tuple(_row_group(footer.row_group(i)) for i in range(footer.num_row_groups)),
         )
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise _corrupt(storage, file.path, error) from error
-    if written_in != FORMAT:
+    if head.format != FORMAT:
         raise DatasetError(
-            f"{storage.uri_of(file.path)}: written in format {written_in}, this sdp reads {FORMAT}; use a newer sdp"
+            f"{storage.uri_of(file.path)}: written in format {head.format}, this sdp reads {FORMAT}; use a newer sdp"
         )
     if parse_part_name(file.path) != (info.unit.number, info.attempt):
         raise _corrupt(storage, file.path, ValueError(f"it is part {info.work.name} under another name"))

@@ -18,12 +18,11 @@ from numpy.typing import NDArray
 
 from sdp.datasets import address_sets
 from sdp.datasets.concurrently import ordered_map
-from sdp.datasets.fields import BadField, Fields
 from sdp.datasets.outcomes import FILTERED, WRITTEN, Counts
-from sdp.datasets.output import read_json
 from sdp.datasets.parts import PartInfo, read_rows
+from sdp.datasets.records import BadRecord, Whole, parse
 from sdp.datasets.units import Rows
-from sdp.errors import DatasetError, NotFound
+from sdp.errors import NotFound
 from sdp.storage import Storage
 
 REASON = "duplicate_content"
@@ -33,6 +32,11 @@ _PARTITION_ROWS = 16_000_000
 Keys = NDArray[np.uint64]
 Find = Callable[[Sequence[PartInfo], str], int]
 """Finds the repeated rows of some parts, whose list has this digest, and keeps them; returns how many there are."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    rows: Whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +71,8 @@ def of(storage: Storage, manifest_repeated: int, files_digest: str) -> Repeated 
 def known(storage: Storage, files_digest: str) -> int | None:
     """How many a list of parts has, if that has been found out already."""
     try:
-        return Fields(read_json(storage, f"{_folder(files_digest)}.json")).whole("rows")
-    except (NotFound, DatasetError, BadField):  # or what was written down is damaged: it is found out anew
+        return parse(_Known, storage.read(f"{_folder(files_digest)}.json")).rows
+    except (NotFound, BadRecord):  # or what was written down is damaged: it is found out anew
         return None
 
 

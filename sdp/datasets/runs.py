@@ -16,23 +16,24 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 import sdp
 from sdp.datasets.concurrently import ordered_map
-from sdp.datasets.fields import BadField, Fields
-from sdp.datasets.outcomes import Counts
+from sdp.datasets.outcomes import Counts, StoredCounts
 from sdp.datasets.parts import PartInfo
+from sdp.datasets.records import Kind, Whole, parse
 from sdp.errors import SdpError, StorageError, one_line
 from sdp.storage import Storage
 
 FOLDER = "_runs/"
-FORMAT = 1
 STORED = "stored"
 """Among the bytes that were moved: those of the parts."""
 _NAME = re.compile(r"_runs/(\d{6,9})\.json", re.ASCII)
-_LONGEST_S = 1e12
-_TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[0-9.:+Z-]{0,20}"
-_WORD = r"(?s).{1,60}"
+_Seconds = Annotated[float, Field(ge=0, le=1e12)]
+_Time = Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[0-9.:+Z-]{0,20}$")]
 
 log = logging.getLogger(__name__)
 
@@ -41,46 +42,27 @@ log = logging.getLogger(__name__)
 class JobRun:
     """What one run of a job did."""
 
-    job: str
-    began: str
-    ended: str
-    seconds: float
+    job: Kind
+    began: _Time
+    ended: _Time
+    seconds: _Seconds
     """From its first work to its last, as a clock on the wall tells it."""
-    counts: Counts
+    counts: StoredCounts
     """Of the addresses that it worked off."""
-    moved: Mapping[str, int] = field(default_factory=dict)
+    moved: Mapping[str, Whole] = field(default_factory=dict)
     """Bytes, such as `fetched` and `stored`."""
-    work: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    work: Mapping[str, Mapping[str, _Seconds]] = field(default_factory=dict)
     """Seconds by who worked and at what, summed over all of them: `{"encoders": {"at work": 61.2, "waiting": 3.1}}`."""
-    workers: Mapping[str, int] = field(default_factory=dict)
+    workers: Mapping[str, Whole] = field(default_factory=dict)
     """How many there were at most."""
-    replaced: int = 0
+    replaced: Whole = 0
     """Workers that died, and had another one put in their place."""
-    sdp: str = sdp.__version__
+    sdp: Annotated[str, Field(min_length=1, max_length=60)] = sdp.__version__
+    format: Literal[1] = 1
 
     def to_bytes(self) -> bytes:
         data = {name: getattr(self, name) for name in self.__slots__}
-        return (json.dumps({"format": FORMAT, **data, "counts": self.counts.to_json()}, indent=1) + "\n").encode()
-
-    @staticmethod
-    def load(data: bytes) -> "JobRun":
-        """BadField, or another ValueError, where it is none."""
-        fields = Fields(json.loads(data))
-        if fields.whole("format") != FORMAT:
-            raise BadField(f"format: expected {FORMAT}, got {fields.whole('format')}")
-        work = fields.inner("work")
-        return JobRun(
-            job=fields.text("job", like=r"[a-z_]{1,40}", what="the name of a job"),
-            began=fields.text("began", like=_TIME, what="a time"),
-            ended=fields.text("ended", like=_TIME, what="a time"),
-            seconds=_seconds(fields, "seconds"),
-            counts=Counts.from_fields(fields.inner("counts")),
-            moved=fields.wholes("moved"),
-            work={who: _all_seconds(work, who) for who in fields.mapping("work")},
-            workers=fields.wholes("workers"),
-            replaced=fields.whole("replaced"),
-            sdp=fields.text("sdp", like=_WORD),
-        )
+        return (json.dumps({**data, "counts": self.counts.to_json()}, indent=1) + "\n").encode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,8 +121,8 @@ def _read(storage: Storage, name: str) -> JobRun | str:
     if not _NAME.fullmatch(name):
         return f"{storage.uri_of(name)}: no record of a run, so it is not read"
     try:
-        return JobRun.load(storage.read(name))
-    except (ValueError, RecursionError) as error:
+        return parse(JobRun, storage.read(name))
+    except ValueError as error:
         return f"{storage.uri_of(name)}: a damaged record of a run ({one_line(error, 120)}); delete it"
     except SdpError as error:
         return str(error)
@@ -172,14 +154,6 @@ def total(runs: Sequence[JobRun]) -> JobRun | None:
         replaced=sum(run.replaced for run in runs),
         sdp=runs[-1].sdp,
     )
-
-
-def _all_seconds(fields: Fields, name: str) -> dict[str, float]:
-    return {what: _seconds(fields.inner(name), what) for what in fields.mapping(name)}
-
-
-def _seconds(fields: Fields, name: str) -> float:
-    return max(0.0, fields.number(name, above=-1e-9, high=_LONGEST_S))
 
 
 def _now() -> str:

@@ -21,10 +21,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyroaring import BitMap64
 
-from sdp.datasets.fields import Fields
 from sdp.datasets.lookup import Hit, Wanted, in_parts
 from sdp.datasets.manifest import read_manifest
 from sdp.datasets.output import parts_in, read_head, read_output
+from sdp.datasets.records import Whole
+from sdp.datasets.records import parse as parse_record
 from sdp.datasets.units import part_name
 from sdp.errors import AlreadyExists, DatasetError, NotFound, UserError, one_line
 from sdp.storage import Storage, StorageOptions, open_storage
@@ -209,6 +210,13 @@ def strangers(storage: Storage) -> list[str]:
 # --- what lies there -------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True)
+class _LookupHead:
+    lists: Whole
+    digest: str | None
+    parts: Mapping[str, str]
+
+
 @dataclass(frozen=True)
 class _Lookup:
     """What was looked for, where, and what was found."""
@@ -228,10 +236,9 @@ class _Lookup:
     @staticmethod
     def load(data: bytes) -> "_Lookup":
         table = _read(data)
-        head = Fields(json.loads((table.schema.metadata or {})[_KEY]))
-        units = {int(a): BitMap64.deserialize(base64.b64decode(some)) for a, some in head.texts("parts").items()}
-        digest = head.text("digest") if head.has("digest") else None
-        return _Lookup(head.whole("lists"), digest, units, list(_entries(table)))
+        head = parse_record(_LookupHead, (table.schema.metadata or {})[_KEY])
+        units = {int(a): BitMap64.deserialize(base64.b64decode(some)) for a, some in head.parts.items()}
+        return _Lookup(head.lists, head.digest, units, list(_entries(table)))
 
     def has(self, part: tuple[int, int]) -> bool:
         return part[0] in self.parts.get(part[1], ())

@@ -1,7 +1,7 @@
 """`make demo`: the pipeline end to end on this machine, each step as a user would call it.
 
 A local server serves synthetic captioned shapes; everything else is the product itself, run by its command line in
-processes of its own. Everything lies in one folder (.demo), so running it again resumes instead of repeating.
+processes of its own. All files are in one folder (.demo), so a second run resumes instead of repeating.
 """
 
 import argparse
@@ -21,6 +21,8 @@ from typing import Any
 import yaml
 
 from sdp.console import duration, say, table
+from sdp.demo.server import serve
+from sdp.demo.shapes import dominant_shape_color, write_metadata
 from sdp.errors import SdpError, UserError
 
 IMAGES = 1000
@@ -43,13 +45,13 @@ PROMPTS = tuple(
         ("blue", "circle", "yellow"),
     )
 )
-"""What is drawn in the end, and the colour that it must have."""
-STOP_DEADLINE_S = 20.0
+"""The prompts of the pictures drawn at the end, and the colour that each must have."""
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass(frozen=True)
 class Step:
-    """One command of the pipeline and the configuration file that it is given."""
+    """One command of the pipeline and its configuration file."""
 
     title: str
     command: tuple[str, ...]
@@ -58,14 +60,14 @@ class Step:
 
 
 def steps(folder: Path) -> list[Step]:
-    """The pipeline, in order."""
+    """Return the pipeline's steps, in order."""
     trainers = min(2, os.cpu_count() or 1)
     where = {name: str(folder / name) for name in ("metadata", "images", "latents", "online", "run", "samples")}
     download = {
         "source": {"uri": where["metadata"], "url_column": "URL", "caption_column": "TEXT"},
         "output": {"uri": where["images"], "rows_per_file": 100},
         "image": {"size": 128},
-        "fetch": {"timeout_s": 5, "allow_private": True},
+        "fetch": {"first_byte_timeout_s": 60, "allow_private": True},  # a busy machine draws slowly
     }
     process = {
         "source": {"uri": where["images"]},
@@ -138,7 +140,7 @@ def _job(folder: Path, job: str, what: str, config: dict[str, Any], name: str | 
 
 
 def run(folder: Path, images: int) -> list[tuple[str, str]]:
-    """Run every step; the time that each took."""
+    """Run every step; return each title with the time that it took."""
     folder.mkdir(parents=True, exist_ok=True)
     times = []
     with _server(folder, images):
@@ -158,49 +160,49 @@ def run(folder: Path, images: int) -> list[tuple[str, str]]:
 
 
 def _call(command: Sequence[str]) -> int:
-    """Run a command to its end; it does not outlive us."""
-    process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+    """Run a command to its end and return its exit code."""
+    # In a session of its own a Ctrl-C at the terminal does not reach it: the demo alone answers.
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
     try:
         return process.wait()
     finally:
         if process.poll() is None:
-            process.terminate()
-            try:
-                process.wait(STOP_DEADLINE_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            # Every stage continues from storage after a kill; a polite stop can take half a minute.
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
 
 def _stop(number: int, _: object) -> None:
-    """A signal ends the demo as an exception would, so that it takes along what it started."""
+    """Say how to continue, and end the demo with all that it has started."""
+    for each in _SIGNALS:
+        signal.signal(each, signal.SIG_IGN)  # another one must not interrupt the cleaning up
+    say(f"\nsdp: demo stopped by {signal.Signals(number).name}; the same command continues where it stopped")
     raise SystemExit(128 + number)
 
 
 def colours(samples: Path) -> list[tuple[str, str, str]]:
-    """For each picture: its prompt, the colour that it asks for, and the colour that is seen."""
+    """Return each picture's prompt, the colour that it asks for, and the colour that is seen."""
     import io
 
     from PIL import Image
 
     from sdp.datasets.manifest import open_dataset
     from sdp.datasets.parts import read_rows
-    from sdp.demo.shapes import dominant_shape_color
     from sdp.storage import open_storage
 
     dataset = open_dataset(open_storage(str(samples)), "samples")
     wanted = dict(PROMPTS)
-    found = []
+    seen = []
     for part in dataset.parts["path"].to_pylist():
         for row in read_rows(dataset.storage, part, ["prompt", "image"]).to_pylist():
             picture = Image.open(io.BytesIO(row["image"])).convert("RGB")
             background = row["prompt"].split()[-2]
-            found.append((row["prompt"], wanted[row["prompt"]], dominant_shape_color(picture, background)))
-    return found
+            seen.append((row["prompt"], wanted[row["prompt"]], dominant_shape_color(picture, background)))
+    return seen
 
 
 def judge(folder: Path) -> None:
-    """Whether the model has learnt what the captions say."""
+    """Check that the model has learnt what the captions say."""
     seen = colours(folder / "samples")
     right = sum(asked == got for _, asked, got in seen)
     say("\n── did it learn? The colour that each picture was to have, and the one that it has\n")
@@ -220,79 +222,57 @@ def judge(folder: Path) -> None:
 
 @contextlib.contextmanager
 def _server(folder: Path, images: int) -> Iterator[None]:
-    """The image server, at the address that the metadata names; the metadata is written the first time."""
-    from sdp.demo.shapes import write_metadata
-
+    """Serve the images at the addresses that the metadata names; write the metadata the first time."""
     state = folder / "server.json"
-    known = json.loads(state.read_text()) if state.exists() else {}
-    if known and known["images"] != images:
+    known: dict[str, Any] = {"port": 0, "hosts": _hosts(), "images": images}
+    if state.exists():
+        known = json.loads(state.read_text())
+    if known["images"] != images:
         raise UserError(
             f"demo: {folder} was made with --images {known['images']}, not {images}; give that number, or remove it"
         )
-    port = known.get("port") or _free_port()
-    hosts = known.get("hosts") or _hosts()
-    command = [
-        sys.executable,
-        "-m",
-        "sdp.demo.server",
-        "--port",
-        str(port),
-        "--images",
-        str(images),
-        "--mix",
-        "default",
-        *(argument for host in hosts for argument in ("--host", host)),
-    ]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True)
-    try:
-        assert process.stdout is not None
-        url = process.stdout.readline().strip()
-        if not url:
+    with contextlib.ExitStack() as stack:
+        try:
+            port = stack.enter_context(serve(images, known["hosts"], known["port"]))
+        except OSError as error:
             raise UserError(
-                f"demo: the image server did not start at port {port}; end what uses that port, or remove {folder}"
-            )
-        if not known:
-            write_metadata(folder / "metadata", images, [f"http://{host}:{port}" for host in hosts], files=3)
-            state.write_text(json.dumps({"port": port, "hosts": hosts, "images": images}) + "\n")
-        say(f"{images} captioned images at {', '.join(hosts)}, port {port}, some of them broken on purpose")
+                f"demo: the image server cannot listen at port {known['port']} of {', '.join(known['hosts'])} "
+                f"({error.strerror}); end what uses that port, or remove {folder}"
+            ) from error
+        if not known["port"]:
+            write_metadata(folder / "metadata", images, [f"http://{host}:{port}" for host in known["hosts"]], files=3)
+            state.write_text(json.dumps({**known, "port": port}) + "\n")
+        say(f"{images} captioned images at {', '.join(known['hosts'])}, port {port}, some of them broken on purpose")
         say(f"everything is kept in {folder}")
         yield
-    finally:
-        process.terminate()
-        process.wait(STOP_DEADLINE_S)
 
 
 def _hosts() -> list[str]:
-    """Addresses of this machine that stand for as many sites; not every system has more than one."""
-    found = ["127.0.0.1"]
+    """Return addresses of this machine that stand for as many sites; not every system has more than one."""
+    hosts = ["127.0.0.1"]
     for host in ("127.0.0.2", "127.0.0.3", "127.0.0.4"):
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind((host, 0))
-            found.append(host)
-    return found
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+            hosts.append(host)
+    return hosts
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="make demo", description=__doc__)
     parser.add_argument("--folder", type=Path, default=Path(".demo"), help="where everything is kept")
     parser.add_argument("--images", type=int, default=IMAGES, help="how many images the server has")
-    given = parser.parse_args(argv)
-    signal.signal(signal.SIGTERM, _stop)
+    options = parser.parse_args(argv)
+    for number in _SIGNALS:
+        signal.signal(number, _stop)
     start = time.monotonic()
     try:
-        times = run(given.folder, given.images)
-        judge(given.folder)
+        times = run(options.folder, options.images)
+        judge(options.folder)
     except SdpError as error:
         say(f"sdp: {error}")
         return error.exit_code
     say("\n" + table([*times, ("in all", duration(time.monotonic() - start))]))
-    say(f"\nRun it again: it resumes, and finds everything done. `rm -r {given.folder}` begins anew.")
+    say(f"\nRun it again: it resumes, and finds everything done. `rm -r {options.folder}` begins anew.")
     return 0
 
 

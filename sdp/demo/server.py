@@ -1,477 +1,132 @@
-"""A web server for this machine alone, that serves the demo's images and misbehaves on request.
+"""The demo's image server: it draws the pictures when they are asked for, and fails for some as old links do."""
 
-In a test:      with ImageServer(images=20) as server: fetch(server.image_url(7, "429", after=2, times=1))
-On its own:     python -m sdp.demo.server --images 200 [--tls]      (prints its URL; ends on SIGTERM or SIGINT)
-
-`/images/<i>.<ext>` and `/image/<i>.<ext>`, below any folder, are image i; the extension is not looked at. What
-`?do=…` can do is the table in `sdp.demo.misbehave`, also to be read at `/`. What the server has seen is at
-`/_stats` (`?visits=1` for each request); `/_reset` forgets it, with the counts behind `times=N`.
-
-Virtual hosts: all of 127.0.0.0/8 is this machine, so `hosts=("127.0.0.1", "127.0.0.2")` listens at both, on one
-port; traffic is counted by Host header, so that any other name will do as well.
-"""
-
-import argparse
-import asyncio
 import contextlib
-import dataclasses
-import json
+import itertools
 import re
-import signal
-import socket
+import socketserver
 import sys
 import threading
-import time
-from collections import defaultdict, deque
-from collections.abc import Callable, Coroutine, Sequence
-from concurrent.futures import Future
-from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
-from urllib.parse import urlencode
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler
+from typing import Any
 
-from sdp.console import say
-from sdp.demo import misbehave
-from sdp.demo.certificate import Certificate
-from sdp.demo.gallery import Gallery, Image, Source, shapes_source
-from sdp.demo.traffic import Stats, Traffic, Visit
-from sdp.demo.wire import BadRequest, Connection, Request, response
-from sdp.errors import SdpError, UserError
+from sdp.demo import shapes
 
-IMAGE_PATH = re.compile(r"(?:/[^?]*)?/images?/(\d{1,12})(?:\.\w+)?")
-START_DEADLINE_S = 30.0
-STOP_DEADLINE_S = 30.0
-HANDSHAKE_S = 10.0
-"""The longest TLS handshake."""
+_PATH = re.compile(r"/images/(\d+)\.\w+(?:\?.*)?")
+_DRAWING_AT_ONCE = 2
+"""A picture being drawn takes tens of megabytes."""
 
 
-@dataclasses.dataclass(kw_only=True, eq=False)
-class ImageServer:
-    """The server in a thread of this process. Its methods may be called from any thread."""
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What the server answers instead of a picture."""
 
-    images: int = 200
-    """Indices below this exist."""
-    distinct: int = 0
-    """How many different ones: image i is the same as image i + distinct. 0: as many as there are."""
-    seed: int = 0
-    hosts: Sequence[str] = ("127.0.0.1",)
-    port: int = 0
-    """0: any free one; after `start`, the one that it is."""
-    tls: bool = False
-    behaviour: Callable[[int], str] | None = None
-    """Index → query, such as `do=stall`, for URLs that do not say what to do; see `misbehave.Mix`."""
-    accept_delay_s: float = 0.0
-    """How long the server looks away from each new connection, and from those behind it."""
-    life_s: float = 120.0
-    """The longest that a request, or a client's silence, may last."""
-    source: Source | None = None
-    """Index → (bytes, content type, extension), in place of the shapes."""
+    percent: float
+    """The share of the pictures that it befalls."""
+    status: int = 200
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: Callable[[bytes], bytes] = lambda picture: b""  # noqa: ARG005
+    """What comes of the picture's bytes."""
+    whole_length: bool = False
+    """Promise the whole picture's length and close the connection early."""
+    times: int | None = None
+    """How many requests for a picture fail; the next one gets it. None: all."""
 
-    def __post_init__(self) -> None:
-        self._service: _Service | None = None
-        self._thread: threading.Thread | None = None
-        self._finished: Future[None] = Future()
-        self._dead_ends: list[socket.socket] = []
-        self._deaf_port = self._refused_port = 0
 
-    def __enter__(self) -> Self:
-        self.start()
-        return self
+def _half(picture: bytes) -> bytes:
+    return picture[: len(picture) // 2]
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
 
-    def start(self) -> None:
-        """Serve; returns when connections are accepted."""
-        service = _Service(self)
-        started: Future[None] = Future()
-        self._finished = Future()
+def _page(_: bytes) -> bytes:
+    return b"<!doctype html><title>Gone</title><p>This image has moved on.</p>\n"
 
-        def run() -> None:
-            try:
-                asyncio.run(service.run(lambda: started.set_result(None)))
-                self._finished.set_result(None)
-            except Exception as error:  # noqa: BLE001 (carried to the thread that waits for it)
-                (self._finished if started.done() else started).set_exception(error)
 
-        self._service = service
-        self._thread = threading.Thread(target=run, name="demo-server", daemon=True)
-        self._thread.start()
-        try:
-            started.result(START_DEADLINE_S)
-        except BaseException:
-            self._thread = None
-            raise
+FAILURES = (
+    Failure(4, 404),
+    Failure(1, 410),
+    Failure(1, 403),
+    Failure(2, 500, times=1),
+    Failure(1, 503, times=2),
+    Failure(1, 429, {"Retry-After": "1"}, times=1),
+    Failure(2, 302, {"Location": "?moved"}, times=1),
+    Failure(1, body=_page),
+    Failure(1),
+    Failure(1, body=_half),
+    Failure(1, body=_half, whole_length=True),
+    Failure(0.5, headers={"X-Robots-Tag": "noai"}, body=bytes),
+)
 
-    def stop(self) -> None:
-        """End whatever is going on; what was seen can still be asked for. Harmless if not running."""
-        for plug in self._dead_ends:
-            plug.close()
-        self._dead_ends.clear()
-        self._deaf_port = self._refused_port = 0
-        thread, self._thread = self._thread, None
-        if thread is None:
+
+def failure_of(index: int) -> Failure | None:
+    """Return the failure of a picture, which its index alone decides."""
+    place = shapes.Draws(0, index, "failure").between(0, 100)
+    ends = itertools.accumulate(failure.percent for failure in FAILURES)
+    return next((failure for failure, end in zip(FAILURES, ends, strict=True) if place < end), None)
+
+
+@contextlib.contextmanager
+def serve(images: int, hosts: Sequence[str] = ("127.0.0.1",), port: int = 0) -> Iterator[int]:
+    """Serve the pictures at all hosts on one port (0: any free one) in threads, and yield the port."""
+    with contextlib.ExitStack() as stack:
+        for host in hosts:
+            server = stack.enter_context(_Server((host, port), _Handler))
+            server.images, port = images, server.server_address[1]
+            threading.Thread(target=server.serve_forever, args=(0.1,), daemon=True).start()
+            stack.callback(server.shutdown)
+        yield port
+
+
+class _Server(socketserver.ThreadingTCPServer):
+    """One host; http.server's own would ask the name service for the host's name first."""
+
+    allow_reuse_address = True
+    daemon_threads = True
+    request_queue_size = 1024
+    images = 0
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.requests: defaultdict[int, Iterator[int]] = defaultdict(lambda: itertools.count(1))
+        self.drawing = threading.BoundedSemaphore(_DRAWING_AT_ONCE)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Report an error, unless a client has left early."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _Server
+    protocol_version = "HTTP/1.1"
+    wbufsize = -1  # an answer goes out in one piece
+
+    def do_GET(self) -> None:
+        """Answer with the picture, or with its failure."""
+        match = _PATH.fullmatch(self.path)
+        index = int(match[1]) if match else self.server.images
+        if index >= self.server.images:
+            self._answer(404, {}, b"")
             return
-        self._running.stop_from_any_thread()
-        thread.join(STOP_DEADLINE_S)
-        if thread.is_alive():
-            raise SdpError(f"the demo's server at {self.url} did not stop within {STOP_DEADLINE_S:g} s")
-        self._finished.result(0)
+        with self.server.drawing:
+            picture, content_type, _ = shapes.encode(shapes.sample(index))
+        request, failure = next(self.server.requests[index]), failure_of(index)
+        if failure is None or (failure.times is not None and request > failure.times):
+            self._answer(200, {"Content-Type": content_type}, picture)
+            return
+        body = failure.body(picture)
+        headers = {"Content-Type": content_type, **failure.headers}
+        self._answer(failure.status, headers, body, len(picture) if failure.whole_length else len(body))
 
-    @property
-    def url(self) -> str:
-        """The base URL, at the first host; what `shapes.metadata_table` takes."""
-        return self.url_of(self.hosts[0])
+    def _answer(self, status: int, headers: Mapping[str, str], body: bytes, length: int | None = None) -> None:
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(body) if length is None else length))
+        self.end_headers()
+        self.wfile.write(body)
+        self.close_connection = self.close_connection or length not in (None, len(body))
 
-    def url_of(self, host: str) -> str:
-        return f"{'https' if self.tls else 'http'}://{host}:{self.port}"
-
-    def image_url(self, index: int, do: str = "", host: str = "", **parameters: Any) -> str:
-        """The URL of an image and of what is to happen, e.g. `image_url(7, "429", after=2, times=3)`.
-
-        Without `do` it is the URL of `shapes.metadata_table`. A list gives a parameter several times; `as_` is `as`.
-        """
-        from sdp.demo import shapes
-
-        url = f"{self.url_of(host or self.hosts[0])}/{shapes.sample(index, self.seed).path}"
-        named = {key.rstrip("_"): value for key, value in parameters.items()}
-        query = urlencode({"do": do, **named} if do else named, doseq=True)
-        return f"{url}?{query}" if query else url
-
-    @property
-    def certificate(self) -> Path:
-        """With TLS: the file by which a client may trust this server."""
-        if self._running.certificate is None:
-            raise UserError("the demo's server has no certificate; start it with tls=True")
-        return self._running.certificate.path
-
-    @property
-    def deaf_url(self) -> str:
-        """A base URL whose port never completes a connection: what a host behind a silent firewall is like."""
-        if not self._deaf_port:
-            self._deaf_port = _deaf_port(self.hosts[0], self._dead_ends)
-        return f"http://{self.hosts[0]}:{self._deaf_port}"
-
-    @property
-    def refused_url(self) -> str:
-        """A base URL whose port refuses connections."""
-        if not self._refused_port:
-            plug = socket.socket()
-            self._dead_ends.append(plug)
-            plug.bind((self.hosts[0], 0))
-            self._refused_port = plug.getsockname()[1]
-        return f"http://{self.hosts[0]}:{self._refused_port}"
-
-    @property
-    def stats(self) -> Stats:
-        """What the server has seen since it started or was reset."""
-        return self._running.traffic.stats()
-
-    def visits(self, index: int | None = None) -> list[Visit]:
-        """The requests, oldest first: all, or those of one image whatever their query."""
-        visits = self._running.traffic.visits()
-        return visits if index is None else [visit for visit in visits if image_index(visit.target) == index]
-
-    def reset(self) -> None:
-        """Forget what was seen, and the counts behind `times=N`."""
-        self._running.reset()
-
-    def wait_for(self, condition: Callable[[Stats], bool], deadline_s: float = 10.0) -> Stats:
-        """Wait until what was seen satisfies a condition."""
-        return self._running.traffic.wait_for(condition, deadline_s)
-
-    def warm(self, deadline_s: float = 300.0) -> None:
-        """Make all images now rather than when they are asked for (about 30 ms each)."""
-        service = self._running
-        asyncio.run_coroutine_threadsafe(service.gallery.warm(), service.loop).result(deadline_s)
-
-    @property
-    def _running(self) -> "_Service":
-        if self._service is None:
-            raise SdpError("the demo's server was never started; use it in a with statement")
-        return self._service
-
-
-class _Service:
-    """What runs in the server's event loop."""
-
-    def __init__(self, server: ImageServer):
-        self.traffic = Traffic()
-        self._distinct = server.distinct or max(1, server.images)
-        source = server.source or shapes_source(server.seed)
-        self.gallery = Gallery(source, min(server.images, self._distinct))
-        self.certificate: Certificate | None = None
-        self._server = server
-        self._scheme = "https" if server.tls else "http"
-        self._connections: set[Connection] = set()
-        self._adopting: dict[asyncio.Task[None], socket.socket] = {}
-        self._admitted: defaultdict[str, deque[float]] = defaultdict(deque)
-
-    async def run(self, ready: Callable[[], None], *, warm: bool = False) -> None:
-        """Serve until stopped."""
-        self.loop = asyncio.get_running_loop()
-        self._stopping = asyncio.Event()
-        with contextlib.ExitStack() as stack:
-            stack.callback(self.gallery.close)
-            listeners = _listen(self._server.hosts, self._server.port)
-            for listener in listeners:
-                stack.enter_context(listener)
-            self._server.port = listeners[0].getsockname()[1]
-            if self._server.tls:
-                self.certificate = Certificate(sorted({*self._server.hosts, "127.0.0.1", "localhost"}))
-                stack.callback(self.certificate.close)
-            if warm:
-                await self.gallery.warm()
-            work = [self._stopping.wait(), self._sweep(), *map(self._accept, listeners)]
-            tasks = [asyncio.ensure_future(each) for each in work]
-            ready()
-            try:
-                await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                for task in tasks:
-                    task.cancel()
-                await self._end_connections()
-            for result in await asyncio.gather(*tasks, return_exceptions=True):
-                if isinstance(result, Exception):
-                    raise result
-
-    def stop(self) -> None:
-        self._stopping.set()
-
-    def stop_from_any_thread(self) -> None:
-        # If the loop is closed already, the service has failed: its thread says why.
-        with contextlib.suppress(RuntimeError):
-            self.loop.call_soon_threadsafe(self.stop)
-
-    def reset(self) -> None:
-        self.traffic.reset()
-        self._admitted.clear()
-
-    def respond(self, connection: Connection, request: Request) -> bytes | Coroutine[None, None, None]:
-        index = image_index(request.target)
-        if index is None:
-            return self._about(request)
-        visit = connection.visited(request)
-        if request.method not in ("GET", "HEAD"):
-            return _page(request, 405, "GET or HEAD\n")
-        if index >= self._server.images:
-            return _page(request, 404, f"there are images 0 to {self._server.images - 1}\n")
-        query = request.query
-        if self._server.behaviour is not None and "do=" not in query:
-            query = self._server.behaviour(index)
-        if "do=" in query:
-            try:
-                plan = misbehave.plan(query, index)
-            except BadRequest as error:
-                return _page(request, 400, f"{error}\n")
-            if plan is not None and (plan.times is None or visit.attempt <= plan.times):
-                visit.behaviour = plan.name
-                return self._misbehave(connection, request, visit, index, plan)
-        image = self.gallery.ready(index % self._distinct)
-        return self._made(connection, request, index) if image is None else _plain(request, image)
-
-    def admit(self, host: str, rps: int, at_once: int) -> bool:
-        """Whether a host that can take that much takes one more request; it is in flight already."""
-        if at_once and self.traffic.in_flight(host) > at_once:
-            return False
-        now, recent = time.monotonic(), self._admitted[host]
-        while recent and recent[0] <= now - 1:
-            recent.popleft()
-        if len(recent) >= rps:
-            return False
-        recent.append(now)
-        return True
-
-    async def _made(self, connection: Connection, request: Request, index: int) -> None:
-        await connection.send(_plain(request, await self.gallery.image(index % self._distinct)))
-
-    async def _misbehave(
-        self, connection: Connection, request: Request, visit: Visit, index: int, plan: misbehave.Plan
-    ) -> None:
-        await plan.kind.run(
-            misbehave.Exchange(
-                wire=connection,
-                limiter=self,
-                request=request,
-                host=visit.host,
-                origin=f"{self._scheme}://{visit.host}:{self._server.port}",
-                index=index,
-                image=await self.gallery.image(index % self._distinct),
-                name=plan.name,
-                options=plan.options,
-            )
-        )
-
-    def _about(self, request: Request) -> bytes:
-        """Anything but an image; not counted."""
-        if request.path == "/":
-            return _page(request, 200, f"{__doc__}\n\n{misbehave.__doc__}")
-        if request.path == "/_stats":
-            report = dataclasses.asdict(self.traffic.stats())
-            if request.query == "visits=1":
-                report["visits"] = [dataclasses.asdict(visit) for visit in self.traffic.visits()]
-            return _page(request, 200, json.dumps(report, indent=2), "application/json")
-        if request.path == "/_reset":
-            self.reset()
-            return _page(request, 200, "forgotten\n")
-        return _page(request, 404, "no such page; / says what there is\n")
-
-    async def _accept(self, listener: socket.socket) -> None:
-        while True:
-            try:
-                plug, _ = await self.loop.sock_accept(listener)
-            except OSError:
-                # Out of file descriptors, or the client is gone already: others may yet be served.
-                await asyncio.sleep(0.1)
-                continue
-            try:
-                await asyncio.sleep(self._server.accept_delay_s)
-            except asyncio.CancelledError:
-                plug.close()
-                raise
-            task = self.loop.create_task(self._adopt(plug))
-            self._adopting[task] = plug
-            task.add_done_callback(self._adopting.pop)
-
-    async def _adopt(self, plug: socket.socket) -> None:
-        limits = {"ssl_handshake_timeout": HANDSHAKE_S, "ssl_shutdown_timeout": 1.0} if self.certificate else {}
-        try:
-            await self.loop.connect_accepted_socket(
-                lambda: Connection(self, self.traffic, self._connections, self._server.life_s),
-                plug,
-                ssl=self.certificate.context if self.certificate else None,
-                **limits,
-            )
-        except OSError:
-            self.traffic.handshake_failed()
-
-    async def _sweep(self) -> None:
-        """End what has lasted too long."""
-        while True:
-            await asyncio.sleep(min(1.0, self._server.life_s / 4))
-            now = time.monotonic()
-            for connection in [each for each in self._connections if each.deadline < now]:
-                connection.expire()
-
-    async def _end_connections(self) -> None:
-        adopting = dict(self._adopting)
-        for task in adopting:
-            task.cancel()
-        await asyncio.gather(*adopting, return_exceptions=True)
-        for task, plug in adopting.items():
-            if task.cancelled():
-                plug.close()
-        for connection in tuple(self._connections):
-            connection.expire()
-        deadline = time.monotonic() + STOP_DEADLINE_S / 2
-        while self._connections and time.monotonic() < deadline:
-            await asyncio.sleep(0.001)
-
-
-def image_index(target: str) -> int | None:
-    """Which image a path, or a path and query, is about."""
-    match = IMAGE_PATH.fullmatch(target.partition("?")[0])
-    return int(match[1]) if match else None
-
-
-def _page(request: Request, status: int, text: str, content_type: str = "text/plain; charset=utf-8") -> bytes:
-    whole = response(status, content_type, text.encode(), keep_alive=request.keep_alive)
-    return whole[: whole.index(b"\r\n\r\n") + 4] if request.method == "HEAD" else whole
-
-
-def _plain(request: Request, image: Image) -> bytes:
-    answer = image.answer if request.method == "GET" else image.answer[: image.head_length]
-    if request.keep_alive:
-        return answer
-    return answer.replace(b"Connection: keep-alive", b"Connection: close", 1)
-
-
-def _listen(hosts: Sequence[str], port: int) -> list[socket.socket]:
-    """Sockets that listen at all hosts on one port; `port` 0 looks for one that is free at all of them."""
-    for _ in range(20):
-        with contextlib.ExitStack() as stack:
-            listeners: list[socket.socket] = []
-            try:
-                for host in hosts:
-                    listener = stack.enter_context(socket.socket())
-                    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                    listener.bind((host, listeners[0].getsockname()[1] if listeners else port))
-                    listener.listen(4096)
-                    listener.setblocking(False)
-                    listeners.append(listener)
-            except OSError as error:
-                if port or not listeners:
-                    raise UserError(f"the demo's server cannot listen at {host}:{port}: {error.strerror}") from error
-                continue
-            stack.pop_all()
-            return listeners
-    raise UserError(f"the demo's server found no port that is free at each of {', '.join(hosts)}; give one")
-
-
-def _deaf_port(host: str, keep: list[socket.socket]) -> int:
-    """A port with a full queue that nobody empties: Linux drops every further attempt to connect."""
-    listener = socket.socket()
-    keep.append(listener)
-    listener.bind((host, 0))
-    listener.listen(0)
-    for _ in range(16):
-        client = socket.socket()
-        keep.append(client)
-        client.settimeout(0.05)
-        try:
-            client.connect(listener.getsockname())
-        except TimeoutError:
-            return int(listener.getsockname()[1])
-    raise SdpError(f"{host}: this kernel keeps accepting connections into a full queue; there is no deaf port here")
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The server as a process."""
-    parser = argparse.ArgumentParser(prog="python -m sdp.demo.server", description="The demo's image server.")
-    parser.add_argument("--port", type=int, default=0, help="0 (the default): any free one")
-    parser.add_argument("--host", action="append", help="an address of this machine; may be repeated")
-    parser.add_argument("--images", type=int, default=200, help="how many there are")
-    parser.add_argument("--distinct", type=int, default=0, help="how many different ones; 0 (the default): all")
-    parser.add_argument("--seed", type=int, default=0, help="what they, and a mix, are drawn from")
-    parser.add_argument("--tls", action="store_true", help="https; the second line printed is the CA file")
-    parser.add_argument("--warm", action="store_true", help="make all images before the first line is printed")
-    parser.add_argument("--mix", help="what plain URLs do: default, or PERCENT:NAME[&…], … e.g. 5:stall,2:404")
-    parser.add_argument("--accept-delay", type=float, default=0.0, metavar="S", help="before each connection")
-    given = parser.parse_args(arguments)
-    try:
-        server = ImageServer(
-            images=given.images,
-            distinct=given.distinct,
-            seed=given.seed,
-            hosts=given.host or ("127.0.0.1",),
-            port=given.port,
-            tls=given.tls,
-            behaviour=misbehave.parse_mix(given.mix, given.seed) if given.mix else None,
-            accept_delay_s=given.accept_delay,
-        )
-        asyncio.run(_serve_until_signalled(server, warm=given.warm))
-    except SdpError as error:
-        say(str(error))
-        return error.exit_code
-    return 0
-
-
-async def _serve_until_signalled(server: ImageServer, *, warm: bool) -> None:
-    service = _Service(server)
-
-    def ready() -> None:
-        say(server.url, sys.stdout)
-        if service.certificate is not None:
-            say(str(service.certificate.path), sys.stdout)
-
-    running = asyncio.ensure_future(service.run(ready, warm=warm))
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, running.cancel)
-    with contextlib.suppress(asyncio.CancelledError):
-        await running
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    def log_message(self, format: str, *arguments: Any) -> None:
+        """Keep quiet: the download says what became of every row."""

@@ -102,7 +102,7 @@ def sample(i: int, seed: int = 0) -> Shape:
     """Everything there is to know about picture `i`."""
     if i < 0:
         raise ValueError(f"a picture's index is not negative, got {i}")
-    draw = _Draws(seed, i)
+    draw = Draws(seed, i)
     color = draw.choice(tuple(COLORS))
     background = draw.choice(tuple(name for name in COLORS if name != color))
     shape = draw.choice(SHAPES)
@@ -148,7 +148,7 @@ def render_array(shape: Shape, size: int | tuple[int, int] | None = None) -> Byt
     width, height = (size, size) if isinstance(size, int) else size
     if width < 1 or height < 1:
         raise ValueError(f"a picture has at least one pixel, got {width} × {height}")
-    draw = _Draws(shape.seed, shape.index, "paint")
+    draw = Draws(shape.seed, shape.index, "paint")
     shorter = min(width, height)
     across = (np.arange(width, dtype=np.float32) + np.float32(0.5 - width / 2)) / np.float32(shorter)
     down = (np.arange(height, dtype=np.float32) + np.float32(0.5 - height / 2)) / np.float32(shorter)
@@ -260,7 +260,7 @@ class _Scores:
 
 
 def _scores(shape: Shape) -> _Scores:
-    draw = _Draws(shape.seed, shape.index, "scores")
+    draw = Draws(shape.seed, shape.index, "scores")
     return _Scores(
         similarity=draw.between(0.24, 0.42),
         hash=draw.below(1 << 63),
@@ -270,7 +270,7 @@ def _scores(shape: Shape) -> _Scores:
     )
 
 
-class _Draws:
+class Draws:
     """Numbers that follow from a key alone, the same with every version of Python and NumPy."""
 
     def __init__(self, seed: int, index: int, what: str = "sample") -> None:
@@ -301,7 +301,7 @@ class _Draws:
         return raw.astype("<u8", copy=False).view(np.uint8)[:count]
 
 
-def _encoding(draw: _Draws, *, grey: bool) -> Encoding:
+def _encoding(draw: Draws, *, grey: bool) -> Encoding:
     """Mostly JPEG, as the web is. Grey only where the caption names no hue."""
     kind, quality, chroma, other = draw.unit(), 70 + draw.below(27), draw.unit(), draw.unit()
     if grey and other < 0.5:
@@ -329,11 +329,11 @@ def _articles(caption: str) -> str:
     return caption.replace("a orange", "an orange")
 
 
-def _tinted(draw: _Draws, color: tuple[int, int, int]) -> tuple[int, ...]:
+def _tinted(draw: Draws, color: tuple[int, int, int]) -> tuple[int, ...]:
     return tuple(min(255, max(0, level + draw.below(17) - 8)) for level in color)
 
 
-def _texture(draw: _Draws, height: int, width: int, amplitude: float) -> Floats:
+def _texture(draw: Draws, height: int, width: int, amplitude: float) -> Floats:
     """Grey grain; a tile of it, since a fresh number for each pixel would cost more than all the rest."""
     side = 256
     grain = draw.noise(2 * side * side).reshape(2, side, side).astype(np.float32)

@@ -3,11 +3,21 @@
 from collections.abc import Iterable
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 
-_TRANSLATED = (ip_network("64:ff9b::/96"), ip_network("64:ff9b:1::/48"))
+_TRANSLATED = ip_network("64:ff9b::/96")
 """IPv6 addresses that stand for the IPv4 address in their last 32 bits."""
 
-_SPECIAL = tuple(map(ip_network, ("192.0.0.0/24", "192.88.99.0/24", "fec0::/10", "2001::/23")))
-"""Of the special-purpose registries, what the standard library takes for global in one version and not in another."""
+_SPECIAL = tuple(
+    map(
+        ip_network,
+        (
+            # What the standard library takes for global in one version and not in another.
+            *("192.0.0.0/24", "192.88.99.0/24", "fec0::/10", "2001::/23"),
+            "64:ff9b:1::/48",  # translated to IPv4 inside one network only (RFC 8215), in any of several ways
+            "168.63.129.16/32",  # Azure's host, seen from each of its virtual machines
+        ),
+    )
+)
+"""Networks that are not public, though their addresses may look so."""
 
 
 class Networks:
@@ -29,7 +39,7 @@ def effective(ip: IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:
     """The IPv4 address that an IPv6 one stands for, if it does."""
     if isinstance(ip, IPv4Address):
         return ip
-    if any(ip in network for network in _TRANSLATED):
+    if ip in _TRANSLATED:
         return IPv4Address(int(ip) & 0xFFFF_FFFF)
     return ip.ipv4_mapped or ip.sixtofour or ip
 

@@ -1,57 +1,80 @@
 """The process that decodes: bytes in on one pipe, checked pictures out on the other.
 
 A decoder is a large body of C that reads what strangers wrote. If it crashes, hangs or eats all memory, this process
-dies, and its parent knows which image it was.
+dies, and its parent knows which image it was. An image that takes the process over gains nothing: there are no
+secrets in the environment, no files and no network (see `confine`).
 """
 
 import json
+import math
 import os
 import pickle
 import resource
 import struct
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+from PIL import AvifImagePlugin
 from PIL import Image as Pillow
 
+from sdp.download.confine import confine
 from sdp.download.image import Checked, ImageRules, check
 
+_CPU_S_A_PIXEL = 0.25e-6
+"""Twice what random pixels take in the slowest format (AVIF, 0.11 s a megapixel)."""
 HEAD = struct.Struct("<Q")
 
 
 @dataclass(frozen=True, slots=True)
-class Orders:
-    """What a decoder is told once."""
+class DecoderSettings:
+    """The settings of a decoder, sent once."""
 
     rules: ImageRules
     memory_bytes: int
-    """What one image may take, over its own bytes and what the process takes anyway."""
+    """Memory for one image, beyond its own bytes and the process's base."""
+    cpu_s: float = 5.0
+    """CPU seconds for one image, beyond those for its pixels."""
 
 
 def main() -> None:
     """Serve until the parent closes its end."""
     source, sink = os.fdopen(os.dup(0), "rb", buffering=0), os.dup(1)
     os.dup2(2, 1)  # whatever a library prints must not get between the answers
-    orders: Orders = pickle.loads(_read(source.fileno(), _number(source.fileno()) or 0))
-    Pillow.init()  # not with the memory of the first image that needs a further plugin
-    base = _address_space() + orders.memory_bytes
+    settings: DecoderSettings = pickle.loads(_read(source.fileno(), _number(source.fileno()) or 0))
+    Pillow.init()  # now: later no file can be opened
+    AvifImagePlugin.DEFAULT_MAX_THREADS = 1  # later no thread can be started
+    base = _address_space() + settings.memory_bytes
+    if missing := confine():
+        sys.stderr.write(f"sdp: this kernel confines decoders without {', '.join(missing)}\n")
     send(sink, [b"ready"])
     while (count := _number(source.fileno())) is not None:
         # All are read before the first answer is written, so that the two ends never wait for each other.
         images = [_read(source.fileno(), _number(source.fileno()) or 0) for _ in range(count)]
         with _limited(base + sum(map(len, images))):
             for image in images:
-                checked = check(image, orders.rules)
+                _limit_cpu(settings.cpu_s)
+                checked = check(
+                    image,
+                    settings.rules,
+                    lambda header: _limit_cpu(settings.cpu_s + header.width * header.height * _CPU_S_A_PIXEL),
+                )
                 send(sink, [describe(checked)])
                 send(sink, [checked.data or b""])
 
 
+def _limit_cpu(seconds: float) -> None:
+    """Have the kernel end this process after so many more CPU seconds."""
+    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(time.process_time() + seconds), hard))
+
+
 @contextmanager
 def _limited(most: int) -> Iterator[None]:
-    """Take no more address space meanwhile."""
+    """Limit this process's address space for a while."""
     before = resource.getrlimit(resource.RLIMIT_AS)
     hard = before[1] if before[1] != resource.RLIM_INFINITY else most
     resource.setrlimit(resource.RLIMIT_AS, (min(most, hard), before[1]))
@@ -62,19 +85,19 @@ def _limited(most: int) -> Iterator[None]:
 
 
 def describe(checked: Checked) -> bytes:
-    """All of an answer but the image. Not a pickle: what a picture makes a decoder do must end with that decoder."""
+    """Serialise a result without its image. JSON, not pickle: a hostile image must not reach beyond its decoder."""
     values = {field.name: getattr(checked, field.name) for field in fields(Checked) if field.name != "data"}
     return json.dumps({**values, "has_data": checked.data is not None}).encode()
 
 
 def described(text: bytes, data: bytes) -> Checked:
-    """The answer again."""
+    """Read a result back."""
     values = json.loads(text)
     return Checked(data=data if values.pop("has_data") else None, **values)
 
 
 def _address_space() -> int:
-    """Bytes of address space that this process has mapped."""
+    """Return the bytes of address space that this process has mapped."""
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
     return pages * resource.getpagesize()
 
@@ -101,7 +124,7 @@ def _read(fd: int, length: int) -> memoryview:
 
 
 def send(fd: int, pieces: Sequence[bytes]) -> None:
-    """One message: its length, and its bytes."""
+    """Write one message: its length and its bytes."""
     queue = [memoryview(piece) for piece in (HEAD.pack(sum(map(len, pieces))), *pieces)]
     while queue:
         written = os.writev(fd, queue[:512])

@@ -9,6 +9,7 @@ import fcntl
 import os
 import pickle
 import select
+import signal
 import subprocess
 import sys
 import threading
@@ -21,7 +22,8 @@ from typing import Generic, TypeVar
 
 import sdp
 from sdp.datasets.outcomes import FAILED
-from sdp.download.child import HEAD, Orders, described, send
+from sdp.download.child import HEAD, DecoderSettings, described, send
+from sdp.download.confine import hide
 from sdp.download.image import Checked
 from sdp.errors import SdpError
 
@@ -33,10 +35,16 @@ _LARGEST_MESSAGE = 1 << 30
 _START_S = 120.0
 _STOP_S = 5.0
 _TRIES = 2
+_ENVIRONMENT = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PYTHONHOME")
+"""What a decoder inherits: what Python needs to start, and no secret."""
 
 
 class _Died(Exception):
-    """The decoder ended, or had to be ended."""
+    """The decoder ended or was ended."""
+
+
+class _TookTooLong(_Died):
+    """The decoder used up its CPU time; another try would, too."""
 
 
 @dataclass(slots=True)
@@ -51,17 +59,18 @@ class _Task(Generic[Token]):
 
 
 class Decoders(Generic[Token]):
-    """A queue of images, and `count` processes that work it off."""
+    """A queue of images and the `count` processes that decode them."""
 
     def __init__(
         self,
-        orders: Orders,
+        settings: DecoderSettings,
         count: int,
         deliver: Callable[[Token, Sequence[bytes], Checked], None],
         *,
         answer_s: float = 60.0,
     ) -> None:
-        self._orders, self._deliver, self._answer_s = orders, deliver, answer_s
+        self._settings, self._deliver, self._answer_s = settings, deliver, answer_s
+        hide()
         self._tasks: deque[_Task[Token]] = deque()
         self._changed = threading.Condition()
         self._closing = False
@@ -72,13 +81,13 @@ class Decoders(Generic[Token]):
             thread.start()
 
     def put(self, token: Token, data: Sequence[bytes]) -> None:
-        """Check an image, given in pieces; `deliver` is called with what became of it, from another thread."""
+        """Queue an image, given in pieces; another thread calls `deliver` with the result."""
         with self._changed:
             self._tasks.append(_Task(token, data))
             self._changed.notify()
 
     def join(self, timeout_s: float) -> None:
-        """Wait for the threads to end, which they do by themselves only when something is broken."""
+        """Wait for the threads to end; by themselves they do so only after an error."""
         for thread in self._threads:
             thread.join(timeout_s)
 
@@ -94,13 +103,13 @@ class Decoders(Generic[Token]):
         try:
             while batch := self._next():
                 if child is None:
-                    child = _Child(self._orders)
+                    child = _Child(self._settings)
                 try:
                     self._work_off(batch, child)
                 except _Died as death:
                     child.end()
                     child = None
-                    self._blame(batch, str(death))
+                    self._blame(batch, death)
         except BaseException as error:  # noqa: BLE001 (kept for the thread that waits for results)
             self.error = error
         finally:
@@ -108,7 +117,7 @@ class Decoders(Generic[Token]):
                 child.end()
 
     def _next(self) -> "deque[_Task[Token]]":
-        """The next few images; one that has killed a decoder comes alone. Empty when closing."""
+        """Return the next few images; one that has killed a decoder comes alone. Empty when closing."""
         with self._changed:
             while not self._tasks and not self._closing:
                 self._changed.wait()
@@ -131,31 +140,35 @@ class Decoders(Generic[Token]):
             task = batch.popleft()
             self._deliver(task.token, task.data, checked)
 
-    def _blame(self, batch: "deque[_Task[Token]]", how: str) -> None:
-        """The first image without an answer did it; the others go back into the queue."""
+    def _blame(self, batch: "deque[_Task[Token]]", death: _Died) -> None:
+        """Blame the first image without a result; put the others back into the queue."""
         culprit = batch.popleft()
         culprit.tries += 1
+        hopeless = culprit.tries >= _TRIES or isinstance(death, _TookTooLong)
         with self._changed:
             self._tasks.extendleft(reversed(batch))
-            if culprit.tries < _TRIES:
+            if not hopeless:
                 self._tasks.appendleft(culprit)
             self._changed.notify_all()
-        if culprit.tries >= _TRIES:
-            self._deliver(culprit.token, culprit.data, Checked(FAILED, "crashed", f"the decoder {how}, twice"))
+        if isinstance(death, _TookTooLong):
+            self._deliver(culprit.token, culprit.data, Checked(FAILED, "undecodable", f"decoding it {death}"))
+        elif hopeless:
+            self._deliver(culprit.token, culprit.data, Checked(FAILED, "crashed", f"the decoder {death}, twice"))
 
 
 class _Child:
     """One decoding process."""
 
-    def __init__(self, orders: Orders) -> None:
+    def __init__(self, settings: DecoderSettings) -> None:
         root = str(Path(sdp.__file__).resolve().parent.parent)
         path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
         one_thread = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+        kept = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "sdp.download.child"],
+            [sys.executable, "-P", "-m", "sdp.download.child"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env={**os.environ, **one_thread, "PYTHONPATH": path},
+            env={**kept, **one_thread, "PYTHONPATH": path},
             bufsize=0,
         )
         assert self._process.stdin is not None
@@ -167,7 +180,7 @@ class _Child:
         self._poll = select.poll()
         self._poll.register(self._source, select.POLLIN)
         try:
-            send(self._sink, [pickle.dumps(orders, protocol=5)])
+            send(self._sink, [pickle.dumps(settings, protocol=5)])
             self._message(_START_S)  # that it is ready: a decoder that cannot start is no image's fault
         except (BrokenPipeError, _Died) as error:
             self.end()
@@ -181,7 +194,7 @@ class _Child:
             for pieces in images:
                 send(self._sink, pieces)
         except BrokenPipeError:
-            raise _Died(self._how()) from None
+            raise self._death() from None
 
     def receive(self, within_s: float) -> Checked:
         text, data = self._message(within_s), self._message(within_s)
@@ -192,11 +205,11 @@ class _Child:
         length = HEAD.unpack(self._read(HEAD.size, deadline, within_s))[0]
         if length > _LARGEST_MESSAGE:
             self._process.kill()
-            raise _Died("said what makes no sense")
+            raise _Died("sent a malformed message")
         return self._read(length, deadline, within_s)
 
     def end(self) -> None:
-        """Close our end and see the process off."""
+        """Close our end and wait for the process to end."""
         for stream in (self._process.stdin, self._process.stdout):
             if stream is not None:
                 stream.close()
@@ -214,14 +227,16 @@ class _Child:
                 raise _Died(f"gave no answer in {within_s:g} s")
             piece = os.read(self._source, length - len(data))
             if not piece:
-                raise _Died(self._how())
+                raise self._death()
             data += piece
         return bytes(data)
 
-    def _how(self) -> str:
-        """How the process ended, in words."""
+    def _death(self) -> _Died:
+        """Return how the process ended."""
         try:
             code = self._process.wait(_STOP_S)
         except subprocess.TimeoutExpired:
-            return "closed its end"
-        return f"died of signal {-code}" if code < 0 else f"ended with exit code {code}"
+            return _Died("closed its end")
+        if code == -signal.SIGXCPU:
+            return _TookTooLong("takes more CPU time than an image of its size may")
+        return _Died(f"died of signal {-code}" if code < 0 else f"ended with exit code {code}")

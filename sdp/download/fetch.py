@@ -10,83 +10,54 @@ import heapq
 import itertools
 import math
 import os
-import queue
 import random
 import select
-import socket
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import pycurl
 
-from sdp.datasets.outcomes import FILTERED
+from sdp.config.download import FetchConfig
 from sdp.download import transfer
 from sdp.download.addresses import Networks
+from sdp.download.courier import Courier
 from sdp.download.memory import Buffer
-from sdp.download.politeness import Answer, Ask, Gate, SharedGate, Turnstile
-from sdp.download.robots import opt_out
+from sdp.download.politeness import Gate, SharedGate, Turnstile
+from sdp.download.slot import Slot
 from sdp.download.transfer import Failure
 from sdp.urls import BadUrl, Url, redirected
 
 Token = TypeVar("Token")
 
-_EXPECTED_BYTES = 1 << 20
-"""Reserved for a body whose length the server does not tell."""
-_ERROR_BODY = 64 << 10
-"""A longer page that comes with an error is not read to its end: a new connection is cheaper."""
 _TICK_S = 0.1
 _HEARTBEAT_S = 5.0
-"""The longest silence towards shared budgets, which forget a worker after half a minute."""
+"""The longest pause between messages to the shared budgets, which forget a worker after 30 s."""
 _SERVES_S = 60.0
-"""After an answer a host is not taken for dead, whatever else stalls, for so long."""
+"""For so long after a response a host counts as alive, whatever else stalls."""
 _SERVED_HOSTS = 10_000
 _CLOSED_HOST_S = 300.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
 _JOIN_S = 30.0
-_ACCEPT = "Accept: image/jpeg,image/png,image/webp;q=0.9,image/*;q=0.8,*/*;q=0.5"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FetchOptions:
-    """How images are fetched; see the configuration for what each is for."""
-
-    connections: int = 256
-    connect_timeout_s: float = 5.0
-    first_byte_timeout_s: float = 10.0
-    timeout_s: float = 60.0
-    retries: int = 2
-    longest_wait_s: float = 60.0
-    give_up_host_after: int = 20
-    max_bytes: int = 50_000_000
-    max_redirects: int = 5
-    user_agent: str = "sdp"
-    agent_token: str = "sdp"
-    respect_opt_out: bool = True
-    allow_networks: tuple[str, ...] = ()
-    use_proxy: bool = False
-    verify_tls: bool = True
-    ca_file: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Fetched(Generic[Token]):
-    """How the fetching of one image ended."""
+    """The result of fetching one image."""
 
     token: Token
     body: Sequence[bytes] | None
-    """In the pieces in which it came; None where it failed."""
+    """The pieces as they arrived; None for a failure."""
     size: int
-    reserved: int
-    """Bytes to give back to the buffer when the body is done with."""
+    """Bytes of the body; whoever is done with it releases as many to the buffer."""
     failure: Failure | None
     attempts: int
     host: str
     seconds: float
-    """Spent on requests, pauses in between not counted."""
+    """Time spent on requests, without the pauses between them."""
 
 
 @dataclass(slots=True)
@@ -97,7 +68,7 @@ class _Job(Generic[Token]):
     attempts: int = 0
     spent_s: float = 0.0
     following: bool = False
-    """On its way after a redirect, which is no new attempt."""
+    """Following a redirect, which is no new attempt."""
     failure: Failure | None = None
     """How the last attempt ended."""
 
@@ -107,31 +78,33 @@ class Fetcher(Generic[Token]):
 
     def __init__(
         self,
-        options: FetchOptions,
+        options: FetchConfig,
+        give_up_host_after: int,
         gate: Gate,
         buffer: Buffer,
         deliver: Callable[[Fetched[Token]], None],
-        courier: "Courier | None" = None,
+        courier: Courier | None = None,
     ) -> None:
         """With a shared gate, `courier` carries its messages to the budgets and back."""
-        self._options, self._gate, self._deliver, self._courier = options, gate, deliver, courier
+        self._fetch, self._gate, self._deliver, self._courier = options, gate, deliver, courier
+        self._give_up_host_after = give_up_host_after
         self._buffer = buffer
         self._buffer.on_release = self.wake
         if courier is not None:
             courier.on_answer = self.wake
-        self._networks = Networks(options.allow_networks)
+        self._networks = Networks(options.allowed_networks)
         self._turnstile: Turnstile[_Job[Token]] = Turnstile(gate)
         self._incoming: deque[_Job[Token]] = deque()
         self._later: list[tuple[float, int, _Job[Token]]] = []
         self._serial = itertools.count()
         self._strikes: dict[str, int] = defaultdict(int)
         self._served: dict[str, float] = {}
-        """When each of the hosts that answered last has done so; the latest at the end."""
+        """When each host last responded; the latest at the end."""
         self._closed: dict[str, tuple[float, Failure]] = {}
         self._hungry = threading.Condition()
         self._closing = False
         self.error: BaseException | None = None
-        """Why fetching has stopped for good, if it has."""
+        """The error that has stopped fetching for good, if any."""
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._thread = threading.Thread(target=self._run, name="sdp-fetch", daemon=True)
         self._thread.start()
@@ -143,7 +116,7 @@ class Fetcher(Generic[Token]):
         self.wake()
 
     def wait_until_hungry(self, stop: Callable[[], bool] = lambda: False) -> None:
-        """Until there is less to do than connections to do it with."""
+        """Wait until there are fewer requests to start than free connections."""
         with self._hungry:
             while not (self._is_hungry() or self._closing or self.error or stop()):
                 self._hungry.wait(_TICK_S)
@@ -154,7 +127,7 @@ class Fetcher(Generic[Token]):
 
     @property
     def active(self) -> int:
-        """Requests under way."""
+        """The number of requests under way."""
         return len(self._active)
 
     def close(self) -> None:
@@ -180,20 +153,19 @@ class Fetcher(Generic[Token]):
 
     def _open(self) -> None:
         self._multi = pycurl.CurlMulti()
-        self._multi.setopt(pycurl.M_MAXCONNECTS, self._options.connections + 16)
+        self._multi.setopt(pycurl.M_MAXCONNECTS, self._fetch.connections + 16)
         self._multi.setopt(pycurl.M_SOCKETFUNCTION, self._watch)
         self._multi.setopt(pycurl.M_TIMERFUNCTION, self._set_timer)
         self._epoll = select.epoll()
         self._epoll.register(self._wake_fd, select.EPOLLIN)
-        self._watched: set[int] = set()
         self._timer_at: float | None = None
         self._ticked_at = 0.0
-        self._paused: deque[_Slot] = deque()
+        self._paused: deque[Slot] = deque()
         self._slots = [
-            _Slot(self._options, self._networks, self._buffer, self._paused) for _ in range(self._options.connections)
+            Slot(self._fetch, self._networks, self._buffer, self._paused) for _ in range(self._fetch.connections)
         ]
         self._free = list(self._slots)
-        self._active: dict[Any, _Slot] = {}
+        self._active: dict[Any, Slot] = {}
 
     def _step(self) -> None:
         now = time.monotonic()
@@ -206,38 +178,41 @@ class Fetcher(Generic[Token]):
             mask = (pycurl.CSELECT_IN if events & ~select.EPOLLOUT else 0) | (
                 pycurl.CSELECT_OUT if events & select.EPOLLOUT else 0
             )
-            self._multi.socket_action(fd, mask)
+            self._act(fd, mask)
         now = time.monotonic()
         if self._timer_at is not None and now >= self._timer_at:
             self._timer_at = None
-            self._multi.socket_action(pycurl.SOCKET_TIMEOUT, 0)
+            self._act(pycurl.SOCKET_TIMEOUT, 0)
         self._resume()
         self._collect()
         if now - self._ticked_at >= _TICK_S:
             self._ticked_at = now
             self._expire(now)
 
+    def _act(self, fd: int, events: int) -> None:
+        """Have libcurl handle an event."""
+        try:
+            self._multi.socket_action(fd, events)
+        except pycurl.error as error:
+            # The handle as a whole has failed: it accepts new transfers only once all others are removed.
+            for slot in list(self._active.values()):
+                self._settle(slot, transfer.of_multi(error))
+
     def _patience(self, now: float) -> float:
-        """How long nothing can happen by itself."""
+        """Return the seconds until the next timer."""
         ends = [now + _TICK_S, self._timer_at, self._turnstile.next_at(), self._later[0][0] if self._later else None]
         return max(0.0, min(end for end in ends if end is not None) - now)
 
     def _watch(self, what: int, fd: int, *_: object) -> None:
         if what == pycurl.POLL_REMOVE:
-            if fd in self._watched:
-                self._watched.discard(fd)
-                with contextlib.suppress(OSError):  # closed already, and so unregistered
-                    self._epoll.unregister(fd)
+            with contextlib.suppress(OSError):  # closed already, and so unregistered
+                self._epoll.unregister(fd)
             return
         events = (select.EPOLLIN if what & pycurl.POLL_IN else 0) | (select.EPOLLOUT if what & pycurl.POLL_OUT else 0)
-        if fd in self._watched:
-            try:
-                self._epoll.modify(fd, events)
-                return
-            except FileNotFoundError:  # another socket under an old number
-                pass
-        self._watched.add(fd)
-        self._epoll.register(fd, events)
+        try:
+            self._epoll.modify(fd, events)
+        except FileNotFoundError:
+            self._epoll.register(fd, events)
 
     def _set_timer(self, timeout_ms: int) -> None:
         self._timer_at = None if timeout_ms < 0 else time.monotonic() + timeout_ms / 1000
@@ -250,8 +225,8 @@ class Fetcher(Generic[Token]):
         while self._later and self._later[0][0] <= now:
             self._queue(heapq.heappop(self._later)[2], now, first=True)
 
-    def _correspond(self, courier: "Courier", now: float) -> None:
-        """Hear what the shared budgets have answered, and ask again when it is time to."""
+    def _correspond(self, courier: Courier, now: float) -> None:
+        """Read the shared budgets' replies, and send the next request when it is due."""
         gate = self._gate
         assert isinstance(gate, SharedGate)
         for ask, answer in courier.answers():
@@ -270,14 +245,17 @@ class Fetcher(Generic[Token]):
         self._turnstile.push(job.url.host, job, first=first)
 
     def _start(self, now: float) -> None:
-        while self._free and not self._buffer.full:
+        while self._free and not self._paused and not self._buffer.full:
             taken = self._turnstile.take(now)
             if taken is None:
                 break
             slot = self._free.pop()
-            slot.begin(taken[1], now)
             self._active[slot.curl] = slot
-            self._multi.add_handle(slot.curl)
+            try:
+                slot.begin(taken[1], now)
+                self._multi.add_handle(slot.curl)
+            except pycurl.error as error:
+                self._settle(slot, transfer.of_multi(error))
         if self._is_hungry():
             with self._hungry:
                 self._hungry.notify_all()
@@ -286,12 +264,24 @@ class Fetcher(Generic[Token]):
         return not self._incoming and self._turnstile.runnable < max(1, len(getattr(self, "_free", ())))
 
     def _resume(self) -> None:
-        """Let those go on that waited for memory, first come first served."""
-        while self._paused and self._paused[0].reserve():
-            self._paused.popleft().resume(time.monotonic())
+        """Continue transfers that wait for memory, in order; one of them may always continue."""
+        while self._paused:
+            slot = self._paused[0]
+            slot.unbound = self._all_wait()
+            if not slot.reserve():
+                break
+            self._paused.popleft()
+            try:
+                slot.resume(time.monotonic())
+            except pycurl.error as error:  # the data that libcurl held back ended the transfer
+                self._settle(slot, slot.failure(*error.args))
+
+    def _all_wait(self) -> bool:
+        """Return whether all memory in use belongs to transfers that wait for more, so that none will be freed."""
+        return self._buffer.used == sum(slot.reserved for slot in self._paused)
 
     def _collect(self) -> None:
-        """Settle what libcurl has finished."""
+        """Settle the transfers that libcurl has finished."""
         more = 1
         while more:
             more, done, failed = self._multi.info_read()
@@ -306,12 +296,16 @@ class Fetcher(Generic[Token]):
             if failure is not None:
                 self._settle(slot, failure)
 
-    def _settle(self, slot: "_Slot", failure: Failure | None) -> None:
-        """A request is over: deliver, follow, try again or give up."""
+    def _settle(self, slot: Slot, failure: Failure | None) -> None:
+        """End a request: deliver its image, follow its redirect, retry it or record its failure."""
         now = time.monotonic()
         job: _Job[Token] = slot.job
-        self._multi.remove_handle(slot.curl)
         del self._active[slot.curl]
+        try:
+            self._multi.remove_handle(slot.curl)
+        except pycurl.error:  # never added, or no longer usable
+            slot.curl.close()
+            slot.open()
         if slot.paused_at:
             self._paused.remove(slot)
         job.spent_s += slot.active_s(now)
@@ -330,14 +324,15 @@ class Fetcher(Generic[Token]):
             self._buffer.release(reserved)
             self._follow(job, location, now)
         elif failure is None:
-            self._deliver(Fetched(job.token, body, size, reserved, None, job.attempts, host, job.spent_s))
+            self._buffer.release(reserved - size)
+            self._deliver(Fetched(job.token, body, size, None, job.attempts, host, job.spent_s))
         else:
             self._buffer.release(reserved)
             self._reconsider(job, failure, status, now)
 
     def _follow(self, job: _Job[Token], location: str, now: float) -> None:
-        if job.hops >= self._options.max_redirects:
-            self._fail(job, Failure("redirects", f"more than {self._options.max_redirects}"))
+        if job.hops >= self._fetch.max_redirects:
+            self._fail(job, Failure("redirects", f"more than {self._fetch.max_redirects}"))
             return
         try:
             job.url = redirected(job.url, location)
@@ -349,27 +344,27 @@ class Fetcher(Generic[Token]):
         self._queue(job, now, first=True)
 
     def _reconsider(self, job: _Job[Token], failure: Failure, status: int, now: float) -> None:
-        """Another try, if that may help and there is time; otherwise it has failed."""
+        """Retry if that may help and there is time; otherwise record the failure."""
         host = job.url.host
         # A host that serves others meanwhile is there: it is these images that stall.
         serves = now - self._served.get(host, -math.inf) < _SERVES_S
         if failure.unreachable or (failure.silent and not serves):
             self._strikes[host] += 1
-            if self._strikes[host] >= self._options.give_up_host_after:
+            if self._strikes[host] >= self._give_up_host_after:
                 del self._strikes[host]
                 self._close_host(host, now, f"given up after failures in a row, the last: {failure.detail}")
         if failure.reason == "http_status" and status in transfer.THROTTLING_STATUSES:
             wait = failure.retry_after
-            if wait is not None and wait > self._options.longest_wait_s:
+            if wait is not None and wait > self._fetch.longest_wait_s:
                 self._close_host(host, now, f"it answered {failure.detail}", min(wait, _CLOSED_HOST_S * 12))
             else:
                 self._turnstile.throttle(host, now, wait)
         pause = pause_s(job.attempts, failure.retry_after)
         hopeless = (
             not failure.retry
-            or job.attempts > self._options.retries
-            or pause > self._options.longest_wait_s
-            or job.spent_s >= self._options.timeout_s
+            or job.attempts > self._fetch.retries
+            or pause > self._fetch.longest_wait_s
+            or job.spent_s >= self._fetch.timeout_s
         )
         if hopeless:
             self._fail(job, failure)
@@ -384,252 +379,31 @@ class Fetcher(Generic[Token]):
             del self._served[next(iter(self._served))]
 
     def _close_host(self, host: str, now: float, why: str, for_s: float = _CLOSED_HOST_S) -> None:
-        """Ask a host no more for a while: what waits for it fails at once, and can be retried later."""
+        """Stop asking a host for a while; requests that wait for it fail at once and can be retried by a later run."""
         failure = Failure("not_asked", f"{host} is left alone for {for_s:.0f} s: {why}")
         self._closed[host] = (now + for_s, failure)
         for job in self._turnstile.drain(host):
             self._leave(job, failure)
 
     def _leave(self, job: _Job[Token], closed: Failure) -> None:
-        """An image of a host that is left alone. Of one that was asked for it tells how that ended."""
+        """Fail an image because its host is left alone; report how its last attempt ended, if there was one."""
         last = job.failure
         if last is not None:
             closed = Failure(last.reason, f"{last.detail}; not asked again: {closed.detail}")
         self._fail(job, closed)
 
     def _fail(self, job: _Job[Token], failure: Failure) -> None:
-        self._deliver(Fetched(job.token, None, 0, 0, failure, job.attempts, job.url.host, job.spent_s))
+        self._deliver(Fetched(job.token, None, 0, failure, job.attempts, job.url.host, job.spent_s))
 
     def _shut(self) -> None:
-        for slot in list(getattr(self, "_active", {}).values()):
-            self._multi.remove_handle(slot.curl)
         for slot in getattr(self, "_slots", ()):
-            slot.curl.close()
+            slot.curl.close()  # which takes it out of the multi handle, too
         if hasattr(self, "_multi"):
             self._multi.close()
             self._epoll.close()
 
 
-class Courier:
-    """Carries the messages of a shared gate in a thread of its own, one at a time."""
-
-    def __init__(self, exchange: Callable[[Ask], Answer], every_s: float) -> None:
-        self._exchange, self._every_s = exchange, every_s
-        self.on_answer: Callable[[], None] = lambda: None
-        self._asks: queue.SimpleQueue[Ask | None] = queue.SimpleQueue()
-        self._answers: deque[tuple[Ask, Answer]] = deque()
-        self._under_way = False
-        self._sent_at = float("-inf")
-        self._thread = threading.Thread(target=self._run, name="sdp-courier", daemon=True)
-        self._thread.start()
-
-    def ready(self, now: float) -> bool:
-        return not self._under_way and now - self._sent_at >= self._every_s
-
-    def silent_s(self, now: float) -> float:
-        """Seconds since the last message."""
-        return now - self._sent_at
-
-    def send(self, ask: Ask, now: float) -> None:
-        self._under_way, self._sent_at = True, now
-        self._asks.put(ask)
-
-    def answers(self) -> Iterator[tuple[Ask, Answer]]:
-        while self._answers:
-            yield self._answers.popleft()
-
-    def close(self) -> None:
-        self._asks.put(None)
-        self._thread.join(_JOIN_S)
-
-    def _run(self) -> None:
-        while (ask := self._asks.get()) is not None:
-            self._answers.append((ask, self._exchange(ask)))
-            self._under_way = False
-            self.on_answer()
-
-
 def pause_s(attempts: int, retry_after: float | None) -> float:
-    """Seconds before the next try: doubling, at random between half and all of it; not before the server's wish."""
+    """Return the seconds before the next attempt: doubling, randomly half to all of it, at least Retry-After."""
     pause = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** max(0, attempts - 1)) * random.uniform(0.5, 1.0)
     return max(pause, retry_after or 0.0)
-
-
-@dataclass(slots=True, eq=False)
-class _Slot:
-    """A libcurl handle and the request that it is busy with."""
-
-    options: FetchOptions
-    networks: Networks
-    buffer: Buffer
-    waiting: "deque[_Slot]"
-    """Where those that wait for memory line up."""
-    curl: Any = field(init=False)
-    job: Any = None
-    pieces: list[bytes] = field(default_factory=list)
-    size: int = 0
-    reserved: int = 0
-    status: int = 0
-    length: int | None = None
-    location: str = ""
-    retry_after: float | None = None
-    opted_out: str | None = None
-    refused: str | None = None
-    too_big: bool = False
-    cut_short: bool = False
-    moved_at: float = 0.0
-    """When the last line of the head or piece of the body came."""
-    paused_at: float = 0.0
-    paused_s: float = 0.0
-    began_at: float = 0.0
-
-    def __post_init__(self) -> None:
-        options = self.options
-        curl = self.curl = pycurl.Curl()
-        curl.setopt(pycurl.NOSIGNAL, 1)
-        curl.setopt(pycurl.WRITEFUNCTION, self.write)
-        curl.setopt(pycurl.HEADERFUNCTION, self.header)
-        curl.setopt(pycurl.USERAGENT, options.user_agent)
-        curl.setopt(pycurl.HTTPHEADER, [_ACCEPT])
-        # Asks for no encoding, and yet has libcurl undo one that the server chose by itself.
-        curl.setopt(pycurl.ACCEPT_ENCODING, "identity")
-        curl.setopt(pycurl.HTTP_VERSION, pycurl.CURL_HTTP_VERSION_1_1)
-        curl.setopt(pycurl.CONNECTTIMEOUT_MS, max(1, round(options.connect_timeout_s * 1000)))
-        curl.setopt(pycurl.DNS_CACHE_TIMEOUT, 600)
-        curl.setopt(pycurl.BUFFERSIZE, 256 << 10)
-        curl.setopt(pycurl.PROTOCOLS, pycurl.PROTO_HTTP | pycurl.PROTO_HTTPS)
-        curl.setopt(pycurl.MAXFILESIZE_LARGE, options.max_bytes)
-        curl.setopt(pycurl.FOLLOWLOCATION, 0)
-        if not options.use_proxy:
-            curl.setopt(pycurl.PROXY, "")
-            # With a proxy it is the proxy that is connected to, and that decides over addresses.
-            curl.setopt(pycurl.OPENSOCKETFUNCTION, self.open_socket)
-        curl.setopt(pycurl.CAINFO, options.ca_file or _certificates())
-        if not options.verify_tls:
-            curl.setopt(pycurl.SSL_VERIFYPEER, 0)
-            curl.setopt(pycurl.SSL_VERIFYHOST, 0)
-
-    def begin(self, job: Any, now: float) -> None:
-        self.job, self.began_at, self.moved_at = job, now, now
-        self.curl.setopt(pycurl.URL, job.url.text)
-
-    def end(self) -> None:
-        """Be ready for the next request."""
-        self.job = None
-        self.pieces, self.size, self.reserved = [], 0, 0
-        self.status, self.length, self.location, self.retry_after = 0, None, "", None
-        self.opted_out = self.refused = None
-        self.too_big = self.cut_short = False
-        self.paused_at = self.paused_s = 0.0
-
-    def active_s(self, now: float) -> float:
-        paused = self.paused_s + (now - self.paused_at if self.paused_at else 0.0)
-        return max(0.0, now - self.began_at - paused)
-
-    def overdue(self, now: float) -> Failure | None:
-        """Why the request has lasted long enough, if it has. Making the connection has libcurl's deadline."""
-        options, active = self.options, self.active_s(now)
-        left = options.timeout_s - self.job.spent_s
-        if active <= left and now - self.moved_at <= options.first_byte_timeout_s:
-            return None
-        asked = self.curl.getinfo(pycurl.PRETRANSFER_TIME)
-        if active > left and not asked:
-            return Failure("connect", f"not connected after {active:.1f} s", retry=True)
-        if active > left:
-            return Failure("timeout", f"not whole after {options.timeout_s:g} s, {self.size} bytes", retry=True)
-        if not asked or now - max(self.moved_at, self.began_at + asked) <= options.first_byte_timeout_s:
-            return None
-        what = f"silent after {self.size} bytes" if self.moved_at > self.began_at else "no answer"
-        return Failure("timeout", f"{what} for {options.first_byte_timeout_s:g} s", retry=True)
-
-    def failure(self, code: int, message: str) -> Failure | None:
-        """What libcurl calls an error; None where it was ourselves who ended it."""
-        if self.refused is not None and code == pycurl.E_COULDNT_CONNECT:
-            return Failure("private_address", self.refused)
-        if self.opted_out or self.too_big or self.cut_short:
-            return None
-        if self.status >= 300 and code in (pycurl.E_FILESIZE_EXCEEDED, pycurl.E_PARTIAL_FILE, pycurl.E_RECV_ERROR):
-            return None
-        return transfer.of_curl(code, message, connected=self.curl.getinfo(pycurl.PRETRANSFER_TIME) > 0)
-
-    def verdict(self) -> Failure | None:
-        """What a completed answer means; None for an image, or a redirect."""
-        if self.status in transfer.REDIRECT_STATUSES:
-            return None if self.location else Failure("redirects", f"{self.status} without a Location")
-        if self.status != 200:
-            return transfer.of_status(self.status, self.retry_after)
-        if self.opted_out:
-            return Failure("opt_out", f"X-Robots-Tag: {self.opted_out}", FILTERED)
-        if self.too_big:
-            return Failure("too_big", f"more than {self.options.max_bytes} bytes")
-        return None if self.size else Failure("empty", "0 bytes")
-
-    def reserve(self) -> bool:
-        if self.reserved:
-            return True
-        wanted = max(1, _EXPECTED_BYTES if self.length is None else self.length)
-        if not self.buffer.reserve(wanted):
-            return False
-        self.reserved = wanted
-        return True
-
-    def resume(self, now: float) -> None:
-        self.paused_s += now - self.paused_at
-        self.paused_at, self.moved_at = 0.0, now
-        self.curl.unpause()
-
-    # What libcurl calls.
-
-    def open_socket(self, purpose: int, address: Any) -> Any:  # noqa: ARG002 (pycurl's signature)
-        ip = str(address.addr[0])
-        if self.networks.refuses(ip):
-            self.refused = ip
-            return pycurl.SOCKET_BAD
-        return socket.socket(address.family, address.socktype, address.protocol)
-
-    def header(self, line: bytes) -> None:
-        self.moved_at = time.monotonic()
-        if line.startswith(b"HTTP/"):
-            code = line.split(None, 2)[1:2]
-            self.status = int(code[0]) if code and code[0].isdigit() else 0
-            self.length, self.location, self.retry_after, self.opted_out = None, "", None, None
-            return
-        name, _, value = line.partition(b":")
-        name = name.lower()
-        if name == b"content-length":
-            self.length = min(int(value), self.options.max_bytes) if value.strip().isdigit() else None
-        elif name == b"location":
-            self.location = value.strip().decode("utf-8", "replace")
-        elif name == b"retry-after":
-            self.retry_after = transfer.retry_after_s(value.decode("latin-1"))
-        elif name == b"x-robots-tag" and self.options.respect_opt_out and self.status == 200:
-            # Of a redirect or an error page it says nothing about the image.
-            self.opted_out = self.opted_out or opt_out(value.decode("latin-1"), self.options.agent_token)
-
-    def write(self, piece: bytes) -> int | None:
-        self.moved_at = time.monotonic()
-        if self.opted_out:
-            return 0
-        if self.status != 200:
-            self.size += len(piece)
-            self.cut_short = self.size > _ERROR_BODY
-            return 0 if self.cut_short else None
-        if not self.reserved and not self.reserve():
-            self.paused_at = time.monotonic()
-            self.waiting.append(self)
-            return int(pycurl.WRITEFUNC_PAUSE)
-        self.size += len(piece)
-        if self.size > self.options.max_bytes:
-            self.too_big = True
-            return 0
-        if self.size > self.reserved:
-            self.buffer.grow(self.size - self.reserved)
-            self.reserved = self.size
-        self.pieces.append(piece)
-        return None
-
-
-def _certificates() -> str:
-    import certifi
-
-    return certifi.where()

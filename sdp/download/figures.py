@@ -46,7 +46,7 @@ class Host:
 
 
 @dataclass(slots=True)
-class Figures:
+class DownloadFigures:
     """What has been done so far."""
 
     written: int = 0
@@ -97,7 +97,7 @@ class Figures:
         known.seconds += seconds
         known.bytes += size
 
-    def merge(self, other: "Figures") -> None:
+    def merge(self, other: "DownloadFigures") -> None:
         self.written += other.written
         self.filtered += other.filtered
         self.failed += other.failed
@@ -124,9 +124,9 @@ class Figures:
         self.hosts = dict(self.slowest(_KEPT_HOSTS))
 
 
-def added(figures: Mapping[str, Figures]) -> Figures:
+def added(figures: Mapping[str, DownloadFigures]) -> DownloadFigures:
     """The sum over workers."""
-    total = Figures()
+    total = DownloadFigures()
     for each in figures.values():
         total.merge(each)
     return total

@@ -3,6 +3,8 @@
 import hashlib
 import io
 import math
+import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,7 +14,18 @@ import simplejpeg
 from PIL import Image as Pillow
 
 from sdp.datasets.outcomes import FAILED, FILTERED, WRITTEN
-from sdp.imaging import Header, Image, ImageError, Pixels, decode, has_room, lacks_memory, read_header
+from sdp.imaging import (
+    FORMATS,
+    WEB_FORMATS,
+    Header,
+    Image,
+    ImageError,
+    Pixels,
+    decode,
+    has_room,
+    lacks_memory,
+    read_header,
+)
 
 cv2.setNumThreads(1)  # there is a process for each core already
 
@@ -25,6 +38,7 @@ ROOM = 1.15
 
 ABSURD_ASPECT = 100.0
 """Longer side to shorter: rulers, borders and scroll bars. Nothing that is cut from such an image is a picture."""
+_GZIP = b"\x1f\x8b"
 _LONGEST_SIDE = {"jpeg": 65_500, "webp": 16_383}
 """Pixels that a format has room for."""
 
@@ -39,7 +53,9 @@ class ImageRules:
     enlarge: bool = False
     format: Literal["jpeg", "webp"] = "jpeg"
     quality: int = 95
+    max_bytes: int = 50_000_000
     max_pixels: int = 100_000_000
+    tiff: bool = False
     least_side: int = 1
     """An image with a smaller side is no picture: a failure."""
     min_side: int | None = None
@@ -65,12 +81,20 @@ class Checked:
     """Of the bytes as they came."""
 
 
-def check(data: bytes | memoryview, rules: ImageRules) -> Checked:
-    """Decode, check and convert one image. Whatever the bytes are, it returns; it raises nothing."""
+def check(data: bytes | memoryview, rules: ImageRules, seen: Callable[[Header], None] = lambda _: None) -> Checked:
+    """Decode, check and convert one image. Whatever the bytes are, it returns; it raises nothing.
+
+    `seen` is called with the header, before anything is decoded.
+    """
     digest = hashlib.sha256(data).hexdigest()
     header: Header | None = None
+    unpacked: bytes | None = None
     try:
-        header = read_header(data, rules.max_pixels)
+        if bytes(data[:2]) == _GZIP:
+            data = unpacked = _gunzipped(data, rules.max_bytes)
+            digest = hashlib.sha256(data).hexdigest()
+        header = read_header(data, rules.max_pixels, FORMATS if rules.tiff else WEB_FORMATS)
+        seen(header)
         refused = _refused(header, rules)
         if refused is not None:
             outcome, reason = refused
@@ -78,7 +102,8 @@ def check(data: bytes | memoryview, rules: ImageRules) -> Checked:
         if rules.size is None:
             # Nobody needs the pixels; of a JPEG every byte is read at any scale.
             decode(data, min_side=1, max_pixels=rules.max_pixels)
-            return Checked(WRITTEN, None, None, None, header.width, header.height, header.width, header.height, digest)
+            size = (header.width, header.height)
+            return Checked(WRITTEN, None, None, unpacked, *size, *size, digest)
         image = decode(data, min_side=math.ceil(rules.size * ROOM), max_pixels=rules.max_pixels)
         pixels = resized(image, rules.size, crop=rules.crop, enlarge=rules.enlarge)
         if max(pixels.shape[:2]) > _LONGEST_SIDE[rules.format]:
@@ -98,6 +123,20 @@ def check(data: bytes | memoryview, rules: ImageRules) -> Checked:
         ):
             reason, detail = "no_memory", f"no memory for {_size(header)}; workers.decoder_memory_mb sets how much"
         return Checked(FAILED, reason, detail, sha256=digest)
+
+
+def _gunzipped(data: bytes | memoryview, limit: int) -> bytes:
+    """The image that a server has compressed although nobody asked for it."""
+    unpacked, rest = b"", bytes(data)
+    while rest:  # one member after the other
+        inflate = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
+        unpacked += inflate.decompress(rest, limit + 1 - len(unpacked))
+        if len(unpacked) > limit:
+            raise ImageError("too_big", f"more than {limit} bytes once unpacked")
+        if not inflate.eof:
+            raise ImageError("undecodable", "gzip: cut short")
+        rest = inflate.unused_data
+    return unpacked
 
 
 def _size(header: Header | None) -> str:

@@ -38,13 +38,13 @@ from sdp.datasets.parts import PartInfo
 from sdp.datasets.source import freeze_source, kind_of, order_retry, publish_plan
 from sdp.datasets.units import PARTS, Rows, Work, parse_part_name
 from sdp.download import blocklists, report, survey
-from sdp.download.figures import Figures, Host, added
+from sdp.download.figures import DownloadFigures, Host, added
 from sdp.download.plan import Rules
 from sdp.download.politeness import Answer, Ask, HostLimits, SharedBudgets
 from sdp.download.spans import Span, read_span, spans
 from sdp.download.survey import Survey
 from sdp.download.unit import UnitTask
-from sdp.download.worker import KIND, Settings, Worker, settings_of
+from sdp.download.worker import KIND, DownloadWorker, WorkerSettings, worker_settings
 from sdp.errors import DatasetError, SdpError, UserError
 from sdp.lease import Lease
 from sdp.storage import SourceFile, Storage, StorageOptions, list_source, open_source, open_storage
@@ -64,16 +64,16 @@ _IMAGES_A_SECOND = 100.0
 
 
 @dataclass(frozen=True, slots=True)
-class Summary:
+class DownloadSummary:
     """What a download has come to."""
 
     dataset: Dataset
-    figures: Figures
+    figures: DownloadFigures
     """Of this run alone."""
     seconds: float
 
 
-def run(config: DownloadConfig, *, dry_run: bool = False, only_failed: bool = False) -> Summary | None:
+def run(config: DownloadConfig, *, dry_run: bool = False, only_failed: bool = False) -> DownloadSummary | None:
     """Download what is not there yet, or with `only_failed` what has failed; None for a dry run."""
     began = time.monotonic()
     options = config.storage.options()
@@ -107,7 +107,9 @@ def run(config: DownloadConfig, *, dry_run: bool = False, only_failed: bool = Fa
         rules = _with_takedowns(rules, storage, options)
         pending = output.pending()
         rows, noted = _rows_to_do(output, pending), runs.begin("download")
-        infos, figures = _Download(config, output, rules, lease).work_off(pending, rows) if pending else ([], Figures())
+        infos, figures = (
+            _Download(config, output, rules, lease).work_off(pending, rows) if pending else ([], DownloadFigures())
+        )
         dataset = manifest.finish(
             output,
             infos=infos,
@@ -126,7 +128,7 @@ def run(config: DownloadConfig, *, dry_run: bool = False, only_failed: bool = Fa
         say(line)
     if (nothing := report.nothing_came(dataset)) is not None:
         raise DatasetError(nothing)
-    return Summary(dataset, figures, seconds)
+    return DownloadSummary(dataset, figures, seconds)
 
 
 def _intention(planned: Output, before: Dataset | None, files: int) -> Iterator[str]:
@@ -243,13 +245,13 @@ class _Download:
         self._config, self._output, self._rules, self._lease = config, output, rules, lease
         self._options = config.storage.options()
 
-    def work_off(self, pending: list[Work], total: int) -> tuple[list[PartInfo], Figures]:
+    def work_off(self, pending: list[Work], total: int) -> tuple[list[PartInfo], DownloadFigures]:
         """Make all parts that are missing, of `total` rows; returns what their footers say, and the run's figures."""
         labels = self._config.workers.node_labels
         cluster.connect(include_dashboard=False)  # which only a Ray of our own would start
         cluster.require_labels("workers.node_labels", labels, can_grow="RAY_ADDRESS" in os.environ)
         shape = _Shape.of(self._config, len(pending))
-        settings = settings_of(self._config, self._output.storage, self._rules, shape.cpus)
+        settings = worker_settings(self._config, self._output.storage, self._rules, shape.cpus)
         try:
             seen = self._survey(shape, settings.limits)
             hub = _start_hub(settings.limits)
@@ -263,7 +265,7 @@ class _Download:
                     if isinstance(made, SdpError):
                         raise made
                     infos.append(made)
-            figures: Figures = ray.get(hub.total.remote())
+            figures: DownloadFigures = ray.get(hub.total.remote())
             figures.workers = shape.workers
             report.emit(emit, figures, total)
         except RayError as error:
@@ -271,13 +273,13 @@ class _Download:
         return infos, figures
 
     def _pipeline(
-        self, pending: list[Work], shape: _Shape, settings: Settings, hub: Any, seen: Survey | None
+        self, pending: list[Work], shape: _Shape, settings: WorkerSettings, hub: Any, seen: Survey | None
     ) -> ray.data.Dataset:
         with cluster.data_settings(target_max_block_size=1):  # a block for each unit: they are dealt out one by one
             return self._units(pending, shape, settings, hub, seen)
 
     def _units(
-        self, pending: list[Work], shape: _Shape, settings: Settings, hub: Any, seen: Survey | None
+        self, pending: list[Work], shape: _Shape, settings: WorkerSettings, hub: Any, seen: Survey | None
     ) -> ray.data.Dataset:
         duplicates = seen.stop if seen is not None and seen.duplicates else None
         reading = _Reading(self._rules.columns(), self._output.storage, self._options, duplicates)
@@ -386,9 +388,9 @@ class _Reading:
 class _Downloading:
     """An actor of the pool: one worker."""
 
-    def __init__(self, settings: Settings, hub: Any, workers: int) -> None:
+    def __init__(self, settings: WorkerSettings, hub: Any, workers: int) -> None:
         self._name, self._hub = uuid4().hex, hub
-        self._worker = Worker(
+        self._worker = DownloadWorker(
             settings,
             name=self._name,
             exchange=self._exchange if workers > 1 else None,
@@ -424,17 +426,17 @@ class Hub:
 
     def __init__(self, limits: HostLimits) -> None:
         self._budgets = SharedBudgets(limits)
-        self._figures: dict[str, Figures] = {}
-        self._hosts = Figures()
+        self._figures: dict[str, DownloadFigures] = {}
+        self._hosts = DownloadFigures()
 
     def exchange(self, ask: Ask) -> Answer:
         return self._budgets.exchange(ask, time.monotonic())
 
-    def report(self, worker: str, figures: Figures, hosts: dict[str, Host]) -> None:
+    def report(self, worker: str, figures: DownloadFigures, hosts: dict[str, Host]) -> None:
         self._figures[worker] = figures
-        self._hosts.merge(Figures(hosts=hosts))
+        self._hosts.merge(DownloadFigures(hosts=hosts))
 
-    def total(self) -> Figures:
+    def total(self) -> DownloadFigures:
         total = added(self._figures)
         total.merge(self._hosts)
         return total
@@ -468,7 +470,7 @@ class _Shown:
             while not over:  # and once more in the end, so that the last line is what has come of it
                 over = self._over.wait(_PROGRESS_S)
                 try:
-                    figures: Figures = ray.get(self._hub.total.remote(), timeout=2 if over else 10)
+                    figures: DownloadFigures = ray.get(self._hub.total.remote(), timeout=2 if over else 10)
                 except RayError:  # it comes back, or the pipeline says what is wrong
                     continue
                 progress.update(report.progress_line(figures, self._total, time.monotonic() - began))

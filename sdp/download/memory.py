@@ -1,11 +1,11 @@
-"""How many bytes of images one worker holds: asked for before a body is read, given back when it is decoded."""
+"""How many bytes of images one worker holds: taken before they are read, given back when the image is decoded."""
 
 import threading
 from collections.abc import Callable
 
 
 class Buffer:
-    """A bound on bytes in memory. What is reserved can always be completed, so nobody waits for ever."""
+    """A bound on bytes in memory."""
 
     def __init__(self, limit: int, on_release: Callable[[], None] = lambda: None) -> None:
         self._limit = limit
@@ -14,18 +14,13 @@ class Buffer:
         self.on_release = on_release
         """Called from the thread that gives back."""
 
-    def reserve(self, size: int) -> bool:
-        """Take so many bytes if they are free; one image gets through whatever its size."""
+    def reserve(self, size: int, *, spare: int = 0, beyond_limit: bool = False) -> bool:
+        """Take so many bytes if they are free and `spare` (half the limit at most) stay free, or in any case."""
         with self._lock:
-            if self._used and self._used + size > self._limit:
+            if self._used + size > self._limit - min(spare, self._limit // 2) and not beyond_limit:
                 return False
             self._used += size
             return True
-
-    def grow(self, size: int) -> None:
-        """Take more for an image that has turned out larger."""
-        with self._lock:
-            self._used += size
 
     def release(self, size: int) -> None:
         if not size:

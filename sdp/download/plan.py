@@ -46,14 +46,14 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class RowPlan:
     """A piece of the source, split."""
 
     wanted: list[Wanted]
     refused: list[Outcome]
 
 
-def plan(table: pa.Table, rows: Rows, rules: Rules, duplicates: BitMap64 | None = None) -> Plan:
+def plan(table: pa.Table, rows: Rows, rules: Rules, duplicates: BitMap64 | None = None) -> RowPlan:
     """Split the rows with these addresses; `duplicates` are addresses whose URL a lower one has."""
     refused: list[Outcome] = []
     wanted: list[Wanted] = []
@@ -81,7 +81,7 @@ def plan(table: pa.Table, rows: Rows, rules: Rules, duplicates: BitMap64 | None 
             refused.append(Outcome(row, FILTERED, "duplicate_url", attempts=0))
         else:
             wanted.append(Wanted(row, at, url, caption))
-    return Plan(wanted, refused)
+    return RowPlan(wanted, refused)
 
 
 def _filtered(table: pa.Table, filters: FiltersConfig) -> list[str | None]:

@@ -8,14 +8,14 @@ from sdp.datasets.index import Index
 from sdp.datasets.manifest import Dataset
 from sdp.datasets.outcomes import FAILED, FAILURE_REASONS, FILTER_REASONS, FILTERED, WRITTEN
 from sdp.datasets.units import Work
-from sdp.download.figures import Figures
+from sdp.download.figures import DownloadFigures
 from sdp.storage import SourceFile
 from sdp.telemetry import Telemetry
 
 _WORDS = {**FILTER_REASONS, **FAILURE_REASONS}
 
 
-def progress_line(figures: Figures, total: int, elapsed_s: float) -> str:
+def progress_line(figures: DownloadFigures, total: int, elapsed_s: float) -> str:
     """Done of how many, how fast, with what outcome, and how much longer."""
     elapsed_s = max(elapsed_s, 1e-3)
     rate = figures.done / elapsed_s
@@ -32,7 +32,7 @@ def progress_line(figures: Figures, total: int, elapsed_s: float) -> str:
     return " · ".join(part for part in parts if part)
 
 
-def emit(telemetry: Telemetry, figures: Figures, total: int) -> None:
+def emit(telemetry: Telemetry, figures: DownloadFigures, total: int) -> None:
     """The same as metrics."""
     telemetry.show("sdp_job_rows", total, job="download")
     telemetry.show("sdp_job_rows_done", figures.done, job="download")
@@ -97,7 +97,7 @@ def retry_intention(dataset: Dataset) -> Iterator[str]:
     yield f"to do: {failed:,} failed rows in {units:,} of {dataset.manifest.parts:,} parts of {dataset.storage.uri}"
 
 
-def closing(dataset: Dataset, figures: Figures, seconds: float) -> Iterator[str]:
+def closing(dataset: Dataset, figures: DownloadFigures, seconds: float) -> Iterator[str]:
     """What has come of it, what went wrong, and what to do about it."""
     counts = dataset.manifest.counts
     yield (

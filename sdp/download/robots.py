@@ -2,7 +2,7 @@
 
 from collections.abc import Collection
 
-DIRECTIVES = frozenset({"noai", "noimageai", "noindex", "noimageindex"})
+DIRECTIVES = frozenset({"noai", "noimageai", "noindex", "noimageindex", "noml"})
 """What keeps an image out of a dataset for training."""
 
 _WITH_VALUE = frozenset({"max-snippet", "max-image-preview", "max-video-preview", "unavailable_after"})

@@ -77,6 +77,11 @@ def of_curl(code: int, message: str, *, connected: bool) -> Failure:
     return Failure("broken_transfer", detail, retry=True)
 
 
+def of_multi(error: pycurl.error) -> Failure:
+    """The failure of a transfer that libcurl could not begin, or dropped together with all others."""
+    return Failure("internal", f"libcurl: {error.args[-1]}", retry=True)
+
+
 def of_status(status: int, retry_after: float | None) -> Failure:
     detail = str(status)
     if retry_after is not None:

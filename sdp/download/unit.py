@@ -12,7 +12,7 @@ from sdp.datasets.outcomes import Outcome, account_table
 from sdp.datasets.parts import Layout
 from sdp.datasets.units import Rows, Work
 from sdp.download.columns import readable
-from sdp.download.plan import Plan, as_text
+from sdp.download.plan import RowPlan, as_text
 from sdp.urls import Url
 
 ROW_GROUP_ROWS = 256
@@ -65,7 +65,7 @@ class Stored:
 class Unit:
     """The state of a unit between its plan and its part."""
 
-    def __init__(self, task: UnitTask, plan: Plan, source: DownloadSource) -> None:
+    def __init__(self, task: UnitTask, plan: RowPlan, source: DownloadSource) -> None:
         self.task, self.plan = task, plan
         self._source = source
         self._outcomes: dict[int, Outcome] = {outcome.row: outcome for outcome in plan.refused}

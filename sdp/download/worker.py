@@ -1,4 +1,4 @@
-"""One process of a download: it takes units, fetches and checks their images, and writes their parts.
+"""One process of a download: takes units, fetches and checks their images, and writes their parts.
 
     fetcher (a thread) ── bytes ──> decoders (a process each) ── checked images ──> unit ── whole ──> part
 
@@ -10,13 +10,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from sdp.config.download import DownloadConfig
+from sdp.config.download import DownloadConfig, FetchConfig
 from sdp.datasets.outcomes import FILTERED, WRITTEN, Outcome
 from sdp.datasets.parts import PartInfo, read_info, write_part
-from sdp.download.child import Orders
+from sdp.download.child import DecoderSettings
+from sdp.download.courier import Courier
 from sdp.download.decoders import Decoders
-from sdp.download.fetch import Courier, Fetched, Fetcher, FetchOptions
-from sdp.download.figures import Figures, Host
+from sdp.download.fetch import Fetched, Fetcher
+from sdp.download.figures import DownloadFigures, Host
 from sdp.download.image import Checked, ImageRules
 from sdp.download.memory import Buffer
 from sdp.download.plan import Rules, Wanted, plan
@@ -33,12 +34,13 @@ _WRITE_PAUSE_S = 15.0
 
 
 @dataclass(frozen=True)
-class Settings:
-    """All that a worker is told; picklable."""
+class WorkerSettings:
+    """The settings of one worker; picklable."""
 
     output: Storage
     rules: Rules
-    fetch: FetchOptions
+    fetch: FetchConfig
+    give_up_host_after: int
     limits: HostLimits
     images: ImageRules
     decoders: int
@@ -50,38 +52,39 @@ class _Token(NamedTuple):
     unit: Unit
     wanted: Wanted
     attempts: int = 0
-    reserved: int = 0
 
 
-class Worker:
-    """Makes parts; `make` may be called from several threads at once."""
+class DownloadWorker:
+    """A maker of parts; `make` may be called from several threads at once."""
 
     def __init__(
         self,
-        settings: Settings,
+        settings: WorkerSettings,
         *,
         name: str = "alone",
         exchange: Callable[[Ask], Answer] | None = None,
         exchange_every_s: float = 0.05,
     ) -> None:
-        """With `exchange` the hosts' budgets are kept elsewhere, for all workers together."""
+        """With `exchange`, all workers share the hosts' budgets, which are kept elsewhere."""
         self._settings = settings
         self._lock = threading.Lock()
-        self._figures = Figures()
+        self._figures = DownloadFigures()
         self._closing = threading.Event()
         self._turn = threading.Lock()
-        orders = Orders(settings.images, settings.decoder_memory_bytes)
-        self._decoders: Decoders[_Token] = Decoders(orders, settings.decoders, self._decoded)
+        decoder_settings = DecoderSettings(settings.images, settings.decoder_memory_bytes)
+        self._decoders: Decoders[_Token] = Decoders(decoder_settings, settings.decoders, self._decoded)
         self._buffer = Buffer(settings.buffer_bytes)
         self._courier = None
         gate: LocalGate | SharedGate = LocalGate(settings.limits)
         if exchange is not None:
             gate = SharedGate(name, 2 * settings.fetch.connections)
             self._courier = Courier(exchange, exchange_every_s)
-        self._fetcher: Fetcher[_Token] = Fetcher(settings.fetch, gate, self._buffer, self._fetched, self._courier)
+        self._fetcher: Fetcher[_Token] = Fetcher(
+            settings.fetch, settings.give_up_host_after, gate, self._buffer, self._fetched, self._courier
+        )
 
     def make(self, task: UnitTask) -> PartInfo:
-        """Fetch, check and write one unit. One that is there already is left as it is."""
+        """Fetch, check and write one unit, unless its part exists."""
         output = self._settings.output
         if output.exists(task.work.name):
             return read_info(output, output.stat(task.work.name))
@@ -100,17 +103,17 @@ class Worker:
             self._figures.stored_bytes += info.size
         return info
 
-    def figures(self) -> Figures:
-        """What has been done so far, without the hosts."""
+    def figures(self) -> DownloadFigures:
+        """Return the figures so far, without the hosts."""
         with self._lock:
-            total = Figures()
+            total = DownloadFigures()
             hosts, self._figures.hosts = self._figures.hosts, {}
             total.merge(self._figures)
             self._figures.hosts = hosts
             return total
 
     def take_hosts(self) -> dict[str, Host]:
-        """What the hosts were like since the last time."""
+        """Return the hosts' figures since the last call."""
         with self._lock:
             hosts, self._figures.hosts = self._figures.hosts, {}
             return hosts
@@ -133,7 +136,7 @@ class Worker:
                 came=fetched.failure is None,
             )
         if fetched.body is not None:
-            token = _Token(unit, wanted, fetched.attempts, fetched.reserved)
+            token = _Token(unit, wanted, fetched.attempts)
             self._decoders.put(token, fetched.body)
             return
         failure = fetched.failure
@@ -141,8 +144,8 @@ class Worker:
         self._settle(unit, Outcome(wanted.row, failure.outcome, failure.reason, failure.detail, fetched.attempts))
 
     def _decoded(self, token: _Token, data: Sequence[bytes], checked: Checked) -> None:
-        unit, wanted, attempts, reserved = token
-        self._buffer.release(reserved)
+        unit, wanted, attempts = token
+        self._buffer.release(sum(map(len, data)))
         outcome = Outcome(wanted.row, checked.outcome, checked.reason, checked.detail, attempts)
         if checked.outcome != WRITTEN:
             self._settle(unit, outcome)
@@ -170,7 +173,7 @@ class Worker:
         unit.settle(outcome, stored)
 
     def _write(self, unit: Unit) -> PartInfo:
-        """Publish the part. A store that is away for minutes costs minutes, not the unit."""
+        """Publish the part; retry for minutes while the store is away, rather than lose the unit."""
         task = unit.task
         for attempt in range(_WRITE_TRIES):
             try:
@@ -192,7 +195,7 @@ class Worker:
         return bool(self._fetcher.error or self._decoders.error or self._closing.is_set())
 
     def _check(self) -> None:
-        """Raise what has stopped the fetcher or the decoders."""
+        """Raise the error that has stopped the fetcher or the decoders."""
         for error in (self._fetcher.error, self._decoders.error):
             if error is not None:
                 raise SdpError(f"a download worker broke down ({type(error).__name__}: {error})") from error
@@ -200,30 +203,14 @@ class Worker:
             raise SdpError("the download worker is closing")
 
 
-def settings_of(config: DownloadConfig, output: Storage, rules: Rules, cpus: int) -> Settings:
-    """A worker's settings out of the configuration."""
+def worker_settings(config: DownloadConfig, output: Storage, rules: Rules, cpus: int) -> WorkerSettings:
+    """Return a worker's settings from the configuration."""
     fetch, image, hosts = config.fetch, config.image, config.hosts
-    return Settings(
+    return WorkerSettings(
         output=output,
         rules=rules,
-        fetch=FetchOptions(
-            connections=fetch.connections,
-            connect_timeout_s=fetch.connect_timeout_s,
-            first_byte_timeout_s=fetch.first_byte_timeout_s,
-            timeout_s=fetch.timeout_s,
-            retries=fetch.retries,
-            longest_wait_s=fetch.longest_wait_s,
-            give_up_host_after=hosts.give_up_after,
-            max_bytes=fetch.max_bytes,
-            max_redirects=fetch.max_redirects,
-            user_agent=fetch.user_agent,
-            agent_token=fetch.opt_out_agent,
-            respect_opt_out=fetch.respect_opt_out,
-            allow_networks=fetch.allowed_networks,
-            use_proxy=fetch.use_proxy,
-            verify_tls=fetch.verify_tls,
-            ca_file=fetch.ca_file,
-        ),
+        fetch=fetch,
+        give_up_host_after=hosts.give_up_after,
         limits=HostLimits(hosts.at_once, hosts.per_second),
         images=ImageRules(
             size=image.size,
@@ -231,7 +218,9 @@ def settings_of(config: DownloadConfig, output: Storage, rules: Rules, cpus: int
             enlarge=image.enlarge,
             format=image.format,
             quality=image.quality,
+            max_bytes=fetch.max_bytes,
             max_pixels=image.max_pixels,
+            tiff=image.tiff,
             least_side=image.least_side,
             min_side=config.filters.min_side,
             max_aspect=config.filters.max_aspect,

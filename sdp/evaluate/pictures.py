@@ -11,8 +11,8 @@ from sdp.datasets.manifest import Dataset, open_dataset
 from sdp.datasets.output import HEAD, Output
 from sdp.datasets.source import freeze_files, freeze_source, freeze_upstream
 from sdp.datasets.units import Work
+from sdp.encode.reading import Columns, Piece, Planner, footer_of, read_piece
 from sdp.errors import DatasetError
-from sdp.process.reading import Columns, Piece, Planner, footer_of, read_piece
 from sdp.storage import SourceFile, StorageOptions, is_read_only, list_source, open_source, open_storage
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")

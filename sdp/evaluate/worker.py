@@ -14,6 +14,7 @@ from sdp.datasets.concurrently import ordered_map
 from sdp.datasets.outcomes import FAILED, FILTERED, WRITTEN, Outcome, account_table
 from sdp.datasets.parts import Layout, PartInfo, write_part
 from sdp.datasets.repeated import REASON, Repeated
+from sdp.device import choose_device
 from sdp.errors import SdpError
 from sdp.evaluate.layout import CLIP, FEATURES, KIND
 from sdp.evaluate.networks import Clip, Network, Prepared, Rows, load_network
@@ -77,7 +78,7 @@ class Worker:
 
     def _networks(self, orders: Orders) -> dict[str, Network]:
         """Those that look at a set, by their digests."""
-        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        device = choose_device()
         wanted: dict[str, Network] = {}
         for key, network in (("features.model", orders.features), ("clip.model", orders.clip)):
             if network is None:

@@ -1,5 +1,5 @@
-"""The GPU exporter: what NVIDIA's driver says of each GPU, and whose processes are on it, as Prometheus metrics.
+"""The GPU exporter: Prometheus metrics of each NVIDIA GPU and of the processes on it.
 
-`python -m sdp.exporter` serves them. A scrape reads the driver there and then, within a deadline: one GPU that fails,
-or a driver that hangs, costs its own series, and others tell of it (`sdp_gpu_up`, `sdp_exporter_…`).
+`python -m sdp.exporter` serves them. A scrape reads the driver at once, within a deadline. A GPU that fails, or a
+driver that hangs, costs its own series only, and other series report it (`sdp_gpu_up`, `sdp_exporter_…`).
 """

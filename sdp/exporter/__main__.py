@@ -1,4 +1,4 @@
-"""`python -m sdp.exporter`: serves GPU metrics until it is told to stop."""
+"""`python -m sdp.exporter`: serves GPU metrics until SIGTERM or SIGINT."""
 
 import argparse
 import logging
@@ -15,39 +15,35 @@ DEFAULT_PORT = 9850
 STOP = frozenset({signal.SIGTERM, signal.SIGINT})
 
 
-def parser() -> argparse.ArgumentParser:
-    found = argparse.ArgumentParser(
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
         prog="python -m sdp.exporter",
-        description="Serve what NVIDIA's driver says of the GPUs here, and whose processes are on them, to Prometheus.",
+        description="Serve Prometheus metrics of this machine's NVIDIA GPUs and of the processes on them.",
         epilog="It needs the driver's library (libnvidia-ml.so.1), and the host's pids (hostPID) to name processes.",
     )
-    found.add_argument("--port", type=int, default=DEFAULT_PORT, help="0 takes a free one (default: %(default)s)")
-    found.add_argument("--address", default="0.0.0.0", help="address to listen on; :: for IPv6 (default: %(default)s)")
-    found.add_argument(
-        "--web-config", type=Path, metavar="FILE", help="TLS and users, as Prometheus' exporters have it"
+    parser.add_argument("--port", type=int, default=DEFAULT_PORT, help="0 takes a free one (default: %(default)s)")
+    parser.add_argument("--address", default="0.0.0.0", help="address to listen on; :: for IPv6 (default: %(default)s)")
+    parser.add_argument("--tls-cert", type=Path, metavar="FILE", help="serve HTTPS with this certificate (PEM)")
+    parser.add_argument("--tls-key", type=Path, metavar="FILE", help="the certificate's key (PEM, unencrypted)")
+    parser.add_argument(
+        "--tls-client-ca", type=Path, metavar="FILE", help="let in only clients with a certificate of this authority"
     )
-    found.add_argument("--timeout-s", type=float, default=2.0, help="time for one scrape (default: %(default)s)")
-    found.add_argument(
-        "--host-proc",
-        type=Path,
-        default=Path("/proc"),
-        metavar="FOLDER",
-        help="the host's /proc (default: %(default)s)",
-    )
-    found.add_argument(
+    parser.add_argument("--timeout-s", type=float, default=2.0, help="time for one scrape (default: %(default)s)")
+    parser.add_argument("--host-proc", type=Path, default="/proc", help="the host's /proc (default: %(default)s)")
+    parser.add_argument(
         "--pod-resources",
         type=Path,
         metavar="SOCKET",
         help="the kubelet's pod-resources socket (/var/lib/kubelet/pod-resources/kubelet.sock), for the names of pods",
     )
-    found.add_argument("--node", default="", help="the label `node` (default: $NODE_NAME, or else the host's name)")
-    found.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
-    return found
+    parser.add_argument("--node", default="", help="the label `node` (default: $NODE_NAME, or else the host's name)")
+    parser.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
+    return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Serve until SIGTERM or SIGINT; the exit code."""
-    options = parser().parse_args(arguments)
+    """Serve until SIGTERM or SIGINT; return the exit code."""
+    options = make_parser().parse_args(arguments)
     logging.basicConfig(
         level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
     )
@@ -63,15 +59,17 @@ def serve(options: argparse.Namespace) -> int:
         raise UserError(f"--timeout-s: expected more than 0 and at most 60, got {options.timeout_s:g}")
     if not (options.host_proc / "self").exists():
         raise UserError(f"--host-proc: {options.host_proc} is no proc file system")
+    if bool(options.tls_cert) != bool(options.tls_key) or (options.tls_client_ca and not options.tls_cert):
+        raise UserError("--tls-cert, --tls-key: expected both, or neither of them and no --tls-client-ca")
     try:
         from prometheus_client import CollectorRegistry, ProcessCollector
 
         from sdp.exporter.collect import Collector, Settings
-        from sdp.exporter.web import Server
+        from sdp.exporter.server import Server, Tls
     except ModuleNotFoundError as error:
         raise UserError(f"{error.name} is not installed: pip install 'sdp[exporter]'") from error
 
-    # Blocked in every thread, and taken by sigwait below: no handler runs in the middle of something.
+    # Blocked in every thread and taken by sigwait below, so that no handler interrupts anything.
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP)
     registry = CollectorRegistry()
     ProcessCollector(namespace="sdp_exporter", registry=registry)
@@ -84,10 +82,11 @@ def serve(options: argparse.Namespace) -> int:
         )
     )
     registry.register(collector)
-    server = Server(options.address, options.port, registry, options.web_config)
+    tls = Tls(options.tls_cert, options.tls_key, options.tls_client_ca) if options.tls_cert else None
+    server = Server(options.address, options.port, registry, tls)
     server.start()
     say(f"sdp.exporter: listening on {server.url}")
-    collector.scrape()  # so that the log says at once what there is, and nobody's first scrape opens the driver
+    collector.scrape()  # logs at once what there is, and opens the driver before the first client's scrape
     signal.sigwait(STOP)
     server.stop()
     collector.stop()
@@ -99,5 +98,5 @@ if __name__ == "__main__":
     code = main()
     logging.shutdown()
     sys.stderr.flush()
-    # Threads may be inside the driver's library, for ever if it hangs: run none of its own cleanup.
+    # A thread may hang inside the driver's library, whose cleanup would then hang too: skip it.
     os._exit(code)

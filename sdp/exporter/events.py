@@ -1,61 +1,69 @@
-"""Listens for XID errors, which the driver tells once, as events, to those who listen at the time."""
+"""Listens for XID errors, which the driver reports once, as events, to those that listen at the time."""
 
 import logging
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pynvml  # type: ignore[import-untyped]  # NVIDIA ships it without types
 
 from sdp.exporter.nvml import UNSUPPORTED, address_of
-from sdp.exporter.readings import Xids
 
 LOG = logging.getLogger(__name__)
 LISTEN_MS = 1000
-"""How long one call listens; the driver hands an event over at once."""
+"""How long one call listens; it returns at once when there is an event."""
 PAUSE_S = 5.0
-"""Before listening again when that failed; twice as long each time it fails again."""
+"""Pause after a failure; doubles with each further one."""
 MAX_PAUSE_S = 300.0
 ATTEMPTS = 5
-"""At having the events of a GPU told. One that goes away and comes back gets as many again."""
+"""At registering for a GPU's events. A GPU that is lost and comes back gets as many anew."""
 MAX_XIDS = 256
 """Different XIDs kept for a GPU; there are fewer than 200."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Tried:
-    """In vain."""
+class Xids:
+    """XID errors of a GPU since the exporter started."""
 
-    times: int = 0
-    again_at: float = 0.0
+    total: int = 0
+    last: Mapping[int, float] = field(default_factory=dict)
+    """XID -> Unix time of the latest."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """Failed attempts at registering for a GPU's events."""
+
+    attempts: int = 0
+    next_at: float = 0.0
     """On the monotonic clock."""
 
 
 class XidWatch:
     """A thread that counts XIDs, by UUID: an index may be another GPU's after a reset.
 
-    A GPU that is lost takes along that its events are told. So who comes back is listened to anew.
+    A lost GPU loses its registration for events, so a GPU that comes back is registered anew.
     """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._here: dict[str, int] = {}
+        self._present: dict[str, int] = {}
         """UUID -> index, of the GPUs that answer."""
-        self._heard: set[str] = set()
-        self._tried: dict[str, _Tried] = {}
+        self._registered: set[str] = set()
+        self._failures: dict[str, _Failure] = {}
         self._stopped = False
         self._thread: threading.Thread | None = None
         self._seen: dict[str, Xids] = {}
 
     def watch(self, gpus: Mapping[str, int]) -> None:
-        """These answer now (UUID -> index); costs nothing when they are known."""
+        """Listen to the GPUs that answer now (UUID -> index); costs nothing if they are known."""
         with self._changed:
-            for gone in self._here.keys() - gpus.keys():
-                self._heard.discard(gone)
-                self._tried.pop(gone, None)
-            self._here = dict(gpus)
+            for gone in self._present.keys() - gpus.keys():
+                self._registered.discard(gone)
+                self._failures.pop(gone, None)
+            self._present = dict(gpus)
             if self._is_due() and not self._stopped:
                 self._changed.notify_all()
                 if self._thread is None:
@@ -63,7 +71,7 @@ class XidWatch:
                     self._thread.start()
 
     def seen(self) -> Mapping[str, Xids]:
-        """By UUID, of the GPUs that have been listened to."""
+        """Return the XIDs by UUID, of the GPUs that have been registered."""
         with self._changed:
             return dict(self._seen)
 
@@ -73,18 +81,15 @@ class XidWatch:
             self._changed.notify_all()
 
     def _is_due(self) -> bool:
-        """Whether there is a GPU that is to be listened to and is not."""
-        now = time.monotonic()
-        return any(
-            uuid not in self._heard and tried.times < ATTEMPTS and now >= tried.again_at
-            for uuid, tried in ((uuid, self._tried.get(uuid, _Tried())) for uuid in self._here)
-        )
+        """Return whether a GPU is to be registered."""
+        missing = (self._failures.get(uuid, _Failure()) for uuid in self._present if uuid not in self._registered)
+        return any(failure.attempts < ATTEMPTS and time.monotonic() >= failure.next_at for failure in missing)
 
     def _run(self) -> None:
         failed = 0
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._stopped or bool(self._here))
+                self._changed.wait_for(lambda: self._stopped or bool(self._present))
                 if self._stopped:
                     return
             try:
@@ -98,11 +103,11 @@ class XidWatch:
                     self._changed.wait_for(lambda: self._stopped, pause_s)
 
     def _listen(self) -> None:
-        """Until another GPU is to be listened to, which takes a new set: in the old one it might be twice."""
+        """Listen until a GPU is to be registered, which takes a new set: in the old one it could be twice."""
         events = pynvml.nvmlEventSetCreate()
         try:
             names = self._register(events)
-            while self._goes_on():
+            while self._continues():
                 try:
                     event = pynvml.nvmlEventSetWait_v2(events, LISTEN_MS)
                 except pynvml.NVMLError as error:
@@ -114,45 +119,44 @@ class XidWatch:
         finally:
             pynvml.nvmlEventSetFree(events)
 
-    def _goes_on(self) -> bool:
+    def _continues(self) -> bool:
         with self._changed:
             return not self._stopped and not self._is_due()
 
     def _register(self, events: Any) -> dict[int, tuple[str, int]]:
-        """Address of each handle -> its GPU. One GPU that cannot be listened to is left out."""
+        """Return each handle's address -> its GPU. A GPU that cannot be registered is left out."""
         with self._changed:
-            self._heard.clear()
-            here = dict(self._here)
+            self._registered.clear()
+            present, failures = dict(self._present), dict(self._failures)
         names = {}
-        for uuid, index in here.items():
-            with self._changed:
-                tried = self._tried.get(uuid, _Tried())
-            if tried.times >= ATTEMPTS:
+        for uuid, index in present.items():
+            failure = failures.get(uuid, _Failure())
+            if failure.attempts >= ATTEMPTS:
                 continue
             try:
                 handle = pynvml.nvmlDeviceGetHandleByIndex(index)
                 pynvml.nvmlDeviceRegisterEvents(handle, pynvml.nvmlEventTypeXidCriticalError, events)
             except pynvml.NVMLError as error:
-                self._failed(uuid, index, tried, error)
+                self._failed(uuid, index, failure, error)
                 continue
             names[address_of(handle)] = uuid, index
             with self._changed:
-                self._tried.pop(uuid, None)
-                if uuid in self._here:
-                    self._heard.add(uuid)
+                self._failures.pop(uuid, None)
+                if uuid in self._present:
+                    self._registered.add(uuid)
                 self._seen.setdefault(uuid, Xids())
         return names
 
-    def _failed(self, uuid: str, index: int, tried: _Tried, error: Any) -> None:
-        times = ATTEMPTS if error.value in UNSUPPORTED else tried.times + 1
+    def _failed(self, uuid: str, index: int, failure: _Failure, error: Any) -> None:
+        attempts = ATTEMPTS if error.value in UNSUPPORTED else failure.attempts + 1
         if error.value not in UNSUPPORTED:
-            LOG.warning("gpu %d: cannot listen for XID errors (%d of %d): %s", index, times, ATTEMPTS, error)
+            LOG.warning("gpu %d: cannot listen for XID errors (%d of %d): %s", index, attempts, ATTEMPTS, error)
         with self._changed:
-            self._tried[uuid] = _Tried(times, time.monotonic() + PAUSE_S * 2**tried.times)
+            self._failures[uuid] = _Failure(attempts, time.monotonic() + PAUSE_S * 2**failure.attempts)
 
     def _count(self, gpu: tuple[str, int] | None, xid: int) -> None:
         if gpu is None:
-            LOG.warning("XID %d of a GPU that is not listened to", xid)
+            LOG.warning("XID %d of an unknown GPU", xid)
             return
         uuid, index = gpu
         LOG.warning("gpu %d: XID %d", index, xid)

@@ -1,27 +1,36 @@
 """Asks the kubelet which container has which device: its pod-resources API, a socket on the node."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from sdp.exporter import grpc
-from sdp.exporter.readings import Allotment
 
 LIST = "/v1.PodResourcesLister/List"
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 
+@dataclass(frozen=True, slots=True)
+class Allotment:
+    """A container to which the kubelet has allotted a device."""
+
+    namespace: str
+    pod: str
+    container: str
+
+
 def list_allotments(path: Path, *, timeout_s: float) -> dict[str, tuple[Allotment, ...]]:
-    """Device id -> the containers that have it; several where a device is shared.
+    """Return the containers that have each device, by its id; a shared device has several.
 
     Raises:
-        sdp.exporter.grpc.CallFailed: The kubelet does not answer, or not with what it should.
+        sdp.exporter.grpc.CallFailed: The kubelet does not reply, or not as it should.
     """
     return parse(grpc.call(path, LIST, b"", timeout_s=timeout_s))
 
 
 def parse(message: bytes) -> dict[str, tuple[Allotment, ...]]:
-    """Of a ListPodResourcesResponse. A replica of a shared GPU ("GPU-…::3") counts as the GPU."""
-    found: dict[str, dict[Allotment, None]] = {}
+    """Read a ListPodResourcesResponse. A replica of a shared GPU ("GPU-…::3") counts as the GPU."""
+    result: dict[str, dict[Allotment, None]] = {}
     for pod in _messages(message, 1):
         name, namespace = _text(pod, 1), _text(pod, 2)
         for container in _messages(pod, 3):
@@ -29,19 +38,19 @@ def parse(message: bytes) -> dict[str, tuple[Allotment, ...]]:
             for devices in _messages(container, 2):
                 for device in _messages(devices, 2):
                     identifier = device.decode("utf-8", "replace").partition("::")[0]
-                    found.setdefault(identifier, {})[allotment] = None
-    return {device: tuple(allotments) for device, allotments in found.items()}
+                    result.setdefault(identifier, {})[allotment] = None
+    return {device: tuple(allotments) for device, allotments in result.items()}
 
 
 def of_device(
     allotments: Mapping[str, tuple[Allotment, ...]], *, uuid: str, minor: int | None = None
 ) -> tuple[Allotment, ...]:
-    """NVIDIA's device plugin names devices by UUID, GKE's by the number of the device file."""
+    """Return a device's containers: NVIDIA's plugin names devices by UUID, GKE's by the number of the device file."""
     return allotments.get(uuid, ()) or allotments.get(f"nvidia{minor}", ())
 
 
 def _messages(message: bytes, number: int) -> Iterator[bytes]:
-    """The fields of this number that have a length: strings and messages."""
+    """Yield the strings and messages of this field number."""
     return (value for field, value in _fields(message) if field == number)
 
 
@@ -50,7 +59,7 @@ def _text(message: bytes, number: int) -> str:
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, bytes]]:
-    """Protobuf's wire format; numbers are skipped."""
+    """Yield the fields of protobuf's wire format; numbers are skipped."""
     at = 0
     while at < len(message):
         tag, at = _varint(message, at)

@@ -1,7 +1,7 @@
-"""Whose a process is: from /proc (its cgroup, its pid in there, some of its environment) and the kubelet.
+"""Finds the owner of a process: by /proc (its cgroup, its pid inside, some of its environment) and the kubelet.
 
-It needs the host's pids, which are what NVML gives: `hostPID: true` on Kubernetes. The environment can be read of
-processes of the same user; of others only with CAP_SYS_PTRACE. Where it cannot be read, the pod's uid (cgroup) remains.
+NVML gives the host's pids, so this needs them: `hostPID: true` on Kubernetes. Environments of other users can be read
+only with CAP_SYS_PTRACE; without them the pod's uid (from the cgroup) remains.
 """
 
 import re
@@ -9,21 +9,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sdp.exporter.readings import Allotment, Owner
+from sdp.exporter.podresources import Allotment
 
 MAX_LABEL = 128
 """Characters of a name that a process gives itself; longer ones are cut."""
 MAX_ENVIRONMENT = 1 << 20
 WANTED = frozenset(
     {
-        "RAY_CLUSTER_NAME",
-        "RAY_NODE_TYPE_NAME",  # KubeRay: the worker group
-        "RAY_CLOUD_INSTANCE_ID",  # KubeRay: the pod's name
-        "FQ_RAY_IP",  # KubeRay, in workers: the head's service, and so the namespace
-        "POD_NAME",
-        "POD_NAMESPACE",
-        "HOSTNAME",
-        "KUBERNETES_SERVICE_HOST",
+        # KubeRay's: cluster, worker group, pod, and the head's service, which has the namespace
+        *("RAY_CLUSTER_NAME", "RAY_NODE_TYPE_NAME", "RAY_CLOUD_INSTANCE_ID", "FQ_RAY_IP"),
+        *("POD_NAME", "POD_NAMESPACE", "HOSTNAME", "KUBERNETES_SERVICE_HOST"),
     }
 )
 """The only variables that are kept of an environment, which holds secrets as well."""
@@ -40,9 +35,24 @@ class Cgroup:
     container_id: str = ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Owner:
+    """The owner of a process, as far as it is known."""
+
+    container_pid: str = ""
+    process: str = ""
+    namespace: str = ""
+    pod: str = ""
+    pod_uid: str = ""
+    container: str = ""
+    container_id: str = ""
+    ray_cluster: str = ""
+    ray_group: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What /proc says of a process."""
+    """A process's properties from /proc."""
 
     name: str = ""
     container_pid: str = ""
@@ -53,7 +63,7 @@ class Facts:
 
 
 def parse_cgroup(text: str) -> Cgroup:
-    """Of /proc/PID/cgroup, of either version and of every runtime: docker, containerd, CRI-O; cgroupfs or systemd.
+    """Read /proc/PID/cgroup, of either version and every runtime: docker, containerd, CRI-O; cgroupfs or systemd.
 
     With version 2 and a cgroup namespace the path is relative and may lead upwards; the pod is in it all the same.
     A Kubernetes inside a container (kind) shows an outer container first: the pod's is below the pod.
@@ -72,32 +82,32 @@ def parse_cgroup(text: str) -> Cgroup:
 
 
 def parse_environment(raw: bytes) -> dict[str, str]:
-    """The wanted variables of /proc/PID/environ."""
-    found = {}
+    """Return the wanted variables of /proc/PID/environ."""
+    result = {}
     for entry in raw.split(b"\0"):
         name, separator, value = entry.partition(b"=")
         key = name.decode("ascii", "replace")
         if separator and key in WANTED:
-            found[key] = as_label(value.decode("utf-8", "replace"))
-    return found
+            result[key] = as_label(value.decode("utf-8", "replace"))
+    return result
 
 
 def as_label(text: str) -> str:
-    """Printable and not endless, whatever the process put there."""
+    """Return the printable characters, cut: the process chose the text."""
     return "".join(c for c in text if c.isprintable())[:MAX_LABEL]
 
 
 def pid_inside(status: str) -> str:
-    """The pid that the process sees itself: the innermost of the line NSpid in /proc/PID/status."""
-    found = re.search(r"^NSpid:.*?(\d+)\s*$", status, re.MULTILINE)
-    return found[1] if found else ""
+    """Return the pid that the process sees itself: the innermost of the line NSpid in /proc/PID/status."""
+    match = re.search(r"^NSpid:.*?(\d+)\s*$", status, re.MULTILINE)
+    return match[1] if match else ""
 
 
 def owner_of(facts: Facts | None, allotted: Sequence[Allotment]) -> Owner:
-    """Put together what the process says and to whom the kubelet has given the device.
+    """Combine a process's own properties and the containers to which the kubelet has allotted its device.
 
-    The kubelet's word counts for processes in pods only; where a device is shared, or the process names another pod,
-    for the pod that it names: a monitoring agent on the same GPU is not the trainer's.
+    The kubelet counts for processes in pods only. If a device is shared, or the process names another pod, it counts
+    for the pod that the process names: a monitoring agent on the same GPU is not the trainer's.
     """
     if facts is None:
         return Owner()
@@ -126,27 +136,27 @@ def owner_of(facts: Facts | None, allotted: Sequence[Allotment]) -> Owner:
 
 
 class Processes:
-    """Looks processes up in /proc, each one once: what is asked here does not change while a process lives."""
+    """Looks processes up in /proc, each one once: these properties do not change while a process lives."""
 
     def __init__(self, proc: Path) -> None:
         self._proc = proc
         self._known: dict[tuple[int, str], Facts] = {}
 
     def look_up(self, pids: Iterable[int]) -> dict[int, Facts | None]:
-        """None for a process that is hidden, not there, or gone before all of it was read."""
-        found: dict[int, Facts | None] = {}
+        """Return each process's properties; None if it is hidden, absent, or gone before all of it was read."""
+        result: dict[int, Facts | None] = {}
         known: dict[tuple[int, str], Facts] = {}
         for pid in pids:
-            found[pid] = None
+            result[pid] = None
             try:
-                # The time it started: a pid alone may be another process's by now.
+                # With the start time: the pid alone may be another process's by now.
                 key = (pid, _start_time((self._proc / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")))
                 facts = self._known.get(key) or self._read(pid)
             except (FileNotFoundError, ProcessLookupError, PermissionError):
                 continue
-            known[key] = found[pid] = facts
+            known[key] = result[pid] = facts
         self._known = known
-        return found
+        return result
 
     def _read(self, pid: int) -> Facts:
         folder = self._proc / str(pid)

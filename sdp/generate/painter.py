@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from sdp.device import choose_device
 from sdp.errors import DatasetError, ModelError, SdpError, one_line
 from sdp.generate.sample import Networks, Sampling, Text, denoise, develop
 from sdp.generate.source import Drawer
@@ -71,7 +72,7 @@ def load_painter(
     options: StorageOptions | None = None,
 ) -> Painter:
     """A painter with the networks that were chosen, on this process's GPU if it has one."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = choose_device()
     dtype = _DTYPES[precision] if device.type == "cuda" else torch.float32
     path = sources.resolve(drawer.model, storage=options).path
     unet = _load_unet(drawer, path).eval().requires_grad_(False).to(device)

@@ -1,5 +1,14 @@
-"""Jobs on a Kubernetes cluster from wherever one sits: submit, status, logs, stop and doctor.
+"""Jobs on a Kubernetes cluster from any machine with a kubeconfig: submit, status, logs, stop and doctor.
 
-Plain functions on plain JSON in the middle (rayjob, state, quantity, placing), the API server and Ray's dashboard at
-the edges (access, wire, api, dashboard). Every call to the outside has a deadline.
+Plain functions on plain JSON (rayjob, state), with the API server (access, api) and Ray's job API (dashboard) at the
+edges. Every request has a timeout.
 """
+
+from collections.abc import Callable
+from typing import Any
+
+Object = dict[str, Any]
+"""A Kubernetes object as JSON."""
+
+Say = Callable[[str], None]
+"""Tells the person at the terminal one line."""

@@ -1,7 +1,7 @@
 """`python -m sdp.kube.allreduce`: how fast the GPUs of several nodes add up a tensor, which is what a step waits for.
 
-What `sdp doctor --all-reduce` runs on the cluster. It takes whole nodes, one process a GPU, and says what NCCL went
-through: a cluster whose NCCL has not found EFA trains at a third of its speed, and nothing else tells.
+`sdp doctor --all-reduce` runs it on the cluster. It takes whole nodes, one process a GPU, and reports the network that
+NCCL used: a cluster whose NCCL has not found EFA trains at a third of its speed, and nothing else shows it.
 """
 
 import argparse
@@ -25,66 +25,54 @@ MEASURE_S = 600.0
 _NETWORK = re.compile(r"Using network (.+?)\s*$", re.MULTILINE)
 
 
-class NoRoom(SdpError):
-    """The nodes did not come in time."""
-
-
-class Broken(SdpError):
-    """It was begun and did not end."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Figures:
-    """What was measured."""
+class AllReduce:
+    """A measured all-reduce."""
 
     nodes: int
     gpus: int
-    """Of all nodes together; 0 where processors did it."""
+    """Of all nodes together; 0 where CPUs did it."""
     megabytes: int
     seconds: float
     """Of one all-reduce."""
     gb_per_s: float
-    """Over the slowest link, whatever the number of ranks: the tensor's size by the time, times 2 (n - 1) / n."""
+    """Over the slowest link, whatever the number of ranks: size / time × 2 (n - 1) / n."""
     network: str
-    """What NCCL says that it went through; empty where it did not say, or where there is no NCCL."""
+    """The network that NCCL reported; empty where there is none, or no NCCL."""
     memlock: str
-    """The least that a process may lock of its memory, as `ulimit -l` says it: KiB, or unlimited. EFA locks a lot."""
+    """The lowest `ulimit -l` of the processes: KiB, or unlimited. EFA locks a lot of memory."""
 
     def __str__(self) -> str:
-        who = f"{self.nodes} nodes, {self.gpus} GPUs" if self.gpus else f"{self.nodes} nodes, processors alone"
-        through = f", through {self.network}" if self.network else ""
-        took = f"{self.seconds * 1e3:.3g} ms"
-        return (
-            f"all-reduce of {self.megabytes} MB: {self.gb_per_s:.3g} GB/s "
-            f"({who}, {took}{through}; ulimit -l: {self.memlock})"
-        )
+        where = f"{self.nodes} nodes, {f'{self.gpus} GPUs' if self.gpus else 'processors alone'}"
+        took = f"{self.seconds * 1e3:.3g} ms{f', through {self.network}' if self.network else ''}"
+        rate = f"all-reduce of {self.megabytes} MB: {self.gb_per_s:.3g} GB/s"
+        return f"{rate} ({where}, {took}; ulimit -l: {self.memlock})"
 
 
 def bus_rate(size: int, seconds: float, ranks: int) -> float:
-    """GB/s over the slowest link: each rank has to send and receive all but its own share, twice."""
+    """Return GB/s over the slowest link: each rank sends and receives all but its own share, twice."""
     return size / seconds * 2 * (ranks - 1) / ranks / 1e9
 
 
 def network_of(log: str) -> str:
-    """The network that NCCL's log says it uses."""
-    found = _NETWORK.findall(log)
-    return str(found[-1]) if found else ""
+    """Return the network that NCCL uses, by its log."""
+    return str((_NETWORK.findall(log) or [""])[-1])
 
 
 def memory_lock() -> str:
-    """What this process may lock of its memory, as `ulimit -l` says it."""
+    """Return what this process may lock of its memory, as `ulimit -l` prints it."""
     import resource
 
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     return UNLIMITED if soft == resource.RLIM_INFINITY else str(soft // 1024)
 
 
-def least_lock(told: Sequence[str]) -> str:
-    """The least of several."""
-    return min(told, key=lambda each: float("inf") if each == UNLIMITED else float(each))
+def least_lock(limits: Sequence[str]) -> str:
+    """Return the lowest of several limits."""
+    return min(limits, key=lambda each: float("inf") if each == UNLIMITED else float(each))
 
 
-def measure(nodes: int, gpus: int, accelerator: str | None, megabytes: int, wait_s: float) -> Figures:
+def measure(nodes: int, gpus: int, accelerator: str | None, megabytes: int, wait_s: float) -> AllReduce:
     """Take whole nodes of the connected cluster and measure between them; `gpus` is of each, 0 uses processors."""
     import ray
     from ray.exceptions import RayError
@@ -99,7 +87,7 @@ def measure(nodes: int, gpus: int, accelerator: str | None, megabytes: int, wait
     try:
         if not group.wait(wait_s):
             kind = f" with {gpus} {accelerator or 'GPUs'}" if gpus else ""
-            raise NoRoom(
+            raise SdpError(
                 f"all-reduce: {nodes} nodes{kind} did not come within {wait_s:.0f} s; see sdp status and the groups"
             )
         ranks = [
@@ -113,37 +101,34 @@ def measure(nodes: int, gpus: int, accelerator: str | None, megabytes: int, wait
             for number in range(nodes * each)
         ]
         address = ray.get(ranks[0].address.remote(), timeout=wait_s)
-        told = ray.get([rank.run.remote(address, megabytes) for rank in ranks], timeout=MEASURE_S)
+        results = ray.get([rank.run.remote(address, megabytes) for rank in ranks], timeout=MEASURE_S)
     except RayError as error:
         raise failure(error) from error
     finally:
         remove_placement_group(group)
-    seconds = max(each[0] for each in told)
-    rate = bus_rate(megabytes * 1_000_000, seconds, nodes * each)
-    return Figures(
+    seconds = max(result[0] for result in results)
+    return AllReduce(
         nodes=nodes,
         gpus=nodes * gpus,
         megabytes=megabytes,
         seconds=seconds,
-        gb_per_s=rate,
-        network=told[0][1],
-        memlock=least_lock([each[2] for each in told]),
+        gb_per_s=bus_rate(megabytes * 1_000_000, seconds, nodes * each),
+        network=results[0][1],
+        memlock=least_lock([result[2] for result in results]),
     )
 
 
 def failure(error: Exception) -> SdpError:
-    """What Ray says of processes that failed, as one line: ours as it is, anybody else's last line."""
+    """Return the error of processes that failed: ours as it is, of any other the last line."""
     from ray.exceptions import GetTimeoutError, RayTaskError
 
     if isinstance(error, RayTaskError) and isinstance(error.cause, SdpError):
         return error.cause
     if isinstance(error, GetTimeoutError):
-        return Broken(
-            f"all-reduce: it has not ended within {MEASURE_S:.0f} s; look at the nodes' network and their GPUs"
-        )
+        return SdpError(f"all-reduce: not ended within {MEASURE_S:.0f} s; look at the nodes' network and their GPUs")
     words = error.cause if isinstance(error, RayTaskError) else error
     lines = [line for line in str(words).splitlines() if line.strip()] or [type(words).__name__]
-    return Broken(f"all-reduce: a process failed: {one_line(lines[-1], 400)}; the nodes' logs may say more")
+    return SdpError(f"all-reduce: a process failed: {one_line(lines[-1], 400)}; the nodes' logs may say more")
 
 
 class _Rank:
@@ -153,7 +138,7 @@ class _Rank:
         self._number, self._count = number, count
 
     def address(self) -> str:
-        """Where the ranks are to meet: here."""
+        """Return the address where the ranks meet: here."""
         import socket
 
         import ray.util
@@ -164,13 +149,13 @@ class _Rank:
             return f"{util.get_node_ip_address()}:{probe.getsockname()[1]}"
 
     def run(self, address: str, megabytes: int) -> tuple[float, str, str]:
-        """Seconds of one all-reduce, what NCCL went through, and what memory may be locked here."""
+        """Return the seconds of one all-reduce, NCCL's network, and what memory may be locked here."""
         from sdp.train.network import network_error
 
         try:
             return *self._run(address, megabytes), memory_lock()
         except RuntimeError as error:
-            # Here, since it is the workers' pods that say which network NCCL has to take.
+            # Here, since the workers' pods name the network that NCCL has to use.
             known = network_error(error)
             if known is None:
                 raise
@@ -211,7 +196,7 @@ class _Rank:
 
 
 def _settled(tensor: Any) -> None:
-    """Wait for what was asked of a GPU."""
+    """Wait for the GPU."""
     if tensor.is_cuda:
         import torch
 
@@ -219,7 +204,7 @@ def _settled(tensor: Any) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Measure as the command line says, and print a line, or JSON."""
+    """Measure as the command line says, and print the result."""
     parser = argparse.ArgumentParser(prog="python -m sdp.kube.allreduce", description=__doc__.partition("\n")[0])
     parser.add_argument("--nodes", type=int, default=2)
     parser.add_argument("--gpus", type=int, default=0, help="of each node; 0 uses processors")
@@ -227,18 +212,17 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--megabytes", type=int, default=1000)
     parser.add_argument("--wait", type=float, default=1800.0, help="seconds for the nodes to come")
     parser.add_argument("--json", action="store_true")
-    given = parser.parse_args(arguments)
+    args = parser.parse_args(arguments)
     try:
-        if given.nodes < 2 or given.gpus < 0 or given.megabytes < 1:
-            raise UserError(
-                f"all-reduce: expected 2 nodes or more and 1 MB or more, got {given.nodes} and {given.megabytes}"
-            )
+        if args.nodes < 2 or args.gpus < 0 or args.megabytes < 1:
+            got = f"{args.nodes} and {args.megabytes}"
+            raise UserError(f"all-reduce: expected 2 nodes or more and 1 MB or more, got {got}")
         cluster.connect()
-        figures = measure(given.nodes, given.gpus, given.accelerator, given.megabytes, given.wait)
+        result = measure(args.nodes, args.gpus, args.accelerator, args.megabytes, args.wait)
     except SdpError as error:
         sys.stderr.write(f"{error}\n")
         return error.exit_code
-    sys.stdout.write((json.dumps(asdict(figures)) if given.json else str(figures)) + "\n")
+    sys.stdout.write(f"{json.dumps(asdict(result)) if args.json else result}\n")
     return 0
 
 

@@ -1,84 +1,105 @@
-"""The API server: what is asked of it, as plain JSON, within deadlines, and its refusals as one line."""
+"""The API server through the official client: plain JSON in and out, a timeout on everything, errors as one line."""
 
-import email.utils
-import http.client
+import contextlib
 import json
+import ssl
 import threading
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
-from urllib.parse import quote, urlencode
+from typing import Any
+from urllib.parse import quote, urlsplit
 
-from sdp.errors import UserError
-from sdp.kube import wire
+from sdp.errors import SdpError, UserError, one_line
+from sdp.kube import Object
 from sdp.kube.access import Access
-from sdp.kube.answers import Forbidden, Unreachable, explain
-from sdp.kube.wire import Endpoint, Failures, ForwardedPort, HandshakeRefused, Timing
-
-Object = dict[str, Any]
-T = TypeVar("T")
 
 RAY = "/apis/ray.io/v1"
+OPERATOR_HINT = "install the KubeRay operator, 1.7 or later, and its CRDs"
 _PAGE = 500
+_MAY_PASS = (429, 500, 502, 503, 504)
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """An answer below 400."""
-
-    data: Any
-    ahead_s: float | None
-    """How far our clock is ahead of the server's, to about a second; None where it did not say."""
+class Unreachable(SdpError):
+    """No answer, none in time, or a passing error: trying again may help."""
 
 
-class Stream:
-    """An answer that is still being written."""
+class Forbidden(UserError):
+    """These credentials may not do that."""
 
-    def __init__(self, connection: http.client.HTTPConnection, sock: Any, answer: http.client.HTTPResponse) -> None:
-        self._connection, self._sock, self._answer = connection, sock, answer
 
-    def read(self) -> bytes:
-        """The next bytes, as soon as there are any; b"" at the end."""
-        return self._answer.read1(65_536)
+class Missing(UserError):
+    """There is no such object."""
 
-    def line(self) -> bytes:
-        return self._answer.readline()
 
-    def hang_up(self) -> None:
-        """End it, from any thread: whoever reads is told at once."""
-        wire.hang_up(self._sock)
+class NoSuchKind(UserError):
+    """The cluster does not serve this kind of object: a CRD is missing."""
 
-    def close(self) -> None:
-        self._answer.close()
-        self._connection.close()
-        self._sock.close()
 
-    def __enter__(self) -> "Stream":
-        return self
+class AlreadyThere(UserError):
+    """There is an object of that name."""
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """Timeouts and pauses, in seconds."""
+
+    connect_s: float = 10.0
+    answer_s: float = 30.0
+    attempts: int = 3
+    """Of requests that only read."""
+    first_pause_s: float = 0.5
+    longest_pause_s: float = 10.0
+    watch_s: float = 30.0
+    """How long one watch lasts before the state is read anew."""
+    quiet_s: float = 60.0
+    """A log's connection without a byte for so long is replaced."""
+    lost_s: float = 900.0
+    """A job is followed for so long without an answer from the API server."""
+    closing_s: float = 60.0
+    """For the last lines of a job that has ended."""
+
+    def pause(self, attempt: int) -> float:
+        return min(self.longest_pause_s, self.first_pause_s * 2.0**attempt)
+
+
+def pause(seconds: float) -> None:
+    """Wait for somebody else's recovery, which nobody announces."""
+    threading.Event().wait(seconds)
 
 
 class Api:
     """One cluster's API server, and a namespace in it. Safe to share between threads."""
 
     def __init__(self, access: Access, namespace: str | None = None, timing: Timing | None = None) -> None:
+        import kubernetes
+        import urllib3
+
+        library: Any = kubernetes  # it comes without types
         self.context = access.context
         self.namespace = namespace or access.namespace
         self.timing = timing or Timing()
-        self._endpoint: Endpoint = access.endpoint
-        self._idle: list[http.client.HTTPConnection] = []
-        self._lock = threading.Lock()
+        self._settings = access.configuration
+        self._settings.retries = urllib3.Retry(
+            self.timing.attempts - 1,
+            allowed_methods=["GET"],
+            status_forcelist=_MAY_PASS,
+            backoff_factor=self.timing.first_pause_s,
+            backoff_max=self.timing.longest_pause_s,
+            raise_on_status=False,
+        )
+        client = library.client.ApiClient(self._settings)
+        self._tls = _tls(self._settings)
+        client.rest_client.pool_manager.connection_pool_kw["ssl_context"] = self._tls
+        # Paths are known here, and discovery would cost each command two more requests.
+        self._client = library.dynamic.DynamicClient(client, discoverer=lambda *_: None)
 
     # --- objects ---
 
     def get(self, path: str, **query: str) -> Any:
-        return self.ask("GET", path, query).data
+        return self._json("GET", path, query)
 
     def list(self, path: str, **query: str) -> "list[Object]":
-        """All items of a collection, page by page."""
+        """Return all items of a collection, read page by page."""
         items: list[Object] = []
         more: dict[str, str] = {}
         while True:
@@ -90,167 +111,171 @@ class Api:
             more = {"continue": token}
 
     def post(self, path: str, body: Object) -> Any:
-        return self.ask("POST", path, {}, body).data
+        return self._json("POST", path, body=body)
 
     def delete(self, path: str) -> None:
-        """In the background: what depends on the object goes after it."""
-        self.ask("DELETE", path, {"propagationPolicy": "Background"})
+        """Delete an object, and in the background what depends on it."""
+        self._json("DELETE", path, {"propagationPolicy": "Background"})
 
     def mine(self, kind: str, name: str = "", group: str = RAY) -> str:
-        """The path of a kind of object, or of one, in our namespace."""
+        """Return the path of a kind of object, or of one, in our namespace."""
         path = f"{group}/namespaces/{quote(self.namespace, safe='')}/{kind}"
         return f"{path}/{quote(name, safe=':')}" if name else path
 
     def changed(self, path: str, item: Object, seconds: float) -> None:
-        """Wait until an object of a collection is another than the one given, at the longest for so many seconds."""
-        about = item["metadata"]
-        query = {
-            "watch": "true",
-            "fieldSelector": f"metadata.name={about['name']}",
-            "resourceVersion": about.get("resourceVersion", ""),
-            "timeoutSeconds": str(max(1, round(seconds))),
-        }
+        """Wait until an object of a collection differs from the one given, for at most so many seconds."""
+        from kubernetes.watch import Watch
+
+        watch: Any = Watch
+        events = watch().stream(
+            self._client.request,
+            "GET",
+            path,
+            serialize=False,
+            field_selector=f"metadata.name={item['metadata']['name']}",
+            resource_version=item["metadata"].get("resourceVersion", ""),
+            timeout_seconds=max(1, round(seconds)),
+            _request_timeout=(self.timing.connect_s, seconds + self.timing.answer_s),
+        )
         try:
-            with self.stream(path, query, quiet_s=seconds + self.timing.answer_s) as stream:
-                event = json.loads(stream.line() or b"{}")
-        except Forbidden:  # to watch; looking now and then is allowed
-            wire.pause(min(seconds, 5.0))
-            return
-        except (Unreachable, *Failures, ValueError):
-            event = {"type": "ERROR"}
-        if event.get("type") == "ERROR":  # such as a version that is too old to be watched from
-            wire.pause(min(seconds, 1.0))
+            with contextlib.closing(events), self.explained("GET", path):
+                next(events, None)
+        except Forbidden:  # to watch; reading now and then is allowed
+            pause(min(seconds, 5.0))
+        except SdpError:  # such as a version that is too old to be watched from
+            pause(min(seconds, 1.0))
 
-    # --- HTTP ---
+    # --- requests ---
 
-    def ask(self, method: str, path: str, query: Mapping[str, str] | None = None, body: Object | None = None) -> Reply:
-        """One request and its answer. What only reads is tried again when the connection breaks."""
-        target = self._target(path, query)
-        payload = None if body is None else json.dumps(body).encode()
-        if method == "GET":
-            return self._persist(lambda: self._once(method, target, payload))
-        return self._guarded(lambda: self._once(method, target, payload))
-
-    def stream(self, path: str, query: Mapping[str, str], quiet_s: float) -> Stream:
-        """An answer to be read as it is written; a silence of `quiet_s` is an error."""
-
-        def begin() -> Stream:
-            connection, sock = self.send("GET", f"{path}?{urlencode(query)}", {}, quiet_s)
-            answer = connection.getresponse()
-            if answer.status >= 400:
-                error = explain("GET", path, answer.status, answer.read())
-                connection.close()
-                raise error
-            return Stream(connection, sock, answer)
-
-        return self._guarded(begin)
-
-    def forward(self, pod: str, port: int) -> ForwardedPort:
-        """A connection to a port of a pod of our namespace. The right to it: create pods/portforward."""
-        path = self._target(f"{self.mine('pods', pod, '/api/v1')}/portforward", {"ports": str(port)})
-        return self._guarded(lambda: self._forward(path))
-
-    def _forward(self, path: str) -> ForwardedPort:
-        sock = wire.dial(self._endpoint, self.timing)
-        try:
-            return ForwardedPort.open(sock, path, {**self._endpoint.credentials(), **self._host()})
-        except HandshakeRefused as refusal:
-            sock.close()
-            raise explain("GET", path, refusal.status, refusal.body) from refusal
-        except BaseException:
-            sock.close()
-            raise
-
-    def _target(self, path: str, query: Mapping[str, str] | None) -> str:
-        return self._endpoint.base + path + (f"?{urlencode(query)}" if query else "")
-
-    def _host(self) -> dict[str, str]:
-        return {"Host": wire.host_header(self._endpoint)}
-
-    def send(
-        self, method: str, path: str, headers: Mapping[str, str], quiet_s: float
-    ) -> tuple[http.client.HTTPConnection, Any]:
-        """Send a request on a connection of its own, whose answer is to be read as it comes."""
-        connection = self._dial()
-        sock = connection.sock
-        try:
-            ours = {**self._endpoint.credentials(), **self._host(), **headers}
-            connection.request(method, self._endpoint.base + path, headers=ours)
-            sock.settimeout(quiet_s)
-        except BaseException:
-            connection.close()
-            raise
-        return connection, sock
-
-    def _once(self, method: str, target: str, payload: bytes | None) -> Reply:
-        headers = {"Accept": "application/json", **self._endpoint.credentials(), **self._host()}
-        if payload is not None:
-            headers["Content-Type"] = "application/json"
-        connection = self._reused() if method == "GET" else None
-        if connection is not None:
+    def _json(self, method: str, path: str, query: Mapping[str, str] | None = None, body: Object | None = None) -> Any:
+        with self.explained(method, path):
+            response = self.response(method, path, query, body)
             try:
-                return self._exchange(connection, method, target, payload, headers)
-            except Failures:
-                connection.close()  # the server may have had enough of it meanwhile, which says nothing
-        return self._exchange(self._dial(), method, target, payload, headers)
+                return json.loads(response.data)
+            except ValueError:
+                host = urlsplit(self._settings.host).netloc
+                raise UserError(
+                    f"kubernetes: {host}: expected an API server, its answer is no JSON; check KUBECONFIG"
+                ) from None
 
-    def _exchange(
-        self, connection: http.client.HTTPConnection, method: str, target: str, payload: bytes | None, headers: Any
-    ) -> Reply:
+    def response(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str] | None = None,
+        body: Object | None = None,
+        *,
+        headers: Mapping[str, str] | None = None,
+        quiet_s: float | None = None,
+    ) -> Any:
+        """Send a request; returns urllib3's response, to be read as it arrives. The client's errors are not explained.
+
+        A silence of `quiet_s` is an error.
+        """
+        return self._client.request(
+            method,
+            path,
+            body=body,
+            serialize=False,
+            query_params=list((query or {}).items()),
+            header_params=dict(headers or {}),
+            _request_timeout=(self.timing.connect_s, quiet_s or self.timing.answer_s),
+        )
+
+    def forward(self, pod: str, port: int) -> Any:
+        """Return urllib3's connection pool over a port of a pod. Needs the right to create pods/portforward."""
+        import websocket
+        from kubernetes.stream import ws_client
+
+        from sdp.kube.forward import ForwardedPort
+
+        path = f"{self.mine('pods', pod, '/api/v1')}/portforward"
+        url = f"{self._settings.host}{path}?ports={port}".replace("http", "ws", 1)
+        headers = [f"{each['key']}: {each['value']}" for each in self._settings.auth_settings().values()]
+        stream: Any = ws_client
+        proxy = stream.websocket_proxycare({}, self._settings, url, {})
+        # The client's own create_websocket would wait for ever.
+        socket: Any = websocket.WebSocket(
+            sslopt={"context": self._tls, "server_hostname": self._settings.tls_server_name}
+        )
+        with self.explained("GET", path):
+            protocol = "Sec-WebSocket-Protocol: v4.channel.k8s.io"
+            socket.connect(url, header=[protocol, *headers], timeout=self.timing.answer_s, **proxy)
+        return ForwardedPort(socket, port)
+
+    @contextlib.contextmanager
+    def explained(self, method: str, path: str) -> Iterator[None]:
+        """Turn the clients' errors into ours, of one line each."""
+        from kubernetes.client.exceptions import ApiException
+        from urllib3.exceptions import HTTPError
+        from websocket import WebSocketBadStatusException, WebSocketException
+
         try:
-            before = time.time()
-            connection.request(method, target, payload, headers)
-            answer = connection.getresponse()
-            between = (before + time.time()) / 2
-            content = answer.read()
-        except BaseException:
-            connection.close()
-            raise
-        if answer.will_close:
-            connection.close()
-        else:
-            with self._lock:
-                self._idle.append(connection)
-        if answer.status >= 400:
-            raise explain(method, target, answer.status, content)
-        try:
-            data = json.loads(content) if content else None
-        except ValueError:
-            raise UserError(
-                f"kubernetes: {self._endpoint.host}: expected an API server, its answer is no JSON; check KUBECONFIG"
-            ) from None
-        return Reply(data, _ahead(between, answer.headers.get("Date")))
+            yield
+        except WebSocketBadStatusException as error:
+            raise explain(method, path, error.status_code, error.resp_body) from error
+        except ApiException as error:
+            if error.status:
+                raise explain(method, path, error.status, error.body) from error
+            raise self._unreachable(error.reason) from error
+        except (HTTPError, WebSocketException, OSError) as error:
+            raise self._unreachable(getattr(error, "reason", None) or error) from error
 
-    def _reused(self) -> http.client.HTTPConnection | None:
-        with self._lock:
-            return self._idle.pop() if self._idle else None
-
-    def _dial(self) -> http.client.HTTPConnection:
-        return wire.http_on(wire.dial(self._endpoint, self.timing), self._endpoint.host)
-
-    def _persist(self, call: Callable[[], T]) -> T:
-        """Try again what failed in passing, a few times."""
-        for attempt in range(self.timing.attempts - 1):
-            try:
-                return self._guarded(call)
-            except Unreachable:
-                wire.pause(self.timing.pause(attempt))
-        return self._guarded(call)
-
-    def _guarded(self, call: Callable[[], T]) -> T:
-        try:
-            return call()
-        except Failures as error:
-            where = wire.host_header(self._endpoint)
-            why = str(error) or type(error).__name__
-            raise Unreachable(
-                f"kubernetes: {where} does not answer ({why}); check the network and KUBECONFIG"
-            ) from error
+    def _unreachable(self, reason: object) -> Unreachable:
+        words = one_line(reason).rpartition("): ")[2] or type(reason).__name__
+        host = urlsplit(self._settings.host).netloc
+        return Unreachable(f"kubernetes: {host} does not answer ({words}); check the network and KUBECONFIG")
 
 
-def _ahead(ours: float, date: str | None) -> float | None:
+def explain(method: str, path: str, status: int, body: bytes | str | None) -> SdpError:
+    """Return the error that an answer of 400 or more means."""
+    text = body.decode("utf-8", "replace") if isinstance(body, bytes) else body or ""
+    data = status_object(text)
+    words = one_line(data.get("message") or text) or f"answer {status}"
+    words = words if len(words) <= 400 else f"{words[:399]}…"
+    if status == 401:
+        return UserError(
+            "kubernetes: the API server does not take these credentials (401); log in again, or take another --context"
+        )
+    if status == 403 and "system:anonymous" in words:
+        return UserError(
+            "kubernetes: no credentials were sent; the login of this context has failed (kubectl would say why)"
+        )
+    if status == 403:
+        return Forbidden(f"kubernetes: {words}; ask for that right, or take another --context or --namespace")
+    if status == 404 and data.get("reason") == "NotFound" and (data.get("details") or {}).get("name"):
+        return Missing(f"kubernetes: {words}")
+    if status == 404:
+        hint = f"; {OPERATOR_HINT}" if path.startswith("/apis/ray.io/") else ""
+        return NoSuchKind(f"kubernetes: this cluster does not serve {path.partition('?')[0]}{hint}")
+    if status == 409 and data.get("reason") == "AlreadyExists":
+        return AlreadyThere(f"kubernetes: {words}")
+    if status == 409 or status in _MAY_PASS or status > 500:
+        return Unreachable(f"kubernetes: {method} {path.partition('?')[0]}: {words} ({status}); try again")
+    return UserError(f"kubernetes: {words} ({status})")
+
+
+def status_object(text: str) -> Object:
+    """Return the `Status` with which the API server describes an error; {} where the text is something else."""
     try:
-        theirs = email.utils.parsedate_to_datetime(date or "")
+        data = json.loads(text)
     except ValueError:
-        return None
-    return ours - (theirs.timestamp() + 0.5)  # a Date has whole seconds: half of one is what it left out
+        return {}
+    return data if isinstance(data, dict) and data.get("kind") == "Status" else {}
+
+
+def _tls(settings: Any) -> ssl.SSLContext:
+    try:
+        context = ssl.create_default_context(cafile=settings.ssl_ca_cert, cadata=settings.ca_cert_data)
+        # Many clusters' own authorities lack what Python 3.13 asks of them by default, and kubectl does not.
+        context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+        if not settings.verify_ssl:
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+        if settings.cert_file:
+            context.load_cert_chain(settings.cert_file, settings.key_file)
+    except (OSError, ssl.SSLError) as error:
+        raise UserError(
+            f"KUBECONFIG: its certificates cannot be used ({error}); kubectl must work with it first"
+        ) from error
+    return context

@@ -1,14 +1,16 @@
-"""Checks of the API server: there, on time, with KubeRay and Prometheus in it, and with our rights."""
+"""Checks of the API server: that it answers, that clocks agree, that KubeRay and Prometheus are there; our rights."""
 
-from collections.abc import Iterator
-from typing import Any
+import email.utils
+import json
+import time
+from collections.abc import Iterator, Sequence
 
-from sdp.kube.answers import OPERATOR_HINT, Forbidden
-from sdp.kube.finding import Finding, failed, ok, warning
-from sdp.kube.site import Site
+from sdp.kube import Object
+from sdp.kube.api import OPERATOR_HINT, Forbidden
+from sdp.kube.site import Finding, Site, failed, ok, warning
 
 SKEW_NOTED_S, SKEW_REFUSED_S = 5.0, 300.0
-"""Tokens and certificates bear a little; logins are often refused from five minutes on, requests to S3 from 15."""
+"""Tokens and certificates bear a little; logins are often refused from 5 minutes on, requests to S3 from 15."""
 OLDEST_OPERATOR = (1, 7)
 
 FIELDS: dict[str, dict[str, tuple[str, ...]]] = {
@@ -20,7 +22,7 @@ FIELDS: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "rayjobs": {"spec": ("submissionMode", "clusterSelector", "runtimeEnvYAML", "entrypoint")},
 }
-"""What the chart and the manifests use of ray.io/v1, and older CRDs silently drop."""
+"""The fields of ray.io/v1 that the chart and the manifests use, and that older CRDs silently drop."""
 
 Right = tuple[str, str, str, str]
 """verb, API group, resource, subresource"""
@@ -37,26 +39,34 @@ USEFUL: tuple[Right, ...] = (("watch", "ray.io", "rayjobs", ""), ("list", "", "e
 
 
 def server(site: Site) -> Iterator[Finding]:
-    """That the API server answers, and that our clocks agree."""
-    reply = site.api.ask("GET", "/version")
+    """Check that the API server answers, and that our clocks agree."""
+    with site.api.explained("GET", "/version"):
+        before = time.time()
+        response = site.api.response("GET", "/version")
+        between = (before + time.time()) / 2
+        version = dict(json.loads(response.data)).get("gitVersion", "of unknown version")
     where = f"context {site.api.context}" if site.api.context else "this pod's cluster"
-    version = (reply.data or {}).get("gitVersion", "of unknown version")
     yield ok("server", f"Kubernetes {version} answers ({where}, namespace {site.api.namespace})")
-    if reply.ahead_s is None:
-        yield warning("clock", "the API server told no time")
-        return
-    off = abs(reply.ahead_s)
-    words = f"{off:.0f} s {'ahead of' if reply.ahead_s > 0 else 'behind'} the API server's"
-    if off > SKEW_REFUSED_S:
-        yield failed("clock", f"this machine's is {words}", "set it: logins and signed requests are refused")
-    elif off > SKEW_NOTED_S:
-        yield warning("clock", f"this machine's is {words}", "let it be set by NTP")
-    else:
-        yield ok("clock", "agrees with the API server's within 5 s")
+    yield judge_clock(between, response.headers.get("Date"))
+
+
+def judge_clock(now: float, date: str | None) -> Finding:
+    """Compare our clock with the server's Date."""
+    try:
+        # A Date has whole seconds: it has left out half of one on average.
+        ahead = now - (email.utils.parsedate_to_datetime(date or "").timestamp() + 0.5)
+    except ValueError:
+        return warning("clock", "the API server told no time")
+    words = f"this machine's is {abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} the API server's"
+    if abs(ahead) > SKEW_REFUSED_S:
+        return failed("clock", words, "set it: logins and signed requests are refused")
+    if abs(ahead) > SKEW_NOTED_S:
+        return warning("clock", words, "let it be set by NTP")
+    return ok("clock", "agrees with the API server's within 5 s")
 
 
 def resources(site: Site) -> Iterator[Finding]:
-    """That ray.io/v1 is served, with the fields that we use."""
+    """Check that ray.io/v1 is served, with the fields that we use."""
     missing = [kind for kind in FIELDS if not site.serves("/apis/ray.io/v1", kind)]
     if missing:
         yield failed("CRDs", f"ray.io/v1 does not have {' and '.join(missing)}", OPERATOR_HINT)
@@ -70,25 +80,22 @@ def resources(site: Site) -> Iterator[Finding]:
             return
         lacking += [f"{kind}: {path}" for path in lacking_fields(crd, wanted)]
     if lacking:
-        yield failed(
-            "CRDs",
-            f"older than the chart: no {', '.join(lacking)}",
-            "apply those of KubeRay 1.7 or later server-side (helm upgrade of the operator leaves CRDs as they are)",
-        )
+        do = "apply those of KubeRay 1.7 or later server-side (helm upgrade of the operator leaves CRDs as they are)"
+        yield failed("CRDs", f"older than the chart: no {', '.join(lacking)}", do)
     else:
         yield ok("CRDs", "ray.io/v1 has RayCluster and RayJob with all that the chart uses")
 
 
-def lacking_fields(crd: dict[str, Any], wanted: dict[str, tuple[str, ...]]) -> list[str]:
-    """The fields that version v1 of a CRD does not have."""
-    versions = {each["name"]: each for each in crd["spec"]["versions"]}
-    if "v1" not in versions or not versions["v1"].get("served", True):
+def lacking_fields(crd: Object, wanted: dict[str, tuple[str, ...]]) -> list[str]:
+    """Return the fields that version v1 of a CRD does not have."""
+    version: Object = next((each for each in crd["spec"]["versions"] if each["name"] == "v1"), {"served": False})
+    if not version.get("served", True):
         return ["v1"]
-    schema = (versions["v1"].get("schema") or {}).get("openAPIV3Schema") or {}
+    schema = (version.get("schema") or {}).get("openAPIV3Schema") or {}
     return [f"{path}.{name}" for path, names in wanted.items() for name in names if name not in _fields(schema, path)]
 
 
-def _fields(schema: dict[str, Any], path: str) -> dict[str, Any]:
+def _fields(schema: Object, path: str) -> Object:
     for part in path.split("."):
         schema = (schema.get("properties") or {}).get(part) or {}
         schema = schema.get("items") or schema
@@ -96,72 +103,63 @@ def _fields(schema: dict[str, Any], path: str) -> dict[str, Any]:
 
 
 def operator(site: Site) -> Iterator[Finding]:
-    """That KubeRay's operator runs, is new enough, and looks after our namespace."""
+    """Check that KubeRay's operator runs, is new enough, and watches our namespace."""
     try:
-        found = site.operators
+        operators, hidden = site.operators, False
     except Forbidden:
-        found = []
-        hidden = True
-    else:
-        hidden = False
-    if not found:
-        yield _without_deployment(site, hidden)
+        operators, hidden = [], True
+    for each in operators:
+        yield _judge_operator(each, site.api.namespace)
+    if operators:
         return
-    for each in found:
-        about = each["metadata"]
-        name = f"{about['namespace']}/{about['name']}"
-        container = each["spec"]["template"]["spec"]["containers"][0]
-        version = _version_of(about, container)
-        if not (each.get("status") or {}).get("availableReplicas"):
-            yield failed("operator", f"{name} does not run", f"kubectl -n {about['namespace']} describe pods")
-        elif version and version[:2] < OLDEST_OPERATOR:
-            yield failed("operator", f"{name} is {_dotted(version)}", "upgrade it to 1.7 or later, its CRDs too")
-        elif not _watches(container, site.api.namespace):
-            yield failed(
-                "operator", f"{name} does not watch namespace {site.api.namespace}", "see its --watch-namespace"
-            )
-        elif version is None:
-            yield warning("operator", f"{name} runs, which version its image does not say", "1.7 or later is needed")
-        else:
-            yield ok("operator", f"{name} runs, version {_dotted(version)}")
-
-
-def _without_deployment(site: Site, hidden: bool) -> Finding:
     cluster = site.cluster_or_none if not site.rendered else None
-    seen = cluster is not None and "observedGeneration" in (cluster.get("status") or {})
-    if seen:
-        return ok("operator", "no deployment of it is to be seen, but it looks after the cluster")
-    if hidden:
-        return warning("operator", "deployments of other namespaces may not be listed, and no cluster shows its work")
-    return failed("operator", "no deployment of KubeRay's operator", OPERATOR_HINT)
+    if cluster is not None and "observedGeneration" in (cluster.get("status") or {}):
+        yield ok("operator", "no deployment of it is to be seen, but it looks after the cluster")
+    elif hidden:
+        yield warning("operator", "deployments of other namespaces may not be listed, and no cluster shows its work")
+    else:
+        yield failed("operator", "no deployment of KubeRay's operator", OPERATOR_HINT)
 
 
-def _version_of(about: dict[str, Any], container: dict[str, Any]) -> tuple[int, ...] | None:
-    """From the image's tag, else from the chart's label."""
+def _judge_operator(deployment: Object, namespace: str) -> Finding:
+    metadata, container = deployment["metadata"], deployment["spec"]["template"]["spec"]["containers"][0]
+    name = f"{metadata['namespace']}/{metadata['name']}"
+    version = version_of(metadata, container)
+    dotted = ".".join(map(str, version or ()))
+    if not (deployment.get("status") or {}).get("availableReplicas"):
+        return failed("operator", f"{name} does not run", f"kubectl -n {metadata['namespace']} describe pods")
+    if version and version[:2] < OLDEST_OPERATOR:
+        return failed("operator", f"{name} is {dotted}", "upgrade it to 1.7 or later, its CRDs too")
+    if not watches(container, namespace):
+        return failed("operator", f"{name} does not watch namespace {namespace}", "see its --watch-namespace")
+    if version is None:
+        return warning("operator", f"{name} runs, which version its image does not say", "1.7 or later is needed")
+    return ok("operator", f"{name} runs, version {dotted}")
+
+
+def version_of(metadata: Object, container: Object) -> tuple[int, ...] | None:
+    """Return the operator's version, from its image's tag, else from the chart's label."""
     tag = container.get("image", "").partition("@")[0].rpartition(":")[2]
-    for text in (tag, (about.get("labels") or {}).get("app.kubernetes.io/version", "")):
+    for text in (tag, (metadata.get("labels") or {}).get("app.kubernetes.io/version", "")):
         parts = text.removeprefix("v").partition("-")[0].split(".")
         if len(parts) >= 2 and all(part.isdigit() for part in parts):
             return tuple(map(int, parts))
     return None
 
 
-def _dotted(version: tuple[int, ...]) -> str:
-    return ".".join(map(str, version))
-
-
-def _watches(container: dict[str, Any], namespace: str) -> bool:
-    arguments = [*(container.get("command") or ()), *(container.get("args") or ())]
-    for number, argument in enumerate(arguments):
-        flag, _, value = argument.lstrip("-").partition("=")
+def watches(container: Object, namespace: str) -> bool:
+    """Return whether the operator's command line lets it watch a namespace."""
+    words = [word for each in ("command", "args") for word in container.get(each) or ()]
+    for word, following in zip(words, [*words[1:], ""], strict=False):
+        flag, _, value = word.lstrip("-").partition("=")
         if flag == "watch-namespace":
-            value = value or (arguments[number + 1] if number + 1 < len(arguments) else "")
+            value = value or following
             return not value or namespace in value.split(",")
     return True
 
 
 def rights(site: Site) -> Iterator[Finding]:
-    """That we may do what submit, logs and stop do; a pod's own account is not the one that does it."""
+    """Check that we may do what submit, logs and stop do; a pod's own account is not the one that does it."""
     if not site.api.context:
         yield ok("rights", "left out: jobs are submitted by people, not by this pod's account")
         return
@@ -179,32 +177,24 @@ def rights(site: Site) -> Iterator[Finding]:
 
 
 def _allowed(site: Site, right: Right) -> bool:
-    verb, group, resource, subresource = right
-    attributes = {"namespace": site.api.namespace, "verb": verb, "group": group, "resource": resource}
-    if subresource:
-        attributes["subresource"] = subresource
-    answer = site.api.post(
-        "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews",
-        {
-            "apiVersion": "authorization.k8s.io/v1",
-            "kind": "SelfSubjectAccessReview",
-            "spec": {"resourceAttributes": attributes},
-        },
-    )
+    attributes = dict(zip(("verb", "group", "resource", "subresource"), right, strict=True))
+    review = {
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SelfSubjectAccessReview",
+        "spec": {"resourceAttributes": {"namespace": site.api.namespace, **attributes}},
+    }
+    answer = site.api.post("/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", review)
     return bool(answer["status"].get("allowed"))
 
 
-def _words(rights: "tuple[Right, ...] | list[Right]", between: str = ", ") -> str:
+def _words(rights: Sequence[Right], between: str = ", ") -> str:
     return between.join(f"{verb} {resource}{f'/{sub}' if sub else ''}" for verb, _, resource, sub in rights)
 
 
 def scraping(site: Site) -> Iterator[Finding]:
-    """That Prometheus can be told what to scrape."""
+    """Check that Prometheus can be told what to scrape."""
     if site.serves("/apis/monitoring.coreos.com/v1", "podmonitors"):
         yield ok("Prometheus", "PodMonitors are known here")
     else:
-        yield warning(
-            "Prometheus",
-            "no PodMonitor CRD: metrics are scraped by nobody",
-            "install kube-prometheus-stack if you want them",
-        )
+        says = "no PodMonitor CRD: metrics are scraped by nobody"
+        yield warning("Prometheus", says, "install kube-prometheus-stack if you want them")

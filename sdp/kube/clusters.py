@@ -1,75 +1,79 @@
 """The RayClusters of a namespace: the one that is meant, and what its pods are given."""
 
 from collections.abc import Iterator
-from typing import Any
 
+from sdp.cluster import ACCELERATOR_LABEL
 from sdp.errors import UserError
-from sdp.kube.answers import Missing
-from sdp.kube.api import Api, Object
-from sdp.kube.rayjob import JOBS_FOLDER, USUAL_CLUSTER
-
-MADE_BY_A_JOB = "RayJob"
+from sdp.kube import Object
+from sdp.kube.api import Api, Missing
+from sdp.kube.rayjob import DEFAULT_CLUSTER, JOBS_FOLDER
 
 
 def find_cluster(api: Api, name: str | None) -> Object:
-    """The RayCluster of this name; without one, `sdp`, or the only one there is."""
+    """Return the RayCluster of this name; without one, `sdp`, or the only one there is."""
     if name is not None:
         try:
-            found: Object = api.get(api.mine("rayclusters", name))
+            cluster: Object = api.get(api.mine("rayclusters", name))
         except Missing as error:
-            raise UserError(f"--cluster: {_none(api, name)}") from error
-        return found
-    there = standing(api)
-    usual = [each for each in there if each["metadata"]["name"] == USUAL_CLUSTER]
-    if len(usual or there) == 1:
-        return (usual or there)[0]
-    if there:
-        names = ", ".join(sorted(each["metadata"]["name"] for each in there))
-        raise UserError(f"--cluster: expected one of the clusters of namespace {api.namespace!r}: {names}")
-    raise UserError(f"--cluster: {_none(api, None)}")
+            raise UserError(f"--cluster: {_none(standing(api), api, repr(name))}") from error
+        return cluster
+    clusters = standing(api)
+    default = [each for each in clusters if each["metadata"]["name"] == DEFAULT_CLUSTER]
+    if len(default or clusters) == 1:
+        return (default or clusters)[0]
+    if clusters:
+        raise UserError(f"--cluster: expected one of the clusters of namespace {api.namespace!r}: {_names(clusters)}")
+    raise UserError(f"--cluster: {_none(clusters, api)}")
 
 
 def standing(api: Api) -> list[Object]:
-    """The clusters that were made to stay, and not by a RayJob for itself."""
-    found = api.list(api.mine("rayclusters"))
-    return [each for each in found if MADE_BY_A_JOB not in {owner["kind"] for owner in _owners(each)}]
+    """Return the clusters that were made to stay, and not by a RayJob for itself."""
+    return [
+        each
+        for each in api.list(api.mine("rayclusters"))
+        if "RayJob" not in {owner["kind"] for owner in each["metadata"].get("ownerReferences") or ()}
+    ]
 
 
-def _owners(item: Object) -> list[dict[str, str]]:
-    return item["metadata"].get("ownerReferences") or []
+def _names(clusters: list[Object]) -> str:
+    return ", ".join(sorted(each["metadata"]["name"] for each in clusters))
 
 
-def _none(api: Api, name: str | None) -> str:
-    names = sorted(each["metadata"]["name"] for each in standing(api))
-    what = f"there is no RayCluster {name!r}" if name else "there is no RayCluster"
-    have = (
-        f"; there are {', '.join(names)}"
-        if names
-        else "; helm install sdp charts/sdp-cluster, or take another --namespace"
-    )
-    return f"{what} in namespace {api.namespace!r}{have}"
+def _none(clusters: list[Object], api: Api, name: str = "") -> str:
+    do = "helm install sdp charts/sdp-cluster, or take another --namespace"
+    have = f"there are {_names(clusters)}" if clusters else do
+    return f"there is no RayCluster{f' {name}' if name else ''} in namespace {api.namespace!r}; {have}"
 
 
-def templates(raycluster: Object) -> Iterator[tuple[str, Object]]:
-    """The pod specs of a cluster by group, the head's first, with what the operator adds to it."""
-    spec = raycluster["spec"]
-    head = dict(spec["headGroupSpec"]["template"]["spec"])
-    if spec.get("enableInTreeAutoscaling"):
-        # The operator's own defaults where the cluster does not say.
-        asked = (spec.get("autoscalerOptions") or {}).get("resources") or {
-            "requests": {"cpu": "500m", "memory": "512Mi"},
-        }
-        head["containers"] = [*head["containers"], {"name": "autoscaler", "resources": asked}]
-    yield "head", head
-    for group in spec.get("workerGroupSpecs") or ():
-        yield group["groupName"], group["template"]["spec"]
+def templates(raycluster: Object | None) -> Iterator[tuple[str, Object]]:
+    """Yield the pod specs of a cluster by group, the head's first."""
+    if raycluster is not None:
+        yield "head", raycluster["spec"]["headGroupSpec"]["template"]["spec"]
+        for group in raycluster["spec"].get("workerGroupSpecs") or ():
+            yield group["groupName"], group["template"]["spec"]
+
+
+def accelerator_of(group: Object) -> str:
+    """Return the accelerator that jobs select a worker group by; empty where it has none."""
+    return str((group.get("labels") or {}).get(ACCELERATOR_LABEL, ""))
+
+
+def pods_wanted(group: Object) -> tuple[int, int]:
+    """Return the fewest and the most pods of a worker group."""
+    hosts = int(group.get("numOfHosts") or 1)
+    least = max(int(group.get("minReplicas") or 0), int(group.get("replicas") or 0))
+    most = int(group.get("maxReplicas") or least)
+    return least * hosts, max(least, most) * hosts
 
 
 def jobs_map(raycluster: Object) -> str | None:
-    """The ConfigMap that the head has at /etc/sdp/jobs; None where nothing is there."""
+    """Return the ConfigMap that the head mounts at /etc/sdp/jobs; None where there is none."""
     pod = raycluster["spec"]["headGroupSpec"]["template"]["spec"]
     mounts = {
-        mount["name"] for each in pod["containers"] for mount in each.get("volumeMounts") or () if _is_jobs(mount)
+        mount["name"]
+        for container in pod["containers"]
+        for mount in container.get("volumeMounts") or ()
+        if mount["mountPath"].rstrip("/") == JOBS_FOLDER
     }
     for volume in pod.get("volumes") or ():
         if volume["name"] in mounts and "configMap" in volume:
@@ -77,21 +81,20 @@ def jobs_map(raycluster: Object) -> str | None:
     return None
 
 
-def _is_jobs(mount: dict[str, Any]) -> bool:
-    return str(mount["mountPath"]).rstrip("/") == JOBS_FOLDER
-
-
 def job_texts(api: Api, raycluster: Object) -> dict[str, str]:
-    """The configurations that a cluster holds, by file name without .yaml."""
+    """Return the configurations that a cluster holds, by file name without .yaml."""
     name = jobs_map(raycluster)
-    if name is None:
-        return {}
-    data = api.get(api.mine("configmaps", name, "/api/v1")).get("data") or {}
+    return yaml_entries(api.get(api.mine("configmaps", name, "/api/v1"))) if name else {}
+
+
+def yaml_entries(config_map: Object) -> dict[str, str]:
+    """Return a ConfigMap's YAML files, by name without .yaml."""
+    data = config_map.get("data") or {}
     return {key.removesuffix(".yaml"): text for key, text in data.items() if key.endswith(".yaml")}
 
 
 def token_secret(raycluster: Object) -> str | None:
-    """The secret that holds the token of a cluster; None where it asks for none."""
+    """Return the secret that holds the token of a cluster; None where it asks for none."""
     auth = raycluster["spec"].get("authOptions")
     if not auth or auth.get("mode", "token") == "disabled":
         return None

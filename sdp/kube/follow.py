@@ -1,32 +1,27 @@
 """Following a job: its state on standard error, its log on standard output, across dropped connections.
 
-The log is read by a thread of its own, which counts the bytes it has handed on: a connection that breaks is made anew
-and continues there. The job does not notice any of it, nor that we stop looking.
+A thread copies the log and counts the bytes it has written: a connection that breaks is replaced and continues at that
+byte. The job notices none of this, nor that we stop following.
 """
 
+import contextlib
 import threading
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from sdp.errors import SdpError
-from sdp.kube import wire
-from sdp.kube.answers import Missing, Unreachable
-from sdp.kube.api import Api, Stream
+from sdp.kube import Say
+from sdp.kube.api import Api, Missing, Unreachable, pause
 from sdp.kube.dashboard import Dashboard
 from sdp.kube.state import JobState, job_state
-from sdp.kube.wire import Failures, Timing
-
-Say = Callable[[str], None]
 
 
 class ReaderGone(Exception):
-    """Whoever read our output has seen enough; no failure of the network's, though it has the same type."""
+    """Whoever read our output has closed it; not a network failure, though it has the same type."""
 
 
-def hand_on(out: BinaryIO, data: bytes) -> None:
-    """Write it, at once."""
+def write_out(out: BinaryIO, data: bytes) -> None:
+    """Write the data at once."""
     try:
         out.write(data)
         out.flush()
@@ -34,131 +29,126 @@ def hand_on(out: BinaryIO, data: bytes) -> None:
         raise ReaderGone from error
 
 
-class LogPump(AbstractContextManager["LogPump"]):
-    """Hands on a job's log, each byte once, until it is told that the job has ended."""
+class LogPump:
+    """Copies a job's log, each byte once, until it is stopped or finished."""
 
-    def __init__(self, dashboard: Dashboard, submission: str, out: BinaryIO, say: Say, timing: Timing) -> None:
-        self.submission = submission
-        self._dashboard, self._out, self._say, self._timing = dashboard, out, say, timing
+    def __init__(self, api: Api, state: JobState, out: BinaryIO, say: Say) -> None:
+        self.submission = state.submission
+        self._dashboard, self._timing = Dashboard(api, state.cluster), api.timing
+        self._out, self._say = out, say
         self.reader_gone = False
-        self._ending = threading.Event()
-        self._given_up = threading.Event()
-        self._lock = threading.Lock()
-        self._stream: Stream | None = None
-        self._seen = 0
-        self._begun: int | None = None
-        self._thread = threading.Thread(target=self._run, name=f"log of {submission}", daemon=True)
+        self._stopping = threading.Event()
+        self._response: Any = None
+        self._written = 0
+        self._start_time: int | None = None
+        self._thread = threading.Thread(target=self._run, name=f"log of {self.submission}", daemon=True)
         self._thread.start()
 
+    def stop(self) -> None:
+        """End the copying, wherever it is."""
+        self._stopping.set()
+        if response := self._response:
+            with contextlib.suppress(OSError, ValueError, RuntimeError):  # it has been closed meanwhile
+                response.shutdown()
+
     def finish(self) -> None:
-        """The job has ended: hand on what is left of its log, for as long as that may take."""
-        self._ending.set()
-        with self._lock:
-            if self._stream:
-                self._stream.hang_up()
+        """Copy what is left of the log of a job that has ended."""
+        from urllib3.exceptions import HTTPError
+
+        self.stop()
         self._thread.join(self._timing.closing_s)
         if self._thread.is_alive():
             self._say("the last lines of the log did not come in time; sdp logs may show them")
-
-    def __exit__(self, *_: object) -> None:
-        """Stop at once, wherever it is."""
-        self._given_up.set()
-        self._ending.set()
-        with self._lock:
-            if self._stream:
-                self._stream.hang_up()
+            return
+        for attempt in range(self._timing.attempts):
+            try:
+                self._copy(follow=False)
+                return
+            except ReaderGone:
+                self.reader_gone = True
+                return
+            except (SdpError, HTTPError, OSError) as error:
+                reason = str(error)
+            pause(self._timing.pause(attempt))
+        self._say(f"the end of the log is missing: {reason}")
 
     def _run(self) -> None:
-        failures, told = 0, ""
-        while not self._given_up.is_set():
-            last = self._ending.is_set()
-            before = self._seen
+        from urllib3.exceptions import HTTPError, TimeoutError
+
+        failures, reported = 0, ""
+        while not self._stopping.is_set():
+            before = self._written
             try:
-                self._once(follow=not last)
-                if last:
-                    return
+                self._copy(follow=True)
                 failures = 0
             except ReaderGone:
                 self.reader_gone = True
                 return
-            except (SdpError, *Failures, ValueError) as error:
-                # ValueError: a stream that was closed while we were reading from it
-                quiet = isinstance(error, TimeoutError) or self._seen > before
+            except (SdpError, HTTPError, OSError, ValueError) as error:  # ValueError: closed while it was read
+                quiet = isinstance(error, TimeoutError) or self._written > before or self._stopping.is_set()
                 failures = 0 if quiet else failures + 1
-                if last and failures >= self._timing.attempts:
-                    self._say(f"the end of the log is missing: {error}")
-                    return
-                if failures > 1 and str(error) != told:
-                    told = str(error)
+                if failures > 1 and str(error) != reported:
+                    reported = str(error)
                     self._say(f"no log just now: {error}")
-            if not last:
-                self._ending.wait(self._timing.pause(failures))
-            elif failures:
-                self._given_up.wait(self._timing.pause(failures))
+            self._stopping.wait(self._timing.pause(failures))
 
-    def _once(self, *, follow: bool) -> None:
-        """Read the log on one connection, from where we are to its end or to a break."""
-        known = self._dashboard.job(self.submission) or {}
-        node, begun = known.get("driver_node_id"), known.get("start_time")
-        if node is None:
+    def _copy(self, *, follow: bool) -> None:
+        """Copy the log on one connection, from where we are to its end or to a break."""
+        job = self._dashboard.job(self.submission) or {}
+        if job.get("driver_node_id") is None:
             raise Unreachable("the head has not begun the job (again)")
-        if self._begun is not None and begun != self._begun:
+        if self._start_time not in (None, job.get("start_time")):
             self._say("the job was submitted to a new head; its log begins again")
-            self._seen = 0
-        self._begun = begun
-        skip = self._seen
-        with self._dashboard.log(self.submission, node, follow=follow) as stream:
-            with self._lock:
-                self._stream = stream
-                if follow and self._ending.is_set():
-                    return
-            try:
-                while chunk := stream.read():
-                    new = chunk[skip:]
-                    skip = max(0, skip - len(chunk))
-                    if new:
-                        hand_on(self._out, new)
-                        self._seen += len(new)
-            finally:
-                with self._lock:
-                    self._stream = None
+            self._written = 0
+        self._start_time = job.get("start_time")
+        skip = self._written
+        with self._dashboard.log(self.submission, job["driver_node_id"], follow=follow) as response:
+            self._response = response
+            while not (follow and self._stopping.is_set()) and (chunk := response.read1(65_536)):
+                new = chunk[skip:]
+                skip = max(0, skip - len(chunk))
+                if new:
+                    write_out(self._out, new)
+                    self._written += len(new)
 
 
 def follow(api: Api, name: str, out: BinaryIO, say: Say) -> int:
-    """Tell what becomes of a job until it has ended; returns its exit code."""
+    """Report what becomes of a job until it has ended; returns its exit code."""
     pump: LogPump | None = None
-    told = ""
+    reported = ""
     try:
         while True:
-            state, rayjob = _look(api, name, say)
+            state, rayjob = _read_job(api, name, say)
             line = f"{name}: {state.state}{f' ({state.message})' if state.message else ''}"
-            if line != told:
-                told = line
+            if line != reported:
+                reported = line
                 say(line)
-            if state.submission and state.state == "running" and (pump is None or pump.submission != state.submission):
-                if pump:
+            over_before_we_looked = state.finished and pump is None and state.started
+            if state.submission and (state.state == "running" or over_before_we_looked):
+                if pump and pump.submission != state.submission:
                     pump.finish()
-                pump = LogPump(Dashboard(api, state.cluster), state.submission, out, say, api.timing)
-            if pump and pump.reader_gone:
-                raise BrokenPipeError
+                    pump = None
+                pump = pump or LogPump(api, state, out, say)
             if state.finished:
                 break
+            if pump and pump.reader_gone:
+                raise BrokenPipeError
             api.changed(api.mine("rayjobs"), rayjob, api.timing.watch_s)
-        if pump is None and state.submission and state.started:  # it was over before we looked
-            pump = LogPump(Dashboard(api, state.cluster), state.submission, out, say, api.timing)
         if pump:
             pump.finish()
+            if pump.reader_gone:
+                raise BrokenPipeError
         return state.exit_code
     except KeyboardInterrupt:
         say(f"the job goes on without us; sdp logs {name} --follow looks again, sdp stop {name} ends it")
         return 130
     finally:
         if pump:
-            pump.__exit__()
+            pump.stop()
 
 
 def wait_until_finished(api: Api, name: str, seconds: float) -> JobState:
-    """The state of a job when it has ended, or after so many seconds."""
+    """Return the state of a job when it has ended, or after so many seconds."""
     deadline = time.monotonic() + seconds
     while True:
         rayjob = api.get(api.mine("rayjobs", name))
@@ -169,8 +159,8 @@ def wait_until_finished(api: Api, name: str, seconds: float) -> JobState:
         api.changed(api.mine("rayjobs"), rayjob, min(left, api.timing.watch_s))
 
 
-def _look(api: Api, name: str, say: Say) -> tuple[JobState, dict[str, object]]:
-    """The job as it is now; a server that does not answer is asked again, up to a deadline."""
+def _read_job(api: Api, name: str, say: Say) -> tuple[JobState, dict[str, Any]]:
+    """Read the job's state; an API server that does not answer is asked again, up to a deadline."""
     lost_at: float | None = None
     attempt = 0
     while True:
@@ -190,5 +180,5 @@ def _look(api: Api, name: str, say: Say) -> tuple[JobState, dict[str, object]]:
                 say(f"{error}; asking again for up to {api.timing.lost_s / 60:.3g} minutes, the job goes on")
             if now - lost_at > api.timing.lost_s:
                 raise Unreachable(f"{error}; given up, sdp logs {name} --follow looks again") from error
-        wire.pause(api.timing.pause(attempt))
+        pause(api.timing.pause(attempt))
         attempt += 1

@@ -1,8 +1,8 @@
-"""`python -m sdp.kube.leave SECONDS`: what the head's pod does before it goes (its preStop).
+"""`python -m sdp.kube.leave SECONDS`: the preStop hook of the head's pod.
 
-Drivers live on the head. Their supervisors are told that the node goes; each stops its job, which makes a last
-checkpoint, and then stays, so that Ray still calls the job running when the head ends: KubeRay submits such a job
-again, and it continues from there. One that had ended would stay as it is.
+Drivers live on the head. The hook tells their supervisors that the node goes; each stops its job, which makes a last
+checkpoint, and stays alive, so that Ray still calls the job running when the head ends: KubeRay submits such a job
+again, and it continues from there. A job that had ended would stay ended.
 """
 
 import math
@@ -18,26 +18,26 @@ from sdp.console import say
 
 PROC = Path("/proc")
 LEAVING = signal.SIGUSR1
-"""What tells a supervisor so."""
+"""The signal that tells a supervisor."""
 
 
 def leave(seconds: float, is_supervisor: Callable[[Sequence[str]], bool] | None = None) -> list[int]:
-    """Have this pod's supervisors stop their jobs and wait until they have; returns those that had not in time."""
+    """Tell this pod's supervisors to stop their jobs and wait for them; returns the pids of those that are late."""
     deadline = time.monotonic() + seconds
-    told = [pid for pid in _processes() if (is_supervisor or supervises)(_words(pid))]
-    for pid in told:
+    pids = [pid for pid in _processes() if (is_supervisor or supervises)(_words(pid))]
+    for pid in pids:
         try:
             os.kill(pid, LEAVING)
         except ProcessLookupError:
             continue
     wait = threading.Event().wait
-    while (busy := [pid for pid in told if _children(pid)]) and time.monotonic() < deadline:
+    while (busy := [pid for pid in pids if _children(pid)]) and time.monotonic() < deadline:
         wait(0.1)
     return busy
 
 
 def supervises(words: Sequence[str]) -> bool:
-    """Whether a command line is a supervisor's own, not that of a shell which started one."""
+    """Return whether a command line is a supervisor's own, not that of a shell which started one."""
     return list(words[1:3]) == ["-m", "sdp.supervisor"]
 
 
@@ -60,7 +60,7 @@ def _children(pid: int) -> list[str]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Leave, within so many seconds."""
+    """Run the hook, within so many seconds."""
     try:
         (word,) = arguments
         seconds = float(word)

@@ -1,4 +1,8 @@
-"""The RayJob of a job: the same object as manifests/JOB.yaml, made from what a person said on the command line."""
+"""The RayJob of a job: the same object as manifests/JOB.yaml, made from the command line.
+
+A configuration that comes with the job travels in an environment variable, since running pods get no new files:
+`sdp submit JOB --config FILE` puts it there, and the supervisor writes it to a file.
+"""
 
 import difflib
 import re
@@ -6,57 +10,58 @@ import secrets
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import yaml
 
 from sdp.errors import UserError
-from sdp.kube.handover import CONFIG_ENV, CONFIG_FLAG
+from sdp.kube import Object
 
-Object = dict[str, Any]
-
+CONFIG_ENV = "SDP_JOB_CONFIG"
+CONFIG_FLAG = "--config-env"
+"""Of the supervisor's command line: the variable to take the configuration from."""
 JOBS_FOLDER = "/etc/sdp/jobs"
-"""Where the chart's cluster has its jobs' configurations."""
+"""Where the pods of the chart's cluster have their jobs' configurations."""
 STOP_WAIT_ENV = "RAY_JOB_STOP_WAIT_TIME_S"
 STOP_WAIT_S = 300
-"""Between being told to stop and being killed: enough for a last checkpoint. Ray's own three seconds are not."""
-USUAL_CLUSTER = "sdp"
+"""Between SIGTERM and SIGKILL: enough for a last checkpoint, for which Ray's own three seconds are not."""
+DEFAULT_CLUSTER = "sdp"
 LARGEST_CONFIG = 100_000
-"""Bytes. Linux allows 131,072 in one variable of an environment."""
+"""Bytes. Linux allows 131,072 in one environment variable."""
 LONGEST_NAME = 47
 """KubeRay's limit for a RayJob's name."""
 _REST = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 _NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 _BREAKS = frozenset("\x85\u2028\u2029")
-"""Line breaks of YAML 1.1 that nobody else takes for one."""
+"""Line breaks of YAML 1.1 that nothing else treats as one."""
 _SUFFIX = "bcdfghjklmnpqrstvwxz2456789"
-"""What Kubernetes makes the end of generated names from: nothing that could make a word."""
+"""The characters with which Kubernetes ends generated names: none that could form a word."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class RayJobOptions:
     """What may differ from the manifest."""
 
-    cluster: str = USUAL_CLUSTER
+    cluster: str = DEFAULT_CLUSTER
     """The RayCluster to run on."""
     name: str | None = None
-    """The RayJob's name; None has one made, JOB and five letters."""
+    """The RayJob's name; None makes one of JOB and five letters."""
     overrides: Sequence[str] = ()
-    """As `--set` takes them; they go over the configuration, whichever it is."""
+    """As `--set` takes them; they override the configuration, whichever it is."""
 
 
 def kind_of(job: str) -> str:
-    """What a job does, of whose kind the cluster may hold several configurations: train-online trains."""
+    """Return the kind of a job, of which the cluster may hold several configurations: train-online is a train."""
     return job.partition("-")[0]
 
 
-def make_rayjob(job: str, config_text: str | None = None, options: Options | None = None) -> Object:
-    """The RayJob that runs a job (KIND, or KIND-NAME) under the supervisor, on a cluster that is there.
+def make_rayjob(job: str, config_text: str | None = None, options: RayJobOptions | None = None) -> Object:
+    """Return the RayJob that runs a job (KIND, or KIND-NAME) under the supervisor, on a cluster that stands.
 
-    Without a configuration of its own it runs by the cluster's, at /etc/sdp/jobs. One of its own travels in the job's
-    environment, as it is: the pods run already, and nothing can be mounted into them any more.
+    Without `config_text` the job runs by the cluster's configuration, at /etc/sdp/jobs.
     """
-    options = options or Options()
+    options = options or RayJobOptions()
     env = {STOP_WAIT_ENV: str(STOP_WAIT_S)}
     config = ["--config", f"{JOBS_FOLDER}/{job}.yaml"]
     if config_text is not None:
@@ -67,34 +72,50 @@ def make_rayjob(job: str, config_text: str | None = None, options: Options | Non
     return _rayjob(job, kind_of(job), words, env, options)
 
 
-def make_all_reduce(nodes: int, gpus: int, accelerator: str, options: Options) -> Object:
-    """The RayJob that measures an all-reduce between whole nodes."""
+def make_all_reduce(nodes: int, gpus: int, accelerator: str, options: RayJobOptions) -> Object:
+    """Return the RayJob that measures an all-reduce between whole nodes."""
     words = ["python", "-m", "sdp.kube.allreduce", "--nodes", str(nodes), "--gpus", str(gpus)]
     return _rayjob("all-reduce", "all-reduce", [*words, "--accelerator", accelerator], {}, options)
 
 
-def _rayjob(job: str, kind: str, words: Sequence[str], env: Mapping[str, str], options: Options) -> Object:
-    named = {"generateName": f"sdp-{job}-"} if options.name is None else {"name": checked_name(options.name)}
-    runtime = {"runtimeEnvYAML": as_yaml({"env_vars": dict(env)})} if env else {}
+def _rayjob(job: str, kind: str, words: Sequence[str], env: Mapping[str, str], options: RayJobOptions) -> Object:
     if options.name is None and len(job) > LONGEST_NAME - len("sdp--12345"):
         raise UserError(
             f"--name: needed for a job with a name as long as {job!r}, of at most {LONGEST_NAME} characters"
         )
+    name = {"generateName": f"sdp-{job}-"} if options.name is None else {"name": checked_name(options.name)}
     return {
         "apiVersion": "ray.io/v1",
         "kind": "RayJob",
-        "metadata": {**named, "labels": {"app.kubernetes.io/name": "sdp", "sdp/job": kind}},
+        "metadata": {**name, "labels": {"app.kubernetes.io/name": "sdp", "sdp/job": kind}},
         "spec": {
             "submissionMode": "HTTPMode",
             "clusterSelector": {"ray.io/cluster": options.cluster},
             "entrypoint": shlex.join(words),
-            **runtime,
+            **({"runtimeEnvYAML": as_yaml({"env_vars": dict(env)})} if env else {}),
         },
     }
 
 
+def unpacked(arguments: Sequence[str], environ: Mapping[str, str], folder: str) -> list[str]:
+    """Replace `--config-env NAME` of a command line by `--config FILE`, a file in the folder."""
+    words = list(arguments)
+    if CONFIG_FLAG not in words:
+        return words
+    at = words.index(CONFIG_FLAG)
+    name = words[at + 1] if at + 1 < len(words) else ""
+    text = environ.get(name)
+    if text is None:
+        raise UserError(
+            f"{CONFIG_FLAG}: expected a variable that holds the configuration, got {name!r}; submit it again"
+        )
+    file = Path(folder) / f"{words[0]}.yaml"
+    file.write_text(text, encoding="utf-8", newline="")
+    return [*words[:at], "--config", str(file), *words[at + 2 :]]
+
+
 def checked_job(job: str, kinds: Sequence[str]) -> str:
-    """A job that the chart could hold a configuration of: KIND, or KIND-NAME."""
+    """Return a job that the chart could hold a configuration of: KIND, or KIND-NAME."""
     kind, hyphen, name = job.partition("-")
     if kind not in kinds:
         near = difflib.get_close_matches(kind, kinds, 1, 0.6)
@@ -105,18 +126,18 @@ def checked_job(job: str, kinds: Sequence[str]) -> str:
     return job
 
 
-def named(rayjob: Object) -> Object:
-    """The same with a name of its own where one is to be made, so that to ask for it twice does not make two."""
-    about = dict(rayjob["metadata"])
-    prefix = about.pop("generateName", None)
+def with_name(rayjob: Object) -> Object:
+    """Return the RayJob with a generated name of its own, so that creating it twice does not make two."""
+    metadata = dict(rayjob["metadata"])
+    prefix = metadata.pop("generateName", None)
     if prefix is None:
         return rayjob
     ending = "".join(secrets.choice(_SUFFIX) for _ in range(5))
-    return {**rayjob, "metadata": {"name": f"{prefix}{ending}", **about}}
+    return {**rayjob, "metadata": {"name": f"{prefix}{ending}", **metadata}}
 
 
 def checked_name(name: str) -> str:
-    """A name that KubeRay takes for a RayJob."""
+    """Return a name that KubeRay accepts for a RayJob."""
     if len(name) > LONGEST_NAME or not _NAME.fullmatch(name):
         raise UserError(
             f"--name: expected at most {LONGEST_NAME} small letters, digits and hyphens, a letter first, got {name!r}"
@@ -125,7 +146,7 @@ def checked_name(name: str) -> str:
 
 
 def as_yaml(data: Any) -> str:
-    """YAML for people: text of several lines as such, keys in their order."""
+    """Return YAML for people: text of several lines as a block, keys in their order."""
     text: str = yaml.dump(data, Dumper=_Readable, sort_keys=False, allow_unicode=True, width=10**6)
     return text
 

@@ -1,19 +1,47 @@
-"""What the doctor's checks look at, each thing read once: a RayCluster, its nodes, its jobs' configurations."""
+"""What the doctor's checks look at, each thing read once (a RayCluster, its nodes, its jobs' configurations), and
+what they report."""
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 
 from sdp.errors import UserError, one_line
-from sdp.kube.answers import Forbidden, Missing, NoSuchKind
-from sdp.kube.api import Api, Object
-from sdp.kube.clusters import find_cluster, job_texts, jobs_map
+from sdp.kube import Object
+from sdp.kube.api import Api, Forbidden, Missing, NoSuchKind
+from sdp.kube.clusters import find_cluster, job_texts, jobs_map, yaml_entries
 from sdp.kube.rayjob import JOBS_FOLDER
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The result of a check: one line of the doctor's."""
+
+    check: str
+    state: Literal["ok", "warning", "failed"]
+    says: str
+    do: str = ""
+    """What to do about it; empty where nothing is to be done."""
+
+    def __str__(self) -> str:
+        line = f"{self.state:8}{self.check}: {self.says}"
+        return f"{line}; {self.do}" if self.do else line
+
+
+def ok(check: str, says: str) -> Finding:
+    return Finding(check, "ok", says)
+
+
+def warning(check: str, says: str, do: str = "") -> Finding:
+    return Finding(check, "warning", says, do)
+
+
+def failed(check: str, says: str, do: str = "") -> Finding:
+    return Finding(check, "failed", says, do)
 
 
 @dataclass
@@ -23,24 +51,20 @@ class Site:
     api: Api
     cluster_name: str | None = None
     rendered: list[Object] = field(default_factory=list)
-    """Manifests that are not applied yet; none looks at what is there."""
+    """Manifests that are not applied yet; with none, what exists is looked at."""
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
 
     @cached_property
     def cluster(self) -> Object:
         """The RayCluster; UserError where there is none."""
         for each in self.rendered:
-            if each.get("kind") == "RayCluster" and self.cluster_name in (None, each["metadata"]["name"]):
+            if each["kind"] == "RayCluster" and self.cluster_name in (None, each["metadata"]["name"]):
                 return each
         if self.rendered:
             raise UserError("--manifest: expected a RayCluster in it, got none; helm template makes one")
-        return find_cluster(self.api, self.cluster_name or self._own_cluster)
-
-    @property
-    def _own_cluster(self) -> str | None:
-        """The cluster that this pod is one of, which KubeRay tells each; its account may look at no other."""
-        here = not self.api.context and self.environ.get("RAY_CLUSTER_NAMESPACE") == self.api.namespace
-        return self.environ.get("RAY_CLUSTER_NAME") if here else None
+        # In a pod, KubeRay names the cluster that it belongs to; its account may look at no other.
+        own = not self.api.context and self.environ.get("RAY_CLUSTER_NAMESPACE") == self.api.namespace
+        return find_cluster(self.api, self.cluster_name or (self.environ.get("RAY_CLUSTER_NAME") if own else None))
 
     @cached_property
     def cluster_or_none(self) -> Object | None:
@@ -49,6 +73,10 @@ class Site:
         except UserError:
             return None
 
+    @property
+    def worker_groups(self) -> list[Object]:
+        return list(self.cluster_or_none["spec"].get("workerGroupSpecs") or ()) if self.cluster_or_none else []
+
     @cached_property
     def nodes(self) -> list[Object]:
         return self.api.list("/api/v1/nodes")
@@ -56,64 +84,53 @@ class Site:
     @cached_property
     def operators(self) -> list[Object]:
         """The deployments of KubeRay's operator, in whichever namespace."""
-        wanted = "app.kubernetes.io/name in (kuberay-operator,kuberay)"
-        return self.api.list("/apis/apps/v1/deployments", labelSelector=wanted)
+        selector = "app.kubernetes.io/name in (kuberay-operator,kuberay)"
+        return self.api.list("/apis/apps/v1/deployments", labelSelector=selector)
 
     @cached_property
     def makers_of_nodes(self) -> list[str]:
-        """Who would add nodes when pods wait for some."""
-        makers = []
-        if self.serves("/apis/karpenter.sh/v1"):
-            makers.append("Karpenter")
+        """What would add nodes when pods wait for some."""
+        makers = ["Karpenter"] if self.serves("/apis/karpenter.sh/v1") else []
         try:
             self.api.get("/api/v1/namespaces/kube-system/configmaps/cluster-autoscaler-status")
-            makers.append("the cluster autoscaler")
         except (Forbidden, Missing):
             return makers
-        return makers
+        return [*makers, "the cluster autoscaler"]
 
     @cached_property
     def texts(self) -> dict[str, str]:
         """The jobs' configurations, by name."""
-        cluster = self.cluster_or_none
-        if cluster is None:
+        if self.cluster_or_none is None:
             return {}
         if self.rendered:
-            found = self.made("ConfigMap", jobs_map(cluster) or "")
-            data = (found or {}).get("data") or {}
-            return {key.removesuffix(".yaml"): text for key, text in data.items() if key.endswith(".yaml")}
-        return job_texts(self.api, cluster)
+            return yaml_entries(self.made("ConfigMap", jobs_map(self.cluster_or_none) or "") or {})
+        return job_texts(self.api, self.cluster_or_none)
 
     def made(self, kind: str, name: str) -> Object | None:
-        """An object that the manifests would make."""
-        found = (each for each in self.rendered if each.get("kind") == kind and each["metadata"]["name"] == name)
-        return next(found, None)
+        """Return an object that the manifests would make."""
+        of_kind = [each for each in self.rendered if each["kind"] == kind]
+        return next((each for each in of_kind if each["metadata"]["name"] == name), None)
 
     def serves(self, path: str, resource: str = "") -> bool:
-        """Whether the API server knows a group, or a resource in it."""
+        """Return whether the API server knows a group, or a resource in it."""
         try:
-            listed: dict[str, Any] = self.api.get(path)
+            group: dict[str, Any] = self.api.get(path)
         except (NoSuchKind, Missing):
             return False
-        return not resource or resource in {each["name"] for each in listed.get("resources") or ()}
+        return not resource or resource in {each["name"] for each in group.get("resources") or ()}
 
 
 def read_manifests(text: str, name: str) -> list[Object]:
-    """The objects of a file that `helm template` wrote."""
+    """Parse a file that `helm template` wrote."""
     try:
-        found = [each for each in yaml.safe_load_all(text) if each]
+        objects = [each for each in yaml.safe_load_all(text) if each]
     except yaml.YAMLError as error:
         raise UserError(f"--manifest: {name}: expected YAML ({one_line(error)})") from error
-    if not all(isinstance(each, dict) and "kind" in each for each in found):
+    if not all(isinstance(each, dict) and "kind" in each for each in objects):
         raise UserError(f"--manifest: {name}: expected Kubernetes objects; helm template writes them")
-    return found
+    return objects
 
 
 def mounted_texts(folder: Path | None = None) -> dict[str, str]:
-    """The jobs' configurations in a pod of the chart's; {} anywhere else."""
-    folder = folder or Path(JOBS_FOLDER)
-    return {path.stem: path.read_text(encoding="utf-8") for path in sorted(_yaml(folder))}
-
-
-def _yaml(folder: Path) -> Iterable[Path]:
-    return folder.glob("*.yaml") if folder.is_dir() else ()
+    """Return the jobs' configurations in a pod of the chart's; {} anywhere else."""
+    return {path.stem: path.read_text("utf-8") for path in sorted((folder or Path(JOBS_FOLDER)).glob("*.yaml"))}

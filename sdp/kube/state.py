@@ -1,35 +1,25 @@
-"""What RayJobs and RayClusters say of themselves, in a few words."""
+"""The state of RayJobs and RayClusters in a few words."""
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
 
 from sdp.errors import one_line
 from sdp.kube.rayjob import JOBS_FOLDER
 
-Object = Mapping[str, Any]
-
 ENDED = frozenset({"Complete", "Failed", "ValidationFailed"})
 """The states that a RayJob of ours never leaves."""
 
-_WAITING = {
-    "": "new",
-    "Initializing": "waiting",
-    "Waiting": "waiting",
-    "Retrying": "retrying",
-    "Suspending": "suspending",
-    "Suspended": "suspended",
-    "ValidationFailed": "refused",
-}
+_WAITING = {"": "new", "Initializing": "waiting", "ValidationFailed": "refused"}
 _BY_CONFIG = re.compile(rf"sdp\.supervisor \S+ --config {JOBS_FOLDER}/(\S+)\.yaml(?= |$)")
 _EXIT_CODE = re.compile(r"exit code (\d+)")
 
 
 @dataclass(frozen=True, slots=True)
 class JobState:
-    """A RayJob in brief."""
+    """A RayJob's state."""
 
     name: str
     job: str
@@ -38,7 +28,7 @@ class JobState:
     """new, waiting, pending, running, succeeded, failed, stopped, refused, retrying, suspended or suspending."""
     cluster: str
     submission: str
-    """The id that Ray knows it by; empty until it has one."""
+    """Ray's id of the job; empty until it has one."""
     started: datetime | None
     ended: datetime | None
     attempts: int
@@ -46,7 +36,7 @@ class JobState:
     """Why, in one line; empty where there is nothing to say."""
     finished: bool
     exit_code: int
-    """Of what has finished: 0, 2 where a person has to mend something, else 1."""
+    """Of a finished job: 0, 2 where a person has to fix something, else 1."""
 
     def took_s(self, now: datetime) -> float | None:
         if self.started is None:
@@ -54,27 +44,16 @@ class JobState:
         return max(0.0, ((self.ended or now) - self.started).total_seconds())
 
     def to_json(self) -> dict[str, Any]:
-        moments = {"started": self.started, "ended": self.ended}
-        texts = {name: moment and moment.isoformat() for name, moment in moments.items()}
-        return {
-            "name": self.name,
-            "job": self.job,
-            "state": self.state,
-            "cluster": self.cluster,
-            "submission": self.submission,
-            **texts,
-            "attempts": self.attempts,
-            "message": self.message,
-        }
+        return _json(asdict(self), "finished", "exit_code")
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterState:
-    """A RayCluster in brief."""
+    """A RayCluster's state."""
 
     name: str
     state: str
-    """ready, suspended, or what it is on the way to: starting."""
+    """ready, suspended or starting."""
     workers: int
     wanted: int
     head: str
@@ -82,83 +61,79 @@ class ClusterState:
     started: datetime | None
     message: str
     refused: bool
-    """Kubernetes does not let its pods be made, as where a quota is used up."""
+    """Kubernetes refuses to create its pods, for example where a quota is used up."""
 
     def to_json(self) -> dict[str, Any]:
-        fields = ("name", "state", "workers", "wanted", "head", "message")
-        return {**{name: getattr(self, name) for name in fields}, "started": self.started and self.started.isoformat()}
+        return _json(asdict(self), "refused")
 
 
-def job_state(rayjob: Object) -> JobState:
-    """A RayJob in brief."""
-    about, spec, status = rayjob["metadata"], rayjob.get("spec") or {}, rayjob.get("status") or {}
-    deployment, of_ray = status.get("jobDeploymentStatus", ""), status.get("jobStatus", "")
+def _json(fields: dict[str, Any], *internal: str) -> dict[str, Any]:
+    plain = {name: value.isoformat() if isinstance(value, datetime) else value for name, value in fields.items()}
+    return {name: value for name, value in plain.items() if name not in internal}
+
+
+def job_state(rayjob: Mapping[str, Any]) -> JobState:
+    """Return the state of a RayJob."""
+    metadata, spec, status = rayjob["metadata"], rayjob.get("spec") or {}, rayjob.get("status") or {}
+    deployment, ray_status = status.get("jobDeploymentStatus", ""), status.get("jobStatus", "")
     times = status.get("rayJobInfo") or {}
     finished = deployment in ENDED
-    started = moment(times.get("startTime")) or (moment(status.get("startTime")) if of_ray else None)
+    started = moment(times.get("startTime")) or (moment(status.get("startTime")) if ray_status else None)
     attempts = int(status.get("failed") or 0) + int(status.get("succeeded") or 0)
     message = str(status.get("message") or "")
     return JobState(
-        name=about["name"],
-        job=_job(about, spec),
-        state=_word(deployment, of_ray),
+        name=metadata["name"],
+        job=_job(metadata, spec),
+        state=_state(deployment, ray_status),
         cluster=status.get("rayClusterName") or (spec.get("clusterSelector") or {}).get("ray.io/cluster", ""),
         submission=status.get("jobId", ""),
         started=started,
-        ended=moment(times.get("endTime")) or moment(status.get("endTime")) if finished else None,
+        ended=moment(times.get("endTime") or status.get("endTime")) if finished else None,
         attempts=attempts if finished else attempts + (started is not None),
-        message="" if of_ray in ("RUNNING", "SUCCEEDED") else _reason(status, message),
+        message="" if ray_status in ("RUNNING", "SUCCEEDED") else _reason(status, message),
         finished=finished,
-        exit_code=0 if of_ray == "SUCCEEDED" else _exit_code(message),
+        exit_code=0 if ray_status == "SUCCEEDED" else 2 if _EXIT_CODE.findall(message)[:1] == ["2"] else 1,
     )
 
 
-def _job(about: Object, spec: Object) -> str:
-    """The cluster's configuration that it runs by, else its kind, from our label."""
-    kind = str((about.get("labels") or {}).get("sdp/job", ""))
-    found = _BY_CONFIG.search(str(spec.get("entrypoint") or "")) if kind else None
-    return found[1] if found else kind
+def _job(metadata: Mapping[str, Any], spec: Mapping[str, Any]) -> str:
+    """Return the cluster's configuration that the job runs by, else its kind, from our label."""
+    kind = str((metadata.get("labels") or {}).get("sdp/job", ""))
+    match = _BY_CONFIG.search(str(spec.get("entrypoint") or "")) if kind else None
+    return match[1] if match else kind
 
 
-def _word(deployment: str, of_ray: str) -> str:
+def _state(deployment: str, ray_status: str) -> str:
     if deployment == "Running":
-        return (of_ray or "pending").lower()
-    if deployment == "Failed":
-        return "failed"
+        return (ray_status or "pending").lower()
     if deployment == "Complete":
-        return (of_ray or "succeeded").lower()
+        return (ray_status or "succeeded").lower()
     return _WAITING.get(deployment, deployment.lower())
 
 
-def _reason(status: Object, message: str) -> str:
-    """The message's first line, or the cluster's that is waited for."""
+def _reason(status: Mapping[str, Any], message: str) -> str:
+    """Return the message's first line, or that of the cluster which is waited for."""
     lines = [line.strip() for line in message.splitlines() if line.strip()]
-    reason = status.get("reason") or ""
+    reason = str(status.get("reason") or "")
     if lines:
         first = lines[0].removesuffix(", last available logs (truncated to 20,000 chars):")
         return first if not reason or reason == "AppFailed" else f"{reason}: {first}"
     if not reason and status.get("jobDeploymentStatus") == "Initializing":
-        cluster = status.get("rayClusterStatus") or {}
-        return trouble(cluster) or "the cluster is not ready yet"
-    return str(reason)
+        return trouble(status.get("rayClusterStatus") or {}) or "the cluster is not ready yet"
+    return reason
 
 
-def _exit_code(message: str) -> int:
-    found = _EXIT_CODE.search(message)
-    return 2 if found and found[1] == "2" else 1
-
-
-def cluster_state(raycluster: Object) -> ClusterState:
-    """A RayCluster in brief."""
-    about, status = raycluster["metadata"], raycluster.get("status") or {}
-    state = status.get("state") or ""
+def cluster_state(raycluster: Mapping[str, Any]) -> ClusterState:
+    """Return the state of a RayCluster."""
+    metadata, status = raycluster["metadata"], raycluster.get("status") or {}
+    state = status.get("state") or "starting"
     return ClusterState(
-        name=about["name"],
-        state=state or "starting",
+        name=metadata["name"],
+        state=state,
         workers=int(status.get("readyWorkerReplicas") or 0),
         wanted=int(status.get("desiredWorkerReplicas") or 0),
         head=(status.get("head") or {}).get("podName", ""),
-        started=moment(about.get("creationTimestamp")),
+        started=moment(metadata.get("creationTimestamp")),
         message="" if state == "ready" else trouble(status),
         refused=any(
             each.get("type") == "ReplicaFailure" and each.get("status") == "True"
@@ -167,8 +142,8 @@ def cluster_state(raycluster: Object) -> ClusterState:
     )
 
 
-def trouble(status: Object) -> str:
-    """What a RayCluster says is wrong with it, in a line."""
+def trouble(status: Mapping[str, Any]) -> str:
+    """Return what a RayCluster reports to be wrong with it, in one line."""
     for condition in status.get("conditions") or ():
         kind, holds = condition.get("type"), condition.get("status") == "True"
         if (kind == "HeadPodReady" and not holds) or (kind == "ReplicaFailure" and holds):
@@ -178,5 +153,5 @@ def trouble(status: Object) -> str:
 
 
 def moment(text: str | None) -> datetime | None:
-    """A time as Kubernetes writes it."""
-    return datetime.fromisoformat(text.replace("Z", "+00:00")) if text else None
+    """Parse a time as Kubernetes writes it."""
+    return datetime.fromisoformat(text) if text else None

@@ -1,13 +1,12 @@
-"""`sdp status`: the RayClusters and RayJobs of a namespace, or one of them with what Kubernetes says about it."""
+"""`sdp status`: the RayClusters and RayJobs of a namespace, or one of them with the latest events about it."""
 
 import json
 from datetime import UTC, datetime
-from typing import Any
 
 from sdp.console import duration, table
 from sdp.errors import UserError, one_line
-from sdp.kube.answers import Forbidden, Missing
-from sdp.kube.api import Api, Object
+from sdp.kube import Object
+from sdp.kube.api import Api, Forbidden, Missing
 from sdp.kube.state import ClusterState, JobState, cluster_state, job_state
 
 _LONGEST_MESSAGE = 60
@@ -15,22 +14,44 @@ _EVENTS = 8
 
 
 def status(api: Api, name: str | None = None, *, as_json: bool = False) -> str:
-    """What to print."""
-    if name is not None:
-        return _one(api, name, as_json=as_json)
-    clusters = [cluster_state(each) for each in api.list(api.mine("rayclusters"))]
-    jobs = sorted(map(job_state, api.list(api.mine("rayjobs"))), key=_newest_last)
+    """Return what to print."""
+    objects = {kind: _objects(api, kind, name) for kind in ("rayclusters", "rayjobs")}
+    clusters = [cluster_state(each) for each in objects["rayclusters"]]
+    jobs = sorted(map(job_state, objects["rayjobs"]), key=_newest_last)
+    if name and not clusters and not jobs:
+        raise UserError(
+            f"status: there is no RayJob or RayCluster {name!r} in namespace {api.namespace!r}; see sdp status"
+        )
+    events = [event for kind in objects.values() for each in kind for event in _events(api, each)] if name else []
     if as_json:
         data = {"clusters": [each.to_json() for each in clusters], "jobs": [each.to_json() for each in jobs]}
-        return json.dumps(data, indent=2)
+        return json.dumps({**data, "events": events} if name else data, indent=2)
     parts = [clusters_table(clusters), jobs_table(jobs, datetime.now(UTC))]
+    if name:
+        states: list[ClusterState | JobState] = [*clusters, *jobs]
+        parts += [f"{each.name}: {each.message}" for each in states if len(each.message) > _LONGEST_MESSAGE]
+        lines = [f"  {each['at']}  {each['reason']}: {each['message']}" for each in events]
+        parts.append("\n".join(["what Kubernetes says:", *lines]) if lines else "")
+        follow = ["" if each.finished else " --follow" for each in jobs]
+        parts += [
+            f"sdp logs {each.name}{flag} shows its log"
+            for each, flag in zip(jobs, follow, strict=True)
+            if each.submission
+        ]
     return "\n\n".join(part for part in parts if part) or (
         f"nothing in namespace {api.namespace!r}; helm install sdp charts/sdp-cluster, or take another --namespace"
     )
 
 
+def _objects(api: Api, kind: str, name: str | None) -> list[Object]:
+    try:
+        return [api.get(api.mine(kind, name))] if name else api.list(api.mine(kind))
+    except Missing:
+        return []
+
+
 def clusters_table(clusters: list[ClusterState]) -> str:
-    """A line for each cluster."""
+    """Return a line for each cluster."""
     rows = [
         (each.name, each.state, f"{each.workers} of {each.wanted}", each.head, _short(each.message))
         for each in clusters
@@ -39,7 +60,7 @@ def clusters_table(clusters: list[ClusterState]) -> str:
 
 
 def jobs_table(jobs: list[JobState], now: datetime) -> str:
-    """A line for each job."""
+    """Return a line for each job."""
     rows = [
         (each.name, each.state, _started(each), _took(each, now), each.attempts, each.cluster, _short(each.message))
         for each in jobs
@@ -47,56 +68,20 @@ def jobs_table(jobs: list[JobState], now: datetime) -> str:
     return table(rows, ("JOB", "STATE", "STARTED", "TOOK", "ATTEMPTS", "CLUSTER", "MESSAGE")) if rows else ""
 
 
-def _one(api: Api, name: str, *, as_json: bool) -> str:
-    found: list[tuple[str, Object]] = []
-    for kind in ("rayjobs", "rayclusters"):
-        try:
-            found.append((kind, api.get(api.mine(kind, name))))
-        except Missing:
-            continue
-    if not found:
-        raise UserError(
-            f"status: there is no RayJob or RayCluster {name!r} in namespace {api.namespace!r}; see sdp status"
-        )
-    jobs = [job_state(each) for kind, each in found if kind == "rayjobs"]
-    clusters = [cluster_state(each) for kind, each in found if kind == "rayclusters"]
-    events = [event for _, each in found for event in _events(api, each)]
-    if as_json:
-        data: dict[str, Any] = {
-            "clusters": [each.to_json() for each in clusters],
-            "jobs": [each.to_json() for each in jobs],
-        }
-        return json.dumps({**data, "events": events}, indent=2)
-    parts = [clusters_table(clusters), jobs_table(jobs, datetime.now(UTC))]
-    told = [(each.name, each.message) for each in clusters] + [(each.name, each.message) for each in jobs]
-    parts += [f"{name}: {message}" for name, message in told if len(message) > _LONGEST_MESSAGE]
-    if events:
-        parts.append(
-            "what Kubernetes says:\n" + "\n".join(f"  {e['at']}  {e['reason']}: {e['message']}" for e in events)
-        )
-    for job in jobs:
-        follow = "" if job.finished else " --follow"
-        parts.append(f"sdp logs {job.name}{follow} shows its log" if job.submission else "")
-    return "\n\n".join(part for part in parts if part)
-
-
 def _events(api: Api, item: Object) -> list[dict[str, str]]:
-    """The latest events about an object, oldest first."""
+    """Return the latest events about an object, oldest first."""
+    path, selector = api.mine("events", group="/api/v1"), f"involvedObject.uid={item['metadata']['uid']}"
     try:
-        found = api.list(
-            api.mine("events", group="/api/v1"), fieldSelector=f"involvedObject.uid={item['metadata']['uid']}"
-        )
+        items = api.list(path, fieldSelector=selector)
     except Forbidden:
         return []
     events = [
         {
-            "at": str(
-                each.get("lastTimestamp") or each.get("eventTime") or each["metadata"].get("creationTimestamp") or ""
-            ),
-            "reason": str(each.get("reason") or ""),
+            "at": each.get("lastTimestamp") or each.get("eventTime") or each["metadata"].get("creationTimestamp") or "",
+            "reason": each.get("reason") or "",
             "message": one_line(each.get("message") or ""),
         }
-        for each in found
+        for each in items
     ]
     return sorted(events, key=lambda event: event["at"])[-_EVENTS:]
 

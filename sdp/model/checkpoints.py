@@ -9,13 +9,19 @@ with ledger.roaring and config.json, and with complete.json, without which it is
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from sdp.datasets.fields import BadField, Fields
+from pydantic import Field
+
+from sdp.datasets.ledger import NAME as LEDGER
+from sdp.datasets.ledger import Ledger
 from sdp.datasets.output import read_json
+from sdp.datasets.records import BadRecord, Whole, parse
 from sdp.errors import DatasetError, NotFound
 from sdp.model.damage import DamagedCheckpoint
+from sdp.model.tensor_index import read_tensor_index
 from sdp.storage import Storage, StorageOptions, open_storage
 
 if TYPE_CHECKING:
@@ -26,12 +32,40 @@ FOLDER = "checkpoints/"
 FORMAT = 1
 MODEL, EMA = "model.", "ema."
 
-COUNTS = (
-    "step", "taken", "empty", "samples", "skipped_samples", "counted_in_epoch", "epoch", "position", "optimized",
-    "averaged", "scale_growth",
-)  # fmt: skip
-"""What is a whole number in a run's state."""
+PHASES = ("phase-1", "phase-2")
+"""The folders of a run of two phases, each a run of its own."""
 _STEP = re.compile(rf"^{FOLDER}step-(\d{{9,}})/")
+
+
+@dataclass(frozen=True, slots=True)
+class StateCounts:
+    """The whole numbers of a run's state."""
+
+    step: Whole
+    taken: Whole = 0
+    empty: Whole = 0
+    samples: Whole = 0
+    skipped_samples: Whole = 0
+    counted_in_epoch: Whole = 0
+    epoch: Whole = 0
+    position: Whole = 0
+    optimized: Whole = 0
+    averaged: Whole = 0
+    scale_growth: Whole = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Marker:
+    """What every reader of a checkpoint relies on."""
+
+    format: Annotated[int, Field(ge=FORMAT)]
+    state: StateCounts
+    created: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Numbers:
+    state: Mapping[str, float | None]
 
 
 def checkpoint_name(step: int) -> str:
@@ -56,7 +90,7 @@ def find_checkpoint(uri: str, options: StorageOptions | None = None) -> Storage:
     if folder.exists(COMPLETE):
         return folder
     run = open_storage(re.sub(r"/checkpoints(/latest)?$", "", folder.uri), options)
-    for phase in (run, run.child("phase-2"), run.child("phase-1")):
+    for phase in (run, *map(run.child, reversed(PHASES))):
         complete = [step for step, whole in steps_in(phase).items() if whole]
         if complete:
             return phase.child(checkpoint_name(complete[-1]))
@@ -74,25 +108,21 @@ def read_marker(folder: Storage) -> dict[str, Any]:
     if isinstance(number := marker.get("format"), int) and number > FORMAT:
         raise DatasetError(f"{folder.uri}: format {number}, this sdp reads {FORMAT}; use a newer sdp")
     try:
-        _check(marker)
-    except ValueError as error:
+        parse(_Marker, marker)
+        parse(_Numbers, marker)
+    except BadRecord as error:
         raise DamagedCheckpoint(f"{folder.uri_of(COMPLETE)}: {error}") from error
     return marker
 
 
-def _check(marker: Mapping[str, Any]) -> None:
-    """What all readers rely on; a line of ours for what is not there, or of another kind."""
-    fields = Fields(marker)
-    fields.whole("format", low=FORMAT)
-    if "created" in marker:
-        datetime.fromisoformat(fields.text("created"))
-    state = fields.inner("state")
-    state.whole("step")
-    for name, value in fields.mapping("state").items():
-        if name in COUNTS:
-            state.whole(name)
-        elif value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
-            raise BadField(f"state.{name}: expected a number, got {value!r:.60}")
+def read_ledger(folder: Storage) -> Ledger:
+    """Return the addresses that a checkpoint has consumed."""
+    try:
+        return Ledger.from_bytes(folder.read(LEDGER), folder.uri_of(LEDGER))
+    except NotFound as error:
+        raise DamagedCheckpoint(f"{folder.uri_of(LEDGER)}: missing") from error
+    except DatasetError as error:
+        raise DamagedCheckpoint(str(error).partition(";")[0]) from error
 
 
 def way_out(folder: Storage) -> str:
@@ -111,7 +141,7 @@ def read_weights(folder: Storage, *, ema: bool) -> "dict[str, Tensor]":
     from sdp.model import sharded
 
     prefix = EMA if ema else MODEL
-    names = [name for name in sharded.read_index(folder) if name.startswith(prefix)]
+    names = [name for name in read_tensor_index(folder).tensors if name.startswith(prefix)]
     if not names:
         raise DatasetError(f"{folder.uri}: no moving average in it (ema.decay was null); take the raw weights")
     return {name.removeprefix(prefix): tensor for name, tensor in sharded.read_tensors(folder, names).items()}

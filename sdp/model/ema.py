@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 
 class Ema:
@@ -23,18 +24,11 @@ class Ema:
     def update(self, step: int) -> None:
         """Take in the weights after the step of this number, counted from 1."""
         decay = min(self.decay, (1 + step) / (10 + step))
-        torch._foreach_lerp_(_local(self._average), _local(self._weights), 1 - decay)
+        torch._foreach_lerp_([*map(shard, self._average)], [*map(shard, self._weights)], 1 - decay)
 
     def state_dict(self) -> dict[str, Tensor]:
         """The average by parameter name; the tensors themselves, to be loaded into in place."""
         return dict(zip(self._names, self._average, strict=True))
-
-    @torch.no_grad()
-    def copy_to(self, model: nn.Module) -> None:
-        """Give the average to a model of the same architecture, which may be sharded otherwise or not at all."""
-        average = self.state_dict()
-        for name, weights in named_parameters(model):
-            weights.copy_(average[name])
 
 
 def named_parameters(model: nn.Module) -> Iterable[tuple[str, nn.Parameter]]:
@@ -43,6 +37,6 @@ def named_parameters(model: nn.Module) -> Iterable[tuple[str, nn.Parameter]]:
         yield name.removeprefix("module.").replace("_orig_mod.", ""), parameter
 
 
-def _local(tensors: Iterable[Tensor]) -> list[Tensor]:
-    """The shards that lie here: a foreach operation over them needs no communication and no dispatch to DTensor."""
-    return [t.to_local() if hasattr(t, "to_local") else t for t in tensors]
+def shard(tensor: Tensor | DTensor) -> Tensor:
+    """Return the shard that lies here: work on it needs no communication and no dispatch to DTensor."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

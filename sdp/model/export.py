@@ -60,14 +60,6 @@ def export(
     return Exported(target.uri, folder.uri, step, ema, len(names))
 
 
-def load_trained_unet(
-    folder: Storage, *, ema: bool = True, options: StorageOptions | None = None
-) -> "UNet2DConditionModel":
-    """The U-Net of a checkpoint on the CPU, in evaluation mode."""
-    source = _source(folder, read_json(folder, CONFIG), options)
-    return _with_weights(load.load_unet_config(source), read_weights(folder, ema=ema), folder)
-
-
 def _source(folder: Storage, config: dict[str, Any], options: StorageOptions | None) -> Path:
     """The model that was trained, still with the content that it had then."""
     named = config["model"]["source"]

@@ -12,7 +12,6 @@ import threading
 import warnings
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import PurePosixPath
@@ -28,42 +27,15 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_state
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
 from torch.futures import Future
 
+from sdp.device import new_stream, record, thread_pool
 from sdp.errors import ModelError, NotFound, StorageError, one_line
 from sdp.model.damage import DamagedCheckpoint
+from sdp.model.tensor_index import FORMAT, INDEX, Chunk, StoredTensor, read_tensor_index
 from sdp.storage import Storage
 
-INDEX = "tensors.json"
-FORMAT = 1
 FILE_BYTES = 256_000_000
 """About how large a file becomes: a part of a worker's state that is serialised whole before it is sent."""
 _THREADS = 4
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """A block of a tensor, and where its bytes lie."""
-
-    offsets: tuple[int, ...]
-    sizes: tuple[int, ...]
-    file: str
-    start: int
-
-    @property
-    def count(self) -> int:
-        return math.prod(self.sizes)
-
-
-@dataclass(frozen=True, slots=True)
-class StoredTensor:
-    """What is known of a tensor without reading it."""
-
-    dtype: torch.dtype
-    size: tuple[int, ...]
-    chunks: tuple[Chunk, ...]
-
-    @property
-    def bytes(self) -> int:
-        return math.prod(self.size) * self.dtype.itemsize
 
 
 class Staged:
@@ -75,8 +47,9 @@ class Staged:
     def __init__(self, storage: Storage, tensors: Mapping[str, Tensor], layout: "_Layout", host: "Host") -> None:
         self._storage, self._host, self._index = storage, host, layout.index
         self._shards = {file: [_local(tensors[name]) for name in names] for file, names in layout.files}
-        gpu = next((shard.device for shards in self._shards.values() for shard in shards if shard.is_cuda), None)
-        self._gpu = None if gpu is None else (gpu, torch.cuda.current_stream(gpu).record_event())
+        self._device = _device_of(shard for shards in self._shards.values() for shard in shards)
+        on_gpu = self._device.type == "cuda"
+        self._ready = record(torch.cuda.current_stream(self._device)) if on_gpu else None
         self._files: list[_File] | None = None
 
     @property
@@ -85,15 +58,14 @@ class Staged:
 
     def copy(self) -> None:
         """To the host; from a GPU on a stream of its own, when what was launched before is done."""
-        if self._gpu is None:
+        if self._ready is None:
             self._files = self._copied(pin=False)
             return
-        gpu, ready = self._gpu
-        stream = torch.cuda.Stream(gpu)  # type: ignore[no-untyped-call]
+        stream = self._host.stream(self._device)
         with torch.cuda.stream(stream):
-            stream.wait_event(ready)
+            stream.wait_event(self._ready)
             self._files = self._copied(pin=True)
-            stream.synchronize()
+        stream.synchronize()
 
     def _copied(self, *, pin: bool) -> "list[_File]":
         files = []
@@ -110,7 +82,7 @@ class Staged:
         """Send it to the storage, then what it sums to; whoever has the index sends that last."""
         if self._files is None:
             raise RuntimeError("nothing has been copied that could be written")
-        with ThreadPoolExecutor(_THREADS, thread_name_prefix="sdp-save") as pool:
+        with thread_pool(self._device, _THREADS, "sdp-save") as pool:
             sums = dict(pool.map(self._write_file, self._files))
         for name in {_sums_name(file) for file in sums}:  # one: all are this worker's
             self._storage.publish(name, json.dumps({"format": FORMAT, "crc32": sums}).encode())
@@ -128,11 +100,12 @@ class Staged:
 
 
 class Host:
-    """What is kept from save to save: memory to copy to, as to get it anew takes longer than to copy; and who writes
-    what, which the workers need not agree on again as long as the tensors are the same."""
+    """What is kept from save to save: memory to copy to, as to get it anew takes longer than to copy; the stream that
+    copies; and who writes what, which the workers need not agree on again as long as the tensors are the same."""
 
     def __init__(self) -> None:
         self._memory: dict[str, Tensor] = {}
+        self._stream: torch.cuda.Stream | None = None
         self._layout: tuple[_Signature, _Layout] | None = None
 
     def take(self, name: str, count: int, pin: bool) -> Tensor:
@@ -141,6 +114,11 @@ class Host:
         if memory is None or len(memory) < count:
             memory = self._memory[name] = torch.empty(count, dtype=torch.uint8, pin_memory=pin)
         return memory[:count]
+
+    def stream(self, device: torch.device) -> torch.cuda.Stream:
+        """Return the stream that copies from this GPU."""
+        self._stream = self._stream or new_stream(device)
+        return self._stream
 
     def layout_of(self, tensors: Mapping[str, Tensor]) -> "_Layout | None":
         """What was agreed on for tensors like these. They are alike on all workers, or on none."""
@@ -196,58 +174,34 @@ def stage(storage: Storage, tensors: dict[str, Tensor], *, alone: bool = False, 
 
 def load(storage: Storage, tensors: dict[str, Tensor], *, alone: bool = False) -> None:
     """Load into tensors that are there, however they are sharded now. Every worker calls it."""
-    stored, sums = _read_index(storage)
-    _check(storage, tensors, stored)
+    index = read_tensor_index(storage)
+    _check(storage, tensors, index.tensors)
+    sums = _Sums(storage, told=index.has_checksums)
     try:
         with _without_the_warning_of_being_alone():
-            load_state(tensors, storage_reader=_Reader(storage, stored, sums), no_dist=alone)
+            reader = _Reader(storage, index.tensors, sums, _device_of(tensors.values()))
+            load_state(tensors, storage_reader=reader, no_dist=alone)
     except CheckpointException as error:
         raise _cause(error, f"{storage.uri}: could not be loaded") from error
 
 
-def read_index(storage: Storage) -> dict[str, StoredTensor]:
-    """The tensors of a folder, by name."""
-    return _read_index(storage)[0]
-
-
-def _read_index(storage: Storage) -> tuple[dict[str, StoredTensor], "_Sums"]:
-    try:
-        data = json.loads(storage.read(INDEX))
-        if isinstance(data["format"], int) and data["format"] > FORMAT:
-            raise ModelError(
-                f"{storage.uri_of(INDEX)}: format {data['format']}, this sdp reads {FORMAT}; use a newer sdp"
-            )
-        tensors = {
-            name: StoredTensor(
-                _dtype(tensor["dtype"]),
-                tuple(tensor["size"]),
-                tuple(Chunk(tuple(o), tuple(s), file, start) for o, s, file, start in tensor["chunks"]),
-            )
-            for name, tensor in data["tensors"].items()
-        }
-        return tensors, _Sums(storage, told=bool(data.get("crc32", False)))
-    except NotFound as error:
-        raise DamagedCheckpoint(f"{storage.uri_of(INDEX)}: missing") from error
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise DamagedCheckpoint(f"{storage.uri_of(INDEX)}: not an index of tensors ({one_line(error, 120)})") from error
-
-
 def read_tensors(storage: Storage, names: Iterable[str]) -> dict[str, Tensor]:
     """Whole tensors on the CPU, without other workers."""
-    stored, sums = _read_index(storage)
+    index = read_tensor_index(storage)
+    stored, sums = index.tensors, _Sums(storage, told=index.has_checksums)
     wanted = list(names)
     missing = [name for name in wanted if name not in stored]
     if missing:
         raise ModelError(f"{storage.uri}: {len(missing)} tensors are not in it, such as {missing[0]}")
-    tensors = {name: torch.empty(stored[name].size, dtype=stored[name].dtype) for name in wanted}
+    tensors = {name: torch.empty(stored[name].size, dtype=_dtype(stored[name].dtype)) for name in wanted}
     work = [(name, chunk) for name in wanted for chunk in stored[name].chunks]
 
     def fill(item: tuple[str, Chunk]) -> None:
         name, chunk = item
         block = tuple(slice(o, o + s) for o, s in zip(chunk.offsets, chunk.sizes, strict=True))
-        tensors[name][block].copy_(_read(storage, chunk, stored[name].dtype, sums))
+        tensors[name][block].copy_(_read(storage, chunk, _dtype(stored[name].dtype), sums))
 
-    with ThreadPoolExecutor(_THREADS, thread_name_prefix="sdp-load") as pool:
+    with thread_pool(torch.device("cpu"), _THREADS, "sdp-load") as pool:
         list(pool.map(fill, work))
     return tensors
 
@@ -312,8 +266,11 @@ class _Writer(StorageWriter):
 class _Reader(StorageReader):
     """Reads the chunks that a worker needs."""
 
-    def __init__(self, storage: Storage, stored: Mapping[str, StoredTensor], sums: "_Sums") -> None:
+    def __init__(
+        self, storage: Storage, stored: Mapping[str, StoredTensor], sums: "_Sums", device: torch.device
+    ) -> None:
         self._storage = storage
+        self._device = device
         self._stored = stored
         self._sums = sums
 
@@ -338,14 +295,14 @@ class _Reader(StorageReader):
         def read(item: ReadItem) -> None:
             index = item.storage_index
             chunk = places[index.fqn, tuple(index.offset or ())]
-            data = _read(self._storage, chunk, self._stored[index.fqn].dtype, self._sums)
+            data = _read(self._storage, chunk, _dtype(self._stored[index.fqn].dtype), self._sums)
             for dim, (start, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
                 data = data.narrow(dim, start, length)
             target = planner.resolve_tensor(item).detach()
             target.copy_(data)
             planner.commit_tensor(item, target)
 
-        with ThreadPoolExecutor(_THREADS, thread_name_prefix="sdp-load") as pool:
+        with thread_pool(self._device, _THREADS, "sdp-load") as pool:
             list(pool.map(read, plan.items))
         done: Future[None] = Future()
         done.set_result(None)
@@ -371,6 +328,11 @@ def _files(items: Sequence[WriteItem]) -> Iterator[list[WriteItem]]:
         held += size
     if file:
         yield file
+
+
+def _device_of(tensors: Iterable[Tensor]) -> torch.device:
+    """Return the GPU that some of these tensors lie on, or the CPU."""
+    return next((tensor.device for tensor in tensors if tensor.is_cuda), torch.device("cpu"))
 
 
 def _local(tensor: Any) -> Tensor:
@@ -440,7 +402,7 @@ def _read(storage: Storage, chunk: Chunk, dtype: torch.dtype, sums: _Sums) -> Te
 
 def _as_metadata(tensor: StoredTensor) -> md.TensorStorageMetadata:
     chunks = [md.ChunkStorageMetadata(torch.Size(c.offsets), torch.Size(c.sizes)) for c in tensor.chunks]
-    return md.TensorStorageMetadata(md.TensorProperties(dtype=tensor.dtype), torch.Size(tensor.size), chunks)
+    return md.TensorStorageMetadata(md.TensorProperties(dtype=_dtype(tensor.dtype)), torch.Size(tensor.size), chunks)
 
 
 def _check(storage: Storage, tensors: Mapping[str, Tensor], stored: Mapping[str, StoredTensor]) -> None:
@@ -459,9 +421,9 @@ def _check(storage: Storage, tensors: Mapping[str, Tensor], stored: Mapping[str,
 
 
 def _dtype(name: str) -> torch.dtype:
-    dtype = getattr(torch, name)
+    dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype):
-        raise TypeError(f"no such dtype: {name}")
+        raise DamagedCheckpoint(f"{INDEX}: no such dtype: {name}")
     return dtype
 
 

@@ -1,5 +1,1 @@
-"""From images and captions to latents and tokens.
-
-Read in this order: `transform` (bytes to crops, on CPU), `encode` (crops to latents, on an accelerator), `table` (what
-is stored), `reading` (where rows come from), `job` (all of it on a cluster).
-"""
+"""An image dataset to a latents dataset: `prepare` checks and plans, `job` runs `sdp.encode` on a cluster."""

@@ -14,7 +14,7 @@ class Figures:
     rows_total: int = 0
     """Addresses to be worked off by this run."""
     images_total: int = 0
-    """About the images that they come to, each crop counted."""
+    """About the images that they come to."""
     rows_done: int = 0
     """Addresses of units that are written."""
     written: int = 0

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from sdp.datasets.units import Work
-from sdp.process.reading import Piece
+from sdp.encode.reading import Piece
 
 Chunk = TypeVar("Chunk")
 Rows = TypeVar("Rows")

@@ -36,18 +36,18 @@ from sdp.datasets.outcomes import FAILED, Outcome
 from sdp.datasets.output import Output
 from sdp.datasets.parts import PartInfo
 from sdp.datasets.units import Work
+from sdp.encode import work as worker
+from sdp.encode.chunk import Chunk
+from sdp.encode.occupancy import Occupancy
+from sdp.encode.reading import Piece, Planner, addresses
+from sdp.encode.table import EMPTY_TEXT, npy_bytes
+from sdp.encode.work import Orders, Rows, TransformNote
 from sdp.errors import SdpError, Unavailable, UserError, one_line
 from sdp.lease import Lease
-from sdp.process import work as worker
-from sdp.process.chunk import Chunk
 from sdp.process.figures import Figures
 from sdp.process.flow import TRIES, Flow, Room, Tuner
-from sdp.process.occupancy import Occupancy
 from sdp.process.prepare import KIND, Prepared, Retry, begin, prepare, retry_of, with_tombstones
-from sdp.process.reading import Piece, Planner, addresses
 from sdp.process.report import emit, forecast, progress_line, spent, summary
-from sdp.process.table import EMPTY_TEXT, npy_bytes
-from sdp.process.work import Orders, Rows, TransformNote
 
 _AT_ONCE = 2
 """Pieces that an encoder holds: while one is encoded the next one is fetched to its node."""
@@ -223,7 +223,7 @@ class _Run:
     def _room_for(self, resources: dict[str, float]) -> int:
         """Pieces that half of the object stores can hold, and no fewer than keep the pipeline moving."""
         recipe = self._orders.recipe
-        piece_bytes = self._prepared.piece_rows * recipe.crops * sum(3 * side * side for side in recipe.resolutions)
+        piece_bytes = self._prepared.piece_rows * sum(3 * side * side for side in recipe.resolutions)
         fits = int(0.5 * resources.get("object_store_memory", 0) / piece_bytes)
         return max(fits, 2 * self._most + 1)
 

@@ -16,12 +16,12 @@ from sdp.datasets.manifest import Dataset, open_dataset
 from sdp.datasets.output import HEAD, Head, Output, open_output, peek_output
 from sdp.datasets.source import freeze_source, freeze_upstream, order_retry
 from sdp.datasets.units import Work, part_name
+from sdp.encode.reading import Columns, footer_of
+from sdp.encode.recipe import TEXT, Recipe, Settings
+from sdp.encode.table import Shape, bytes_per_row
+from sdp.encode.work import Orders
 from sdp.errors import DatasetError, UserError
 from sdp.model import shapes, sources
-from sdp.process.reading import Columns, footer_of
-from sdp.process.recipe import TEXT, Recipe, Settings
-from sdp.process.table import Shape, bytes_per_row
-from sdp.process.work import Orders
 from sdp.storage import SourceFile, Storage, StorageOptions, is_read_only, list_source, open_storage
 
 KIND = "latents"
@@ -54,13 +54,13 @@ class Prepared:
     def piece_rows(self) -> int:
         """Rows that travel together; by what is to be made alone, so that every run cuts a unit the same way."""
         recipe = self.orders.recipe
-        row_bytes = recipe.crops * sum(3 * side * side for side in recipe.resolutions)
+        row_bytes = sum(3 * side * side for side in recipe.resolutions)
         return min(_PIECE_ROWS, 1 << max(1, _PIECE_BYTES // row_bytes).bit_length() - 1)
 
     def images_of(self, rows: int) -> int:
-        """How many crops so many addresses come to, about: upstream's failures bring none."""
+        """Estimate how many images so many addresses come to: upstream's failures bring none."""
         there = self.upstream.manifest.counts.written / max(1, self.upstream.rows) if self.upstream else 1.0
-        return round(rows * there) * self.orders.recipe.crops
+        return round(rows * there)
 
     @property
     def input(self) -> dict[str, Any]:
@@ -88,7 +88,7 @@ def prepare(config: ProcessConfig) -> Prepared:
         storage=options,
         output=output,
     )
-    unit_rows = config.output.rows_per_file or _unit_rows(config.output.target_bytes, shape, config, upstream)
+    unit_rows = config.output.rows_per_file or _unit_rows(config.output.target_bytes, shape, upstream)
     # A higher limit is more of the same dataset, not another one.
     decided = {path: value for path, value in identity(config).items() if path != "limit"}
     head = Head(KIND, unit_rows, upstream is not None, {**decided, "model.digest": model.digest})
@@ -211,7 +211,6 @@ def _recipe(config: ProcessConfig) -> Recipe:
     return Recipe(
         resolutions=tuple(config.resolutions),
         crop=told.crop,
-        crops=told.crops,
         seed=config.seed,
         max_upscale=told.max_upscale,
         oversample=told.oversample,
@@ -238,14 +237,13 @@ def _shape(config: ProcessConfig, model: sources.LocalModel) -> Shape:
         scaling_factor=shapes.scaling_factor(model.path),
         content=config.encode.latents,
         text_width=shapes.text_width(model.path) if config.encode.text == "text_embedding" else None,
-        several=config.transform.crops > 1,
         buckets=config.transform.crop == "buckets",
     )
 
 
-def _unit_rows(target_bytes: int, shape: Shape, config: ProcessConfig, upstream: Dataset | None) -> int:
+def _unit_rows(target_bytes: int, shape: Shape, upstream: Dataset | None) -> int:
     """Rows of a part of about the target's size; whole units of upstream where it holds some, so that none is split."""
-    rows = max(1, target_bytes // (bytes_per_row(shape) * config.transform.crops))
+    rows = max(1, target_bytes // bytes_per_row(shape))
     theirs = upstream.head.unit_rows if upstream else 1
     return rows - rows % theirs if rows > theirs else rows
 

@@ -8,11 +8,11 @@ from sdp.console import duration, size
 from sdp.datasets.manifest import Dataset
 from sdp.datasets.outcomes import FAILED, FILTERED, WRITTEN
 from sdp.datasets.output import Output
+from sdp.encode.reading import Planner
+from sdp.encode.recipe import TEXT
+from sdp.encode.table import bytes_per_row
 from sdp.process.figures import Figures, suggestion
 from sdp.process.prepare import Prepared
-from sdp.process.reading import Planner
-from sdp.process.recipe import TEXT
-from sdp.process.table import bytes_per_row
 from sdp.telemetry import Telemetry
 
 

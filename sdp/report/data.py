@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyroaring import BitMap64
 
-from sdp.console import duration, size
+from sdp.console import counted, duration, size
 from sdp.datasets import runs, tombstones
 from sdp.datasets.inspect import Description, describe, with_problems
 from sdp.datasets.outcomes import FAILURE_REASONS, FILTER_REASONS
@@ -19,117 +19,107 @@ from sdp.datasets.parts import read_account
 from sdp.datasets.runs import JobRun
 from sdp.datasets.units import PARTS, parse_part_name
 from sdp.errors import DatasetError, SdpError, one_line
-from sdp.report.page import Bar, Block, Cell, Folded, Gallery, Section, Share, Strips, Table, Tile
+from sdp.report.page import Bar, Block, Cell, Folded, Gallery, Section, Share, Strips, Table, Tile, listing
 from sdp.storage import Storage
 
 _TITLES = {"images": "Images", "latents": "Latents", "samples": "Pictures drawn"}
 _PARTS_READ = 12
 _RUNS = 20
 _EXAMPLES = 3
-"""Of each reason."""
+"""Rows shown for each reason."""
 _EDGE = 256
-"""Larger pictures are made smaller, where Pillow is installed."""
+"""Pixels that larger pictures are reduced to, where Pillow is installed."""
 _LARGE = 40_000
 """Bytes from which that is worth while."""
 
 
 def dataset_section(storage: Storage, pictures: int, seed: int = 0) -> Section:
-    """What there is to say of a dataset, and up to so many of its pictures."""
-    found = describe(storage)
+    """Return the section of a dataset, with up to so many of its pictures."""
+    dataset = describe(storage)
     names = _spread(storage, seed)
     known, notes = runs.read(storage)
-    done = runs.total(known)
-    blocks: list[Block] = [_outcomes(found), *_times(done)]
-    if found.counts.reasons:
-        blocks.append(_reasons(found))
-    if pictures and "image" in found.schema:
-        galleries, damaged = _galleries(storage, names, pictures, found, seed)
+    work = runs.total(known)
+    blocks: list[Block] = [_outcomes(dataset), *_times(work)]
+    if dataset.counts.reasons:
+        blocks.append(_reasons(dataset))
+    if pictures and "image" in dataset.schema:
+        galleries, damaged = _galleries(storage, names, pictures, dataset, seed)
         blocks += galleries
-        found = with_problems(found, damaged)
-    if found.counts.reasons:
+        dataset = with_problems(dataset, damaged)
+    if dataset.counts.reasons:
         blocks.append(_examples(storage, names))
     if known:
         blocks.append(_runs(known))
-    if found.problems:
-        blocks.append(Table("Problems", ("what",), [(problem,) for problem in found.problems[:50]]))
-    notes += _unrecorded(found, done)
-    if notes:
-        blocks.append(Table("Notes", ("what",), [(note,) for note in notes[:50]]))
-    if found.config:
-        blocks.append(Folded("Configuration", json.dumps(found.config, indent=1)))
-    return Section(
-        _TITLES.get(found.kind, found.kind),
-        found.uri,
-        _verdict(found),
-        found.complete,
-        _figures(found, done),
-        blocks,
-        _glance(found, done),
-    )
+    blocks += listing("Problems", dataset.problems)
+    blocks += listing("Notes", notes + _unrecorded(dataset, work))
+    if dataset.config:
+        blocks.append(Folded("Configuration", json.dumps(dataset.config, indent=1)))
+    title, verdict = _TITLES.get(dataset.kind, dataset.kind), _verdict(dataset)
+    glance = _glance(dataset, work)
+    return Section(title, dataset.uri, verdict, dataset.complete, _figures(dataset, work), blocks, glance)
 
 
-def _verdict(found: Description) -> str:
-    if found.problems:
-        return f"Broken: {len(found.problems)} problems, listed below."
-    if not found.complete:
-        left = found.parts_ordered - found.parts
-        return (
-            f"Incomplete: {left:,} of {found.parts_ordered:,} parts are missing; run its job again, it does the rest."
-        )
-    counts = found.counts
-    words = f"Complete: {counts.written:,} of {counts.input:,} rows were written"
-    lost = [f"{counts.filtered:,} filtered"] * bool(counts.filtered) + [f"{counts.failed:,} failed"] * bool(
-        counts.failed
-    )
-    return words + (f", {' and '.join(lost)}." if lost else ".")
+def _verdict(dataset: Description) -> str:
+    counts = dataset.counts
+    if dataset.problems:
+        return f"Broken: {counted(len(dataset.problems), 'problem')}, listed below."
+    if not dataset.complete:
+        missing = dataset.parts_ordered - dataset.parts
+        which = f"{missing:,} of {counted(dataset.parts_ordered, 'part')} {'is' if missing == 1 else 'are'} missing"
+        return f"Incomplete: {which}; run its job again, it does the rest."
+    lost = [f"{n:,} {what}" for n, what in ((counts.filtered, "filtered"), (counts.failed, "failed")) if n]
+    words = f"Complete: {counts.written:,} of {counted(counts.input, 'row')} were written"
+    return f"{words}, {' and '.join(lost)}." if lost else f"{words}."
 
 
-def _figures(found: Description, done: JobRun | None) -> list[tuple[str, str]]:
-    counts = found.counts
+def _figures(dataset: Description, work: JobRun | None) -> list[tuple[str, str]]:
+    counts = dataset.counts
     figures = [("rows", f"{counts.input:,}"), ("written", f"{counts.written:,}")]
-    if done is not None and done.seconds:
-        figures += [("took", duration(done.seconds)), ("rows/s", _rate(done.counts.input / done.seconds))]
-        figures += [(f"{what}/s", size(count / done.seconds)) for what, count in done.moved.items() if count]
-        figures += [(who, f"{count:,}") for who, count in done.workers.items() if count]
-        if done.replaced:
-            figures.append(("workers replaced", f"{done.replaced:,}"))
+    if not dataset.complete:
+        figures[0] = ("rows done so far", f"{counts.input:,}")
+    if work is not None and work.seconds:
+        figures += [("took", duration(work.seconds)), ("rows/s", _rate(work.counts.input / work.seconds))]
+        figures += [(f"{what}/s", size(count / work.seconds)) for what, count in work.moved.items() if count]
+        figures += [(who, f"{count:,}") for who, count in work.workers.items() if count]
+        if work.replaced:
+            figures.append(("workers replaced", f"{work.replaced:,}"))
     if counts.written:
-        figures.append(("bytes a row", f"{found.bytes / counts.written:,.0f}"))
-    return [*figures, ("in all", size(found.bytes)), ("parts", f"{found.parts:,}")]
+        figures.append(("bytes a row", f"{dataset.bytes / counts.written:,.0f}"))
+    return [*figures, ("in all", size(dataset.bytes)), ("parts", f"{dataset.parts:,}")]
 
 
-def _glance(found: Description, done: JobRun | None) -> str:
-    words = f"{found.counts.written:,} of {found.counts.input:,} rows"
-    if done is None or not done.seconds:
-        return f"{words} · {size(found.bytes)}"
-    return f"{words} · {_rate(done.counts.input / done.seconds)} rows/s · {duration(done.seconds)}"
+def _glance(dataset: Description, work: JobRun | None) -> str:
+    words = f"{dataset.counts.written:,} of {counted(dataset.counts.input, 'row')}"
+    if not dataset.complete:
+        words = f"{dataset.parts:,} of {counted(dataset.parts_ordered, 'part')}"
+    if work is None or not work.seconds:
+        return f"{words} · {size(dataset.bytes)}"
+    return f"{words} · {_rate(work.counts.input / work.seconds)} rows/s · {duration(work.seconds)}"
 
 
 def _rate(count: float) -> str:
     return f"{count:,.0f}" if count >= 10 else f"{count:.2g}"
 
 
-def _outcomes(found: Description) -> Block:
-    counts = found.counts
+def _outcomes(dataset: Description) -> Block:
+    counts = dataset.counts
     parts = (("written", counts.written), ("filtered", counts.filtered), ("failed", counts.failed))
     return Bar("What became of the rows", [(name, float(count), f"{count:,}") for name, count in parts], "cbf")
 
 
-def _times(done: JobRun | None) -> list[Block]:
-    """What the time of each kind of worker went into, where there is more than one thing."""
+def _times(work: JobRun | None) -> list[Block]:
+    """Return a bar for each kind of worker whose time went into more than one thing."""
     return [
         Bar(
-            f"Where the time of {who} went",
-            [(what, each, duration(each)) for what, each in seconds.items()],
-            half=True,
+            f"Where the time of {who} went", [(what, each, duration(each)) for what, each in seconds.items()], half=True
         )
-        for who, seconds in (done.work.items() if done is not None else ())
+        for who, seconds in (work.work.items() if work is not None else ())
         if len(seconds) > 1 and sum(seconds.values()) > 0
     ]
 
 
 def _runs(known: Sequence[JobRun]) -> Block:
-    """The newest of them."""
+    """Return a table of the newest runs."""
     moved = list(dict.fromkeys(what for run in known for what in run.moved))
     rows: list[tuple[Cell, ...]] = [
         (
@@ -141,9 +131,7 @@ def _runs(known: Sequence[JobRun]) -> Block:
             run.counts.written,
             run.counts.failed,
             *(size(run.moved[what]) if what in run.moved else "" for what in moved),
-            ", ".join(
-                f"{count:,} {who if count != 1 else who.removesuffix('s')}" for who, count in run.workers.items()
-            ),
+            ", ".join(counted(count, who.removesuffix("s"), who) for who, count in run.workers.items()),
         )
         for run in known[-_RUNS:]
     ]
@@ -152,60 +140,66 @@ def _runs(known: Sequence[JobRun]) -> Block:
     return Table(title, header, rows)
 
 
-def _unrecorded(found: Description, done: JobRun | None) -> list[str]:
-    """Rows of which no run tells: it was broken off, and what it had written stayed."""
-    left = found.counts.input - (done.counts.input if done is not None else 0)
-    if left <= 0 or done is None:
+def _unrecorded(dataset: Description, work: JobRun | None) -> list[str]:
+    """Return a note of the rows that no record covers: their run was broken off, and what it had written stayed."""
+    left = dataset.counts.input - work.counts.input if work is not None else 0
+    if left <= 0:
         return []
     return [f"{left:,} of the rows were worked off by runs that were broken off and left no record of their time"]
 
 
-def _reasons(found: Description) -> Block:
-    counts = found.counts
-    ordered = sorted(counts.reasons.items(), key=lambda item: -item[1])
-    most = max(counts.reasons.values()) / counts.input
+def _reasons(dataset: Description) -> Block:
+    reasons, whole = dataset.counts.reasons, dataset.counts.input
+    most, meaning = max(reasons.values()) / whole, {**FILTER_REASONS, **FAILURE_REASONS}
     rows = [
-        (reason, count, Share(count / counts.input, most), {**FILTER_REASONS, **FAILURE_REASONS}.get(reason, ""))
-        for reason, count in ordered
+        (reason, count, Share(count / whole, most), meaning.get(reason, ""))
+        for reason, count in sorted(reasons.items(), key=lambda item: -item[1])
     ]
     return Table("Why rows were left out", ("reason", "rows", "share", "which means"), rows)
 
 
 def _spread(storage: Storage, seed: int) -> list[str]:
-    """Parts from all over the dataset."""
+    """Return the names of some parts from all over the dataset."""
     names = sorted(name for name in storage.names(PARTS) if parse_part_name(name) is not None)
     return sorted(random.Random(seed).sample(names, min(len(names), _PARTS_READ)))
 
 
 def _galleries(
-    storage: Storage, names: list[str], pictures: int, found: Description, seed: int
+    storage: Storage, names: list[str], pictures: int, dataset: Description, seed: int
 ) -> tuple[list[Block], list[str]]:
-    """Pictures, none of which is taken down; and what is wrong with the parts that they were to come from."""
+    """Return pictures, none of which is taken down, and what is wrong with the parts that hold them."""
     try:
-        taken = tombstones.load(storage).rows
+        taken_down = tombstones.load(storage).rows
     except SdpError as error:
         return [Table("Pictures", ("none is shown",), [(f"which are taken down is not known: {error}",)])], []
     problems: list[str] = []
-    named = tuple(found.problems)
-    names = [name for name in names if not any(line.startswith(storage.uri_of(name)) for line in named)]
-    # Those of a prompt lie side by side, so that of pictures drawn what is taken are neighbours.
-    rows = list(_sampled(storage, names, pictures, seed, taken, problems, together=found.kind == "samples"))
-    gone = sum(row < found.rows for row in taken)
-    left_out = f"; {gone:,} that are taken down are not shown" if gone else ""
-    if found.kind != "samples":
-        tiles = [Tile(_small(row["image"]), str(row.get("caption", "")), _note(row)) for row in rows]
-        return [Gallery(f"{len(tiles)} pictures from all over it{left_out}", tiles)], problems
-    return [_by_prompt(rows, left_out)], problems
+    broken = tuple(dataset.problems)
+    names = [name for name in names if not any(line.startswith(storage.uri_of(name)) for line in broken)]
+    rows, drawn = list[dict[str, Any]](), dataset.kind == "samples"
+    random_rows = random.Random(seed)
+    for number, name in enumerate(names):
+        wanted = pictures * (number + 1) // len(names) - len(rows)
+        # The pictures of a prompt lie side by side, so neighbours are taken of pictures that were drawn.
+        rows += _sampled(storage, name, wanted, random_rows, taken_down, problems, neighbours=drawn)
+    gone = sum(row < dataset.rows for row in taken_down)
+    left_out = (
+        f"; {gone:,} that {'is' if gone == 1 else 'are'} taken down {'is' if gone == 1 else 'are'} not shown"
+        if gone
+        else ""
+    )
+    if drawn:
+        return [_by_prompt(rows, left_out)], problems
+    tiles = [Tile(_small(row["image"]), str(row.get("caption", "")), _note(row)) for row in rows]
+    return [Gallery(f"{counted(len(tiles), 'picture')} from all over it{left_out}", tiles)], problems
 
 
 def _by_prompt(rows: Sequence[dict[str, Any]], left_out: str) -> Block:
-    """A row of pictures for each prompt; side by side where each has one."""
+    """Return a strip of pictures for each prompt; a gallery where each prompt has one picture."""
     prompts: dict[str, list[Tile]] = {}
     for row in sorted(rows, key=lambda row: int(row["row"])):
         prompt = str(row["prompt"])
-        prompts.setdefault(prompt, []).append(
-            Tile(_small(row["image"]), prompt, f"row {row['row']}, seed {row.get('seed', '?')}")
-        )
+        note = f"row {row['row']}, seed {row.get('seed', '?')}"
+        prompts.setdefault(prompt, []).append(Tile(_small(row["image"]), prompt, note))
     if any(len(tiles) > 1 for tiles in prompts.values()):
         return Strips(f"Pictures by prompt{left_out}", sorted(prompts.items()))
     return Gallery(f"Pictures by prompt{left_out}", [tile for _, (tile,) in sorted(prompts.items())], wide=True)
@@ -218,39 +212,35 @@ def _note(row: dict[str, Any]) -> str:
 
 def _sampled(
     storage: Storage,
-    names: list[str],
-    most: int,
-    seed: int,
+    name: str,
+    count: int,
+    rng: random.Random,
     taken_down: BitMap64,
     problems: list[str],
     *,
-    together: bool,
+    neighbours: bool,
 ) -> Iterator[dict[str, Any]]:
-    """Rows drawn by address, from one row group of each part."""
-    draw, taken = random.Random(seed), 0
-    for number, name in enumerate(names):
-        wanted = most * (number + 1) // len(names) - taken
-        try:
-            file = pq.ParquetFile(storage.open(name), page_checksum_verification=True)
-            groups = file.metadata.num_row_groups
-            if not wanted or not groups:
-                continue
-            table = file.read_row_group(draw.randrange(groups))
-        except (pa.ArrowException, OSError) as error:
-            cause = one_line(error, 160)
-            problems.append(f"{storage.uri_of(name)}: cannot be read ({cause}); delete it and run the job again")
-            continue
-        if "image" not in table.column_names or "row" not in table.column_names:
-            continue
-        table = table.filter(pa.array([row not in taken_down for row in table["row"].to_pylist()], pa.bool_()))
-        count = min(wanted, table.num_rows)
-        taken += count
-        chosen = list(range(count)) if together else sorted(draw.sample(range(table.num_rows), count))
-        yield from table.take(pa.array(chosen, pa.int64())).to_pylist()
+    """Yield up to so many rows of one row group of a part."""
+    try:
+        file = pq.ParquetFile(storage.open(name), page_checksum_verification=True)
+        groups = file.metadata.num_row_groups
+        if not count or not groups:
+            return
+        table = file.read_row_group(rng.randrange(groups))
+    except (pa.ArrowException, OSError) as error:
+        cause = one_line(error, 160)
+        problems.append(f"{storage.uri_of(name)}: cannot be read ({cause}); delete it and run the job again")
+        return
+    if "image" not in table.column_names or "row" not in table.column_names:
+        return
+    table = table.filter(pa.array([row not in taken_down for row in table["row"].to_pylist()], pa.bool_()))
+    count = min(count, table.num_rows)
+    chosen = list(range(count)) if neighbours else sorted(rng.sample(range(table.num_rows), count))
+    yield from table.take(pa.array(chosen, pa.int64())).to_pylist()
 
 
 def _examples(storage: Storage, names: list[str]) -> Block:
-    """A few rows of each reason, with their detail."""
+    """Return a few rows of each reason, with their detail."""
     rows, seen = list[tuple[str, int, str, int]](), Counter[str]()
     for name in names:
         try:
@@ -266,14 +256,14 @@ def _examples(storage: Storage, names: list[str]) -> Block:
 
 
 def _small(data: bytes) -> bytes:
-    """As large as a page of many needs it."""
+    """Return a picture as large as a page of many needs it."""
     if len(data) < _LARGE:
         return data
     try:
         import io
 
         from PIL import Image
-    except ModuleNotFoundError:  # the laptop's install: the page is larger for it
+    except ModuleNotFoundError:  # without the worker extra the page is larger
         return data
     with Image.open(io.BytesIO(data)) as opened:
         opened.thumbnail((_EDGE, _EDGE))

@@ -1,43 +1,55 @@
-"""What `sdp inspect` says of a training run and of a checkpoint. Needs neither torch nor Ray."""
+"""The descriptions that `sdp inspect` prints: of training runs and checkpoints here, of datasets in sdp.datasets.
+
+Needs neither torch nor Ray. `sdp report` draws its section of a run from the same description.
+"""
 
 import json
-import math
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
-from typing import Any
+from itertools import groupby
+from typing import Any, ClassVar
 
-from sdp.console import duration, size, table
+from sdp import lease
+from sdp.config import JOBS
+from sdp.config.base import changed
+from sdp.console import counted, duration, size, table
 from sdp.datasets import tombstones
-from sdp.datasets.audit import RUN
-from sdp.datasets.ledger import NAME as LEDGER
-from sdp.datasets.ledger import Ledger
+from sdp.datasets.inspect import Description
+from sdp.datasets.inspect import describe as describe_dataset
+from sdp.datasets.inspect import summary as dataset_summary
 from sdp.datasets.manifest import MANIFEST, open_dataset
 from sdp.datasets.output import read_json
-from sdp.errors import DatasetError, NotFound, SdpError
-from sdp.lease import FOLDER as LEASES
-from sdp.lease import Record
-from sdp.model.checkpoints import COMPLETE, CONFIG, EMA, MODEL, checkpoint_name, find_checkpoint, read_marker, steps_in
-from sdp.report.damage import understood
-from sdp.report.history import EVENTS, is_event, read_history, read_lines
-from sdp.report.profile import SUMMARY
-from sdp.report.run import PHASES
-from sdp.storage import Storage, StorageOptions
+from sdp.datasets.records import reading
+from sdp.errors import DatasetError, ModelError, NotFound, SdpError
+from sdp.evaluate.layout import RESULT
+from sdp.model.checkpoints import (
+    COMPLETE,
+    CONFIG,
+    EMA,
+    MODEL,
+    checkpoint_name,
+    read_ledger,
+    read_marker,
+)
+from sdp.model.damage import DamagedCheckpoint
+from sdp.model.tensor_index import read_tensor_index
+from sdp.report.subject import identify, phases_of
+from sdp.storage import Storage, StorageOptions, open_storage
+from sdp.train.run_folder import RunFolder
+from sdp.train.timeline import SUMMARY
 
-_INDEX = "tensors.json"
-_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int64": 8, "int32": 4, "uint8": 1, "bool": 1}
-_CHECKPOINT = re.compile(r"/checkpoints/step-\d+$")
-_LATEST = re.compile(r"/checkpoints(/latest)?$")
-_TROUBLE = ("recovered", "gave_up", "bad_step")
-_SHOWN = 10
+TROUBLE = ("recovered", "gave_up", "bad_step")
+"""Events that a reader looks for first."""
+_SHOWN, _SPANS = 10, 4
+_HINT = "take another checkpoint"
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What there is to say of a checkpoint."""
+    """The description of a complete checkpoint."""
 
+    kind: ClassVar = "checkpoint"
     uri: str
     run: str
     step: int
@@ -77,13 +89,14 @@ class Checkpoint:
     problems: list[str] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
-        return {"kind": "checkpoint", **asdict(self)}
+        return {"kind": self.kind, **asdict(self)}
 
 
 @dataclass(frozen=True)
 class Run:
-    """What there is to say of a run."""
+    """The description of a run of one phase or two."""
 
+    kind: ClassVar = "run"
     uri: str
     state: str
     """One sentence: under way, ended and why, given up, or left off."""
@@ -104,7 +117,9 @@ class Run:
     newest: Checkpoint | None
     phases: list["Run"] = field(default_factory=list)
     damaged: list[str] = field(default_factory=list)
-    """Files of the run with lines that are none."""
+    """Files of the run that are damaged."""
+    metrics: list[dict[str, Any]] = field(default_factory=list)
+    events: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def problems(self) -> list[str]:
@@ -112,91 +127,96 @@ class Run:
         return [*self.damaged, *own, *(problem for phase in self.phases for problem in phase.problems)]
 
     def to_json(self) -> dict[str, Any]:
+        """Return all but the lines of metrics and events, which the run's own files hold."""
+        plain = {name: value for name, value in vars(self).items() if name not in ("metrics", "events")}
         newest = self.newest.to_json() if self.newest is not None else None
-        phases = [phase.to_json() for phase in self.phases]
-        return {"kind": "run", **asdict(self), "newest": newest, "phases": phases}
+        return {"kind": self.kind, **plain, "newest": newest, "phases": [phase.to_json() for phase in self.phases]}
 
 
-def describe(storage: Storage, options: StorageOptions | None = None) -> Run | Checkpoint | None:
-    """Describe a run (of one phase or two) or a checkpoint; None of what is neither."""
-    if storage.exists(COMPLETE):
-        return describe_checkpoint(storage, options)
-    if storage.exists(RUN) or any(storage.child(phase).exists(RUN) for phase in PHASES):
-        return describe_run(storage, options)
-    if _CHECKPOINT.search(storage.uri) and storage.names():
-        raise DatasetError(f"{storage.uri}: no {COMPLETE} in it: it is being written, or was left off; take another")
-    if _LATEST.search(storage.uri):
-        return describe_checkpoint(find_checkpoint(storage.uri, options), options)
-    return None
+@dataclass(frozen=True)
+class Evaluation:
+    """The result of an evaluation, as its file holds it."""
+
+    kind: ClassVar = "evaluation"
+    uri: str
+    result: dict[str, Any]
+    problems: Sequence[str] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        return {"kind": self.kind, "uri": self.uri, **self.result}
+
+
+def describe(
+    storage: Storage, options: StorageOptions | None = None, *, verify: bool = False
+) -> Description | Run | Checkpoint | Evaluation:
+    """Describe whatever lies at an address; `verify` reads every byte of a dataset."""
+    kind, storage = identify(storage, options)
+    match kind:
+        case "checkpoint":
+            return describe_checkpoint(storage, options)
+        case "run":
+            return describe_run(storage, options)
+        case "evaluation":
+            return Evaluation(storage.uri, read_json(storage, RESULT))
+        case _:
+            return describe_dataset(storage, options, verify=verify)
 
 
 def describe_run(storage: Storage, options: StorageOptions | None = None) -> Run:
-    """A run, and its phases if it has them."""
-    phases = [describe_run(one, options) for one in map(storage.child, PHASES) if one.exists(RUN)]
-    if phases:
-        # Both are the same job's: what is said of the whole is said of the one that it is in.
-        at = phases[-1]
-        whole = sum(phase.bytes for phase in phases)
+    """Describe a run, and its phases if it has them."""
+    if phases := [describe_run(phase, options) for phase in phases_of(storage)]:
+        # Both belong to the same job: its state is that of the phase that it is in.
+        at, whole = phases[-1], sum(phase.bytes for phase in phases)
         return Run(storage.uri, at.state, at.step, at.last, [], [], whole, {}, [], {}, None, None, phases)
-    history = read_history(storage)
+    run = RunFolder(storage)
+    history, steps = run.history(), run.steps()
     events, metrics = history.events, history.metrics
-    steps = steps_in(storage)
     complete = [step for step, whole in steps.items() if whole]
-    problems = list(history.problems)
+    bad_rows, problems = run.bad_reasons()
+    problems = [*history.problems, *problems]
+    checkpoints = [short for step in reversed(complete) if (short := _short(storage, step, problems)) is not None]
+    newest = None
+    if complete and [short["step"] for short in checkpoints[:1]] == complete[-1:]:
+        try:
+            newest = describe_checkpoint(storage.child(checkpoint_name(complete[-1])), options)
+        except DatasetError as error:
+            problems.append(str(error))
     return Run(
         uri=storage.uri,
         state=_state(storage, events),
         step=max([*complete[-1:], *(line["step"] for line in metrics[-1:])], default=None),
         last=metrics[-1] if metrics else {},
-        checkpoints=[short for step in reversed(complete) if (short := _short(storage, step, problems)) is not None],
+        checkpoints=checkpoints,
         incomplete=[step for step, whole in steps.items() if not whole],
         bytes=sum(file.size for file in storage.list()),
         history=dict(Counter(event["event"] for event in events)),
         trouble=_trouble(events),
-        bad_rows=_bad_rows(storage, problems),
+        bad_rows=bad_rows,
         profile=storage.uri_of(SUMMARY) if storage.exists(SUMMARY) else None,
-        newest=_newest(storage, complete, options, problems),
+        newest=newest,
         damaged=problems,
+        metrics=metrics,
+        events=events,
     )
 
 
-def _newest(
-    run: Storage, complete: Sequence[int], options: StorageOptions | None, problems: list[str]
-) -> Checkpoint | None:
-    if not complete:
-        return None
-    try:
-        return describe_checkpoint(run.child(checkpoint_name(complete[-1])), options)
-    except DatasetError as error:
-        problems.append(str(error))
-        return None
-
-
 def describe_checkpoint(folder: Storage, options: StorageOptions | None = None) -> Checkpoint:
-    """A complete checkpoint."""
-    with understood(folder.uri_of(COMPLETE), "take another checkpoint"):
+    """Describe a complete checkpoint."""
+    with reading(folder.uri_of(COMPLETE), _HINT):
         return _described(folder, options)
 
 
 def _described(folder: Storage, options: StorageOptions | None) -> Checkpoint:
-    from sdp.storage import open_storage
-
     marker = read_marker(folder)
     state, config = marker["state"], _config(folder)
     run = open_storage(folder.uri.rpartition("/checkpoints/")[0] or folder.uri, options)
     datasets = [*marker.get("datasets", []), *([marker["dataset"]] if "dataset" in marker else [])]
-    events = [event for event in read_lines(run, EVENTS, is_event)[0] if event["time"] <= marker["created"]]
-    sizes, problems = _sizes(folder)
-    ledger, trouble = _ledger(folder)
-    consumed = {epoch: ledger.consumed(epoch) for epoch in ledger.epochs()} if ledger is not None else {}
-    counted = state["samples"] + state.get("skipped_samples", 0)
-    if ledger is not None and sum(consumed.values()) != counted:
-        problems.append(
-            f"{folder.uri}: {counted:,} samples were counted and {sum(consumed.values()):,} rows are in its "
-            "ledger; take another checkpoint"
-        )
-    rows = marker.get("epoch_rows")
+    events = [event for event in RunFolder(run).events() if event["time"] <= marker["created"]]
     stored = folder.list()
+    sizes, problems = _sizes(folder, {file.path: file.size for file in stored})
+    samples = state["samples"] + state.get("skipped_samples", 0)
+    consumed = _consumed(folder, samples, problems)
+    rows = marker.get("epoch_rows")
     return Checkpoint(
         uri=folder.uri,
         run=run.uri,
@@ -221,10 +241,10 @@ def _described(folder: Storage, options: StorageOptions | None) -> Checkpoint:
         begun_from=(config.get("model") or {}).get("start_from"),
         lineage=[line for dataset in datasets for line in _lineage(dataset, options)],
         config=config,
-        changed=_changed(config),
+        changed=changed(JOBS["train"], config),
         history=dict(Counter(event["event"] for event in events)),
         trouble=_trouble(events),
-        problems=[*problems, *trouble],
+        problems=problems,
     )
 
 
@@ -237,30 +257,15 @@ def _state(run: Storage, events: Sequence[Mapping[str, Any]]) -> str:
         return f"ended: {last['reason']}"
     if last.get("event") == "gave_up":
         return f"given up: {'; '.join(map(str, last.get('failures', [])[-1:])) or 'no reason was told'}"
-    return f"not ended; {_lease(run)}"
-
-
-def _lease(run: Storage) -> str:
-    """Who writes the run. The store's clock and ours may differ: this is told to people, and decides nothing."""
-    files = run.list(LEASES)
-    if not files:
-        return "nobody holds its lease"
-    record = Record.load(run.read(files[-1].path))
-    age = (datetime.now(UTC) - files[-1].modified).total_seconds()
-    if record is None or record.released:
-        return "its lease is free: run its job again to go on"
-    who = f"{record.owner.host} pid {record.owner.pid}"
-    if age <= 2 * record.ttl_s:
-        return f"under way: {who} holds its lease since {record.since}"
-    return f"left off: {who} held its lease, last seen {duration(age)} ago; run its job again to go on"
+    return f"not ended; {lease.describe(run)}"
 
 
 def _trouble(events: Sequence[Mapping[str, Any]]) -> list[str]:
-    return [line for event in events if event["event"] in _TROUBLE for line in _told(event)]
+    return [line for event in events if event["event"] in TROUBLE for line in _line_of(event)]
 
 
-def _told(event: Mapping[str, Any]) -> Iterator[str]:
-    """A failure or recovery in a line."""
+def _line_of(event: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a failure or recovery as a line."""
     match event["event"]:
         case "recovered":
             failures = event.get("failures", [])
@@ -272,27 +277,13 @@ def _told(event: Mapping[str, Any]) -> Iterator[str]:
             yield f"{event['time']} a step was skipped ({event['verdict']}): {event.get('rows', '?')}"
 
 
-def _bad_rows(run: Storage, problems: list[str]) -> dict[str, int]:
-    reasons: Counter[str] = Counter()
-    for name in run.names("bad_rows/"):
-        lines, damaged = read_lines(run, name, _is_bad_row)
-        reasons.update(line["reason"] for line in lines)
-        problems += damaged
-    return dict(reasons.most_common())
-
-
-def _is_bad_row(line: Any) -> bool:
-    return isinstance(line, dict) and isinstance(line.get("reason"), str)
-
-
 def _short(run: Storage, step: int, problems: list[str]) -> dict[str, Any] | None:
     folder = run.child(checkpoint_name(step))
     try:
-        with understood(folder.uri_of(COMPLETE), "take another checkpoint"):
+        with reading(folder.uri_of(COMPLETE), _HINT):
             marker = read_marker(folder)
-            state = marker["state"]
-            told = {name: state[name] for name in ("samples", "epoch", "loss")}
-            return {"step": step, **told, "bytes": marker["bytes"], "created": marker["created"]}
+            state = {name: marker["state"][name] for name in ("samples", "epoch", "loss")}
+            return {"step": step, **state, "bytes": int(marker["bytes"]), "created": marker["created"]}
     except DatasetError as error:
         problems.append(str(error))
         return None
@@ -305,70 +296,41 @@ def _config(folder: Storage) -> dict[str, Any]:
         raise DatasetError(f"{folder.uri}: no {CONFIG} in it; take another checkpoint") from error
 
 
-def _changed(config: Mapping[str, Any]) -> dict[str, Any]:
-    from sdp.config import JOBS, keys
-
-    defaults = {key.path: _plain(key.field.get_default(call_default_factory=True)) for key in keys(JOBS["train"])}
-    found: dict[str, Any] = {}
-
-    def walk(values: Mapping[str, Any], prefix: str) -> None:
-        for name, value in values.items():
-            path = prefix + name
-            if path not in defaults and isinstance(value, Mapping):
-                walk(value, f"{path}.")
-            elif path not in defaults or defaults[path] != value:
-                found[path] = value
-
-    walk(config, "")
-    return found
-
-
-def _plain(value: Any) -> Any:
-    """As JSON has it, where there are no tuples."""
-    return list(value) if isinstance(value, tuple) else value
-
-
-def _sizes(folder: Storage) -> tuple[dict[str, dict[str, int]], list[str]]:
-    """What is stored of which kind, and files that are missing or too short."""
+def _sizes(folder: Storage, stored: Mapping[str, int]) -> tuple[dict[str, dict[str, int]], list[str]]:
+    """Return what is stored of each kind, and the files that are missing or too short."""
     try:
-        index = read_json(folder, _INDEX)["tensors"]
-        needed: dict[str, int] = {}
-        sizes: dict[str, dict[str, int]] = {}
-        for name, tensor in index.items():
-            each = _BYTES[tensor["dtype"]]
-            kind = "weights" if name.startswith(MODEL) else "average" if name.startswith(EMA) else "optimizer"
-            about = sizes.setdefault(kind, {"tensors": 0, "values": 0, "bytes": 0})
-            about["tensors"] += 1
-            about["values"] += math.prod(tensor["size"])
-            about["bytes"] += math.prod(tensor["size"]) * each
-            for _, chunk, file, start in tensor["chunks"]:
-                needed[file] = max(needed.get(file, 0), start + math.prod(chunk) * each)
-    except NotFound:
-        return {}, [f"{folder.uri_of(_INDEX)}: missing; take another checkpoint"]
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        return {}, [f"{folder.uri_of(_INDEX)}: not an index of tensors ({error}); take another checkpoint"]
-    there = {file.path: file.size for file in folder.list()}
-    problems = [
-        f"{folder.uri_of(file)}: {there.get(file, 0):,} bytes, where {count:,} are needed; take another checkpoint"
-        for file, count in sorted(needed.items())
-        if there.get(file, 0) < count
+        index = read_tensor_index(folder)
+    except ModelError as error:
+        return {}, [str(error)]
+    sizes: dict[str, dict[str, int]] = {}
+    for name, tensor in index.tensors.items():
+        kind = "weights" if name.startswith(MODEL) else "average" if name.startswith(EMA) else "optimizer"
+        total = sizes.setdefault(kind, {"tensors": 0, "values": 0, "bytes": 0})
+        total["tensors"] += 1
+        total["values"] += tensor.bytes // tensor.itemsize
+        total["bytes"] += tensor.bytes
+    return sizes, [
+        f"{folder.uri_of(file)}: {stored.get(file, 0):,} bytes, where {count:,} are needed; {_HINT}"
+        for file, count in sorted(index.file_sizes().items())
+        if stored.get(file, 0) < count
     ]
-    return sizes, problems
 
 
-def _ledger(folder: Storage) -> tuple[Ledger | None, list[str]]:
+def _consumed(folder: Storage, samples: int, problems: list[str]) -> dict[int, int]:
+    """Return the rows in the ledger by epoch, which must come to the samples that were counted."""
     try:
-        return Ledger.from_bytes(folder.read(LEDGER), folder.uri_of(LEDGER)), []
-    except NotFound:
-        return None, [f"{folder.uri_of(LEDGER)}: missing; take another checkpoint"]
-    except DatasetError as error:
-        return None, [str(error)]
+        ledger = read_ledger(folder)
+    except DamagedCheckpoint as error:
+        problems.append(str(error))
+        return {}
+    consumed = {epoch: ledger.consumed(epoch) for epoch in ledger.epochs()}
+    if (rows := sum(consumed.values())) != samples:
+        problems.append(f"{folder.uri}: {samples:,} samples were counted and {rows:,} rows are in its ledger; {_HINT}")
+    return consumed
 
 
 def _lineage(dataset: Mapping[str, Any], options: StorageOptions | None) -> Iterator[str]:
-    """What a dataset was made from, and whether it is still the one that was trained on."""
-    from sdp.storage import open_storage
-
+    """Yield a dataset, whether it is still the one that was trained on, and what it was made from."""
     storage = open_storage(dataset["uri"], options)
     try:
         if not storage.exists(MANIFEST):
@@ -384,11 +346,20 @@ def _lineage(dataset: Mapping[str, Any], options: StorageOptions | None) -> Iter
 # --- for people ------------------------------------------------------------------------------------------------------
 
 
-def summary(description: Run | Checkpoint) -> str:
-    """A description as a person reads it."""
-    lines = _run_lines(description) if isinstance(description, Run) else _checkpoint_lines(description)
+def summary(description: Description | Run | Checkpoint | Evaluation) -> str:
+    """Return a description as a person reads it."""
+    match description:
+        case Description():
+            return dataset_summary(description)
+        case Evaluation():
+            figures = [(key, json.dumps(value)) for key, value in description.result.items() if key != "config"]
+            return "\n".join([description.uri, "evaluation", "", table(figures)])
+        case Run():
+            lines = _run_lines(description)
+        case Checkpoint():
+            lines = _checkpoint_lines(description)
     if description.problems:
-        lines += ["", f"{len(description.problems):,} problems:", *(f"  {problem}" for problem in description.problems)]
+        lines += ["", f"{counted(len(description.problems), 'problem')}:", *(f"  {p}" for p in description.problems)]
     return "\n".join(lines)
 
 
@@ -427,7 +398,7 @@ def _last(line: Mapping[str, Any], step: int | None) -> list[tuple[str, str]]:
         ("samples", f"{line['samples']:,}"),
         ("epoch", f"{line['epoch']}, {line['epoch_done']:.1%} done"),
         ("loss, smoothed", _number(line.get("loss_smoothed"))),
-        ("img/s", f"{line['samples_per_s']:,.1f} over {_workers(line['workers'])}"),
+        ("img/s", f"{line['samples_per_s']:,.1f} over {counted(line['workers'], 'worker')}"),
     ]
     if line.get("mfu") is not None:
         rows.append(("of peak", f"{line['mfu']:.1%}"))
@@ -442,14 +413,14 @@ def _last(line: Mapping[str, Any], step: int | None) -> list[tuple[str, str]]:
 
 
 def _checkpoint_lines(c: Checkpoint, *, alone: bool = True) -> list[str]:
-    lines = [c.uri, f"checkpoint, written {c.created} by {_workers(c.workers)}, sdp {c.sdp}, {size(c.bytes)}"]
+    lines = [c.uri, f"checkpoint, written {c.created} by {counted(c.workers, 'worker')}, sdp {c.sdp}, {size(c.bytes)}"]
     of = f" of {c.epoch_rows:,} rows" if c.epoch_rows else ""
     done = f", {c.epoch_done:.1%}{of} consumed" if c.epoch_done is not None else ""
     rows = [
         ("step", f"{c.step:,}" + (f" ({c.skipped:,} skipped)" if c.skipped else "")),
         ("samples", f"{c.samples:,}"),
         ("epoch", f"{c.epoch}{done}"),
-        ("in the ledger", ", ".join(f"epoch {e}: {n:,} rows" for e, n in c.consumed.items()) or "nothing"),
+        ("in the ledger", _epochs(c.consumed)),
         ("loss, smoothed", _number(c.loss)),
         ("trained for", duration(c.seconds) + (f", cost {c.cost:,.2f}" if c.cost else "")),
     ]
@@ -469,16 +440,24 @@ def _checkpoint_lines(c: Checkpoint, *, alone: bool = True) -> list[str]:
     return [*lines, "", table(changed, ("configuration", "other than the default"))]
 
 
+def _epochs(consumed: Mapping[int, int]) -> str:
+    """`epochs 0-27: 872 rows each, epoch 28: 384 rows`, and only the last of many such spans."""
+    spans = []
+    for (rows, _), span in groupby(enumerate(sorted(consumed.items())), lambda at: (at[1][1], at[1][0] - at[0])):
+        epochs = [epoch for _, (epoch, _) in span]
+        first, last = epochs[0], epochs[-1]
+        name, each = (f"epoch {first}", "") if first == last else (f"epochs {first}-{last}", " each")
+        spans.append(f"{name}: {counted(rows, 'row')}{each}")
+    left = f"{counted(len(consumed), 'epoch')}, the last of them " if len(spans) > _SPANS else ""
+    return left + ", ".join(spans[-_SPANS:]) or "nothing"
+
+
 def _history_lines(history: Mapping[str, int], trouble: Sequence[str]) -> list[str]:
-    told = ", ".join(f"{count:,} × {event}" for event, count in history.items()) or "none"
-    lines = [f"events: {told}", *(f"  {line[:300]}" for line in trouble[-_SHOWN:])]
+    counts = ", ".join(f"{count:,} × {event}" for event, count in history.items()) or "none"
+    lines = [f"events: {counts}", *(f"  {line[:300]}" for line in trouble[-_SHOWN:])]
     if len(trouble) > _SHOWN:
         lines.insert(1, f"  ({len(trouble) - _SHOWN} before these)")
     return lines
-
-
-def _workers(count: int) -> str:
-    return f"{count} worker{'s' * (count != 1)}"
 
 
 def _number(value: float | None) -> str:

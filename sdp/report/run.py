@@ -1,205 +1,197 @@
 """The report of a training run: its curves, where its time went, what happened to it."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from statistics import median
 from typing import Any
 
-from sdp.console import duration, size
+from sdp import charts
+from sdp.charts import Line
+from sdp.console import counted, duration, size
 from sdp.datasets.audit import RUN
-from sdp.datasets.fields import BadField, Fields
 from sdp.datasets.output import read_json
+from sdp.datasets.records import reading
 from sdp.errors import DatasetError, NotFound
-from sdp.model.checkpoints import COMPLETE, CONFIG, checkpoint_name, read_marker, steps_in
-from sdp.report import charts
-from sdp.report.charts import Line
-from sdp.report.history import read_history
-from sdp.report.page import Bar, Block, Drawing, Folded, Section, Table
-from sdp.report.profile import SUMMARY, drawing
-from sdp.report.samples import samples_blocks
-from sdp.report.validation import validation_blocks
+from sdp.model.checkpoints import PHASES
+from sdp.report.inspect import TROUBLE, Run, describe_run
+from sdp.report.page import Bar, Block, Drawing, Folded, Section, Strips, Table, Tile, listing
 from sdp.storage import Storage
+from sdp.train.run_folder import RunFolder, samples_folder
+from sdp.train.timeline import SUMMARY, drawing
 
-PHASES = ("phase-1", "phase-2")
-"""The folders of a run of two phases, each a run of its own."""
-_TROUBLE = {"recovered", "gave_up", "bad_step", "stalled"}
-_LATEST = 30
+_EVENTS = 30
+"""Rows of the history; ordinary checkpoints are left out where there are more."""
 _PARTS = {"data": "waiting for data", "copy": "copying it to the device", "checkpoint": "writing checkpoints"}
-
-_Checkpoint = tuple[int, int, float, str, str]
-"""Step, samples, loss, size, when it was written."""
+_SAMPLE_STEPS = 6
+"""Steps of which each prompt's pictures are shown."""
+_CURVES = 4
+"""Ranges of timesteps that have a validation curve of their own, besides that of all."""
 
 
 def run_section(storage: Storage, pictures: int = 48) -> Section:
-    """What there is to say of a run."""
-    history = read_history(storage)
-    metrics, events, problems = history.metrics, history.events, list(history.problems)
-    whole = [step for step, complete in steps_in(storage).items() if complete]
-    checkpoints = [row for step in whole if (row := _checkpoint(storage, step, problems)) is not None]
-    blocks: list[Block] = []
-    if metrics:
-        blocks += _curves(metrics)
+    """Return the section of a run of one phase."""
+    run = describe_run(storage)
+    metrics, events, problems = run.metrics, run.events, list(run.problems)
+    blocks: list[Block] = _curves(metrics) if metrics else []
     if pictures:
-        blocks += samples_blocks(storage, pictures, problems)
+        blocks += _samples(RunFolder(storage), pictures, problems)
     blocks += _profile(storage, problems)
-    if checkpoints:
-        blocks.append(Table("Checkpoints", ("step", "samples", "loss", "size", "written"), checkpoints[::-1]))
+    if run.checkpoints:
+        rows = [(c["step"], c["samples"], c["loss"] or 0.0, size(c["bytes"]), c["created"]) for c in run.checkpoints]
+        blocks.append(Table("Checkpoints", ("step", "samples", "loss", "size", "written"), rows))
     if events:
         blocks.append(_history(events))
-    if problems:
-        blocks.append(Table("Problems", ("what",), [(problem,) for problem in problems[:50]]))
-    if whole:
-        blocks += _configuration(storage.child(checkpoint_name(whole[-1])))
+    blocks += listing("Problems", problems)
+    if run.newest is not None:
+        blocks.append(Folded("Configuration", json.dumps(run.newest.config, indent=1)))
     ended = bool(events) and events[-1]["event"] == "end"
-    step = _step(metrics, events, whole)
-    figures = _figures(metrics) if metrics else _few(step, checkpoints)
+    figures = _figures(metrics) if metrics else _few_figures(run)
     title = f"Training, {mode}" if (mode := _mode(storage)) else "Training"
-    good = ended and not problems
-    return Section(title, storage.uri, _verdict(events, step), good, figures, blocks, _glance(figures))
+    return Section(title, storage.uri, _verdict(run), ended and not problems, figures, blocks, _glance(figures))
 
 
 def _mode(storage: Storage) -> str:
-    """How it trains, and in which phase, as far as the run says."""
+    """Return how a run trains, and its phase, as far as its head says."""
     phase = next((name.replace("-", " ") for name in PHASES if storage.uri.endswith(f"/{name}")), "")
     identity = read_json(storage, RUN).get("identity") if storage.exists(RUN) else None
     mode = identity.get("data.mode") if isinstance(identity, dict) else None
     return ", ".join(word for word in (mode, phase) if isinstance(word, str) and word)
 
 
-def _step(metrics: Sequence[Mapping[str, Any]], events: Sequence[Mapping[str, Any]], whole: Sequence[int]) -> int:
-    """The newest that is known: a short run has no line of metrics, and one that goes on no end."""
-    told = [int(event["step"]) for event in events if isinstance(event.get("step"), int)]
-    return max([0, *told[-1:], *whole[-1:], *(int(line["step"]) for line in metrics[-1:])])
+def _step(run: Run) -> int:
+    """Return the newest known step: a short run has no line of metrics, and one that goes on has no end."""
+    reported = [int(event["step"]) for event in run.events if isinstance(event.get("step"), int)]
+    return max([run.step or 0, *reported[-1:]])
 
 
-def _verdict(events: Sequence[Mapping[str, Any]], step: int) -> str:
+def _verdict(run: Run) -> str:
+    step, last = _step(run), run.events[-1] if run.events else dict[str, Any](event=None)
     where = f"at step {step:,}" if step else "before its first step"
-    recoveries = sum(event["event"] == "recovered" for event in events)
-    survived = f", after {recoveries} recoveries" if recoveries else ""
-    if events and events[-1]["event"] == "end":
-        return f"Ended {where}{survived}: {events[-1]['reason']}."
-    if events and events[-1]["event"] == "gave_up":
-        return f"Gave up {where}{survived}: {'; '.join(map(str, events[-1].get('failures', [])[-1:]))}"
+    recoveries = run.history.get("recovered", 0)
+    survived = f", after {counted(recoveries, 'recovery', 'recoveries')}" if recoveries else ""
+    match last["event"]:
+        case "end":
+            return f"Ended {where}{survived}: {last['reason']}."
+        case "gave_up":
+            return f"Gave up {where}{survived}: {'; '.join(map(str, last.get('failures', [])[-1:]))}"
     return f"Not ended: the last that is known is {where}{survived}."
 
 
 def _figures(metrics: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     last = metrics[-1]
+    shares = [line["mfu"] for line in metrics if line.get("mfu")]
+    peaks = [line["memory_peak"] for line in metrics if line.get("memory_peak")]
+    loss = last.get("loss_smoothed")
     figures = [
         ("step", f"{last['step']:,}"),
         ("samples", f"{last['samples']:,}"),
         ("epochs", f"{last['epoch'] + last['epoch_done']:.2f}"),
+        ("loss", f"{loss:.4f}" if loss is not None else ""),
         ("img/s", f"{median(line['samples_per_s'] for line in metrics):,.0f}"),
         ("workers", f"{last['workers']}"),
         ("trained for", duration(last["seconds"])),
+        ("of peak", f"{median(shares):.1%}" if shares else ""),
+        ("GPU memory", size(max(peaks)) if peaks else ""),
+        ("encoders", f"{last['encoders']:g}" if last.get("encoders") else ""),
+        ("cost", f"${last['cost']:,.2f}" if last.get("cost") else ""),
+        ("skipped steps", f"{last['skipped']:,}" if last.get("skipped") else ""),
     ]
-    if last.get("loss_smoothed") is not None:
-        figures.insert(3, ("loss", f"{last['loss_smoothed']:.4f}"))
-    if any(line.get("mfu") for line in metrics):
-        figures.append(("of peak", f"{median(line['mfu'] for line in metrics if line.get('mfu')):.1%}"))
-    peak = [line["memory_peak"] for line in metrics if line.get("memory_peak")]
-    if peak:
-        figures.append(("GPU memory", size(max(peak))))
-    if last.get("encoders"):
-        figures.append(("encoders", f"{last['encoders']:g}"))
-    if last.get("cost"):
-        figures.append(("cost", f"${last['cost']:,.2f}"))
-    skipped = last.get("skipped") or 0
-    if skipped:
-        figures.append(("skipped steps", f"{skipped:,}"))
-    return figures
+    return [(name, value) for name, value in figures if value]
 
 
-def _few(step: int, checkpoints: Sequence[_Checkpoint]) -> list[tuple[str, str]]:
-    """Of a run without a line of metrics what its newest checkpoint tells."""
-    figures = [("step", f"{step:,}")]
-    if checkpoints:
-        _, samples, loss, *_ = checkpoints[-1]
-        figures += [("samples", f"{samples:,}"), ("loss", f"{loss:.4f}")]
+def _few_figures(run: Run) -> list[tuple[str, str]]:
+    """Return what the newest checkpoint says, for a run without a line of metrics."""
+    figures = [("step", f"{_step(run):,}")]
+    for checkpoint in run.checkpoints[:1]:
+        figures += [("samples", f"{checkpoint['samples']:,}"), ("loss", f"{checkpoint['loss'] or 0.0:.4f}")]
     return figures
 
 
 def _glance(figures: Sequence[tuple[str, str]]) -> str:
     known = dict(figures)
-    words = [f"{known['step']} steps"]
-    words += [f"loss {known['loss']}"] if "loss" in known else []
-    words += [f"{known['img/s']} img/s"] if "img/s" in known else []
-    words += [known["trained for"]] if "trained for" in known else []
-    return " · ".join(words)
+    forms = (("step", "{} steps"), ("loss", "loss {}"), ("img/s", "{} img/s"), ("trained for", "{}"))
+    return " · ".join(form.format(known[name]) for name, form in forms if name in known)
 
 
 def _curves(metrics: Sequence[Mapping[str, Any]]) -> list[Block]:
     steps = [float(line["step"]) for line in metrics]
 
-    def curve(name: str, of: Callable[[Mapping[str, Any]], float | None], *, faint: bool = False) -> Line:
-        return Line(name, steps, [of(line) for line in metrics], faint)
+    def curve(name: str, key: str, factor: float = 1.0, *, faint: bool = False) -> Line:
+        values = [line.get(key) for line in metrics]
+        return Line(name, steps, [None if value is None else factor * value for value in values], faint)
 
     def half(title: str, *curves: Line) -> Drawing:
         return Drawing(title, charts.lines(curves, x_name="step", zero=True, half=True), half=True)
 
-    each = curve("each step", lambda line: line.get("loss"), faint=True)
-    loss = charts.lines([each, curve("smoothed", lambda line: line.get("loss_smoothed"))], x_name="step")
-    blocks: list[Block] = [Drawing("Loss", loss), *_split(metrics)]
-    blocks.append(half("Images a second, all workers", curve("", lambda line: line["samples_per_s"])))
+    loss = [curve("each step", "loss", faint=True), curve("smoothed", "loss_smoothed")]
+    blocks: list[Block] = [Drawing("Loss", charts.lines(loss, x_name="step")), *_split(metrics)]
+    blocks.append(half("Images a second, all workers", curve("", "samples_per_s")))
     if any(line.get("memory_peak") for line in metrics):
-        memory = [
-            curve("allocated", lambda line: _gb(line.get("memory_allocated"))),
-            curve("peak", lambda line: _gb(line.get("memory_peak"))),
-        ]
+        memory = [curve("allocated", "memory_allocated", 1e-9), curve("peak", "memory_peak", 1e-9)]
         blocks.append(half("GPU memory, GB", *memory))
     if any(line.get("encoders_busy") is not None for line in metrics):
-        blocks.append(half("Encoders at work, %", curve("", lambda line: _percent(line.get("encoders_busy")))))
+        blocks.append(half("Encoders at work, %", curve("", "encoders_busy", 100)))
     if any(line.get("mfu") for line in metrics):
-        blocks.append(half("Of the GPUs' peak, %", curve("", lambda line: _percent(line.get("mfu")))))
-    blocks += [
-        half("Learning rate", curve("", lambda line: line.get("learning_rate"))),
-        half("Gradient norm", curve("", lambda line: line.get("gradient_norm"))),
-    ]
-    return blocks + validation_blocks(metrics)
-
-
-def _gb(count: float | None) -> float | None:
-    return None if count is None else count / 1e9
-
-
-def _percent(share: float | None) -> float | None:
-    return None if share is None else 100 * share
+        blocks.append(half("Of the GPUs' peak, %", curve("", "mfu", 100)))
+    blocks += [half("Learning rate", curve("", "learning_rate")), half("Gradient norm", curve("", "gradient_norm"))]
+    return blocks + _validation(metrics)
 
 
 def _split(metrics: Sequence[Mapping[str, Any]]) -> list[Block]:
-    """The mean time of a step, by what it went into, weighed by the steps that a line stands for."""
+    """Return the mean time of a step by activity, weighted by the steps that a line stands for."""
     weights = [float(b["step"] - a["step"]) for a, b in pairwise([{"step": 0}, *metrics])]
     weights = [max(weight, 0.0) for weight in weights]  # a run that went back to a checkpoint counts on from there
     whole = sum(weights) or 1.0
-    names = dict.fromkeys(name for line in metrics for name in line.get("time") or {})
-    split = []
-    for name in names:
+    parts = []
+    for name in dict.fromkeys(name for line in metrics for name in line.get("time") or {}):
         seconds = [(line.get("time") or {}).get(name, 0.0) for line in metrics]
         mean = sum(weight * each for weight, each in zip(weights, seconds, strict=True)) / whole
-        split.append((_PARTS.get(name, name), mean, f"{1000 * mean:,.1f} ms"))
-    return [Bar("Where a step's time goes", split)] if split else []
+        parts.append((_PARTS.get(name, name), mean, f"{1000 * mean:,.1f} ms"))
+    return [Bar("Where a step's time goes", parts)] if parts else []
 
 
-def _checkpoint(run: Storage, step: int, problems: list[str]) -> _Checkpoint | None:
-    folder = run.child(checkpoint_name(step))
-    try:
-        marker = Fields(read_marker(folder))
-        state = marker.inner("state")
-        loss = state.number("loss", above=-1e300, high=1e300) if state.has("loss") else 0.0
-        return step, state.whole("samples"), loss, size(marker.whole("bytes")), marker.text("created")
-    except BadField as error:
-        problems.append(f"{folder.uri_of(COMPLETE)}: {error}; take another checkpoint")
-    except DatasetError as error:
-        problems.append(str(error))
-    return None
-
-
-def _configuration(checkpoint: Storage) -> list[Block]:
-    try:
-        return [Folded("Configuration", json.dumps(read_json(checkpoint, CONFIG), indent=1))]
-    except (NotFound, DatasetError):  # `sdp inspect` tells what is wrong with a checkpoint
+def _validation(metrics: Sequence[Mapping[str, Any]]) -> list[Block]:
+    """Return the loss on rows not trained on: its curves, and its first and last values by timesteps."""
+    measured = {line["validation_step"]: line["validation"] for line in metrics if line.get("validation")}
+    if not measured:
         return []
+    steps, losses = list(measured), list(measured.values())
+    names = [name for name in losses[-1] if name != "all"]
+    shown = [names[n * (len(names) - 1) // (_CURVES - 1)] for n in range(min(_CURVES, len(names)))]
+    curves = [Line(name, steps, [each.get(name) for each in losses]) for name in ("all", *dict.fromkeys(shown))]
+    rows = [(name, *(float(each[name]) for each in (losses[0], losses[-1]) if name in each)) for name in losses[-1]]
+    title, header = "Loss on rows that are not trained on", [f"at step {step:,}" for step in (steps[0], steps[-1])]
+    return [
+        Drawing(f"{title}, by timesteps", charts.lines(curves, x_name="step")),
+        Table(title, ("timesteps", *header), rows),
+    ]
+
+
+def _samples(run: RunFolder, pictures: int, problems: list[str]) -> list[Block]:
+    """Return the pictures drawn during training, prompt by prompt, from the first step to the last."""
+    whole = run.sample_steps()
+    count = min(_SAMPLE_STEPS, len(whole))
+    steps = [whole[round(n * (len(whole) - 1) / (count - 1))] for n in range(count)] if count > 1 else whole
+    prompts = dict[int, dict[str, str]]()
+    for step in steps:
+        try:
+            prompts[step] = run.sample_prompts(step)
+        except DatasetError as error:
+            problems.append(str(error))
+    names = sorted({name for some in prompts.values() for name in some})[: max(1, pictures // max(1, len(steps)))]
+    tiles = {
+        name: [_tile(run, step, name, some[name]) for step, some in prompts.items() if name in some] for name in names
+    }
+    return [Strips("Drawn while training went on", [(of[0].caption, of) for of in tiles.values()])] if whole else []
+
+
+def _tile(run: RunFolder, step: int, name: str, prompt: str) -> Tile:
+    try:
+        data = run.storage.read(f"{samples_folder(step)}/{name}")
+    except NotFound:  # somebody has tidied up
+        data = None
+    return Tile(data, prompt, f"step {step:,}")
 
 
 def _profile(run: Storage, problems: list[str]) -> list[Block]:
@@ -207,32 +199,23 @@ def _profile(run: Storage, problems: list[str]) -> list[Block]:
         return []
     try:
         profile = read_json(run, SUMMARY)
-        return [Drawing(f"Where a step's time and memory goes, step {profile['last_step']:,}", drawing(profile))]
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-        problems.append(f"{run.uri_of(SUMMARY)}: not what a profile is ({type(error).__name__}: {error}); delete it")
+        with reading(run.uri_of(SUMMARY), "delete it"):
+            return [Drawing(f"Where a step's time and memory goes, step {profile['last_step']:,}", drawing(profile))]
     except DatasetError as error:
         problems.append(str(error))
-    return []
+        return []
 
 
 def _history(events: Sequence[Mapping[str, Any]]) -> Block:
-    """What happened; ordinary checkpoints only where there is room."""
-    told = [event for event in events if event["event"] != "checkpoint"] if len(events) > _LATEST else list(events)
+    notable = [event for event in events if event["event"] != "checkpoint"] if len(events) > _EVENTS else list(events)
     rows = []
-    for event in told[-_LATEST:]:
-        details = {key: value for key, value in event.items() if key not in ("time", "event")}
-        mark = "⚠ " if event["event"] in _TROUBLE else ""
-        rows.append((_when(event["time"]), mark + event["event"], _details(details)))
+    for event in notable[-_EVENTS:]:
+        details = " · ".join(
+            f"{key} {', '.join(map(str, value)) if isinstance(value, list) else value}"
+            for key, value in event.items()
+            if key not in ("time", "event")
+        )
+        mark = "⚠ " if event["event"] in (*TROUBLE, "stalled") else ""
+        when = event["time"].replace("T", " ").removesuffix("+00:00")
+        rows.append((when, mark + event["event"], details if len(details) < 300 else details[:299] + "…"))
     return Table("History", ("when (UTC)", "what", "details"), rows)
-
-
-def _when(time: str) -> str:
-    return time.replace("T", " ").removesuffix("+00:00")
-
-
-def _details(details: Mapping[str, Any]) -> str:
-    words = [
-        f"{key} {', '.join(map(str, value)) if isinstance(value, list) else value}" for key, value in details.items()
-    ]
-    text = " · ".join(words)
-    return text if len(text) < 300 else text[:299] + "…"

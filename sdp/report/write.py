@@ -1,34 +1,44 @@
-"""`sdp report`: gather, lay out, write."""
+"""`sdp report`: gather the sections, render the page, write it."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from tempfile import mkdtemp
 
 import sdp
 from sdp.errors import UserError
 from sdp.report.page import render
-from sdp.report.sections import gather
-from sdp.storage import StorageOptions
+from sdp.report.sections import IN_RUN, gather
+from sdp.storage import StorageOptions, open_storage
 from sdp.storage.named import written
 
 
 def write_report(
     uris: Sequence[str],
-    out: Path,
+    out: Path | None = None,
     *,
     title: str = "sdp report",
     pictures: int = 48,
     options: StorageOptions | None = None,
-) -> int:
-    """Write the report of these things and of what they were made from; returns how many sections it has."""
-    if not out.absolute().parent.is_dir():
+) -> tuple[Path, int]:
+    """Write the report of these things and of what they were made from; return the file and its number of sections.
+
+    Without `out` it is NAME-report.html beside the first thing, or in a new temporary folder if that is in a bucket.
+    """
+    if out is not None and not out.absolute().parent.is_dir():
         raise UserError(f"report: --out: expected a file in a folder that exists, got {str(out)!r}")
     sections = gather(uris, options, pictures=pictures)
     now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
     page = render(title, sections, f"written {now} by sdp {sdp.__version__}").encode()
+    file = out or _beside(open_storage(uris[0], options).uri)
     try:
-        with written(out) as file:
-            file.write(page)
+        with written(file) as sink:
+            sink.write(page)
     except OSError as error:
-        raise UserError(f"report: --out: {out}: cannot be written ({error.strerror}); choose another place") from error
-    return len(sections)
+        raise UserError(f"report: --out: {file}: cannot be written ({error.strerror}); choose another place") from error
+    return file, len(sections)
+
+
+def _beside(uri: str) -> Path:
+    folder, _, name = IN_RUN.sub("", uri).rpartition("/")
+    return Path(folder if uri.startswith("/") else mkdtemp(prefix="sdp-report-")) / f"{name or 'sdp'}-report.html"

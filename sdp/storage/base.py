@@ -71,8 +71,12 @@ class Storage(ABC):
         """All objects below the folder `prefix` ("" is everything), sorted by path; [] if there are none."""
 
     @abstractmethod
-    def names(self, prefix: str = "") -> Names:
-        """The paths that `list` gives, for less: the way to look at 200,000 objects."""
+    def names(self, prefix: str = "", limit: int | None = None) -> Names:
+        """The paths that `list` gives, for less: the way to look at 200,000 objects; any `limit` of them, sorted."""
+
+    @abstractmethod
+    def folders(self) -> Names:
+        """The names of the folders directly below, sorted; nothing else is listed."""
 
     @abstractmethod
     def stat(self, path: str) -> FileInfo:

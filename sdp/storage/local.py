@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
 from secrets import token_hex
 from stat import S_ISDIR
@@ -60,9 +61,14 @@ class LocalStorage(Storage):
                     found.append(_info(path, entry.stat()))
         return sorted(found, key=lambda info: info.path)
 
-    def names(self, prefix: str = "") -> Names:
+    def names(self, prefix: str = "", limit: int | None = None) -> Names:
         with _explained(self.uri):
-            return sorted(path for path, _ in self._walk(prefix))
+            return sorted(path for path, _ in islice(self._walk(prefix), limit))
+
+    def folders(self) -> Names:
+        with _explained(self.uri), suppress(FileNotFoundError, NotADirectoryError), os.scandir(self.uri) as entries:
+            return sorted(e.name for e in entries if e.is_dir() and not e.name.startswith(HIDDEN))
+        return []
 
     def _walk(self, prefix: str) -> "Iterator[tuple[str, os.DirEntry[str]]]":
         start = folder(prefix)

@@ -84,10 +84,20 @@ class ObjectStorage(Storage):
         found = self._listed(prefix, _info)
         return [found[path] for path in sorted(found)]
 
-    def names(self, prefix: str = "") -> Names:
-        return sorted(self._listed(prefix, lambda path, _: path))
+    def names(self, prefix: str = "", limit: int | None = None) -> Names:
+        return sorted(self._listed(prefix, lambda path, _: path, limit))[:limit]
 
-    def _listed(self, prefix: str, make: Callable[[str, Any], T]) -> dict[str, T]:
+    def folders(self) -> Names:
+        root = f"{self._location.path}/" if self._location.path else ""
+        store = self._ready("")
+
+        async def call(patience: Patience, _: Failure | None) -> Any:
+            return await patience(obstore.list_with_delimiter_async(store, root or None))
+
+        listed = self._run("", call, missing="bucket")
+        return sorted(prefix[len(root) :].strip("/") for prefix in listed["common_prefixes"])
+
+    def _listed(self, prefix: str, make: Callable[[str, Any], T], limit: int | None = None) -> dict[str, T]:
         """The deadline is one page's: a listing takes as long as it is long, but never without progress."""
         inside = folder(prefix)
         root = f"{self._location.path}/" if self._location.path else ""
@@ -115,6 +125,8 @@ class ObjectStorage(Storage):
                     found[path] = make(path, meta)
                     if not meta["size"]:
                         empty.add(path)
+                if limit is not None and len(found) >= limit:
+                    return
 
         wait(pages)
         for marker in _markers(found, empty):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from sdp.config import TrainConfig
-from sdp.errors import UserError
+from sdp.errors import UserError, one_line
 from sdp.model import load
 from sdp.model.checkpoints import find_checkpoint
 from sdp.model.schedule import from_alphas_cumprod
@@ -25,12 +25,11 @@ from sdp.train.data.online import Ask, Online, slices_ahead
 from sdp.train.data.order import OrderShape
 from sdp.train.data.pinned import open_pinned
 from sdp.train.data.sources import Sources, open_sources
-from sdp.train.data.streamed import Feed, StreamedReader
 from sdp.train.data.weights import row_weights
 from sdp.train.plan import DATASET_KINDS
 from sdp.train.run_folder import RunFolder
 from sdp.train.step import Conditioning, Objective
-from sdp.train.strategies import DTYPES, compile_blocks
+from sdp.train.strategies import DTYPES, channels_last, compile_blocks
 from sdp.train.trainer import Ingredients, Reader, Stop, Trainer
 from sdp.train.world import World
 
@@ -41,49 +40,55 @@ def assemble(
     *,
     reader: Reader | None = None,
     ask: Ask | None = None,
-    feed: Feed | None = None,
     callbacks: Sequence[Callback] = (),
     stop: Stop | None = None,
 ) -> Trainer:
     """The trainer of this worker. Without a reader it reads source.uri, as data.mode says.
 
-    `ask` is for mode online: it has a slice encoded somewhere else. `feed` is for data.reader ray: it brings rows.
+    `ask` is for mode online: it has a slice encoded somewhere else.
     """
     torch.set_float32_matmul_precision("high")
+    torch.backends.cudnn.benchmark = True  # shapes are constant: the fastest convolution is looked for once
     options = config.storage.options()
     model = resolve(config.model.source, storage=options)
     facts: dict[str, Any] = {"model": {"source": str(model.source), "digest": model.digest}}
     if reader is None:
-        reader, read = make_reader(config, model, world, ask, feed)
+        reader, read = make_reader(config, model, world, ask)
         facts |= read
     facts["epoch_rows"] = reader.rows
     begin_from = config.model.start_from
-    return Trainer(
-        Ingredients(
-            config=config,
-            world=world,
-            unet=make_unet(config, model, world),
-            objective=make_objective(config, model, world),
-            conditioning=make_conditioning(config, model, world),
-            reader=reader,
-            checkpointer=Checkpointer(
-                RunFolder(open_storage(config.output.uri, options)),
-                world,
-                config.model_dump(mode="json"),
-                config.checkpoint.keep_last,
-                config.checkpoint.keep_every,
-                facts,
-                config.checkpoint.keep_best,
-            ),
-            begin_from=find_checkpoint(begin_from, options) if begin_from else None,
-            callbacks=callbacks,
-            stop=stop or Stop(),
+    try:
+        return Trainer(
+            Ingredients(
+                config=config,
+                world=world,
+                unet=make_unet(config, model, world),
+                objective=make_objective(config, model, world),
+                conditioning=make_conditioning(config, model, world),
+                reader=reader,
+                checkpointer=Checkpointer(
+                    RunFolder(open_storage(config.output.uri, options)),
+                    world,
+                    config.model_dump(mode="json"),
+                    config.checkpoint.keep_last,
+                    config.checkpoint.keep_every,
+                    facts,
+                    config.checkpoint.keep_best,
+                ),
+                begin_from=find_checkpoint(begin_from, options) if begin_from else None,
+                callbacks=callbacks,
+                stop=stop or Stop(),
+            )
         )
-    )
+    except torch.OutOfMemoryError as error:
+        raise UserError(
+            f"strategy.kind: {world.device} has no memory for the model and its optimizer ({one_line(error, 200)}); "
+            "take a larger GPU (scaling.accelerator), or share the model by fsdp among more workers"
+        ) from error
 
 
 def make_reader(
-    config: TrainConfig, model: LocalModel, world: World, ask: Ask | None = None, feed: Feed | None = None
+    config: TrainConfig, model: LocalModel, world: World, ask: Ask | None = None
 ) -> tuple[Reader, dict[str, Any]]:
     """The way to the data that data.mode names, and what a checkpoint is to say of the data."""
     if config.data.mode == "offline":
@@ -91,7 +96,7 @@ def make_reader(
         for source in sources.all:
             if source.dataset is not None:
                 refuse_another_encoder(config, source.dataset, model)
-        return offline_reader(config, sources, world, feed), sources.facts
+        return offline_reader(config, sources, world), sources.facts
     dataset = open_pinned(config, 0, config.source.uri, DATASET_KINDS[config.data.mode], write=True)
     images = open_images(config, dataset, model)
     if config.data.mode == "collocated":
@@ -117,29 +122,22 @@ def encoded_reader(config: TrainConfig, images: ImagesDataset, engine: Engine, w
         world.size,
         weighing=partial(row_weights, images.storage, data.holdout, config.limit),
         ahead=data.ahead,
-        pin=world.device.type == "cuda",
+        device=world.device,
     )
 
 
-def offline_reader(config: TrainConfig, sources: Sources, world: World, feed: Feed | None = None) -> Reader:
-    """The reader of latents that data.reader names."""
+def offline_reader(config: TrainConfig, sources: Sources, world: World) -> Reader:
+    """Return the reader of this worker's share of the latents."""
     data = config.data
-    shuffle, on_gpu = data.shuffle, world.device.type == "cuda"
-    if data.reader == "ray":
-        if feed is None:
-            raise UserError("data.reader: ray needs workers under Ray Train; run `sdp train`")
-        columns = sources.ingredients[0].dataset.columns
-        mixed = -(-shuffle.lanes // world.size)
-        return StreamedReader(feed, columns, world.rank, world.size, sources.rows, mixed, data.ahead, pin=on_gpu)
     return DirectReader(
         sources.ingredients,
         config.seed,
-        OrderShape(shuffle.lanes, shuffle.units, shuffle.row_groups),
+        OrderShape(data.shuffle.lanes, data.shuffle.units, data.shuffle.row_groups),
         world.rank,
         world.size,
         threads=data.readers,
         ahead=data.ahead,
-        pin=on_gpu,
+        device=world.device,
     )
 
 
@@ -148,7 +146,7 @@ def make_unet(config: TrainConfig, model: LocalModel, world: World) -> torch.nn.
     torch.manual_seed(config.seed)
     unet: Any = load.load_unet(model.path, pretrained=config.model.unet == "pretrained", device=world.device)
     if config.strategy.channels_last:
-        unet.to(memory_format=torch.channels_last)
+        channels_last(unet, weights=config.strategy.kind == "ddp")
     if config.strategy.fp8.enabled:
         fp8.convert(unet, config.strategy.fp8, config.data.resolution, world.device)
     if config.strategy.activation_checkpointing:

@@ -21,10 +21,11 @@ import sdp
 from sdp.datasets.ledger import NAME as LEDGER
 from sdp.datasets.ledger import Ledger
 from sdp.datasets.outcomes import Outcome
-from sdp.errors import DatasetError, NotFound
+from sdp.device import thread_pool
 from sdp.model import sharded
-from sdp.model.checkpoints import COMPLETE, CONFIG, FORMAT, read_marker, way_out
+from sdp.model.checkpoints import COMPLETE, CONFIG, FORMAT, read_ledger, read_marker, way_out
 from sdp.model.damage import DamagedCheckpoint
+from sdp.model.tensor_index import read_tensor_index
 from sdp.storage import Storage
 from sdp.train.run_folder import RunFolder
 from sdp.train.state import TrainState
@@ -49,7 +50,10 @@ class Checkpointer:
     _left_over: set[int] | None = None
     """Steps that had a folder before this process wrote its first: looked for once, as every look is a stall."""
     _host: sharded.Host = field(default_factory=sharded.Host)
-    _threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "sdp-checkpoint"))
+    _threads: ThreadPoolExecutor = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._threads = thread_pool(self.world.device, 1, "sdp-checkpoint")
 
     def stage(
         self, tensors: dict[str, Tensor], state: TrainState, consumed: Ledger, bad: Sequence[Outcome] = ()
@@ -81,7 +85,7 @@ class Checkpointer:
         self.run.record_bad_rows(state.step, saving.bad)
         folder.publish(LEDGER, saving.ledger)
         folder.publish(CONFIG, json.dumps(self.config, indent=1).encode())
-        stored = sharded.read_index(folder)
+        stored = read_tensor_index(folder).tensors
         marker = {
             "format": FORMAT,
             "sdp": sdp.__version__,
@@ -111,7 +115,7 @@ class Checkpointer:
         try:
             sharded.load(folder, tensors, alone=self.world.size == 1)
             if self.world.is_main:
-                self._ledger = _read_ledger(folder)
+                self._ledger = read_ledger(folder)
         except DamagedCheckpoint as error:
             raise DamagedCheckpoint(error.what, way_out(folder)) from error
         return read_state(folder)
@@ -169,12 +173,3 @@ def read_state(folder: Storage) -> TrainState:
         return TrainState.from_json(read_marker(folder)["state"])
     except DamagedCheckpoint as error:
         raise DamagedCheckpoint(error.what, way_out(folder)) from error
-
-
-def _read_ledger(folder: Storage) -> Ledger:
-    try:
-        return Ledger.from_bytes(folder.read(LEDGER), folder.uri_of(LEDGER))
-    except NotFound as error:
-        raise DamagedCheckpoint(f"{folder.uri_of(LEDGER)}: missing") from error
-    except DatasetError as error:
-        raise DamagedCheckpoint(str(error).partition(";")[0]) from error

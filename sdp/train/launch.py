@@ -11,7 +11,6 @@ import socket
 import tempfile
 import threading
 import time
-import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -30,7 +29,7 @@ from sdp.console import Progress, say
 from sdp.errors import LeaseLost, SdpError, UserError
 from sdp.lease import Lease
 from sdp.model.sources import resolve
-from sdp.train import online, ray_reader
+from sdp.train import online
 from sdp.train.board import RESIZE, Board, Told
 from sdp.train.callbacks.base import Callback, StepReport
 from sdp.train.callbacks.preemption import SaveBeforePreemption
@@ -61,7 +60,6 @@ def train_on_ray(config: TrainConfig, plan: Plan, folder: RunFolder, lease: Leas
     resources = cluster.connect()
     scaling = config.scaling
     trainers = place_of("scaling", scaling, grows=scaling.can_grow, more=_MORE)
-    use_gpu = "GPU" in trainers.bundle
     if config.strategy.fp8.enabled:
         refuse_cluster(config, cluster.accelerators(), resources.get("GPU", 0))
 
@@ -76,12 +74,10 @@ def train_on_ray(config: TrainConfig, plan: Plan, folder: RunFolder, lease: Leas
     folder.record("start", workers=(scaling.least, scaling.most), from_step=plan.state.step)
     # Beside this driver, so that no other node's end is the job's.
     board: Any = ray.remote(num_cpus=0)(Board).options(scheduling_strategy=online.here()).remote()
-    pool = feeder = None
+    pool = None
     if images is not None:
         pool = online.start_pool(images, online.plan_staff(config, images, resources, scaling.most))
-    if config.data.reader == "ray":
-        feeder = ray_reader.start_feeder(config, resources, scaling.most, on_gpus=use_gpu)
-    loop_config = {"config": config.model_dump(mode="json"), "board": board, "pool": pool, "feeder": feeder}
+    loop_config = {"config": config.model_dump(mode="json"), "board": board, "pool": pool}
     failures = 0
     try:
         while True:
@@ -99,8 +95,8 @@ def train_on_ray(config: TrainConfig, plan: Plan, folder: RunFolder, lease: Leas
             except UserError as missing:
                 raise SdpError(str(missing)) from missing  # the same configuration had a place before
     finally:
-        for actor in filter(None, (pool, feeder)):
-            ray.kill(actor)
+        if pool is not None:
+            ray.kill(pool)
     step = folder.latest()
     if step is None:
         raise SdpError(
@@ -134,10 +130,7 @@ def work(loop_config: dict[str, Any]) -> None:
         if (pool := loop_config["pool"]) is not None:
             callbacks.append(online.FollowPool(pool, board.announce.remote))
             ask = online.asker(pool)
-        feed = None
-        if (feeder := loop_config["feeder"]) is not None:
-            feed = ray_reader.RayFeed(feeder, world.share(uuid.uuid4().hex), rank, world.size)
-        reason = assemble(config, world, ask=ask, feed=feed, callbacks=callbacks, stop=stop).train()
+        reason = assemble(config, world, ask=ask, callbacks=callbacks, stop=stop).train()
     except Exception as error:
         fatal = error if isinstance(error, _FATAL) else network_error(error)
         ray.get(board.failed.remote(rank, failure_line(error), fatal))
@@ -240,10 +233,9 @@ def _images(config: TrainConfig) -> ImagesDataset | None:
 
 
 def _places_beside(config: TrainConfig, images: ImagesDataset | None, resources: dict[str, float]) -> list[Place]:
-    """Return the places of what works beside the trainers: encoders and a transform, or a task that reads."""
+    """Return the places of what works beside the trainers: encoders and a transform."""
     if images is None:
-        reads = config.data.reader == "ray" and config.scaling.can_grow
-        return [Place("scaling", {"CPU": 1.0}, 1, 1)] if reads else []
+        return []
     staff = online.plan_staff(config, images, resources, config.scaling.most)
     encoder = {name: need for name, need in (("GPU", staff.gpus), ("CPU", staff.encoder_cpus)) if need}
     labels = {cluster.ACCELERATOR_LABEL: staff.accelerator} if staff.accelerator else {}

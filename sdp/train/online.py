@@ -32,9 +32,9 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from sdp import cluster, telemetry
 from sdp.config import TrainConfig
+from sdp.encode.occupancy import Occupancy
 from sdp.errors import SdpError, Unavailable, UserError, one_line
 from sdp.process.flow import Tuner
-from sdp.process.occupancy import Occupancy
 from sdp.train.callbacks.base import Callback, StepReport
 from sdp.train.data.images import (
     EncodedSlice,

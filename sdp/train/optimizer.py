@@ -8,39 +8,98 @@ import torch
 from torch import Tensor, nn
 
 from sdp.config.train import OptimizerConfig
-from sdp.model.ema import named_parameters
+from sdp.model.ema import named_parameters, shard
 
 
-def make_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.AdamW:
-    """AdamW over all parameters, in one fused pass."""
-    return torch.optim.AdamW(
-        model.parameters(),
-        lr=config.learning_rate,
-        betas=(config.beta1, config.beta2),
-        eps=config.epsilon,
-        weight_decay=config.weight_decay,
-        fused=True,
-    )
+class AdamW:
+    """AdamW in one fused pass over the shards that lie on this worker.
+
+    The device decides whether a step is taken and how far gradients are scaled down, so the host need not wait for
+    either. A pass over plain tensors takes a quarter of the host's time that one over DTensors takes.
+    """
+
+    def __init__(self, model: nn.Module, config: OptimizerConfig) -> None:
+        self._config = config
+        self._weights = dict(named_parameters(model))
+        self._means = {name: torch.zeros_like(weights) for name, weights in self._weights.items()}
+        self._squares = {name: torch.zeros_like(weights) for name, weights in self._weights.items()}
+        self._steps = torch.zeros((), device=next(iter(self._weights.values())).device)
+
+    @torch.no_grad()  # with gradients on, a DTensor makes a node of the graph of each
+    def gradients(self) -> list[Tensor]:
+        """Return this worker's shards of the gradients that there are."""
+        return [shard(weights.grad) for weights in self._weights.values() if weights.grad is not None]
+
+    @torch.no_grad()
+    def step(self, rate: float, *, skip: Tensor, divisor: Tensor | None = None) -> None:
+        """Take a step with the gradients over `divisor`, unless `skip` is 1."""
+        shards = [
+            (shard(weights), shard(weights.grad), shard(self._means[name]), shard(self._squares[name]))
+            for name, weights in self._weights.items()
+            if weights.grad is not None
+        ]
+        weights, gradients, means, squares = map(list, zip(*shards, strict=True))
+        self._steps += 1 - skip
+        torch._fused_adamw_(
+            weights,
+            gradients,
+            means,
+            squares,
+            [],
+            [self._steps] * len(shards),
+            lr=rate,
+            beta1=self._config.beta1,
+            beta2=self._config.beta2,
+            weight_decay=self._config.weight_decay,
+            eps=self._config.epsilon,
+            amsgrad=False,
+            maximize=False,
+            grad_scale=divisor,
+            found_inf=skip,
+        )
+
+    def zero_grad(self) -> None:
+        """Let go of all gradients."""
+        for weights in self._weights.values():
+            weights.grad = None
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return both averages by parameter name: the tensors in use, to be saved or loaded into."""
+        state = {}
+        for name in self._weights:
+            state[f"exp_avg.{name}"] = self._means[name]
+            state[f"exp_avg_sq.{name}"] = self._squares[name]
+        return state
+
+    def set_steps_taken(self, steps: int) -> None:
+        """Set the number of steps that the averages have behind them."""
+        self._steps.fill_(steps)
 
 
-def moments(model: nn.Module, optimizer: torch.optim.AdamW) -> dict[str, Tensor]:
-    """AdamW's two averages by parameter name, made if they are not there: the tensors, to be saved or loaded into."""
-    found = {}
-    for name, parameter in named_parameters(model):
-        state = optimizer.state[parameter]
-        if not state:
-            state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
-            state["exp_avg"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
-            state["exp_avg_sq"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
-        found[f"exp_avg.{name}"] = state["exp_avg"]
-        found[f"exp_avg_sq.{name}"] = state["exp_avg_sq"]
-    return found
+class LossScale:
+    """The factor of fp16's loss: halved when gradients overflow, doubled after 2000 steps in a row without overflow.
 
+    It lies on the device and changes there. It is 1, and stays so, unless `enabled`.
+    """
 
-def set_steps_taken(optimizer: torch.optim.AdamW, steps: int) -> None:
-    """Tell AdamW how many steps its averages have behind them."""
-    for state in optimizer.state.values():
-        state["step"].fill_(steps)
+    def __init__(self, device: torch.device, *, enabled: bool) -> None:
+        self.enabled = enabled
+        self.factor = torch.tensor(65536.0 if enabled else 1.0, device=device)
+        self._growth = torch.zeros((), dtype=torch.int32, device=device)
+        """Steps since the last overflow."""
+
+    def update(self, norm: Tensor) -> None:
+        """Take in the norm of a step's gradients."""
+        if self.enabled:
+            torch._amp_update_scale_(self.factor, self._growth, 1 - norm.isfinite().float(), 2.0, 0.5, 2000)
+
+    def state(self) -> tuple[float, int]:
+        """Return the factor and the number of steps since the last overflow."""
+        return self.factor.item(), int(self._growth.item())
+
+    def restore(self, factor: float, growth: int) -> None:
+        self.factor.fill_(factor)
+        self._growth.fill_(growth)
 
 
 def learning_rate(step: int, config: OptimizerConfig, last_step: int | None) -> float:
@@ -52,11 +111,6 @@ def learning_rate(step: int, config: OptimizerConfig, last_step: int | None) -> 
     done = min(1.0, (step - config.warmup_steps) / max(1, last_step - config.warmup_steps))
     left = 1 - done if config.schedule == "linear" else (1 + math.cos(math.pi * done)) / 2
     return config.learning_rate * left
-
-
-def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    for group in optimizer.param_groups:
-        group["lr"] = rate
 
 
 Verdict = Literal["good", "not_finite", "spike", "empty"]
@@ -76,19 +130,21 @@ class Guard:
     warm_up = 100
     """Good steps before a leap can be told from learning to walk."""
 
-    def judge(self, loss: float, norm: float, weight: float) -> Verdict:
-        """Whether a step with this loss, gradient norm and sum of weights is to be taken."""
-        verdict: Verdict = "good"
-        if weight == 0:
-            verdict = "empty"
-        elif not (math.isfinite(loss) and math.isfinite(norm)):
-            verdict = "not_finite"
-        elif self.spike is not None and self.good_steps >= self.warm_up and norm > self.spike * self.usual_norm:
-            verdict = "spike"
-        if verdict == "good":
+    def skips(self, loss: Tensor, norm: Tensor, weight: Tensor) -> Tensor:
+        """Return 1 if a step with this loss, gradient norm and sum of weights is not to be taken, else 0."""
+        good = (weight > 0) & loss.isfinite() & norm.isfinite()
+        if self.spike is not None and self.good_steps >= self.warm_up:
+            good &= norm <= self.spike * self.usual_norm
+        return 1 - good.float()
+
+    def judge(self, loss: float, norm: float, weight: float, *, skipped: bool) -> Verdict:
+        """Take in a step, and return why it was skipped, if it was."""
+        if not skipped:
             self.good_steps += 1
             self.usual_norm += (norm - self.usual_norm) * max(0.02, 1 / self.good_steps)
             self.bad_in_a_row = 0
-        elif verdict != "empty":
-            self.bad_in_a_row += 1
-        return verdict
+            return "good"
+        if weight == 0:
+            return "empty"
+        self.bad_in_a_row += 1
+        return "spike" if math.isfinite(loss) and math.isfinite(norm) else "not_finite"

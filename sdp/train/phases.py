@@ -13,6 +13,7 @@ from sdp.config import TrainConfig
 from sdp.config.train import SecondPhaseConfig
 from sdp.datasets.audit import RUN
 from sdp.errors import ConfigError, Problem
+from sdp.model.checkpoints import PHASES
 from sdp.storage import open_storage
 from sdp.storage.uri import join
 from sdp.train.checkpoint import read_state
@@ -25,7 +26,7 @@ def phases_of(config: TrainConfig) -> list[TrainConfig]:
     second = config.phase_2
     if second.max_steps is None:
         return [config]
-    one, two = (join(config.output.uri, f"phase-{number}") for number in (1, 2))
+    one, two = (join(config.output.uri, phase) for phase in PHASES)
     alone: dict[str, Any] = {"phase_2": SecondPhaseConfig()}
     first = config.model_copy(update={**alone, "output": _with(config.output, uri=one)})
     data = _with(
@@ -55,7 +56,7 @@ def refuse_other_shape(config: TrainConfig) -> None:
     if two and output.exists(RUN):
         there = "a run of one phase"
         hint = "choose another output.uri, with model.start_from of this run for the second phase alone, or set it back"
-    elif not two and output.exists(f"phase-1/{RUN}"):
+    elif not two and output.exists(f"{PHASES[0]}/{RUN}"):
         there = "a run of two phases"
         hint = "set phase_2 back, or choose another output.uri, with model.start_from of what is to be gone on from"
     else:

@@ -166,8 +166,7 @@ def _latents(config: TrainConfig, model: sources.ModelSource, *, newest: bool) -
                 refuse_another_encoder(config, source.dataset, sources.resolve(model, storage=config.storage.options()))
     first = found.all[0].ingredient.dataset
     _refuse_nothing_to_train_on(config, list(zip(first.low.tolist(), first.high.tolist(), strict=True)))
-    if config.data.reader == "direct":
-        DirectReader(found.ingredients, config.seed, OrderShape(), 0, 1)  # looks whether they can be mixed
+    DirectReader(found.ingredients, config.seed, OrderShape(), 0, 1)  # looks whether they can be mixed
     return found.rows, [source.dataset for source in found.all if source.dataset is not None]
 
 

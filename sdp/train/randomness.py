@@ -34,8 +34,7 @@ class Purpose(IntEnum):
     CAPTION_DROPOUT = 3
     OFFSET_NOISE = 4
     VAE = 5
-    CROP = 6
-    CAPTION = 7
+    CAPTION = 7  # (6 was a crop's)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,14 +5,17 @@
     bad_rows/step-000001000.jsonl    rows that turned out bad up to this checkpoint since the one before, and why
     events.jsonl                     starts, failures, checkpoints, resizes
     metrics/000001-000000000.jsonl   a line every few steps, some hundred in a file
+    samples/step-000001000/          pictures drawn at that step, and last of all prompts.json
 
 A checkpoint without complete.json is none. One process writes at a time: the driver before and after training, the
-main worker meanwhile.
+main worker meanwhile. Reading needs neither torch nor Ray; `sdp inspect` and `sdp report` read runs by this module.
 """
 
 import json
 import logging
 import math
+import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -21,8 +24,10 @@ from pathlib import Path
 from typing import Any
 
 from sdp.datasets.audit import RUN
+from sdp.datasets.concurrently import ordered_map
 from sdp.datasets.outcomes import Outcome
 from sdp.datasets.output import read_json
+from sdp.datasets.records import BadRecord, parse
 from sdp.errors import AlreadyExists, DatasetError, NotFound
 from sdp.model.checkpoints import COMPLETE, checkpoint_name, steps_in
 from sdp.model.metric_files import files_in, joined
@@ -30,8 +35,32 @@ from sdp.storage import Storage
 
 EVENTS = "events.jsonl"
 FORMAT = 1
+SAMPLES, PROMPTS = "samples/", "prompts.json"
+"""Pictures drawn during training; PROMPTS is written last and maps each picture to its prompt."""
+
+Line = dict[str, Any]
+
+_WHOLE = ("step", "samples", "epoch", "workers")
+_NUMBERS = ("epoch_done", "samples_per_s", "seconds")
+_OPTIONAL_NUMBERS = (
+    "loss", "loss_smoothed", "gradient_norm", "learning_rate", "skipped", "cost", "mfu", "memory_allocated",
+    "memory_peak", "validation_step", "encoders", "encoders_busy",
+)  # fmt: skip
+_MAPPINGS = ("time", "validation")
+_PROMPTS = re.compile(rf"{SAMPLES}step-(\d{{9,18}})/{re.escape(PROMPTS)}", re.ASCII)
+_PICTURE = re.compile(r"\d{3,9}\.png", re.ASCII)
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """The valid lines of a run's metrics and events."""
+
+    metrics: list[Line]
+    events: list[Line]
+    problems: list[str]
+    """One line for each file that has damaged lines."""
 
 
 @dataclass(frozen=True)
@@ -118,16 +147,49 @@ class RunFolder:
             self.storage.publish(f"bad_rows/step-{step:09d}.jsonl", b"".join(lines))
 
     def bad_rows(self) -> dict[int, str]:
-        """The reason of each row that has turned out bad."""
-        names = self.storage.names("bad_rows/")
-        return {line["row"]: line["reason"] for name in names for line in self._lines(name, _is_bad_row)}
+        """Return the reason of each row that has turned out bad."""
+        return {line["row"]: line["reason"] for line in self._bad_rows()[0]}
 
-    def events(self) -> list[dict[str, Any]]:
-        return self._lines(EVENTS, lambda line: isinstance(line.get("event"), str))
+    def bad_reasons(self) -> tuple[dict[str, int], list[str]]:
+        """Return how many rows turned out bad, by reason, and the problems of the files that list them."""
+        lines, problems = self._bad_rows()
+        return dict(Counter(line["reason"] for line in lines).most_common()), problems
 
-    def metrics(self) -> list[dict[str, Any]]:
-        """What holds of them: what was done again is told once."""
-        return joined((after, self._lines(name, _is_metric)) for _, after, name in files_in(self.storage))
+    def _bad_rows(self) -> tuple[list[Line], list[str]]:
+        files = [self._lines(name, _is_bad_row) for name in self.storage.names("bad_rows/")]
+        return [line for lines, _ in files for line in lines], [line for _, problems in files for line in problems]
+
+    def events(self) -> list[Line]:
+        """Return the valid events; damaged ones are logged, and do not end training."""
+        lines, problems = self._lines(EVENTS, _is_event)
+        for problem in problems:
+            log.warning("%s", problem)
+        return lines
+
+    def metrics(self) -> list[Line]:
+        """Return the metrics that count: a step that was repeated appears once."""
+        return self.history().metrics
+
+    def history(self) -> History:
+        """Read metrics and events; a file that does not exist yet has no lines."""
+        files = files_in(self.storage)
+        read = list(ordered_map(lambda file: self._lines(file[2], _is_metric), files, workers=8))
+        events, problems = self._lines(EVENTS, _is_event)
+        metrics = joined((after, lines) for (_, after, _), (lines, _) in zip(files, read, strict=True))
+        return History(metrics, events, [*(line for _, some in read for line in some), *problems])
+
+    def sample_steps(self) -> list[int]:
+        """Return the steps whose pictures are all there."""
+        return sorted(int(match[1]) for name in self.storage.names(SAMPLES) if (match := _PROMPTS.fullmatch(name)))
+
+    def sample_prompts(self, step: int) -> dict[str, str]:
+        """Return the prompt of each picture of a step, by the picture's file name."""
+        name = f"{samples_folder(step)}/{PROMPTS}"
+        try:
+            prompts = parse(dict[str, str], read_json(self.storage, name))
+        except BadRecord as error:
+            raise DatasetError(f"{self.storage.uri_of(name)}: {error}; delete it") from error
+        return {picture: prompt for picture, prompt in prompts.items() if _PICTURE.fullmatch(picture)}
 
     def _append(self, path: str, line: bytes) -> None:
         content = self._content(path)
@@ -140,13 +202,27 @@ class RunFolder:
         except NotFound:
             return b""
 
-    def _lines(self, path: str, is_good: Callable[[dict[str, Any]], bool]) -> list[dict[str, Any]]:
-        """The good lines of a file; training does not end for the others."""
-        texts = [text for text in self._content(path).split(b"\n") if text.strip()]
-        found = [line for line in map(_parsed, texts) if isinstance(line, dict) and is_good(line)]
-        if len(found) < len(texts):
-            log.warning("%s: %d damaged lines are left out", self.storage.uri_of(path), len(texts) - len(found))
-        return found
+    def _lines(self, path: str, is_good: Callable[[Line], bool]) -> tuple[list[Line], list[str]]:
+        """Return the valid lines of a file, and a problem that counts the others."""
+        good, damaged = list[Line](), list[int]()
+        for number, text in enumerate(self._content(path).split(b"\n"), 1):
+            if not text.strip():
+                continue
+            line = _parsed(text)
+            if isinstance(line, dict) and is_good(line):
+                good.append(line)
+            else:
+                damaged.append(number)
+        if not damaged:
+            return good, []
+        what = "line is" if len(damaged) == 1 else "lines are"
+        where = self.storage.uri_of(path)
+        return good, [f"{where}: {len(damaged):,} {what} damaged and not counted, the first is line {damaged[0]:,}"]
+
+
+def samples_folder(step: int) -> str:
+    """Return where the pictures of a step lie in a run."""
+    return f"{SAMPLES}step-{step:09d}"
 
 
 def _head(head: Mapping[str, Any]) -> dict[str, Any]:
@@ -170,14 +246,35 @@ def _finite(value: Any) -> Any:
 
 def _parsed(text: bytes) -> Any:
     try:
-        return json.loads(text)
+        # NaN is not JSON, but older versions wrote it where there was no number.
+        return json.loads(text, parse_constant=lambda _: None)
     except (ValueError, RecursionError):
         return None
 
 
-def _is_metric(line: dict[str, Any]) -> bool:
-    return isinstance(line.get("step"), int)
+def _is_metric(line: Line) -> bool:
+    return (
+        all(isinstance(line.get(name), int) and not isinstance(line[name], bool) for name in _WHOLE)
+        and all(_is_number(line.get(name)) for name in _NUMBERS)
+        and all(line.get(name) is None or _is_number(line[name]) for name in _OPTIONAL_NUMBERS)
+        and all(_is_numbers(line.get(name, {})) for name in _MAPPINGS)
+        and (not line.get("validation") or line.get("validation_step") is not None)
+    )
 
 
-def _is_bad_row(line: dict[str, Any]) -> bool:
+def _is_event(line: Line) -> bool:
+    needed = {"end": "reason", "bad_step": "verdict"}.get(str(line.get("event")), "event")
+    texts = all(isinstance(line.get(name), str) for name in ("time", "event", needed))
+    return texts and isinstance(line.get("failures", []), list)
+
+
+def _is_bad_row(line: Line) -> bool:
     return isinstance(line.get("row"), int) and isinstance(line.get("reason"), str)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
+
+
+def _is_numbers(value: Any) -> bool:
+    return value is None or (isinstance(value, dict) and all(map(_is_number, value.values())))

@@ -7,6 +7,8 @@ from contextlib import contextmanager
 import torch
 from torch.profiler import record_function
 
+from sdp.device import record
+
 ANNOTATION = "sdp."
 """What the names of activities begin with in a profile."""
 
@@ -20,7 +22,7 @@ class Stopwatch:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._cuda = device.type == "cuda"
+        self._device = device
         self._seconds: dict[str, float] = {}
         self._events: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
         self.annotate = False
@@ -38,12 +40,11 @@ class Stopwatch:
 
     @contextmanager
     def _measure(self, activity: str, host: bool) -> Iterator[None]:
-        if self._cuda and not host:
-            began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-            began.record()
+        if self._device.type == "cuda" and not host:
+            stream = torch.cuda.current_stream(self._device)
+            began = record(stream, timing=True)
             yield
-            ended.record()
-            self._events.append((activity, began, ended))
+            self._events.append((activity, began, record(stream, timing=True)))
             return
         start = time.perf_counter()
         yield

@@ -1,18 +1,22 @@
 """How workers share the training of one model: a whole replica each (ddp), or a shard each (fsdp)."""
 
+import logging
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import pairwise
 from typing import Any, Literal
 
 import torch
-from torch import nn
+import torch.distributed as dist
+from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from sdp.train.world import World
+
+log = logging.getLogger(__name__)
 
 Sharding = Literal["shard_grad_op", "full_shard", "hybrid"]
 
@@ -24,7 +28,8 @@ class Strategy(ABC):
 
     model: nn.Module
     """What is called in a forward pass."""
-    _parameters: list[nn.Parameter] | None = None
+    needs_others = False
+    """Whether a forward pass needs the other workers to do one."""
 
     @abstractmethod
     def forward(self) -> AbstractContextManager[Any]:
@@ -34,17 +39,10 @@ class Strategy(ABC):
     def backward(self, *, last: bool) -> AbstractContextManager[Any]:
         """Around forward and backward of a micro-batch: gradients are exchanged after the step's last one only."""
 
-    def clip(self, max_norm: float | None) -> float:
-        """The norm of all gradients, which are scaled down to max_norm if they exceed it."""
-        if self._parameters is None:  # walking through all modules takes as long as the norm itself
-            self._parameters = list(self.model.parameters())
-        parameters = [p for p in self._parameters if p.grad is not None]
-        norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
-        if hasattr(norm, "full_tensor"):  # of shards: the others' part is not in it yet
-            norm = norm.full_tensor()
-        if max_norm is not None:
-            nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
-        return float(norm)
+    def norm(self, gradients: Sequence[Tensor]) -> Tensor:
+        """Return the norm of all gradients, of which these are the ones that lie here."""
+        norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(list(gradients))))
+        return norm
 
 
 class Replicated(Strategy):
@@ -76,9 +74,11 @@ class Replicated(Strategy):
 class Sharded(Strategy):
     """FSDP2: weights, gradients, average and optimizer state in shards, block by block."""
 
+    needs_others = True
+
     def __init__(self, model: nn.Module, world: World, precision: str, sharding: Sharding) -> None:
         device = world.device.type
-        if sharding == "hybrid" and world.size > world.local_size:
+        if sharding == "hybrid" and world.size > world.local_size and _alike(world):
             shape = (world.size // world.local_size, world.local_size)
             mesh = init_device_mesh(device, shape, mesh_dim_names=("replicate", "shard"))
         else:
@@ -89,6 +89,7 @@ class Sharded(Strategy):
         again = sharding == "full_shard"
         blocks = list(blocks_of(model))
         shards = [fully_shard(b, mesh=mesh, mp_policy=policy, reshard_after_forward=again) for b in blocks]
+        self._group = mesh["shard"].get_group()
         self._shard = fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=again)
         for before, after in pairwise(shards):
             before.set_modules_to_forward_prefetch([after])
@@ -102,6 +103,26 @@ class Sharded(Strategy):
     def backward(self, *, last: bool) -> Iterator[None]:
         self._shard.set_requires_gradient_sync(last)
         yield
+
+    def norm(self, gradients: Sequence[Tensor]) -> Tensor:
+        square = super().norm(gradients).square()
+        dist.all_reduce(square, group=self._group)
+        return square.sqrt()
+
+
+def _alike(world: World) -> bool:
+    """Return whether all nodes hold equally many workers, as a mesh of nodes needs."""
+    sizes = sorted({int(size) for (size,) in world.collect([world.local_size])})
+    if len(sizes) == 1:
+        return True
+    if world.is_main:
+        log.warning(
+            "strategy.shard: hybrid needs equally many trainers on each node, and nodes have %s: weights are sharded "
+            "over all %d trainers instead",
+            " or ".join(map(str, sizes)),
+            world.size,
+        )
+    return False
 
 
 def make_strategy(
@@ -130,8 +151,24 @@ def pieces_of(block: nn.Module) -> Iterator[nn.Module]:
         yield from attentions[number : number + 1]
 
 
-def compile_blocks(unet: nn.Module) -> None:
-    """Compile block by block: a tenth of the time that the whole takes, as blocks of one shape share their code."""
-    torch._dynamo.config.recompile_limit = 64  # one code object serves blocks of many shapes
+def compile_blocks(unet: nn.Module, backend: Any = "inductor") -> None:
+    """Compile block by block: a tenth of the time that the whole takes, as blocks of one shape share their code.
+
+    Each shape has its own graph: for one of any shape Inductor gives up channels-last convolutions.
+    """
+    torch._dynamo.config.recompile_limit = 256  # one code object serves blocks of many shapes, training and sampling
+    torch._dynamo.config.accumulated_recompile_limit = 1024
+    torch._dynamo.config.optimize_ddp = False  # it would cut blocks at ddp's buckets; blocks are pieces enough
     for block in blocks_of(unet):
-        block.compile()
+        block.compile(backend=backend, dynamic=False)
+
+
+def channels_last(unet: nn.Module, *, weights: bool) -> None:
+    """Lay the U-Net's activations out channels last, and its `weights` too, which FSDP refuses."""
+    if weights:
+        unet.to(memory_format=torch.channels_last)
+
+    def lay_out(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        return inputs[0].contiguous(memory_format=torch.channels_last), *inputs[1:]
+
+    unet.register_forward_pre_hook(lay_out)

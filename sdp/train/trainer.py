@@ -14,7 +14,8 @@ from sdp.config import TrainConfig
 from sdp.datasets.audit import BAD_STEPS
 from sdp.datasets.ledger import Ledger
 from sdp.datasets.outcomes import Outcome
-from sdp.errors import DatasetError, UserError
+from sdp.device import Mark, out_of_memory
+from sdp.errors import DatasetError, UserError, one_line
 from sdp.model import sharded
 from sdp.model.checkpoints import EMA, MODEL
 from sdp.model.ema import Ema, named_parameters
@@ -22,14 +23,7 @@ from sdp.storage import Storage
 from sdp.train.callbacks.base import Callback, Saved, StepReport
 from sdp.train.checkpoint import Checkpointer, Saving, read_state
 from sdp.train.data.batch import Batch
-from sdp.train.optimizer import (
-    Guard,
-    learning_rate,
-    make_optimizer,
-    moments,
-    set_learning_rate,
-    set_steps_taken,
-)
+from sdp.train.optimizer import AdamW, Guard, LossScale, learning_rate
 from sdp.train.randomness import RowRandom
 from sdp.train.state import TrainState
 from sdp.train.step import Conditioning, Objective, weighted_losses
@@ -113,9 +107,12 @@ class Trainer:
         self.strategy = make_strategy(config.strategy.kind, given.unet, world, config.precision, config.strategy.shard)
         self.unet = given.unet
         self.ema = Ema(self.unet, config.ema.decay) if config.ema.decay is not None else None
-        self.optimizer = make_optimizer(self.unet, config.optimizer)
-        self.scaler = torch.amp.GradScaler(world.device.type, enabled=config.precision == "fp16")
+        self.optimizer = AdamW(self.unet, config.optimizer)
+        self.scale = LossScale(world.device, enabled=config.precision == "fp16")
         self.guard = Guard(config.guard.spike)
+        self._figures = torch.empty(6, pin_memory=world.device.type == "cuda")
+        """A step's figures on the host."""
+        self._asked_to_stop = False
 
         self.begin_from = given.begin_from
         self.checkpointer = given.checkpointer
@@ -162,6 +159,8 @@ class Trainer:
             with closing(batches):  # type: ignore[type-var]  # all readers are generators
                 epoch, ended = state.epoch, time.perf_counter()
                 while state.epoch == epoch and (reason := self._finished()) is None:
+                    if self._asked_to_stop or (self.world.size == 1 and self.stop.reason is not None):
+                        return f"asked to stop: {self.stop.reason or 'by another worker'}"
                     with self.stopwatch.measure("data", host=True):
                         batch = next(batches, None)
                     if batch is None:
@@ -171,8 +170,6 @@ class Trainer:
                             "dataset), or begin a new run from this one's weights by model.start_from"
                         )
                     report = self._step(batch, ended)
-                    if report is None:
-                        return f"asked to stop: {self.stop.reason or 'by another worker'}"
                     ended = time.perf_counter()
                     for callback in self.callbacks:
                         callback.on_step(self, report)
@@ -180,61 +177,66 @@ class Trainer:
                         self.save()
         return reason
 
-    def _step(self, batch: Batch, ended: float) -> StepReport | None:
-        """One step; None if somebody wishes to stop before it."""
+    def _step(self, batch: Batch, ended: float) -> StepReport:
+        """Take one step.
+
+        The host waits for the device once: for the figures of the backward pass, while the optimizer works.
+        """
         state, clock, epoch = self.state, self.stopwatch, self.state.epoch
         with clock.measure("copy"):
             micro_batches = list(batch.to(self.world.device).split(self.config.data.batch_size))
             weight = sum((m.weights.sum() for m in micro_batches), torch.zeros((), device=self.world.device))
-            wish = torch.full_like(weight, float(self.stop.reason is not None))
-            written = torch.full_like(weight, float(self._is_written()))
-        total, wishes, writers = self.world.sum(torch.stack([weight, wish, written])).tolist()
-        if wishes:
-            return None
-        self._follow_save(all_written=writers == self.world.size)
+            total = self.world.sum(weight.clone())
+            counted = total.clamp(min=1.0)
+            # Strategies average gradients over workers; what is wanted is the mean over samples that count.
+            share = self.world.size * self.scale.factor / counted
 
         summed = torch.zeros((), device=self.world.device)
         for number, micro_batch in enumerate(micro_batches, 1):
-            own = epoch if micro_batch.epochs is None else micro_batch.epochs
-            random = RowRandom(self.config.seed, own, micro_batch.rows)
-            with self.strategy.backward(last=number == len(micro_batches)):
-                with clock.measure("forward"), self.strategy.forward():
-                    losses = weighted_losses(
-                        self.strategy.model, self.objective, self.conditioning, micro_batch, random
-                    )
-                    # Strategies average gradients over workers; what is wanted is the mean over samples that count.
-                    loss = losses.sum() * (self.world.size / max(total, 1.0))
-                with clock.measure("backward"):
-                    self.scaler.scale(loss).backward()
-            summed += losses.detach().sum()
+            try:
+                summed += self._learn(micro_batch, share, last=number == len(micro_batches))
+                continue
+            except RuntimeError as error:
+                if not out_of_memory(error):
+                    raise
+                cause = one_line(error, 200)
+            # Outside of the handler, which would keep the failed attempt's tensors alive.
+            raise self._too_large(micro_batch, cause)
 
         self._wait_for_copy()
         with clock.measure("optimizer"):
-            self.scaler.unscale_(self.optimizer)
-            norm = self.strategy.clip(self.config.optimizer.clip_norm)
+            norm = self.strategy.norm(self.optimizer.gradients()) / self.scale.factor
+            stopping, written = (
+                torch.full_like(summed, float(flag)) for flag in (self.stop.reason is not None, self._is_written())
+            )
             # Every worker judges by the same numbers, to the last bit.
-            figures = torch.stack([summed / max(total, 1.0), torch.full_like(summed, norm / self.world.size)])
-            loss_value, norm = self.world.sum(figures).tolist()
-            verdict = self.guard.judge(loss_value, norm, total)
+            figures = self.world.sum(torch.stack([summed / counted, norm / self.world.size, stopping, written]))
+            loss, norm = figures[:2]
+            skip = self.guard.skips(loss, norm, total)
+            self._figures.copy_(torch.cat([figures, torch.stack([total, skip])]), non_blocking=True)
+            copied = Mark(self.world.device)
             rate = learning_rate(state.step + 1, self.config.optimizer, self.config.max_steps)
+            self.optimizer.step(rate, skip=skip, divisor=self._divisor(norm))
+            self.scale.update(norm)
+            self.optimizer.zero_grad()
+            copied.wait()
+            loss_value, norm_value, stoppers, writers, samples, skipped = self._figures.tolist()
+            verdict = self.guard.judge(loss_value, norm_value, samples, skipped=bool(skipped))
             if verdict == "good":
-                set_learning_rate(self.optimizer, rate)
-                self.scaler.step(self.optimizer)
                 state.taken += 1
                 state.optimized += 1
                 if self.ema is not None:
                     state.averaged += 1
                     self.ema.update(state.averaged)
-            if self.scaler.is_enabled():
-                self.scaler.update()
-            self.optimizer.zero_grad(set_to_none=True)
+        self._asked_to_stop = stoppers > 0
+        self._follow_save(all_written=writers == self.world.size)
 
         for each, rows in batch.counted_by_epoch(epoch):
             self.consumed.add(each, rows.numpy())
         self.bad += batch.bad
         state.step += 1
         state.position += self.batch_size
-        state.count(round(total), taken=verdict == "good")
+        state.count(round(samples), taken=verdict == "good")
         done = min(1.0, state.position / self.reader.rows)
         if done == 1.0:
             if not state.counted_in_epoch:
@@ -245,7 +247,7 @@ class Trainer:
         if verdict in ("good", "empty"):
             self._forget_bad_step()
         else:
-            self._refuse(batch, epoch, loss_value, norm, verdict)
+            self._refuse(batch, epoch, loss_value, norm_value, verdict)
         seconds = time.perf_counter() - ended
         state.seconds += seconds
         state.cost += seconds / 3600 * self._price()
@@ -253,14 +255,65 @@ class Trainer:
             step=state.step,
             epoch=epoch,
             epoch_done=done,
-            samples=round(total),
+            samples=round(samples),
             loss=loss_value,
-            norm=norm,
+            norm=norm_value,
             learning_rate=rate,
             verdict=verdict,
             seconds=seconds,
             parts=clock.lap(),
         )
+
+    def _divisor(self, norm: Tensor) -> Tensor | None:
+        """Return what gradients of this norm are divided by: the loss's scale, and what clipping takes off."""
+        limit = self.config.optimizer.clip_norm
+        if limit is None:
+            return self.scale.factor if self.scale.enabled else None
+        return self.scale.factor * ((norm + 1e-6) / limit).clamp(min=1.0)
+
+    def _learn(self, micro_batch: Batch, share: Tensor, *, last: bool) -> Tensor:
+        """Add the gradients of a micro-batch, times `share`, to those of the step; return the sum of its losses."""
+        own = self.state.epoch if micro_batch.epochs is None else micro_batch.epochs
+        random = RowRandom(self.config.seed, own, micro_batch.rows)
+        with self.strategy.backward(last=last):
+            with self.stopwatch.measure("forward"), self.strategy.forward():
+                losses = weighted_losses(self.strategy.model, self.objective, self.conditioning, micro_batch, random)
+            with self.stopwatch.measure("backward"):
+                (losses.sum() * share).backward()  # type: ignore[no-untyped-call]
+        return losses.detach().sum()
+
+    def _too_large(self, batch: Batch, cause: str) -> UserError:
+        """Return the error for a micro-batch that memory has no room for, with the largest half of it that fits."""
+        size, known = len(batch) // 2, not self.strategy.needs_others
+        self.optimizer.zero_grad()
+        while known and size and not self._fits(next(batch.split(size))):
+            size //= 2
+        if not size:
+            advice = "not even one sample does; train on a larger GPU (scaling.accelerator)"
+            if not self.config.strategy.activation_checkpointing:
+                advice += ", or set strategy.activation_checkpointing: true"
+        else:
+            advice = f"{size} do" if known else f"try {size}"
+            advice += f" (and keep data.global_batch_size: {self.batch_size}, or the training changes)"
+        return UserError(
+            f"data.batch_size: {len(batch)} samples do not fit into the memory of {self.world.device} ({cause}); "
+            f"{advice}"
+        )
+
+    def _fits(self, batch: Batch) -> bool:
+        """Return whether memory has room for the gradients of a micro-batch; nothing is exchanged for that."""
+        if self.world.device.type == "cuda":
+            torch.cuda.empty_cache()
+        random = RowRandom(self.config.seed, 0, batch.rows)
+        try:
+            with self.strategy.forward():
+                losses = weighted_losses(self.unet, self.objective, self.conditioning, batch, random)
+            torch.autograd.grad(losses.sum(), [p for p in self.unet.parameters() if p.requires_grad])
+        except RuntimeError as error:
+            if not out_of_memory(error):
+                raise
+            return False
+        return True
 
     def _nothing_counts(self, what: str) -> DatasetError:
         return DatasetError(
@@ -319,9 +372,8 @@ class Trainer:
         began = time.perf_counter()
         self.finish_save()
         self.state.usual_norm = self.guard.usual_norm
-        if self.scaler.is_enabled():
-            scale = self.scaler.state_dict()
-            self.state.scale, self.state.scale_growth = scale["scale"], scale["_growth_tracker"]
+        if self.scale.enabled:
+            self.state.scale, self.state.scale_growth = self.scale.state()
         saving = self.checkpointer.stage(self.tensors(), self.state, self.consumed, self.bad)
         self.consumed, self.bad = Ledger(), []
         self.saved_step = self.state.step
@@ -393,11 +445,10 @@ class Trainer:
                 self._begin_with(self.begin_from)
             return False
         self.state, self.saved_step = state, state.step
-        set_steps_taken(self.optimizer, state.optimized)
+        self.optimizer.set_steps_taken(state.optimized)
         self.guard.usual_norm, self.guard.good_steps = state.usual_norm, state.taken
-        if self.scaler.is_enabled() and state.scale is not None:
-            scale = self.scaler.state_dict()
-            self.scaler.load_state_dict({**scale, "scale": state.scale, "_growth_tracker": state.scale_growth})
+        if self.scale.enabled and state.scale is not None:
+            self.scale.restore(state.scale, state.scale_growth)
         return True
 
     def _begin_with(self, other: Storage) -> None:
@@ -409,7 +460,7 @@ class Trainer:
         self.state.averaged = before.averaged
         if keep:
             self.state.optimized = before.optimized
-            set_steps_taken(self.optimizer, before.optimized)
+            self.optimizer.set_steps_taken(before.optimized)
 
     def _price(self) -> float:
         """What an hour costs with what is there now."""
@@ -422,4 +473,4 @@ class Trainer:
         tensors = {f"{MODEL}{name}": weights.detach() for name, weights in named_parameters(self.unet)}
         if self.ema is not None:
             tensors |= {f"{EMA}{name}": average for name, average in self.ema.state_dict().items()}
-        return tensors | moments(self.unet, self.optimizer)
+        return tensors | self.optimizer.state_dict()

@@ -9,6 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from sdp import device as devices
+
 
 @dataclass(frozen=True)
 class World:
@@ -64,13 +66,10 @@ class World:
 
 
 def choose_device(local_rank: int = 0) -> torch.device:
-    """This worker's GPU where torch sees one, else the CPU: what Ray has reserved is no evidence that there is one."""
-    if torch.cuda.is_available():
-        device = torch.device("cuda", local_rank % torch.cuda.device_count())
-        torch.cuda.set_device(device)
-        return device
-    if "OMP_NUM_THREADS" not in os.environ:
+    """Return this worker's GPU where torch sees one, else the CPU, set up for training."""
+    chosen = devices.choose_device(local_rank)
+    if chosen.type == "cpu" and "OMP_NUM_THREADS" not in os.environ:
         # As Ray has it. Threads of a small model wait for each other more than they work, six times as long as one
         # alone takes where the cores are busy; and sums would differ in the last bit between machines.
         torch.set_num_threads(1)
-    return torch.device("cpu")
+    return chosen

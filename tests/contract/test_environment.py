@@ -3,10 +3,11 @@
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+
+from tests.waiting import until
 
 ROOT = Path(__file__).parents[2]
 
@@ -136,7 +137,7 @@ def test_an_environment_whose_mending_was_interrupted_is_made_anew(project: Proj
 
 def test_an_environment_that_was_killed_in_the_making_is_made_anew(project: Project, tmp_path: Path) -> None:
     process = project.start(FAKE_GO=str(tmp_path / "go"))
-    wait_for(project.root / ".venv" / "begun")
+    until((project.root / ".venv" / "begun").exists, "uv has begun", 30)
     process.kill()
     process.wait(timeout=60)
     (tmp_path / "go").touch()  # the uv that it leaves behind ends by itself, and only then the lock is free
@@ -161,7 +162,7 @@ def test_an_environment_whose_python_is_gone_is_made_anew(project: Project) -> N
 def test_two_at_once_make_it_once(project: Project, tmp_path: Path) -> None:
     go = tmp_path / "go"
     first = project.start(FAKE_GO=str(go))
-    wait_for(project.root / ".venv" / "begun")
+    until((project.root / ".venv" / "begun").exists, "uv has begun", 30)
     second = project.start(FAKE_GO=str(go))
     assert second.stderr is not None
     assert "another make is preparing .venv" in second.stderr.readline()
@@ -195,10 +196,3 @@ def test_a_python_without_ensurepip_and_pip_is_one_line_that_says_what_to_instal
     (line,) = [line for line in said.splitlines() if "make venv:" in line]
     assert "apt-get install python3-venv" in line
     assert project.did == []
-
-
-def wait_for(path: Path) -> None:
-    deadline = time.monotonic() + 30
-    while not path.exists():
-        assert time.monotonic() < deadline, f"{path} did not appear"
-        time.sleep(0.01)

@@ -27,7 +27,7 @@ UNIT_TESTS = ROOT / "tests" / "monitoring" / "alerts.test.yaml"
 NEEDS_HELM = pytest.mark.needs("helm")
 NEEDS_PROMTOOL = pytest.mark.needs("promtool")
 
-TARGET = frozenset({"namespace", "pod", "container", "node", "instance", "job", "ray_cluster", "ray_group"})
+TARGET = frozenset({"namespace", "pod", "pod_uid", "container", "node", "instance", "job", "ray_cluster", "ray_group"})
 """Labels that scraping puts on, and the chart's relabelings."""
 DERIVED = frozenset({"container_pid", "role", "rank", "run", "job_name"})
 """Labels that recording rules put on besides."""
@@ -284,7 +284,7 @@ def test_every_query_can_be_narrowed_down_by_the_variables() -> None:
 
 @NEEDS_HELM
 def test_every_object_is_one_that_kubernetes_and_the_operator_know(render: Render) -> None:
-    manifests = render("exporter.networkPolicy.enabled=true")
+    manifests = render()
     kinds = {"DaemonSet": "V1DaemonSet", "ConfigMap": "V1ConfigMap", "NetworkPolicy": "V1NetworkPolicy"}
     for manifest in manifests:
         if manifest["kind"] in kinds:
@@ -304,7 +304,7 @@ def test_every_object_is_one_that_kubernetes_and_the_operator_know(render: Rende
 
 
 POD_METRICS_ENDPOINT = {
-    "port", "interval", "scrapeTimeout", "scheme", "tlsConfig", "basicAuth", "honorLabels", "relabelings",
+    "port", "interval", "scrapeTimeout", "scheme", "tlsConfig", "honorLabels", "relabelings",
     "metricRelabelings",
 }  # fmt: skip
 RELABEL = {"action", "sourceLabels", "separator", "targetLabel", "regex", "replacement"}
@@ -319,6 +319,8 @@ def test_the_exporter_has_the_host_s_pids_and_no_other_privilege(render: Render)
     assert not {"hostNetwork", "hostIPC", "volumes"} & pod.keys()
     assert pod["automountServiceAccountToken"] is False
     assert pod["securityContext"]["runAsNonRoot"] is True
+    cluster = yaml.safe_load((ROOT / "charts" / "sdp-cluster" / "values.yaml").read_text())
+    assert pod["securityContext"]["runAsUser"] not in {0, 1000, cluster["runAsUser"]}, "it could read their environment"
     assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
     assert container["securityContext"] == {
         "allowPrivilegeEscalation": False,
@@ -361,7 +363,7 @@ def test_the_exporter_has_the_volumes_that_it_is_given_beside_its_own(render: Re
     settings = ["exporter.volumes[0].name=driver", "exporter.volumes[0].hostPath.path=/home/kubernetes/bin/nvidia"]
     settings += ["exporter.volumeMounts[0].name=driver", "exporter.volumeMounts[0].mountPath=/usr/local/nvidia"]
     settings += ["exporter.env.LD_LIBRARY_PATH=/usr/local/nvidia/lib64"]
-    for more, names in (([], ["driver"]), (["exporter.webConfigSecret=web"], ["web-config", "driver"])):
+    for more, names in (([], ["driver"]), (["exporter.tls.secret=web"], ["tls", "driver"])):
         pod = one(render(*settings, *more), "DaemonSet")["spec"]["template"]["spec"]
         assert [volume["name"] for volume in pod["volumes"]] == names
         assert [mount["name"] for mount in pod["containers"][0]["volumeMounts"]] == names
@@ -370,18 +372,24 @@ def test_the_exporter_has_the_volumes_that_it_is_given_beside_its_own(render: Re
 
 @NEEDS_HELM
 def test_the_exporter_takes_the_arguments_that_it_is_given(render: Render) -> None:
-    from sdp.exporter.__main__ import parser
+    from sdp.exporter.__main__ import make_parser
 
-    settings = ["exporter.webConfigSecret=web", "exporter.scheme=https", "exporter.extraArgs={--log-level=debug}"]
+    settings = ["exporter.tls.secret=web", "exporter.tls.requireClientCertificate=true"]
+    settings += ["exporter.extraArgs={--log-level=debug}"]
     settings += ["exporter.address=::", "ray.interval=1m30s", "ray.scrapeTimeout=80s"]
     settings += ["exporter.podResources=/pods/", "exporter.runAsUser=0", "exporter.timeoutSeconds=3"]
     manifests = render(*settings)
     pod = one(manifests, "DaemonSet")["spec"]["template"]["spec"]
     (container,) = pod["containers"]
     assert container["command"] == ["python", "-m", "sdp.exporter"]
-    told = parser().parse_args(container["args"])
+    told = make_parser().parse_args(container["args"])
     assert (told.port, told.address, told.timeout_s, told.log_level) == (9850, "::", 3, "debug")
-    assert (str(told.web_config), str(told.pod_resources)) == ("/etc/sdp/web/web-config.yml", "/pods/kubelet.sock")
+    assert [str(told.tls_cert), str(told.tls_key), str(told.tls_client_ca), str(told.pod_resources)] == [
+        "/etc/sdp/tls/tls.crt",
+        "/etc/sdp/tls/tls.key",
+        "/etc/sdp/tls/ca.crt",
+        "/pods/kubelet.sock",
+    ]
     assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
     assert container["livenessProbe"]["tcpSocket"] == {"port": "metrics"}
     assert one(manifests, "PodMonitor", "exporter")["spec"]["podMetricsEndpoints"][0]["scheme"] == "https"
@@ -463,7 +471,7 @@ def test_without_the_operator_there_are_annotations_and_a_configuration_that_say
     render: Render, tool: Callable[[str], Path], tmp_path: Path
 ) -> None:
     plain, operator = render("mode=plain"), render()
-    assert {m["kind"] for m in plain} == {"DaemonSet", "ConfigMap"}
+    assert {m["kind"] for m in plain} == {"DaemonSet", "ConfigMap", "NetworkPolicy"}
     annotations = one(plain, "DaemonSet")["spec"]["template"]["metadata"]["annotations"]
     assert annotations["prometheus.io/scrape"] == "true"
     assert annotations["prometheus.io/port"] == "9850"
@@ -475,7 +483,7 @@ def test_without_the_operator_there_are_annotations_and_a_configuration_that_say
         (endpoint, *_) = one(operator, "PodMonitor", f"ray-{who}")["spec"]["podMetricsEndpoints"]
         job = jobs[f"sdp-ray-{who}"]
         assert job["metric_relabel_configs"] == as_prometheus(endpoint["metricRelabelings"])
-        assert job["relabel_configs"][-4:] == as_prometheus(endpoint["relabelings"])
+        assert job["relabel_configs"][-5:] == as_prometheus(endpoint["relabelings"])
         (discovery,) = job.pop("kubernetes_sd_configs")  # Debian builds Prometheus without it
         assert discovery["role"] == "pod"
         assert discovery["selectors"] == [{"role": "pod", "label": f"ray.io/node-type={who}"}]
@@ -493,7 +501,7 @@ def test_without_the_operator_there_are_annotations_and_a_configuration_that_say
     [
         (["exporter.enabled=false"], {"PodMonitor", "PrometheusRule", "ConfigMap"}),
         (["exporter.enabled=false", "ray.enabled=false"], {"PrometheusRule", "ConfigMap"}),
-        (["rules.enabled=false", "dashboards.enabled=false"], {"PodMonitor", "DaemonSet"}),
+        (["rules.enabled=false", "dashboards.enabled=false"], {"PodMonitor", "DaemonSet", "NetworkPolicy"}),
     ],
 )
 def test_nothing_is_rendered_that_was_not_asked_for(render: Render, settings: list[str], kinds: set[str]) -> None:
@@ -525,7 +533,9 @@ def test_nothing_is_rendered_that_was_not_asked_for(render: Render, settings: li
             "exporter.podLabels: app.kubernetes.io/name is the chart's own",
         ),
         ("exporter.address=here", "/exporter/address"),
-        ("exporter.scheme=https", "exporter.webConfigSecret: required where exporter.scheme is https"),
+        ("exporter.tls.requireClientCertificate=true", "exporter.tls.secret: required where exporter.tls.require"),
+        ("exporter.tlsConfig.serverName=exporter", "exporter.tls.secret: required where"),
+        ("exporter.webConfigSecret=web", "'webConfigSecret' not allowed"),
         ("exporter.podResources=/x", "exporter.runAsUser: expected 0 where podResources or readEnvironment are set"),
         ("exporter.readEnvironment=true", "exporter.runAsUser: expected 0"),
         ("nameOverride=" + "n" * 41, "nameOverride: expected at most 40 characters"),

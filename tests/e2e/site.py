@@ -9,6 +9,12 @@ from tests.e2e.settings import Settings
 IMAGES = 400
 TOOLS = "pictures"
 """The pod of the web server, which is also where the tests' own programs run."""
+SERVE = f"""
+import signal
+from sdp.demo.server import serve
+with serve({IMAGES}, ["0.0.0.0"], 8000):
+    signal.pause()
+"""
 PREPARE = f"""
 import io, os, boto3
 import pyarrow.parquet as pq
@@ -81,8 +87,7 @@ def _objects(given: Settings) -> list[Object]:
             TOOLS,
             {
                 "image": given.image,
-                "command": ["python", "-m", "sdp.demo.server"],
-                "args": ["--host", "0.0.0.0", "--port", "8000", "--images", str(IMAGES), "--mix", "5:404"],
+                "command": ["python", "-c", SERVE],
                 "env": [
                     {"name": "AWS_ENDPOINT_URL", "value": "http://storage:7070"},
                     {"name": "AWS_REGION", "value": "us-east-1"},

@@ -182,6 +182,7 @@ def _values(cluster: Kube, given: Settings) -> list[str]:
         "volumes": given.values.get("volumes", []),
         "volumeMounts": given.values.get("volumeMounts", []),
         "imagePullSecrets": given.values.get("imagePullSecrets", []),
+        "networkPolicy": {"monitoringNamespaces": [cluster.namespace]},
     }
     told = {
         "mode": "plain",

@@ -7,23 +7,22 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-import ray
 from PIL import Image
 
 from sdp.datasets import runs
 from sdp.datasets.outcomes import FAILED, FILTERED, WRITTEN
 from sdp.demo import shapes
-from sdp.demo.server import ImageServer
 from sdp.download import job
 from sdp.errors import DatasetError, SdpError
 from tests.download_kit import check_exactly_once, config_for, outcomes, plain_urls, write_urls
+from tests.local_ray import one_node
+from tests.misbehaving.server import ImageServer
 
 
 @pytest.fixture(scope="module", autouse=True)
 def local_ray() -> Iterator[None]:
-    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
-    yield
-    ray.shutdown()
+    with one_node(cpus=2):
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -158,6 +157,7 @@ TROUBLE: dict[str, tuple[str, str | None]] = {
     "stall-body": (FAILED, "timeout"),
     "huge-pixels": (FAILED, "too_many_pixels"),
     "endless": (FAILED, "too_big"),
+    "gzip-bomb&bytes=100000000": (FAILED, "too_big"),
     "robots&value=noai": (FILTERED, "opt_out"),
 }
 

@@ -1,9 +1,11 @@
 """The decoding processes: what an image does to one of them is that image's own affair."""
 
 import io
+import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,12 +13,12 @@ from PIL import Image
 
 from sdp.datasets.outcomes import FAILED, WRITTEN
 from sdp.demo import shapes
-from sdp.download.child import Orders, describe, described
+from sdp.download.child import DecoderSettings, describe, described
 from sdp.download.decoders import Decoders
-from sdp.download.image import Checked, ImageRules
+from sdp.download.image import Checked, ImageRules, check
 from sdp.errors import SdpError
 
-ORDERS = Orders(ImageRules(size=32), memory_bytes=2_000_000_000)
+SETTINGS = DecoderSettings(ImageRules(size=32, tiff=True), memory_bytes=2_000_000_000)
 FORMATS: list[tuple[str, dict[str, object]]] = [
     ("JPEG", {}),
     ("PNG", {"compress_level": 1}),
@@ -29,25 +31,50 @@ FORMATS: list[tuple[str, dict[str, object]]] = [
 GOOD = shapes.encode(shapes.sample(1))[0]
 
 POISON = """
-import os, resource, signal, sys
+import ctypes, json, os, socket, sys, threading
 import sdp.download.image as image
+
+again = os.path.exists(MARK)
+open(MARK, "w").close()
+
+
+def tried(what, *arguments):
+    try:
+        what(*arguments)
+        return "done"
+    except OSError as error:
+        return type(error).__name__
 
 original = image.check
 
-def check(data, rules):
+def check(data, rules, seen):
     text = bytes(data[-40:])
     if text.endswith(b"SEGFAULT"):
-        os.kill(os.getpid(), signal.SIGSEGV)
+        ctypes.string_at(0)
     if text.endswith(b"EXIT"):
         os._exit(3)
     if text.endswith(b"HANG"):
-        signal.pause()
+        threading.Event().wait()
     if text.endswith(b"GREEDY"):
         bytearray(8_000_000_000)
-    if text.endswith(b"ONCE") and not os.path.exists(os.environ["POISON_MARK"]):
-        open(os.environ["POISON_MARK"], "w").close()
+    if text.endswith(b"ONCE") and not again:
         os._exit(3)
-    return original(data, rules)
+    if text.endswith(b"BUSY"):
+        while True:
+            pass
+    if text.endswith(b"SPY"):
+        attempts = {
+            "read": tried(open, "/etc/passwd"),
+            "write": tried(open, MARK, "w"),
+            "parent": tried(open, f"/proc/{os.getppid()}/environ"),
+            "connect": tried(socket.socket),
+            "pipe": tried(socket.socketpair),
+            "fork": tried(os.fork),
+            "signal": tried(os.kill, os.getppid(), 0),
+            "run": tried(os.execv, "/bin/true", ["true"]),
+        }
+        return image.Checked("failed", "internal", json.dumps([attempts, dict(os.environ)]))
+    return original(data, rules, seen)
 
 image.check = check
 """
@@ -57,11 +84,11 @@ image.check = check
 @pytest.fixture
 def poisoned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     guarded = "import sys\nif 'sdp.download.child' in sys.orig_argv:\n" + "".join(
-        f"    {line}\n" for line in POISON.strip().splitlines()
+        f"    {line}\n" for line in POISON.replace("MARK", repr(str(tmp_path / "mark"))).strip().splitlines()
     )
     (tmp_path / "sitecustomize.py").write_text(guarded)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setenv("POISON_MARK", str(tmp_path / "mark"))
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "a secret")
 
 
 class Results:
@@ -86,9 +113,9 @@ class Results:
 
 @contextmanager
 def decoders(
-    results: Callable[..., None], count: int = 1, orders: Orders = ORDERS, **options: float
+    results: Callable[..., None], count: int = 1, settings: DecoderSettings = SETTINGS, **options: float
 ) -> Iterator[Decoders[int]]:
-    pool: Decoders[int] = Decoders(orders, count, results, **options)
+    pool: Decoders[int] = Decoders(settings, count, results, **options)
     try:
         yield pool
     finally:
@@ -133,6 +160,39 @@ def test_an_image_whose_decoder_dies_once_gets_another_chance() -> None:
 
 
 @pytest.mark.usefixtures("poisoned")
+def test_an_image_that_computes_for_too_long_is_refused_at_once() -> None:
+    results = Results()
+    with decoders(results, settings=replace(SETTINGS, cpu_s=1.0)) as pool:
+        pool.put(0, [GOOD, b"BUSY"])
+        pool.put(1, [GOOD])
+        found = results.wait_for(2)
+    assert (found[0].reason, found[1].outcome) == ("undecodable", WRITTEN)
+    assert "CPU time" in (found[0].detail or "")
+
+
+@pytest.mark.usefixtures("poisoned")
+def test_who_takes_over_a_decoder_gets_no_file_no_network_no_process_and_no_secret() -> None:
+    results = Results()
+    with decoders(results) as pool:
+        pool.put(0, [GOOD, b"SPY"])
+        attempts, environment = json.loads(results.wait_for(1)[0].detail or "")
+    assert set(attempts.values()) == {"PermissionError"}, attempts
+    assert "a secret" not in environment.values()
+    assert set(environment) <= {"PATH", "LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH", "PYTHONPATH"} | {
+        f"{library}_NUM_THREADS" for library in ("OMP", "OPENBLAS", "MKL")
+    }
+
+
+@pytest.mark.parametrize("index", range(0, 40, 3))
+def test_a_confined_decoder_makes_of_an_image_what_any_process_makes_of_it(index: int) -> None:
+    data = shapes.encode(shapes.sample(index))[0]
+    results = Results()
+    with decoders(results) as pool:
+        pool.put(0, [data])
+        assert results.wait_for(1)[0] == check(data, SETTINGS.rules)
+
+
+@pytest.mark.usefixtures("poisoned")
 def test_an_image_that_wants_all_memory_is_refused_and_kills_nobody() -> None:
     results = Results()
     with decoders(results) as pool:
@@ -152,7 +212,7 @@ def test_what_there_is_no_memory_for_is_called_so_whatever_its_format() -> None:
         images.append(sink.getvalue())
     for memory_bytes, reason in ((3_000_000, "no_memory"), (4_000_000_000, None)):
         results = Results()
-        with decoders(results, orders=Orders(ImageRules(size=1100), memory_bytes)) as pool:
+        with decoders(results, settings=DecoderSettings(ImageRules(size=1100, tiff=True), memory_bytes)) as pool:
             for token, data in enumerate(images):
                 pool.put(token, [data])
             found = results.wait_for(len(images))
@@ -169,7 +229,7 @@ def test_decoders_that_cannot_start_are_an_error_and_no_images_fault(
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     results = Results()
-    pool: Decoders[int] = Decoders(ORDERS, 1, results)
+    pool: Decoders[int] = Decoders(SETTINGS, 1, results)
     pool.put(0, [GOOD])
     pool.join(30.0)
     pool.close()

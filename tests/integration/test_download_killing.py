@@ -6,19 +6,19 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import ray
 from ray.cluster_utils import Cluster
 
-from sdp.demo.server import ImageServer
 from sdp.download import job
 from sdp.errors import UserError
 from sdp.storage import open_storage
 from tests.download_kit import check_exactly_once, config_for, write_urls
+from tests.local_ray import several_nodes
+from tests.misbehaving.server import ImageServer
+from tests.waiting import until
 
 STORE = 100_000_000
 ROWS, UNIT = 240, 20
@@ -28,13 +28,8 @@ WORKER = "MapWorker(MapBatches(_Downloading))"
 @pytest.fixture(scope="module", autouse=True)
 def nodes() -> Iterator[Cluster]:
     """A head without work, and one node that stays; a test adds those that go."""
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "object_store_memory": STORE})
-    cluster.add_node(num_cpus=2, object_store_memory=STORE)
-    ray.init(address=cluster.address, log_to_driver=False)
-    cluster.wait_for_nodes()
-    yield cluster
-    ray.shutdown()
-    cluster.shutdown()
+    with several_nodes({"num_cpus": 2}) as cluster:
+        yield cluster
 
 
 @pytest.fixture(scope="module")
@@ -55,13 +50,6 @@ def slow_urls(server: ImageServer) -> list[str | None]:
         server.image_url(number, "404") if number % 9 == 4 else server.image_url(number, "delay", s=0.2)
         for number in range(ROWS)
     ]
-
-
-def wait_for(condition: Callable[[], bool], what: str, within_s: float = 120.0) -> None:
-    until = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < until, f"{what} did not come within {within_s:g} s"
-        threading.Event().wait(0.02)
 
 
 def parts_in(out: Path) -> dict[str, int]:
@@ -117,8 +105,8 @@ def test_a_worker_that_is_killed_again_and_again_costs_no_row(server: ImageServe
 
     def kill() -> None:
         for wanted in (1, 4):
-            wait_for(lambda wanted=wanted: len(parts_in(tmp_path / "out")) >= wanted, f"part {wanted}")  # type: ignore[misc]
-            wait_for(lambda: bool(workers()), "a worker")
+            until(lambda wanted=wanted: len(parts_in(tmp_path / "out")) >= wanted, f"part {wanted}")  # type: ignore[misc]
+            until(lambda: bool(workers()), "a worker")
             killed.append(workers()[0])
             os.kill(killed[-1], signal.SIGKILL)
         assert len(parts_in(tmp_path / "out")) < ROWS // UNIT, "it was killed too late to tell anything"
@@ -138,7 +126,7 @@ def test_a_driver_that_is_killed_is_continued_by_the_next(nodes: Cluster, server
     for wanted in (1, 4):
         driver = subprocess.Popen(command, env={**os.environ, "RAY_ADDRESS": nodes.address})
         try:
-            wait_for(lambda wanted=wanted: len(parts_in(tmp_path / "out")) >= wanted, f"part {wanted}")  # type: ignore[misc]
+            until(lambda wanted=wanted: len(parts_in(tmp_path / "out")) >= wanted, f"part {wanted}")  # type: ignore[misc]
         finally:
             driver.send_signal(signal.SIGKILL)
             driver.wait()
@@ -162,8 +150,8 @@ def test_a_node_that_goes_takes_no_row_with_it(nodes: Cluster, server: ImageServ
     nodes.wait_for_nodes()
 
     def remove() -> None:
-        wait_for(lambda: len(workers()) >= 4, "the fourth worker")
-        wait_for(lambda: len(parts_in(tmp_path / "out")) >= 1, "the first part")
+        until(lambda: len(workers()) >= 4, "the fourth worker")
+        until(lambda: len(parts_in(tmp_path / "out")) >= 1, "the first part")
         nodes.remove_node(doomed, allow_graceful=False)
 
     summary = run_beside(remove, lambda: job.run(config))
@@ -186,7 +174,7 @@ def test_workers_stay_on_nodes_with_the_labels_asked_for(
     seen: set[int] = set()
 
     def watch() -> None:
-        wait_for(lambda: len(workers()) >= 2, "the second worker")
+        until(lambda: len(workers()) >= 2, "the second worker")
         seen.update(map(parent, workers()))
 
     try:

@@ -1,19 +1,20 @@
 """`sdp download` with its source and output in a bucket of a real S3 server."""
 
-import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-import ray
 
 from sdp.datasets import parts
-from sdp.demo.server import ImageServer
 from sdp.download import job
 from sdp.storage import open_storage
 from tests.download_kit import check_exactly_once, config_for, write_urls
 from tests.integration.s3 import Gateway, gateway_fixture, s3_env_fixture  # noqa: F401 (fixtures)
+from tests.local_ray import one_node
+from tests.misbehaving.server import ImageServer
+from tests.waiting import as_soon_as
 
 pytestmark = pytest.mark.needs("versitygw")
 ROWS, UNIT = 60, 10
@@ -22,12 +23,12 @@ ROWS, UNIT = 60, 10
 @pytest.fixture(scope="module", autouse=True)
 def cluster(gateway: Gateway) -> Iterator[None]:
     """Its workers have the server's address and credentials from the environment that Ray is started in."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in gateway.env.items():
-            patch.setenv(name, value)
-        ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=100_000_000)
-    yield
-    ray.shutdown()
+    with ExitStack() as stack:
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in gateway.env.items():
+                patch.setenv(name, value)
+            stack.enter_context(one_node(cpus=2))
+        yield
 
 
 def test_a_download_to_a_bucket_outlives_its_server_and_gives_the_bytes_of_one_to_a_disk(
@@ -49,17 +50,13 @@ def test_a_download_to_a_bucket_outlives_its_server_and_gives_the_bytes_of_one_t
         far = config_for(bucket.uri, f"{s3_env.uri}/out", **settings)
         there_when_it_went: list[int] = []
 
-        def go_and_come_back() -> None:
-            until = time.monotonic() + 60
-            while not _parts_of(gateway) and time.monotonic() < until:
-                threading.Event().wait(0.02)
+        def go_and_come_back(_: object) -> None:
             gateway.kill()
             there_when_it_went.append(len(_parts_of(gateway)))
-            threading.Event().wait(1.5)
+            time.sleep(1.5)  # so long it is away
             gateway.start()
 
-        restarter = threading.Thread(target=go_and_come_back)
-        restarter.start()
+        restarter = as_soon_as(lambda: _parts_of(gateway), go_and_come_back)
         summary = job.run(far)
         restarter.join()
         assert summary is not None

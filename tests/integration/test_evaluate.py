@@ -41,14 +41,6 @@ from tests.generate_kit import generate_config, make_checkpoint, tiny_model
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
 def there(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Networks, 20 pictures to judge with captions, and 30 to compare them with."""
@@ -268,6 +260,8 @@ sys.exit(main(sys.argv[1:]))
 WATCHED = """
 import sys
 from sdp.cli import main
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 code = main(sys.argv[1:])
 sys.exit(77 if "ray" in sys.modules else code)
 """
@@ -354,17 +348,14 @@ def test_a_set_of_which_nothing_can_be_used_is_refused(there: Path, tmp_path: Pa
 def nodes() -> Iterator[dict[str, str]]:
     """A Ray of three nodes: a head without room for an evaluator, one that calls itself A10G and one A100."""
     import ray
-    from ray.cluster_utils import Cluster
 
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
-    try:
-        for name in ("A10G", "A100"):
-            cluster.add_node(num_cpus=2, num_gpus=2, labels={"ray.io/accelerator-type": name})
-        ray.init(address=cluster.address, log_to_driver=False)
+    from tests.local_ray import several_nodes
+
+    machines = [
+        {"num_cpus": 2, "num_gpus": 2, "labels": {"ray.io/accelerator-type": kind}} for kind in ("A10G", "A100")
+    ]
+    with several_nodes(*machines, include_dashboard=False):
         yield {node["Labels"].get("ray.io/accelerator-type", ""): node["NodeID"] for node in ray.nodes()}
-    finally:
-        ray.shutdown()
-        cluster.shutdown()
 
 
 def test_evaluators_run_on_the_accelerator_asked_for_and_come_to_the_same(

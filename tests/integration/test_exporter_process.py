@@ -1,6 +1,5 @@
 """The exporter as a process, over a driver that tells what each test wants: values, faults, hangs."""
 
-import base64
 import itertools
 import os
 import signal
@@ -18,7 +17,7 @@ import pytest
 
 from sdp.exporter.catalogue import CATALOGUE
 from tests import nvml
-from tests.exporter_kit import DEADLINE_S, PASSWORD, Exporter, Scrape, exporting, failing, web_config
+from tests.exporter_kit import DEADLINE_S, Exporter, Scrape, certificate, exporting, failing
 from tests.nvml import GIB, GPU_IS_LOST, UNKNOWN, Scenario, a100s, uuid
 from tests.unit.test_exporter_podresources import kubelet, pod, response
 
@@ -557,8 +556,9 @@ def test_a_gpu_that_does_not_want_to_be_listened_to_is_asked_a_few_times_and_no_
 
 
 CANNOT = {
-    "a web configuration with an unknown key": (["--web-config", "bad.yml"], "bad.yml: tls: not a key"),
-    "a web configuration that is not there": (["--web-config", "no.yml"], "no.yml: No such file or directory"),
+    "a certificate that is not there": (["--tls-cert", "no", "--tls-key", "no"], "--tls-cert: no: No such file"),
+    "a certificate without a key": (["--tls-cert", "no"], "--tls-cert, --tls-key: expected both"),
+    "an authority without a certificate": (["--tls-client-ca", "no"], "--tls-cert, --tls-key: expected both"),
     "no time": (["--timeout-s", "0"], "--timeout-s: expected more than 0"),
     "no proc": (["--host-proc", "."], "--host-proc: . is no proc file system"),
     "a port that is none": (["--port", "70000"], "cannot listen on 127.0.0.1 port 70000: "),
@@ -572,7 +572,6 @@ def test_what_cannot_work_is_one_line_and_exit_code_2(
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
     monkeypatch.chdir(tmp_path)
-    Path("bad.yml").write_text("tls: {}")
     code, error = failing(os.environ, *arguments)
     assert code == 2
     assert error.startswith(f"sdp.exporter: {message}")
@@ -590,20 +589,21 @@ def test_a_port_in_use_is_one_line_and_exit_code_2() -> None:
     )
 
 
-def test_tls_and_a_password_are_asked_for_where_the_web_configuration_says_so(library: Path, tmp_path: Path) -> None:
-    config = web_config(tmp_path)
-    context = ssl.create_default_context(cafile=tmp_path / "exporter.crt")
+def test_with_tls_options_it_serves_https_to_clients_with_a_certificate_alone(library: Path, tmp_path: Path) -> None:
+    cert, key = certificate(tmp_path)
+    client = certificate(tmp_path, "prometheus")
+    options = ["--tls-cert", str(cert), "--tls-key", str(key), "--tls-client-ca", str(client[0])]
+    context = ssl.create_default_context(cafile=cert)
     scenario = Scenario(tmp_path / "gpus", a100s(1))
-    with exporting(scenario.environment(library), "--web-config", str(config)) as exporter:
+    with exporting(scenario.environment(library), *options) as exporter:
         assert exporter.url.startswith("https://")
-        assert exporter.get(context=context)[0] == 401
-        token = base64.b64encode(f"prometheus:{PASSWORD}".encode()).decode()
-        status, body = exporter.get(headers={"Authorization": f"Basic {token}"}, context=context)
+        with pytest.raises(OSError):
+            exporter.get(context=context)
+        context.load_cert_chain(*client)
+        status, body = exporter.get(context=context)
         assert status == 200
         assert Scrape(body).value("sdp_exporter_up") == 1
         assert exporter.get("/healthz", context=context) == (200, "ok\n")
-        log = exporter.stop()[1]
-        assert PASSWORD not in log
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -692,7 +692,7 @@ def wait_for_rest(exporter: Exporter) -> tuple[int, int]:
 
 def test_it_needs_neither_torch_nor_ray_nor_pyarrow() -> None:
     code = (
-        "import sys, sdp.exporter.__main__, sdp.exporter.collect, sdp.exporter.web\n"
+        "import sys, sdp.exporter.__main__, sdp.exporter.collect, sdp.exporter.server\n"
         "print([m for m in ('torch', 'ray', 'pyarrow', 'numpy', 'grpc', 'pydantic', 'yaml') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)

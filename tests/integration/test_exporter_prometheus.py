@@ -1,11 +1,9 @@
-"""A real Prometheus scrapes the exporter, by TLS and with a password, and answers queries with what the driver said."""
+"""A real Prometheus scrapes the exporter by mutual TLS, and answers queries with what the driver said."""
 
-import base64
 import json
 import socket
 import subprocess
 import time
-import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -16,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests import nvml
-from tests.exporter_kit import DEADLINE_S, PASSWORD, exporting, web_config
+from tests.exporter_kit import DEADLINE_S, certificate, exporting
 from tests.nvml import GPU_IS_LOST, Scenario, a100s, uuid
 
 pytestmark = pytest.mark.needs("cc")
@@ -66,13 +64,13 @@ def test_prometheus_scrapes_it_and_queries_give_what_the_driver_said(
 ) -> None:
     library = nvml.build(tmp_path / "nvml")
     scenario = Scenario(tmp_path / "gpus", {**a100s(8), "gpu.3.power_mw": 123000, "xid.0": "3 31"})
-    config = web_config(tmp_path)
-    with exporting(scenario.environment(library), "--web-config", str(config)) as exporter:
+    (cert, key), client = certificate(tmp_path), certificate(tmp_path, "prometheus")
+    options = ["--tls-cert", str(cert), "--tls-key", str(key), "--tls-client-ca", str(client[0])]
+    with exporting(scenario.environment(library), *options) as exporter:
         scrape = {
             "job_name": "sdp-exporter",
             "scheme": "https",
-            "basic_auth": {"username": "prometheus", "password": PASSWORD},
-            "tls_config": {"ca_file": str(tmp_path / "exporter.crt")},
+            "tls_config": {"ca_file": str(cert), "cert_file": str(client[0]), "key_file": str(client[1])},
             "static_configs": [{"targets": [urllib.parse.urlsplit(exporter.url).netloc]}],
         }
         with prometheus(tool("prometheus"), tmp_path, scrape) as url:
@@ -93,27 +91,6 @@ def test_prometheus_scrapes_it_and_queries_give_what_the_driver_said(
             scenario.write({"gpu.1.energy_mj": 123456789 + 5_000_000})
             until(url, 'increase(sdp_gpu_energy_joules_total{gpu="1"}[1m]) > 4000')
             assert float(energy["value"][1]) == 123456.789
-
-
-@pytest.mark.needs("prometheus")
-def test_prometheus_itself_takes_the_same_web_configuration(tmp_path: Path, tool: Callable[[str], Path]) -> None:
-    """Theirs and ours agree on the file, and on which password it lets in."""
-    config = web_config(tmp_path, tls=False)
-    scrape = {"job_name": "nothing", "static_configs": []}
-    with prometheus(tool("prometheus"), tmp_path, scrape, f"--web.config.file={config}") as url:
-        token = base64.b64encode(f"prometheus:{PASSWORD}".encode()).decode()
-        request = urllib.request.Request(f"{url}/-/healthy", headers={"Authorization": f"Basic {token}"})
-        end = time.monotonic() + DEADLINE_S
-        while True:
-            try:
-                assert urllib.request.urlopen(request, timeout=DEADLINE_S).status == 200
-                break
-            except urllib.error.HTTPError:
-                raise
-            except OSError:  # not listening yet
-                assert time.monotonic() < end
-        with pytest.raises(urllib.error.HTTPError, match="401"):
-            urllib.request.urlopen(f"{url}/-/healthy", timeout=DEADLINE_S)
 
 
 @pytest.mark.needs("promtool")

@@ -12,7 +12,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import torch
 from PIL import Image
 
 from sdp.cli import main
@@ -30,15 +29,6 @@ from tests.kit import LAYOUT, begin_images
 
 ROOT = Path(__file__).resolve().parents[2]
 PROMPTS = ["a red circle", "a blue square", "z"]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """More than one only get into each other's way, on networks as small as these."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
@@ -127,6 +117,8 @@ sys.exit(main(sys.argv[1:]))
 WATCHED = """
 import sys
 from sdp.cli import main
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 code = main(sys.argv[1:])
 sys.exit(77 if "ray" in sys.modules else code)
 """
@@ -281,17 +273,14 @@ def test_what_is_wrong_is_told_by_the_command_in_a_line(tmp_path: Path, capsys: 
 def nodes() -> Iterator[dict[str, str]]:
     """A Ray of three nodes: a head without room for a generator, one that calls itself A10G and one A100."""
     import ray
-    from ray.cluster_utils import Cluster
 
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
-    try:
-        for name in ("A10G", "A100"):
-            cluster.add_node(num_cpus=2, num_gpus=2, labels={"ray.io/accelerator-type": name})
-        ray.init(address=cluster.address, log_to_driver=False)
+    from tests.local_ray import several_nodes
+
+    machines = [
+        {"num_cpus": 2, "num_gpus": 2, "labels": {"ray.io/accelerator-type": kind}} for kind in ("A10G", "A100")
+    ]
+    with several_nodes(*machines, include_dashboard=False):
         yield {node["Labels"].get("ray.io/accelerator-type", ""): node["NodeID"] for node in ray.nodes()}
-    finally:
-        ray.shutdown()
-        cluster.shutdown()
 
 
 def test_generators_run_on_the_accelerator_asked_for_and_draw_the_same_pictures(

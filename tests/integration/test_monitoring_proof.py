@@ -85,7 +85,10 @@ def test_a_gauge_that_was_set_once_is_there_as_long_as_its_process(run: Recorded
 def test_memory_on_gpus_is_told_by_role_and_rank(run: Recorded) -> None:
     """The exporter knows the driver's pids, the jobs their own: joined by the pid inside the pod."""
     found = run.prometheus.history("sdp:gpu_process_memory:bytes", run.start, run.end, STEP_S)
-    told = {(s["role"], s.get("rank", ""), s["ray_group"], s["node"], s["gpu"], values[-1][1]) for s, values in found}
+    told = {
+        (s["role"], s.get("rank", ""), s.get("ray_group", ""), s["node"], s["gpu"], values[-1][1])
+        for s, values in found
+    }
     assert {
         ("trainer", "0", "a100", "node-2", "0", 30.0 * GIB),
         ("trainer", "1", "a100", "node-2", "1", 30.0 * GIB),

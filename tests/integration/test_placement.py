@@ -2,13 +2,10 @@
 
 import os
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-import ray
 from ray.cluster_utils import Cluster
 from ray.util import placement_group_table
 
@@ -19,8 +16,10 @@ from sdp.storage import open_storage
 from sdp.train.driver import TrainSummary
 from sdp.train.job import run
 from sdp.train.run_folder import RunFolder
+from tests.local_ray import several_nodes
 from tests.process_kit import make_images
 from tests.training import config
+from tests.waiting import as_soon_as, until
 
 DEADLINE_S = 240
 A10G = {"ray.io/accelerator-type": "A10G"}
@@ -30,22 +29,9 @@ A100 = {"ray.io/accelerator-type": "A100"}
 @pytest.fixture(scope="module")
 def idle() -> Iterator[Cluster]:
     """A head without work and a node of CPUs: the groups with GPUs are at no pod."""
-    nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
-    nodes.add_node(num_cpus=2)
     os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "300")  # as cluster.connect does
-    ray.init(address=nodes.address, log_to_driver=False)
-    nodes.wait_for_nodes()
-    yield nodes
-    ray.shutdown()
-    nodes.shutdown()
-
-
-def wait_for(condition: Callable[[], Any]) -> Any:
-    deadline, pause = time.monotonic() + DEADLINE_S, threading.Event()
-    while not (result := condition()):
-        assert time.monotonic() < deadline
-        pause.wait(0.1)
-    return result
+    with several_nodes({"num_cpus": 2}) as nodes:
+        yield nodes
 
 
 def bundles() -> list[dict[str, float]]:
@@ -62,7 +48,7 @@ def test_trainers_ask_for_a_gpu_each_though_no_node_has_one_yet(
     summaries: list[TrainSummary] = []
     job = threading.Thread(target=lambda: summaries.append(run(how)), daemon=True)
     job.start()
-    assert [bundle.get("GPU") for bundle in wait_for(bundles)] == [1.0, 1.0]
+    assert [bundle.get("GPU") for bundle in until(bundles, "bundles are asked for", DEADLINE_S)] == [1.0, 1.0]
     node = idle.add_node(num_cpus=2, num_gpus=2, labels=A100)
     job.join(DEADLINE_S)
     idle.remove_node(node)
@@ -94,8 +80,7 @@ def test_online_training_asks_for_encoders_transforms_and_trainers_at_once(tmp_p
         scaling__accelerator="A100", scaling__num_workers=2, scaling__can_grow=True, scaling__wait_s=2.0,
     )  # fmt: skip
     asked: list[list[dict[str, float]]] = []
-    watch = threading.Thread(target=lambda: asked.append(wait_for(lambda: len(found := bundles()) > 5 and found)))
-    watch.start()
+    watch = as_soon_as(lambda: bundles() if len(bundles()) > 5 else [], asked.append)
     with pytest.raises(UserError, match=r"3 A10G GPUs .* and 1 CPU with \{ray.io/node-group: cpu\} .* and 2 A100 GPUs"):
         run(how)
     watch.join()
@@ -126,11 +111,11 @@ def test_a_run_takes_in_trainers_that_come_and_goes_on_without_those_that_go(idl
 
     job = threading.Thread(target=train)
     job.start()
-    wait_for(lambda: starts() == [("training", 2)])
+    until(lambda: starts() == [("training", 2)], "this start", DEADLINE_S)
     more = idle.add_node(num_cpus=1, num_gpus=1, labels=A100)
-    wait_for(lambda: starts() == [("training", 2), ("training", 3)])
+    until(lambda: starts() == [("training", 2), ("training", 3)], "this start", DEADLINE_S)
     idle.remove_node(more)
-    wait_for(lambda: starts() == [("training", 2), ("training", 3), ("recovered", 2)])
+    until(lambda: starts() == [("training", 2), ("training", 3), ("recovered", 2)], "this start", DEADLINE_S)
     folder.publish("_lease/0000000002.json", b"another's")  # or it would train on
     job.join(DEADLINE_S)
     assert len(errors) == 1

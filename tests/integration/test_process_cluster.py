@@ -1,9 +1,9 @@
 """On a cluster of several kinds of nodes (on this machine, accelerators made up) each stage lands where it should."""
 
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import ray
@@ -13,7 +13,9 @@ from sdp.datasets import parts
 from sdp.errors import UserError
 from sdp.process import job
 from tests.kit import accounted
+from tests.local_ray import several_nodes
 from tests.process_kit import config_of, make_images, obey, write_model
+from tests.waiting import as_soon_as
 
 STORE = 100_000_000
 
@@ -28,17 +30,12 @@ def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def nodes(traces: Path) -> Iterator[Cluster]:
     """A head without work, a CPU node, one with two A10G, one with an A100."""
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "object_store_memory": STORE})
-    cluster.add_node(num_cpus=2, labels={"ray.io/node-group": "cpu"}, object_store_memory=STORE)
+    machines: list[dict[str, Any]] = [{"num_cpus": 2, "labels": {"ray.io/node-group": "cpu"}}]
     for kind, gpus in (("A10G", 2), ("A100", 1)):
         labels = {"ray.io/accelerator-type": kind, "ray.io/node-group": kind.lower()}
-        cluster.add_node(num_cpus=2, num_gpus=gpus, labels=labels, object_store_memory=STORE)
-    hook = {"worker_process_setup_hook": lambda: obey(str(traces))}
-    ray.init(address=cluster.address, log_to_driver=False, runtime_env=hook)
-    cluster.wait_for_nodes()
-    yield cluster
-    ray.shutdown()
-    cluster.shutdown()
+        machines.append({"num_cpus": 2, "num_gpus": gpus, "labels": labels})
+    with several_nodes(*machines, setup=lambda: obey(str(traces))) as cluster:
+        yield cluster
 
 
 @pytest.fixture(scope="module")
@@ -119,14 +116,10 @@ def test_a_node_that_goes_takes_no_row_with_it(nodes: Cluster, tmp_path: Path, m
     nodes.wait_for_nodes()
     parts_folder = tmp_path / "out" / "parts"
 
-    def remove() -> None:
-        until = time.monotonic() + 200
-        while not (parts_folder.exists() and any(parts_folder.iterdir())) and time.monotonic() < until:
-            threading.Event().wait(0.02)
-        nodes.remove_node(doomed, allow_graceful=False)
-
-    remover = threading.Thread(target=remove)
-    remover.start()
+    remover = as_soon_as(
+        lambda: parts_folder.exists() and any(parts_folder.iterdir()),
+        lambda _: nodes.remove_node(doomed, allow_graceful=False),
+    )
     settings = ("encode.accelerator=L4", "encode.num_workers=2", "output.rows_per_file=25", "encode.batch_size=1")
     summary = job.run(config_of(tmp_path / "images", tmp_path / "out", model, *settings))
     remover.join()

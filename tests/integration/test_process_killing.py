@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,23 +19,17 @@ from sdp.datasets.manifest import Dataset
 from sdp.process import job
 from sdp.storage import open_storage
 from tests.kit import accounted
+from tests.local_ray import one_node
 from tests.process_kit import DEADLY, config_of, make_images, obey, picture, write_model
+from tests.waiting import until
 
 
 @pytest.fixture(scope="module", autouse=True)
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     traces = tmp_path_factory.mktemp("traces")
     (traces / "wanted").write_text("1")
-    ray.init(
-        "local",
-        num_cpus=3,
-        include_dashboard=False,
-        log_to_driver=False,
-        object_store_memory=300_000_000,
-        runtime_env={"worker_process_setup_hook": lambda: obey(str(traces))},
-    )
-    yield traces
-    ray.shutdown()
+    with one_node(cpus=3, setup=lambda: obey(str(traces))):
+        yield traces
 
 
 @pytest.fixture
@@ -50,13 +43,6 @@ def traces(cluster: Path) -> Path:
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory.mktemp("model"))
-
-
-def wait_for(condition: object, what: str, deadline_s: float = 120) -> None:
-    until = time.monotonic() + deadline_s
-    while not condition():  # type: ignore[operator]
-        assert time.monotonic() < until, f"{what} did not happen within {deadline_s} s"
-        threading.Event().wait(0.02)
 
 
 def chunks_in(traces: Path) -> dict[str, int]:
@@ -92,7 +78,7 @@ def test_an_encoder_that_is_killed_is_replaced_and_nothing_is_lost(tmp_path: Pat
     killed: list[int] = []
 
     def kill() -> None:
-        wait_for(lambda: len(chunks_in(traces)) >= 3, "the third chunk")
+        until(lambda: len(chunks_in(traces)) >= 3, "the third chunk")
         killed.append(next(iter(chunks_in(traces).values())))
         os.kill(killed[0], signal.SIGKILL)
 
@@ -120,7 +106,7 @@ def test_a_driver_that_is_killed_is_continued_by_the_next(tmp_path: Path, model:
     for wanted in (1, 3):
         driver = subprocess.Popen([sys.executable, "-c", program], env={**os.environ, "RAY_ADDRESS": address})
         try:
-            wait_for(lambda wanted=wanted: len(out.names("parts")) >= wanted, f"part {wanted}")  # type: ignore[misc]
+            until(lambda wanted=wanted: len(out.names("parts")) >= wanted, f"part {wanted}")  # type: ignore[misc]
         finally:
             driver.send_signal(signal.SIGKILL)
             driver.wait()

@@ -1,13 +1,12 @@
 """`sdp process` with source, model and output in buckets of a real S3 server."""
 
-import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
-import ray
 
 from sdp.datasets import parts
 from sdp.datasets.manifest import Dataset
@@ -15,7 +14,9 @@ from sdp.process import job
 from sdp.storage import open_storage
 from tests.integration.s3 import Gateway, gateway_fixture, s3_env_fixture  # noqa: F401 (fixtures)
 from tests.kit import accounted
+from tests.local_ray import one_node
 from tests.process_kit import config_of, every_tenth, make_images, write_model, write_plain
+from tests.waiting import as_soon_as
 
 pytestmark = pytest.mark.needs("versitygw")
 
@@ -23,12 +24,12 @@ pytestmark = pytest.mark.needs("versitygw")
 @pytest.fixture(scope="module", autouse=True)
 def cluster(gateway: Gateway, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Its workers have the server's address and credentials from the environment that Ray is started in."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in {**gateway.env, "XDG_CACHE_HOME": str(tmp_path_factory.mktemp("cache"))}.items():
-            patch.setenv(name, value)
-        ray.init("local", num_cpus=3, include_dashboard=False, log_to_driver=False, object_store_memory=300_000_000)
-    yield
-    ray.shutdown()
+    with ExitStack() as stack:
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in {**gateway.env, "XDG_CACHE_HOME": str(tmp_path_factory.mktemp("cache"))}.items():
+                patch.setenv(name, value)
+            stack.enter_context(one_node(cpus=3))
+        yield
 
 
 @pytest.fixture
@@ -95,17 +96,13 @@ def test_a_server_that_goes_away_for_a_while_is_waited_for(tmp_path: Path, bucke
     images = upload(tmp_path / "images", f"{bucket}/images")
     went: list[float] = []
 
-    def go_and_come_back() -> None:
-        until = time.monotonic() + 100
-        while not any("/out/parts/" in name for name in gateway.objects()) and time.monotonic() < until:
-            threading.Event().wait(0.02)
+    def go_and_come_back(_: bool) -> None:
         gateway.kill()
         went.append(time.monotonic())
-        threading.Event().wait(2)
+        time.sleep(2)  # so long it is away
         gateway.start()
 
-    restarter = threading.Thread(target=go_and_come_back)
-    restarter.start()
+    restarter = as_soon_as(lambda: any("/out/parts/" in name for name in gateway.objects()), go_and_come_back)
     summary = run(images, f"{bucket}/out", model)
     ended = time.monotonic()
     restarter.join()

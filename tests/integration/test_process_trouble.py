@@ -8,14 +8,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import ray
 from PIL import Image as Pillow
 
 from sdp.datasets import parts
 from sdp.datasets.manifest import Dataset
-from sdp.demo import misbehave
 from sdp.process import job
 from tests.kit import accounted
+from tests.local_ray import one_node
+from tests.misbehaving import bodies
 from tests.process_kit import config_of, picture, trouble, write_model
 
 ROOM = 3
@@ -25,17 +25,8 @@ ROOM = 3
 @pytest.fixture(scope="module", autouse=True)
 def faults(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("faults")
-    hook = {"worker_process_setup_hook": lambda: trouble(ROOM, str(folder))}
-    ray.init(
-        "local",
-        num_cpus=3,
-        include_dashboard=False,
-        log_to_driver=False,
-        object_store_memory=300_000_000,
-        runtime_env=hook,
-    )
-    yield folder
-    ray.shutdown()
+    with one_node(cpus=3, setup=lambda: trouble(ROOM, str(folder))):
+        yield folder
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +43,7 @@ def white() -> bytes:
 HOSTILE = {
     3: (white(), "not_finite"),
     8: (picture(8)[:-700], "undecodable"),
-    11: (misbehave.huge_png(30_000, 30_000), "too_many_pixels"),
+    11: (bodies.huge_png(30_000, 30_000), "too_many_pixels"),
     17: (b"<html>no such picture</html>", "not_an_image"),
     20: (b"", "empty"),
     29: (white(), "not_finite"),

@@ -75,6 +75,17 @@ def test_listings_are_sorted_recursive_and_by_folder(storage: Storage) -> None:
     assert storage.names("nothing") == storage.list("nothing") == []
 
 
+def test_the_folders_directly_below_are_listed_and_a_listing_can_be_cut_short(storage: Storage) -> None:
+    assert storage.child("few").folders() == []
+    for name in ("top", "b/x", "a/deep/y", "a/z"):
+        storage.publish(f"few/{name}", b"data")
+    few = storage.child("few")
+    assert few.folders() == ["a", "b"]
+    assert few.child("a").folders() == ["deep"]
+    assert len(few.names(limit=3)) == 3
+    assert few.names(limit=9) == ["a/deep/y", "a/z", "b/x", "top"]
+
+
 def test_a_listing_of_many_pages_is_complete(storage: Storage, s3_env: Gateway) -> None:
     storage.publish("parts/first", b"")
     folder = next(path for path in s3_env.root.rglob("parts") if path.is_dir())

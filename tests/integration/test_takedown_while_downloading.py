@@ -5,22 +5,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import ray
 
 from sdp.cli import main
 from sdp.datasets import tombstones
 from sdp.datasets.tombstones import Takedown
-from sdp.demo.server import ImageServer
 from sdp.download import job
 from sdp.storage import open_storage
 from tests.download_kit import config_for, outcomes, plain_urls, write_urls, written_rows
+from tests.local_ray import one_node
+from tests.misbehaving.server import ImageServer
 
 
 @pytest.fixture(scope="module", autouse=True)
 def local_ray() -> Iterator[None]:
-    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
-    yield
-    ray.shutdown()
+    with one_node(cpus=2):
+        yield
 
 
 def test_what_is_taken_down_while_it_is_downloaded_is_left_out_afterwards_and_not_fetched_again(

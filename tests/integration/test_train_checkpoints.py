@@ -13,6 +13,7 @@ from sdp.datasets.ledger import Ledger
 from sdp.errors import StorageError, Unavailable
 from sdp.model import sharded
 from sdp.model.damage import DamagedCheckpoint
+from sdp.model.tensor_index import read_tensor_index
 from sdp.report.inspect import describe
 from sdp.storage import open_storage
 from sdp.storage.local import LocalStorage
@@ -72,7 +73,7 @@ def test_steps_go_on_while_a_checkpoint_is_written_and_it_holds_what_was_when_it
     for run in (expected, found):
         ledger = Ledger.from_bytes(run.checkpoint(3).read("ledger.roaring"))
         assert ledger.consumed(0) == 24
-    names = list(sharded.read_index(expected.checkpoint(3)))
+    names = list(read_tensor_index(expected.checkpoint(3)).tensors)
     one, other = (sharded.read_tensors(run.checkpoint(3), names) for run in (expected, found))
     assert all(torch.equal(one[name], other[name]) for name in names)
     assert any(name.startswith("optimizer") or "exp_avg" in name for name in names)
@@ -113,7 +114,7 @@ def test_a_step_is_computed_while_the_last_one_is_copied_and_taken_when_that_is_
     train(config(root, "went_on", max_steps=5), callbacks=[at, SaveCheckpoints(3)])
     assert early == [False, True]  # the last checkpoint is of step 5, after all
     found = RunFolder(open_storage(str(root / "went_on"))).checkpoint(3)
-    names = list(sharded.read_index(expected))
+    names = list(read_tensor_index(expected).tensors)
     one, other = (sharded.read_tensors(folder, names) for folder in (expected, found))
     assert all(torch.equal(one[name], other[name]) for name in names)
 

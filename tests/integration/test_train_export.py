@@ -9,7 +9,7 @@ from diffusers import StableDiffusionPipeline
 
 from sdp.cli import main
 from sdp.errors import DatasetError, ModelError, UserError
-from sdp.model.export import export, load_trained_unet
+from sdp.model.export import export
 from sdp.storage import open_storage
 from tests.latents import make_latents
 from tests.tiny_model import make_tiny_model
@@ -50,13 +50,6 @@ def test_the_pipeline_loads_what_was_trained(
 @pytest.mark.parametrize("which", ["run", "run/checkpoints/latest", "run/checkpoints"])
 def test_a_runs_newest_checkpoint_can_be_named_by_the_run(root: Path, tmp_path: Path, which: str) -> None:
     assert export(str(root / which), str(tmp_path / "out")).checkpoint.endswith("run/checkpoints/step-000000004")
-
-
-def test_the_unet_of_a_checkpoint_is_loaded_without_a_process_group(
-    root: Path, trained: dict[str, torch.Tensor]
-) -> None:
-    unet = load_trained_unet(open_storage(str(root / "run/checkpoints/step-000000004")))
-    assert torch.equal(unet.state_dict()["conv_in.weight"], trained["ema.conv_in.weight"])
 
 
 def test_the_exported_sampler_knows_what_the_model_predicts(root: Path, tmp_path: Path) -> None:

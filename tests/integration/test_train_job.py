@@ -3,28 +3,25 @@
 import os
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import ray
 import torch
 
-from sdp.datasets.ledger import Ledger
 from sdp.errors import DatasetError, LeaseHeld, LeaseLost, ModelError, SdpError, UserError
 from sdp.lease import Lease
 from sdp.storage import open_storage
 from sdp.train.callbacks.base import Callback, StepReport
 from sdp.train.callbacks.watchdog import Watchdog
-from sdp.train.driver import TrainSummary
 from sdp.train.job import _absolute, run
 from sdp.train.run_folder import RunFolder
 from sdp.train.trainer import Trainer
 from tests.latents import make_latents
+from tests.local_ray import one_node
 from tests.tiny_model import make_tiny_model
-from tests.training import config, train
+from tests.training import config, ledger, train, when
 
 _DEADLINE_S = 240
 
@@ -40,32 +37,8 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
-    ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False)
-    yield
-    ray.shutdown()
-
-
-def ledger(summary: TrainSummary) -> Ledger:
-    assert summary.checkpoint is not None
-    return Ledger.from_bytes(open_storage(summary.checkpoint).read("ledger.roaring"))
-
-
-def when(folder: RunFolder, event: str, then: Any) -> threading.Thread:
-    """Do something with an event of the run as soon as there is one."""
-
-    def watch() -> None:
-        deadline = time.monotonic() + _DEADLINE_S
-        pause = threading.Event()
-        while time.monotonic() < deadline:
-            for found in folder.events():
-                if found["event"] == event:
-                    then(found)
-                    return
-            pause.wait(0.05)
-
-    thread = threading.Thread(target=watch, daemon=True)
-    thread.start()
-    return thread
+    with one_node(cpus=4):
+        yield
 
 
 @pytest.mark.usefixtures("cluster")

@@ -9,6 +9,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from sdp.model import sharded
+from sdp.model.tensor_index import read_tensor_index
 from sdp.storage import open_storage
 from sdp.train.world import World
 from tests.workers import run_workers
@@ -54,7 +55,7 @@ def test_a_layout_is_used_again_for_the_same_tensors_alone(tmp_path: Path, count
     assert run_workers(count, save_thrice, tmp_path) == [2] * count
     for name, rows, scale in (("a", 5, 1.0), ("b", 5, 10.0), ("c", 7, 1.0)):
         storage = open_storage(str(tmp_path / name))
-        found = sharded.read_tensors(storage, list(sharded.read_index(storage)))
+        found = sharded.read_tensors(storage, list(read_tensor_index(storage).tensors))
         whole = torch.arange(rows * 6.0).view(rows, 6) * scale
         expected = {
             "sharded": whole,

@@ -38,6 +38,8 @@ from tests.latents import latent_of, make_latents, tokens_of
 from tests.training import config, train, weights
 from tests.workers import run_workers
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 HOLDOUT = {"data__holdout": 0.25, "evaluate__every_steps": 2, "evaluate__buckets": 4}
 PROMPTS = ["a red circle", "b", "z"]
 SAMPLES = {
@@ -48,14 +50,6 @@ SAMPLES = {
     "samples__batch_size": 2,
     "samples__share": 0.5,
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

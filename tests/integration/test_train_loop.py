@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from diffusers import DDPMScheduler
 
 from sdp.datasets.ledger import Ledger
-from sdp.errors import ModelError, StorageError
+from sdp.errors import ModelError, StorageError, UserError
 from sdp.model.sources import resolve
 from sdp.storage import open_storage
 from sdp.train.assemble import assemble, make_conditioning, make_unet
@@ -192,6 +192,44 @@ def test_too_many_bad_steps_in_a_row_stop_the_run(root: Path) -> None:
     poison(trainer, {2, 4, 5})
     with pytest.raises(TrainingDiverged, match=r"step 5: 2 steps in a row .*/bad_steps/step-000000005\.json"):
         trainer.train()
+
+
+@pytest.mark.parametrize(
+    ("room", "advice"),
+    [
+        (
+            3,
+            r"8 samples do not fit into .* cpu \(no room for 8\); 2 do \(and keep data\.global_batch_size: 8",
+        ),
+        (0, r"not even one sample does; .*\(scaling\.accelerator\), or set strategy\.activation_checkpointing: true"),
+    ],
+)
+def test_a_batch_too_large_for_memory_is_the_users_to_mend_and_the_size_that_fits_is_named(
+    root: Path, monkeypatch: pytest.MonkeyPatch, room: int, advice: str
+) -> None:
+    trainer = assemble(config(root), World())
+    forward = trainer.unet.forward
+
+    def narrow(latents: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if len(latents) > room:
+            raise torch.OutOfMemoryError(f"no room for {len(latents)}")
+        return forward(latents, *args, **kwargs)
+
+    monkeypatch.setattr(trainer.unet, "forward", narrow)
+    with pytest.raises(UserError, match=rf"^data\.batch_size: .*{advice}"):
+        trainer.train()
+    assert trainer.state.step == 0
+
+
+def test_a_model_too_large_for_memory_is_the_users_to_mend(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> Any:
+        raise torch.OutOfMemoryError("no room")
+
+    monkeypatch.setattr("sdp.train.assemble.make_unet", full)
+    with pytest.raises(
+        UserError, match=r"^strategy\.kind: cpu has no memory for the model and its optimizer \(no room\)"
+    ):
+        assemble(config(root), World())
 
 
 def test_only_the_last_checkpoints_are_kept_and_those_to_be_kept_for_ever(root: Path) -> None:

@@ -14,13 +14,14 @@ import torch
 from ray.cluster_utils import Cluster
 
 from sdp.config import TrainConfig
-from sdp.datasets.ledger import Ledger
 from sdp.storage import open_storage
 from sdp.train.driver import TrainSummary
 from sdp.train.job import run
 from sdp.train.run_folder import RunFolder
+from tests.local_ray import several_nodes
 from tests.process_kit import DEADLY, images_table, make_images, picture
-from tests.training import config
+from tests.training import config, ledger
+from tests.waiting import as_soon_as
 
 pytestmark = pytest.mark.timeout(900)  # a minute each; many processes start, so that a busy machine takes several
 
@@ -31,7 +32,7 @@ BAD, KILLER = 13, 37
 
 def prepare_worker(traces: str) -> None:
     """In each worker process: pictures that end in DEADLY kill their transform, and encoders leave notes."""
-    from sdp.process import transform
+    from sdp.encode import transform
     from sdp.train.data import images
 
     read_header, load_encoder, folder = transform.read_header, images.load_encoder, Path(traces)
@@ -65,18 +66,11 @@ def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def nodes(traces: Path) -> Iterator[Cluster]:
     """A head without work, a CPU node, two A10G and one A100, as Ray sees them."""
-    store = 150_000_000
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "object_store_memory": store})
-    cluster.add_node(num_cpus=4, labels={"ray.io/node-group": "cpu"}, object_store_memory=store)
+    machines: list[dict[str, Any]] = [{"num_cpus": 4, "labels": {"ray.io/node-group": "cpu"}}]
     for kind in ("A10G", "A100"):
-        labels = {"ray.io/accelerator-type": kind}
-        cluster.add_node(num_cpus=4, num_gpus=2, labels=labels, object_store_memory=store)
-    hook = {"worker_process_setup_hook": lambda: prepare_worker(str(traces))}
-    ray.init(address=cluster.address, log_to_driver=False, runtime_env=hook)
-    cluster.wait_for_nodes()
-    yield cluster
-    ray.shutdown()
-    cluster.shutdown()
+        machines.append({"num_cpus": 4, "num_gpus": 2, "labels": {"ray.io/accelerator-type": kind}})
+    with several_nodes(*machines, setup=lambda: prepare_worker(str(traces))) as cluster:
+        yield cluster
 
 
 @pytest.fixture(scope="module")
@@ -121,20 +115,7 @@ GOOD = [row for row in range(ROWS) if row % 10 and row not in (BAD, KILLER)]
 
 
 def trained_on(summary: TrainSummary, epoch: int = 0) -> list[int]:
-    assert summary.checkpoint is not None
-    return list(Ledger.from_bytes(open_storage(summary.checkpoint).read("ledger.roaring")).rows(epoch))
-
-
-def as_soon_as(condition: Callable[[], Any], then: Callable[[], Any]) -> threading.Thread:
-    def watch() -> None:
-        deadline, pause = time.monotonic() + DEADLINE_S, threading.Event()
-        while time.monotonic() < deadline and not condition():
-            pause.wait(0.05)
-        then()
-
-    thread = threading.Thread(target=watch, daemon=True)
-    thread.start()
-    return thread
+    return list(ledger(summary).rows(epoch))
 
 
 def encoder_pids(traces: Path) -> list[int]:
@@ -174,7 +155,7 @@ def test_dying_encoders_nodes_and_trainers_cost_no_row_and_change_no_step(
     trainers: list[int] = []
 
     def strike(step: int, blow: Callable[[], Any]) -> threading.Thread:
-        return as_soon_as(lambda: max([0, *_checkpoints(folder)]) >= step, blow)
+        return as_soon_as(lambda: max([0, *_checkpoints(folder)]) >= step, lambda _: blow())
 
     def kill_encoder() -> None:
         os.kill(encoder_pids(traces)[0], signal.SIGKILL)

@@ -3,8 +3,6 @@
 import os
 import signal
 import socket
-import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +19,7 @@ from sdp.train.job import run
 from sdp.train.run_folder import RunFolder
 from tests.latents import make_latents
 from tests.training import config, linked
+from tests.waiting import as_soon_as
 
 DEADLINE_S = 120
 
@@ -80,13 +79,7 @@ def test_the_optimizers_averages_are_kept_where_that_is_said(root: Path) -> None
 def test_a_retry_in_the_second_phase_goes_on_with_the_second(root: Path) -> None:
     long = how(root, phase_2__max_steps=5000, checkpoint__every_steps=2)
 
-    def stop() -> None:
-        deadline, pause = time.monotonic() + DEADLINE_S, threading.Event()
-        while time.monotonic() < deadline and "checkpoint" not in events(root, 2):
-            pause.wait(0.02)
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    threading.Thread(target=stop, daemon=True).start()
+    as_soon_as(lambda: "checkpoint" in events(root, 2), lambda _: os.kill(os.getpid(), signal.SIGTERM))
     stopped = run(long)
     assert stopped.reason == "asked to stop: SIGTERM"
     assert stopped.run.endswith("phase-2")

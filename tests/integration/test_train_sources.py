@@ -10,15 +10,12 @@ import pytest
 import torch
 
 from sdp.datasets.audit import audit
-from sdp.datasets.ledger import Ledger, split_address
 from sdp.errors import DatasetError
-from sdp.storage import open_storage
 from sdp.train.data.mixture import Mixture
-from sdp.train.driver import TrainSummary
 from sdp.train.job import run
-from tests.latents import latent_of, make_latents, tokens_of
+from tests.latents import latent_of, make_latents, split_address, tokens_of
 from tests.tiny_model import make_tiny_model
-from tests.training import config
+from tests.training import config, ledger
 
 
 @pytest.fixture(scope="module")
@@ -34,11 +31,6 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def how(root: Path, run_name: str = "run", **changes: Any) -> Any:
     usual = {"scaling__in_driver": True, "max_steps": None, "max_epochs": 1}
     return config(root, run_name, **{**usual, **changes})
-
-
-def ledger(summary: TrainSummary) -> Ledger:
-    assert summary.checkpoint is not None
-    return Ledger.from_bytes(open_storage(summary.checkpoint).read("ledger.roaring"))
 
 
 def test_datasets_mixed_by_weight_are_each_accounted_for_also_after_a_stop(root: Path) -> None:

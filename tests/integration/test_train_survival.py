@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from pyroaring import BitMap64
 from torch import Tensor, nn
 
 from sdp.datasets.ledger import Ledger
@@ -23,13 +22,10 @@ from sdp.train.callbacks.base import Callback, StepReport
 from sdp.train.callbacks.checkpoints import SaveCheckpoints
 from sdp.train.checkpoint import Checkpointer
 from sdp.train.data.sources import open_sources
-from sdp.train.data.streamed import StreamedReader
-from sdp.train.ray_reader import consumed_at
 from sdp.train.run_folder import RunFolder
 from sdp.train.step import Conditioning, Objective
 from sdp.train.trainer import Ingredients, Trainer
 from sdp.train.world import World
-from tests.dealer import Dealer
 from tests.latents import make_latents
 from tests.training import config
 from tests.workers import WorkersFailed, run_workers
@@ -78,35 +74,7 @@ def dying_storage(folder: RunFolder, after: int) -> None:
     storage.publish = last  # type: ignore[method-assign]  # this process is a fork
 
 
-class Restarted:
-    """Rows dealt at random to each worker, anew in each epoch and after each death; all workers deal alike."""
-
-    def __init__(self, how: Any, world: World, seed: int) -> None:
-        self.how, self.world, self.seed = how, world, seed
-        self.hand: Any = None
-
-    def segments(self, epoch: int, position: int) -> list[int]:
-        run = open_storage(self.how.output.uri)
-        consumed = consumed_at(run, epoch, position) if position else BitMap64()
-        latents = open_sources(self.how).ingredients[0].dataset
-        self.hand = Dealer(latents, 50, self.world.size, self.seed, consumed).feed(self.world.rank)
-        found: list[int] = self.hand.segments(epoch, position)
-        return found
-
-    def blocks(self, epoch: int, nth: int) -> Any:
-        return self.hand.blocks(epoch, nth)
-
-
-def reader_of(how: Any, world: World, streamed: int | None) -> Any:
-    """The direct reader; or the streaming one, with this seed for who gets what."""
-    sources = open_sources(how)
-    if streamed is None:
-        return offline_reader(how, sources, world)
-    feed = Restarted(how, world, streamed)
-    return StreamedReader(feed, sources.ingredients[0].dataset.columns, world.rank, world.size, sources.rows)
-
-
-def segment(world: World, root: Path, batch: int, fate: tuple[str, int, int], streamed: int | None) -> None:
+def segment(world: World, root: Path, batch: int, fate: tuple[str, int, int]) -> None:
     """Train until the end, or as far as fate lets this worker."""
     how = config(root, max_steps=None, max_epochs=EPOCHS, data__batch_size=batch, ema__decay=None)
     kind, rank, after = fate
@@ -124,7 +92,7 @@ def segment(world: World, root: Path, batch: int, fate: tuple[str, int, int], st
             unet=unet,
             objective=Objective(schedule=scaled_linear()),
             conditioning=Conditioning(torch.zeros(77, 4), lambda ids: torch.zeros(*ids.shape, 4)),
-            reader=reader_of(how, world, streamed),
+            reader=offline_reader(how, open_sources(how), world),
             checkpointer=Checkpointer(run, world, {}),
             callbacks=callbacks,
         )
@@ -148,16 +116,11 @@ def latents(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root / "latents"
 
 
-@pytest.mark.parametrize(("reader", "seed"), [("direct", n) for n in range(16)] + [("ray", n) for n in range(16)])
-def test_every_row_is_trained_on_once_an_epoch_whatever_dies(
-    reader: str, seed: int, latents: Path, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("seed", range(16))
+def test_every_row_is_trained_on_once_an_epoch_whatever_dies(seed: int, latents: Path, tmp_path: Path) -> None:
     torch.set_num_threads(1)
     (tmp_path / "latents").symlink_to(latents)
     chance = random.Random(seed)
-
-    def dealt() -> int | None:
-        return chance.randrange(10**9) if reader == "ray" else None
 
     deaths = 0
     for _ in range(4):
@@ -165,10 +128,10 @@ def test_every_row_is_trained_on_once_an_epoch_whatever_dies(
         kind = chance.choice(["error", "quiet", "write"])
         fate = (kind, chance.randrange(world), chance.randint(1, 12))
         try:
-            run_workers(world, segment, tmp_path, batch, fate, dealt())
+            run_workers(world, segment, tmp_path, batch, fate)
         except WorkersFailed:
             deaths += 1
-    run_workers(chance.randint(1, 3), segment, tmp_path, chance.randint(3, 12), ("", -1, 0), dealt())
+    run_workers(chance.randint(1, 3), segment, tmp_path, chance.randint(3, 12), ("", -1, 0))
 
     run = RunFolder(open_storage(str(tmp_path / "run")))
     step = run.latest()

@@ -1,5 +1,6 @@
 """Several workers: the strategies agree, and a run goes on with any number of them."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,13 @@ from tests.training import Watch, config, train, weights
 from tests.workers import run_workers
 
 
-def worker(world: World, root: Path, run: str, changes: dict[str, Any]) -> tuple[dict[str, Any], list[float]]:
-    """Train a run to its end; what its tensors and losses are then."""
+def worker(
+    world: World, root: Path, run: str, changes: dict[str, Any], nodes: tuple[int, ...] = ()
+) -> tuple[dict[str, Any], list[float]]:
+    """Train a run to its end, on nodes of so many workers; what its tensors and losses are then."""
     watch = Watch()
+    if nodes:
+        world = replace(world, local_size=[size for size in nodes for _ in range(size)][world.rank])
     trainer = train(config(root, run, **changes), world, [watch, SaveCheckpoints(2)])
     return {name: tensor.numpy() for name, tensor in weights(trainer).items()}, watch.losses
 
@@ -29,7 +34,7 @@ def close(these: dict[str, Any], those: dict[str, Any]) -> None:
         assert torch.allclose(torch.from_numpy(value), torch.from_numpy(those[name]), atol=tolerance), name
 
 
-ONE_STEP = {"data__global_batch_size": 12, "data__batch_size": 12, "max_steps": 3}
+ONE_STEP = {"data__global_batch_size": 12, "data__batch_size": 12, "max_steps": 3, "optimizer__clip_norm": 0.5}
 
 
 @pytest.fixture(scope="module")
@@ -39,20 +44,29 @@ def alone(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[
 
 
 @pytest.mark.parametrize(
-    ("count", "changes"),
+    ("nodes", "changes"),
     [
-        (2, {}),
-        (3, {"data__batch_size": 2}),
-        (2, {"strategy__kind": "fsdp"}),
-        (2, {"strategy__kind": "fsdp", "strategy__shard": "full_shard", "data__batch_size": 4}),
-        (2, {"strategy__kind": "fsdp", "strategy__activation_checkpointing": True}),
+        ((2,), {}),
+        ((3,), {"data__batch_size": 2}),
+        ((2,), {"strategy__kind": "fsdp"}),
+        ((2,), {"strategy__kind": "fsdp", "strategy__shard": "full_shard", "data__batch_size": 4}),
+        ((2,), {"strategy__kind": "fsdp", "strategy__activation_checkpointing": True}),
+        ((2, 2), {"strategy__kind": "fsdp", "strategy__shard": "hybrid"}),
+        ((2, 1), {"strategy__kind": "fsdp", "strategy__shard": "hybrid"}),
     ],
-    ids=["ddp", "ddp-accumulating", "fsdp", "fsdp-full-accumulating", "fsdp-recomputing"],
+    ids=[
+        *("ddp", "ddp-accumulating", "fsdp", "fsdp-full-accumulating", "fsdp-recomputing"),
+        *("hybrid", "hybrid-of-unequal-nodes"),
+    ],
 )
 def test_workers_together_are_one_worker(
-    inputs: Path, alone: tuple[dict[str, Any], list[float]], tmp_path: Path, count: int, changes: dict[str, Any]
+    inputs: Path,
+    alone: tuple[dict[str, Any], list[float]],
+    tmp_path: Path,
+    nodes: tuple[int, ...],
+    changes: dict[str, Any],
 ) -> None:
-    results = run_workers(count, worker, inputs, str(tmp_path / "run"), {**ONE_STEP, **changes})
+    results = run_workers(sum(nodes), worker, inputs, str(tmp_path / "run"), {**ONE_STEP, **changes}, nodes)
     for tensors, losses in results:
         assert losses == pytest.approx(alone[1], abs=1e-5)
         close(tensors, alone[0])

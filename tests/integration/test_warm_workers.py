@@ -5,11 +5,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from tests.waiting import until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux alone")
 
@@ -59,8 +60,5 @@ def test_each_ends_with_the_other(start: Callable[[str], subprocess.Popen[str]])
         pid = json.loads(asking.stdout.readline())[0]
         os.kill(pid if victim == "fork" else asking.pid, signal.SIGKILL)
         assert asking.wait(60) == (128 + signal.SIGKILL if victim == "fork" else -signal.SIGKILL)
-        deadline = time.monotonic() + 60
-        while Path(f"/proc/{pid}").exists():
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        until(lambda pid=pid: not Path(f"/proc/{pid}").exists(), "the other has ended", 60)  # type: ignore[misc]
         asking.communicate()

@@ -7,13 +7,13 @@ from pathlib import Path
 
 from sdp import telemetry
 from sdp.config import load
-from sdp.demo.server import ImageServer
 from sdp.download import job as downloading
 from sdp.generate import job as drawing
 from sdp.process import job as processing
 from sdp.train import job as training
 from tests.download_kit import config_for, plain_urls, write_urls
 from tests.generate_kit import generate_config
+from tests.misbehaving.server import ImageServer
 from tests.monitoring.machines import GIB
 from tests.training import config
 

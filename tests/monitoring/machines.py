@@ -7,6 +7,7 @@ have the pids in there that the jobs tell of themselves, and other ones for the 
 
 import os
 import threading
+import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -44,6 +45,10 @@ class Machine:
         return f"{CLUSTER}-{self.group}-0"
 
 
+def uid_of(pod: str) -> str:
+    return str(uuid.uuid5(uuid.NAMESPACE_DNS, pod))
+
+
 MACHINES = (
     Machine("headgroup", "node-0", {"ray.io/node-group": "cpu"}),
     Machine("a10g", "node-1", {"ray.io/accelerator-type": "A10G"}, gpus=2),
@@ -53,7 +58,7 @@ MACHINES = (
 
 def take_time() -> None:
     """In each worker: a tiny model encodes so fast that all would be over between two exports."""
-    from sdp.process import work
+    from sdp.encode import work
 
     encode = work.encode_chunk
 
@@ -120,15 +125,9 @@ class Gpus:
         (folder / "status").write_text(f"Name:\tray::worker\nNSpid:\t{host_pid}\t{pid}\n")
         (folder / "cgroup").write_text(
             "0::/kubepods.slice/kubepods-burstable.slice/"
-            f"kubepods-burstable-pod0123abcd_0000_0000_0000_{hash(pod) % 10**12:012d}.slice\n"
+            f"kubepods-burstable-pod{uid_of(pod or self.machine.pod).replace('-', '_')}.slice\n"
         )
-        environment = {
-            "RAY_CLOUD_INSTANCE_ID": pod or self.machine.pod,
-            "RAY_CLUSTER_NAME": CLUSTER,
-            "RAY_NODE_TYPE_NAME": self.machine.group,
-            "FQ_RAY_IP": f"{CLUSTER}-head-svc.{NAMESPACE}.svc.cluster.local",
-        }
-        (folder / "environ").write_bytes("\0".join(f"{k}={v}" for k, v in environment.items()).encode())
+        (folder / "environ").write_bytes(b"")  # by default the exporter may read none
         number = sum(key.startswith(f"gpu.{gpu}.process.") for key in self.scenario)
         self.scenario.write({f"gpu.{gpu}.process.{number}": f"C {host_pid} {memory}"})
 
@@ -218,6 +217,7 @@ def _pod_labels(machine: Machine) -> dict[str, str]:
         "pod": machine.pod,
         "container": "ray",
         "__meta_kubernetes_pod_node_name": machine.node,
+        "__meta_kubernetes_pod_uid": uid_of(machine.pod),
         "__meta_kubernetes_pod_label_ray_io_cluster": CLUSTER,
         "__meta_kubernetes_pod_label_ray_io_group": machine.group,
     }

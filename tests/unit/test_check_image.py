@@ -1,7 +1,10 @@
 """Checking images: what comes out is whole, upright, RGB and of the right size; what is not is refused."""
 
+import gzip
 import hashlib
 import io
+import struct
+import time
 import zlib
 from collections.abc import Callable
 from functools import cache
@@ -16,8 +19,8 @@ from PIL import Image, ImageOps
 
 from sdp.datasets.outcomes import FAILED, FILTERED, WRITTEN
 from sdp.demo import shapes
-from sdp.demo.misbehave import huge_gif, huge_jpeg, huge_png
 from sdp.download.image import Checked, ImageRules, check
+from tests.misbehaving.bodies import huge_gif, huge_jpeg, huge_png
 
 SQUARE = ImageRules(size=64, crop=True)
 
@@ -366,3 +369,35 @@ def test_whatever_happens_to_the_bytes_the_answer_is_a_reason_or_a_whole_image(d
         assert simplejpeg.decode_jpeg(checked.data, strict=True).shape == pixels.shape
     kept = check(data, ImageRules())
     assert (kept.outcome, kept.width, kept.height) == (WRITTEN, checked.original_width, checked.original_height)
+
+
+def test_an_image_that_its_server_has_compressed_is_unpacked_within_the_limit_of_bytes() -> None:
+    data = encoded(shapes.render(shapes.sample(3), (50, 40)), "PNG")
+    packed = gzip.compress(data[:100]) + gzip.compress(data[100:])  # a file may have several members
+    kept = check(packed, ImageRules())
+    assert (kept.outcome, kept.data, kept.sha256) == (WRITTEN, data, hashlib.sha256(data).hexdigest())
+    assert check(packed, ImageRules(size=20)).outcome == WRITTEN
+    bomb = gzip.compress(data + bytes(9_000_000))
+    began = time.process_time()
+    refused = check(bomb * 1000, ImageRules(max_bytes=1_000_000))
+    assert time.process_time() - began < 1
+    assert (refused.reason, refused.detail) == ("too_big", "more than 1000000 bytes once unpacked")
+    assert check(packed[:-9], ImageRules()).reason == "undecodable"
+    assert check(packed + b"no gzip", ImageRules()).reason == "undecodable"
+
+
+@pytest.mark.parametrize("progressive", [False, True])
+def test_a_jpeg_of_thousands_of_empty_scans_is_refused_whatever_its_kind(progressive: bool) -> None:
+    data = encoded(shapes.render(shapes.sample(3), (64, 64)), "JPEG", progressive=progressive)
+    at = data.index(b"\xff\xda")
+    (length,) = struct.unpack_from(">H", data, at + 2)
+    scan = data[at : at + 2 + length]
+    checked = check(data[:at] + scan * 12_000 + data[at:], ImageRules())
+    assert checked.reason == "undecodable"
+    assert "scans" in (checked.detail or "")
+
+
+def test_tiff_is_read_only_where_it_is_asked_for() -> None:
+    data = encoded(shapes.render(shapes.sample(3), (50, 40)), "TIFF")
+    assert check(data, ImageRules()).reason == "not_an_image"
+    assert check(data, ImageRules(tiff=True)).outcome == WRITTEN

@@ -101,6 +101,7 @@ PRIVATE = [
     "::", "::1", "fe80::1", "fe80::1%eth0", "fc00::1", "fd12::1", "fec0::1", "ff02::1", "2001:db8::1",
     "::ffff:127.0.0.1", "::ffff:10.0.0.1", "::ffff:169.254.169.254", "::127.0.0.1",
     "64:ff9b::7f00:1", "64:ff9b::a9fe:a9fe", "2002:7f00:1::", "2002:a9fe:a9fe::1",
+    "168.63.129.16", "::ffff:168.63.129.16", "64:ff9b::a83f:8110", "64:ff9b:1::808:808", "64:ff9b:1:808:8:800::",
 ]  # fmt: skip
 PUBLIC = ["8.8.8.8", "93.184.216.34", "2606:2800:220:1::1", "::ffff:8.8.8.8", "64:ff9b::808:808", "2002:808:808::1"]
 
@@ -178,6 +179,7 @@ def test_any_caption_comes_out_as_valid_utf8_and_stays_as_it_is_then(caption: ob
         ("noindex, nofollow", "noindex"),
         ("nofollow, NoImageAI", "noimageai"),
         ("noimageindex", "noimageindex"),
+        ("noml", "noml"),
         ("none", "none"),
         ("all", None),
         ("", None),

@@ -10,11 +10,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from sdp.process import draws
-from sdp.process.chunk import Chunk, Encoded, Group
-from sdp.process.encode import Encoder, EncoderTooSmall, _Feeder
-from sdp.process.occupancy import Occupancy
-from sdp.process.recipe import TEXT, Settings
+from sdp.encode.chunk import Chunk, Encoded, Group
+from sdp.encode.encoder import Encoder, EncoderTooSmall, _Feeder
+from sdp.encode.occupancy import Occupancy
+from sdp.encode.recipe import TEXT, Settings, noise
 from tests.process_kit import make_text_encoder, make_vae
 
 SCALE = 0.18215
@@ -22,9 +21,7 @@ SCALE = 0.18215
 torch.set_num_threads(1)  # these networks are too small to be shared out
 
 
-def chunk_of(
-    rows: list[int], side: int = 32, variants: list[int] | None = None, pixels: NDArray[np.uint8] | None = None
-) -> Chunk:
+def chunk_of(rows: list[int], side: int = 32, pixels: NDArray[np.uint8] | None = None) -> Chunk:
     """Pixels that depend on the row alone; read-only, as what comes out of the object store is."""
     if pixels is None:
         pixels = np.stack([np.random.default_rng(row).integers(0, 256, (side, side, 3), np.uint8) for row in rows])
@@ -32,7 +29,6 @@ def chunk_of(
     tokens = np.stack([np.random.default_rng(row).integers(0, 900, 77, np.uint16) for row in rows])
     return Chunk(
         rows=np.array(rows),
-        variants=np.array(variants or [0] * len(rows), np.int16),
         keys=[str(row) for row in rows],
         tokens=tokens,
         crops={side: [Group(np.arange(len(rows)), pixels)]},
@@ -120,7 +116,7 @@ def test_the_sample_is_diffusers_own_with_our_noise() -> None:
     pixels = torch.from_numpy(chunk.crops[32][0].values.copy()).permute(0, 3, 1, 2).float() / 127.5 - 1
     with torch.no_grad():
         posterior = vae.encode(pixels).latent_dist
-    drawn = draws.noise(3, chunk.rows, chunk.variants, (4, 4, 4), resolution=32)
+    drawn = noise(3, chunk.rows, (4, 4, 4), resolution=32)
     expected = (posterior.mean + posterior.std * torch.from_numpy(drawn)) * SCALE
     assert posterior.std.mean() > 0.1, "else the noise would not show"
     assert encoded.dtype == np.float16
@@ -132,7 +128,7 @@ def test_moments_are_those_of_the_scaled_latent() -> None:
     chunk = chunk_of([11, 12])
     moments = latents(encoder_of(vae, content="moments")(chunk)).astype(np.float32)
     assert moments.shape == (2, 8, 4, 4)
-    drawn = draws.noise(0, chunk.rows, chunk.variants, (4, 4, 4), resolution=32)
+    drawn = noise(0, chunk.rows, (4, 4, 4), resolution=32)
     sampled = moments[:, :4] + np.exp(0.5 * moments[:, 4:]) * drawn
     assert np.allclose(sampled, latents(encoder_of(make_vae())(chunk)), atol=4e-3)
 
@@ -160,13 +156,6 @@ def test_a_rows_latents_do_not_depend_on_batch_size_or_company(batch: int) -> No
 def test_the_same_chunk_gives_the_same_bits_again() -> None:
     chunk = chunk_of(list(range(10)))
     assert latents(encoder_of()(chunk)).tobytes() == latents(encoder_of()(chunk)).tobytes()
-
-
-def test_crops_of_one_image_get_noise_of_their_own() -> None:
-    pixels = np.full((2, 32, 32, 3), 90, np.uint8)
-    vae = Flat(log_variance=0.0)
-    encoded = latents(encoder_of(vae)(chunk_of([5, 5], variants=[0, 1], pixels=pixels)))
-    assert not np.array_equal(encoded[0], encoded[1])
 
 
 def test_channels_last_and_contiguous_agree() -> None:
@@ -202,16 +191,6 @@ def test_nan_is_a_failed_row_and_leaves_its_neighbours_alone() -> None:
 def test_a_latent_too_large_for_fp16_is_not_finite() -> None:
     encoded = encoder_of(Flat(mean=1e6))(chunk_of([1]))
     assert not encoded.good.any()
-
-
-def test_a_row_goes_with_its_worst_crop() -> None:
-    pixels = np.full((4, 32, 32, 3), 10, np.uint8)
-    pixels[1] = 200
-    vae = Flat()
-    vae.poison = 200
-    encoded = encoder_of(vae)(chunk_of([5, 5, 6, 6], variants=[0, 1, 0, 1], pixels=pixels))
-    assert encoded.good.tolist() == [False, False, True, True]
-    assert [o.row for o in encoded.outcomes] == [5]
 
 
 def test_a_batch_that_memory_has_no_room_for_is_split_and_the_size_remembered() -> None:
@@ -255,9 +234,7 @@ def test_not_even_one_image_is_one_clear_line() -> None:
 
 def test_a_chunk_of_nothing_is_encoded_to_nothing() -> None:
     chunk = chunk_of([1])
-    empty = Chunk(
-        chunk.rows[:0], chunk.variants[:0], [], chunk.tokens[:0], {32: []}, chunk.buckets[:0], list(chunk.outcomes)
-    )
+    empty = Chunk(chunk.rows[:0], [], chunk.tokens[:0], {32: []}, chunk.buckets[:0], list(chunk.outcomes))
     encoded = encoder_of(text=make_text_encoder())(empty)
     assert len(encoded.good) == 0
 

@@ -5,22 +5,9 @@ import re
 import pytest
 
 from sdp.exporter.catalogue import CATALOGUE
-from sdp.exporter.metrics import GPU_MAPPINGS, GPU_VALUES, Families, families
-from sdp.exporter.readings import (
-    Clocks,
-    Driver,
-    Gpu,
-    Health,
-    Identity,
-    Memory,
-    Nvlink,
-    Pcie,
-    Power,
-    Snapshot,
-    Thermal,
-    Utilization,
-    Xids,
-)
+from sdp.exporter.events import Xids
+from sdp.exporter.metrics import Families, Snapshot, families
+from sdp.exporter.nvml import BY_LABEL, FIELDS, NUMBERS, Driver, Gpu, Identity
 
 UNITS = {
     "bytes": "_bytes",
@@ -34,24 +21,6 @@ UNITS = {
     "": "",
 }
 IDENTITY = Identity(3, "GPU-3", "NVIDIA A100-SXM4-80GB")
-
-
-def gpu(**parts: object) -> Gpu:
-    """One that tells nothing but these."""
-    nothing = {
-        "utilization": Utilization(),
-        "memory": Memory(),
-        "power": Power(),
-        "thermal": Thermal(),
-        "clocks": Clocks(),
-        "pcie": Pcie(),
-        "nvlink": Nvlink(),
-        "health": Health(),
-        "mig": False,
-        "slices": (),
-        "processes": (),
-    }
-    return Gpu(identity=IDENTITY, **{**nothing, **parts})  # type: ignore[arg-type]
 
 
 def samples(snapshot: Snapshot) -> dict[tuple[str, str], float]:
@@ -77,13 +46,16 @@ def test_a_name_ends_with_its_unit_and_a_counter_with_total(row: object) -> None
 def test_names_are_told_once_and_every_help_is_a_sentence() -> None:
     assert len({row.name for row in CATALOGUE}) == len(CATALOGUE)
     assert all(row.help.endswith(".") for row in CATALOGUE)
-    assert len({*GPU_VALUES, *GPU_MAPPINGS}) == len(GPU_VALUES) + len(GPU_MAPPINGS)
+    read = [row[0] for row in (*NUMBERS, *BY_LABEL)]
+    assert len(set(read)) == len(read)
+    assert {*read, *(metric for _, _, metric, _, _ in FIELDS.values())} <= {row.name for row in CATALOGUE}
 
 
 def test_what_a_gpu_does_not_tell_is_no_series_rather_than_zero() -> None:
-    found = samples(Snapshot(node="n1", up=True, gpus=(gpu(),)))
+    found = samples(Snapshot(node="n1", up=True, gpus=(Gpu(IDENTITY),)))
     assert {name for name, _ in found if name.startswith("sdp_gpu_")} == {"sdp_gpu_up", "sdp_gpu_info"}
-    told = gpu(power=Power(usage=0.0), clocks=Clocks(reasons={"gpu_idle": True, "sw_power_cap": False}))
+    reasons = [("sdp_gpu_throttle_reason", {"reason": r}, held) for r, held in (("gpu_idle", 1), ("sw_power_cap", 0))]
+    told = Gpu(IDENTITY, (("sdp_gpu_power_watts", {}, 0.0), *reasons))
     found = samples(Snapshot(node="n1", up=True, gpus=(told,)))
     assert found["sdp_gpu_power_watts", ""] == 0
     assert found["sdp_gpu_throttle_reason", "gpu_idle"] == 1

@@ -15,7 +15,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 from sdp.exporter import grpc as ours
 from sdp.exporter import podresources
-from sdp.exporter.readings import Allotment
+from sdp.exporter.podresources import Allotment
 
 MESSAGES: dict[str, list[tuple[str, int, str, bool]]] = {
     "NUMANode": [("ID", 1, "int64", False)],

@@ -5,17 +5,18 @@ from pathlib import Path
 
 import pytest
 
+from sdp.exporter.podresources import Allotment
 from sdp.exporter.processes import (
     MAX_LABEL,
     Cgroup,
     Facts,
+    Owner,
     Processes,
     owner_of,
     parse_cgroup,
     parse_environment,
     pid_inside,
 )
-from sdp.exporter.readings import Allotment, Owner
 
 UID = "0f3c9a1e-5b7d-4c11-9e2a-7d6f00c1b2a3"
 UNDERSCORED = UID.replace("-", "_")

@@ -1,7 +1,6 @@
 """Sampling, against diffusers' own pipeline with the same weights and the same seeds."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
 
@@ -21,18 +20,12 @@ from sdp.model.load import load_scheduler_config
 from sdp.model.sources import resolve
 from tests.generate_kit import tiny_model
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 PROMPTS, SEEDS, NEGATIVE = ["a red circle", "z"], [11, 2**62 + 5], "blurry"
 HOW = Sampling("ddim", 4, 5.0, 64)
 
 Pictures = NDArray[np.uint8]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,4 @@
 from collections import Counter
-from datetime import date
 
 import pytest
 
@@ -7,7 +6,6 @@ from sdp.hardware import (
     GIB,
     GPUS,
     INSTANCES,
-    gpu_by_accelerator,
     gpu_by_product,
     gpus_by_accelerator,
     mfu,
@@ -61,13 +59,12 @@ def test_a_gpu_that_is_not_in_the_catalogue_is_unknown_even_if_its_name_resemble
     assert gpu_by_product(product) is None
 
 
-def test_a_narrow_accelerator_type_is_one_gpu_and_a_wide_one_that_could_be_several_is_none() -> None:
-    assert gpu_by_accelerator("A10G") is GPUS["A10G"]
-    assert gpu_by_accelerator("A100-40G") is GPUS["A100-40G"]
-    assert gpu_by_accelerator("A100") is None
+def test_a_narrow_accelerator_type_is_one_gpu_and_a_wide_one_may_be_several() -> None:
+    assert gpus_by_accelerator("A10G") == (GPUS["A10G"],)
+    assert gpus_by_accelerator("A100-40G") == (GPUS["A100-40G"],)
     assert {gpu.name for gpu in gpus_by_accelerator("A100")} == {"A100-40G", "A100-80G"}
-    assert gpu_by_accelerator("H100") is None
-    assert gpu_by_accelerator("TPU-V4") is None
+    assert len(gpus_by_accelerator("H100")) > 1
+    assert gpus_by_accelerator("TPU-V4") == ()
 
 
 def test_the_share_of_peak_is_what_the_reference_reached_in_its_own_figures() -> None:
@@ -106,19 +103,3 @@ def test_instances_have_gpus_of_the_catalogue_and_the_figures_of_the_ec2_guide()
     for name, (gpu, gpus, vcpus, gib) in guide.items():
         instance = INSTANCES[name]
         assert (instance.gpu, instance.gpus, instance.vcpus, instance.memory_bytes) == (gpu, gpus, vcpus, gib * GIB)
-
-
-def test_a_price_says_where_and_when_and_larger_instances_of_a_family_cost_more_per_hour() -> None:
-    priced = [i for i in INSTANCES.values() if i.price is not None]
-    assert len(priced) >= 10
-    for instance in priced:
-        assert instance.price is not None
-        assert instance.price.region
-        assert date(2024, 1, 1) < instance.price.as_of
-    for family in {i.name.partition(".")[0] for i in priced}:
-        prices = [
-            (i.memory_bytes, i.price.usd_per_hour)
-            for i in priced
-            if i.name.partition(".")[0] == family and i.price is not None and i.gpus in (0, 1)
-        ]
-        assert [usd for _, usd in sorted(prices)] == sorted(usd for _, usd in prices)

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from PIL import Image as Pillow
 from PIL import ImageOps
 
-from sdp.demo import misbehave
 from sdp.imaging import Box, Image, ImageError, centre_box, cut, decode, random_box, read_header, shrink
+from tests.misbehaving import bodies
 
 Array = NDArray[np.uint8]
 
@@ -167,7 +167,7 @@ def test_what_is_no_image_is_refused_with_its_reason() -> None:
     assert reason(encoded(noise(10, 10)), max_pixels=99) == "too_many_pixels"
 
 
-@pytest.mark.parametrize("bomb", [misbehave.huge_png, misbehave.huge_gif, misbehave.huge_jpeg])
+@pytest.mark.parametrize("bomb", [bodies.huge_png, bodies.huge_gif, bodies.huge_jpeg])
 def test_a_bomb_is_refused_by_its_header(bomb: object) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")

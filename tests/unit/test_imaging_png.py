@@ -1,6 +1,7 @@
 """PNGs that are not whole, made by hand: libraries draw black where rows are missing."""
 
 import struct
+import time
 import zlib
 
 import numpy as np
@@ -95,3 +96,23 @@ def test_a_ruler_is_no_picture_and_what_a_format_has_no_room_for_is_told_so() ->
     wide = check(png(np.zeros((20, 400, 3), np.uint8)), ImageRules(size=1000, enlarge=True, format="webp"))
     assert (wide.outcome, wide.reason) == ("failed", "too_many_pixels")
     assert wide.detail == "20000 × 1000 pixels, more than webp has room for"
+
+
+def test_pixels_beyond_those_of_the_header_cost_nothing() -> None:
+    pixels = photo(256, 256)
+    deflate = zlib.compressobj(9)
+    packed = deflate.compress(rows_of(pixels))
+    packed += b"".join(deflate.compress(bytes(1 << 24)) for _ in range(20)) + deflate.flush()
+    header = struct.pack(">IIBBBBB", 256, 256, 8, 2, 0, 0, 0)
+    data = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", packed) + chunk(b"IEND", b"")
+    began = time.process_time()
+    assert np.array_equal(decode(data).pixels, pixels)
+    small = time.process_time() - began
+    began = time.process_time()
+    zlib.decompress(packed)
+    assert small < 0.2 * (time.process_time() - began)
+
+
+@pytest.mark.parametrize("rows", range(1024, 1029))
+def test_pixels_that_inflate_in_several_steps_are_all_counted(rows: int) -> None:
+    assert decode(png(np.zeros((rows, 341, 3), np.uint8))).height == rows  # 1024 bytes a row, 1 MiB a step

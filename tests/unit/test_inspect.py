@@ -40,7 +40,18 @@ def test_what_is_missing_is_said(tmp_path: Path) -> None:
     described = describe(output.storage)
     assert not described.complete
     assert [m["unit"] for m in described.missing] == [3, 4]
-    assert "2 parts are missing" in summary(described)
+    text = summary(described)
+    assert "2 parts are missing:" in text
+    assert "done so far" in text
+    assert "input" not in text
+    write_images_part(output.storage, output.pending()[0])
+    assert "1 part is missing:" in summary(describe(output.storage))
+
+
+def test_where_nothing_is_done_yet_no_shares_of_nothing_are_shown(tmp_path: Path) -> None:
+    text = summary(describe(begin_images(tmp_path).storage))
+    assert "images, INCOMPLETE: 42 addresses in 0 of 5 parts" in text
+    assert "%" not in text
 
 
 @pytest.mark.parametrize("verify", [False, True])

@@ -3,6 +3,8 @@
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -12,12 +14,15 @@ import pytest
 
 from sdp.cli import main
 from sdp.config import parse
+from sdp.datasets.inspect import Description
 from sdp.datasets.ledger import Ledger
 from sdp.datasets.manifest import open_dataset
 from sdp.errors import DatasetError
 from sdp.lease import Lease
+from sdp.report import subject
 from sdp.report.inspect import Checkpoint, Run, describe, summary
 from sdp.storage import Storage, open_storage
+from sdp.storage.local import LocalStorage
 from tests.kit import make_images, make_latents
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -263,11 +268,14 @@ def test_what_only_datasets_have_is_refused(
     assert "expected a dataset, got a training run" in capsys.readouterr().err
 
 
-def test_what_is_neither_is_left_to_others(tmp_path: Path) -> None:
+def test_a_dataset_is_described_as_one_and_nothing_is_refused(tmp_path: Path) -> None:
     make_images(tmp_path)
     make_latents(tmp_path)
-    assert describe(open_storage(str(tmp_path / "latents"))) is None
-    assert describe(open_storage(str(tmp_path / "nothing"))) is None
+    found = describe(open_storage(str(tmp_path / "latents")))
+    assert isinstance(found, Description)
+    assert found.kind == "latents"
+    with pytest.raises(DatasetError, match="neither a dataset of sdp"):
+        describe(open_storage(str(tmp_path / "nothing")))
 
 
 def test_neither_torch_nor_ray_is_needed(tmp_path: Path) -> None:
@@ -278,3 +286,58 @@ def test_neither_torch_nor_ray_is_needed(tmp_path: Path) -> None:
     )
     loaded = {name.partition(".")[0] for name in done.stdout.splitlines()[-1].split()}
     assert not {"torch", "ray", "diffusers"} & loaded
+
+
+def test_many_epochs_of_the_ledger_are_one_span(tmp_path: Path) -> None:
+    found = describe(make_checkpoint(tmp_path, "run", 143))
+    assert "in the ledger   epochs 0-27: 40 rows each, epoch 28: 24 rows\n" in summary(found)
+    assert isinstance(found, Checkpoint)
+    uneven = replace(found, consumed={epoch: epoch + 1 for epoch in range(9)})
+    assert "9 epochs, the last of them epoch 5: 6 rows, epoch 6: 7 rows, epoch 7: 8 rows, epoch 8: 9 rows" in summary(
+        uneven
+    )
+
+
+def test_a_folder_of_several_things_names_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_images(tmp_path)
+    make_latents(tmp_path)
+    make_run(tmp_path)
+    make_run(tmp_path, "both/phase-1")
+    for command in ("inspect", "report"):
+        assert main([command, str(tmp_path)]) == 2
+        said = f"{tmp_path}: no dataset here; below it: both, images, latents, run; name one of them"
+        assert capsys.readouterr().err.splitlines() == [f"sdp: {said}"]
+
+
+def test_a_large_foreign_folder_is_refused_after_a_bounded_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(20):
+        (tmp_path / f"{number}.txt").touch()
+    looked = list[str]()
+    monkeypatch.setattr(subject, "_FILES", 10)
+    real = LocalStorage._walk
+
+    def walk(self: LocalStorage, prefix: str) -> Iterator[Any]:
+        for path, entry in real(self, prefix):
+            looked.append(path)
+            yield path, entry
+
+    monkeypatch.setattr(LocalStorage, "_walk", walk)
+    with pytest.raises(DatasetError, match="and no Parquet file among the first 10 files; check the address"):
+        describe(open_storage(str(tmp_path)))
+    assert len(looked) == 10
+    (tmp_path / "0.parquet").write_bytes(b"PAR1nonsense")
+    monkeypatch.setattr(subject, "_FILES", 30)
+    found = describe(open_storage(str(tmp_path)))
+    assert isinstance(found, Description)
+    assert found.kind == "parquet"
+
+
+def test_an_evaluation_is_described_by_its_result(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    publish(open_storage(str(tmp_path / "e")), "evaluation.json", {"fid": {"value": 1.5}, "config": {"seed": 1}})
+    make_images(tmp_path / "e")
+    assert main(["inspect", str(tmp_path / "e")]) == 0
+    assert 'fid  {"value": 1.5}' in capsys.readouterr().out
+    assert main(["inspect", str(tmp_path / "e"), "--verify"]) == 2
+    assert "--verify: expected a dataset, got an evaluation" in capsys.readouterr().err

@@ -1,22 +1,20 @@
-"""Which cluster is meant, what an API server's refusals mean, and how a forwarded port is read."""
+"""Which cluster is meant, as whom, and what an API server's refusals mean."""
 
-import io
 import json
 import os
 import socket
-import struct
-import threading
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
+from urllib3 import ProxyManager
+from urllib3.exceptions import HTTPError
 
 from sdp.errors import UserError
 from sdp.kube.access import access
-from sdp.kube.answers import AlreadyThere, Forbidden, Missing, NoSuchKind, Unreachable, explain
-from sdp.kube.api import _ahead
-from sdp.kube.wire import ForwardedPort, HandshakeRefused
+from sdp.kube.api import AlreadyThere, Api, Forbidden, Missing, NoSuchKind, Timing, Unreachable, explain
+from sdp.kube.forward import ForwardedPort
 
 CONFIG = {
     "apiVersion": "v1",
@@ -43,23 +41,23 @@ def test_a_context_is_a_server_a_namespace_and_credentials(kubeconfig: Path, mon
         monkeypatch.delenv(name, raising=False)
     found = access(None, {"KUBECONFIG": str(kubeconfig)})
     assert (found.context, found.namespace) == ("one", "lab")
-    assert (found.endpoint.host, found.endpoint.port, found.endpoint.base) == ("::1", 6443, "/k8s/c-1")
-    assert found.endpoint.credentials() == {"authorization": "Bearer not a secret"}
-    assert found.endpoint.tls is not None
-    assert found.endpoint.proxy is None
+    assert found.configuration.host == "https://[::1]:6443/k8s/c-1"
+    (credentials,) = found.configuration.auth_settings().values()
+    assert (credentials["key"], credentials["value"]) == ("authorization", "Bearer not a secret")
     other = access("two", {"KUBECONFIG": os.pathsep.join(["/no/such/file", str(kubeconfig)])})
     assert (other.context, other.namespace) == ("two", "default")
 
 
-def test_a_proxy_of_the_environment_is_gone_through(kubeconfig: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("exempt", "proxied"), [("", True), ("::1", False), ("elsewhere.example", True)])
+def test_a_proxy_of_the_environment_is_used_unless_the_server_is_exempt(
+    kubeconfig: Path, monkeypatch: pytest.MonkeyPatch, exempt: str, *, proxied: bool
+) -> None:
     for name in ("HTTPS_PROXY", "https_proxy"):
         monkeypatch.setenv(name, "http://proxy.example:3128")
     for name in ("NO_PROXY", "no_proxy"):
-        monkeypatch.setenv(name, "")
-    assert access(None, {"KUBECONFIG": str(kubeconfig)}).endpoint.proxy == ("proxy.example", 3128)
-    for name in ("NO_PROXY", "no_proxy"):
-        monkeypatch.setenv(name, "::1")
-    assert access(None, {"KUBECONFIG": str(kubeconfig)}).endpoint.proxy is None
+        monkeypatch.setenv(name, exempt)
+    api = Api(access(None, {"KUBECONFIG": str(kubeconfig)}))
+    assert isinstance(api._client.client.rest_client.pool_manager, ProxyManager) is proxied
 
 
 @pytest.mark.parametrize(
@@ -67,11 +65,11 @@ def test_a_proxy_of_the_environment_is_gone_through(kubeconfig: Path, monkeypatc
     [
         (None, None, "KUBECONFIG: expected a file that is there, got "),
         (CONFIG, "three", "--context: there is no context 'three' in "),
-        ({**CONFIG, "current-context": ""}, None, "; mend it, or choose a --context"),
+        ({**CONFIG, "current-context": ""}, None, "; fix it, or choose a --context"),
         ("]", None, "expected a kubeconfig, got something else"),
         ("just words", None, "KUBECONFIG: "),
         ("", None, "KUBECONFIG: "),
-        ({**CONFIG, "clusters": []}, None, "; mend it, or choose a --context"),
+        ({**CONFIG, "clusters": []}, None, "; fix it, or choose a --context"),
     ],
 )
 def test_a_kubeconfig_that_leads_nowhere_is_one_line(
@@ -96,6 +94,38 @@ def test_without_any_kubeconfig_one_is_asked_for(tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("HOME", str(tmp_path))
     with pytest.raises(UserError, match=r"KUBECONFIG: not set, and there is no ~/\.kube/config"):
         access(None, {})
+
+
+@pytest.mark.parametrize(
+    ("script", "says"),
+    [
+        ("echo the session has expired >&2; exit 1", "exec: process returned 1. the session has expired"),
+        ("echo '{}'", "exec: malformed response. missing key 'apiVersion'"),
+    ],
+)
+def test_a_login_command_that_fails_is_one_line_which_says_why(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], script: str, says: str
+) -> None:
+    command = {"apiVersion": "client.authentication.k8s.io/v1", "command": "sh", "args": ["-c", script]}
+    path = tmp_path / "config"
+    path.write_text(yaml.safe_dump({**CONFIG, "users": [{"name": "u", "user": {"exec": command}}]}))
+    with pytest.raises(UserError) as refused:
+        access(None, {"KUBECONFIG": str(path)})
+    assert "the login of context 'one' failed (" in str(refused.value)
+    assert says in str(refused.value)
+    assert len(str(refused.value).splitlines()) == 1
+    assert "ERROR" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("ask", [lambda api: api.get("/version"), lambda api: api.forward("head", 8265)])
+def test_a_server_that_takes_a_connection_and_says_nothing_is_given_up_in_time(tmp_path: Path, ask: Any) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        server = {"server": f"http://127.0.0.1:{mute.getsockname()[1]}"}
+        path = tmp_path / "config"
+        path.write_text(yaml.safe_dump({**CONFIG, "clusters": [{"name": "c", "cluster": server}]}))
+        api = Api(access(None, {"KUBECONFIG": str(path)}), timing=Timing(answer_s=0.2, attempts=1))
+        with pytest.raises(Unreachable, match=r"^kubernetes: 127\.0\.0\.1:\d+ does not answer \(.*time"):
+            ask(api)
 
 
 def told(reason: str, message: str, name: str = "") -> bytes:
@@ -128,92 +158,29 @@ def test_what_an_api_server_refuses_is_one_line_and_says_whether_to_try_again(
     assert len(str(error)) < 600
 
 
-def test_a_clock_is_compared_with_the_server_s_date() -> None:
-    assert _ahead(1_763_700_010.5, "Fri, 21 Nov 2025 04:40:00 GMT") == pytest.approx(10)
-    assert _ahead(1_763_700_010.5, None) is None
-    assert _ahead(1_763_700_010.5, "noon") is None
+class BrokenWebSocket:
+    """A connection to the API server that breaks as soon as it is read."""
+
+    def __init__(self) -> None:
+        self.near, self.far = socket.socketpair()
+        self.connected, self.sock = True, self.near
+
+    def fileno(self) -> int:
+        return self.near.fileno()
+
+    def recv_data_frame(self, _: bool) -> None:
+        raise ConnectionResetError("Connection reset by peer")
+
+    def close(self) -> None:
+        self.connected = False
 
 
-# --- a forwarded port ------------------------------------------------------------------------------------------------
-
-
-def frame(data: bytes, opcode: int = 2, *, final: bool = True) -> bytes:
-    """As a server sends it."""
-    size = len(data)
-    head = bytes([(0x80 if final else 0) | opcode])
-    if size < 126:
-        return head + bytes([size]) + data
-    return head + (struct.pack("!BH", 126, size) if size < 65_536 else struct.pack("!BQ", 127, size)) + data
-
-
-GREETING = frame(b"\x00" + struct.pack("<H", 8265)) + frame(b"\x01" + struct.pack("<H", 8265))
-
-
-@pytest.fixture
-def wire() -> Iterator[tuple[ForwardedPort, socket.socket]]:
-    """A forwarded port, and the far end of its connection to the API server."""
-    near, far = socket.socketpair()
-    near.settimeout(5)
-    yield ForwardedPort(near, near.makefile("rb")), far
-    near.close()
-    far.close()
-
-
-def test_what_a_pod_sends_is_read_across_frames_of_all_sizes(wire: tuple[ForwardedPort, socket.socket]) -> None:
-    port, far = wire
-    large = os.urandom(70_000)
-    sent = [b"HTTP/1.1 ", b"200 OK", b"y" * 300, large]
-    content = GREETING + b"".join(frame(b"\x00" + part) for part in sent) + frame(b"", 8)
-    threading.Thread(target=far.sendall, args=(content,), daemon=True).start()
-    assert port.makefile().read() == b"".join(sent)
-
-
-def test_a_message_in_parts_with_a_ping_between_them_is_one(wire: tuple[ForwardedPort, socket.socket]) -> None:
-    port, far = wire
-    far.sendall(GREETING + frame(b"\x00ab", final=False) + frame(b"?", 9) + frame(b"cd", 0) + frame(b"", 8))
-    assert port.makefile().read() == b"abcd"
-    head = far.recv(100)
-    assert head[0] == 0x8A, "a pong"
-    assert bytes(byte ^ head[2 + i % 4] for i, byte in enumerate(head[6:])) == b"?"
-
-
-def test_what_we_send_is_masked_and_on_the_data_channel(wire: tuple[ForwardedPort, socket.socket]) -> None:
-    port, far = wire
-    data = os.urandom(1000)
-    port.sendall(data)
-    content = io.BytesIO(far.recv(4096))
-    first, second = content.read(2)
-    assert (first, second) == (0x82, 0x80 | 126)
-    (length,) = struct.unpack("!H", content.read(2))
-    mask = content.read(4)
-    assert bytes(byte ^ mask[i % 4] for i, byte in enumerate(content.read())) == b"\x00" + data
-    assert length == 1001
-
-
-@pytest.mark.parametrize(
-    ("sent", "says"),
-    [
-        (frame(b"\x01connection refused"), "port forwarding: connection refused"),
-        (frame(b"\x00abc")[:-1], "cut off"),
-        (b"", "cut off"),
-        (struct.pack("!BBQ", 0x82, 127, 1 << 40), "a frame of 1099511627776 bytes"),
-    ],
-)
-def test_a_forwarding_that_breaks_is_an_error_and_no_end(
-    wire: tuple[ForwardedPort, socket.socket], sent: bytes, says: str
-) -> None:
-    port, far = wire
-    far.sendall(GREETING + sent)
-    far.shutdown(socket.SHUT_WR)
-    with pytest.raises(ConnectionResetError, match=says):
-        port.makefile().read()
-
-
-def test_a_handshake_that_is_refused_says_with_what() -> None:
-    near, far = socket.socketpair()
-    with near, far:
-        far.sendall(b"HTTP/1.1 403 Forbidden\r\nContent-Length: 2\r\n\r\nno")
-        with pytest.raises(HandshakeRefused) as refused:
-            ForwardedPort.open(near, "/x", {"Host": "h"})
-        assert (refused.value.status, refused.value.body) == (403, b"no")
-        far.close()
+@pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_forwarding_that_breaks_ends_the_request_at_once() -> None:
+    websocket = BrokenWebSocket()
+    with websocket.near, websocket.far:
+        port = ForwardedPort(websocket, 8265)
+        websocket.far.sendall(b"?")
+        with pytest.raises(HTTPError):
+            port.urlopen("GET", "/", timeout=30)
+        assert port.error() == "Connection reset by peer"

@@ -7,13 +7,12 @@ from typing import Any
 import pytest
 
 from sdp.errors import UserError
-from sdp.kube.check_cluster import judge, judge_products, judge_state, named_by, total, wanted_of
-from sdp.kube.check_jobs import accelerators, models, read, storage
-from sdp.kube.check_server import _version_of, _watches, lacking_fields
-from sdp.kube.clusters import templates
-from sdp.kube.finding import Finding, failed, warning
+from sdp.kube.check_cluster import judge, judge_products, judge_state, named_by
+from sdp.kube.check_jobs import accelerators, reach, read
+from sdp.kube.check_server import judge_clock, lacking_fields, version_of, watches
+from sdp.kube.clusters import pods_wanted
 from sdp.kube.placing import place
-from sdp.kube.site import mounted_texts, read_manifests
+from sdp.kube.site import Finding, failed, mounted_texts, read_manifests, warning
 from sdp.kube.state import cluster_state
 from tests.kube_server import group, node, raycluster
 
@@ -120,18 +119,7 @@ def test_a_group_without_gpus_needs_no_label() -> None:
     ],
 )
 def test_a_group_wants_at_least_what_it_begins_with(group_spec: dict[str, int], wanted: tuple[int, int]) -> None:
-    assert wanted_of(group_spec) == wanted
-
-
-def test_the_autoscaler_beside_the_head_counts_to_what_the_cluster_asks_for() -> None:
-    cluster = raycluster(group("cpu", fewest=1, most=3))
-    assert total(cluster, 0)["cpu"] == 1 + 2
-    cluster["spec"]["enableInTreeAutoscaling"] = True
-    assert float(total(cluster, 0)["cpu"]) == 1.5 + 2
-    cluster["spec"]["autoscalerOptions"] = {"resources": {"requests": {"cpu": "1", "memory": "1Gi"}}}
-    assert float(total(cluster, 1)["cpu"]) == 2 + 3 * 2
-    assert total(cluster, 1)["pods"] == 4
-    assert [name for name, _ in templates(cluster)] == ["head", "cpu"]
+    assert pods_wanted(group_spec) == wanted
 
 
 def test_what_a_pod_cannot_start_without_is_found_wherever_it_is_named() -> None:
@@ -195,11 +183,11 @@ def test_crds_of_an_older_kuberay_are_told_by_the_fields_that_they_lack() -> Non
 )
 def test_an_operator_s_version_is_its_image_s_or_its_chart_s(image: str, label: str, version: Any) -> None:
     labels = {"app.kubernetes.io/version": label} if label else {}
-    assert _version_of({"labels": labels}, {"image": image}) == version
+    assert version_of({"labels": labels}, {"image": image}) == version
 
 
 @pytest.mark.parametrize(
-    ("arguments", "watches"),
+    ("arguments", "expected"),
     [
         ([], True),
         (["--watch-namespace=lab,other"], True),
@@ -209,8 +197,18 @@ def test_an_operator_s_version_is_its_image_s_or_its_chart_s(image: str, label: 
         (["--watch-namespace="], True),
     ],
 )
-def test_an_operator_that_watches_other_namespaces_is_no_use(arguments: list[str], watches: bool) -> None:
-    assert _watches({"args": arguments}, "lab") is watches
+def test_an_operator_that_watches_other_namespaces_is_no_use(arguments: list[str], expected: bool) -> None:
+    assert watches({"args": arguments}, "lab") is expected
+
+
+def test_a_clock_is_compared_with_the_server_s_date() -> None:
+    date = "Fri, 21 Nov 2025 04:40:00 GMT"  # 1,763,700,000 s
+    assert judge_clock(1_763_700_002.5, date).state == "ok"
+    assert str(judge_clock(1_763_700_010.5, date)) == (
+        "warning clock: this machine's is 10 s ahead of the API server's; let it be set by NTP"
+    )
+    assert judge_clock(1_763_699_000.5, date).says == "this machine's is 1000 s behind the API server's"
+    assert judge_clock(1_763_700_010.5, None).says == judge_clock(0, "noon").says == "the API server told no time"
 
 
 # --- jobs ------------------------------------------------------------------------------------------------------------
@@ -314,12 +312,13 @@ def test_storage_is_tried_and_left_as_it_was(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.parquet").write_bytes(b"PAR1")
     before = sorted(tmp_path.rglob("*"))
-    found = {each.check: each for each in storage(told, in_pod=True)}
+    found = {each.check: each for each in reach(told, in_pod=True)}
     assert {name: each.state for name, each in found.items()} == {
         "download source.uri": "ok",
         "download output.uri": "ok",
         "process source.uri": "ok",
         "process output.uri": "ok",
+        "process model.source": "ok",
     }
     assert "is not there yet" in found["process source.uri"].says
     assert "from this pod" in found["download output.uri"].says
@@ -331,17 +330,23 @@ def test_storage_is_tried_and_left_as_it_was(tmp_path: Path) -> None:
 def test_a_source_that_is_not_there_and_an_output_that_cannot_be_written_are_failures(tmp_path: Path) -> None:
     (tmp_path / "images").write_text("a file where a folder should be")
     told, _ = read({"download": DOWNLOAD.format(tmp_path)})
-    found = {each.check: each for each in storage(told, in_pod=True)}
+    found = {each.check: each for each in reach(told, in_pod=True)}
     assert found["download source.uri"].state == "failed"
     assert found["download output.uri"].state == "failed"
     assert str(tmp_path / "images") in found["download output.uri"].says
 
 
+def model_states(drafts: list[Any], *, in_pod: bool) -> list[str]:
+    return states([each for each in reach(drafts, in_pod=in_pod) if each.check.endswith("model.source")])
+
+
 def test_a_model_that_is_missing_is_a_failure_and_a_folder_of_one_s_own_a_warning(tmp_path: Path) -> None:
-    config = "source: {uri: s3://b/i}\noutput: {uri: s3://b/o}\nmodel: {source: "
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "x").touch()
+    config = f"source: {{uri: {tmp_path}/in}}\noutput: {{uri: {tmp_path}/out}}\nmodel: {{source: "
     told, _ = read({"process": f"{config}'builtin:tiny'}}\n", "process-other": f"{config}{tmp_path / 'none'}}}\n"})
-    assert states(list(models(told, in_pod=False))) == ["ok", "warning"]
-    assert states(list(models(told, in_pod=True))) == ["ok", "failed"]
+    assert model_states(told, in_pod=False) == ["ok", "warning"]
+    assert model_states(told, in_pod=True) == ["ok", "failed"]
 
 
 def test_in_a_pod_the_mounted_configurations_are_looked_at(tmp_path: Path) -> None:

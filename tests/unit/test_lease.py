@@ -18,6 +18,7 @@ from sdp.errors import LeaseHeld, LeaseLost, Unavailable
 from sdp.lease import Lease, Owner, Record
 from sdp.storage import Data, FileInfo, Storage, open_storage
 from sdp.storage.local import LocalStorage
+from tests.waiting import until
 
 ELSEWHERE = Owner(host="node-7", pid=4711, started="1", kernel="another machine")
 
@@ -50,13 +51,6 @@ def leave(storage: Storage) -> Callable[..., Record]:
     return put
 
 
-def until(condition: Callable[[], object], timeout_s: float = 30.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.005)
-
-
 def on_disk(storage: Storage, generation: int) -> Record:
     record = Record.load(storage.read(f"_lease/{generation:010d}.json"))
     assert record
@@ -65,12 +59,13 @@ def on_disk(storage: Storage, generation: int) -> Record:
 
 @pytest.fixture
 def beats(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What has been published to a lease, and how to make it fail: put "fail" in."""
+    """What has been published to a lease, and "failed" for what could not be; put "fail" in to make it fail."""
     seen: list[str] = []
     real = LocalStorage.publish
 
     def publish(self: LocalStorage, path: str, data: Data) -> FileInfo:
         if "fail" in seen:
+            seen.append("failed")
             raise Unavailable(f"{self.uri_of(path)}: away")
         info = real(self, path, data)
         seen.append(path)
@@ -189,7 +184,7 @@ def test_a_pid_used_again_is_another_process(storage: Storage, leave: Callable[.
 def test_a_zombie_is_dead() -> None:
     child = subprocess.Popen([sys.executable, "-c", ""])
     owner = replace(Owner.this_process(), pid=child.pid, started="1")
-    until(lambda: Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z")
+    until(lambda: Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z", "a zombie")
     assert owner.is_known_dead()
     child.wait()
 
@@ -273,7 +268,7 @@ def test_a_heartbeat_keeps_it_alive(storage: Storage, monkeypatch: pytest.Monkey
     monkeypatch.setattr(LocalStorage, "publish", publish)
     with Lease.acquire(storage, ttl_s=0.3, clock=clock) as lease:
         begin = clock.now
-        until(lambda: clock.now - begin > 0.75)  # more than twice its time to live
+        until(lambda: clock.now - begin > 0.75, "heartbeats")  # more than twice its time to live
         lease.check()
         assert on_disk(storage, 1).beat > 0
 
@@ -282,11 +277,10 @@ def test_a_short_absence_of_the_storage_is_survived_and_a_long_one_not(storage: 
     clock = Clock()
     with Lease.acquire(storage, ttl_s=0.3, clock=clock) as lease:
         beats.append("fail")
-        time.sleep(0.2)  # some heartbeats fail; by its clock no time has passed
-        lease.check()
+        until(lambda: beats.count("failed") > 1, "two heartbeats have failed")
+        lease.check()  # by its clock no time has passed
         beats.remove("fail")
-        before = len(beats)
-        until(lambda: len(beats) > before)
+        until(lambda: beats[-1] != "failed", "a heartbeat has been written")
         lease.check()
         beats.append("fail")
         clock.now += 0.31
@@ -294,7 +288,7 @@ def test_a_short_absence_of_the_storage_is_survived_and_a_long_one_not(storage: 
             lease.check()
         # The storage comes back: too late.
         beats.remove("fail")
-        until(lambda: not lease._thread.is_alive())
+        until(lambda: not lease._thread.is_alive(), "it has noticed")
         with pytest.raises(LeaseLost):
             lease.check()
 
@@ -311,7 +305,7 @@ def test_a_heartbeat_that_comes_through_too_late_revives_nothing(
 
     monkeypatch.setattr(LocalStorage, "publish", slow)
     lease = Lease.acquire(storage, ttl_s=0.3, clock=clock)
-    until(lambda: not lease._thread.is_alive())
+    until(lambda: not lease._thread.is_alive(), "it has noticed")
     with pytest.raises(LeaseLost):
         lease.check()
 
@@ -319,7 +313,7 @@ def test_a_heartbeat_that_comes_through_too_late_revives_nothing(
 def test_another_generation_ends_it(storage: Storage, leave: Callable[..., Record]) -> None:
     with Lease.acquire(storage, ttl_s=0.3, clock=Clock()) as lease:
         leave(generation=2)
-        until(lambda: not lease._thread.is_alive())
+        until(lambda: not lease._thread.is_alive(), "it has noticed")
         with pytest.raises(LeaseLost, match="generation 2 has taken over"):
             lease.check()
     assert not on_disk(storage, 1).released
@@ -331,7 +325,7 @@ def test_a_generation_begun_anew_by_another_job_after_the_output_was_deleted_end
     with Lease.acquire(storage, ttl_s=0.3, clock=Clock()) as lease:
         storage.delete("_lease/0000000001.json")
         others = leave(generation=1)
-        until(lambda: not lease._thread.is_alive())
+        until(lambda: not lease._thread.is_alive(), "it has noticed")
         with pytest.raises(LeaseLost, match="the output was deleted, and another job has begun generation 1 anew"):
             lease.check()
         assert on_disk(storage, 1) == others
@@ -347,7 +341,7 @@ def test_what_another_job_has_begun_anew_is_not_released_by_us(storage: Storage,
 def test_a_record_that_was_deleted_is_written_again(storage: Storage) -> None:
     with Lease.acquire(storage, ttl_s=0.3, clock=Clock()) as lease:
         storage.delete("_lease/0000000001.json")
-        until(lambda: storage.exists("_lease/0000000001.json"))
+        until(lambda: storage.exists("_lease/0000000001.json"), "the record is written again")
         lease.check()
 
 

@@ -31,13 +31,6 @@ def test_a_ledger_is_the_union_of_its_workers_in_any_order(adds: list[tuple[int,
         assert forward.consumed(epoch) == len(expected)
 
 
-def test_what_remains_keeps_its_order() -> None:
-    ledger = Ledger()
-    ledger.add_range(1, 10, 20)
-    assert ledger.remaining(1, array([25, 12, 9, 19, 20])).tolist() == [25, 9, 20]
-    assert ledger.remaining(0, array([12])).tolist() == [12]
-
-
 def test_the_epochs_of_an_address_are_told() -> None:
     ledger = Ledger()
     ledger.add(0, array([7]))

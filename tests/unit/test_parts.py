@@ -92,12 +92,10 @@ def test_a_reason_outside_the_closed_set_is_refused() -> None:
         Outcome(1, WRITTEN, "timeout")
 
 
-def test_several_crops_of_an_image_share_its_address(tmp_path: Path) -> None:
-    storage = open_storage(str(tmp_path))
+def test_two_rows_of_one_address_are_refused(tmp_path: Path) -> None:
     account = account_table([Outcome(30, WRITTEN), Outcome(31, FAILED, "undecodable")])
-    info = write_part(storage, "latents", WORK, image_rows([30, 30, 30]), account, layout=LAYOUT)
-    assert info.counts.written == 1
-    assert sum(rows for rows, _, _ in info.row_groups) == 3
+    with pytest.raises(ValueError, match="share an address"):
+        write_part(open_storage(str(tmp_path)), "latents", WORK, image_rows([30, 30]), account, layout=LAYOUT)
 
 
 @pytest.mark.parametrize("cut", [0, 1, 100, -1, -9])

@@ -7,11 +7,11 @@ import pytest
 from ray.exceptions import ActorDiedError, NodeDiedError, OutOfMemoryError, RayTaskError, WorkerCrashedError
 
 from sdp.datasets.units import Unit, Work
+from sdp.encode.reading import Piece, RowGroup
 from sdp.errors import ModelError, SdpError, Unavailable
 from sdp.process import job
 from sdp.process.figures import Figures
 from sdp.process.flow import Flow, Room
-from sdp.process.reading import Piece, RowGroup
 
 WORK = Work(Unit(0, 0, 8))
 PIECES = [Piece(WORK, order, (RowGroup("file", order, 4, 4 * order),), 0, 4) for order in range(2)]

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sdp.datasets.units import Unit, Work
+from sdp.encode.reading import Piece, RowGroup
 from sdp.process.flow import TRIES, Flow, Room, Tuner
-from sdp.process.reading import Piece, RowGroup
 
 Row = tuple[int, int]
 """(unit, position): what a piece stands for here."""

@@ -12,11 +12,11 @@ import pytest
 from sdp.datasets.outcomes import WRITTEN, Outcome, account_table
 from sdp.datasets.parts import serialise
 from sdp.datasets.units import Unit, Work
+from sdp.encode.recipe import TEXT
+from sdp.encode.table import LAYOUT, schema
 from sdp.errors import ConfigError, DatasetError, ModelError, UserError
 from sdp.model import sources
 from sdp.process.prepare import Prepared, prepare
-from sdp.process.recipe import TEXT
-from sdp.process.table import LAYOUT, schema
 from tests.process_kit import config_of, make_images, picture, write_plain
 
 
@@ -73,11 +73,6 @@ def test_rows_per_file_goes_before_the_target(plain: Path) -> None:
     assert prepared(plain, "output.rows_per_file=5000", "output.target_bytes=1").head.unit_rows == 5000
 
 
-def test_several_crops_make_units_of_fewer_rows(plain: Path) -> None:
-    once = prepared(plain).head.unit_rows
-    assert prepared(plain, "transform.crop=random", "transform.crops=4").head.unit_rows == once // 4
-
-
 def test_units_are_whole_units_of_the_images_dataset(tmp_path: Path) -> None:
     make_images(tmp_path, rows=40, unit_rows=20)
     by_itself = prepared(tmp_path / "images", "output.target_bytes=100000").head.unit_rows
@@ -98,8 +93,6 @@ def test_units_are_whole_units_of_the_images_dataset(tmp_path: Path) -> None:
         (["resolutions=[64]"], 256),
         (["resolutions=[2048]"], 2),
         (["resolutions=[4096]"], 1),
-        (["resolutions=[256]", "transform.crop=random", "transform.crops=4"], 32),
-        (["resolutions=[512]", "transform.crop=random", "transform.crops=100"], 1),
     ],
 )
 def test_a_piece_is_some_batches_and_no_more_than_50_mb(plain: Path, settings: list[str], rows: int) -> None:
@@ -117,12 +110,10 @@ def test_batch_sizes_are_by_resolution_and_never_the_resolution_itself(
     assert {side: count for side, count in told.items() if side != TEXT} == sizes
 
 
-def test_images_to_come_are_what_upstream_wrote_times_their_crops(tmp_path: Path, plain: Path) -> None:
+def test_images_to_come_are_what_upstream_wrote(tmp_path: Path, plain: Path) -> None:
     make_images(tmp_path, rows=40, unit_rows=20)  # of which every tenth failed
-    crops = ("transform.crop=random", "transform.crops=3")
     assert prepared(tmp_path / "images").images_of(40) == 36
-    assert prepared(tmp_path / "images", *crops).images_of(20) == 54
-    assert prepared(plain, *crops).images_of(20) == 60
+    assert prepared(plain).images_of(20) == 20
 
 
 # --- sources that cannot be used -------------------------------------------------------------------------------------
@@ -220,7 +211,7 @@ def test_a_dataset_without_what_it_says_of_itself_is_no_plain_source(tmp_path: P
     [
         (["encode.gpus_per_worker=1.5"], "encode.gpus_per_worker: expected a whole number above 1, got 1.5"),
         (["source.caption_column=image"], "source.caption_column: expected another column than image_column"),
-        (["transform.crop=random", "transform.crops=40000"], "transform.crops: expected a whole number from 1 to 1000"),
+        (["transform.crop=random", "transform.crops=2"], "transform.crops: expected a known key, got an unknown key"),
     ],
 )
 def test_settings_that_would_fail_on_the_workers_are_refused_before(

@@ -8,9 +8,9 @@ from sdp.datasets import repeated
 from sdp.datasets.manifest import finish
 from sdp.datasets.outcomes import FILTERED
 from sdp.datasets.output import read_output
+from sdp.encode.reading import Planner
+from sdp.encode.work import transform_piece
 from sdp.process.prepare import begin, prepare, with_tombstones
-from sdp.process.reading import Planner
-from sdp.process.work import transform_piece
 from tests.process_kit import config_of, make_images
 from tests.tiny_model import make_tiny_model
 

@@ -4,6 +4,7 @@ import io
 import json
 import re
 import shutil
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
+from sdp import charts
+from sdp.charts import Line
 from sdp.cli import main
 from sdp.datasets import runs, tombstones
 from sdp.datasets.manifest import finish, part_infos
@@ -21,10 +24,9 @@ from sdp.datasets.parts import write_part
 from sdp.datasets.source import freeze_source
 from sdp.datasets.tombstones import Takedown
 from sdp.errors import DatasetError, UserError
-from sdp.report import charts, page
-from sdp.report.charts import Line
+from sdp.report import page
 from sdp.report.sections import gather
-from sdp.report.write import write_report
+from sdp.report.write import _beside, write_report
 from sdp.storage import list_source, open_storage
 from tests.kit import LAYOUT, begin_images, make_images, make_latents
 
@@ -95,7 +97,7 @@ def test_a_run_s_report_goes_back_to_what_it_was_made_from(tmp_path: Path) -> No
     make_run(tmp_path)
     sections = gather([str(tmp_path / "run")], pictures=0)
     assert [section.title for section in sections] == ["Images", "Latents", "Training"]
-    assert sections[-1].verdict == "Ended at step 70, after 1 recoveries: max_steps: 70 steps."
+    assert sections[-1].verdict == "Ended at step 70, after 1 recovery: max_steps: 70 steps."
     assert dict(sections[-1].figures)["img/s"] == "104"
 
 
@@ -189,7 +191,7 @@ def test_large_pictures_are_made_smaller() -> None:
 def test_nothing_in_a_page_comes_from_elsewhere_or_is_taken_for_markup(tmp_path: Path) -> None:
     make_pictures(tmp_path, caption='<script>alert(1)</script> & "quotes"')
     make_run(tmp_path)
-    count = write_report([str(tmp_path / "images"), str(tmp_path / "run")], tmp_path / "r.html", title="<b>")
+    _, count = write_report([str(tmp_path / "images"), str(tmp_path / "run")], tmp_path / "r.html", title="<b>")
     text = (tmp_path / "r.html").read_text()
     assert count == 2
     assert "<script" not in text
@@ -216,6 +218,31 @@ def test_the_command_writes_the_page_and_says_where(tmp_path: Path, capsys: pyte
     assert out.read_text().count("<img ") == 3
     assert f"wrote {out}: 1 section;" in capsys.readouterr().err
     assert main(["report", str(tmp_path / "images"), "--pictures", "-1"]) == 2
+
+
+def test_without_a_name_the_page_is_written_beside_what_it_is_about(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_pictures(tmp_path)
+    make_run(tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert main(["report", "../images", str(tmp_path / "run"), "--pictures", "1"]) == 0
+    assert f"wrote {tmp_path}/images-report.html: 2 sections;" in capsys.readouterr().err
+    assert "1 picture from all over it" in (tmp_path / "images-report.html").read_text()
+    assert main(["report", str(tmp_path / "run/checkpoints/latest")]) == 0
+    assert (tmp_path / "run-report.html").is_file()
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+def test_the_page_about_what_is_in_a_bucket_goes_to_a_new_temporary_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    files = [_beside("s3://bucket/runs/sd2/checkpoints/latest") for _ in range(2)]
+    assert [file.name for file in files] == ["sd2-report.html"] * 2
+    assert len({file.parent for file in files}) == 2
+    assert all(file.parent.parent == tmp_path and file.parent.is_dir() for file in files)
 
 
 @pytest.mark.parametrize(
@@ -281,7 +308,7 @@ def test_a_dataset_s_section_tells_how_fast_it_was_made_and_where_the_time_went(
     tables = {block.title: block for block in section.blocks if isinstance(block, page.Table)}
     assert [row[3:5] for row in tables["Its runs"].rows] == [(20, 5.0), (20, 3.33)]
     notes = [str(row[0]) for row in tables["Notes"].rows]
-    assert "_runs/000009.json: a damaged record of a run (format: missing); delete it" in notes[0]
+    assert "_runs/000009.json: a damaged record of a run (job: missing); delete it" in notes[0]
     assert notes[1].startswith("2 of the rows were worked off by runs that were broken off")
     assert section.good
 

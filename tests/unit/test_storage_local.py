@@ -102,6 +102,16 @@ def test_listings_are_sorted_recursive_and_by_folder(storage: Storage) -> None:
     assert storage.names("a") == storage.names("nothing") == []
 
 
+def test_the_folders_directly_below_are_listed_and_a_listing_can_be_cut_short(storage: Storage) -> None:
+    assert storage.folders() == []
+    for name in ("top", "b/x", "a/deep/y", "a/z"):
+        storage.publish(name, b"")
+    assert storage.folders() == ["a", "b"]
+    assert storage.child("a").folders() == ["deep"]
+    assert len(storage.names(limit=3)) == 3
+    assert storage.names(limit=9) == ["a/deep/y", "a/z", "b/x", "top"]
+
+
 def test_links_are_followed_and_circles_end(storage: Storage, tmp_path: Path) -> None:
     storage.publish("real/file", b"1")
     top = tmp_path / "top"

@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pytest
 from sdp.kube.leave import leave, supervises
 from sdp.kube.leave import main as leave_main
 from sdp.supervisor import supervise
+from tests.waiting import until
 
 COUNTING = """
 import os, sys
@@ -49,13 +49,6 @@ def supervising(job: str) -> str:
     return f"import sys; from sdp.supervisor import supervise; sys.exit(supervise([sys.executable, '-c', {job!r}]))"
 
 
-def appears(file: Path) -> None:
-    until = time.monotonic() + 30
-    while not file.exists():
-        assert time.monotonic() < until
-        threading.Event().wait(0.01)
-
-
 @pytest.mark.parametrize(
     ("codes", "expected"),
     [
@@ -82,7 +75,7 @@ def test_a_wish_to_stop_reaches_the_job_and_it_is_not_started_again(tmp_path: Pa
     ready, stopped = tmp_path / "ready", tmp_path / "stopped"
     program = supervising(job_that_stops(ready, stopped, 1))
     supervisor = subprocess.Popen([sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": str(Path.cwd())})
-    appears(ready)
+    until(ready.exists, "the job has begun", 30)
     supervisor.send_signal(signal.SIGTERM)
     assert supervisor.wait(30) == 1
     assert stopped.exists()
@@ -108,7 +101,7 @@ def test_a_supervisor_whose_pod_goes_stops_its_job_and_stays_itself(tmp_path: Pa
         [sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": str(Path.cwd())}, stderr=subprocess.PIPE
     ) as supervisor:
         try:
-            appears(ready)
+            until(ready.exists, "the job has begun", 30)
             assert leave(30, lambda words: program in words) == []
             assert saved.exists()
             assert supervisor.stderr is not None
@@ -150,7 +143,7 @@ def test_leaving_does_not_wait_for_ever_for_a_job_that_does_not_stop(tmp_path: P
     )
     with subprocess.Popen([sys.executable, "-c", program]) as supervisor:
         try:
-            appears(ready)
+            until(ready.exists, "the job has begun", 30)
             assert leave(0.2, lambda words: program in words) == [supervisor.pid]
         finally:
             supervisor.send_signal(signal.SIGINT)

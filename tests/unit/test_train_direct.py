@@ -1,10 +1,12 @@
 """The direct reader."""
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.compute as pc
 import pytest
 import torch
 
@@ -91,3 +93,11 @@ def test_a_corrupt_row_group_is_named(tmp_path: Path) -> None:
 def test_a_resolution_that_is_not_there_is_told_with_those_that_are(dataset: Dataset) -> None:
     with pytest.raises(DatasetError, match=r"data\.resolution: expected one that .* has \(64\), got 256"):
         open_latents(dataset, 256)
+
+
+def test_a_dataset_of_several_rows_an_address_is_refused(dataset: Dataset) -> None:
+    """Its rows would be trained on several times with the same noise, and counted once."""
+    written = pc.subtract(dataset.parts["written"], 1)
+    parts = dataset.parts.set_column(dataset.parts.column_names.index("written"), "written", written)
+    with pytest.raises(DatasetError, match="several rows share an address"):
+        open_latents(replace(dataset, parts=parts), 64)

@@ -79,7 +79,7 @@ class Fake:
             )
 
     def _rows(self, some: Slice) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
-        from sdp.process.reading import addresses
+        from sdp.encode.reading import addresses
 
         return addresses(some.piece)
 
@@ -136,7 +136,7 @@ def test_run_ahead_is_bounded_and_results_come_in_order(images: ImagesDataset) -
 
 
 def test_rows_that_are_not_needed_are_not_decoded(images: ImagesDataset, monkeypatch: pytest.MonkeyPatch) -> None:
-    from sdp.process import transform
+    from sdp.encode import transform
 
     decoded = []
     inner = transform.crop_image

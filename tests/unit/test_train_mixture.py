@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sdp.datasets.ledger import address_offset, split_address
+from sdp.datasets.ledger import address_offset
 from sdp.datasets.manifest import Dataset
 from sdp.errors import DatasetError
 from sdp.train.data.direct import DirectReader, Ingredient
 from sdp.train.data.latents import open_latents
 from sdp.train.data.mixture import Mixture, shares_of
 from sdp.train.data.order import OrderShape
-from tests.latents import latent_of, make_latents
+from tests.latents import latent_of, make_latents, split_address
 
 SHAPE = OrderShape(lanes=3, units=2, row_groups=2)
 

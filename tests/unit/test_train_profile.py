@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from sdp.report.profile import drawing, picture
 from sdp.train.profile import Span, own_times, summarize, union
+from sdp.train.timeline import drawing
 
 
 def span(category: str, name: str, start: float, end: float, tid: int = 1, **args: Any) -> dict[str, Any]:
@@ -119,7 +119,7 @@ def test_what_came_after_the_last_step_is_no_step() -> None:
 def test_a_trace_without_a_step_says_so_in_its_picture() -> None:
     told = summarize({"traceEvents": []}, "CPU")
     assert told["steps"] == 0
-    assert "no whole step was profiled" in picture(told)
+    assert "no whole step was profiled" in drawing(told, alone=True)
 
 
 def test_own_times_add_up_to_the_outermost() -> None:
@@ -135,7 +135,7 @@ def test_spans_that_overlap_are_one() -> None:
 def test_a_picture_needs_nothing_beside_it_and_takes_no_name_for_markup() -> None:
     told = summarize(of_a_gpu(), "<b>GPU</b>")
     told["ops"][0]["name"] = "<script>alert(1)</script>"
-    drawn = picture(told)
+    drawn = drawing(told, alone=True)
     assert drawn.startswith('<svg xmlns="http://www.w3.org/2000/svg"')
     for text in (drawn, drawing(told)):
         assert "<script" not in text

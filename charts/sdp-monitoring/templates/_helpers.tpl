@@ -32,6 +32,8 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{/* Target labels of Ray's pods, as the operator writes relabelings. */}}
 {{- define "sdp.ray.relabelings" -}}
 - {action: replace, sourceLabels: [__meta_kubernetes_pod_node_name], targetLabel: node}
+# The exporter knows the pod of a process on a GPU by its uid; recording rules join the two.
+- {action: replace, sourceLabels: [__meta_kubernetes_pod_uid], targetLabel: pod_uid}
 - {action: replace, sourceLabels: [__meta_kubernetes_pod_label_ray_io_cluster], targetLabel: ray_cluster}
 - {action: replace, sourceLabels: [__meta_kubernetes_pod_label_ray_io_group], targetLabel: ray_group}
 # The name by which Ray's own dashboards know the cluster.
@@ -145,15 +147,12 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- if and (ne (int .runAsUser) 0) (or .podResources .readEnvironment) -}}
 {{- fail (printf "exporter.runAsUser: expected 0 where podResources or readEnvironment are set, got %d: the kubelet's socket is root's, and a capability reaches no other user" (int .runAsUser)) -}}
 {{- end -}}
-{{- if and (not .webConfigSecret) (or (eq .scheme "https") .basicAuth .tlsConfig) -}}
-{{- fail "exporter.webConfigSecret: required where exporter.scheme is https or basicAuth or tlsConfig are set: without it the exporter speaks plain HTTP" -}}
-{{- end -}}
-{{- if and .tlsConfig (ne .scheme "https") -}}
-{{- fail "exporter.scheme: expected https where exporter.tlsConfig is set, got http" -}}
+{{- if and (not .tls.secret) (or .tls.requireClientCertificate .tlsConfig) -}}
+{{- fail "exporter.tls.secret: required where exporter.tls.requireClientCertificate or exporter.tlsConfig is set: without it the exporter speaks plain HTTP" -}}
 {{- end -}}
 {{- end -}}
-{{- if and (eq .Values.mode "plain") (or .Values.exporter.basicAuth .Values.exporter.tlsConfig) -}}
-{{- fail "exporter.basicAuth, exporter.tlsConfig: only for mode operator; annotations cannot say them" -}}
+{{- if and (eq .Values.mode "plain") .Values.exporter.tlsConfig -}}
+{{- fail "exporter.tlsConfig: only for mode operator; annotations cannot carry it" -}}
 {{- end -}}
 {{- end -}}
 
@@ -172,8 +171,12 @@ any: true
 {{- join "," $parts -}}
 {{- end -}}
 
+{{- define "sdp.exporter.scheme" -}}
+{{ ternary "https" "http" (ne .Values.exporter.tls.secret "") }}
+{{- end -}}
+
 {{- define "sdp.exporter.probe" -}}
-{{- if eq .Values.exporter.scheme "https" -}}
+{{- if .Values.exporter.tls.secret -}}
 tcpSocket: {port: metrics} # the kubelet has no client certificate
 {{- else -}}
 httpGet: {path: /healthz, port: metrics}

@@ -12,9 +12,9 @@ import torch
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from sdp.model.checkpoints import EMA, MODEL
-from sdp.report.profile import PICTURE, SUMMARY, picture
 from sdp.train.callbacks.base import Callback, StepReport
 from sdp.train.profile import summarize
+from sdp.train.timeline import PICTURE, SUMMARY, drawing
 
 if TYPE_CHECKING:
     from sdp.train.trainer import Trainer
@@ -98,7 +98,7 @@ class Profile(Callback):
         summary |= {"last_step": trainer.state.step, "workers": trainer.world.size, "state_bytes": state_bytes(trainer)}
         run = trainer.checkpointer.run
         run.storage.publish(TRACE, gzip.compress(content, 3))
-        run.storage.publish(PICTURE, picture(summary).encode())
+        run.storage.publish(PICTURE, drawing(summary, alone=True).encode())
         run.storage.publish(SUMMARY, json.dumps(summary, indent=1).encode())
         run.record("profile", step=trainer.state.step, uri=run.storage.uri_of(SUMMARY))
         log.info("profiled %d steps: %s", summary["steps"], run.storage.uri_of(PICTURE))

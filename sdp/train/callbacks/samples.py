@@ -20,6 +20,7 @@ from sdp.model import load
 from sdp.model.ema import named_parameters
 from sdp.model.sources import resolve
 from sdp.train.callbacks.base import Callback, StepReport
+from sdp.train.run_folder import PROMPTS, samples_folder
 from sdp.train.strategies import DTYPES
 
 if TYPE_CHECKING:
@@ -27,16 +28,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-FOLDER = "samples/"
-PROMPTS = "prompts.json"
-"""Written last: which picture is of which prompt."""
 _END_S = 60.0
 """How long the end of training waits for pictures that are being drawn."""
-
-
-def folder_of(step: int) -> str:
-    """Where the pictures of a step lie in a run."""
-    return f"{FOLDER}step-{step:09d}"
 
 
 @dataclass
@@ -110,7 +103,7 @@ class DrawSamples(Callback):
             trainer.checkpointer.run.record(
                 "samples",
                 step=self._of_step,
-                uri=trainer.checkpointer.run.storage.uri_of(folder_of(self._of_step)),
+                uri=trainer.checkpointer.run.storage.uri_of(samples_folder(self._of_step)),
                 seconds=round(self._spent, 3),
                 whole_s=round(time.monotonic() - self._began, 3),
             )
@@ -168,7 +161,7 @@ class DrawSamples(Callback):
                 if latent.isfinite().all():
                     (picture,) = develop(self._networks.vae, latent[None])
                     name = f"{number:03d}.png"
-                    run.publish(f"{folder_of(step)}/{name}", encode_png(picture))
+                    run.publish(f"{samples_folder(step)}/{name}", encode_png(picture))
                     drawn[name] = told.prompts[number]
                 yield
-        run.publish(f"{folder_of(step)}/{PROMPTS}", json.dumps(drawn, ensure_ascii=False).encode())
+        run.publish(f"{samples_folder(step)}/{PROMPTS}", json.dumps(drawn, ensure_ascii=False).encode())

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from sdp.encode.chunk import Group
+from sdp.encode.encoder import Encoder
 from sdp.errors import SdpError
-from sdp.process.chunk import Group
-from sdp.process.encode import Encoder
 from sdp.train.data.images import EncodedSlice, ImagesDataset, Slice, Transformed, encode_slice, transform_slice
 
 _AHEAD = 2

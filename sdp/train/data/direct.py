@@ -7,7 +7,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+import torch
+
 from sdp.datasets.ledger import address_offset
+from sdp.device import thread_pool
 from sdp.errors import DatasetError
 from sdp.train.data.batch import Batch
 from sdp.train.data.latents import Column, GroupReader, LatentsDataset
@@ -44,8 +47,8 @@ class DirectReader:
     """Batches made before they are asked for."""
     verify: bool = True
     """Check what is read against its checksums."""
-    pin: bool = False
-    """Batches in page-locked memory, from which a GPU copies without waiting."""
+    device: torch.device = torch.device("cpu")  # noqa: RUF009 (immutable)
+    """What batches are made for: a GPU copies them from page-locked memory without waiting."""
 
     def __post_init__(self) -> None:
         for other in self.ingredients[1:]:
@@ -66,11 +69,11 @@ class DirectReader:
 
     def batches(self, epoch: int, position: int, batch_size: int) -> Iterator[Batch]:
         """This worker's share of every batch from a position to the epoch's end, padded to equal size."""
-        return prefetched(self._batches(epoch, position, batch_size), self.ahead, "sdp-batches")
+        return prefetched(self._batches(epoch, position, batch_size), self.ahead, "sdp-batches", self.device)
 
     def _batches(self, epoch: int, position: int, batch_size: int) -> Iterator[Batch]:
         share = -(-batch_size // self.world)
-        with ThreadPoolExecutor(self.threads, thread_name_prefix="sdp-read") as pool:
+        with thread_pool(self.device, self.threads, "sdp-read") as pool:
             passes = _Passes(self, pool)
             try:
                 for start in range(position, self.rows, batch_size):
@@ -87,7 +90,7 @@ class DirectReader:
                         for take in takes
                         for rows in passes.lanes(span.dataset, span.epoch).take(take)
                     ]
-                    yield batch_of(self.columns, share, filled, pin=self.pin)
+                    yield batch_of(self.columns, share, filled, pin=self.device.type == "cuda")
                     for span in spans:
                         passes.consumed(span.dataset, span.epoch, span.stop)
             finally:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from sdp.datasets.outcomes import Outcome
@@ -49,7 +50,8 @@ class EncodedReader:
     """Gives the rows' weights, asked for at the beginning of each epoch."""
     ahead: int = 2
     """Batches made before they are asked for."""
-    pin: bool = False
+    device: torch.device = torch.device("cpu")  # noqa: RUF009 (immutable)
+    """What batches are made for: a GPU copies them from page-locked memory without waiting."""
 
     @property
     def rows(self) -> int:
@@ -58,7 +60,7 @@ class EncodedReader:
 
     def batches(self, epoch: int, position: int, batch_size: int) -> Iterator[Batch]:
         """This worker's share of every batch from a position to the epoch's end, padded to equal size."""
-        return prefetched(self._batches(epoch, position, batch_size), self.ahead, "sdp-batches")
+        return prefetched(self._batches(epoch, position, batch_size), self.ahead, "sdp-batches", self.device)
 
     def _batches(self, epoch: int, position: int, batch_size: int) -> Iterator[Batch]:
         order = EpochOrder(self.seed, epoch, self.dataset.blocks, self.shape)
@@ -81,7 +83,7 @@ class EncodedReader:
                         start, stop = max(take.start, window.start), min(take.stop, window.stop)
                         if start < stop:
                             filled.append(rows.slice(start - window.start, stop - window.start))
-                batch = batch_of(self.dataset.columns, share, filled, pin=self.pin)
+                batch = batch_of(self.dataset.columns, share, filled, pin=self.device.type == "cuda")
                 if bad:
                     found = [bad.pop(row) for row in batch.rows[batch.weights == 0].tolist() if row in bad]
                     batch = batch.with_bad(found)

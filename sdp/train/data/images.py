@@ -18,16 +18,16 @@ from sdp.config import TrainConfig
 from sdp.datasets.manifest import Dataset
 from sdp.datasets.outcomes import FAILED, Outcome
 from sdp.datasets.units import Unit, Work
+from sdp.encode import work
+from sdp.encode.chunk import Chunk
+from sdp.encode.reading import Columns, Piece, RowGroup, addresses
+from sdp.encode.recipe import TEXT, Recipe, Settings
+from sdp.encode.table import Shape
+from sdp.encode.work import Orders
 from sdp.errors import DatasetError, ModelError
 from sdp.model import shapes
 from sdp.model.load import TOKENS
 from sdp.model.sources import LocalModel
-from sdp.process import work
-from sdp.process.chunk import Chunk
-from sdp.process.reading import Columns, Piece, RowGroup, addresses
-from sdp.process.recipe import TEXT, Recipe, Settings
-from sdp.process.table import Shape
-from sdp.process.work import Orders
 from sdp.storage import Storage
 from sdp.train.data.latents import MOMENTS, TOKEN_IDS, Column
 from sdp.train.data.latents import TEXT as TEXT_EMBEDDING
@@ -35,7 +35,7 @@ from sdp.train.data.order import Blocks
 from sdp.train.data.weights import RowWeights
 
 if TYPE_CHECKING:
-    from sdp.process.encode import Encoder
+    from sdp.encode.encoder import Encoder
 
 _SLICE_BYTES, _SLICE_ROWS = 50_000_000, 256
 """The most of a slice, in pixels and rows: some encoder batches, and little beside a worker's memory."""
@@ -243,7 +243,7 @@ def _orders(config: TrainConfig, dataset: Dataset, model: LocalModel) -> Orders:
 
 def _nothing(images: ImagesDataset) -> Chunk:
     return Chunk(
-        np.zeros(0, np.int64), np.zeros(0, np.int16), [], np.zeros((0, TOKENS), np.uint16),
+        np.zeros(0, np.int64), [], np.zeros((0, TOKENS), np.uint16),
         {images.resolution: []}, np.zeros(0, np.int16),
     )  # fmt: skip
 

@@ -2,7 +2,6 @@
 
 import json
 from collections import OrderedDict
-from collections.abc import Sequence
 from dataclasses import dataclass
 from threading import Lock
 from typing import TYPE_CHECKING, Protocol
@@ -113,23 +112,6 @@ class LatentsDataset:
     def columns(self) -> tuple[Column, Column]:
         return self.latents, self.text
 
-    def only(self, numbers: Sequence[int]) -> "LatentsDataset":
-        """Of all row groups just some, in this order: what a task needs to know."""
-        at = np.array(numbers, np.int64)
-        parts, again = np.unique(self.blocks.part[at], return_inverse=True)
-        return LatentsDataset(
-            self.files,
-            tuple(self.paths[part] for part in parts),
-            Blocks(again.astype(np.int64), self.blocks.group[at], self.blocks.rows[at]),
-            self.latents,
-            self.text,
-            self.stored_latents,
-            self.stored_text,
-            self.low[at],
-            self.high[at],
-            self.addressed,
-        )
-
 
 def open_latents(
     dataset: Dataset, resolution: int, limit: int | None = None, columns: ColumnsConfig | None = None
@@ -146,6 +128,8 @@ def open_latents(
         raise DatasetError(f"{uri}: no row was written into it; nothing to train on")
     paths = tuple(parts["path"].to_pylist())
     groups = [[group["rows"] for group in part] for part in parts["row_groups"].to_pylist()]
+    if any(sum(group) > written for group, written in zip(groups, parts["written"].to_pylist(), strict=True)):
+        raise DatasetError(f"{uri}: several rows share an address, as transform.crops once allowed; process it again")
     file = pq.ParquetFile(dataset.storage.open(paths[0]))
     found = find_columns(file, uri, resolution, columns or ColumnsConfig())
     low, high = (np.repeat(parts[name].to_numpy(), [len(each) for each in groups]) for name in ("start", "stop"))

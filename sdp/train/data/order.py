@@ -112,18 +112,6 @@ class EpochOrder:
             if before >= last:
                 return
 
-    def stretch(self, start: int, stop: int) -> "list[Piece]":
-        """Rows [start, stop) of the tape."""
-        order, begins = self._tape
-        stop = min(stop, self.rows)
-        pieces = []
-        first = int(np.searchsorted(begins, start, side="right")) - 1
-        for at in range(first, int(np.searchsorted(begins, stop, side="left"))):
-            begin, end = max(start, int(begins[at])), min(stop, int(begins[at + 1]))
-            if begin < end:
-                pieces.append(Piece(int(order[at]), begin - int(begins[at]), end - int(begins[at])))
-        return pieces
-
     @cached_property
     def _tape(self) -> tuple[Ints, Ints]:
         """The row groups in the order of the tape, and where on it each begins (and the last one ends)."""

@@ -5,6 +5,10 @@ import threading
 from collections.abc import Iterator
 from typing import TypeVar
 
+import torch
+
+from sdp.device import start_thread
+
 Item = TypeVar("Item")
 
 _POLL_S = 0.5
@@ -16,10 +20,10 @@ class _End:
         self.error = error
 
 
-def prefetched(items: Iterator[Item], ahead: int, name: str = "sdp-prefetch") -> Iterator[Item]:
-    """The same items, up to `ahead` of them made before they are asked for; errors come where they would have come.
+def prefetched(items: Iterator[Item], ahead: int, name: str, device: torch.device) -> Iterator[Item]:
+    """Yield the same items, made up to `ahead` before they are asked for by a thread that works on `device`.
 
-    Closing this iterator closes `items`, in the thread that runs it.
+    Errors come where they would have come. Closing this iterator closes `items`, in the thread that runs it.
     """
     ready: queue.Queue[Item | _End] = queue.Queue(ahead)
     unwanted = threading.Event()
@@ -46,8 +50,7 @@ def prefetched(items: Iterator[Item], ahead: int, name: str = "sdp-prefetch") ->
                 items.close()
         put(_End(error))
 
-    thread = threading.Thread(target=work, name=name, daemon=True)
-    thread.start()
+    thread = start_thread(device, work, name)
     try:
         while True:
             item = ready.get()

@@ -1,0 +1,104 @@
+"""Charts as SVG, and the jinja2 templates behind them. A page defines the colours that they use: --a, --b, ..."""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jinja2 import Template
+
+LEFT, RIGHT, WIDTH = 64, 12, 1000
+_HALF, _TOP, _HEIGHT, _BOTTOM = 480, 26, 280, 38
+_MOST_POINTS = 600
+
+Tick = tuple[float, str]
+"""Where it stands, and its label."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One curve, with a gap where a value is missing."""
+
+    name: str
+    x: Sequence[float]
+    y: Sequence[float | None]
+    faint: bool = False
+
+
+def lines(curves: Sequence[Line], *, x_name: str, zero: bool = False, half: bool = False) -> str:
+    """Draw curves over a common axis; `zero` starts the vertical axis at 0, `half` fits half the page's width."""
+    width = _HALF if half else WIDTH
+    points = [point for curve in curves for piece in _pieces(curve) for point in piece]
+    if not points:
+        return f'<svg viewBox="0 0 {width} 40" role="img"><text x="0" y="24">nothing to draw yet</text></svg>'
+    x, columns = axis([a for a, _ in points], LEFT, width - RIGHT, 4 if half else 8)
+    y, rows = axis([b for _, b in points] + [0.0] * zero, _HEIGHT - _BOTTOM, _TOP, 5)
+    drawn = [
+        (curve, "abcdef"[number % 6], [" ".join(f"{x(a):.1f},{y(b):.1f}" for a, b in piece) for piece in thin])
+        for number, (curve, thin) in enumerate((c, _pieces(c, max(1, len(c.x) // _MOST_POINTS))) for c in curves)
+    ]
+    return render(
+        Path(__file__).with_suffix(".svg"),
+        {"width": width, "height": _HEIGHT, "left": LEFT, "right": width - RIGHT, "top": _TOP, "bottom": _BOTTOM}
+        | {"columns": columns, "rows": rows, "x_name": x_name, "curves": drawn},
+    )
+
+
+def axis(values: Sequence[float], start: float, end: float, about: int) -> tuple[Callable[[float], float], list[Tick]]:
+    """Return the scale that maps the values' span to start..end, and about so many ticks on it."""
+    low, high = min(values), max(values)
+    if low == high:
+        low, high = low - (abs(low) or 1.0) * 0.5, high + (abs(high) or 1.0) * 0.5
+
+    def scale(value: float) -> float:
+        return start + (value - low) / (high - low) * (end - start)
+
+    return scale, [(scale(tick), short(tick)) for tick in ticks(low, high, about)]
+
+
+def ticks(low: float, high: float, about: int = 5) -> list[float]:
+    """Return round numbers within a span."""
+    raw = (high - low) / about
+    step = 10 ** math.floor(math.log10(raw))
+    step *= next(factor for factor in (1, 2, 5, 10) if factor * step >= raw * 0.999)
+    first = math.ceil(low / step - 1e-9)
+    return [round(n * step, 12) for n in range(first, math.floor(high / step + 1e-9) + 1)]
+
+
+def short(number: float) -> str:
+    """Format a number for an axis."""
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if abs(number) >= size:
+            return f"{number / (1e3 if letter == 'k' else size):g}{letter}"
+    return f"{number:.4g}"
+
+
+def _pieces(curve: Line, stride: int = 1) -> Iterator[list[tuple[float, float]]]:
+    """Yield the curve's pieces between its gaps, keeping every stride-th point and the last."""
+    points = enumerate(zip(curve.x, curve.y, strict=True))
+    for there, piece in groupby(points, lambda point: point[1][1] is not None and math.isfinite(point[1][1])):
+        kept = [(a, b or 0.0) for n, (a, b) in piece if n % stride == 0 or n == len(curve.x) - 1]
+        if there and kept:
+            yield kept
+
+
+def render(file: Path, values: dict[str, Any]) -> str:
+    """Fill in a template file, escaping all values for HTML; raises ValueError where one is missing."""
+    from jinja2 import UndefinedError
+
+    try:
+        return _template(file).render(values)
+    except UndefinedError as error:
+        raise ValueError(str(error)) from error
+
+
+@cache
+def _template(file: Path) -> "Template":
+    from jinja2 import Environment, StrictUndefined
+
+    settings = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)
+    return settings.from_string(file.read_text(encoding="utf-8"))

@@ -1,0 +1,70 @@
+"""JSON kept beside a dataset: dataclasses, checked by pydantic as they are read."""
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
+from typing import Annotated, Any, TypeVar
+
+from pydantic import Field, TypeAdapter, ValidationError
+
+from sdp.config.phrases import got
+from sdp.errors import DatasetError, one_line
+
+T = TypeVar("T")
+
+LARGEST = 1 << 53
+"""The largest whole number up to which JSON readers keep all exactly."""
+Whole = Annotated[int, Field(ge=0, le=LARGEST)]
+Kind = Annotated[str, Field(pattern="^[a-z_]{1,40}$")]
+"""The name of a kind of dataset, or of a job."""
+
+
+_EXPECTED = {
+    "bool_type": "true or false",
+    "dataclass_type": "a mapping",
+    "dict_type": "a mapping",
+    "float_type": "a number",
+    "int_type": "a whole number",
+    "list_type": "a list",
+    "mapping_type": "a mapping",
+    "string_type": "some text",
+    "tuple_type": "a list",
+}
+"""Our words for pydantic's types of error, where it has one type for each kind of value."""
+
+
+class BadRecord(ValueError):
+    """A record that is not what it should be: the field, what was expected, what is there."""
+
+
+def parse(kind: type[T], data: bytes | Mapping[str, Any]) -> T:
+    """Return the record of this dataclass that JSON holds, without the fields that only a newer sdp knows."""
+    try:
+        text = data if isinstance(data, bytes) else json.dumps(data)
+        record: T = _adapter(kind).validate_json(text, strict=True)  # type: ignore[arg-type]  # classes are hashable
+        return record
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+    path = ".".join(map(str, problem["loc"])) or "the whole of it"
+    if problem["type"] == "missing":
+        raise BadRecord(f"{path}: missing")
+    if problem["type"] == "value_error":  # raised by a validator of ours, which names the field itself
+        raise BadRecord(problem["msg"].removeprefix("Value error, "))
+    expected = _EXPECTED.get(problem["type"]) or problem["msg"].removeprefix("Input should be ")
+    raise BadRecord(f"{path}: expected {expected}, got {got(problem['input'])}")
+
+
+@contextmanager
+def reading(where: str, hint: str) -> Iterator[None]:
+    """Turn what a file's content lacks, or has of another type, into one line that names the file."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, ZeroDivisionError) as error:
+        cause = one_line(f"{type(error).__name__}: {error}", 120)
+        raise DatasetError(f"{where}: not what sdp writes there ({cause}); {hint}") from error
+
+
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)

@@ -1,0 +1,102 @@
+"""The device that a process computes on, and what each of its threads needs before it touches a GPU.
+
+CUDA's current device belongs to the thread: a new thread works on GPU 0 until it selects another, which makes a
+context of half a gigabyte there, and an event recorded without naming a stream is recorded there too. So a thread that
+may touch a GPU is started here, and events are recorded on named streams, here.
+"""
+
+import os
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+
+from sdp.errors import UserError, one_line
+
+_DRIVER = Path("/proc/driver/nvidia/version")
+_NO_MEMORY = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
+"""How libraries beneath torch report that others have taken the memory that they need."""
+
+
+def choose_device(
+    local_rank: int = 0, *, environ: Mapping[str, str] = os.environ, driver: Path = _DRIVER
+) -> torch.device:
+    """Return this process's GPU, made the thread's current one, or the CPU where torch sees no GPU.
+
+    Raise a UserError if Ray has granted a GPU of this machine and torch cannot use it: the CPU would be fifty times
+    slower while the GPU is paid for. A cluster without GPUs may claim to have some, as tests do: it has no driver.
+    """
+    if torch.cuda.is_available():
+        device = torch.device("cuda", local_rank % torch.cuda.device_count())
+        enter(device)
+        return device
+    granted = environ.get("CUDA_VISIBLE_DEVICES", "").strip()
+    if granted and granted != "-1" and driver.exists():
+        raise UserError(
+            f"GPU {granted}: granted to this process, but torch cannot use it ({_reason()}); driver: "
+            f"{one_line(driver.read_text().partition(chr(10))[0])}; torch {torch.__version__}, built for CUDA "
+            f"{torch.version.cuda}; install a driver that supports this CUDA version, or an image with an older one"
+        )
+    return torch.device("cpu")
+
+
+def _reason() -> str:
+    try:
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+    except (RuntimeError, AssertionError) as error:
+        return one_line(error, 200)
+    return "it finds no device"
+
+
+def enter(device: torch.device) -> None:
+    """Make a device the calling thread's current one."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+
+
+def start_thread(device: torch.device, work: Callable[[], None], name: str) -> threading.Thread:
+    """Start a daemon thread that works on this device."""
+
+    def run() -> None:
+        enter(device)
+        work()
+
+    thread = threading.Thread(target=run, name=name, daemon=True)
+    thread.start()
+    return thread
+
+
+def thread_pool(device: torch.device, count: int, name: str) -> ThreadPoolExecutor:
+    """Return a pool of threads that work on this device."""
+    return ThreadPoolExecutor(count, name, initializer=enter, initargs=(device,))
+
+
+def new_stream(device: torch.device) -> torch.cuda.Stream:
+    """Return a stream of this GPU. Keep it: each stream has its own cache of the GPU's memory."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
+def record(stream: torch.cuda.Stream, *, timing: bool = False) -> torch.cuda.Event:
+    """Record an event at the end of what a stream has been given so far."""
+    event = torch.cuda.Event(enable_timing=timing)  # type: ignore[no-untyped-call]
+    event.record(stream)
+    return event
+
+
+class Mark:
+    """The end of the work that the calling thread has given a device so far."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._event = record(torch.cuda.current_stream(device)) if device.type == "cuda" else None
+
+    def wait(self) -> None:
+        """Block until the device has done that work."""
+        if self._event is not None:
+            self._event.synchronize()
+
+
+def out_of_memory(error: RuntimeError) -> bool:
+    """Return whether an error means that the device's memory is used up."""
+    return isinstance(error, torch.OutOfMemoryError) or any(words in str(error) for words in _NO_MEMORY)

@@ -1,0 +1,215 @@
+"""One of a fetcher's connections: a libcurl handle and the request that it serves."""
+
+import os
+import socket
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+import certifi
+import pycurl
+
+from sdp.config.download import FetchConfig
+from sdp.datasets.outcomes import FILTERED
+from sdp.download import transfer
+from sdp.download.addresses import Networks
+from sdp.download.memory import Buffer
+from sdp.download.robots import opt_out
+from sdp.download.transfer import Failure
+
+_EXPECTED_BYTES = 1 << 20
+"""Reserved for a body of unknown length."""
+_ERROR_BODY = 64 << 10
+"""A longer error page is not read to its end: a new connection is cheaper."""
+_HEADERS = ("Accept: image/jpeg,image/png,image/webp;q=0.9,image/*;q=0.8,*/*;q=0.5", "Accept-Encoding: identity")
+"""Decoders undo a compression that a server applies unasked: of a paused transfer libcurl would hold megabytes."""
+_RECEIVE_BYTES = 64 << 10
+"""What libcurl reads at once, and so the most that it holds of a paused transfer."""
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """A libcurl handle and the request that it serves."""
+
+    options: FetchConfig
+    networks: Networks
+    buffer: Buffer
+    waiting: "deque[Slot]"
+    """The queue of slots that wait for memory."""
+    curl: Any = field(init=False)
+    job: Any = None
+    pieces: list[bytes] = field(default_factory=list)
+    size: int = 0
+    reserved: int = 0
+    unbound: bool = False
+    """Whether this slot may exceed the buffer's limit, as one may when all wait."""
+    status: int = 0
+    length: int | None = None
+    location: str = ""
+    retry_after: float | None = None
+    opted_out: str | None = None
+    refused: str | None = None
+    too_big: bool = False
+    cut_short: bool = False
+    moved_at: float = 0.0
+    """When the last header line or piece of the body arrived."""
+    paused_at: float = 0.0
+    paused_s: float = 0.0
+    began_at: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.open()
+
+    def open(self) -> None:
+        """Create the handle."""
+        options = self.options
+        curl = self.curl = pycurl.Curl()
+        curl.setopt(pycurl.NOSIGNAL, 1)
+        curl.setopt(pycurl.WRITEFUNCTION, self.write)
+        curl.setopt(pycurl.HEADERFUNCTION, self.header)
+        curl.setopt(pycurl.USERAGENT, options.user_agent)
+        curl.setopt(pycurl.HTTPHEADER, list(_HEADERS))
+        curl.setopt(pycurl.HTTP_VERSION, pycurl.CURL_HTTP_VERSION_1_1)
+        curl.setopt(pycurl.CONNECTTIMEOUT_MS, max(1, round(options.connect_timeout_s * 1000)))
+        curl.setopt(pycurl.DNS_CACHE_TIMEOUT, 600)
+        curl.setopt(pycurl.BUFFERSIZE, _RECEIVE_BYTES)
+        curl.setopt(pycurl.PROTOCOLS, pycurl.PROTO_HTTP | pycurl.PROTO_HTTPS)
+        curl.setopt(pycurl.MAXFILESIZE_LARGE, options.max_bytes)
+        curl.setopt(pycurl.FOLLOWLOCATION, 0)
+        if not options.use_proxy:
+            curl.setopt(pycurl.PROXY, "")
+            # A proxy is what we would connect to; it decides over addresses itself.
+            curl.setopt(pycurl.OPENSOCKETFUNCTION, self.open_socket)
+        curl.setopt(pycurl.CAINFO, os.fsencode(options.ca_file or certifi.where()))
+        if not options.verify_tls:
+            curl.setopt(pycurl.SSL_VERIFYPEER, 0)
+            curl.setopt(pycurl.SSL_VERIFYHOST, 0)
+
+    def begin(self, job: Any, now: float) -> None:
+        self.job, self.began_at, self.moved_at = job, now, now
+        self.curl.setopt(pycurl.URL, job.url.text)
+
+    def end(self) -> None:
+        """Reset the slot for the next request."""
+        self.job = None
+        self.pieces, self.size, self.reserved = [], 0, 0
+        self.status, self.length, self.location, self.retry_after = 0, None, "", None
+        self.opted_out = self.refused = None
+        self.unbound = self.too_big = self.cut_short = False
+        self.paused_at = self.paused_s = 0.0
+
+    def active_s(self, now: float) -> float:
+        paused = self.paused_s + (now - self.paused_at if self.paused_at else 0.0)
+        return max(0.0, now - self.began_at - paused)
+
+    def overdue(self, now: float) -> Failure | None:
+        """Return the deadline that the request has missed, if any; connecting has libcurl's own."""
+        options, active = self.options, self.active_s(now)
+        left = options.timeout_s - self.job.spent_s
+        if active <= left and now - self.moved_at <= options.first_byte_timeout_s:
+            return None
+        asked = self.curl.getinfo(pycurl.PRETRANSFER_TIME)
+        if active > left and not asked:
+            return Failure("connect", f"not connected after {active:.1f} s", retry=True)
+        if active > left:
+            return Failure("timeout", f"not whole after {options.timeout_s:g} s, {self.size} bytes", retry=True)
+        if not asked or now - max(self.moved_at, self.began_at + asked) <= options.first_byte_timeout_s:
+            return None
+        what = f"silent after {self.size} bytes" if self.moved_at > self.began_at else "no answer"
+        return Failure("timeout", f"{what} for {options.first_byte_timeout_s:g} s", retry=True)
+
+    def failure(self, code: int, message: str) -> Failure | None:
+        """Return the failure behind one of libcurl's errors; None where we ended the transfer ourselves."""
+        if self.refused is not None and code == pycurl.E_COULDNT_CONNECT:
+            return Failure("private_address", self.refused)
+        if self.opted_out or self.too_big or self.cut_short:
+            return None
+        if self.status >= 300 and code in (pycurl.E_FILESIZE_EXCEEDED, pycurl.E_PARTIAL_FILE, pycurl.E_RECV_ERROR):
+            return None
+        return transfer.of_curl(code, message, connected=self.curl.getinfo(pycurl.PRETRANSFER_TIME) > 0)
+
+    def verdict(self) -> Failure | None:
+        """Return what is wrong with a complete response; None for an image or a redirect."""
+        if self.status in transfer.REDIRECT_STATUSES:
+            return None if self.location else Failure("redirects", f"{self.status} without a Location")
+        if self.status != 200:
+            return transfer.of_status(self.status, self.retry_after)
+        if self.opted_out:
+            return Failure("opt_out", f"X-Robots-Tag: {self.opted_out}", FILTERED)
+        if self.too_big:
+            return Failure("too_big", f"more than {self.options.max_bytes} bytes")
+        return None if self.size else Failure("empty", "0 bytes")
+
+    def reserve(self) -> bool:
+        """Reserve the announced length, or else twice what was reserved before; False while there is no memory.
+
+        A body of unknown length leaves room for the one transfer that continues when all wait, so the limit holds.
+        """
+        left = self.options.max_bytes - self.reserved
+        if self.length is not None and not self.reserved:
+            wanted, spare = max(1, self.length), 0
+        else:
+            wanted = left if self.unbound else min(left, self.reserved or _EXPECTED_BYTES)
+            spare = self.options.max_bytes
+        if not self.buffer.reserve(wanted, spare=spare, beyond_limit=self.unbound):
+            return False
+        self.reserved += wanted
+        return True
+
+    def resume(self, now: float) -> None:
+        self.paused_s += now - self.paused_at
+        self.paused_at, self.moved_at = 0.0, now
+        self.curl.unpause()
+
+    # Called by libcurl.
+
+    def open_socket(self, purpose: int, address: Any) -> Any:  # noqa: ARG002 (pycurl's signature)
+        ip = str(address.addr[0])
+        if self.networks.refuses(ip):
+            self.refused = ip
+            return pycurl.SOCKET_BAD
+        try:
+            return socket.socket(address.family, address.socktype, address.protocol)
+        except OSError:  # no IPv6 here, or too many open files: libcurl reports that it could not connect
+            return pycurl.SOCKET_BAD
+
+    def header(self, line: bytes) -> None:
+        self.moved_at = time.monotonic()
+        if line.startswith(b"HTTP/"):
+            code = line.split(None, 2)[1:2]
+            self.status = int(code[0]) if code and code[0].isdigit() else 0
+            self.length, self.location, self.retry_after, self.opted_out = None, "", None, None
+            return
+        name, _, value = line.partition(b":")
+        name = name.lower()
+        if name == b"content-length":
+            self.length = min(int(value[:20]), self.options.max_bytes) if value.strip().isdigit() else None
+        elif name == b"location":
+            self.location = value.strip().decode("utf-8", "replace")
+        elif name == b"retry-after":
+            self.retry_after = transfer.retry_after_s(value.decode("latin-1"))
+        elif name == b"x-robots-tag" and self.options.respect_opt_out and self.status == 200:
+            # On a redirect or an error page it does not concern the image.
+            self.opted_out = self.opted_out or opt_out(value.decode("latin-1"), self.options.opt_out_agent)
+
+    def write(self, piece: bytes) -> int | None:
+        self.moved_at = time.monotonic()
+        if self.opted_out:
+            return 0
+        if self.status != 200:
+            self.size += len(piece)
+            self.cut_short = self.size > _ERROR_BODY
+            return 0 if self.cut_short else None
+        size = self.size + len(piece)
+        if size > self.options.max_bytes:
+            self.too_big = True
+            return 0
+        if size > self.reserved and not ((self.unbound or not self.waiting) and self.reserve()):
+            self.paused_at = time.monotonic()
+            # Transfers that have begun go first: a complete body soon frees its memory.
+            (self.waiting.appendleft if self.reserved else self.waiting.append)(self)
+            return int(pycurl.WRITEFUNC_PAUSE)
+        self.size = size
+        self.pieces.append(piece)
+        return None

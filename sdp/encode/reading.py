@@ -1,0 +1,236 @@
+"""Where rows come from: the pieces that a unit is worked off in, and the reading of one.
+
+A piece is some row groups of the source's files, so that nothing is read twice. Row groups are the smallest thing that
+Parquet lets one read: where they are larger than a piece should be, several pieces share one and each reads all of it.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from threading import Lock
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from sdp.datasets.concurrently import ordered_map
+from sdp.datasets.index import Index
+from sdp.datasets.manifest import Dataset
+from sdp.datasets.units import Unit, Work
+from sdp.encode.chunk import SourceRow
+from sdp.errors import DatasetError, one_line
+from sdp.storage import StorageOptions, open_source
+
+_FOOTERS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class RowGroup:
+    """A row group of a source's file."""
+
+    uri: str
+    number: int
+    rows: int
+    first_row: int | None
+    """The address of its first row, if its rows have consecutive ones; else its `row` column tells them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Some rows of a unit that travel together: out of the row groups' rows, `take` from `skip` on."""
+
+    work: Work
+    order: int
+    """Its place in the unit."""
+    groups: tuple[RowGroup, ...]
+    skip: int
+    take: int
+
+    def cut(self, count: int) -> "list[Piece]":
+        """The same rows in about `count` pieces."""
+        size = max(1, -(-self.take // count))
+        return [replace(self, skip=self.skip + at, take=min(size, self.take - at)) for at in range(0, self.take, size)]
+
+    @property
+    def reads(self) -> int:
+        """Rows that have to be read for it."""
+        return sum(group.rows for group in self.groups)
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """What the source calls its columns."""
+
+    image: str = "image"
+    caption: str = "caption"
+
+
+class Planner:
+    """The pieces of units, from what the index and the manifest say; a plain source's footers are read as needed."""
+
+    def __init__(
+        self, index: Index, upstream: Dataset | None, piece_rows: int, options: StorageOptions | None = None
+    ) -> None:
+        self._index, self._upstream = index, upstream
+        self._piece_rows = piece_rows
+        self._options = options
+        self._groups_of = self._listed(upstream) if upstream else {}
+
+    def __call__(self, work: Work) -> list[Piece]:
+        """The pieces of a unit; none where upstream has no rows for it."""
+        if self._upstream is not None:
+            return self._pieces(work, [g for p in self._index.parts_of(work) for g in self._groups_of.get(p, ())])
+        groups: list[RowGroup] = []
+        for piece in self._index.slices(work.unit.start, work.unit.stop):
+            groups += self._footer_groups(piece.path, piece.first_row - piece.offset, work.unit)
+        return self._pieces(work, groups)
+
+    def _pieces(self, work: Work, groups: Iterable[RowGroup]) -> list[Piece]:
+        together: list[list[RowGroup]] = []
+        for group in groups:
+            if together and sum(g.rows for g in together[-1]) + group.rows <= self._piece_rows:
+                together[-1].append(group)
+            else:
+                together.append([group])
+        pieces = []
+        for order, some in enumerate(together):
+            total = sum(group.rows for group in some)
+            if total:
+                pieces += Piece(work, order, tuple(some), 0, total).cut(-(-total // self._piece_rows))
+        return pieces
+
+    def _footer_groups(self, uri: str, first_row: int, unit: Unit) -> Iterator[RowGroup]:
+        footer = footer_of(uri, self._options)
+        at = first_row
+        for number in range(footer.num_row_groups):
+            rows = footer.row_group(number).num_rows
+            if at < unit.stop and at + rows > unit.start:
+                yield RowGroup(uri, number, rows, at)
+            at += rows
+
+    @staticmethod
+    def _listed(upstream: Dataset) -> dict[str, list[RowGroup]]:
+        parts = upstream.parts.select(["path", "row_groups"]).to_pylist()
+        return {
+            part["path"]: [
+                RowGroup(upstream.storage.uri_of(part["path"]), number, group["rows"], None)
+                for number, group in enumerate(part["row_groups"])
+            ]
+            for part in parts
+        }
+
+
+def read_piece(
+    piece: Piece,
+    columns: Columns,
+    *,
+    options: StorageOptions | None = None,
+    only: NDArray[np.int64] | None = None,
+) -> Iterator[SourceRow]:
+    """The rows of a piece that lie in its unit (and, with `only`, are among those), a row group at a time."""
+    # A row group is read while the rows of the one before are worked on.
+    names = ("row", "key", columns.image, columns.caption)
+    for table, rows in ordered_map(lambda span: _read(span, names, options), _spans(piece), workers=1):
+        wanted = (rows >= piece.work.unit.start) & (rows < piece.work.unit.stop)
+        if only is not None:
+            wanted &= np.isin(rows, only)
+        if not wanted.all():
+            table, rows = table.filter(pa.array(wanted)), rows[wanted]
+        yield from _rows_of(table, rows, columns)
+
+
+def addresses(piece: Piece, options: StorageOptions | None = None) -> NDArray[np.int64]:
+    """The addresses of a piece, without its images."""
+    found = np.concatenate([_read(span, ("row",), options)[1] for span in _spans(piece)])
+    unit = piece.work.unit
+    return found[(found >= unit.start) & (found < unit.stop)]
+
+
+_Span = tuple[RowGroup, int, int]
+
+
+def _spans(piece: Piece) -> Iterator[_Span]:
+    """(row group, start, stop) of a piece's rows."""
+    at = 0
+    for group in piece.groups:
+        start, stop = max(0, piece.skip - at), min(group.rows, piece.skip + piece.take - at)
+        at += group.rows
+        if start < stop:
+            yield group, start, stop
+
+
+def _rows_of(table: pa.Table, rows: NDArray[np.int64], columns: Columns) -> Iterator[SourceRow]:
+    keys, captions = (
+        table[name] if name in table.column_names else [None] * len(rows) for name in ("key", columns.caption)
+    )
+    for row, key, image, caption in zip(rows.tolist(), keys, table[columns.image], captions, strict=True):
+        yield SourceRow(row, _text(key) or f"{row:012d}", _bytes(image), _text(caption))
+
+
+def _bytes(value: pa.Scalar) -> memoryview | None:
+    """An image's bytes where they lie; the hub's sets keep them in a struct of bytes and path."""
+    if pa.types.is_struct(value.type):
+        value = value["bytes"] if value.is_valid else value
+    buffer = value.as_buffer() if value.is_valid else None
+    return None if buffer is None else memoryview(buffer)
+
+
+def _text(value: pa.Scalar | None) -> str | None:
+    """Text, of a column of text or of bytes (as old writers leave it); None where the bytes are no text."""
+    if value is None or not value.is_valid:
+        return None
+    try:
+        text = value.as_py()
+        return text.decode() if isinstance(text, bytes) else str(text)
+    except UnicodeDecodeError:  # Parquet's readers do not look whether what is called text is UTF-8
+        return None
+
+
+def _read(span: _Span, columns: Sequence[str], options: StorageOptions | None) -> tuple[pa.Table, NDArray[np.int64]]:
+    """Those of the columns that there are, and the addresses."""
+    group, start, stop = span
+    if group.first_row is None:
+        table = _read_group(group, columns, options).slice(start, stop - start)
+        return table, table["row"].to_numpy()
+    rows = np.arange(group.first_row + start, group.first_row + stop, dtype=np.int64)
+    names = [name for name in columns if name != "row"]
+    return (_read_group(group, names, options).slice(start, stop - start) if names else pa.table({})), rows
+
+
+def _read_group(group: RowGroup, columns: Sequence[str], options: StorageOptions | None) -> pa.Table:
+    footer = footer_of(group.uri, options)
+    try:
+        file = pq.ParquetFile(
+            open_source(group.uri, options), metadata=footer, pre_buffer=True, page_checksum_verification=True
+        )
+        names = [name for name in footer.schema.to_arrow_schema().names if name in columns]
+        table = file.read_row_group(group.number, columns=names, use_threads=False)
+    except (pa.ArrowException, OSError) as error:
+        cause = one_line(error, 160)
+        raise DatasetError(f"{group.uri}: corrupt row group {group.number} ({cause}); make the file anew") from error
+    if table.num_rows != group.rows:
+        raise DatasetError(f"{group.uri}: changed while it was read; start again")
+    return table
+
+
+_footers: OrderedDict[str, pq.FileMetaData] = OrderedDict()
+_lock = Lock()
+
+
+def footer_of(uri: str, options: StorageOptions | None) -> pq.FileMetaData:
+    """A file's footer; the last few are kept, since a file's pieces come one after another."""
+    with _lock:
+        if uri in _footers:
+            _footers.move_to_end(uri)
+            return _footers[uri]
+    try:
+        footer = pq.read_metadata(open_source(uri, options))
+    except (pa.ArrowException, OSError) as error:
+        cause = one_line(error, 160)
+        raise DatasetError(f"{uri}: not a Parquet file that can be read ({cause}); make it anew") from error
+    with _lock:
+        _footers[uri] = footer
+        while len(_footers) > _FOOTERS:
+            _footers.popitem(last=False)
+    return footer

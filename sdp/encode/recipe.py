@@ -1,0 +1,67 @@
+"""How images become crops and crops latents, and the random numbers that belong to a row.
+
+Random numbers are drawn from (seed, epoch, row) and nothing else. Philox is a bijection of a counter under a
+key, so each row's numbers can be drawn anywhere, in any order, and no two rows share any. They are drawn on the host:
+the bits are the same whatever the device, the number of devices or the batch.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sdp.imaging import MAX_PIXELS
+
+TEXT = 0
+"""Stands for the text encoder where others are named by their resolution."""
+CROP = 1
+"""The counter's word for crops, which keeps them apart from noise; noise uses its resolution."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How an image becomes crops; part of what the output is."""
+
+    resolutions: tuple[int, ...]
+    crop: Literal["center", "random", "buckets"] = "center"
+    seed: int = 0
+    max_upscale: float = 2.0
+    oversample: float = 1.0
+    """A JPEG is decoded to at least this many times the size it is cut at."""
+    max_pixels: int = MAX_PIXELS
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How to encode."""
+
+    seed: int = 0
+    content: Literal["sample", "moments"] = "sample"
+    dtype: str = "fp32"
+    batch_sizes: Mapping[int, int] = field(default_factory=dict)
+    """Images at once, by resolution; TEXT for captions."""
+    channels_last: bool = True
+    compile: bool = False
+
+
+def place(seed: int, row: int, epoch: int = 0) -> tuple[float, float]:
+    """Return where a crop lies in the room that it has: two numbers in [0, 1)."""
+    across, down = _generator(seed, epoch, row, CROP).random(2)
+    return float(across), float(down)
+
+
+def noise(
+    seed: int, rows: NDArray[np.int64], shape: tuple[int, ...], *, resolution: int, epoch: int = 0
+) -> NDArray[np.float32]:
+    """Return standard normal numbers of a shape for each row."""
+    out = np.empty((len(rows), *shape), np.float32)
+    for number, row in enumerate(rows.tolist()):
+        _generator(seed, epoch, row, resolution).standard_normal(dtype=np.float32, out=out[number])
+    return out
+
+
+def _generator(seed: int, epoch: int, row: int, purpose: int) -> np.random.Generator:
+    key = np.array([seed % 2**64, row], np.uint64)  # a list with a number above 2**63 would be rounded, as floats
+    return np.random.Generator(np.random.Philox(counter=[0, epoch, 0, purpose], key=key))

@@ -1,0 +1,139 @@
+"""What is stored: the columns of a latents dataset, and how encoded chunks become rows of it.
+
+Latents are fixed-size binary (fp16 bytes): training reads them several times faster than lists or tensors. Shape, dtype
+and scaling are in each column's own metadata.
+"""
+
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from sdp.datasets.outcomes import WRITTEN, Outcome, account_table
+from sdp.datasets.parts import Layout
+from sdp.encode.chunk import Encoded, Group
+from sdp.encode.transform import bucket_shapes
+from sdp.model.load import TOKENS
+
+LAYOUT = Layout(row_group_rows=1024, compression="none")
+EMPTY_TEXT = "_text/empty.npy"
+"""The embedding of the empty caption, for caption dropout."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What decides the columns."""
+
+    resolutions: tuple[int, ...]
+    latent_channels: int
+    scaling_factor: float
+    content: Literal["sample", "moments"] = "sample"
+    text_width: int | None = None
+    """Of the embeddings; None where token ids are stored."""
+    buckets: bool = False
+
+
+def schema(shape: Shape) -> pa.Schema:
+    """The columns, each saying what its bytes mean."""
+    fields = [pa.field("row", pa.int64(), nullable=False)]
+    fields.append(pa.field("key", pa.string()))
+    if shape.buckets:
+        fields.append(pa.field("bucket", pa.int16(), nullable=False))
+    fields += [_latents_field(shape, side) for side in shape.resolutions]
+    return pa.schema([*fields, _text_field(shape)])
+
+
+def column(shape: Shape, side: int) -> str:
+    return f"latents_{side}" if shape.content == "sample" else f"moments_{side}"
+
+
+def bytes_per_row(shape: Shape) -> int:
+    """About what a row takes, all columns together."""
+    latents = sum(2 * _channels(shape) * (side // 8) ** 2 for side in shape.resolutions)
+    return latents + 2 * TOKENS * (shape.text_width or 1) + 40
+
+
+def rows_of(encoded: Encoded, shape: Shape) -> pa.Table:
+    """The rows of a chunk that go into the dataset, by address."""
+    chunk, good = encoded.chunk, encoded.good
+    columns: dict[str, Any] = {"row": chunk.rows[good]}
+    columns["key"] = [key for key, keep in zip(chunk.keys, good.tolist(), strict=True) if keep]
+    columns["bucket"] = chunk.buckets[good]
+    for side in shape.resolutions:
+        columns[column(shape, side)] = _latents(encoded.latents[side], good, shape, side)
+    columns["token_ids"] = _fixed(chunk.tokens[good], 2 * TOKENS) if shape.text_width is None else None
+    if shape.text_width is not None:
+        assert encoded.text is not None
+        columns["text_embedding"] = _fixed(encoded.text[good], 2 * TOKENS * shape.text_width)
+    wanted = schema(shape)
+    return pa.table({name: columns[name] for name in wanted.names}, schema=wanted)
+
+
+def assemble(pieces: Sequence[tuple[pa.Table, Sequence[Outcome]]], shape: Shape) -> tuple[pa.Table, pa.Table]:
+    """The rows of a unit by address, and the account of all its addresses, out of its pieces."""
+    rows = pa.concat_tables([schema(shape).empty_table(), *(some for some, _ in pieces)])
+    addresses = rows["row"].to_numpy()
+    if np.any(np.diff(addresses) < 0):  # upstream's retries lie behind its first attempts
+        rows = rows.take(pa.array(np.argsort(addresses, kind="stable")))
+    outcomes = [outcome for _, some in pieces for outcome in some]
+    written = [Outcome(row, WRITTEN) for row in addresses.tolist()]
+    return rows, account_table([*outcomes, *written])
+
+
+def npy_bytes(values: NDArray[np.float16]) -> bytes:
+    """An array as a file of numpy's."""
+    sink = io.BytesIO()
+    np.save(sink, values, allow_pickle=False)
+    return sink.getvalue()
+
+
+def _latents_field(shape: Shape, side: int) -> pa.Field:
+    values = [_channels(shape), side // 8, side // 8]
+    metadata = {
+        "dtype": "float16",
+        "content": shape.content,
+        "scaling_factor": repr(shape.scaling_factor),
+        "resolution": str(side),
+    }
+    kind = pa.binary(2 * int(np.prod(values)))
+    if shape.buckets:
+        # Shapes differ from row to row: the column `bucket` says which of these a row has.
+        shapes = [[_channels(shape), tall // 8, wide // 8] for wide, tall in bucket_shapes(side)]
+        metadata["shapes"], kind = json.dumps(shapes), pa.binary()
+    else:
+        metadata["shape"] = json.dumps(values)
+    return pa.field(column(shape, side), kind, nullable=False, metadata=metadata)
+
+
+def _text_field(shape: Shape) -> pa.Field:
+    if shape.text_width is None:
+        metadata = {"dtype": "uint16", "shape": json.dumps([TOKENS])}
+        return pa.field("token_ids", pa.binary(2 * TOKENS), nullable=False, metadata=metadata)
+    metadata = {"dtype": "float16", "shape": json.dumps([TOKENS, shape.text_width]), "empty": EMPTY_TEXT}
+    return pa.field("text_embedding", pa.binary(2 * TOKENS * shape.text_width), nullable=False, metadata=metadata)
+
+
+def _latents(groups: Sequence[Group], good: NDArray[np.bool_], shape: Shape, side: int) -> pa.Array:
+    if not shape.buckets:
+        width = 2 * _channels(shape) * (side // 8) ** 2
+        return _fixed(groups[0].values[good[groups[0].where]], width) if groups else _fixed(np.zeros(0), width)
+    cells: list[bytes] = [b""] * len(good)
+    for group in groups:
+        for number, values in zip(group.where.tolist(), group.values, strict=True):
+            cells[number] = values.tobytes()
+    return pa.array([cell for cell, keep in zip(cells, good.tolist(), strict=True) if keep], pa.binary())
+
+
+def _fixed(values: NDArray[Any], width: int) -> pa.Array:
+    """Items as fixed-size binary, without a copy."""
+    items = np.ascontiguousarray(values)
+    return pa.FixedSizeBinaryArray.from_buffers(pa.binary(width), len(items), [None, pa.py_buffer(items)])
+
+
+def _channels(shape: Shape) -> int:
+    return shape.latent_channels * (1 if shape.content == "sample" else 2)

@@ -1,0 +1,146 @@
+"""The CPU's half: image bytes to uint8 crops, captions to token ids.
+
+Only uint8 leaves this step: a quarter of what the same pixels take as float32, and the device normalises them. A row
+that cannot be used travels on as an outcome with its reason.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sdp.datasets.outcomes import FAILED, FILTERED, Outcome
+from sdp.encode.chunk import Chunk, Group, SourceRow
+from sdp.encode.recipe import Recipe, place
+from sdp.imaging import (
+    Box,
+    Image,
+    Pixels,
+    RowError,
+    centre_box,
+    cut,
+    decode,
+    random_box,
+    read_header,
+    shrink,
+)
+from sdp.model.load import TOKENS, tokenize
+
+if TYPE_CHECKING:
+    from transformers import CLIPTokenizer
+
+
+def bucket_shapes(resolution: int) -> list[tuple[int, int]]:
+    """(width, height) of the shapes for crops that keep their aspect: multiples of an eighth, area near the square's.
+
+    >>> bucket_shapes(512)[0], bucket_shapes(512)[4]
+    ((256, 1024), (512, 512))
+    """
+    tallest = {(wide, 64 // wide) for wide in range(4, 17) if 64 // wide >= 4}
+    eighths = sorted({(max(w for w, h in tallest if h == tall), tall) for _, tall in tallest})
+    step = resolution // 8
+    return [(wide * step, tall * step) for wide, tall in eighths]
+
+
+def choose_bucket(width: int, height: int) -> int:
+    """The number of the shape whose aspect is nearest to an image's."""
+    aspects = np.array([wide / tall for wide, tall in bucket_shapes(64)])
+    return int(np.argmin(np.abs(np.log(aspects) - math.log(width / height))))
+
+
+def crop_image(data: bytes | memoryview, recipe: Recipe, row: int) -> tuple[int, dict[int, Pixels]]:
+    """Return the bucket of an image and its crop's pixels by resolution, all from one decode."""
+    header = read_header(data, recipe.max_pixels)
+    width, height = header.width, header.height
+    bucket = choose_bucket(width, height) if recipe.crop == "buckets" else 0
+    shapes = {
+        side: bucket_shapes(side)[bucket] if recipe.crop == "buckets" else (side, side) for side in recipe.resolutions
+    }
+    largest = max(recipe.resolutions)
+    aspect = shapes[largest][0] / shapes[largest][1]
+    enlarged = shapes[largest][0] / centre_box(width, height, aspect).width
+    if enlarged > recipe.max_upscale:
+        raise RowError("too_small", f"{width} × {height} pixels would have to be enlarged {enlarged:.1f} times")
+    needed = math.ceil(min(width, height) * min(1.0, enlarged * recipe.oversample))
+    image = decode(data, min_side=needed, max_pixels=recipe.max_pixels)
+    if recipe.crop == "random":
+        box = random_box(width, height, *place(recipe.seed, row), aspect)
+    else:
+        box = centre_box(width, height, aspect)
+    return bucket, _crops(image, box, shapes)
+
+
+def _crops(image: Image, box: Box, shapes: dict[int, tuple[int, int]]) -> dict[int, Pixels]:
+    """The largest is cut from the image, the others from the largest: it has all that they need, and no more."""
+    sides = sorted(shapes, reverse=True)
+    first = cut(image, box, *shapes[sides[0]])
+    return {sides[0]: first} | {side: shrink(first, *shapes[side]) for side in sides[1:]}
+
+
+class Transform:
+    """Source rows to a chunk; holds no more than a recipe and a tokenizer."""
+
+    def __init__(
+        self, recipe: Recipe, tokenizer: "CLIPTokenizer", left_out: Callable[[int], str | None] = lambda _: None
+    ) -> None:
+        """`left_out` gives the reason why an address is not to be encoded, if there is one."""
+        self._recipe = recipe
+        self._tokenizer = tokenizer
+        self._left_out = left_out
+
+    def __call__(self, source: Iterable[SourceRow]) -> Chunk:
+        outcomes: list[Outcome] = []
+        items: list[_Item] = []
+        for each in source:
+            if (why := self._left_out(each.row)) is not None:
+                outcomes.append(Outcome(each.row, FILTERED, why))
+                continue
+            try:
+                items.append(self._item(each))
+            except RowError as error:
+                outcomes.append(Outcome(each.row, FAILED, error.reason, error.detail))
+            except Exception as error:  # noqa: BLE001 (one bad row must not take the others with it: it is recorded)
+                outcomes.append(Outcome(each.row, FAILED, "internal", f"{type(error).__name__}: {error}"))
+        return Chunk(
+            rows=np.array([item.row for item in items], np.int64),
+            keys=[item.key for item in items],
+            tokens=self._tokens([item.caption for item in items]),
+            buckets=np.array([item.bucket for item in items], np.int16),
+            crops={side: _grouped(items, side) for side in self._recipe.resolutions},
+            outcomes=outcomes,
+        )
+
+    def _tokens(self, captions: list[str]) -> NDArray[np.uint16]:
+        return tokenize(self._tokenizer, captions) if captions else np.zeros((0, TOKENS), np.uint16)
+
+    def _item(self, source: SourceRow) -> "_Item":
+        if source.image is None:
+            raise RowError("empty", "the row has no image")
+        if source.caption is None or not source.caption.strip():
+            raise RowError("no_caption", "")
+        bucket, crop = crop_image(source.image, self._recipe, source.row)
+        # Without the image's bytes: they would keep the row group they lie in from being let go of.
+        return _Item(source.row, source.key, source.caption, bucket, crop)
+
+
+@dataclass(frozen=True, slots=True)
+class _Item:
+    row: int
+    key: str
+    caption: str
+    bucket: int
+    crop: dict[int, Pixels]
+
+
+def _grouped(items: Sequence[_Item], side: int) -> list[Group]:
+    """Crops of one shape lie in one array, so that they cross the object store without being copied apart."""
+    found: dict[tuple[int, ...], list[int]] = {}
+    for number, item in enumerate(items):
+        found.setdefault(item.crop[side].shape, []).append(number)
+    return [
+        Group(np.array(where, np.int64), np.stack([items[n].crop[side] for n in where]))
+        for _, where in sorted(found.items())
+    ]

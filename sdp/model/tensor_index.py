@@ -1,0 +1,91 @@
+"""tensors.json, the index of a checkpoint's tensors: readable without torch."""
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from sdp.errors import ModelError, NotFound, one_line
+from sdp.model.damage import DamagedCheckpoint
+from sdp.storage import Storage
+
+INDEX = "tensors.json"
+FORMAT = 1
+_DTYPE = re.compile(r"bool|(?:float|bfloat|complex|u?int)(8|16|32|64|128)(?:_\w+)?", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A block of a tensor, and where its bytes lie."""
+
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+    file: str
+    start: int
+
+    @property
+    def count(self) -> int:
+        return math.prod(self.sizes)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """What the index says about one tensor."""
+
+    dtype: str
+    """torch's name without the prefix: `float32`."""
+    size: tuple[int, ...]
+    chunks: tuple[Chunk, ...]
+
+    @property
+    def itemsize(self) -> int:
+        if not (match := _DTYPE.fullmatch(self.dtype)):
+            raise ValueError(f"no such dtype: {self.dtype}")
+        return int(match[1] or 8) // 8
+
+    @property
+    def bytes(self) -> int:
+        return math.prod(self.size) * self.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class TensorIndex:
+    """All tensors of a checkpoint."""
+
+    tensors: Mapping[str, StoredTensor]
+    has_checksums: bool
+    """False for checkpoints of older versions."""
+
+    def file_sizes(self) -> dict[str, int]:
+        """Return the smallest size that each file can have."""
+        sizes: dict[str, int] = {}
+        for tensor in self.tensors.values():
+            for chunk in tensor.chunks:
+                end = chunk.start + chunk.count * tensor.itemsize
+                sizes[chunk.file] = max(sizes.get(chunk.file, 0), end)
+        return sizes
+
+
+def read_tensor_index(folder: Storage) -> TensorIndex:
+    """Read the index; raises DamagedCheckpoint where it is missing or malformed."""
+    where = folder.uri_of(INDEX)
+    try:
+        data = json.loads(folder.read(INDEX))
+        if isinstance(data["format"], int) and data["format"] > FORMAT:
+            raise ModelError(f"{where}: format {data['format']}, this sdp reads {FORMAT}; use a newer sdp")
+        tensors = {
+            name: StoredTensor(
+                tensor["dtype"],
+                tuple(tensor["size"]),
+                tuple(Chunk(tuple(o), tuple(s), file, start) for o, s, file, start in tensor["chunks"]),
+            )
+            for name, tensor in data["tensors"].items()
+        }
+        index = TensorIndex(tensors, bool(data.get("crc32", False)))
+        index.file_sizes()  # raises where a dtype or a size is none
+        return index
+    except NotFound as error:
+        raise DamagedCheckpoint(f"{where}: missing") from error
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise DamagedCheckpoint(f"{where}: not an index of tensors ({one_line(error, 120)})") from error

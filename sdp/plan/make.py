@@ -1,0 +1,301 @@
+"""From a job's configuration to its plan and the alternatives: modes side by side, and other GPUs."""
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import islice
+
+from sdp.config import JobConfig, ProcessConfig, TrainConfig
+from sdp.errors import UserError
+from sdp.hardware import GIB, GPUS, INSTANCES, Instance, gpus_by_accelerator
+from sdp.plan import model
+from sdp.plan.model import Group, Interruptions, Plan, Stage, encoders_needed, stage
+from sdp.plan.prices import Prices, reference
+from sdp.plan.speeds import Speeds, from_run
+
+MODES = ("offline", "online", "collocated")
+_TRAINER_MEMORY = 40 * GIB
+_MOST_INSTANCES = 64
+"""Most instances of trainers that are tried for a deadline."""
+_HOSTS = 10
+"""Instances that download, as the published figure had."""
+_PROCESS_GPUS = 40
+"""Encoders of an offline pass where nothing says how many: the published number. Their cost does not depend on it."""
+_GROUP = re.compile(r"(?:(\d{1,4})x)?([a-z0-9-]+\.[a-z0-9]+)", re.ASCII)
+_LATENT_BYTES = 2 * 4 / 64
+"""Of an image, for each of its pixels: four fp16 channels at an eighth of the side."""
+_TOKEN_BYTES = 154
+_CHECKPOINT_GB = 13.9
+_MONTH_H = 730.0
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    name: str
+    resolution: int
+    samples: int
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What is to be done, and on what."""
+
+    phases: tuple[Phase, ...]
+    rows: int
+    """Images to download and to process."""
+    mode: str
+    trainers: Instance
+    trainer_count: int
+    """Instances."""
+    trainer_gpus: int
+    encoders: Instance
+    encoder_gpus: int | None
+    """None takes as many as trainers need, or the published number for an offline pass."""
+    terms: str = "on-demand"
+    have: str = "images"
+    """What is in storage already: nothing, images or latents."""
+    checkpoint_samples: int = 0
+    """From one checkpoint to the next."""
+    checkpoints: int = 0
+
+    @property
+    def name(self) -> str:
+        return f"{self.mode}, {self.trainer_count} x {self.trainers.name}"
+
+    def on(self, trainers: Instance, count: int) -> "Work":
+        """Return the same work on other trainers, with as many encoders as they need."""
+        gpus = count * trainers.gpus
+        return replace(self, trainers=trainers, trainer_count=count, trainer_gpus=gpus, encoder_gpus=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What a person says beside the configuration; None leaves it to that."""
+
+    trainers: str | None = None
+    encoders: str | None = None
+    rows: int | None = None
+    terms: str = "on-demand"
+    have: str = "images"
+
+
+# --- from a configuration --------------------------------------------------------------------------------------------
+
+
+def work_of(config: JobConfig, prices: Prices, options: Options) -> Work:
+    """Return what a configuration asks for."""
+    if isinstance(config, TrainConfig):
+        return _training(config, prices, options)
+    encode = config.encode if isinstance(config, ProcessConfig) else None
+    rows = options.rows or config.limit
+    if rows is None:
+        raise UserError("plan: expected the number of images, got none; give --rows or set limit")
+    coder, count = _encoders(encode.accelerator if encode else None, prices, options)
+    return Work(
+        tuple(Phase("", side, 0) for side in (config.resolutions if isinstance(config, ProcessConfig) else ())),
+        rows,
+        mode="offline",
+        trainers=coder,
+        trainer_count=0,
+        trainer_gpus=0,
+        encoders=coder,
+        encoder_gpus=count or (encode.most if encode else None),
+        terms=options.terms,
+        have="images" if encode else "nothing",
+    )
+
+
+def _training(config: TrainConfig, prices: Prices, options: Options) -> Work:
+    trainers, gpus = _trainers(config, prices, options)
+    encoders, count = _encoders(config.encode.accelerator, prices, options)
+    data, second = config.data, config.phase_2
+    batch = data.global_batch_size or data.batch_size * gpus
+    samples = _samples(config, batch, options.rows or config.limit)
+    phases = [Phase("train" if second.max_steps is None else "phase 1", data.resolution, samples)]
+    if second.max_steps is not None:
+        whole = second.global_batch_size or data.global_batch_size or (second.batch_size or data.batch_size) * gpus
+        phases.append(Phase("phase 2", second.resolution or data.resolution, second.max_steps * whole))
+    return Work(
+        tuple(phases),
+        rows=options.rows or config.limit or samples,
+        mode=data.mode,
+        trainers=trainers,
+        trainer_count=math.ceil(gpus / trainers.gpus),
+        trainer_gpus=gpus,
+        encoders=encoders,
+        encoder_gpus=count or (config.encode.most if data.mode == "online" else None),
+        terms=options.terms,
+        have=options.have,
+        checkpoint_samples=config.checkpoint.every_steps * batch,
+        checkpoints=config.checkpoint.keep_last,
+    )
+
+
+def _samples(config: TrainConfig, batch: int, rows: int | None) -> int:
+    epochs = config.max_epochs * rows if config.max_epochs and rows else None
+    limits = [config.max_steps and config.max_steps * batch, config.max_samples, epochs]
+    if not any(limits):
+        raise UserError("plan: expected an end that can be counted, got max_epochs of unknown data; give --rows")
+    return min(limit for limit in limits if limit)
+
+
+def _trainers(config: TrainConfig, prices: Prices, options: Options) -> tuple[Instance, int]:
+    """Return the trainers' instance type and the number of GPUs."""
+    if options.trainers is None:
+        return _instance(config.scaling.accelerator or "A100", prices, options.terms, "--trainers"), config.scaling.most
+    instance, count = _group("--trainers", options.trainers)
+    return instance, count * instance.gpus if count else config.scaling.most
+
+
+def _encoders(accelerator: str | None, prices: Prices, options: Options) -> tuple[Instance, int | None]:
+    """Return the encoders' instance type, and the number of GPUs where the options have one."""
+    if options.encoders is None:
+        return _instance(accelerator or "A10G", prices, options.terms, "--encoders"), None
+    instance, count = _group("--encoders", options.encoders)
+    return instance, count * instance.gpus if count else None
+
+
+def _instance(accelerator: str, prices: Prices, terms: str, option: str) -> Instance:
+    """Return the cheapest instance of an accelerator, of the GPU with most memory if it could be several."""
+    gpus = gpus_by_accelerator(accelerator)
+    most = max((gpu.memory_bytes for gpu in gpus), default=0)
+    for some in ([gpu.name for gpu in gpus if gpu.memory_bytes == most], [gpu.name for gpu in gpus]):
+        for each in (terms, "on-demand"):
+            if (instance := prices.best(some, each)) is not None:
+                return instance
+    raise UserError(f"plan: expected an instance with a price for {accelerator}, got none; name one with {option}")
+
+
+def _group(option: str, given: str) -> tuple[Instance, int | None]:
+    match = _GROUP.fullmatch(given)
+    if match is None or match[2] not in INSTANCES or not INSTANCES[match[2]].gpus or match[1] == "0":
+        known = ", ".join(name for name, instance in INSTANCES.items() if instance.gpus)
+        raise UserError(f"plan: {option}: expected TYPE or COUNTxTYPE, got {given!r}; types are {known}")
+    return INSTANCES[match[2]], int(match[1]) if match[1] else None
+
+
+def speeds_of(config: JobConfig, work: Work, run: str | None) -> Speeds:
+    """Return the speeds to reckon with: of a run, if one is named, and else as published for the strategy."""
+    strategy = config.strategy.kind + "+compile" * config.strategy.compile if isinstance(config, TrainConfig) else "ddp"
+    return from_run(run, strategy, str(work.trainers.gpu)) if run else Speeds(strategy)
+
+
+# --- from work to a plan ---------------------------------------------------------------------------------------------
+
+
+def plan(work: Work, speeds: Speeds, prices: Prices) -> Plan:
+    """Return the stages of a way to do the work, with their time and money."""
+    stages = []
+    if work.have == "nothing":
+        stages.append(_download(work, prices))
+    if work.mode == "offline" and work.phases and work.have != "latents":
+        stages.append(_process(work, speeds, prices))
+    stages += [_train(phase, work, speeds, prices) for phase in work.phases if phase.samples]
+    if work.trainer_gpus:
+        stages.append(_storage(work, sum(each.hours for each in stages), prices))
+    return Plan(work.name, tuple(stages))
+
+
+def _download(work: Work, prices: Prices) -> Stage:
+    of, instance = reference()["downloading"], INSTANCES["m5.8xlarge"]
+    rate = of["img_per_s_per_vcpu"] * instance.vcpus * _HOSTS
+    group = _priced(instance, _HOSTS, 0, work, prices)
+    return stage("download", work.rows, rate, [group], source=f"published, {of['source']}")
+
+
+def _process(work: Work, speeds: Speeds, prices: Prices) -> Stage:
+    """Return the encoding of every image once, at all resolutions."""
+    figures = [speeds.encode(str(work.encoders.gpu), side) for side in sorted({p.resolution for p in work.phases})]
+    count = work.encoder_gpus or _PROCESS_GPUS
+    rate = count / sum(1 / figure.value for figure in figures)
+    source = "; ".join(dict.fromkeys(figure.source for figure in figures))
+    return stage("process", work.rows, rate, [_encoder_group(work, count, prices)], source=source)
+
+
+def _train(phase: Phase, work: Work, speeds: Speeds, prices: Prices) -> Stage:
+    gpu = str(work.trainers.gpu)
+    figure = (speeds.collocated if work.mode == "collocated" else speeds.train)(gpu, phase.resolution)
+    rate, limit, source = figure.value * work.trainer_gpus, "trainers", figure.source
+    groups = [_priced(work.trainers, work.trainer_count, work.trainer_gpus, work, prices)]
+    if work.mode == "online":
+        encode = speeds.encode(str(work.encoders.gpu), phase.resolution)
+        count = work.encoder_gpus or encoders_needed(rate, encode.value)
+        groups.append(_encoder_group(work, count, prices))
+        if encode.value * count < rate:
+            rate, limit, source = encode.value * count, "encoders", encode.source
+    interruptions = interruptions_of(work, prices)
+    longer = model.stretch(interval_h(work, rate), interruptions) if interruptions else 1.0
+    return stage(phase.name, phase.samples, rate, groups, stretch=longer, limit=limit, source=source)
+
+
+def _storage(work: Work, hours: float, prices: Prices) -> Stage:
+    """Return what latents and checkpoints cost while the job runs."""
+    sides = {phase.resolution for phase in work.phases}
+    a_row = sum(_LATENT_BYTES * side**2 for side in sides) + _TOKEN_BYTES
+    gigabytes = work.checkpoints * _CHECKPOINT_GB + (work.rows * a_row / 1e9 if work.mode == "offline" else 0.0)
+    cost = gigabytes * prices.storage.per_gb_month * hours / _MONTH_H
+    return Stage("storage", 0, 0.0, 0.0, 0.0, cost, source=f"{gigabytes:,.0f} GB while the job runs")
+
+
+def _encoder_group(work: Work, gpus: int, prices: Prices) -> Group:
+    return _priced(work.encoders, math.ceil(gpus / work.encoders.gpus), gpus, work, prices)
+
+
+def _priced(instance: Instance, count: int, gpus: int, work: Work, prices: Prices) -> Group:
+    """Return a group at its price; what has none on these terms and is no trainer is taken on demand."""
+    own = prices.row(instance.name, work.terms) if instance is not work.trainers else None
+    terms = work.terms if instance is work.trainers or own else "on-demand"
+    return Group(instance.name, count, gpus, count * prices.need(instance.name, terms).per_hour)
+
+
+def interruptions_of(work: Work, prices: Prices) -> Interruptions | None:
+    """Return how the trainers are interrupted on spot; None where they are not."""
+    rate = prices.need(work.trainers.name, work.terms).interruptions_per_hour if work.trainer_gpus else None
+    if not rate:
+        return None
+    each = prices.interruption
+    return Interruptions(1 / (rate * work.trainer_count), each.checkpoint_s / 3600, each.restart_s / 3600)
+
+
+def interval_h(work: Work, rate: float) -> float:
+    """Return the hours from one checkpoint to the next."""
+    return work.checkpoint_samples / rate / 3600
+
+
+# --- alternatives ----------------------------------------------------------------------------------------------------
+
+
+def modes(work: Work, speeds: Speeds, prices: Prices) -> list[Plan]:
+    """Return the plan of each mode on the same trainers; the configured number of encoders holds in its own mode."""
+    own = {work.mode: work}
+    return [plan(own.get(mode, replace(work, mode=mode, encoder_gpus=None)), speeds, prices) for mode in MODES]
+
+
+def others(work: Work, speeds: Speeds, prices: Prices) -> list[Plan]:
+    """Return the plans on other kinds of GPU, with as many trainers, the cheapest first."""
+    plans = [
+        plan(replace(work.on(instance, math.ceil(work.trainer_gpus / instance.gpus)), mode=mode), speeds, prices)
+        for instance in _candidates(work, prices)
+        if instance is not work.trainers
+        for mode in MODES
+    ]
+    return sorted(plans, key=lambda each: each.cost)
+
+
+def in_time(work: Work, speeds: Speeds, prices: Prices, deadline_h: float) -> Plan | None:
+    """Return the cheapest plan that meets a deadline, with as many instances as that takes."""
+    plans = []
+    for instance in [work.trainers, *_candidates(work, prices)]:
+        for mode in MODES:
+            sizes = (replace(work.on(instance, count), mode=mode) for count in range(1, _MOST_INSTANCES + 1))
+            sized = (plan(each, speeds, prices) for each in sizes)
+            plans += list(islice((each for each in sized if each.hours <= deadline_h), 1))
+    return min(plans, key=lambda each: each.cost, default=None)
+
+
+def _candidates(work: Work, prices: Prices) -> Iterator[Instance]:
+    """Yield the cheapest instance of each GPU that can train."""
+    for gpu in GPUS.values():
+        if gpu.memory_bytes >= _TRAINER_MEMORY and (instance := prices.best([gpu.name], work.terms)) is not None:
+            yield instance

@@ -1,0 +1,107 @@
+"""Time and money of a plan: arithmetic over rates, instances and prices, and nothing else."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Instances of one type that work together."""
+
+    instance: str
+    count: int
+    gpus: int
+    """GPUs of all of them."""
+    per_hour: float
+    """Price of all of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One step of a plan."""
+
+    name: str
+    samples: int
+    rate: float
+    """Images a second."""
+    hours: float
+    gpu_hours: float
+    cost: float
+    groups: tuple[Group, ...] = ()
+    limit: str = ""
+    """What sets the rate."""
+    source: str = ""
+    """Where the rate comes from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """All stages of one way to do a job."""
+
+    name: str
+    stages: tuple[Stage, ...]
+
+    @property
+    def basis(self) -> str:
+        """Return how well its speeds are known."""
+        sources = [stage.source for stage in self.stages if stage.limit]
+        return next((word for word in ("estimate", "published") if any(word in each for each in sources)), "measured")
+
+    @property
+    def hours(self) -> float:
+        return sum(stage.hours for stage in self.stages)
+
+    @property
+    def gpu_hours(self) -> float:
+        return sum(stage.gpu_hours for stage in self.stages)
+
+    @property
+    def cost(self) -> float:
+        return sum(stage.cost for stage in self.stages)
+
+
+def stage(
+    name: str,
+    samples: int,
+    rate: float,
+    groups: Sequence[Group],
+    *,
+    stretch: float = 1.0,
+    limit: str = "",
+    source: str = "",
+) -> Stage:
+    """Return what it takes to put samples through at a rate; `stretch` lengthens it, as interruptions do."""
+    hours = samples / rate / 3600 * stretch
+    gpu_hours = hours * sum(group.gpus for group in groups)
+    cost = hours * sum(group.per_hour for group in groups)
+    return Stage(name, samples, rate, hours, gpu_hours, cost, tuple(groups), limit, source)
+
+
+def encoders_needed(train: float, encode: float) -> int:
+    """Return how many encoders keep trainers of this total speed from waiting."""
+    return math.ceil(round(train / encode, 9))
+
+
+@dataclass(frozen=True, slots=True)
+class Interruptions:
+    """How often something is taken away, and what that costs besides the work since the last checkpoint."""
+
+    between_h: float
+    """Mean hours between interruptions, over all instances."""
+    checkpoint_h: float
+    restart_h: float
+
+
+def stretch(interval_h: float, of: Interruptions) -> float:
+    """Return how many times longer a run takes with interruptions (Daly 2006, exponential times between them)."""
+    lost = math.expm1((interval_h + of.checkpoint_h) / of.between_h)
+    return of.between_h * math.exp(of.restart_h / of.between_h) * lost / interval_h
+
+
+def best_interval(of: Interruptions) -> float:
+    """Return the hours between checkpoints that lose least: Young's square root with Daly's further terms."""
+    if of.checkpoint_h >= 2 * of.between_h:
+        return of.between_h
+    ratio = math.sqrt(of.checkpoint_h / (2 * of.between_h))
+    return math.sqrt(2 * of.checkpoint_h * of.between_h) * (1 + ratio / 3 + ratio**2 / 9) - of.checkpoint_h

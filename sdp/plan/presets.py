@@ -1,0 +1,63 @@
+"""The article's tables beside what the model makes of the same rates and prices."""
+
+from typing import Any
+
+from sdp.console import table
+from sdp.hardware import INSTANCES
+from sdp.plan.model import Group, Plan, stage
+from sdp.plan.prices import reference
+
+
+def preset(name: str) -> list[tuple[Plan, dict[str, float]]]:
+    """Return each row of a table as our plan, with the article's figures for it."""
+    of = reference()["presets"][name]
+
+    def group(instance: str, count: int) -> Group:
+        return Group(instance, count, count * INSTANCES[instance].gpus, count * of["prices"][instance])
+
+    def plan(row: dict[str, Any]) -> Plan:
+        stages = (
+            stage(s["name"], s["samples"], s["img_per_s"], [group(*pair) for pair in s["groups"].items()])
+            for s in row["stages"]
+        )
+        return Plan(row["name"], tuple(stages))
+
+    return [(plan(row), row["article"]) for row in of["rows"]]
+
+
+def ours(plan: Plan, figure: str) -> float:
+    """Return our value of one of the article's figures; its hours are of training alone."""
+    process = sum(stage.cost for stage in plan.stages if stage.name == "process")
+    hours = sum(stage.hours for stage in plan.stages if stage.name != "process")
+    return {"hours": hours, "gpu_hours": plan.gpu_hours, "cost": plan.cost, "process_cost": process}[figure]
+
+
+def preset_text(name: str) -> str:
+    """Return a preset as a table for people."""
+    of = reference()["presets"][name]
+    rows = [
+        (
+            plan.name,
+            figure.replace("_", " "),
+            f"{theirs:,.1f}",
+            f"{ours(plan, figure):,.1f}",
+            _off(plan, figure, theirs),
+        )
+        for plan, article in preset(name)
+        for figure, theirs in article.items()
+    ]
+    prices = ", ".join(f"{instance} at ${price:g} an hour" for instance, price in of["prices"].items())
+    header = ("", "figure", "article", "sdp plan", "difference")
+    return "\n".join([f"{of['title']}; {prices}", "", table(rows, header), "", *of["notes"]])
+
+
+def preset_json(name: str) -> list[dict[str, Any]]:
+    """Return a preset for programs."""
+    return [
+        {"name": plan.name, "article": article, "plan": {figure: ours(plan, figure) for figure in article}}
+        for plan, article in preset(name)
+    ]
+
+
+def _off(plan: Plan, figure: str, theirs: float) -> str:
+    return f"{ours(plan, figure) / theirs - 1:+.2%}"

@@ -1,0 +1,103 @@
+"""Dated prices of instances and storage, from prices.yaml or a file in its shape."""
+
+from collections.abc import Iterable, Mapping
+from datetime import date
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from sdp.config.base import REQUIRED, Name, Section, key
+from sdp.config.load import parse_into, read
+from sdp.errors import ConfigError, Problem, UserError
+from sdp.hardware import INSTANCES, Instance
+
+_MIN_VCPUS = 8
+"""Fewest vCPUs of an instance for each of its GPUs: decoding images and reading latents take about that many."""
+
+
+class Row(Section):
+    """The price of one instance type."""
+
+    instance: Name = key(REQUIRED, "Its type.")
+    per_hour: float = key(REQUIRED, "What an hour costs.", ge=0)
+    terms: Name = key("on-demand", "on-demand, reserved-1y, reserved-3y or spot.")
+    region: Name = key(REQUIRED, "Where.")
+    as_of: date = key(REQUIRED, "When.")
+    source: Name = key(REQUIRED, "Who says so: a key of `sources`, or text.")
+    interruptions_per_hour: float | None = key(None, "How often one such instance is taken away (spot).", ge=0)
+
+    def contradictions(self) -> Iterable[Problem]:
+        if self.instance not in INSTANCES:
+            yield Problem("instance", f"one of {', '.join(INSTANCES)}", repr(self.instance))
+        if self.terms == "spot" and self.interruptions_per_hour is None:
+            yield Problem("interruptions_per_hour", "a number while terms is spot", "null", "0.05 a month is 0.00007")
+
+
+class StoragePrice(Section):
+    """The price of an object store."""
+
+    per_gb_month: float = key(REQUIRED, "What a gigabyte (1e9 bytes) costs in a month.", ge=0)
+    as_of: date = key(REQUIRED, "When.")
+    source: Name = key(REQUIRED, "Who says so.")
+
+
+class Interruption(Section):
+    """What an interruption costs, besides the work since the last checkpoint."""
+
+    checkpoint_s: float = key(30.0, "Seconds that training waits for a checkpoint.", gt=0)
+    restart_s: float = key(600.0, "Seconds until a replacement trains.", ge=0)
+
+
+class Prices(Section):
+    """All prices of one file."""
+
+    currency: Name = key("USD", "The currency of every price.")
+    region: Name = key(REQUIRED, "The region whose prices are taken.")
+    storage: StoragePrice = key(REQUIRED, "The object store.")
+    interruption: Interruption = key(Interruption, "What an interruption costs.")
+    sources: dict[str, str] = key({}, "Sources by name.")
+    instances: tuple[Row, ...] = key(REQUIRED, "The instances.")
+
+    def row(self, instance: str, terms: str) -> Row | None:
+        """Return the newest price on these terms, of this file's region if it has one."""
+        rows = [row for row in self.instances if (row.instance, row.terms) == (instance, terms)]
+        return max(rows, key=lambda row: (row.region == self.region, row.as_of), default=None)
+
+    def best(self, gpus: Iterable[str], terms: str) -> Instance | None:
+        """Return the cheapest priced instance per GPU of these kinds; of equals, the one with most GPUs."""
+        priced = [
+            (row.per_hour / instance.gpus, -instance.gpus, instance.name)
+            for instance in INSTANCES.values()
+            if instance.gpu in set(gpus) and instance.vcpus >= _MIN_VCPUS * instance.gpus
+            if (row := self.row(instance.name, terms)) is not None
+        ]
+        return INSTANCES[min(priced)[2]] if priced else None
+
+    def need(self, instance: str, terms: str) -> Row:
+        """Return a price; a UserError says how to supply one that is missing."""
+        if (row := self.row(instance, terms)) is not None:
+            return row
+        raise UserError(
+            f"plan: expected a price of {instance}, {terms}, got none; add it to a copy of "
+            f"{own_file('prices.yaml')} and name that with --prices"
+        )
+
+
+def own_file(name: str) -> Path:
+    """Return the path of a data file beside this module."""
+    return Path(__file__).with_name(name)
+
+
+def load_prices(path: str | None) -> Prices:
+    """Read prices from a file, or the package's own."""
+    try:
+        return parse_into(Prices, read(path or str(own_file("prices.yaml"))))
+    except ConfigError as error:
+        problems = [Problem(f"--prices {p.path}", p.expected, p.got, p.hint) for p in error.problems]
+        raise ConfigError(problems) from None
+
+
+@cache
+def reference() -> Mapping[str, Any]:
+    """Return the published figures of reference.yaml."""
+    return read(str(own_file("reference.yaml")))

@@ -1,0 +1,139 @@
+"""A plan as text and as JSON."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from sdp.console import table
+from sdp.plan import make
+from sdp.plan.make import Work
+from sdp.plan.model import Plan, best_interval, encoders_needed, stretch
+from sdp.plan.prices import Prices
+from sdp.plan.speeds import Speeds
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Everything that a plan says."""
+
+    own: Plan
+    """What the configuration asks for."""
+    modes: Sequence[Plan]
+    others: Sequence[Plan]
+    notes: Mapping[str, str]
+    """Conclusions by their subject."""
+    sources: Sequence[str]
+
+
+def answer(work: Work, speeds: Speeds, prices: Prices, *, deadline_h: float | None, budget: float | None) -> Answer:
+    """Return the plan of the work, its alternatives and what follows from them."""
+    own = make.plan(work, speeds, prices)
+    trains = bool(work.trainer_gpus)
+    modes = make.modes(work, speeds, prices) if trains else []
+    others = make.others(work, speeds, prices) if trains else []
+    plans = [own, *modes, *others]
+    notes = dict[str, str]()
+    if trains:
+        notes["cheapest"] = _brief(min(plans, key=lambda each: each.cost), prices)
+        notes["fastest"] = _brief(min(plans, key=lambda each: each.hours), prices)
+        notes["encoders"] = _encoders(work, speeds)
+    if trains and (interruptions := make.interruptions_of(work, prices)):
+        now = make.interval_h(work, next(stage.rate for stage in own.stages if stage.limit))
+        best = best_interval(interruptions)
+        notes["spot"] = (
+            f"an interruption every {interruptions.between_h:,.0f} h; checkpoints every {now * 60:,.0f} min lengthen "
+            f"the run by {stretch(now, interruptions) - 1:.1%}, every {best * 60:,.0f} min (the best) by "
+            f"{stretch(best, interruptions) - 1:.1%}"
+        )
+    if deadline_h is not None:
+        meets = make.in_time(work, speeds, prices, deadline_h) if trains else None
+        notes[f"within {deadline_h:g} h"] = _brief(meets, prices) if meets else "no plan of up to 64 instances"
+    if budget is not None:
+        within = [each for each in plans if each.cost <= budget]
+        best_plan = min(within, key=lambda each: each.hours, default=None)
+        notes[f"within {budget:,.0f} {prices.currency}"] = (
+            _brief(best_plan, prices) if best_plan else "none of these plans"
+        )
+    stages = [stage for each in [own, *modes] for stage in each.stages if stage.source]
+    sources = dict.fromkeys(f"{stage.name}, {stage.rate:,.0f} img/s: {stage.source}" for stage in stages if stage.rate)
+    return Answer(own, modes, others, notes, [*sources, *_prices(work, own, modes, prices)])
+
+
+def as_text(answer: Answer, prices: Prices) -> str:
+    """Return an answer for a person."""
+    header = ("", "stage", "images", "img/s", "limit", "hours", "GPU-hours", prices.currency)
+    shown = list(answer.modes) or [answer.own]
+    rows = [row for each in shown for row in _rows(each, mine=each.name == answer.own.name)]
+    parts = [table(rows, header), "* what the configuration asks for" if answer.modes else ""]
+    if answer.others:
+        brief = [(p.name, f"{p.hours:,.1f}", f"{p.gpu_hours:,.0f}", f"{p.cost:,.0f}", p.basis) for p in answer.others]
+        parts += ["", table(brief, ("with as many trainers", "hours", "GPU-hours", prices.currency, "speeds"))]
+    parts += ["", *(f"{subject}: {note}" for subject, note in answer.notes.items())]
+    parts += ["", "Where the figures come from:", *(f"  {source}" for source in answer.sources)]
+    return "\n".join(parts)
+
+
+def as_json(answer: Answer, prices: Prices) -> dict[str, Any]:
+    """Return an answer for programs."""
+    return {
+        "currency": prices.currency,
+        "plan": _json(answer.own),
+        "modes": [_json(each) for each in answer.modes],
+        "others": [_json(each) for each in answer.others],
+        "notes": dict(answer.notes),
+        "sources": list(answer.sources),
+    }
+
+
+def _json(plan: Plan) -> dict[str, Any]:
+    return asdict(plan) | {"hours": plan.hours, "gpu_hours": plan.gpu_hours, "cost": plan.cost}
+
+
+def _rows(plan: Plan, *, mine: bool) -> list[tuple[str, ...]]:
+    name = plan.name + " *" * mine
+    rows = [
+        (
+            *(name if number == 0 else "", stage.name, f"{stage.samples:,}" if stage.samples else ""),
+            *(f"{stage.rate:,.0f}" if stage.rate else "", stage.limit),
+            *(f"{stage.hours:,.1f}", f"{stage.gpu_hours:,.0f}", f"{stage.cost:,.0f}"),
+        )
+        for number, stage in enumerate(plan.stages)
+    ]
+    return [*rows, ("", "all", "", "", "", f"{plan.hours:,.1f}", f"{plan.gpu_hours:,.0f}", f"{plan.cost:,.0f}")]
+
+
+def _brief(plan: Plan, prices: Prices) -> str:
+    groups = dict.fromkeys(f"{group.count} x {group.instance}" for stage in plan.stages for group in stage.groups)
+    figures = f"{plan.hours:,.1f} h, {plan.cost:,.0f} {prices.currency}"
+    return f"{plan.name.partition(',')[0]} on {', '.join(groups)}: {figures} ({plan.basis})"
+
+
+def _encoders(work: Work, speeds: Speeds) -> str:
+    gpu, encoder = str(work.trainers.gpu), str(work.encoders.gpu)
+    parts = []
+    for phase in work.phases:
+        train, encode = speeds.train(gpu, phase.resolution), speeds.encode(encoder, phase.resolution)
+        count = encoders_needed(train.value * work.trainer_gpus, encode.value)
+        ratio = train.value / encode.value
+        parts.append(
+            f"{count} {encoder} keep {work.trainer_gpus} {gpu} from waiting at {phase.resolution} px "
+            f"({ratio:.2f} each; {encode.value:.0f} img/s an encoder: {encode.source})"
+        )
+    return "; ".join(parts)
+
+
+def _prices(work: Work, own: Plan, modes: Sequence[Plan], prices: Prices) -> list[str]:
+    names = dict.fromkeys(g.instance for plan in [own, *modes] for stage in plan.stages for g in stage.groups)
+    lines = []
+    for name in names:
+        row = prices.row(name, work.terms) or prices.need(name, "on-demand")
+        source = prices.sources.get(row.source, row.source)
+        lines.append(
+            f"{name}, {row.per_hour:g} {prices.currency} an hour {row.terms}: {row.region}, {row.as_of}, {source}"
+        )
+    storage = prices.storage
+    if work.trainer_gpus:
+        lines.append(
+            f"storage, {storage.per_gb_month:g} {prices.currency} a GB and month: {storage.as_of}, {storage.source}"
+        )
+    return lines

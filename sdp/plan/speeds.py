@@ -1,0 +1,124 @@
+"""How fast one GPU trains and encodes: measured in a run, published, or estimated from a published figure."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+from sdp.errors import UserError
+from sdp.hardware import GPUS
+from sdp.plan.prices import reference
+from sdp.storage import open_storage
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A number, and where it comes from."""
+
+    value: float
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Speeds:
+    """Images a second of one GPU."""
+
+    strategy: str
+    """ddp or fsdp, and +compile."""
+    measured: Mapping[int, Figure] = field(default_factory=dict)
+    """Trainers' own speed by resolution, from a run on the GPU planned for."""
+    gpu: str = ""
+    """The GPU that was measured."""
+
+    def train(self, gpu: str, resolution: int) -> Figure:
+        """Return the speed of a trainer that never waits for data."""
+        if gpu == self.gpu and resolution in self.measured:
+            return self.measured[resolution]
+        kind = self.strategy.removesuffix("+compile")
+        table = reference()["training"]
+        for candidate, strategy in ((gpu, self.strategy), (gpu, kind), ("A100-80G", self.strategy), ("A100-80G", kind)):
+            rows = [r for r in table if r["gpu"] == candidate and r.get("strategy", "") in (strategy, None)]
+            if rows:
+                break
+        named = [
+            dict(
+                row, source=f"published, table {row['table']}, {row['column']}", per_gpu=row["img_per_s"] / row["gpus"]
+            )
+            for row in rows
+        ]
+        return _nearest(named, gpu, resolution, unet_flops)
+
+    def encode(self, gpu: str, resolution: int) -> Figure:
+        """Return the speed of an encoder: the VAE and the text encoder."""
+        rows = [dict(row, per_gpu=row["img_per_s"]) for row in reference()["encoding"]]
+        rows = [row for row in rows if row["gpu"] == gpu] or [row for row in rows if row["gpu"] == "A100-80G"]
+        return _nearest(rows, gpu, resolution, encoder_flops)
+
+    def collocated(self, gpu: str, resolution: int) -> Figure:
+        """Return the speed of a GPU that encodes what it trains on, one after the other."""
+        train, encode = self.train(gpu, resolution), self.encode(gpu, resolution)
+        return Figure(1 / (1 / train.value + 1 / encode.value), f"{train.source}; encoders: {encode.source}")
+
+
+def _nearest(rows: list[dict[str, Any]], gpu: str, resolution: int, flops: Any) -> Figure:
+    """Return the figure of the nearest resolution, scaled by operations and by peak where it is of something else."""
+    row = min(rows, key=lambda row: abs(math.log(row["resolution"] / resolution)))
+    value, source = row["per_gpu"], row["source"]
+    if row["resolution"] != resolution:
+        value *= flops(row["resolution"]) / flops(resolution)
+        source = f"estimate by operations from {row['resolution']} px, {source}"
+    if row["gpu"] != gpu:
+        value *= GPUS[gpu].peak_flops / GPUS[row["gpu"]].peak_flops
+        source = f"estimate at the share of peak of {row['gpu']}, {source}"
+    return Figure(value, source)
+
+
+def unet_flops(resolution: int) -> float:
+    """Return the operations of the U-Net's forward and backward pass for one image."""
+    return _power(reference()["flops"]["unet"], resolution)
+
+
+def encoder_flops(resolution: int) -> float:
+    """Return the operations of both encoders for one image."""
+    return _power(reference()["flops"]["vae"], resolution) + float(reference()["flops"]["text"])
+
+
+def _power(known: Mapping[str, float], resolution: int) -> float:
+    """Return the value at a resolution on the power law through those at 256 and 512 px."""
+    return float(known["256"] * (known["512"] / known["256"]) ** math.log2(resolution / 256))
+
+
+def from_run(uri: str, strategy: str, gpu: str) -> Speeds:
+    """Return the speeds in a run's metrics: the median of the later half, less the time spent waiting for data."""
+    from sdp.model.checkpoints import PHASES
+    from sdp.train.run_folder import RunFolder
+
+    storage = open_storage(uri)
+    measured = dict[int, Figure]()
+    for folder in (storage, *(storage.child(phase) for phase in PHASES)):
+        lines = RunFolder(folder).metrics()
+        lines = [line for line in lines[len(lines) // 2 :] if line["samples_per_s"] and line.get("step_seconds")]
+        resolution = _resolution(folder)
+        if lines and resolution:
+            speeds = [_own_speed(line) for line in lines]
+            measured[resolution] = Figure(median(speeds), f"measured in {folder.uri}, {len(lines)} lines of metrics")
+    if not measured:
+        raise UserError(
+            f"plan: --run: {uri}: expected a run with metrics, got none; let it train for a few hundred steps"
+        )
+    return Speeds(strategy, measured, gpu)
+
+
+def _own_speed(line: Mapping[str, Any]) -> float:
+    busy = 1 - line.get("time", {}).get("data", 0.0) / line["step_seconds"]
+    return float(line["samples_per_s"] / line["workers"] / max(busy, 1e-3))
+
+
+def _resolution(folder: Any) -> int | None:
+    from sdp.datasets.audit import RUN
+    from sdp.datasets.output import read_json
+
+    identity = read_json(folder, RUN).get("identity") if folder.exists(RUN) else None
+    value = identity.get("data.resolution") if isinstance(identity, dict) else None
+    return value if isinstance(value, int) else None

@@ -1,0 +1,65 @@
+"""A checkout may lie anywhere: in a path with blanks and letters that are not ASCII."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.misbehaving.server import ImageServer
+
+ROOT = Path(__file__).parents[2]
+
+FETCH_AND_DECODE = """
+import json, queue, sys
+import certifi
+import sdp
+from sdp.download.child import DecoderSettings
+from sdp.download.decoders import Decoders
+from sdp.config.download import FetchConfig
+from sdp.download.fetch import Fetcher
+from sdp.download.image import ImageRules
+from sdp.download.memory import Buffer
+from sdp.download.politeness import HostLimits, LocalGate
+from sdp.urls import parse
+
+urls = sys.argv[1:]
+outcomes = queue.Queue()
+settings = DecoderSettings(ImageRules(size=64), 1 << 32)
+decoders = Decoders(settings, 1, lambda token, data, checked: outcomes.put(checked.outcome))
+
+def take(fetched):
+    outcomes.put(str(fetched.failure)) if fetched.body is None else decoders.put(fetched.token, fetched.body)
+
+fetcher = Fetcher(FetchConfig(allow_networks=("127.0.0.0/8",)), 20, LocalGate(HostLimits()), Buffer(1 << 28), take)
+fetcher.submit((number, parse(url)) for number, url in enumerate(urls))
+while fetcher.error is None and decoders.error is None and outcomes.qsize() < len(urls):
+    fetcher._thread.join(0.05)
+errors = [repr(each) for each in (fetcher.error, decoders.error) if each]
+fetcher.close()
+decoders.close()
+print(json.dumps([errors, [outcomes.get() for _ in range(outcomes.qsize())], [certifi.where(), sdp.__file__]]))
+"""
+"""What the first stage does with images, without Ray."""
+
+
+def test_images_are_fetched_and_decoded_in_a_checkout_with_an_odd_path(tmp_path: Path) -> None:
+    checkout = tmp_path / "jürgen's sdp ü"
+    shutil.copytree(ROOT / "sdp", checkout / "sdp", ignore=shutil.ignore_patterns("__pycache__"))
+    (checkout / ".venv").symlink_to(sys.prefix)  # Python takes its prefix from the path by which it was started
+    with ImageServer(images=10, distinct=10) as server:
+        ended = subprocess.run(
+            [str(checkout / ".venv/bin/python"), "-c", FETCH_AND_DECODE, *map(server.image_url, range(10))],
+            cwd=checkout,
+            env={**os.environ, "PYTHONPATH": str(checkout)},
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+    assert ended.returncode == 0, ended.stderr
+    errors, outcomes, where = json.loads(ended.stdout)
+    assert all(path.startswith(str(checkout)) for path in where)
+    assert errors == []
+    assert outcomes == ["written"] * 10

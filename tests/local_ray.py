@@ -1,0 +1,47 @@
+"""Ray on this machine for the tests of a module: one node, or several that look like a cluster's."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import ray
+from ray.cluster_utils import Cluster
+
+_STORE = 150_000_000
+"""Bytes of a node's object store."""
+
+
+@contextmanager
+def one_node(cpus: int, setup: Callable[[], None] | None = None) -> Iterator[None]:
+    """Start a Ray of one node; `setup` runs in each of its worker processes first."""
+    ray.init(
+        "local",
+        num_cpus=cpus,
+        include_dashboard=False,
+        log_to_driver=False,
+        object_store_memory=2 * _STORE,
+        runtime_env=_environment(setup),
+    )
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+@contextmanager
+def several_nodes(*nodes: dict[str, Any], setup: Callable[[], None] | None = None, **head: Any) -> Iterator[Cluster]:
+    """Start a Ray of a head without CPUs and of these nodes, and connect to it."""
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "object_store_memory": _STORE, **head})
+    try:
+        for node in nodes:
+            cluster.add_node(**{"object_store_memory": _STORE, **node})
+        ray.init(address=cluster.address, log_to_driver=False, runtime_env=_environment(setup))
+        cluster.wait_for_nodes()
+        yield cluster
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+
+
+def _environment(setup: Callable[[], None] | None) -> dict[str, Any]:
+    return {"worker_process_setup_hook": setup} if setup else {}

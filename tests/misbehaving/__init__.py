@@ -1,0 +1,1 @@
+"""An image server for tests that misbehaves on request."""

@@ -1,0 +1,205 @@
+"""Which GPU a process takes, and that each of its threads works on that one, over a double of CUDA that checks them."""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from sdp.datasets.ledger import Ledger
+from sdp.device import choose_device, enter, record
+from sdp.encode.encoder import Encoder
+from sdp.encode.recipe import TEXT, Settings
+from sdp.errors import UserError
+from sdp.model import sharded
+from sdp.storage import open_storage
+from sdp.train.checkpoint import Checkpointer
+from sdp.train.data.prefetch import prefetched
+from sdp.train.run_folder import RunFolder
+from sdp.train.state import TrainState
+from sdp.train.stopwatch import Stopwatch
+from sdp.train.world import World
+from tests.cuda_double import Gpus, two_gpus
+from tests.process_kit import make_vae
+from tests.unit.test_encode import chunk_of, encoder_of, latents
+
+SECOND = torch.device("cuda", 1)
+
+
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpus]:
+    make_vae()  # what this imports looks for GPUs, too, and must not see these
+    with two_gpus(monkeypatch) as both:
+        yield both
+
+
+def in_a_thread(work: Callable[[], Any]) -> Any:
+    """What this does in a thread that nobody has prepared, as Ray's are."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(work).result(timeout=60)
+
+
+# --- threads ---------------------------------------------------------------------------------------------------------
+
+
+def encoded_on(device: str) -> Callable[[int], NDArray[np.float16]]:
+    settings = Settings(batch_sizes={16: 2, 32: 2, 64: 2, TEXT: 2})
+    encoder = Encoder(make_vae(), settings, device=device)
+    return lambda start: latents(encoder(chunk_of(list(range(start, start + 5)))))
+
+
+def test_latents_encoded_by_the_prefetch_thread_of_the_second_gpu_are_those_of_their_rows(gpus: Gpus) -> None:
+    enter(SECOND)
+    encode = encoded_on("cuda:1")
+    made = list(prefetched((encode(start) for start in (0, 100, 200)), 2, "sdp-batches", SECOND))
+    for start, values in zip((0, 100, 200), made, strict=True):
+        assert np.array_equal(values, latents(encoder_of(batch=2)(chunk_of(list(range(start, start + 5))))))
+    assert gpus.contexts == {1}
+
+
+def test_an_encoder_works_on_its_gpu_whatever_thread_calls_it(gpus: Gpus) -> None:
+    enter(SECOND)
+    encode = encoded_on("cuda:1")
+    expected = latents(encoder_of(batch=2)(chunk_of(list(range(5)))))
+    assert np.array_equal(in_a_thread(lambda: encode(0)), expected)
+    assert gpus.contexts == {1}
+
+
+def test_page_locked_batches_are_made_on_the_gpu_that_they_are_for(gpus: Gpus) -> None:
+    def batches() -> Iterator[torch.Tensor]:
+        for _ in range(3):
+            yield torch.empty(4, pin_memory=True)
+
+    assert len(list(prefetched(batches(), 1, "sdp-batches", SECOND))) == 3
+    assert gpus.contexts == {1}
+
+
+def test_checkpoints_of_the_second_gpu_make_no_context_on_the_first_and_use_one_stream(
+    gpus: Gpus, tmp_path: Path
+) -> None:
+    enter(SECOND)
+    whole = {f"w{n}": torch.randn(6, 4, generator=torch.Generator().manual_seed(n)) for n in range(3)}
+    run = RunFolder(open_storage(str(tmp_path)))
+    checkpointer = Checkpointer(run, World(device=SECOND), {})
+    for step in (1, 2):
+        tensors = {name: (tensor * step).to(SECOND) for name, tensor in whole.items()}
+        saving = checkpointer.stage(tensors, TrainState(step=step), Ledger())
+        saving.written.result(timeout=60)
+        checkpointer.commit(saving)
+        stored = sharded.read_tensors(run.checkpoint(step), whole)
+        for name, tensor in whole.items():
+            assert torch.equal(stored[name], tensor * step)
+    checkpointer.close()
+    assert gpus.contexts == {1}
+    assert len(gpus.streams) == 1
+
+
+def test_a_checkpoint_is_loaded_by_threads_of_the_gpu_that_it_goes_to(gpus: Gpus, tmp_path: Path) -> None:
+    enter(SECOND)
+    folder = open_storage(str(tmp_path))
+    sharded.save(folder, {"w": torch.arange(6.0)}, alone=True)
+    target = torch.zeros(6).to(SECOND)
+    sharded.load(folder, {"w": target}, alone=True)
+    assert target.as_subclass(torch.Tensor).tolist() == list(range(6))
+    assert gpus.contexts == {1}
+
+
+def test_the_stopwatch_times_the_stream_of_its_own_gpu(gpus: Gpus) -> None:
+    enter(SECOND)
+    watch = Stopwatch(SECOND)
+    enter(torch.device("cuda", 0))
+    with watch.measure("forward"):
+        pass
+    ((_, began, ended),) = watch._events
+    assert began.stream is ended.stream is gpus.current_stream(SECOND)  # type: ignore[attr-defined]
+
+
+# --- the double ------------------------------------------------------------------------------------------------------
+
+
+def test_the_double_shows_old_memory_to_whoever_waits_for_another_gpus_stream(gpus: Gpus) -> None:
+    enter(SECOND)
+    there, host = torch.ones(3).to(SECOND), torch.empty(3, pin_memory=True)
+    host.copy_(there, non_blocking=True)
+    enter(torch.device("cuda", 0))
+    event = torch.cuda.Event()
+    event.record()
+    event.synchronize()
+    assert host.tolist() == [0.0] * 3
+    record(gpus.current_stream(SECOND)).synchronize()  # type: ignore[arg-type]
+    assert host.tolist() == [1.0] * 3
+
+
+def no_device_set(_: Gpus) -> None:
+    in_a_thread(lambda: torch.empty(3, pin_memory=True))
+
+
+def no_wait(gpus: Gpus) -> None:
+    there = torch.empty(3, pin_memory=True).to(SECOND, non_blocking=True)
+    with gpus.on_stream(gpus.new_stream(SECOND)):
+        there.add(1)
+
+
+def changed_too_early(_: Gpus) -> None:
+    host = torch.empty(3, pin_memory=True)
+    host.to(SECOND, non_blocking=True)
+    host.fill_(1.0)
+
+
+@pytest.mark.parametrize(
+    ("misuse", "said"),
+    [
+        (no_device_set, r"touches CUDA before torch\.cuda\.set_device"),
+        (no_wait, "used on a stream that has not waited"),
+        (changed_too_early, "changed before it was copied"),
+    ],
+)
+def test_the_double_fails_what_a_gpu_would_not_forgive(
+    monkeypatch: pytest.MonkeyPatch, misuse: Callable[[Gpus], None], said: str
+) -> None:
+    def run() -> None:
+        with two_gpus(monkeypatch) as gpus:
+            enter(SECOND)
+            misuse(gpus)
+
+    with pytest.raises(AssertionError, match=said):
+        run()
+
+
+# --- choosing --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def driver(tmp_path: Path) -> Path:
+    file = tmp_path / "version"
+    file.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  470.57.02  Tue Jul 13\nGCC version: 9\n")
+    return file
+
+
+def test_a_granted_gpu_that_torch_cannot_use_is_refused_with_both_versions(driver: Path) -> None:
+    with pytest.raises(UserError) as refused:
+        choose_device(environ={"CUDA_VISIBLE_DEVICES": "3"}, driver=driver)
+    said = str(refused.value)
+    assert said.startswith("GPU 3: granted to this process, but torch cannot use it")
+    assert "470.57.02" in said
+    assert torch.__version__ in said
+    assert f"CUDA {torch.version.cuda}" in said
+    assert "\n" not in said
+
+
+@pytest.mark.parametrize("granted", [{}, {"CUDA_VISIBLE_DEVICES": ""}, {"CUDA_VISIBLE_DEVICES": "-1"}])
+def test_a_process_without_a_granted_gpu_takes_the_cpu_of_a_gpu_machine(granted: dict[str, str], driver: Path) -> None:
+    assert choose_device(environ=granted, driver=driver) == torch.device("cpu")
+
+
+def test_a_machine_without_a_driver_may_claim_gpus_and_takes_the_cpu(tmp_path: Path) -> None:
+    assert choose_device(environ={"CUDA_VISIBLE_DEVICES": "0"}, driver=tmp_path / "none") == torch.device("cpu")
+
+
+def test_each_local_rank_takes_its_own_gpu(gpus: Gpus) -> None:
+    assert [choose_device(rank) for rank in range(3)] == [torch.device("cuda", n) for n in (0, 1, 0)]
+    assert gpus.contexts == {0, 1}

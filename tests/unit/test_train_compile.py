@@ -1,0 +1,88 @@
+"""The U-Net's blocks compiled, and laid out for convolutions: which graphs there are, and that numbers are the same."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from sdp.train.strategies import channels_last, compile_blocks
+from tests.tiny_model import UNET
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler() -> Iterator[None]:
+    with torch._dynamo.config.patch():  # what is set inside is set back
+        torch._dynamo.reset()
+        yield
+    torch._dynamo.reset()
+
+
+class Graphs:
+    """A compiler that runs graphs as they are, and keeps them."""
+
+    def __init__(self) -> None:
+        self.dynamic: list[bool] = []
+
+    def __call__(self, graph: torch.fx.GraphModule, _inputs: list[Any]) -> Callable[..., Any]:
+        values = [node.meta.get("example_value") for node in graph.graph.find_nodes(op="placeholder")]
+        sizes = [size for value in values for size in (value.shape if isinstance(value, Tensor) else [value])]
+        self.dynamic.append(any(isinstance(size, torch.SymInt) for size in sizes))
+        return graph.forward
+
+
+def unet() -> nn.Module:
+    from diffusers import UNet2DConditionModel
+
+    torch.manual_seed(0)
+    made: nn.Module = UNet2DConditionModel.from_config(UNET)
+    return made
+
+
+def learn(model: nn.Module, count: int = 2) -> tuple[Tensor, list[Tensor]]:
+    """A forward and a backward pass; what comes out, and the gradients."""
+    draw = torch.Generator().manual_seed(1)
+    latents, text = torch.randn(count, 4, 16, 16, generator=draw), torch.randn(count, 77, 32, generator=draw)
+    model.zero_grad()
+    predicted: Tensor = model(latents, torch.arange(count), text[..., : UNET["cross_attention_dim"]]).sample
+    predicted.square().mean().backward()  # type: ignore[no-untyped-call]
+    return predicted.detach(), [weights.grad.clone() for weights in model.parameters() if weights.grad is not None]
+
+
+def test_each_graph_has_one_shape_and_gradients_are_those_of_the_plain_model() -> None:
+    graphs, compiled = Graphs(), unet()
+    compile_blocks(compiled, graphs)
+    (predicted, gradients), (expected, reference) = learn(compiled), learn(unet())
+    assert len(graphs.dynamic) > 2
+    assert not any(graphs.dynamic)
+    assert torch.allclose(predicted, expected, atol=1e-5)
+    assert all(torch.allclose(one, other, atol=1e-6) for one, other in zip(gradients, reference, strict=True))
+
+
+def test_another_size_of_batch_adds_graphs_of_its_own_and_no_dynamic_one() -> None:
+    graphs, compiled = Graphs(), unet()
+    compile_blocks(compiled, graphs)
+    learn(compiled)
+    count = len(graphs.dynamic)
+    learn(compiled)
+    assert len(graphs.dynamic) == count
+    learn(compiled, count=3)
+    assert len(graphs.dynamic) == 2 * count
+    assert not any(graphs.dynamic)
+
+
+@pytest.mark.parametrize("weights", [True, False], ids=["ddp", "fsdp"])
+def test_convolutions_see_channels_last_images_whether_or_not_their_weights_are(weights: bool) -> None:
+    model: Any = unet()
+    layouts: list[bool] = []
+    channels_last(model, weights=weights)
+    for layer in (model.conv_in, *[model.down_blocks[0].resnets[0].conv1] * weights):
+        layer.register_forward_pre_hook(
+            lambda _, inputs: layouts.append(inputs[0].is_contiguous(memory_format=torch.channels_last))
+        )
+    (predicted, gradients), (expected, reference) = learn(model), learn(unet())
+    assert layouts == [True] * (1 + weights)
+    assert model.conv_out.weight.is_contiguous(memory_format=torch.channels_last) == weights
+    assert torch.allclose(predicted, expected, atol=1e-5)
+    assert all(torch.allclose(one, other, atol=1e-6) for one, other in zip(gradients, reference, strict=True))

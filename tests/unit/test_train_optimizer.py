@@ -1,0 +1,103 @@
+"""The optimizer beside torch's own, and what keeps a step from being taken."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from sdp.config.train import OptimizerConfig
+from sdp.train.optimizer import AdamW, Guard, LossScale
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(5, 7), nn.Linear(7, 3))
+
+
+def give_gradients(some: nn.Module, step: int, factor: float = 1.0) -> None:
+    draw = torch.Generator().manual_seed(step)
+    for weights in some.parameters():
+        weights.grad = torch.randn(weights.shape, generator=draw) * factor
+
+
+def tensors(some: nn.Module, optimizer: AdamW) -> dict[str, Tensor]:
+    state = {**dict(some.named_parameters()), **optimizer.state_dict()}
+    return {name: tensor.detach().clone() for name, tensor in state.items()}
+
+
+NO, YES = torch.tensor(0.0), torch.tensor(1.0)
+
+
+def test_steps_are_those_of_torchs_adamw_with_its_clipping() -> None:
+    config: Any = OptimizerConfig(learning_rate=1e-2, weight_decay=0.1)
+    ours, theirs = model(), model()
+    optimizer, reference = AdamW(ours, config), torch.optim.AdamW(theirs.parameters(), lr=1e-2, weight_decay=0.1)
+    for step in range(5):
+        give_gradients(ours, step)
+        give_gradients(theirs, step)
+        norm = nn.utils.clip_grad_norm_(theirs.parameters(), 2.0)
+        assert norm > 2.0
+        reference.step()
+        optimizer.step(1e-2, skip=NO, divisor=norm / 2.0)
+    for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        assert torch.allclose(mine, other, rtol=1e-5, atol=1e-7)
+        assert torch.allclose(
+            optimizer.state_dict()["exp_avg.0.weight"], reference.state[next(theirs.parameters())]["exp_avg"]
+        )
+
+
+def test_a_skipped_step_leaves_no_trace() -> None:
+    config: Any = OptimizerConfig(learning_rate=1e-2)
+    skipping, plain = model(), model()
+    optimizer, reference = AdamW(skipping, config), AdamW(plain, config)
+    for step in (1, 2):
+        for some, each in ((skipping, optimizer), (plain, reference)):
+            give_gradients(some, step)
+            each.step(1e-2, skip=NO)
+        before = tensors(skipping, optimizer)
+        give_gradients(skipping, 0, float("nan"))
+        optimizer.step(1e-2, skip=YES)
+        assert all(torch.equal(value, before[name]) for name, value in tensors(skipping, optimizer).items())
+    expected = tensors(plain, reference)
+    assert all(torch.equal(value, expected[name]) for name, value in tensors(skipping, optimizer).items())
+
+
+@pytest.mark.parametrize(
+    ("loss", "norm", "weight", "verdict"),
+    [
+        (0.5, 1.0, 8.0, "good"),
+        (0.5, 1.0, 0.0, "empty"),
+        (float("nan"), 1.0, 8.0, "not_finite"),
+        (0.5, float("inf"), 8.0, "not_finite"),
+        (0.5, 30.0, 8.0, "spike"),
+        (float("nan"), float("nan"), 0.0, "empty"),
+    ],
+)
+def test_the_device_skips_what_the_host_calls_bad(loss: float, norm: float, weight: float, verdict: str) -> None:
+    guard = Guard(spike=10.0, usual_norm=2.0, good_steps=100)
+    skip = guard.skips(*map(torch.tensor, (loss, norm, weight)))
+    assert skip.item() == float(verdict != "good")
+    assert guard.judge(loss, norm, weight, skipped=bool(skip)) == verdict
+
+
+def test_a_leap_is_no_leap_while_the_model_learns_to_walk() -> None:
+    guard = Guard(spike=10.0, usual_norm=2.0, good_steps=99)
+    assert guard.skips(*map(torch.tensor, (0.5, 30.0, 8.0))).item() == 0.0
+
+
+def test_the_loss_scale_moves_as_torchs_own() -> None:
+    ours = LossScale(torch.device("cpu"), enabled=True)
+    theirs = torch.amp.GradScaler("cpu", enabled=True)
+    weights = nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([weights])
+    for norm in [1.0, float("inf"), *[1.0] * 2001, float("nan"), 1.0]:
+        weights.grad = theirs.scale(torch.tensor([norm]))
+        theirs.step(optimizer)
+        theirs.update()
+        ours.update(torch.tensor(norm))
+    state = theirs.state_dict()
+    assert ours.state() == (state["scale"], state["_growth_tracker"])
+    other = LossScale(torch.device("cpu"), enabled=True)
+    other.restore(*ours.state())
+    assert other.state() == ours.state()

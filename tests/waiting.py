@@ -1,0 +1,26 @@
+"""Waiting for a condition, with a deadline: here, or in a thread while something else goes on."""
+
+import threading
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def until(condition: Callable[[], T], what: str, deadline_s: float = 120.0, every_s: float = 0.02) -> T:
+    """Ask until the answer is true, and return it."""
+    deadline = time.monotonic() + deadline_s
+    while not (answer := condition()):
+        assert time.monotonic() < deadline, f"not within {deadline_s:g} s: {what}"
+        time.sleep(every_s)
+    return answer
+
+
+def as_soon_as(condition: Callable[[], T], then: Callable[[T], object], deadline_s: float = 240.0) -> threading.Thread:
+    """Wait in a thread for a condition, and do something with its answer; return the thread, to be joined."""
+    thread = threading.Thread(
+        target=lambda: then(until(condition, f"what {then.__qualname__} waits for", deadline_s)), daemon=True
+    )
+    thread.start()
+    return thread
