@@ -24,6 +24,7 @@ ROOMS: tuple[Mapping[str, str], ...] = (
         "hardware": "GPUs and instances: names, memory, peak rates. An unknown GPU stays unknown.",
         "device": "The device that a process computes on; threads, streams and events that stay on it.",
         "cluster": "Connecting to Ray, and placing work by accelerator.",
+        "waiting": "Waiting for places on a cluster that may have to grow, and saying what is missing.",
         "pool": "A pool of equal workers on Ray Data, for generate and evaluate.",
         "telemetry": "The names, units and labels of all metrics, and where they go.",
         "charts": "Curves as SVG, and jinja2 templates.",
@@ -67,11 +68,13 @@ RAY_ROOMS = frozenset({"demo", "cli"})
 RAY_FILES = frozenset(
     {
         *(f"sdp/{stage}/job.py" for stage in STAGES),
+        "sdp/train/launch.py",
         "sdp/train/online.py",
         "sdp/cluster.py",
         "sdp/kube/allreduce.py",
         "sdp/pool.py",
         "sdp/encode/pipeline.py",
+        "sdp/waiting.py",
         "sdp/telemetry/ray_metrics.py",
     }
 )

@@ -1,6 +1,6 @@
 """Units of work over a pool of equal workers: actors of Ray Data, one GPU each; or one worker in this process.
 
-    crew = Crew("generators", config.scaling)
+    crew = Crew("generate", "generators", config.scaling)
     crew.join()
     for made in crew.work_off(partial(Worker, orders), tasks): ...
 
@@ -13,7 +13,7 @@ import pickle
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from sdp import cluster, telemetry
@@ -28,6 +28,7 @@ Made = TypeVar("Made")
 _Task = TypeVar("_Task", contravariant=True)
 _Made = TypeVar("_Made", covariant=True)
 
+_MORE = "join a larger cluster (RAY_ADDRESS)"
 _TASK_RETRIES = 30
 """Against a task that kills its worker for ever. Of a node that has gone Ray hears after seconds, and each try
 meanwhile to reach its actors counts as one."""
@@ -44,10 +45,10 @@ class Worker(Protocol[_Task, _Made]):
 class Crew:
     """The workers that there shall be."""
 
+    job: str
     what: str
     """What they are called, as in `generators`."""
     scaling: WorkersConfig
-    start_timeout_s: float = 1800.0
     output: str = ""
     """What the job writes to: the name of its metrics."""
 
@@ -65,18 +66,15 @@ class Crew:
             cluster.require_reachable()
 
     def join(self) -> None:
-        """Join the cluster, and refuse what could never start there."""
+        """Join the cluster, refuse what could never start there, and wait until there are places for the fewest."""
         if self.alone:
             return
-        resources, can_grow = cluster.connect(), "RAY_ADDRESS" in os.environ
-        cluster.require_accelerator("scaling.accelerator", self.scaling.accelerator, can_grow=can_grow)
-        what = "GPU" if cluster.on_gpus("scaling", self.scaling) else "CPU"
-        there, least = int(resources.get(what, 0)), self.scaling.least
-        if least > there and not can_grow:
-            raise UserError(
-                f"scaling.num_workers: expected at most {there} here, got {least}; each takes a {what}, lower it "
-                "or join a larger cluster (RAY_ADDRESS)"
-            )
+        from sdp.waiting import place_of, wait_for
+
+        cluster.connect()
+        grows = "RAY_ADDRESS" in os.environ
+        fewest = replace(place_of("scaling", self.scaling, grows=grows, more=_MORE), most=self.scaling.least)
+        wait_for(self.job, [fewest], self.scaling.wait_s, grows=grows)
 
     def work_off(
         self,
@@ -111,7 +109,7 @@ class Crew:
 
         gpus = float(cluster.on_gpus("scaling", self.scaling))
         items = [{"task": pickle.dumps(task)} for task in tasks]
-        patience = cluster.data_settings(wait_for_min_actors_s=round(self.start_timeout_s))
+        patience = cluster.data_settings(wait_for_min_actors_s=round(self.scaling.wait_s))
         with patience, warnings.catch_warnings():
             # That further arguments go away in 2.64. By default Ray tries again without end what kills its process.
             warnings.simplefilter("ignore", RayDeprecationWarning)
@@ -138,8 +136,7 @@ class Crew:
         if isinstance(error, GetTimeoutError):
             return UserError(
                 f"scaling.num_workers: {self.scaling.least} {self.what} have not started within "
-                f"{self.start_timeout_s:g} s; let the cluster grow, ask for fewer or for another accelerator, or raise "
-                "scaling.start_timeout_s"
+                f"{self.scaling.wait_s:g} s, though there was room; see their logs with `ray logs`"
             )
         line = one_line(error)[-300:]
         return SdpError(f"the work of the {self.what} was broken off ({line}); run it again: it goes on where it was")

@@ -18,7 +18,7 @@ from sdp.train.world import World
 from tests.waiting import as_soon_as
 
 if TYPE_CHECKING:
-    from sdp.train.job import TrainSummary
+    from sdp.train.driver import TrainSummary
 
 
 def config(root: Path, run: str = "run", **changes: Any) -> TrainConfig:

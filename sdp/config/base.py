@@ -159,11 +159,11 @@ Uri = Annotated[str, AfterValidator(check_uri), Says("a URI")]
 FolderUri = Annotated[str, AfterValidator(check_folder_uri), Says("a URI")]
 """A folder to write: a local path, or file://, s3:// or gs://."""
 
+LONGEST_S = 604_800
+"""Seconds of a week: a deadline that is longer is none, and clocks overflow at the absurd."""
 Name = Annotated[str, Field(min_length=1)]
 Endpoint = Annotated[Name, AfterValidator(check_endpoint), Says("an address such as https://host:port")]
 """Of an S3-compatible store."""
-LONGEST_S = 604_800
-"""Seconds of a week: a deadline that is longer is none, and clocks overflow at the absurd."""
 HeaderText = Annotated[str, Field(min_length=1, pattern=r"^[ -~]+$"), Says("some text of printable ASCII characters")]
 """What may stand in a header of HTTP."""
 Positive = Annotated[int, Field(ge=1)]
@@ -200,6 +200,13 @@ class WorkersConfig(Section):
         None,
         "Whether each worker gets a GPU where accelerator is null. null gives it one if this machine has GPUs; on a "
         "cluster that was joined, say true or false.",
+    )
+
+    wait_s: float = key(
+        1800.0,
+        "Seconds to wait for places on the cluster while it grows; then the job ends, and says what did not come.",
+        gt=0,
+        le=LONGEST_S,
     )
 
     @property

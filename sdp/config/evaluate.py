@@ -4,7 +4,6 @@ from collections.abc import Iterable
 from typing import Literal
 
 from sdp.config.base import (
-    LONGEST_S,
     REQUIRED,
     JobConfig,
     Name,
@@ -120,9 +119,6 @@ class EvaluatorsConfig(WorkersConfig):
 
     batch_size: Positive = key(64, "Pictures that an evaluator looks at at once; halved where memory is short.")
     threads: Positive = key(4, "Threads in which an evaluator decodes and resizes pictures.")
-    start_timeout_s: float = key(
-        1800.0, "Seconds to wait for the first evaluators to start, while the cluster grows.", gt=0, le=LONGEST_S
-    )
 
 
 class EvaluateConfig(JobConfig):

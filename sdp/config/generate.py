@@ -4,7 +4,6 @@ from collections.abc import Iterable
 from typing import Literal
 
 from sdp.config.base import (
-    LONGEST_S,
     REQUIRED,
     JobConfig,
     Name,
@@ -60,9 +59,6 @@ class GeneratorConfig(WorkersConfig):
     """The generators and where they are."""
 
     batch_size: Positive = key(8, "Pictures that a generator draws at once; halved where memory has no room for them.")
-    start_timeout_s: float = key(
-        1800.0, "Seconds to wait for the first generators to start, while the cluster grows.", gt=0, le=LONGEST_S
-    )
 
 
 class GenerateConfig(JobConfig):

@@ -4,7 +4,6 @@ from collections.abc import Iterable, Sequence
 from typing import Annotated, Literal
 
 from sdp.config.base import (
-    LONGEST_S,
     REQUIRED,
     JobConfig,
     Labels,
@@ -114,9 +113,6 @@ class EncodeConfig(WorkersConfig):
     )
     compile: bool = key(False, "Compile the encoders with torch.compile: a slower start, faster batches on GPU.")
     channels_last: bool = key(True, "Keep images channels-last in memory: faster convolutions.")
-    start_timeout_s: float = key(
-        900.0, "How long to wait for the first encoder's place on a cluster that is growing.", gt=0, le=LONGEST_S
-    )
 
     def contradictions(self) -> Iterable[Problem]:
         yield from super().contradictions()

@@ -179,9 +179,6 @@ class TrainEncodeConfig(WorkersConfig):
     )
     compile: bool = key(False, "Compile the encoders with torch.compile: a slower start, faster batches on GPU.")
     channels_last: bool = key(True, "Keep images channels-last in memory: faster convolutions.")
-    start_timeout_s: float = key(
-        900.0, "How long to wait for the first encoder's place on a cluster that is growing.", gt=0, le=LONGEST_S
-    )
 
 
 class ObjectiveConfig(Section):

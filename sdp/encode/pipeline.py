@@ -309,7 +309,7 @@ def refuse(state: State, placement: Placement, transforms: int, waited_s: float)
         have = ", ".join(sorted(cluster.accelerators())) or "no accelerators"
         raise UserError(
             f"encode.accelerator: no node offered {what} free within {timeout_s:g} s; the cluster has {have}; "
-            "let the cluster grow, ask for another type, or raise encode.start_timeout_s"
+            "let the cluster grow, ask for another type, or raise encode.wait_s"
         )
     if not state.transformed and waited_s > max(_SLOWEST_S, timeout_s):
         where = f" with the labels {cluster.told_labels(placement.labels)}" if placement.labels else ""

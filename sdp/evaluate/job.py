@@ -175,4 +175,4 @@ def _measured(config: EvaluateConfig, orders: LossOrders) -> LossFound:
 
 
 def _crew(config: EvaluateConfig) -> Crew:
-    return Crew("evaluators", config.scaling, config.scaling.start_timeout_s, config.output.uri)
+    return Crew("evaluate", "evaluators", config.scaling, config.output.uri)

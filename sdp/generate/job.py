@@ -171,7 +171,7 @@ class _Run:
 
 
 def _crew(config: GenerateConfig) -> Crew:
-    return Crew("generators", config.scaling, config.scaling.start_timeout_s, config.output.uri)
+    return Crew("generate", "generators", config.scaling, config.output.uri)
 
 
 def _write_sheet(dataset: Dataset, told: _Told, config: GenerateConfig) -> str | None:

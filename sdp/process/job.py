@@ -358,7 +358,7 @@ def _placement(config: ProcessConfig, resources: dict[str, float]) -> Placement:
         accelerator=encode.accelerator,
         gpus=gpus,
         encoder_cpus=1 if reserves else 0,
-        start_timeout_s=encode.start_timeout_s,
+        start_timeout_s=encode.wait_s,
         labels=config.transform.node_labels,
         concurrency=config.transform.concurrency,
         output=config.output.uri,

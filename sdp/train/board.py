@@ -12,6 +12,16 @@ class Told:
     failures: list[str] = field(default_factory=list)
     fatal: Exception | None = None
     reason: str = ""
+    """Why the newest attempt ended, if no failure ended it."""
+
+    @property
+    def resizing(self) -> bool:
+        """Whether the newest attempt ended in order to go on with more workers."""
+        return self.reason.endswith(RESIZE)
+
+
+RESIZE = "there is room for more trainers"
+"""The reason of a stop that is none."""
 
 
 class Board:
@@ -31,9 +41,14 @@ class Board:
     def begin(self, rank: int) -> Told:
         """A worker starts."""
         if rank == 0:
-            if self._told.attempts and len(self._told.failures) == self._failures_before:
-                self._add(_without_a_word(self._workers))
-            self._told = replace(self._told, attempts=self._told.attempts + 1)
+            told = self._told
+            if told.resizing:
+                self._told = replace(told, reason="")
+                self._wish = None if self._wish == RESIZE else self._wish
+            else:
+                if told.attempts and len(told.failures) == self._failures_before:
+                    self._add(_without_a_word(self._workers))
+                self._told = replace(self._told, attempts=told.attempts + 1)
             self._workers, self._failures_before = [], len(self._told.failures)
         return self._told
 
@@ -74,6 +89,8 @@ class Board:
         return self._line, said
 
     def told(self) -> Told:
+        """After an attempt: what its workers have told. Their figures are void by then."""
+        self._line = None
         return self._told
 
 
@@ -81,5 +98,5 @@ def _without_a_word(workers: list[str]) -> str:
     """A process that is killed cannot say so, and Ray ends the others before they can."""
     if not workers:
         return "the workers ended before they had begun, and none said why"
-    why = "killed, its node lost, or Ray changed their number"
+    why = "killed, or its node lost"
     return f"none of these said why it ended ({why}): {', '.join(workers)}"

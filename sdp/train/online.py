@@ -118,7 +118,7 @@ def plan_staff(config: TrainConfig, images: ImagesDataset, resources: dict[str, 
         first_transforms=transform.concurrency or max(1, free),
         chunks=max(fits, 2 * most + 1),
         labels=dict(transform.node_labels),
-        start_timeout_s=encode.start_timeout_s,
+        start_timeout_s=encode.wait_s,
         run=config.output.uri,
     )
 
@@ -499,7 +499,7 @@ class Pool:
         there = ", ".join(sorted(cluster.accelerators())) or "no accelerators"
         return UserError(
             f"encode.accelerator: no node offered {what} within {staff.start_timeout_s:g} s; the cluster has {there}; "
-            "let the cluster grow, ask for another type, or raise encode.start_timeout_s"
+            "let the cluster grow, ask for another type, or raise encode.wait_s"
         )
 
     @property

@@ -19,8 +19,8 @@ STAGES: Mapping[str, tuple[str, ...]] = {
     "download": ("download",),
     "process": ("process",),
     "train": ("train", "process"),
-    "generate": ("generate",),
-    "evaluate": ("evaluate",),
+    "generate": ("generate", "pool"),
+    "evaluate": ("evaluate", "pool"),
 }
 
 OWN_READERS = {"contradictions"}  # a check of the value is not a use of it
@@ -105,7 +105,8 @@ def _last(node: ast.AST) -> str:
 
 
 def _sources(rooms: Iterable[str]) -> list[str]:
-    paths = [path for room in rooms for path in sorted((ROOT / "sdp" / room).rglob("*.py"))]
+    paths = [path for room in rooms for path in sorted((ROOT / "sdp").glob(f"{room}.py"))]
+    paths += [path for room in rooms for path in sorted((ROOT / "sdp" / room).rglob("*.py"))]
     return [path.read_text(encoding="utf-8") for path in paths] + [_own_methods()]
 
 

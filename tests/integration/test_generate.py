@@ -311,7 +311,7 @@ def generators() -> dict[str, Any]:
 
 
 def test_what_a_generator_finds_wrong_is_told_in_its_own_words(
-    nodes: dict[str, str], checkpoint: str, tmp_path: Path
+    nodes: dict[str, str], checkpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert nodes
     model = tiny_model(tmp_path / "model")
@@ -320,13 +320,19 @@ def test_what_a_generator_finds_wrong_is_told_in_its_own_words(
         job.run(generate_config(tmp_path / "out", spoilt, scaling={"use_gpu": True}))
     assert str(told.value) == f"{spoilt}: has NaN or infinite weights; take an earlier checkpoint"
     for scaling, line in (
-        ({"num_workers": 5, "use_gpu": True}, "scaling.num_workers: expected at most 4 here, got 5"),
+        (
+            {"num_workers": 5, "use_gpu": True},
+            "scaling.num_workers: expected at most 4, got 5: the cluster has 4 GPUs; lower it",
+        ),
         ({"num_workers": 5}, "scaling.use_gpu: expected true or false on a cluster where scaling.accelerator is null"),
         ({"accelerator": "H100"}, "scaling.accelerator: expected an accelerator type that a node offers, got 'H100'"),
     ):
         with pytest.raises(UserError) as refused:
             job.run(generate_config(tmp_path / "out2", checkpoint, scaling=scaling))
         assert str(refused.value).startswith(line)
-    waiting = {"num_workers": 3, "accelerator": "A10G", "start_timeout_s": 2.0}  # which has two GPUs
-    with pytest.raises(UserError, match=r"^scaling\.num_workers: 3 generators have not started within 2 s; "):
+    monkeypatch.setenv("RAY_ADDRESS", "a cluster that may grow")
+    waiting = {"num_workers": 3, "accelerator": "A10G", "wait_s": 2.0}  # which has two GPUs
+    with pytest.raises(
+        UserError, match=r"^scaling\.wait_s: no node offered 3 A10G GPUs \(2 of 3 ready\) within 2\.0 s; "
+    ):
         job.run(generate_config(tmp_path / "out3", checkpoint, PROMPTS, scaling=waiting, output={"rows_per_file": 1}))

@@ -98,7 +98,7 @@ def test_a_place_that_does_not_come_is_not_waited_for_for_ever(
 ) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "a cluster that may grow")
     make_images(tmp_path, rows=10)
-    settings = ("encode.accelerator=H100", "encode.start_timeout_s=3")
+    settings = ("encode.accelerator=H100", "encode.wait_s=3")
     began = time.monotonic()
     with pytest.raises(UserError, match=r"no node offered H100 .* within 3 s; the cluster has A100, A10G"):
         job.run(config_of(tmp_path / "images", tmp_path / "out", model, *settings))

@@ -15,7 +15,8 @@ from ray.cluster_utils import Cluster
 
 from sdp.config import TrainConfig
 from sdp.storage import open_storage
-from sdp.train.job import TrainSummary, run
+from sdp.train.driver import TrainSummary
+from sdp.train.job import run
 from sdp.train.run_folder import RunFolder
 from tests.local_ray import several_nodes
 from tests.process_kit import DEADLY, images_table, make_images, picture

@@ -352,11 +352,11 @@ def test_whatever_stands_in_the_place_of_a_key_the_answer_is_lines_and_no_accide
     ("job", "path"),
     [
         ("download", "storage.timeout_s"),
-        ("process", "encode.start_timeout_s"),
-        ("train", "encode.start_timeout_s"),
+        ("process", "encode.wait_s"),
+        ("train", "encode.wait_s"),
         ("train", "watchdog_s"),
-        ("generate", "scaling.start_timeout_s"),
-        ("evaluate", "scaling.start_timeout_s"),
+        ("generate", "scaling.wait_s"),
+        ("evaluate", "scaling.wait_s"),
     ],
 )
 def test_a_duration_that_no_clock_can_hold_is_refused(job: str, path: str) -> None:

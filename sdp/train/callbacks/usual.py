@@ -1,0 +1,74 @@
+"""The callbacks that every worker has, by the configuration."""
+
+from collections.abc import Callable
+from typing import Any
+
+from sdp.config import TrainConfig
+from sdp.model.load import load_unet_config
+from sdp.model.sources import resolve
+from sdp.train.callbacks.base import Callback
+from sdp.train.callbacks.checkpoints import SaveCheckpoints
+from sdp.train.callbacks.metrics import RecordMetrics
+from sdp.train.callbacks.profile import Profile
+from sdp.train.callbacks.stragglers import NameSlowest
+from sdp.train.callbacks.telemetry import EmitMetrics
+from sdp.train.callbacks.tensorboard import WriteEvents
+from sdp.train.callbacks.watchdog import Watchdog
+from sdp.train.callbacks.weights_and_biases import TellWandb
+from sdp.train.world import World
+
+
+def make_callbacks(
+    config: TrainConfig, world: World, emit: EmitMetrics, publish: Callable[[dict[str, Any]], Any]
+) -> list[Callback]:
+    """Return what every worker does beside training; `publish` is called with each line of the metrics."""
+    sinks: list[Callable[[dict[str, Any]], Any]] = [emit.line, publish]
+    writers: list[Callback] = []
+    if config.log.tensorboard:
+        writers.append(events := WriteEvents())
+        sinks.append(events.line)
+    if config.log.wandb.project is not None:
+        writers.append(wandb := TellWandb(config.log.wandb.project))
+        sinks.append(wandb.line)
+
+    def write(line: dict[str, Any]) -> None:
+        for sink in sinks:
+            sink(line)
+
+    callbacks: list[Callback] = [
+        SaveCheckpoints(config.checkpoint.every_steps),
+        *_quality(config),
+        NameSlowest(config.log.every_steps),
+        RecordMetrics(config.log.every_steps, _flops(config, world), write),
+        emit,
+        *writers,
+    ]
+    if config.watchdog_s is not None:
+        callbacks.append(Watchdog(config.watchdog_s))
+    if config.profile.steps is not None:
+        callbacks.append(Profile(config.profile.steps, config.profile.start))
+    return callbacks
+
+
+def _quality(config: TrainConfig) -> list[Callback]:
+    """Return the callbacks that show how good the model is by now."""
+    callbacks: list[Callback] = []
+    if config.evaluate.every_steps is not None:
+        from sdp.train.callbacks.validation import MeasureUnseen
+
+        callbacks.append(MeasureUnseen(config))
+    if config.samples.every_steps is not None:
+        from sdp.train.callbacks.samples import DrawSamples
+
+        callbacks.append(DrawSamples(config))
+    return callbacks
+
+
+def _flops(config: TrainConfig, world: World) -> float | None:
+    """Return the operations of a sample, for MFU. Only on the main worker's GPU, since counting takes some seconds."""
+    if not world.is_main or world.device.type != "cuda":
+        return None
+    from sdp.train.flops import unet_flops
+
+    model = resolve(config.model.source, storage=config.storage.options())
+    return unet_flops(load_unet_config(model.path), config.data.resolution)

@@ -1,0 +1,56 @@
+"""What the driver of a run does, whether the workers are its own process or actors of Ray."""
+
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from sdp.errors import SdpError, one_line
+from sdp.train.state import TrainState
+from sdp.train.trainer import Trainer
+
+
+@dataclass(frozen=True, slots=True)
+class TrainSummary:
+    """The result of a job."""
+
+    run: str
+    checkpoint: str | None
+    state: TrainState
+    reason: str
+    """Why it ended."""
+    recoveries: int = 0
+    """How often the workers were started again after a failure."""
+
+
+@contextmanager
+def on_signals(signals: Sequence[signal.Signals], action: Callable[[str], Any]) -> Iterator[None]:
+    """Call `action` with a signal's name when it comes, rather than the handler before; only the main thread can."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handlers = {
+        number: signal.signal(number, lambda number, _: action(signal.Signals(number).name)) for number in signals
+    }
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+def record_start(trainer: Trainer, event: str, workers: list[str], **details: Any) -> None:
+    """Write a start to the run's events, and a resize if the number of workers is not that of the start before."""
+    run, step = trainer.checkpointer.run, trainer.state.step
+    before = [past.get("workers") for past in run.events() if past["event"] in ("training", "recovered")]
+    if before and isinstance(before[-1], list) and len(before[-1]) != len(workers):
+        run.record("resize", from_step=step, workers=[len(before[-1]), len(workers)])
+    run.record(event, from_step=step, workers=workers, **details)
+
+
+def failure_line(error: Exception) -> str:
+    """Return an error as one line of the run's events."""
+    text = one_line(error, 300)
+    return text if isinstance(error, SdpError) else f"{type(error).__name__}: {text}"

@@ -1,0 +1,177 @@
+"""Waiting for workers' places on a cluster that may have to grow.
+
+    trainers = Place("scaling", {"GPU": 1}, least=24, most=32, labels={"ray.io/accelerator-type": "A100"})
+    encoders = Place("encode", {"GPU": 1}, least=8, most=8, labels={"ray.io/accelerator-type": "A10G"})
+    _, count = wait_for("train", [encoders, trainers], wait_s=1800, grows=True)
+
+All places are asked for at once, by placement groups: an autoscaler brings nodes for them, two jobs do not each hold
+half of what both need, and they end with the driver, however that ends.
+"""
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import ray
+from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
+
+from sdp import cluster
+from sdp.config import WorkersConfig
+from sdp.console import duration, say
+from sdp.errors import UserError
+
+_POLL_S = 0.2
+_FIRST_LINE_S = 5.0
+_LINES_S = 30.0
+_SETTLE_S = 60.0
+"""How long nothing has to have changed before fewer workers than the most will do, if more could still come."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where equal workers of one kind go."""
+
+    section: str
+    """The section of the configuration that asks for them."""
+    bundle: Mapping[str, float]
+    """The resources of one worker."""
+    least: int
+    most: int
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """Labels of the nodes, as Ray selects by them."""
+
+    @property
+    def capacity(self) -> int:
+        """How many workers the nodes that are alive could hold, were they free."""
+        nodes = [node["Resources"] for node in cluster.nodes_with(self.labels)]
+        return sum(min(int(node.get(name, 0) // need) for name, need in self.bundle.items()) for node in nodes)
+
+    def progress(self, count: int, clock: str = "") -> str:
+        """Say how far the cluster is with so many workers: `4 A100 GPUs (2 of 4 ready, 1:30)`."""
+        resource, labels, capacity = "GPU" if "GPU" in self.bundle else "CPU", dict(self.labels), self.capacity
+        name = _amount(count * self.bundle[resource], resource, labels.pop(cluster.ACCELERATOR_LABEL, None))
+        name += f" with {cluster.told_labels(labels)}" if labels else ""
+        state = f"{capacity} of {count} ready" if capacity < count else "there, but taken"
+        return f"{name} ({', '.join(filter(None, (state, clock)))})"
+
+
+def place_of(section: str, workers: WorkersConfig, *, grows: bool, more: str) -> Place:
+    """Return where a job's workers go; refuse what a cluster that does not grow can never offer.
+
+    `more` says how to get more workers.
+    """
+    kind, resource = workers.accelerator, "GPU" if cluster.on_gpus(section, workers) else "CPU"
+    cluster.require_accelerator(f"{section}.accelerator", kind, can_grow=grows)
+    labels = {cluster.ACCELERATOR_LABEL: kind} if kind else {}
+    count = int(sum(node["Resources"].get(resource, 0) for node in cluster.nodes_with(labels)))
+    if workers.least > count and not grows:
+        raise UserError(
+            f"{section}.num_workers: expected at most {count}, got {workers.least}: the cluster has "
+            f"{_amount(count, resource, kind)}; lower it, or {more}"
+        )
+    return Place(section, {resource: 1.0}, workers.least, workers.most, labels)
+
+
+class Request:
+    """An open request for groups of workers of a place, each group together or not at all."""
+
+    def __init__(self, place: Place, counts: Sequence[int]) -> None:
+        labels, bundle = dict(place.labels), dict(place.bundle)
+        self._groups: list[tuple[int, PlacementGroup]] = [
+            (count, placement_group([bundle] * count, bundle_label_selector=[labels] * count if labels else None))
+            for count in counts
+        ]
+
+    def __enter__(self) -> "Request":
+        return self
+
+    @property
+    def ready(self) -> int:
+        """How many workers have a place."""
+        table = placement_group_table()
+        return sum(n for n, group in self._groups if table.get(group.id.hex(), {}).get("state") == "CREATED")
+
+    def __exit__(self, *_: object) -> None:
+        for _count, group in self._groups:
+            remove_placement_group(group)
+
+
+def wait_for(
+    job: str, places: Sequence[Place], wait_s: float, *, grows: bool, check: Callable[[], None] = lambda: None
+) -> list[int]:
+    """Wait until all places have room for their workers; return how many workers each has room for.
+
+    The most are asked for. Where they do not come, fewer do, once the cluster has not changed for a while. What is
+    missing is said every half minute, and raised after `wait_s`. `check` is called meanwhile, and may raise.
+    """
+    began = changed = time.monotonic()
+    pause, line_at, before = threading.Event(), began + _FIRST_LINE_S, list[tuple[int, int]]()
+    counts = [place.most for place in places]
+    requests = [Request(place, [place.most]) for place in places]
+    try:
+        while True:
+            check()
+            now = time.monotonic()
+            state = [(request.ready, place.capacity) for request, place in zip(requests, places, strict=True)]
+            if state != before:
+                before, changed = state, now
+            missing = [number for number, (ready, _) in enumerate(state) if not ready]
+            if not missing:
+                return counts
+            if now - began > wait_s:
+                what = " and ".join(places[number].progress(places[number].least) for number in missing)
+                raise no_place(places[missing[-1]].section, what, wait_s)
+            if now > line_at:
+                for number in missing:
+                    say(f"{job}: waiting for {places[number].progress(counts[number], duration(now - began))}")
+                line_at = now + _LINES_S
+            for number in missing:
+                place, capacity = places[number], state[number][1]
+                taken = capacity >= counts[number]  # by others, or by workers that have just ended
+                settled = now - changed > (_SETTLE_S if grows or taken else 1.0)
+                if settled and place.least <= capacity and place.least < counts[number]:
+                    counts[number] = place.least if taken else capacity
+                    requests[number].__exit__()
+                    requests[number] = Request(place, [counts[number]])
+            pause.wait(_POLL_S)
+    finally:
+        for request in requests:
+            request.__exit__()
+
+
+def no_place(section: str, what: str, wait_s: float) -> UserError:
+    """Say in one line what did not come, and what the cluster has instead."""
+    return UserError(
+        f"{section}.wait_s: no node offered {what} within {duration(wait_s)}; the cluster has {_offer()}"
+        f"{_autoscaler()}; let the cluster grow, ask for what it has, or raise {section}.wait_s"
+    )
+
+
+def _offer() -> str:
+    """What the nodes that are alive have, free or not."""
+    amounts: Counter[tuple[str, str]] = Counter()
+    for node in cluster.nodes_with({}):
+        kind = node.get("Labels", {}).get(cluster.ACCELERATOR_LABEL, "")
+        amounts["GPU", kind] += node["Resources"].get("GPU", 0)
+        amounts["CPU", ""] += node["Resources"].get("CPU", 0)
+    words = [_amount(amount, resource, kind) for (resource, kind), amount in sorted(amounts.items()) if amount]
+    return ", ".join(words) or "nothing"
+
+
+def _autoscaler() -> str:
+    """What the autoscaler is doing about it, if there is one."""
+    from ray.autoscaler.v2.sdk import get_cluster_status
+
+    status: Any = get_cluster_status(ray.get_runtime_context().gcs_address)
+    words = [f"{one.count} {one.ray_node_type_name} failed to start ({one.details})" for one in status.failed_launches]
+    starting = [node.ray_node_type_name for node in status.pending_nodes]
+    starting += [one.ray_node_type_name for one in status.pending_launches for _ in range(one.count)]
+    words += [f"{starting.count(kind)} {kind} being started" for kind in sorted(set(starting))]
+    return f" (autoscaler: {'; '.join(words)})" if words else ""
+
+
+def _amount(amount: float, resource: str, kind: str | None = None) -> str:
+    return f"{amount:g} {f'{kind} ' if kind else ''}{resource}{'s' if amount != 1 else ''}"
