@@ -244,6 +244,7 @@ def _plan_arguments(parser: Parser) -> None:
     parser.add_argument("--prices", metavar="FILE", help="your prices, in the shape of sdp/plan/prices.yaml")
     parser.add_argument("--run", metavar="URI", help="a run on such GPUs, whose measured speed counts")
     parser.add_argument("--deadline", metavar="HOURS", type=float, help="name the cheapest plan that is done by then")
+    parser.add_argument("--page", metavar="FILE", help="write a page with pictures as well")
     parser.add_argument("--budget", metavar="MONEY", type=float, help="name the fastest plan that costs no more")
     parser.add_argument("--json", action="store_true", help="for programs")
 
@@ -269,6 +270,13 @@ def _plan(given: Arguments) -> None:
     work = make.work_of(config, prices, options)
     speeds = make.speeds_of(config, work, given.run)
     answer = show.answer(work, speeds, prices, deadline_h=given.deadline, budget=given.budget)
+    if given.page:
+        from pathlib import Path
+
+        from sdp.report.plan import write_plan
+
+        write_plan(answer, work, speeds, prices, Path(given.page))
+        _say(f"wrote {given.page}; open it in a browser")
     print(json.dumps(show.as_json(answer, prices)) if given.json else show.as_text(answer, prices))
 
 

@@ -263,6 +263,11 @@ def interval_h(work: Work, rate: float) -> float:
     return work.checkpoint_samples / rate / 3600
 
 
+def online(phase: Phase, work: Work, encoders: int, speeds: Speeds, prices: Prices) -> Stage:
+    """Return a phase in online mode with so many encoders."""
+    return _train(phase, replace(work, mode="online", encoder_gpus=encoders), speeds, prices)
+
+
 # --- alternatives ----------------------------------------------------------------------------------------------------
 
 

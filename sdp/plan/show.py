@@ -11,6 +11,9 @@ from sdp.plan.model import Plan, best_interval, encoders_needed, stretch
 from sdp.plan.prices import Prices
 from sdp.plan.speeds import Speeds
 
+HEADER = ("", "stage", "images", "img/s", "limit", "hours", "GPU-hours")
+OTHERS = ("with as many trainers", "hours", "GPU-hours")
+
 
 @dataclass(frozen=True, slots=True)
 class Answer:
@@ -61,13 +64,11 @@ def answer(work: Work, speeds: Speeds, prices: Prices, *, deadline_h: float | No
 
 def as_text(answer: Answer, prices: Prices) -> str:
     """Return an answer for a person."""
-    header = ("", "stage", "images", "img/s", "limit", "hours", "GPU-hours", prices.currency)
     shown = list(answer.modes) or [answer.own]
-    rows = [row for each in shown for row in _rows(each, mine=each.name == answer.own.name)]
-    parts = [table(rows, header), "* what the configuration asks for" if answer.modes else ""]
+    lines = [row for each in shown for row in rows(each, " *" * (each.name == answer.own.name))]
+    parts = [table(lines, (*HEADER, prices.currency)), "* what the configuration asks for"]
     if answer.others:
-        brief = [(p.name, f"{p.hours:,.1f}", f"{p.gpu_hours:,.0f}", f"{p.cost:,.0f}", p.basis) for p in answer.others]
-        parts += ["", table(brief, ("with as many trainers", "hours", "GPU-hours", prices.currency, "speeds"))]
+        parts += ["", table(brief_rows(answer.others), (*OTHERS, prices.currency, "speeds"))]
     parts += ["", *(f"{subject}: {note}" for subject, note in answer.notes.items())]
     parts += ["", "Where the figures come from:", *(f"  {source}" for source in answer.sources)]
     return "\n".join(parts)
@@ -89,9 +90,10 @@ def _json(plan: Plan) -> dict[str, Any]:
     return asdict(plan) | {"hours": plan.hours, "gpu_hours": plan.gpu_hours, "cost": plan.cost}
 
 
-def _rows(plan: Plan, *, mine: bool) -> list[tuple[str, ...]]:
-    name = plan.name + " *" * mine
-    rows = [
+def rows(plan: Plan, mark: str = "") -> list[tuple[str, ...]]:
+    """Return the lines of a plan's table, under HEADER and the currency."""
+    name = plan.name + mark
+    lines = [
         (
             *(name if number == 0 else "", stage.name, f"{stage.samples:,}" if stage.samples else ""),
             *(f"{stage.rate:,.0f}" if stage.rate else "", stage.limit),
@@ -99,7 +101,12 @@ def _rows(plan: Plan, *, mine: bool) -> list[tuple[str, ...]]:
         )
         for number, stage in enumerate(plan.stages)
     ]
-    return [*rows, ("", "all", "", "", "", f"{plan.hours:,.1f}", f"{plan.gpu_hours:,.0f}", f"{plan.cost:,.0f}")]
+    return [*lines, ("", "all", "", "", "", f"{plan.hours:,.1f}", f"{plan.gpu_hours:,.0f}", f"{plan.cost:,.0f}")]
+
+
+def brief_rows(plans: Sequence[Plan]) -> list[tuple[str, ...]]:
+    """Return a line for each plan, under OTHERS, the currency and "speeds"."""
+    return [(p.name, f"{p.hours:,.1f}", f"{p.gpu_hours:,.0f}", f"{p.cost:,.0f}", p.basis) for p in plans]
 
 
 def _brief(plan: Plan, prices: Prices) -> str:

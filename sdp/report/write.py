@@ -7,7 +7,7 @@ from tempfile import mkdtemp
 
 import sdp
 from sdp.errors import UserError
-from sdp.report.page import render
+from sdp.report.page import Section, render
 from sdp.report.sections import IN_RUN, gather
 from sdp.storage import StorageOptions, open_storage
 from sdp.storage.named import written
@@ -28,15 +28,20 @@ def write_report(
     if out is not None and not out.absolute().parent.is_dir():
         raise UserError(f"report: --out: expected a file in a folder that exists, got {str(out)!r}")
     sections = gather(uris, options, pictures=pictures)
+    file = out or _beside(open_storage(uris[0], options).uri)
+    write_page(title, sections, file)
+    return file, len(sections)
+
+
+def write_page(title: str, sections: Sequence[Section], file: Path) -> None:
+    """Write sections as one page, whole or not at all."""
     now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
     page = render(title, sections, f"written {now} by sdp {sdp.__version__}").encode()
-    file = out or _beside(open_storage(uris[0], options).uri)
     try:
         with written(file) as sink:
             sink.write(page)
     except OSError as error:
         raise UserError(f"report: --out: {file}: cannot be written ({error.strerror}); choose another place") from error
-    return file, len(sections)
 
 
 def _beside(uri: str) -> Path:

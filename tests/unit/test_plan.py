@@ -304,3 +304,21 @@ def test_a_plan_loads_neither_torch_nor_ray() -> None:
     code = "import sys; from sdp.cli import main; main(['plan']); print(*{'torch', 'ray'} & set(sys.modules), sep=',')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
     assert done.stdout.splitlines()[-1] == ""
+
+
+def test_the_page_draws_throughput_that_rises_with_encoders_until_trainers_are_the_limit(tmp_path: Path) -> None:
+    import xml.etree.ElementTree as ET
+
+    page = tmp_path / "plan.html"
+    argv = [word for setting in ("scaling.num_workers=32", "max_steps=1000") for word in ("--set", setting)]
+    assert main(["plan", *argv, "--page", str(page)]) == 0
+    svg = page.read_text().split("Images a second, 32 A100-80G at 256 px")[1]
+    svg = svg[svg.index("<svg") : svg.index("</svg>") + 6]
+    line = next(e for e in ET.fromstring(svg).iter() if e.tag.endswith("polyline") and e.get("points"))
+    heights = [-float(point.split(",")[1]) for point in str(line.get("points")).split()]
+    assert heights == sorted(heights)
+    assert heights[-1] == heights[-5] > heights[5]
+    own = work("scaling.num_workers=32", "max_steps=1000")
+    few, enough, many = (make.online(own.phases[0], own, n, Speeds("ddp"), PRICES) for n in (10, 40, 60))
+    assert few.rate == pytest.approx(1018.75)
+    assert enough.cost < min(few.cost, many.cost)

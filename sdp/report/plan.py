@@ -1,0 +1,58 @@
+"""The page of a plan: its tables, and throughput and money against the number of encoders."""
+
+from pathlib import Path
+
+from sdp import charts
+from sdp.charts import Line
+from sdp.plan import make
+from sdp.plan.make import Work
+from sdp.plan.model import encoders_needed
+from sdp.plan.prices import Prices
+from sdp.plan.show import HEADER, OTHERS, Answer, brief_rows, rows
+from sdp.plan.speeds import Speeds
+from sdp.report.page import Block, Drawing, Section, Table, listing
+from sdp.report.write import write_page
+
+_POINTS = 40
+_BEYOND = 1.6
+"""How far the curves go, as a multiple of the encoders that trainers need."""
+
+
+def write_plan(answer: Answer, work: Work, speeds: Speeds, prices: Prices, out: Path) -> None:
+    """Write the plan as one page."""
+    shown = list(answer.modes) or [answer.own]
+    blocks: list[Block] = [Table("Modes", (*HEADER, prices.currency), [row for each in shown for row in rows(each)])]
+    for phase in work.phases if work.trainer_gpus else ():
+        blocks += _encoders(phase, work, speeds, prices)
+    if answer.others:
+        blocks.append(Table("Other GPUs", (*OTHERS, prices.currency, "speeds"), brief_rows(answer.others)))
+    blocks += listing("Conclusions", [f"{subject}: {note}" for subject, note in answer.notes.items()])
+    blocks += listing("Where the figures come from", answer.sources)
+    own = answer.own
+    figures = [("hours", f"{own.hours:,.1f}"), ("GPU-hours", f"{own.gpu_hours:,.0f}")]
+    figures += [(prices.currency, f"{own.cost:,.0f}"), ("speeds", own.basis)]
+    write_page("sdp plan", [Section("Plan", own.name, answer.notes.get("cheapest", ""), True, figures, blocks)], out)
+
+
+def _encoders(phase: make.Phase, work: Work, speeds: Speeds, prices: Prices) -> list[Block]:
+    """Draw training on images against the number of encoders, beside training on latents."""
+    trainer, encoder = str(work.trainers.gpu), str(work.encoders.gpu)
+    most = speeds.train(trainer, phase.resolution).value * work.trainer_gpus
+    needed = encoders_needed(most, speeds.encode(encoder, phase.resolution).value)
+    end = max(4, round(needed * _BEYOND))
+    counts = sorted({max(1, round(end * n / _POINTS)) for n in range(1, _POINTS + 1)} | {needed})
+    stages = [make.online(phase, work, count, speeds, prices) for count in counts]
+    enough = make.online(phase, work, needed, speeds, prices)
+    x = [float(count) for count in counts]
+    millions = phase.samples / 1e6
+    where = f"{work.trainer_gpus} {trainer} at {phase.resolution} px"
+    axis = f"{encoder} that encode"
+    rate = [Line("online", x, [stage.rate for stage in stages]), Line("offline", x, [most] * len(x), faint=True)]
+    money = [
+        Line("online", x, [stage.cost / millions for stage in stages]),
+        Line("trainers alone", x, [enough.hours * enough.groups[0].per_hour / millions] * len(x), faint=True),
+    ]
+    return [
+        Drawing(f"Images a second, {where}", charts.lines(rate, x_name=axis, zero=True, half=True), True),
+        Drawing(f"{prices.currency} a million images, {where}", charts.lines(money, x_name=axis, half=True), True),
+    ]
