@@ -66,8 +66,8 @@ def _wait(api: Api, name: str, say: Say) -> None:
         state = wait_until_finished(api, name, STOP_WAIT_S + SEEN_S)
     except Missing:
         return
-    except KeyboardInterrupt:
-        say(f"{name} goes on stopping; sdp status {name} shows it")
+    except KeyboardInterrupt as error:
+        error.add_note(f"{name} goes on stopping; sdp status {name} shows it")
         raise
     if not state.finished:
         raise StillRunning(

@@ -10,7 +10,7 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -172,7 +172,7 @@ def _train_here(config: TrainConfig, plan: Plan, folder: RunFolder, lease: Lease
 
         emit = EmitMetrics(telemetry.begin(config.output.uri))
         callbacks = [*_callbacks(config, world, emit, show), CheckLease(lease)]
-        with _on_signals((signal.SIGTERM, signal.SIGINT), lambda name: _wish(stop, name)):
+        with _on_signals(lambda name: setattr(stop, "reason", name)):
             try:
                 trainer = assemble(config, world, callbacks=callbacks, stop=stop)
                 reason = trainer.train()
@@ -182,12 +182,6 @@ def _train_here(config: TrainConfig, plan: Plan, folder: RunFolder, lease: Lease
                 raise
     folder.record("end", reason=reason, step=trainer.state.step)
     return TrainSummary(config.output.uri, folder.checkpoint(trainer.state.step).uri, trainer.state, reason)
-
-
-def _wish(stop: Stop, name: str) -> None:
-    if stop.reason is not None:
-        raise KeyboardInterrupt  # the second time it is meant
-    stop.reason = name
 
 
 def _train_on_ray(config: TrainConfig, plan: Plan, folder: RunFolder, lease: Lease) -> TrainSummary:
@@ -202,7 +196,7 @@ def _train_on_ray(config: TrainConfig, plan: Plan, folder: RunFolder, lease: Lea
     pool = _start_pool(config, resources)
     os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.5")
     with tempfile.TemporaryDirectory(prefix="sdp-train-") as scratch, _following(board, lease, plan):
-        trainer = TorchTrainer(
+        trainer = _Trainer(
             work,
             train_loop_config={
                 "config": config.model_dump(mode="json"),
@@ -409,7 +403,7 @@ class CheckLease(Callback):
 
 @contextmanager
 def _following(board: Any, lease: Lease, plan: Plan) -> Iterator[None]:
-    """Meanwhile show the progress, hand on SIGTERM, and tell the workers if the lease is lost."""
+    """Meanwhile show the progress, hand on SIGTERM and Ctrl-C, and tell the workers if the lease is lost."""
     done = threading.Event()
 
     def follow() -> None:
@@ -434,7 +428,7 @@ def _following(board: Any, lease: Lease, plan: Plan) -> Iterator[None]:
     thread = threading.Thread(target=follow, name="sdp-follow", daemon=True)
     thread.start()
     try:
-        with _on_signals((signal.SIGTERM,), board.stop.remote):
+        with _on_signals(board.stop.remote):
             yield
     finally:
         done.set()
@@ -442,17 +436,34 @@ def _following(board: Any, lease: Lease, plan: Plan) -> Iterator[None]:
 
 
 @contextmanager
-def _on_signals(signals: Sequence[signal.Signals], then: Callable[[str], Any]) -> Iterator[None]:
-    """Meanwhile do this when a signal comes, with its name; only the main thread can."""
+def _on_signals(then: Callable[[str], Any]) -> Iterator[None]:
+    """Call `then` with the name of a SIGINT or SIGTERM; a second Ctrl-C interrupts. Only the main thread can."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, lambda number, _: then(signal.Signals(number).name)) for number in signals}
+    asked = False
+
+    def handle(number: int, _: object) -> None:
+        nonlocal asked
+        name = signal.Signals(number).name
+        if asked and number == signal.SIGINT:
+            raise KeyboardInterrupt(name)
+        if not asked:
+            say(f"train: {name}: ends after this step, with a checkpoint; Ctrl-C now ends it without")
+            then(name)
+        asked = True
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+class _Trainer(TorchTrainer):
+    def _register_sigint_handler(self, controller: Any) -> None:
+        """Leave Ctrl-C to us: Ray Train aborts the run without a checkpoint, and with exit code 0."""
 
 
 def _scaling(config: TrainConfig, use_gpu: bool) -> Any:
