@@ -10,6 +10,7 @@ import argparse
 import errno
 import io
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -318,9 +319,12 @@ def _job_command(name: str, summary: str, **flags: str) -> Command:
         config = load(name, given.config, given.set)
         try:
             job = import_module(f"sdp.{name}.job")
-            job.run(config, dry_run=given.dry_run, **{flag: getattr(given, flag) for flag in flags})
+            result = job.run(config, dry_run=given.dry_run, **{flag: getattr(given, flag) for flag in flags})
         except ModuleNotFoundError as error:
             raise _without(error, name) from error
+        asked, _, signal_name = str(getattr(result, "reason", "")).partition(": ")
+        if asked == "asked to stop" and signal_name in signal.Signals.__members__:
+            raise KeyboardInterrupt(signal_name)  # training ended in order, but before its end
 
     return Command(name, PIPELINE, summary, arguments, run, f"{name} --config {name}.yaml --set limit=1000")
 
@@ -598,9 +602,12 @@ def main(argv: Sequence[str] | None = None, commands: Sequence[Command] | None =
         _say(f"there is no space left{where} ({error.strerror}); make room, then run the same command again")
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is buffered has no place to go
         return UserError.exit_code
-    except KeyboardInterrupt:
-        _say("interrupted")
-        return 130
+    except KeyboardInterrupt as error:
+        number = signal.Signals[str(error) or "SIGINT"]
+        job = (sys.argv[1:] if argv is None else argv)[0] in JOBS
+        usual = "the same command continues where it stopped" if job else "run it again"
+        _say(f"stopped by {number.name}; {'; '.join(getattr(error, '__notes__', [usual]))}")
+        return 128 + number
     return code
 
 
@@ -615,6 +622,18 @@ def prepare_process() -> None:
     if os.path.expanduser("~") == "~":  # noqa: PTH111 - pathlib's raises
         os.environ["HOME"] = "/nonexistent"  # Ray and PyTorch do not start without one
     os.environ.setdefault("USER", str(os.getuid()))
+    for number in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _interrupt)
+
+
+def _interrupt(number: int, _: object) -> None:
+    """Raise KeyboardInterrupt with the signal's name; another Ctrl-C ends the process at once."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.signal(
+        signal.SIGTERM, signal.SIG_IGN
+    )  # `ray job stop` sends it to the supervisor, which hands it on, and to us
+    raise KeyboardInterrupt(signal.Signals(number).name)
 
 
 def _say(line: str) -> None:

@@ -10,11 +10,9 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping
-from types import FrameType
 from typing import Any
 
 from sdp.config import WorkersConfig
-from sdp.console import say
 from sdp.errors import SdpError, UserError
 
 _REACH_S = 10.0
@@ -46,7 +44,7 @@ def connect(**local: Any) -> dict[str, float]:
         if not os.environ.get("RAY_ADDRESS") and not os.access(os.path.expanduser("~"), os.W_OK):  # noqa: PTH111
             # Ray keeps its token in the home, and does not start where it cannot write one.
             os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
-        held = _Held()
+        held, before = _Held(), signal.getsignal(signal.SIGTERM)
         try:
             with held:
                 ray.init(log_to_driver=False, logging_level=logging.WARNING, configure_logging=True, **where)
@@ -55,13 +53,8 @@ def connect(**local: Any) -> dict[str, float]:
         held.hand_on(but="RAY_BACKEND_LOG_LEVEL")
         if threading.current_thread() is threading.main_thread():
             # Ray's own handler aborts the process: nothing would be let go of, no lease, no temporary file.
-            signal.signal(signal.SIGTERM, _stop)
+            signal.signal(signal.SIGTERM, before)
     return {name: float(count) for name, count in ray.cluster_resources().items()}  # type: ignore[no-untyped-call]  # Ray's
-
-
-def _stop(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 (what a handler is given)
-    say(f"sdp: stopped by {signal.Signals(number).name}; the same command goes on where this was")
-    raise SystemExit(128 + number)
 
 
 def joined() -> bool:

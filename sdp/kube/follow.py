@@ -139,9 +139,9 @@ def follow(api: Api, name: str, out: BinaryIO, say: Say) -> int:
             if pump.reader_gone:
                 raise BrokenPipeError
         return state.exit_code
-    except KeyboardInterrupt:
-        say(f"the job goes on without us; sdp logs {name} --follow looks again, sdp stop {name} ends it")
-        return 130
+    except KeyboardInterrupt as error:
+        error.add_note(f"the job goes on without us; sdp logs {name} --follow looks again, sdp stop {name} ends it")
+        raise
     finally:
         if pump:
             pump.stop()

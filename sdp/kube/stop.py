@@ -60,8 +60,8 @@ def _wait(api: Api, name: str, say: Say) -> None:
         state = wait_until_finished(api, name, STOP_WAIT_S + NOTICED_S)
     except Missing:
         return
-    except KeyboardInterrupt:
-        say(f"{name} goes on stopping; sdp status {name} shows it")
+    except KeyboardInterrupt as error:
+        error.add_note(f"{name} goes on stopping; sdp status {name} shows it")
         raise
     if not state.finished:
         raise StopFailed(

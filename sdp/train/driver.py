@@ -2,11 +2,12 @@
 
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from sdp.console import say
 from sdp.errors import SdpError, one_line
 from sdp.train.state import TrainState
 from sdp.train.trainer import Trainer
@@ -26,14 +27,24 @@ class TrainSummary:
 
 
 @contextmanager
-def on_signals(signals: Sequence[signal.Signals], action: Callable[[str], Any]) -> Iterator[None]:
-    """Call `action` with a signal's name when it comes, rather than the handler before; only the main thread can."""
+def on_signals(action: Callable[[str], Any]) -> Iterator[None]:
+    """Call `action` with the name of a SIGINT or SIGTERM; a second Ctrl-C interrupts. Only the main thread can."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    handlers = {
-        number: signal.signal(number, lambda number, _: action(signal.Signals(number).name)) for number in signals
-    }
+    asked = False
+
+    def handle(number: int, _: object) -> None:
+        nonlocal asked
+        name = signal.Signals(number).name
+        if asked and number == signal.SIGINT:
+            raise KeyboardInterrupt(name)
+        if not asked:
+            say(f"train: {name}: ends after this step, with a checkpoint; Ctrl-C now ends it without")
+            action(name)
+        asked = True
+
+    handlers = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield
     finally:

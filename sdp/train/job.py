@@ -4,7 +4,6 @@ Running the job again continues the run from its newest complete checkpoint.
 """
 
 import os
-import signal
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -135,7 +134,7 @@ def _train_here(config: TrainConfig, plan: Plan, folder: RunFolder, lease: Lease
 
         emit = EmitMetrics(telemetry.begin(config.output.uri))
         callbacks = [*make_callbacks(config, world, emit, show), CheckLease(lease)]
-        with on_signals((signal.SIGTERM, signal.SIGINT), lambda name: _stop(stop, name)):
+        with on_signals(lambda name: setattr(stop, "reason", name)):
             try:
                 trainer = assemble(config, world, callbacks=callbacks, stop=stop)
                 reason = trainer.train()
@@ -145,12 +144,6 @@ def _train_here(config: TrainConfig, plan: Plan, folder: RunFolder, lease: Lease
                 raise
     folder.record("end", reason=reason, step=trainer.state.step)
     return TrainSummary(config.output.uri, folder.checkpoint(trainer.state.step).uri, trainer.state, reason)
-
-
-def _stop(stop: Stop, name: str) -> None:
-    if stop.reason is not None:
-        raise KeyboardInterrupt  # the second signal does not wait for a checkpoint
-    stop.reason = name
 
 
 @dataclass

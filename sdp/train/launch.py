@@ -6,7 +6,6 @@ checkpoint. A worker that starts looks for the newest complete checkpoint in the
 """
 
 import os
-import signal
 import socket
 import tempfile
 import threading
@@ -171,6 +170,11 @@ class FollowBoard(Callback):
             self.stop.reason = self.stop.reason or wish
 
 
+class _Trainer(TorchTrainer):
+    def _register_sigint_handler(self, controller: Any) -> None:
+        """Leave Ctrl-C to us: Ray Train aborts the run without a checkpoint, and with exit code 0."""
+
+
 class TorchByDevice(TorchConfig):
     """A process group over NCCL where every worker's torch sees a GPU, else over gloo.
 
@@ -195,7 +199,7 @@ def _attempt(loop_config: dict[str, Any], trainers: Place, workers: int) -> Exce
     failures: Any = FailureConfig
     use_gpu = "GPU" in trainers.bundle
     with tempfile.TemporaryDirectory(prefix="sdp-train-") as scratch:
-        trainer = TorchTrainer(
+        trainer = _Trainer(
             work,
             train_loop_config=loop_config,
             scaling_config=scaling(
@@ -247,7 +251,7 @@ def _places_beside(config: TrainConfig, images: ImagesDataset | None, resources:
 
 @contextmanager
 def _following(board: Any, lease: Lease, plan: Plan, more: Place) -> Iterator[None]:
-    """Show the progress of an attempt, and hand on SIGTERM, a lost lease, and places that come for more trainers."""
+    """Show the progress of an attempt, and hand on SIGTERM, Ctrl-C, a lost lease, and places that come for more trainers."""
     done = threading.Event()
 
     def follow() -> None:
@@ -282,7 +286,7 @@ def _following(board: Any, lease: Lease, plan: Plan, more: Place) -> Iterator[No
     thread = threading.Thread(target=follow, name="sdp-follow", daemon=True)
     thread.start()
     try:
-        with on_signals((signal.SIGTERM,), board.stop.remote):
+        with on_signals(board.stop.remote):
             yield
     finally:
         done.set()

@@ -549,9 +549,8 @@ def test_interrupting_leaves_the_job_running_and_says_how_to_look_again(lab: Lab
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=30)
     assert process.returncode == 130
-    assert (
-        err.splitlines()[-1] == "sdp: the job goes on without us; sdp logs x --follow looks again, sdp stop x ends it"
-    )
+    how = "the job goes on without us; sdp logs x --follow looks again, sdp stop x ends it"
+    assert err.splitlines()[-1] == f"sdp: stopped by SIGINT; {how}"
     assert "Traceback" not in err
     assert not lab.ray.jobs["x-zz9zz"].stopped
     assert lab.jobs() == ["x"]

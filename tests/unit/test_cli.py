@@ -161,7 +161,7 @@ def test_an_interrupt_ends_with_130_and_one_line(capsys: pytest.CaptureFixture[s
         raise KeyboardInterrupt
 
     assert main(["go"], command_that(interrupt)) == 130
-    assert capsys.readouterr().err == "sdp: interrupted\n"
+    assert capsys.readouterr().err == "sdp: stopped by SIGINT; run it again\n"
 
 
 def test_a_bug_keeps_its_traceback() -> None:

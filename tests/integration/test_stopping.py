@@ -1,0 +1,64 @@
+"""Ctrl-C and SIGTERM, sent to real processes."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sdp.config import dump_yaml
+from sdp.storage import open_storage
+from sdp.train.run_folder import RunFolder
+from tests.latents import make_latents
+from tests.tiny_model import make_tiny_model
+from tests.training import config, when
+
+ROOT = Path(__file__).parents[2]
+SIGNALS = [signal.SIGINT, signal.SIGTERM]
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("stopping")
+    make_tiny_model(root / "model")
+    make_latents(root, 40, vocabulary=50)
+    return root
+
+
+@pytest.mark.parametrize("in_driver", ["true", "false"])
+@pytest.mark.parametrize("number", SIGNALS)
+def test_training_that_is_stopped_leaves_a_checkpoint_and_does_not_exit_with_0(
+    inputs: Path, tmp_path: Path, number: signal.Signals, in_driver: str
+) -> None:
+
+    job = tmp_path / "train.yaml"
+    how = config(inputs, output__uri=str(tmp_path / "run"), max_steps=100_000)
+    job.write_text(dump_yaml(how))
+    words = ["train", "--config", str(job), "--set", f"scaling.in_driver={in_driver}"]
+    folder = RunFolder(open_storage(str(tmp_path / "run")))
+    with subprocess.Popen(
+        [sys.executable, "-m", "sdp", *words], cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        when(folder, "training", lambda _: process.send_signal(number))
+        _, err = process.communicate(timeout=400)
+    assert process.returncode == 128 + number, err
+    assert err.splitlines()[-1] == f"sdp: stopped by {number.name}; the same command continues where it stopped"
+    assert "Traceback" not in err
+    assert folder.newest() is not None
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_command_that_is_stopped_says_so_in_one_line(tmp_path: Path, number: signal.Signals) -> None:
+    fifo = tmp_path / "config.yaml"
+    os.mkfifo(fifo)
+    words = [sys.executable, "-m", "sdp", "download", "--config", str(fifo)]
+    with (
+        subprocess.Popen(words, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process,
+        fifo.open("w"),  # opens when the command reads its configuration, and keeps it waiting for the rest
+    ):
+        process.send_signal(number)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 128 + number
+    assert err == f"sdp: stopped by {number.name}; the same command continues where it stopped\n"
