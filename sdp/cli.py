@@ -245,6 +245,9 @@ def _plan_arguments(parser: Parser) -> None:
     parser.add_argument("--prices", metavar="FILE", help="your prices, in the shape of sdp/plan/prices.yaml")
     parser.add_argument("--run", metavar="URI", help="a run on such GPUs, whose measured speed counts")
     parser.add_argument("--deadline", metavar="HOURS", type=float, help="name the cheapest plan that is done by then")
+    parser.add_argument(
+        "--memory", action="store_true", help="say whether it fits the GPU as well (a minute, needs torch)"
+    )
     parser.add_argument("--page", metavar="FILE", help="write a page with pictures as well")
     parser.add_argument("--budget", metavar="MONEY", type=float, help="name the fastest plan that costs no more")
     parser.add_argument("--json", action="store_true", help="for programs")
@@ -267,7 +270,7 @@ def _plan(given: Arguments) -> None:
             raise UsageError(f"plan: --{option}: expected more than 0, got {value:g}")
     prices = load_prices(given.prices)
     options = make.Options(given.trainers, given.encoders, given.rows, given.terms, given.have)
-    config = draft(given.job, given.config, given.set).config
+    config: Any = draft(given.job, given.config, given.set).config
     work = make.work_of(config, prices, options)
     speeds = make.speeds_of(config, work, given.run)
     answer = show.answer(work, speeds, prices, deadline_h=given.deadline, budget=given.budget)
@@ -278,7 +281,30 @@ def _plan(given: Arguments) -> None:
 
         write_plan(answer, work, speeds, prices, Path(given.page))
         _say(f"wrote {given.page}; open it in a browser")
-    print(json.dumps(show.as_json(answer, prices)) if given.json else show.as_text(answer, prices))
+    memories = _memories(config, work) if given.memory else []
+    if given.json:
+        from dataclasses import asdict
+
+        told = [asdict(each) | {"total": each.total, "largest_batch": each.largest_batch} for each in memories]
+        print(json.dumps(show.as_json(answer, prices) | {"memory": told}))
+        return
+    print(show.as_text(answer, prices))
+    if memories:
+        from sdp.train.memory import as_text
+
+        print("\n".join(["", *as_text(memories, config.data.resolution)]))
+
+
+def _memories(config: Any, work: Any) -> list[Any]:
+    if not work.trainer_gpus:
+        raise UsageError("plan: --memory: expected the job train; leave it out")
+    try:
+        from sdp.hardware import GPUS
+        from sdp.train.memory import estimates
+
+        return estimates(config, GPUS[work.trainers.gpu], work.trainer_gpus, work.trainers.gpus)
+    except ModuleNotFoundError as error:
+        raise _without(error, "plan --memory") from error
 
 
 # --- jobs ------------------------------------------------------------------------------------------------------------
