@@ -251,7 +251,7 @@ def _places_beside(config: TrainConfig, images: ImagesDataset | None, resources:
 
 @contextmanager
 def _following(board: Any, lease: Lease, plan: Plan, more: Place) -> Iterator[None]:
-    """Show the progress of an attempt, and hand on SIGTERM, Ctrl-C, a lost lease, and places that come for more trainers."""
+    """Show an attempt's progress; hand on SIGTERM, Ctrl-C, a lost lease, and places that come for more trainers."""
     done = threading.Event()
 
     def follow() -> None:

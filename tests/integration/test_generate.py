@@ -27,6 +27,8 @@ from sdp.storage import open_storage
 from tests.generate_kit import generate_config, make_checkpoint, tiny_model
 from tests.kit import LAYOUT, begin_images
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 ROOT = Path(__file__).resolve().parents[2]
 PROMPTS = ["a red circle", "a blue square", "z"]
 
@@ -117,8 +119,6 @@ sys.exit(main(sys.argv[1:]))
 WATCHED = """
 import sys
 from sdp.cli import main
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 code = main(sys.argv[1:])
 sys.exit(77 if "ray" in sys.modules else code)
 """
