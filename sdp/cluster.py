@@ -48,7 +48,7 @@ def connect(**local: Any) -> dict[str, float]:
         try:
             with held:
                 ray.init(log_to_driver=False, logging_level=logging.WARNING, configure_logging=True, **where)
-        except (ConnectionError, RuntimeError) as error:
+        except Exception as error:  # Ray raises a plain Exception where its own node does not start in time
             raise _not_joined(error, held.text) from error
         held.hand_on(but="RAY_BACKEND_LOG_LEVEL")
         if threading.current_thread() is threading.main_thread():

@@ -19,7 +19,7 @@ class AdamW:
     """
 
     def __init__(self, model: nn.Module, config: OptimizerConfig) -> None:
-        self._config = config
+        self._config: OptimizerConfig = config
         self._weights = dict(named_parameters(model))
         self._means = {name: torch.zeros_like(weights) for name, weights in self._weights.items()}
         self._squares = {name: torch.zeros_like(weights) for name, weights in self._weights.items()}
