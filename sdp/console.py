@@ -3,6 +3,7 @@
 Everything goes to standard error, so that standard output holds results alone.
 """
 
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -33,7 +34,7 @@ class Progress:
         self._file = file or sys.stderr
         self._terminal = self._file.isatty()
         self._shown_at: float | None = None
-        self._last = ""
+        self._last = self._shown = ""
 
     def __enter__(self) -> "Progress":
         return self
@@ -48,17 +49,19 @@ class Progress:
             self._show(text)
 
     def __exit__(self, *_: object) -> None:
-        if self._last:
+        if self._last != self._shown:
             self._show(self._last)
         if self._terminal:
             self._file.write("\n")
             self._file.flush()
 
     def _show(self, text: str) -> None:
-        line = f"{self._label}: {text}"
+        self._shown, line = text, f"{self._label}: {text}"
+        if self._terminal:  # a line that wraps would not be overwritten whole
+            width = shutil.get_terminal_size().columns - 1
+            line = line if len(line) <= width else f"{line[: width - 1]}…"
         self._file.write(f"\r\x1b[2K{line}" if self._terminal else f"{line}\n")
         self._file.flush()
-        self._last = "" if not self._terminal else self._last
 
 
 def table(rows: Iterable[Sequence[object]], header: Sequence[str] = ()) -> str:

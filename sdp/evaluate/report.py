@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sdp.console import duration
+from sdp.console import counted, duration
 from sdp.evaluate.prepare import Plan, pinned
 from sdp.telemetry import Telemetry
 
@@ -25,7 +25,7 @@ class Figures:
 
 def progress_line(figures: Figures) -> str:
     """Where a run is, and how fast."""
-    line = f"{figures.done:,} of {figures.total:,} pictures · {figures.rate:,.3g}/s"
+    line = f"{figures.done:,} of {counted(figures.total, 'picture')} · {figures.rate:,.3g}/s"
     if 0 < figures.done < figures.total:
         line += f" · ETA {duration((figures.total - figures.done) / figures.rate)}"
     return line
@@ -44,7 +44,7 @@ def forecast(plan: Plan) -> list[tuple[str, str]]:
     for side in plan.sides:
         count = side.pictures.count
         there = len(side.storage.names("parts/"))
-        many = f"{count:,} pictures" if count is not None else f"{len(side.pictures.files):,} Parquet files"
+        many = counted(count, "picture") if count is not None else f"{len(side.pictures.files):,} Parquet files"
         limit = f", {side.limit:,} of them at most" if side.limit is not None else ""
         lines.append((side.name, f"{side.pictures.uri}: {many}{limit}; {there:,} parts of features are there"))
     if plan.made is not None:
@@ -68,9 +68,11 @@ def closing(figures: Mapping[str, Any], said: list[str], uri: str) -> list[tuple
     lines: list[tuple[str, str]] = []
     if clip := figures.get("clip"):
         score = "no picture has a caption" if clip["score"] is None else _plus(clip["score"], clip["standard_error"], 2)
-        lines.append(("CLIP score", f"{score}, {clip['pictures']:,} pictures"))
+        lines.append(("CLIP score", f"{score}, {counted(clip['pictures'], 'picture')}"))
     if fid := figures.get("fid"):
-        lines.append(("FID", f"{fid['value']:.3f}, {fid['generated']:,} pictures against {fid['reference']:,}"))
+        lines.append(
+            ("FID", f"{fid['value']:.3f}, {counted(fid['generated'], 'picture')} against {fid['reference']:,}")
+        )
         if infinity := figures["fid_infinity"]:
             lines.append(("FID-infinity", f"{infinity['value']:.3f}, from {len(infinity['sizes'])} sizes"))
         if kid := figures["kid"]:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from sdp.config import GenerateConfig
-from sdp.console import duration, size
+from sdp.console import counted, duration, size
 from sdp.datasets.manifest import Dataset
 from sdp.datasets.output import Output
 from sdp.generate.layout import IMAGES
@@ -28,7 +28,7 @@ class Figures:
 
 def progress_line(figures: Figures) -> str:
     """Where a run is, and how fast."""
-    line = f"{figures.done:,} of {figures.total:,} pictures · {figures.rate:.2g}/s"
+    line = f"{figures.done:,} of {counted(figures.total, 'picture')} · {figures.rate:.2g}/s"
     if 0 < figures.done < figures.total:
         line += f" · ETA {duration((figures.total - figures.done) / figures.rate)}"
     return line
@@ -44,12 +44,12 @@ def forecast(
     weights = ", its moving average" if drawer.ema else ""
     gone = f" ({taken_down:,} of them taken down, and not drawn)" if taken_down else ""
     return [
-        ("prompts", f"{prompts:,}{gone}, {config.images_per_prompt:,} pictures each"),
+        ("prompts", f"{prompts:,}{gone}, {counted(config.images_per_prompt, 'picture')} each"),
         ("drawn with", f"{drawer.uri}{weights} (sha256 {drawer.digest[:16]}…)"),
         ("model", f"{drawer.model} (sha256 {(drawer.model.sha256 or '')[:16]}…)"),
         ("sampler", f"{sampler.scheduler}, {sampler.steps} steps, {guidance}, {config.resolution} px"),
         ("output", f"{config.output.uri}: {len(works) - len(pending)} of {len(works)} parts are there"),
-        ("to do", f"{len(pending)} parts, {sum(len(work.unit) for work in pending):,} pictures"),
+        ("to do", f"{counted(len(pending), 'part')}, {counted(sum(len(work.unit) for work in pending), 'picture')}"),
         ("generators", f"{scaling.num_workers} on {scaling.accelerator or 'any node'}"),
     ]
 
@@ -65,12 +65,15 @@ def closing(dataset: Dataset, figures: Figures, sheet: str | None, image_files: 
     """What there is now, what this run did, where to look."""
     counts = dataset.manifest.counts
     lines = [
-        ("written", f"{counts.written:,} of {counts.input:,} pictures, {size(dataset.manifest.size)}"),
+        ("written", f"{counts.written:,} of {counted(counts.input, 'picture')}, {size(dataset.manifest.size)}"),
         *((f"  {reason}", f"{count:,}") for reason, count in counts.reasons.items()),
     ]
     if figures.parts:
         lines.append(
-            ("this run", f"{figures.done:,} pictures in {duration(figures.elapsed_s)}, {figures.rate:.2g} a second")
+            (
+                "this run",
+                f"{counted(figures.done, 'picture')} in {duration(figures.elapsed_s)}, {figures.rate:.2g} a second",
+            )
         )
     else:
         lines.append(("this run", "nothing to do: every part was there"))

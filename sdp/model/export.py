@@ -41,6 +41,8 @@ def export(
     folder = find_checkpoint(checkpoint, options)
     config = read_json(folder, CONFIG)
     step = int(read_marker(folder)["state"]["step"])
+    if not step:
+        raise UserError(f"export: CHECKPOINT: {folder.uri}: step 0, which has learned nothing; train first")
     target = open_storage(out, options)
     if target.names():
         raise UserError(f"export: OUT: {target.uri}: there are files in it already; choose an empty folder")

@@ -310,5 +310,7 @@ def summary_lines(state: TrainState, checkpoint: str | None, reason: str) -> lis
     if state.empty:
         lines.append(f"train: {state.empty} steps had no row that counts (held out, taken down, beyond limit or bad)")
     if checkpoint:
-        lines += [f"train: checkpoint {checkpoint}", f"next: sdp export {checkpoint} OUT, or sdp generate with it"]
+        lines.append(f"train: checkpoint {checkpoint}")
+    if checkpoint and state.step:
+        lines.append(f"next: sdp export {checkpoint} OUT, or sdp generate with it")
     return lines

@@ -1,6 +1,7 @@
 """A checkpoint as a folder that diffusers loads."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,15 @@ def test_the_pipeline_loads_what_was_trained(
 @pytest.mark.parametrize("which", ["run", "run/checkpoints/latest", "run/checkpoints"])
 def test_a_runs_newest_checkpoint_can_be_named_by_the_run(root: Path, tmp_path: Path, which: str) -> None:
     assert export(str(root / which), str(tmp_path / "out")).checkpoint.endswith("run/checkpoints/step-000000004")
+
+
+@pytest.mark.usefixtures("trained")
+def test_a_checkpoint_that_has_learned_nothing_is_not_exported(root: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(root / "run/checkpoints/step-000000004", tmp_path / "checkpoint")
+    marker = json.loads((folder / "complete.json").read_text())
+    (folder / "complete.json").write_text(json.dumps({**marker, "state": {**marker["state"], "step": 0}}))
+    with pytest.raises(UserError, match="step 0, which has learned nothing"):
+        export(str(folder), str(tmp_path / "out"))
 
 
 def test_the_exported_sampler_knows_what_the_model_predicts(root: Path, tmp_path: Path) -> None:

@@ -1,0 +1,38 @@
+"""The progress line: as wide as the terminal, and never shown twice."""
+
+import io
+
+import pytest
+
+from sdp.console import Progress
+from sdp.train.plan import summary_lines
+from sdp.train.state import TrainState
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def shown(file: io.StringIO, *texts: str) -> str:
+    seconds = iter(range(len(texts)))
+    with Progress("job", every_s=10, file=file, clock=lambda: float(next(seconds))) as progress:
+        for text in texts:
+            progress.update(text)
+    return file.getvalue()
+
+
+def test_a_line_is_cut_to_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "20")
+    lines = shown(Terminal(), "x" * 50).split("\r\x1b[2K")
+    assert [line.rstrip("\n") for line in lines if line] == ["job: " + "x" * 13 + "…"]
+
+
+def test_the_last_line_is_shown_once() -> None:
+    assert shown(io.StringIO(), "1 of 2", "2 of 2", "2 of 2") == "job: 1 of 2\njob: 2 of 2\n"
+    assert shown(io.StringIO(), "1 of 1", "1 of 1") == "job: 1 of 1\n"
+
+
+def test_nobody_is_told_to_export_a_run_that_has_not_taken_a_step() -> None:
+    assert not any("sdp export" in line for line in summary_lines(TrainState(), "CHECKPOINT", "stopped"))
+    assert any("sdp export" in line for line in summary_lines(TrainState(step=1), "CHECKPOINT", "stopped"))
