@@ -32,6 +32,8 @@ def connect(**local: Any) -> dict[str, float]:
     if not ray.is_initialized():
         # A worker group's first start on a cluster that scales up takes longer than Train's minute.
         os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "1800")
+        # A killed driver keeps its share of Ray Data's resources for so long, by default for three minutes.
+        os.environ.setdefault("RAY_DATA_AUTOSCALING_REQUEST_EXPIRE_TIME_S", "30")
         # What fails and is asked for no more would be told with its whole stack: we have told it already, in one line.
         os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
         # Ray's core writes to this terminal, too: as an error, for one, that actors are given what they are made from.
@@ -127,9 +129,7 @@ def _not_joined(error: Exception, told: str) -> SdpError:
 @contextlib.contextmanager
 def data_settings(**settings: Any) -> Iterator[None]:
     """Settings of Ray Data for the datasets that are made meanwhile, and for no others in this process."""
-    # A killed driver keeps its share of the cluster for so long, and by default for three minutes.
-    os.environ.setdefault("RAY_DATA_AUTOSCALING_REQUEST_EXPIRE_TIME_S", "30")
-    from ray.data import DataContext  # which reads that as it is loaded
+    from ray.data import DataContext
 
     # What goes wrong there is raised as well, and told by us in one line.
     logging.getLogger("ray.data").setLevel(logging.CRITICAL)

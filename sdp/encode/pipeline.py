@@ -46,7 +46,7 @@ _SYSTEMATIC = 100
 """Failed transforms in a row after which the images are not to blame."""
 _SLOWEST_S = 900.0
 """Without a finished transform by then, there is no place for any."""
-_CLOSE_S = 20.0
+_CLOSE_S = 10.0
 _LARGE = 65_536
 """Bytes from which an array is not copied into the pickle."""
 _NOTE = b"sdp.note"
@@ -127,8 +127,8 @@ class State:
     error: SdpError | None = None
 
 
-Worker = tuple[str, str]
-"""A stage and a process."""
+Worker = tuple[str, str, str]
+"""A stage, a node and a process."""
 
 
 class Desk:
@@ -189,6 +189,20 @@ class Desk:
         """Note that a worker fails, at a piece or as it starts."""
         self._loading.discard(worker)
         self._bury(worker, number, reason)
+
+    async def stranded(self, alive: set[str]) -> list[int]:
+        """Note which nodes are alive; if an encoder's is gone, return the pieces that may wait for it for ever.
+
+        Ray starts the encoder again elsewhere, once there is room. Nobody tells which pieces were queued at it.
+        """
+        held: list[int] = []
+        encoders = False
+        for worker in [worker for worker in {*self._held, *self._encoders} if worker[1] not in alive]:
+            numbers = self._held.get(worker, [])
+            encoders |= worker[0] == "encode"
+            held += numbers
+            self._bury(worker, numbers[0] if numbers else None, "its node is gone")
+        return [*held, *self._ready] if encoders else []
 
     async def load(self, worker: Worker) -> None:
         """Note that an encoder begins to load."""
@@ -255,6 +269,11 @@ class Pipeline:
     def feed(self, number: int, item: Any) -> None:
         """Send an item into the pipeline under a number of its own."""
         self._desk.feed.remote([pack(number, item)])
+
+    def stranded(self, alive: set[str]) -> list[int]:
+        """Return the numbers of pieces that may wait for an encoder whose node is gone."""
+        numbers: list[int] = ray.get(self._desk.stranded.remote(alive))
+        return numbers
 
     def results(self, timeout_s: float) -> Iterator[Result]:
         """Wait for results, if need be, and return all that there are."""
@@ -363,10 +382,15 @@ def _value(column: pa.ChunkedArray) -> memoryview:
 
 def _dataset(stages: Stages, placement: Placement, desk: Any) -> Any:
     where = cluster.placement(placement.accelerator, placement.gpus)
-    limits = {"target_max_block_size": 1, "max_consecutive_actor_init_deaths": -1}
-    with cluster.data_settings(**limits), warnings.catch_warnings():
-        from ray.data import ActorPoolStrategy, TaskPoolStrategy, read_datasource
+    from ray.data import ActorPoolStrategy, TaskPoolStrategy, read_datasource
+    from ray.data.context import AutoscalingConfig
 
+    settings = cluster.data_settings(
+        target_max_block_size=1,
+        max_consecutive_actor_init_deaths=-1,
+        autoscaling_config=AutoscalingConfig(actor_pool_util_upscaling_threshold=1.0),
+    )
+    with settings, warnings.catch_warnings():
         # That further arguments go away in 2.64.
         warnings.simplefilter("ignore", RayDeprecationWarning)
         return (
@@ -392,10 +416,11 @@ def _dataset(stages: Stages, placement: Placement, desk: Any) -> Any:
                 fn_constructor_args=(ray.put(stages), desk, placement.output),
                 batch_size=1,  # Ray Data wants a number where there are GPUs
                 batch_format="pyarrow",
-                # The next pieces are fetched, and the next one's work is queued, while one is encoded.
+                # While one piece is encoded the next one is fetched and queued; more would wait there for nothing.
                 compute=ActorPoolStrategy(
                     min_size=placement.least,
                     max_size=placement.most,
+                    max_tasks_in_flight_per_actor=2,
                     max_concurrent_calls_per_actor=2,
                     enable_true_multi_threading=True,
                 ),
@@ -440,7 +465,7 @@ def _handed_out(desk: Any) -> Iterable[pa.Table]:
 def transform(block: pa.Table, stages: "ObjectRef[Stages]", desk: Any) -> pa.Table:
     """Transform one piece."""
     number, item = unpack(block)
-    worker = "transform", _process()
+    worker = "transform", _node(), _process()
     note = Note(number, transformed_on=_node())
     while (died := ray.get(desk.begin.remote(worker, number))) is None:
         try:
@@ -461,7 +486,7 @@ class Encode:
     def __init__(self, stages: "ObjectRef[Stages]", desk: Any, output: str) -> None:
         self._stages, self._desk = ray.get(stages), desk
         self._occupancy, self._told, self._lock = Occupancy(), (0.0, 0.0), threading.Lock()
-        self._worker = "encode", _process()
+        self._worker = "encode", _node(), _process()
         ray.get(desk.load.remote(self._worker))
         try:
             telemetry.begin(output).process("encoder")

@@ -50,11 +50,8 @@ _WAIT_S = 0.5
 _WINDOW_S = 30.0
 """Over which the progress line's rates are taken."""
 _EMIT_S = 1.0
-_LOOK_S = 10.0
+_LOOK_S = 5.0
 """How often to see what the cluster has."""
-_LATE_S = 300.0
-_LATE = 5
-"""A piece that has taken so long, and so many times what any other took, is sent again: its node may be gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +118,10 @@ class Units:
 
     def next_piece(self) -> Piece | None:
         """Return the next piece; None while units wait to be written, or at the end."""
-        while not self._queue:
+        while True:
+            while self._queue:
+                if self.misses(piece := self._queue.popleft()):
+                    return piece
             if self._exhausted or sum(not unit.missing for unit in self.open.values()) > _WRITES:
                 return None
             try:
@@ -132,7 +132,6 @@ class Units:
             self.open[work] = _Unit(set(pieces), retry)
             self._queue.extend(pieces)
             self._settle(work)  # a unit without pieces has a part all the same
-        return self._queue.popleft()
 
     def misses(self, piece: Piece) -> bool:
         """Return whether a piece's rows are missing: one that was sent twice comes twice."""
@@ -202,8 +201,7 @@ class _Run:
         self._done_before = output.done()
         self._units = Units(self._planned(pending))
         self._numbers = itertools.count()
-        self._under_way: dict[int, tuple[Piece, float]] = {}
-        self._slowest_s = 0.0
+        self._under_way: dict[int, Piece] = {}
         self._room = self._room_for(resources)
         self._writing: dict[ObjectRef[PartInfo], Work] = {}
         self._told = ray.put(self._orders)
@@ -250,22 +248,19 @@ class _Run:
         if now - self._looked > _LOOK_S:
             self._looked = now
             self._room = self._room_for(ray.cluster_resources())  # type: ignore[no-untyped-call]  # Ray's
-            late_s = max(_LATE_S, _LATE * self._slowest_s)
-            for number in [number for number, (_, since) in self._under_way.items() if now - since > late_s]:
-                self._units.repeat(self._under_way.pop(number)[0])
+            for number in pipeline.stranded({node["NodeID"] for node in cluster.nodes_with({})}):
+                if number in self._under_way:  # whichever copy comes first is taken
+                    self._units.repeat(self._under_way[number])
         while len(self._under_way) < self._room and (piece := self._units.next_piece()) is not None:
             retry = self._units.open[piece.work].retry
             number = next(self._numbers)
-            self._under_way[number] = piece, now
+            self._under_way[number] = piece
             pipeline.feed(number, (piece, None if retry is None else retry.rows))
 
     def _came(self, note: Note, rows: "ObjectRef[pa.Table]") -> None:
         if note.error is not None:
             raise note.error
-        if note.number not in self._under_way:
-            return
-        piece, since = self._under_way.pop(note.number)
-        self._slowest_s = max(self._slowest_s, time.monotonic() - since)
+        piece = self._under_way.pop(note.number)
         if not self._units.misses(piece):
             return
         if note.died is not None:

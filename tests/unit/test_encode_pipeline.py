@@ -12,7 +12,7 @@ from sdp.encode.pipeline import Desk, Note, Placement, State, pack, refuse, unpa
 from sdp.errors import ModelError, SdpError, UserError
 
 PLACEMENT = Placement(1, 1, None, 0.0, 1.0, 60.0, {}, None, "out")
-ENCODER, OTHER = ("encode", "one"), ("encode", "other")
+ENCODER, OTHER = ("encode", "node", "one"), ("encode", "other node", "other")
 DIED = "its worker died each time"
 
 
@@ -32,7 +32,7 @@ def test_of_what_a_dead_encoder_held_only_the_oldest_is_blamed() -> None:
         for encoder in (ENCODER, OTHER):
             assert await desk.begin(encoder, 1) is None
             assert await desk.begin(encoder, 2) is None
-        third = ("encode", "third")
+        third = ("encode", "node", "third")
         assert await desk.begin(third, 2) is None, "it was behind the piece that kills, twice"
         assert await desk.begin(third, 1) == DIED
 
@@ -44,9 +44,9 @@ def test_it_does_not_matter_which_piece_of_a_dead_encoder_comes_back_first() -> 
         for encoder in (ENCODER, OTHER):
             await desk.begin(encoder, 1)
             await desk.begin(encoder, 2)
-            await desk.begin(("encode", "next"), 2)
-            await desk.fail(("encode", "next"), None, "stopped")
-        assert await desk.begin(("encode", "last"), 1) == DIED
+            await desk.begin(("encode", "node", "next"), 2)
+            await desk.fail(("encode", "node", "next"), None, "stopped")
+        assert await desk.begin(("encode", "node", "last"), 1) == DIED
 
     at_desk(script)
 
@@ -56,8 +56,8 @@ def test_a_piece_that_was_done_is_not_blamed_when_it_is_done_again() -> None:
 
     async def script(desk: Desk) -> None:
         for _ in range(5):
-            assert await desk.begin(("transform", "a"), 1) is None
-            await desk.end(("transform", "a"), 1, items=3)
+            assert await desk.begin(("transform", "node", "a"), 1) is None
+            await desk.end(("transform", "node", "a"), 1, items=3)
 
     state = at_desk(script)
     assert (state.deaths, state.transforms, state.ready, state.items_transformed) == (0, 0, 1, 15)
@@ -65,7 +65,7 @@ def test_a_piece_that_was_done_is_not_blamed_when_it_is_done_again() -> None:
 
 def test_a_piece_that_fails_with_an_error_twice_is_refused_with_that_error() -> None:
     async def script(desk: Desk) -> None:
-        worker = ("transform", "a")
+        worker = ("transform", "node", "a")
         for _ in range(2):
             assert await desk.begin(worker, 1) is None
             await desk.fail(worker, 1, "ValueError: a tokenizer's own")
@@ -86,6 +86,23 @@ def test_an_encoder_that_fails_at_a_piece_takes_its_other_piece_along_without_bl
 
     state = at_desk(script)
     assert (state.deaths, state.encoders, state.last) == (1, 0, "RuntimeError: CUDA error")
+
+
+def test_when_a_node_goes_the_pieces_that_may_wait_for_its_encoder_are_named() -> None:
+    async def script(desk: Desk) -> None:
+        for encoder in (ENCODER, OTHER):
+            await desk.start(encoder)
+        for number in (1, 2, 3):
+            await desk.begin(("transform", "node", "a"), number)
+            await desk.end(("transform", "node", "a"), number)
+        await desk.begin(ENCODER, 1)
+        await desk.begin(OTHER, 2)
+        assert await desk.stranded({"node", "other node"}) == []
+        assert sorted(await desk.stranded({"node"})) == [2, 3], "and not what the other encoder is at"
+        assert await desk.stranded({"node"}) == [], "once"
+
+    state = at_desk(script)
+    assert (state.deaths, state.encoders) == (1, 1)
 
 
 def test_pieces_are_handed_out_in_the_order_in_which_they_were_fed() -> None:
@@ -117,8 +134,8 @@ def test_encoders_that_never_start_are_tried_so_often_and_then_told_in_a_line() 
     async def script(desk: Desk) -> None:
         for number in range(10):
             refuse(await desk.state(), PLACEMENT, 1, 1.0)
-            await desk.load(("encode", str(number)))
-            await desk.fail(("encode", str(number)), None, "RuntimeError: no kernel image")
+            await desk.load(("encode", "node", str(number)))
+            await desk.fail(("encode", "node", str(number)), None, "RuntimeError: no kernel image")
 
     with pytest.raises(SdpError, match=r"^encode: 10 encoders died one after another .* RuntimeError: no kernel"):
         refuse(at_desk(script), PLACEMENT, 1, 1.0)
@@ -127,7 +144,7 @@ def test_encoders_that_never_start_are_tried_so_often_and_then_told_in_a_line() 
 def test_encoders_whose_process_dies_as_it_loads_are_counted_though_they_tell_nothing() -> None:
     async def script(desk: Desk) -> None:
         for number in range(10):
-            await desk.load(("encode", str(number)))
+            await desk.load(("encode", "node", str(number)))
 
     with pytest.raises(SdpError, match=r"^encode: 10 encoders died"):
         refuse(at_desk(script), PLACEMENT, 1, 1.0)
@@ -137,8 +154,8 @@ def test_transforms_of_which_none_succeeds_end_the_run_rather_than_fail_every_ro
     async def script(desk: Desk) -> None:
         for number in range(100):
             refuse(await desk.state(), PLACEMENT, 4, 1.0)
-            await desk.begin(("transform", "a"), number)
-            await desk.fail(("transform", "a"), number, "WorkerCrashedError: gone")
+            await desk.begin(("transform", "node", "a"), number)
+            await desk.fail(("transform", "node", "a"), number, "WorkerCrashedError: gone")
 
     with pytest.raises(SdpError, match=r"^transform: 100 failed one after another, the last of WorkerCrashedError"):
         refuse(at_desk(script), PLACEMENT, 4, 1.0)

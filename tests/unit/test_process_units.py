@@ -130,6 +130,7 @@ def test_whatever_dies_each_row_is_written_once(sizes: list[list[int]], seed: in
     written: list[Row] = []
     for _ in range(20_000):
         while (piece := units.next_piece()) is not None:
+            assert units.misses(piece)
             under_way.append(piece)
         while (complete := units.next_complete()) is not None:
             assert complete[0] not in writing
