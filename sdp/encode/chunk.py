@@ -55,6 +55,9 @@ class TransformStats:
     reading_s: float = 0.0
     """Waiting for the source, which `seconds` leaves out."""
 
+    def __add__(self, other: "TransformStats") -> "TransformStats":
+        return TransformStats(self.items + other.items, self.seconds + other.seconds, self.reading_s + other.reading_s)
+
 
 @dataclass(frozen=True, slots=True)
 class Encoded:

@@ -114,7 +114,8 @@ class State:
     """Under way."""
     ready: int = 0
     """Transformed pieces that wait for an encoder."""
-    items_transformed: int = 0
+    transformed_stats: TransformStats = field(default_factory=TransformStats)
+    """All transforms so far."""
     deaths: int = 0
     in_a_row: Mapping[str, int] = field(default_factory=lambda: {"transform": 0, "encode": 0})
     """Deaths since something last succeeded, by stage."""
@@ -168,7 +169,7 @@ class Desk:
         self._held.setdefault(worker, []).append(number)
         return None
 
-    async def end(self, worker: Worker, number: int, items: int = 0) -> None:
+    async def end(self, worker: Worker, number: int, made: TransformStats | None = None) -> None:
         """Note that a worker has succeeded with a piece."""
         stage, held = worker[0], self._held.get(worker, [])
         if number in held:
@@ -179,7 +180,9 @@ class Desk:
         if stage == "transform":
             self._ready.add(number)
             self._state = replace(
-                self._state, transformed=True, items_transformed=self._state.items_transformed + items
+                self._state,
+                transformed=True,
+                transformed_stats=self._state.transformed_stats + (made or TransformStats()),
             )
         else:
             for account in (self._at, self._deaths, self._reasons):
@@ -475,7 +478,7 @@ def transform(block: pa.Table, stages: "ObjectRef[Stages]", desk: Any) -> pa.Tab
         except Exception as error:  # noqa: BLE001 (counted, and told where it repeats)
             ray.get(desk.fail.remote(worker, number, _line(error)))
         else:
-            ray.get(desk.end.remote(worker, number, made.items))
+            ray.get(desk.end.remote(worker, number, made))
             return pack(replace(note, transformed=made), value)
     return pack(replace(note, died=died), None)
 

@@ -271,8 +271,6 @@ class _Run:
             figures.images_encoded += made.items
             figures.transformed_on[note.transformed_on] += made.items
             figures.encoded_on[note.encoded_on] += made.items
-            figures.transform_s += made.seconds
-            figures.reading_s += made.reading_s
             figures.busy_s += note.busy_s
             figures.idle_s += note.idle_s
             for what, count in note.batch_limits.items():  # memory had no room for a larger batch
@@ -328,7 +326,8 @@ class _Run:
     def _show(self, state: State) -> None:
         figures, now = self._figures, time.monotonic()
         figures.elapsed_s = now - self._began
-        figures.images_transformed, figures.deaths = state.items_transformed, state.deaths
+        made, figures.deaths = state.transformed_stats, state.deaths
+        figures.images_transformed, figures.transform_s, figures.reading_s = made.items, made.seconds, made.reading_s
         figures.encoders = min(state.encoders, self._placement.most)  # one that was killed while idle is still counted
         figures.transforms, figures.ready = state.transforms, state.ready
         figures.encoders_most = max(figures.encoders_most, figures.encoders)

@@ -65,7 +65,7 @@ def test_each_piece_comes_back_once_as_one_block_with_its_note() -> None:
     assert sorted(note.number for note, _ in results) == list(range(PIECES))
     assert all(value[0] == 100 + note.number for note, value in results)
     assert all(note.transformed.items == 1 and note.encoded_on for note, _ in results)
-    assert (state.items_transformed, state.encoders, state.deaths) == (PIECES, 1, 0)
+    assert (state.transformed_stats.items, state.encoders, state.deaths) == (PIECES, 1, 0)
     (encoder,) = {value[2] for _, value in results}
     assert encoder not in {value[1] for _, value in results}, "transforms and encoders are processes of their own"
 

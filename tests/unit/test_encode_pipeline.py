@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from sdp.encode.chunk import TransformStats
 from sdp.encode.pipeline import Desk, Note, Placement, State, pack, refuse, unpack
 from sdp.errors import ModelError, SdpError, UserError
 
@@ -57,10 +58,12 @@ def test_a_piece_that_was_done_is_not_blamed_when_it_is_done_again() -> None:
     async def script(desk: Desk) -> None:
         for _ in range(5):
             assert await desk.begin(("transform", "node", "a"), 1) is None
-            await desk.end(("transform", "node", "a"), 1, items=3)
+            await desk.end(("transform", "node", "a"), 1, TransformStats(items=3, seconds=2.0, reading_s=0.5))
 
     state = at_desk(script)
-    assert (state.deaths, state.transforms, state.ready, state.items_transformed) == (0, 0, 1, 15)
+    assert (state.deaths, state.transforms, state.ready, state.transformed_stats) == (
+        0, 0, 1, TransformStats(15, 10.0, 2.5),
+    )  # fmt: skip
 
 
 def test_a_piece_that_fails_with_an_error_twice_is_refused_with_that_error() -> None:
