@@ -186,10 +186,11 @@ class Trainer:
         with clock.measure("copy"):
             micro_batches = list(batch.to(self.world.device).split(self.config.data.batch_size))
             weight = sum((m.weights.sum() for m in micro_batches), torch.zeros((), device=self.world.device))
-            total = self.world.sum(weight.clone())
-            counted = total.clamp(min=1.0)
-            # Strategies average gradients over workers; what is wanted is the mean over samples that count.
-            share = self.world.size * self.scale.factor / counted
+        # Outside of the measurement: on CPUs it waits for the slowest worker.
+        total = self.world.sum(weight.clone())
+        counted = total.clamp(min=1.0)
+        # Strategies average gradients over workers; what is wanted is the mean over samples that count.
+        share = self.world.size * self.scale.factor / counted
 
         summed = torch.zeros((), device=self.world.device)
         for number, micro_batch in enumerate(micro_batches, 1):

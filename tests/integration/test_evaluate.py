@@ -40,6 +40,8 @@ from tests.generate_kit import generate_config, make_checkpoint, tiny_model
 
 ROOT = Path(__file__).resolve().parents[2]
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 
 @pytest.fixture(scope="module")
 def there(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -260,8 +262,6 @@ sys.exit(main(sys.argv[1:]))
 WATCHED = """
 import sys
 from sdp.cli import main
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 code = main(sys.argv[1:])
 sys.exit(77 if "ray" in sys.modules else code)
 """

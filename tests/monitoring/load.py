@@ -31,7 +31,7 @@ def download(root: Path, rows: int) -> None:
 def process(root: Path) -> None:
     told = [f"source.uri={root}/images", f"output.uri={root}/latents", "model.source=builtin:tiny", "resolutions=[64]"]
     told += ["encode.dtype=fp32", "encode.batch_size=4", "encode.num_workers=1", "encode.accelerator=A10G"]
-    told += ["output.rows_per_file=8"]  # so that it takes some seconds, and figures are seen to grow
+    told += ["output.rows_per_file=2"]  # so that it takes some seconds, and figures are seen to grow
     processing.run(load("process", None, told))
 
 
