@@ -211,6 +211,17 @@ def accelerators() -> set[str]:
     return found
 
 
+def this_node() -> Any:
+    """Return the strategy that places something on this node.
+
+    Not softly: Ray would then put what reserves nothing on any node, whose end would be ours.
+    """
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    return NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+
+
 def placement(accelerator: str | None, gpus: float) -> dict[str, Any]:
     """Resource options for an actor that wants `gpus` of an accelerator type; none of either on a laptop."""
     options: dict[str, Any] = {"num_gpus": gpus} if gpus else {}

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import ray
 
+from sdp import cluster
 from sdp.charts import Line, lines
 from sdp.config import parse
 from sdp.console import table
@@ -206,7 +207,7 @@ def measure(images: ImagesDataset, encoders: int, seconds: float) -> dict[str, f
         run="bench",
     )  # fmt: skip
     remote_pool: Any = ray.remote(MeasuredPool)
-    pool = remote_pool.options(num_cpus=0, scheduling_strategy=online.here()).remote(images, staff)
+    pool = remote_pool.options(num_cpus=0, scheduling_strategy=cluster.this_node()).remote(images, staff)
     config = parse(
         "train",
         {

@@ -26,7 +26,6 @@ import ray
 from ray.data import ActorPoolStrategy, TaskPoolStrategy
 from ray.exceptions import RayError
 from ray.util.annotations import RayDeprecationWarning
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from sdp import cluster, telemetry
 from sdp.config import DownloadConfig, identity
@@ -444,7 +443,7 @@ class Hub:
 
 def _start_hub(limits: HostLimits) -> Any:
     """The hub, beside the driver: it shall not go away with some worker's node (as it could if placed softly)."""
-    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    here = cluster.this_node()
     hub = ray.remote(Hub).options(num_cpus=0, max_restarts=-1, max_task_retries=-1, scheduling_strategy=here)
     return hub.remote(limits)
 

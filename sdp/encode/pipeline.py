@@ -29,7 +29,6 @@ import ray
 from ray import ObjectRef
 from ray.exceptions import RayError
 from ray.util.annotations import RayDeprecationWarning
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from sdp import cluster, telemetry
 from sdp.encode.chunk import TransformStats
@@ -249,7 +248,7 @@ class Pipeline:
     def __init__(self, stages: Stages, placement: Placement) -> None:
         self._placement = placement
         desk: Any = ray.remote(Desk)
-        self._desk = desk.options(num_cpus=0, max_concurrency=1000, scheduling_strategy=_here()).remote()
+        self._desk = desk.options(num_cpus=0, max_concurrency=1000, scheduling_strategy=cluster.this_node()).remote()
         self._results: queue.SimpleQueue[Result | BaseException | None] = queue.SimpleQueue()
         self._began = time.monotonic()
         self._most_transforms = 0
@@ -402,7 +401,7 @@ def _dataset(stages: Stages, placement: Placement, desk: Any) -> Any:
                 override_num_blocks=1,
                 concurrency=1,
                 num_cpus=0,
-                ray_remote_args={"scheduling_strategy": _here()},
+                ray_remote_args={"scheduling_strategy": cluster.this_node()},
             )
             .map_batches(
                 transform,
@@ -433,11 +432,6 @@ def _dataset(stages: Stages, placement: Placement, desk: Any) -> Any:
                 **where,
             )
         )
-
-
-def _here() -> NodeAffinitySchedulingStrategy:
-    """Place something on the driver's node, whose end would be ours anyway."""
-    return NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
 
 
 def _source(desk: Any) -> Any:

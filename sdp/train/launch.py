@@ -72,7 +72,7 @@ def train_on_ray(config: TrainConfig, plan: Plan, folder: RunFolder, lease: Leas
     resources = cluster.connect()
     folder.record("start", workers=(scaling.least, scaling.most), from_step=plan.state.step)
     # Beside this driver, so that no other node's end is the job's.
-    board: Any = ray.remote(num_cpus=0)(Board).options(scheduling_strategy=online.here()).remote()
+    board: Any = ray.remote(num_cpus=0)(Board).options(scheduling_strategy=cluster.this_node()).remote()
     pool = None
     if images is not None:
         pool = online.start_pool(images, online.plan_staff(config, images, resources, scaling.most))

@@ -28,7 +28,6 @@ from ray.exceptions import (
     RayTaskError,
     WorkerCrashedError,
 )
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from sdp import cluster, telemetry
 from sdp.config import TrainConfig
@@ -129,13 +128,8 @@ def start_pool(images: ImagesDataset, staff: Staff) -> Any:
     bare = replace(images, paths=(), blocks=Blocks.of([]))
     pool: Any = ray.remote(Pool)
     return pool.options(
-        num_cpus=0, max_restarts=_PATIENCE, max_task_retries=_PATIENCE, scheduling_strategy=here()
+        num_cpus=0, max_restarts=_PATIENCE, max_task_retries=_PATIENCE, scheduling_strategy=cluster.this_node()
     ).remote(bare, staff)
-
-
-def here() -> NodeAffinitySchedulingStrategy:
-    """On this node. Not softly: Ray puts what reserves nothing on any node then, and that node's end would be ours."""
-    return NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
 
 
 def asker(pool: Any) -> Ask:
