@@ -242,7 +242,7 @@ def test_a_dry_run_tells_what_it_would_do_and_writes_nothing(
 ) -> None:
     job.run(generate_config(tmp_path / "out", checkpoint, PROMPTS), dry_run=True)
     told = capsys.readouterr().err
-    assert "1 parts, 3 pictures" in told
+    assert "1 part, 3 pictures" in told
     assert checkpoint in told
     assert not (tmp_path / "out").exists()
 
