@@ -35,8 +35,8 @@ from transformers import CLIPTextConfig, CLIPTextModel
 
 from sdp.demo.shapes import CAPTIONS, COLORS, SHAPES, Shape, dominant_shape_color, render_array, sample
 from sdp.model import latents as conventions
+from sdp.model.family import SD2
 from sdp.model.load import load_text_encoder, load_tokenizer, load_vae, tokenize
-from sdp.model.sd2 import SCHEDULER
 
 COMMITTED = Path(__file__).resolve().parent.parent / "sdp" / "model" / "tiny"
 TRAINING, HELD_OUT = 7, 8
@@ -366,7 +366,7 @@ def make_unet(out: Path) -> None:
 
 
 def make_scheduler(out: Path) -> None:
-    write_json(out / "scheduler" / "scheduler_config.json", dict(SCHEDULER))
+    write_json(out / "scheduler" / "scheduler_config.json", dict(SD2.scheduler))
 
 
 # --- what they all use -----------------------------------------------------------------------------------------

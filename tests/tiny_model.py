@@ -2,9 +2,10 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
-from diffusers import AutoencoderKL, DDIMScheduler, StableDiffusionPipeline, UNet2DConditionModel
+from diffusers import AutoencoderKL, DDIMScheduler, PNDMScheduler, StableDiffusionPipeline, UNet2DConditionModel
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTokenizer
 
 UNET = {
@@ -18,10 +19,17 @@ UNET = {
     "norm_num_groups": 8,
     "use_linear_projection": True,
 }
+NOISE: dict[str, Any] = {
+    "beta_start": 0.00085,
+    "beta_end": 0.012,
+    "beta_schedule": "scaled_linear",
+    "set_alpha_to_one": False,
+    "steps_offset": 1,
+}
 
 
-def make_tiny_model(folder: Path) -> Path:
-    """Write it; returns the folder."""
+def make_tiny_model(folder: Path, *, first: bool = False) -> Path:
+    """Write it, as a Stable Diffusion 2 or as one of the first generation; return the folder."""
     torch.manual_seed(0)
     folder.mkdir(parents=True, exist_ok=True)
     letters = [chr(c) for c in range(ord("a"), ord("z") + 1)]
@@ -38,7 +46,10 @@ def make_tiny_model(folder: Path) -> Path:
         max_position_embeddings=77,
         bos_token_id=len(words) - 2,
         eos_token_id=len(words) - 1,
+        hidden_act="quick_gelu" if first else "gelu",
     )
+    unet = {**UNET, "use_linear_projection": False, "attention_head_dim": 4} if first else UNET
+    scheduler = PNDMScheduler(skip_prk_steps=True, **NOISE) if first else DDIMScheduler(clip_sample=False, **NOISE)
     pipeline = StableDiffusionPipeline(
         vae=AutoencoderKL(
             block_out_channels=[8, 8, 8, 8],
@@ -50,15 +61,8 @@ def make_tiny_model(folder: Path) -> Path:
         ),
         text_encoder=CLIPTextModel(text),
         tokenizer=tokenizer,
-        unet=UNet2DConditionModel(**UNET),
-        scheduler=DDIMScheduler(
-            beta_start=0.00085,
-            beta_end=0.012,
-            beta_schedule="scaled_linear",
-            clip_sample=False,
-            set_alpha_to_one=False,
-            steps_offset=1,
-        ),
+        unet=UNet2DConditionModel(**unet),
+        scheduler=scheduler,
         safety_checker=None,
         feature_extractor=None,
         requires_safety_checker=False,
@@ -66,4 +70,9 @@ def make_tiny_model(folder: Path) -> Path:
     pipeline.save_pretrained(folder)
     (folder / "vocab.json").unlink()
     (folder / "merges.txt").unlink()
+    if first:  # as published: what looks for nudity is named, and lies in a folder that nobody here reads
+        index = json.loads((folder / "model_index.json").read_text())
+        index["safety_checker"] = ["stable_diffusion", "StableDiffusionSafetyChecker"]
+        index["feature_extractor"] = ["transformers", "CLIPImageProcessor"]
+        (folder / "model_index.json").write_text(json.dumps(index))
     return folder

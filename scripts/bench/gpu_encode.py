@@ -29,7 +29,8 @@ from sdp.console import table
 from sdp.encode.chunk import Chunk, Group
 from sdp.encode.encoder import DTYPES, Encoder
 from sdp.encode.recipe import TEXT, Settings
-from sdp.model import load, sd2, sources
+from sdp.model import load, sources
+from sdp.model.family import SD2
 from sdp.model.latents import to_pixels
 
 SCALE = 0.18215
@@ -101,11 +102,11 @@ def _real() -> tuple[Callable[[], Any], Callable[[], Any]]:
 
     def vae() -> Any:
         torch.manual_seed(1)
-        return AutoencoderKL.from_config(dict(sd2.VAE)).eval()
+        return AutoencoderKL.from_config(dict(SD2.vae)).eval()
 
     def text() -> Any:
         torch.manual_seed(2)
-        return CLIPTextModel(CLIPTextConfig(**sd2.TEXT_ENCODER)).eval()
+        return CLIPTextModel(CLIPTextConfig(**SD2.text_encoder)).eval()
 
     return vae, text
 

@@ -208,11 +208,11 @@ def _train(case: dict[str, Any], world: Any) -> dict[str, Any]:
     import torch
 
     from sdp import hardware
+    from sdp.model.family import unet_flops
     from sdp.model.load import load_unet_config
     from sdp.train.callbacks.base import Callback
     from sdp.train.callbacks.metrics import RecordMetrics
     from sdp.train.callbacks.stragglers import NameSlowest
-    from sdp.train.flops import unet_flops
 
     cuda, batch = world.device.type == "cuda", case["batch"]
     times: list[float] = []
@@ -256,12 +256,12 @@ def _train(case: dict[str, Any], world: Any) -> dict[str, Any]:
 
 def _model(folder: Path, *, tiny: bool) -> Any:
     """A folder with what training reads of a model whose weights are new: architectures and the noise schedule."""
-    from sdp.model import sd2
+    from sdp.model.family import SD2
     from sdp.model.sources import LocalModel, parse, resolve
 
     if tiny:
         return resolve("builtin:tiny")
-    for name, content in (("unet/config.json", sd2.UNET), ("scheduler/scheduler_config.json", sd2.SCHEDULER)):
+    for name, content in (("unet/config.json", SD2.unet), ("scheduler/scheduler_config.json", SD2.scheduler)):
         (folder / name).parent.mkdir(parents=True)
         (folder / name).write_text(json.dumps(dict(content)))
     return LocalModel(folder, "", parse(str(folder)))
@@ -317,12 +317,12 @@ def _conditioning(world: Any) -> Any:
     import torch
     from transformers import CLIPTextConfig, CLIPTextModel
 
-    from sdp.model import sd2
+    from sdp.model.family import SD2
     from sdp.train.step import Conditioning
 
     with torch.device(world.device):
-        encoder = CLIPTextModel(CLIPTextConfig(**sd2.TEXT_ENCODER)).to(torch.bfloat16).eval().requires_grad_(False)
-    empty = torch.zeros(77, sd2.TEXT_ENCODER["hidden_size"], device=world.device, dtype=torch.bfloat16)
+        encoder = CLIPTextModel(CLIPTextConfig(**SD2.text_encoder)).to(torch.bfloat16).eval().requires_grad_(False)
+    empty = torch.zeros(77, SD2.text_encoder["hidden_size"], device=world.device, dtype=torch.bfloat16)
     return Conditioning(empty, lambda ids: encoder(input_ids=ids).last_hidden_state)
 
 

@@ -20,6 +20,7 @@ from sdp.device import Mark, choose_device, enter, new_stream, out_of_memory, re
 from sdp.encode.chunk import Chunk, Encoded, Group
 from sdp.encode.recipe import TEXT, Settings, noise
 from sdp.errors import SdpError, one_line
+from sdp.model.family import encode_text, latent_shape
 from sdp.model.latents import to_pixels
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -39,7 +40,6 @@ class Encoder:
     ) -> None:
         self.device = torch.device(device) if device else choose_device()
         self.scaling_factor = float(vae.config.scaling_factor)
-        self._latent_channels = int(vae.config.latent_channels)
         self._settings = settings
         self._limits = dict(settings.batch_sizes)
         self._moments = self._prepared(_Moments(vae.encoder, vae.quant_conv))  # the decoder is let go of
@@ -101,7 +101,7 @@ class Encoder:
 
         def encode(ids: Tensor, _: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
             assert self._text is not None
-            return _finite(self._text(ids).last_hidden_state)
+            return _finite(encode_text(self._text, ids))
 
         return self._all(TEXT, tokens.astype(np.int64), np.arange(len(tokens)), encode)
 
@@ -170,7 +170,7 @@ class Encoder:
     def _noise(self, side: int, chunk: Chunk, where: NDArray[np.int64], pixels: Tensor) -> Tensor | None:
         if self._settings.content == "moments":
             return None
-        shape = (self._latent_channels, pixels.shape[1] // 8, pixels.shape[2] // 8)
+        shape = latent_shape(pixels.shape[2], pixels.shape[1])
         drawn = noise(self._settings.seed, chunk.rows[where], shape, resolution=side)
         return self._feeder.there(torch.from_numpy(drawn))
 

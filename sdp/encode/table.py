@@ -6,6 +6,7 @@ and scaling are in each column's own metadata.
 
 import io
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -18,7 +19,7 @@ from sdp.datasets.outcomes import WRITTEN, Outcome, account_table
 from sdp.datasets.parts import Layout
 from sdp.encode.chunk import Encoded, Group
 from sdp.encode.transform import bucket_shapes
-from sdp.model.load import TOKENS
+from sdp.model.family import CHANNELS, TOKENS, latent_shape
 
 LAYOUT = Layout(row_group_rows=1024, compression="none")
 EMPTY_TEXT = "_text/empty.npy"
@@ -30,7 +31,6 @@ class Shape:
     """What decides the columns."""
 
     resolutions: tuple[int, ...]
-    latent_channels: int
     scaling_factor: float
     content: Literal["sample", "moments"] = "sample"
     text_width: int | None = None
@@ -54,8 +54,11 @@ def column(shape: Shape, side: int) -> str:
 
 def bytes_per_row(shape: Shape) -> int:
     """About what a row takes, all columns together."""
-    latents = sum(2 * _channels(shape) * (side // 8) ** 2 for side in shape.resolutions)
-    return latents + 2 * TOKENS * (shape.text_width or 1) + 40
+    return (
+        sum(2 * math.prod(_values(shape, side)) for side in shape.resolutions)
+        + 2 * TOKENS * (shape.text_width or 1)
+        + 40
+    )
 
 
 def rows_of(encoded: Encoded, shape: Shape) -> pa.Table:
@@ -93,17 +96,17 @@ def npy_bytes(values: NDArray[np.float16]) -> bytes:
 
 
 def _latents_field(shape: Shape, side: int) -> pa.Field:
-    values = [_channels(shape), side // 8, side // 8]
+    values = _values(shape, side)
     metadata = {
         "dtype": "float16",
         "content": shape.content,
         "scaling_factor": repr(shape.scaling_factor),
         "resolution": str(side),
     }
-    kind = pa.binary(2 * int(np.prod(values)))
+    kind = pa.binary(2 * math.prod(values))
     if shape.buckets:
         # Shapes differ from row to row: the column `bucket` says which of these a row has.
-        shapes = [[_channels(shape), tall // 8, wide // 8] for wide, tall in bucket_shapes(side)]
+        shapes = [_values(shape, wide, tall) for wide, tall in bucket_shapes(side)]
         metadata["shapes"], kind = json.dumps(shapes), pa.binary()
     else:
         metadata["shape"] = json.dumps(values)
@@ -120,7 +123,7 @@ def _text_field(shape: Shape) -> pa.Field:
 
 def _latents(groups: Sequence[Group], good: NDArray[np.bool_], shape: Shape, side: int) -> pa.Array:
     if not shape.buckets:
-        width = 2 * _channels(shape) * (side // 8) ** 2
+        width = 2 * math.prod(_values(shape, side))
         return _fixed(groups[0].values[good[groups[0].where]], width) if groups else _fixed(np.zeros(0), width)
     cells: list[bytes] = [b""] * len(good)
     for group in groups:
@@ -135,5 +138,5 @@ def _fixed(values: NDArray[Any], width: int) -> pa.Array:
     return pa.FixedSizeBinaryArray.from_buffers(pa.binary(width), len(items), [None, pa.py_buffer(items)])
 
 
-def _channels(shape: Shape) -> int:
-    return shape.latent_channels * (1 if shape.content == "sample" else 2)
+def _values(shape: Shape, width: int, height: int | None = None) -> tuple[int, int, int]:
+    return latent_shape(width, height, CHANNELS if shape.content == "sample" else 2 * CHANNELS)

@@ -27,7 +27,8 @@ from sdp.imaging import (
     read_header,
     shrink,
 )
-from sdp.model.load import TOKENS, tokenize
+from sdp.model.family import TOKEN_DTYPE, TOKENS
+from sdp.model.load import tokenize
 
 if TYPE_CHECKING:
     from transformers import CLIPTokenizer
@@ -114,7 +115,7 @@ class Transform:
         )
 
     def _tokens(self, captions: list[str]) -> NDArray[np.uint16]:
-        return tokenize(self._tokenizer, captions) if captions else np.zeros((0, TOKENS), np.uint16)
+        return tokenize(self._tokenizer, captions) if captions else np.zeros((0, TOKENS), TOKEN_DTYPE)
 
     def _item(self, source: SourceRow) -> "_Item":
         if source.image is None:

@@ -16,6 +16,7 @@ from sdp.generate.sample import Networks, Sampling, Text, denoise, develop
 from sdp.generate.source import Drawer
 from sdp.model import load, sources
 from sdp.model.checkpoints import read_weights
+from sdp.model.family import encode_text
 from sdp.storage import Storage, StorageOptions
 
 Picture = NDArray[np.uint8]
@@ -83,8 +84,7 @@ def load_painter(
     def encode(prompts: Sequence[str]) -> Tensor:
         ids = torch.from_numpy(load.tokenize(tokenizer, prompts).astype(np.int64)).to(device)
         with torch.no_grad():
-            states: Tensor = text_encoder(input_ids=ids).last_hidden_state
-        return states
+            return encode_text(text_encoder, ids)
 
     schedule = {**load.load_scheduler_config(path), **drawer.scheduler}
     networks = Networks(unet, load.load_vae(path, device=device), schedule, dtype)

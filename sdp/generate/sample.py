@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sdp.model import latents as conventions
+from sdp.model.family import latent_shape, predict
 
 SCHEDULERS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "ddim": ("DDIMScheduler", {}),
@@ -29,8 +30,6 @@ SCHEDULERS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "ddpm": ("DDPMScheduler", {}),
 }
 """The samplers by their names here: diffusers' class, and its settings."""
-
-_CHANNELS, _REDUCTION = 4, 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +48,7 @@ class Networks:
     """What draws. The networks stay as they are: evaluation mode, device and autocast are the caller's affair."""
 
     unet: Any
-    """Called as unet(latents, timestep, encoder_hidden_states=…), whatever it is wrapped in; its `.sample` is taken."""
+    """Called by `family.predict`, whatever it is wrapped in."""
     vae: Any
     schedule: Mapping[str, Any]
     """A scheduler configuration of diffusers, as `sdp.model.load.load_scheduler_config` gives it."""
@@ -93,13 +92,13 @@ def denoising(networks: Networks, text: Text, seeds: Sequence[int], how: Samplin
     if guided:
         context = torch.cat((text.negative.to(device).expand_as(text.prompts), text.prompts))
     context = context.to(networks.dtype)
-    side = how.resolution // _REDUCTION
-    noise = torch.cat([torch.randn(1, _CHANNELS, side, side, generator=generator) for generator in generators])
+    shape = latent_shape(how.resolution)
+    noise = torch.cat([torch.randn(1, *shape, generator=generator) for generator in generators])
     latents: Tensor = noise.to(device) * scheduler.init_noise_sigma
     for timestep in scheduler.timesteps:
         with torch.no_grad():  # not around the loop: it would hold for whoever takes a step
             seen = scheduler.scale_model_input(torch.cat((latents, latents)) if guided else latents, timestep)
-            predicted = networks.unet(seen.to(networks.dtype), timestep, encoder_hidden_states=context).sample.float()
+            predicted = predict(networks.unet, seen.to(networks.dtype), timestep, context).float()
             if guided:
                 negative, positive = predicted.chunk(2)
                 predicted = negative + how.guidance_scale * (positive - negative)

@@ -4,17 +4,14 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from sdp.datasets.output import read_json
 from sdp.errors import ModelError, UserError, one_line
-from sdp.model import load, sources
+from sdp.model import family, load, sources
 from sdp.model.checkpoints import CONFIG, find_checkpoint, read_marker, read_weights
-from sdp.model.layout import INDEX
+from sdp.model.layout import INDEX, PARTS
 from sdp.storage import Storage, StorageOptions, open_storage
-
-if TYPE_CHECKING:
-    from diffusers import UNet2DConditionModel
 
 SCHEDULER = "scheduler/scheduler_config.json"
 Dtype = Literal["fp32", "fp16"]
@@ -58,7 +55,9 @@ def export(
             data = {**copied, **made}[name].read_bytes()
             if name.endswith(".safetensors"):
                 data = _in_dtype(data, dtype)
-            target.publish(name, _scheduler(data, config) if name == SCHEDULER else data)
+            elif name in (SCHEDULER, INDEX):
+                data = _scheduler(data, config) if name == SCHEDULER else _index(data)
+            target.publish(name, data)
     return Exported(target.uri, folder.uri, step, ema, len(names))
 
 
@@ -76,18 +75,14 @@ def _source(folder: Storage, config: dict[str, Any], options: StorageOptions | N
     return model.path
 
 
-def _with_weights(architecture: dict[str, Any], weights: dict[str, Any], folder: Storage) -> "UNet2DConditionModel":
-    from diffusers import UNet2DConditionModel
-
-    kind: Any = UNet2DConditionModel
-    unet = kind.from_config(architecture)
+def _with_weights(architecture: dict[str, Any], weights: dict[str, Any], folder: Storage) -> Any:
+    unet = family.unet_class().from_config(architecture)
     try:
         unet.load_state_dict(weights)
     except RuntimeError as error:
         cause = one_line(error, 160)
         raise ModelError(f"{folder.uri}: of another architecture than its model source ({cause})") from error
-    trained: UNet2DConditionModel = unet.eval()
-    return trained
+    return unet.eval()
 
 
 def _in_dtype(data: bytes, dtype: Dtype) -> bytes:
@@ -104,6 +99,15 @@ def _in_dtype(data: bytes, dtype: Dtype) -> bytes:
     return save_tensors(cast, {"format": "pt"})
 
 
+def _index(data: bytes) -> bytes:
+    """The source's index, without the networks that were not exported, such as a safety checker."""
+    index = json.loads(data)
+    for name, entry in index.items():
+        if isinstance(entry, list) and name not in PARTS:
+            index[name] = [None, None]
+    return _json({**index, "requires_safety_checker": False})
+
+
 def _scheduler(data: bytes, config: dict[str, Any]) -> bytes:
     """The source's sampler, told what the model has learned to predict."""
     objective = config["objective"]
@@ -111,4 +115,8 @@ def _scheduler(data: bytes, config: dict[str, Any]) -> bytes:
     told = {**json.loads(data), "prediction_type": prediction}
     if objective["zero_terminal_snr"]:
         told |= {"rescale_betas_zero_snr": True, "timestep_spacing": "trailing"}
-    return (json.dumps(told, indent=2) + "\n").encode()
+    return _json(told)
+
+
+def _json(content: dict[str, Any]) -> bytes:
+    return (json.dumps(content, indent=2) + "\n").encode()

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from sdp.errors import ModelError, Unavailable, one_line
 from sdp.model import layout
+from sdp.model.family import MIRROR
 from sdp.model.layout import Exists
-from sdp.model.sd2 import MIRROR
 
 if TYPE_CHECKING:
     from sdp.model.sources import ModelSource

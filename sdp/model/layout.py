@@ -18,6 +18,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from sdp.model.family import REQUIREMENTS
+
 Exists = Callable[[str], bool]
 """Whether a name, relative to the model's folder, is a file."""
 
@@ -73,7 +75,7 @@ def contradiction(read: Callable[[str], bytes], parts: Sequence[str]) -> str | N
             return f"{part}/config.json is not JSON"
         if not isinstance(told[part], dict):
             return f"{part}/config.json is not a JSON object"
-    for path, wanted in _REQUIREMENTS:
+    for path, wanted in REQUIREMENTS:
         part, key = path.split(".")
         if part in told and (got := told[part].get(key)) != wanted:
             return f"{part}/config.json: {key}: expected {wanted!r}, got {got!r}"
@@ -112,14 +114,6 @@ def digest(folder: Path, names: Iterable[str]) -> str:
 
 _LONGEST_HEADER = 100_000_000
 """Bytes; the format's own bound."""
-
-_REQUIREMENTS = (
-    ("vae._class_name", "AutoencoderKL"),
-    ("vae.latent_channels", 4),
-    ("text_encoder.model_type", "clip_text_model"),
-    ("unet._class_name", "UNet2DConditionModel"),
-    ("unet.in_channels", 4),
-)
 
 
 def _needs(part: str) -> tuple[tuple[tuple[str, ...], ...], ...]:

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sdp.errors import ModelError, one_line
+from sdp.model.family import TOKEN_DTYPE, TOKENS, unet_class
 
 if TYPE_CHECKING:
     import torch
@@ -26,9 +27,6 @@ if TYPE_CHECKING:
 for _name in ("torch.utils._pytree", "diffusers.quantizers.torchao.torchao_quantizer"):
     logging.getLogger(_name).setLevel(logging.ERROR)
 
-TOKENS = 77
-"""The length to which captions are cut and padded."""
-
 
 def load_vae(path: Path, dtype: "torch.dtype | None" = None, device: "torch.device | str" = "cpu") -> "AutoencoderKL":
     """The VAE, frozen."""
@@ -41,7 +39,7 @@ def load_vae(path: Path, dtype: "torch.dtype | None" = None, device: "torch.devi
 def load_text_encoder(
     path: Path, dtype: "torch.dtype | None" = None, device: "torch.device | str" = "cpu"
 ) -> "CLIPTextModel":
-    """The text encoder, frozen. What the U-Net is given is its `last_hidden_state`."""
+    """The text encoder, frozen; `family.encode_text` applies it."""
     import torch
     from transformers import CLIPTextModel
     from transformers.utils import logging
@@ -74,9 +72,9 @@ def load_tokenizer(path: Path) -> "CLIPTokenizer":
 
 
 def tokenize(tokenizer: "CLIPTokenizer", captions: Sequence[str]) -> npt.NDArray[np.uint16]:
-    """Token ids of captions, cut and padded to 77 each with the tokenizer's own padding (0 in SD2)."""
+    """Token ids of captions, cut and padded to 77 each with the tokenizer's own padding."""
     encoded = tokenizer(list(captions), padding="max_length", max_length=TOKENS, truncation=True, return_tensors="np")
-    ids: npt.NDArray[np.uint16] = encoded["input_ids"].astype(np.uint16)
+    ids: npt.NDArray[np.uint16] = encoded["input_ids"].astype(TOKEN_DTYPE)
     return ids
 
 
@@ -89,9 +87,8 @@ def load_unet(
 ) -> "UNet2DConditionModel":
     """The U-Net, ready to train: with the weights of the source, or new ones by torch's seed as it stands."""
     import torch
-    from diffusers import UNet2DConditionModel
 
-    kind: Any = UNet2DConditionModel
+    kind = unet_class()
     unet = _diffusers(kind, path, "unet", dtype) if pretrained else kind.from_config(load_unet_config(path))
     # torch's own: that of diffusers warns on the terminal whenever a type is named.
     ready: UNet2DConditionModel = torch.nn.Module.to(unet, device, dtype or torch.float32).train()
@@ -100,11 +97,9 @@ def load_unet(
 
 def load_unet_config(path: Path) -> dict[str, Any]:
     """The U-Net's configuration, without its weights."""
-    from diffusers import UNet2DConditionModel
-
     folder = path / "unet"
     try:
-        config: dict[str, Any] = UNet2DConditionModel.load_config(folder)
+        config: dict[str, Any] = unet_class().load_config(folder)
     except (OSError, ValueError) as error:
         raise ModelError(f"{folder}: no configuration of a U-Net ({_line(error)}); see config.json") from error
     return config

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Literal
 
 from sdp.errors import ModelError
 from sdp.model import layout
+from sdp.model.family import MIRROR
 from sdp.model.layout import PARTS, Exists
-from sdp.model.sd2 import MIRROR
 
 if TYPE_CHECKING:
     from sdp.storage import StorageOptions

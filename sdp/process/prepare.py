@@ -21,7 +21,7 @@ from sdp.encode.recipe import TEXT, Recipe, Settings
 from sdp.encode.table import Shape, bytes_per_row
 from sdp.encode.work import Orders
 from sdp.errors import DatasetError, UserError
-from sdp.model import shapes, sources
+from sdp.model import family, sources
 from sdp.storage import SourceFile, Storage, StorageOptions, is_read_only, list_source, open_storage
 
 KIND = "latents"
@@ -235,10 +235,9 @@ def _settings(config: ProcessConfig) -> Settings:
 def _shape(config: ProcessConfig, model: sources.LocalModel) -> Shape:
     return Shape(
         resolutions=tuple(config.resolutions),
-        latent_channels=shapes.latent_channels(model.path),
-        scaling_factor=shapes.scaling_factor(model.path),
+        scaling_factor=family.scaling_factor(model.path),
         content=config.encode.latents,
-        text_width=shapes.text_width(model.path) if config.encode.text == "text_embedding" else None,
+        text_width=family.text_width(model.path) if config.encode.text == "text_embedding" else None,
         buckets=config.transform.crop == "buckets",
     )
 

@@ -11,6 +11,7 @@ from sdp.config import TrainConfig
 from sdp.errors import UserError, one_line
 from sdp.model import load
 from sdp.model.checkpoints import find_checkpoint
+from sdp.model.family import encode_text
 from sdp.model.schedule import from_alphas_cumprod
 from sdp.model.sources import LocalModel, resolve
 from sdp.storage import open_storage
@@ -176,7 +177,7 @@ def make_conditioning(config: TrainConfig, model: LocalModel, world: World) -> C
     encoder = load.load_text_encoder(
         model.path, dtype=DTYPES[config.precision] if half else torch.float32, device=world.device
     )
-    encode: Callable[[Tensor], Tensor] = lambda ids: encoder(input_ids=ids).last_hidden_state  # noqa: E731
+    encode: Callable[[Tensor], Tensor] = lambda ids: encode_text(encoder, ids)  # noqa: E731
     empty = torch.from_numpy(load.tokenize(load.load_tokenizer(model.path), [""]).astype("int64"))
     with torch.no_grad():
         return Conditioning(encode(empty.to(world.device))[0], encode)

@@ -17,13 +17,12 @@ from sdp.config import TrainConfig
 from sdp.config.train import Fp8Config
 from sdp.errors import UserError
 from sdp.hardware import FP8_CAPABILITY, GPUS, Gpu, gpus_by_accelerator
+from sdp.model.family import FEW_ROWS, TIMESTEP, latent_shape
 
 _KEY = "strategy.fp8.enabled"
 _SLOWLY = "set strategy.fp8.emulate to try it there, slowly, or enabled to false"
 _TILE = 16
 """fp8 matrices are multiplied in tiles: each side has to be a multiple of this."""
-_FEW_ROWS = ("attn2.to_k", "attn2.to_v")
-"""They see the text's 77 tokens of each picture: too few rows to pay, and of no multiple of 16."""
 
 
 def require_fp8(config: TrainConfig) -> None:
@@ -80,15 +79,15 @@ def gains(name: str, layer: nn.Linear, least: int) -> bool:
     return (
         min(sides) >= least
         and not any(side % _TILE for side in sides)
-        and "time_emb" not in name
-        and not name.endswith(_FEW_ROWS)
+        and TIMESTEP not in name
+        and not name.endswith(FEW_ROWS)
     )
 
 
 def _ragged(unet: nn.Module, resolution: int) -> bool:
     """Whether a picture's rows, where they are fewest, are no multiple of a tile: then torchao has to pad batches."""
     config: Any = unet.config
-    side = resolution // 8 >> (len(config.block_out_channels) - 1)
+    side = latent_shape(resolution)[-1] >> (len(config.block_out_channels) - 1)
     return side * side % _TILE > 0
 
 

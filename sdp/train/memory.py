@@ -19,8 +19,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from sdp.config import TrainConfig
 from sdp.hardware import Gpu
-from sdp.model import sd2
-from sdp.train.strategies import DTYPES, blocks_of
+from sdp.model.family import SD2, TOKENS, blocks, latent_shape, predict, unet_class
+from sdp.train.strategies import DTYPES
 
 MARGIN = 0.1
 """Share of a GPU's memory that is left for what is not counted."""
@@ -69,7 +69,7 @@ def estimates(config: TrainConfig, gpu: Gpu, workers: int, local: int) -> list[M
 
 
 def _estimate(config: TrainConfig, gpu: Gpu, workers: int, local: int, kind: str, recompute: bool) -> Memory:
-    count, fp32 = sd2.PARAMETERS["unet"], config.precision == "fp32"
+    count, fp32 = SD2.parameters["unet"], config.precision == "fp32"
     hybrid = kind == "fsdp" and config.strategy.shard == "hybrid"
     shards = 1 if kind == "ddp" else local if hybrid else workers
     state = _FP32 * count / shards
@@ -82,7 +82,7 @@ def _estimate(config: TrainConfig, gpu: Gpu, workers: int, local: int, kind: str
         whole = _largest_blocks() if config.strategy.shard == "full_shard" else count
         parts["all-gathers"] = float(half * whole)
     parts["copies for autocast"] = float(kept.fixed)
-    parts["text encoder"] = float(half * sd2.PARAMETERS["text_encoder"])
+    parts["text encoder"] = float(half * SD2.parameters["text_encoder"])
     name = kind if kind == "ddp" else f"fsdp {config.strategy.shard}"
     name += ", checkpointed activations (a lower bound: without the block being recomputed)" * recompute
     return Memory(name, {k: v for k, v in parts.items() if v}, kept.per_sample, config.data.batch_size, gpu)
@@ -110,13 +110,13 @@ def _saved(unet: Any, batch: int, kind: str, precision: str, resolution: int) ->
             kept[storage._cdata] = tensor  # held, so that no other storage takes its place
         return tensor
 
-    dtype, side = next(unet.parameters()).dtype, resolution // 8
-    inputs = torch.empty(batch, 4, side, side, dtype=dtype, device="cuda")
-    text = torch.empty(batch, 77, sd2.UNET["cross_attention_dim"], dtype=dtype, device="cuda")
+    dtype = next(unet.parameters()).dtype
+    inputs = torch.empty(batch, *latent_shape(resolution), dtype=dtype, device="cuda")
+    text = torch.empty(batch, TOKENS, SD2.unet["cross_attention_dim"], dtype=dtype, device="cuda")
     steps = torch.zeros(batch, dtype=torch.int64, device="cuda")
     unpack: Callable[[Tensor], Tensor] = lambda tensor: tensor  # noqa: E731
     with torch.autograd.graph.saved_tensors_hooks(pack, unpack), _autocast(kind == "ddp", DTYPES[precision]):
-        unet(inputs, steps, text, return_dict=False)
+        predict(unet, inputs, steps, text)
     return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
 
 
@@ -134,14 +134,11 @@ def _autocast(enabled: bool, dtype: torch.dtype) -> Iterator[None]:
 
 
 def _unet(dtype: torch.dtype) -> Any:
-    from diffusers import UNet2DConditionModel
-
-    kind: Any = UNet2DConditionModel
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)  # fake weights cannot be swapped for others later
     try:
         with torch.device("cuda"):
-            return kind.from_config(dict(sd2.UNET)).train()
+            return unet_class().from_config(dict(SD2.unet)).train()
     finally:
         torch.set_default_dtype(before)
 
@@ -149,12 +146,9 @@ def _unet(dtype: torch.dtype) -> Any:
 @cache
 def _largest_blocks() -> int:
     """Return the parameters of the two largest blocks: full_shard gathers one while it computes with another."""
-    from diffusers import UNet2DConditionModel
-
-    kind: Any = UNet2DConditionModel
     with torch.device("meta"):
-        unet = kind.from_config(dict(sd2.UNET))
-    return sum(sorted(sum(p.numel() for p in block.parameters()) for block in blocks_of(unet))[-2:])
+        unet = unet_class().from_config(dict(SD2.unet))
+    return sum(sorted(sum(p.numel() for p in block.parameters()) for block in blocks(unet))[-2:])
 
 
 class _Attention(torch.autograd.Function):

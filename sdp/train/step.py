@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from sdp.model.family import predict
 from sdp.model.loss import min_snr_weights, sample_losses
 from sdp.model.schedule import NoiseSchedule, Prediction
 from sdp.train.data.batch import Batch
@@ -85,5 +86,5 @@ def losses_at(
     noise = random.normal(Purpose.NOISE, *shape)
     if objective.offset_noise:
         noise = noise + objective.offset_noise * random.normal(Purpose.OFFSET_NOISE, shape[0], 1, 1)
-    predicted = unet(schedule.add_noise(latents, noise, timesteps), timesteps, text, return_dict=False)[0]
+    predicted = predict(unet, schedule.add_noise(latents, noise, timesteps), timesteps, text)
     return sample_losses(predicted, schedule.target(objective.prediction, latents, noise, timesteps))

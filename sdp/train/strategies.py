@@ -14,6 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
+from sdp.model.family import blocks
 from sdp.train.world import World
 
 log = logging.getLogger(__name__)
@@ -87,10 +88,10 @@ class Sharded(Strategy):
         policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32)
         # SHARD_GRAD_OP keeps the gathered weights until backward: less traffic for more memory.
         again = sharding == "full_shard"
-        blocks = list(blocks_of(model))
-        shards = [fully_shard(b, mesh=mesh, mp_policy=policy, reshard_after_forward=again) for b in blocks]
+        options: Any = {"mesh": mesh, "mp_policy": policy, "reshard_after_forward": again}
+        shards = [fully_shard(block, **options) for block in list(blocks(model))]
         self._group = mesh["shard"].get_group()
-        self._shard = fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=again)
+        self._shard = fully_shard(model, **options)
         for before, after in pairwise(shards):
             before.set_modules_to_forward_prefetch([after])
             after.set_modules_to_backward_prefetch([before])
@@ -134,23 +135,6 @@ def make_strategy(
     return Replicated(model, world, precision)
 
 
-def blocks_of(unet: nn.Module) -> Iterator[nn.Module]:
-    """The U-Net's pieces in the order of a forward pass: what is sharded and compiled one by one."""
-    for name in ("down_blocks", "mid_block", "up_blocks"):
-        blocks = getattr(unet, name, None)
-        for block in blocks if isinstance(blocks, nn.ModuleList) else [blocks]:
-            if block is not None:
-                yield from pieces_of(block)
-
-
-def pieces_of(block: nn.Module) -> Iterator[nn.Module]:
-    """Of a down, mid or up block its residual and attention modules."""
-    resnets, attentions = (list(getattr(block, name, None) or ()) for name in ("resnets", "attentions"))
-    for number in range(max(len(resnets), len(attentions))):
-        yield from resnets[number : number + 1]
-        yield from attentions[number : number + 1]
-
-
 def compile_blocks(unet: nn.Module, backend: Any = "inductor") -> None:
     """Compile block by block: a tenth of the time that the whole takes, as blocks of one shape share their code.
 
@@ -159,7 +143,7 @@ def compile_blocks(unet: nn.Module, backend: Any = "inductor") -> None:
     torch._dynamo.config.recompile_limit = 256  # one code object serves blocks of many shapes, training and sampling
     torch._dynamo.config.accumulated_recompile_limit = 1024
     torch._dynamo.config.optimize_ddp = False  # it would cut blocks at ddp's buckets; blocks are pieces enough
-    for block in blocks_of(unet):
+    for block in blocks(unet):
         block.compile(backend=backend, dynamic=False)
 
 

@@ -15,7 +15,7 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
-from sdp.model.sd2 import MIRROR
+from sdp.model.family import MIRROR
 from sdp.model.sources import present, resolve
 
 REPO = "somebody/tiny-diffusion"

@@ -13,7 +13,7 @@ from sdp.encode.chunk import Chunk, Encoded, Group
 from sdp.encode.table import LAYOUT, Shape, assemble, bytes_per_row, rows_of, schema
 from sdp.encode.transform import bucket_shapes
 
-SHAPE = Shape((64, 128), latent_channels=4, scaling_factor=0.18215)
+SHAPE = Shape((64, 128), scaling_factor=0.18215)
 
 
 def encoded_of(rows: list[int], shape: Shape = SHAPE, good: list[bool] | None = None) -> Encoded:
@@ -21,7 +21,7 @@ def encoded_of(rows: list[int], shape: Shape = SHAPE, good: list[bool] | None = 
     count = len(rows)
     latents = {}
     for side in shape.resolutions:
-        channels = shape.latent_channels * (1 if shape.content == "sample" else 2)
+        channels = 4 * (1 if shape.content == "sample" else 2)
         values = np.zeros((count, channels, side // 8, side // 8), np.float16) + np.array(rows)[:, None, None, None]
         latents[side] = [Group(np.arange(count), values.astype(np.float16))]
     tokens = np.array(rows, np.uint16)[:, None] + np.arange(77, dtype=np.uint16)
@@ -51,7 +51,7 @@ def test_the_columns_say_their_shape_dtype_and_scaling() -> None:
 
 
 def test_at_256_px_a_row_is_what_the_design_says() -> None:
-    shape = Shape((256,), 4, 0.18215)
+    shape = Shape((256,), 0.18215)
     assert schema(shape).field("latents_256").type == pa.binary(8192)
     assert 8192 + 154 <= bytes_per_row(shape) <= 8400
 
@@ -74,14 +74,14 @@ def test_items_that_went_wrong_are_left_out_of_every_column() -> None:
 
 
 def test_moments_have_a_column_of_their_own_name() -> None:
-    shape = Shape((64,), 4, 0.18215, content="moments")
+    shape = Shape((64,), 0.18215, content="moments")
     table = rows_of(encoded_of([1], shape), shape)
     assert "moments_64" in table.column_names
     assert len(table["moments_64"][0].as_py()) == 2 * 8 * 8 * 8
 
 
 def test_embeddings_take_the_place_of_token_ids() -> None:
-    shape = Shape((64,), 4, 0.18215, text_width=16)
+    shape = Shape((64,), 0.18215, text_width=16)
     table = rows_of(encoded_of([1, 3], shape), shape)
     assert "token_ids" not in table.column_names
     assert np.all(np.frombuffer(table["text_embedding"][1].as_py(), np.float16) == 3)
@@ -89,7 +89,7 @@ def test_embeddings_take_the_place_of_token_ids() -> None:
 
 
 def test_bucketed_latents_find_their_shape_by_the_bucket() -> None:
-    shape = Shape((64,), 4, 0.18215, buckets=True)
+    shape = Shape((64,), 0.18215, buckets=True)
     shapes = bucket_shapes(64)
     rows, buckets = [3, 4, 5], [0, 4, 0]
     groups = []
@@ -144,4 +144,4 @@ def test_training_reads_what_is_written_here() -> None:
         column, _ = _described(schema(SHAPE).field(name), "here")
         assert column.width == schema(SHAPE).field(name).type.byte_width
     with pytest.raises(Exception, match="shape"):
-        _described(schema(Shape((64,), 4, 0.18215, buckets=True)).field("latents_64"), "here")
+        _described(schema(Shape((64,), 0.18215, buckets=True)).field("latents_64"), "here")

@@ -11,7 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from sdp.errors import ModelError
-from sdp.model import latents, load, sd2
+from sdp.model import latents, load
+from sdp.model.family import SD1, SD2, Family, unet_class
 from sdp.model.sources import resolve
 
 
@@ -224,32 +225,33 @@ def write_config(path: Path, part: str, config: Any) -> Path:
     return path
 
 
-def test_the_u_net_of_stable_diffusion_has_865_9_million_parameters(tmp_path: Path) -> None:
-    # 865,910,724 is what the published checkpoint holds.
-    with torch.device("meta"):
-        unet = load.load_unet(write_config(tmp_path, "unet", sd2.UNET), pretrained=False, device="meta")
-    assert parameters(unet) == sd2.PARAMETERS["unet"] == 865_910_724
-    config: Any = unet.config
-    assert config.attention_head_dim == [5, 10, 20, 20]
-
-
-def test_the_vae_and_the_text_encoder_of_stable_diffusion_have_their_sizes() -> None:
+@pytest.mark.parametrize(
+    ("family", "unet", "vae", "text_encoder"),
+    # What the published checkpoints hold.
+    [(SD2, 865_910_724, 83_653_863, 340_387_840), (SD1, 859_520_964, 83_653_863, 123_060_480)],
+)
+def test_the_networks_of_stable_diffusion_have_their_published_sizes(
+    family: Family, unet: int, vae: int, text_encoder: int
+) -> None:
     from diffusers import AutoencoderKL
     from transformers import CLIPTextConfig, CLIPTextModel
 
     kind: Any = AutoencoderKL
     with torch.device("meta"):
-        vae = kind.from_config(dict(sd2.VAE))
-        text = CLIPTextModel(CLIPTextConfig(**sd2.TEXT_ENCODER))
-    assert parameters(vae) == sd2.PARAMETERS["vae"]
-    assert parameters(text) == sd2.PARAMETERS["text_encoder"]
+        networks = {
+            "unet": unet_class().from_config(family.unet),
+            "vae": kind.from_config(family.vae),
+            "text_encoder": CLIPTextModel(CLIPTextConfig(**family.text_encoder)),
+        }
+    sizes = {name: parameters(network) for name, network in networks.items()}
+    assert sizes == family.parameters == {"unet": unet, "vae": vae, "text_encoder": text_encoder}
 
 
 def test_a_vae_saved_under_older_names_loads_the_same(tmp_path: Path) -> None:
     # Stable Diffusion v2's VAE names its attention query, key, value and proj_attn.
     from diffusers import AutoencoderKL
 
-    small: dict[str, Any] = dict(sd2.VAE) | {"block_out_channels": [8] * 4, "layers_per_block": 1, "norm_num_groups": 4}
+    small: dict[str, Any] = dict(SD2.vae) | {"block_out_channels": [8] * 4, "layers_per_block": 1, "norm_num_groups": 4}
     torch.manual_seed(0)
     kind: Any = AutoencoderKL
     vae = kind.from_config(small)

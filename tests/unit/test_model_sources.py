@@ -13,8 +13,8 @@ import pytest
 
 from sdp.errors import ModelError, Unavailable
 from sdp.model import cache, layout, sources
+from sdp.model.family import MIRROR
 from sdp.model.layout import PARTS
-from sdp.model.sd2 import MIRROR
 from sdp.model.sources import check, parse, resolve
 from sdp.storage import FileInfo, Storage, StorageOptions, open_storage
 from sdp.storage.local import LocalStorage

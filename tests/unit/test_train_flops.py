@@ -2,10 +2,9 @@
 
 import pytest
 
-from sdp.model import sd2
-from sdp.train.flops import unet_flops
+from sdp.model.family import SD2, unet_flops
 
 
 @pytest.mark.parametrize(("resolution", "gigaflops"), [(256, 539), (512, 2409)])
 def test_stable_diffusions_unet_costs_what_was_counted_by_others(resolution: int, gigaflops: float) -> None:
-    assert unet_flops(dict(sd2.UNET), resolution) / 1e9 == pytest.approx(gigaflops, rel=0.01)
+    assert unet_flops(SD2.unet, resolution) / 1e9 == pytest.approx(gigaflops, rel=0.01)

@@ -11,7 +11,7 @@ from sdp.config import TrainConfig
 from sdp.config.train import Fp8Config
 from sdp.errors import ConfigError, UserError
 from sdp.hardware import GPUS
-from sdp.model.sd2 import UNET
+from sdp.model.family import SD2
 from sdp.train import fp8, job
 from tests.training import config
 
@@ -26,7 +26,7 @@ def stable_diffusion_2() -> nn.Module:
     from diffusers import UNet2DConditionModel
 
     with torch.device("meta"):
-        unet: nn.Module = UNet2DConditionModel.from_config(dict(UNET))
+        unet: nn.Module = UNet2DConditionModel.from_config(dict(SD2.unet))
     return unet
 
 

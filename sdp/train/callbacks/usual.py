@@ -68,7 +68,7 @@ def _flops(config: TrainConfig, world: World) -> float | None:
     """Return the operations of a sample, for MFU. Only on the main worker's GPU, since counting takes some seconds."""
     if not world.is_main or world.device.type != "cuda":
         return None
-    from sdp.train.flops import unet_flops
+    from sdp.model.family import unet_flops
 
     model = resolve(config.model.source, storage=config.storage.options())
     return unet_flops(load_unet_config(model.path), config.data.resolution)

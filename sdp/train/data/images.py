@@ -25,8 +25,8 @@ from sdp.encode.recipe import TEXT, Recipe, Settings
 from sdp.encode.table import Shape
 from sdp.encode.work import Orders
 from sdp.errors import DatasetError, ModelError
-from sdp.model import shapes
-from sdp.model.load import TOKENS
+from sdp.model import family
+from sdp.model.family import CHANNELS, TOKEN_DTYPE, TOKENS, latent_shape
 from sdp.model.sources import LocalModel
 from sdp.storage import Storage
 from sdp.train.data.latents import MOMENTS, TOKEN_IDS, Column
@@ -65,10 +65,12 @@ class ImagesDataset:
     @property
     def columns(self) -> tuple[Column, Column]:
         """What an encoded row is."""
-        shape, side = self.orders.shape, self.resolution // 8
-        latents = Column(f"{MOMENTS}{self.resolution}", (2 * shape.latent_channels, side, side), np.dtype(np.float16))
+        shape = self.orders.shape
+        latents = Column(
+            f"{MOMENTS}{self.resolution}", latent_shape(self.resolution, channels=2 * CHANNELS), np.dtype(np.float16)
+        )
         if shape.text_width is None:
-            return latents, Column(TOKEN_IDS, (TOKENS,), np.dtype(np.uint16))
+            return latents, Column(TOKEN_IDS, (TOKENS,), np.dtype(TOKEN_DTYPE))
         return latents, Column(TEXT_EMBEDDING, (TOKENS, shape.text_width), np.dtype(np.float16))
 
     @property
@@ -209,13 +211,13 @@ def load_encoder(images: ImagesDataset, device: str | None = None) -> "Encoder":
 def _orders(config: TrainConfig, dataset: Dataset, model: LocalModel) -> Orders:
     transform, encode, side = config.transform, config.encode, config.data.resolution
     batch = encode.batch_size or max(1, min(64, 64 * 256**2 // side**2))
-    scaling_factor = shapes.scaling_factor(model.path)
+    scaling_factor = family.scaling_factor(model.path)
     if scaling_factor == 1.0:
         raise ModelError(
             f"model.source: the VAE of {config.model.source} has scaling_factor 1.0: its latents would not be scaled; "
             "set it in vae/config.json (0.18215 in Stable Diffusion 2)"
         )
-    width = shapes.text_width(model.path) if encode.text == "text_embedding" else None
+    width = family.text_width(model.path) if encode.text == "text_embedding" else None
     return Orders(
         model=replace(model.source, sha256=model.digest),
         recipe=Recipe(
@@ -234,7 +236,7 @@ def _orders(config: TrainConfig, dataset: Dataset, model: LocalModel) -> Orders:
             channels_last=encode.channels_last,
             compile=encode.compile,
         ),
-        shape=Shape((side,), shapes.latent_channels(model.path), scaling_factor, "moments", width),
+        shape=Shape((side,), scaling_factor, "moments", width),
         columns=Columns(),
         storage=config.storage.options(),
         output=dataset.storage,
@@ -243,7 +245,7 @@ def _orders(config: TrainConfig, dataset: Dataset, model: LocalModel) -> Orders:
 
 def _nothing(images: ImagesDataset) -> Chunk:
     return Chunk(
-        np.zeros(0, np.int64), [], np.zeros((0, TOKENS), np.uint16),
+        np.zeros(0, np.int64), [], np.zeros((0, TOKENS), TOKEN_DTYPE),
         {images.resolution: []}, np.zeros(0, np.int16),
     )  # fmt: skip
 

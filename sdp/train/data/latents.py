@@ -16,7 +16,7 @@ from sdp.config import TrainConfig
 from sdp.config.train import ColumnsConfig
 from sdp.datasets.manifest import Dataset
 from sdp.errors import DatasetError, one_line
-from sdp.model.load import TOKENS
+from sdp.model.family import TOKEN_DTYPE, TOKENS, latent_shape
 from sdp.model.sources import LocalModel
 from sdp.train.data.order import Blocks, Ints, Piece
 
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 TOKEN_IDS, TEXT = "token_ids", "text_embedding"
 LATENTS, MOMENTS = "latents_", "moments_"
 """A latent that was drawn once, or the mean and log-variance to draw a new one from each time."""
-CHANNELS = 4
 
 Items = NDArray[np.void]
 """Rows × choices: of each row one array's bytes, or several to choose from."""
@@ -180,7 +179,7 @@ def _find_latents(
     field = _field(schema, name, uri, "source.columns.latents")
     if pa.types.is_fixed_size_binary(field.type):
         return _described(field, uri)
-    shape = (CHANNELS, resolution // 8, resolution // 8)
+    shape = latent_shape(resolution)
     column = Column(f"{LATENTS}{resolution}", shape, np.dtype(np.float16))
     count, of_kind = _numbers_a_row(file, field, uri)
     if count != column.numbers or of_kind != "f":
@@ -232,7 +231,7 @@ def _find_text(file: pq.ParquetFile, name: str, uri: str) -> tuple[Column, Store
     else:
         count, of_kind = _numbers_a_row(file, field, uri)
         if of_kind == "i" and count == TOKENS:
-            return Column(TOKEN_IDS, (TOKENS,), np.dtype(np.uint16)), Stored(field.name, factor=1.0)
+            return Column(TOKEN_IDS, (TOKENS,), np.dtype(TOKEN_DTYPE)), Stored(field.name, factor=1.0)
         if of_kind == "f" and count and count % TOKENS == 0:
             return Column(TEXT, (TOKENS, count // TOKENS), np.dtype(np.float16)), Stored(field.name, factor=1.0)
     raise DatasetError(

