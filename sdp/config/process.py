@@ -29,12 +29,21 @@ BatchSize = Annotated[
 class ProcessSource(SourceConfig):
     uri: Uri = key(
         REQUIRED,
-        "An images dataset, or any Parquet with image bytes and captions.",
+        "A dataset of sdp download or sdp generate, Parquet with image bytes, tars as WebDataset writes them, or a "
+        "folder of picture files with their captions beside them (a.jpg, a.txt).",
         shapes_output=True,
         example="s3://bucket/images",
     )
     image_column: Name = key("image", "The column that holds the encoded images.", shapes_output=True)
-    caption_column: Name = key("caption", "The column that holds the captions.", shapes_output=True)
+    caption_column: Name | None = key(
+        None,
+        "The column that holds the captions, of tars the field of the JSON; null takes prompt of pictures that were "
+        "drawn, else caption.",
+        shapes_output=True,
+    )
+    caption: Name | None = key(
+        None, "One caption for all pictures, whatever they bring themselves.", shapes_output=True
+    )
 
     def contradictions(self) -> Iterable[Problem]:
         yield from super().contradictions()

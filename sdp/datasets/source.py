@@ -1,6 +1,7 @@
 """Freezing a source: from what is listed now to addresses that stay."""
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -69,8 +70,14 @@ def freeze_source(
     return output.with_index(Index((*index.versions, planned), index.unit_rows))
 
 
-def freeze_files(output: Output, files: Sequence[SourceFile], *, limit: int | None = None) -> Output:
-    """Give an address to each of some files, such as pictures, in the order of their names.
+def freeze_files(
+    output: Output,
+    files: Sequence[SourceFile],
+    *,
+    limit: int | None = None,
+    count: Callable[[str], int] | None = None,
+) -> Output:
+    """Give an address to each of some files, such as pictures, or to as many rows as `count` finds in each, by name.
 
     As of Parquet files, what has an address keeps it, what has come since is appended, and what has changed is refused.
     """
@@ -78,9 +85,15 @@ def freeze_files(output: Output, files: Sequence[SourceFile], *, limit: int | No
     known = _known(index)
     _refuse_changed({f.uri: (f.size, f.etag) for f in files}, known)
     fresh = sorted((f for f in files if f.uri not in known), key=lambda f: f.uri)
-    first = index.listed_rows
-    table = files_table((file.uri, file.size, file.etag, first + n, 1, 1, 0) for n, file in enumerate(fresh))
-    return _append(output, table, _next_extent(index, first + len(fresh), limit))
+    counts = list(ordered_map(lambda file: count(file.uri), fresh)) if count else [1] * len(fresh)
+    stops = list(accumulate(counts, initial=index.listed_rows))
+    if not stops[-1]:
+        raise DatasetError(f"source.uri: {len(files)} files, but no row in them; check the address")
+    table = files_table(
+        (file.uri, file.size, file.etag, stop - rows, rows, rows, 0)
+        for file, rows, stop in zip(fresh, counts, stops[1:], strict=True)
+    )
+    return _append(output, table, _next_extent(index, stops[-1], limit))
 
 
 def publish_plan(output: Output, planned: Output) -> Output:

@@ -2,11 +2,17 @@
 
 A piece is some row groups of the source's files, so that nothing is read twice. Row groups are the smallest thing that
 Parquet lets one read: where they are larger than a piece should be, several pieces share one and each reads all of it.
+A picture that is a file is a row group of one row; of a tar the samples of a unit are one.
 """
 
+import io
+import json
+import tarfile
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from itertools import groupby, islice
 from threading import Lock
 
 import numpy as np
@@ -19,10 +25,19 @@ from sdp.datasets.index import Index
 from sdp.datasets.manifest import Dataset
 from sdp.datasets.units import Unit, Work
 from sdp.encode.chunk import SourceRow
-from sdp.errors import DatasetError, one_line
+from sdp.errors import DatasetError, NotFound, one_line
 from sdp.storage import StorageOptions, open_source
 
+PICTURES = (".png", ".jpg", ".jpeg", ".webp")
+"""Ends of the names of files that are a picture each."""
+TAR = ".tar"
+TEXT = ".txt"
+"""A picture's caption lies beside it, under the same name."""
+_FILES_AT_ONCE = 16
 _FOOTERS = 64
+_LARGEST_MEMBER = 1 << 28
+"""Bytes of a tar's member beyond which it is no picture."""
+_TAR_BUFFER = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +46,7 @@ class RowGroup:
 
     uri: str
     number: int
+    """Of a tar the place of its first sample."""
     rows: int
     first_row: int | None
     """The address of its first row, if its rows have consecutive ones; else its `row` column tells them."""
@@ -64,6 +80,9 @@ class Columns:
 
     image: str = "image"
     caption: str = "caption"
+    """Of tars the field of the JSON."""
+    text: str | None = None
+    """One caption for all rows, whatever they bring themselves."""
 
 
 class Planner:
@@ -83,7 +102,10 @@ class Planner:
             return self._pieces(work, [g for p in self._index.parts_of(work) for g in self._groups_of.get(p, ())])
         groups: list[RowGroup] = []
         for piece in self._index.slices(work.unit.start, work.unit.stop):
-            groups += self._footer_groups(piece.path, piece.first_row - piece.offset, work.unit)
+            if piece.path.lower().endswith((TAR, *PICTURES)):
+                groups.append(RowGroup(piece.path, piece.offset, piece.length, piece.first_row))
+            else:
+                groups += self._footer_groups(piece.path, piece.first_row - piece.offset, work.unit)
         return self._pieces(work, groups)
 
     def _pieces(self, work: Work, groups: Iterable[RowGroup]) -> list[Piece]:
@@ -129,9 +151,9 @@ def read_piece(
     only: NDArray[np.int64] | None = None,
 ) -> Iterator[SourceRow]:
     """The rows of a piece that lie in its unit (and, with `only`, are among those), a row group at a time."""
-    # A row group is read while the rows of the one before are worked on.
-    names = ("row", "key", columns.image, columns.caption)
-    for table, rows in ordered_map(lambda span: _read(span, names, options), _spans(piece), workers=1):
+    # A row group is read while the rows of the one before are worked on; of files, which are small, several are.
+    workers = _FILES_AT_ONCE if piece.groups[0].uri.lower().endswith(PICTURES) else 1
+    for table, rows in ordered_map(lambda span: _read(span, columns, options), _spans(piece), workers):
         wanted = (rows >= piece.work.unit.start) & (rows < piece.work.unit.stop)
         if only is not None:
             wanted &= np.isin(rows, only)
@@ -142,7 +164,7 @@ def read_piece(
 
 def addresses(piece: Piece, options: StorageOptions | None = None) -> NDArray[np.int64]:
     """The addresses of a piece, without its images."""
-    found = np.concatenate([_read(span, ("row",), options)[1] for span in _spans(piece)])
+    found = np.concatenate([_read(span, None, options)[1] for span in _spans(piece)])
     unit = piece.work.unit
     return found[(found >= unit.start) & (found < unit.stop)]
 
@@ -165,7 +187,8 @@ def _rows_of(table: pa.Table, rows: NDArray[np.int64], columns: Columns) -> Iter
         table[name] if name in table.column_names else [None] * len(rows) for name in ("key", columns.caption)
     )
     for row, key, image, caption in zip(rows.tolist(), keys, table[columns.image], captions, strict=True):
-        yield SourceRow(row, _text(key) or f"{row:012d}", _bytes(image), _text(caption))
+        text = _text(caption) if columns.text is None else columns.text
+        yield SourceRow(row, _text(key) or f"{row:012d}", _bytes(image), text)
 
 
 def _bytes(value: pa.Scalar) -> memoryview | None:
@@ -187,15 +210,97 @@ def _text(value: pa.Scalar | None) -> str | None:
         return None
 
 
-def _read(span: _Span, columns: Sequence[str], options: StorageOptions | None) -> tuple[pa.Table, NDArray[np.int64]]:
-    """Those of the columns that there are, and the addresses."""
+def _read(span: _Span, columns: Columns | None, options: StorageOptions | None) -> tuple[pa.Table, NDArray[np.int64]]:
+    """Those of the columns that there are, and the addresses; without columns, these alone."""
     group, start, stop = span
+    names = () if columns is None else ("key", columns.image, columns.caption)
     if group.first_row is None:
-        table = _read_group(group, columns, options).slice(start, stop - start)
+        table = _read_group(group, ("row", *names), options).slice(start, stop - start)
         return table, table["row"].to_numpy()
     rows = np.arange(group.first_row + start, group.first_row + stop, dtype=np.int64)
-    names = [name for name in columns if name != "row"]
-    return (_read_group(group, names, options).slice(start, stop - start) if names else pa.table({})), rows
+    if columns is None:
+        return pa.table({}), rows
+    uri = group.uri.lower()
+    if uri.endswith(PICTURES):
+        samples = [_picture(group.uri, columns, options)]
+    elif uri.endswith(TAR):
+        samples = list(_samples_of(group.uri, columns, group.number + start, group.number + stop, options))
+    else:
+        return _read_group(group, names, options).slice(start, stop - start), rows
+    if len(samples) != len(rows):
+        raise DatasetError(f"{group.uri}: changed while it was read; start again")
+    kinds = (pa.string(), pa.binary(), pa.string())
+    values = [pa.array(each, kind) for each, kind in zip(zip(*samples, strict=True), kinds, strict=True)]
+    return pa.table(values, names), rows
+
+
+_Sample = tuple[str, bytes | None, str | None]
+"""Key, image and caption."""
+
+
+def _picture(uri: str, columns: Columns, options: StorageOptions | None) -> _Sample:
+    stem, caption = uri.rpartition(".")[0], None
+    if columns.text is None:
+        with suppress(NotFound):
+            caption = open_source(f"{stem}{TEXT}", options).read().decode("utf-8", "replace").strip()
+    return stem.rpartition("/")[2], open_source(uri, options).read(), caption
+
+
+def count_samples(uri: str, options: StorageOptions | None = None) -> int:
+    """How many pictures there are in a tar."""
+    with _opened(uri, options) as tar:
+        return sum(1 for _ in _members(tar))
+
+
+def _samples_of(uri: str, columns: Columns, start: int, stop: int, options: StorageOptions | None) -> Iterator[_Sample]:
+    with _opened(uri, options) as tar:
+
+        def content(member: tarfile.TarInfo | None) -> bytes | None:
+            file = tar.extractfile(member) if member and member.size <= _LARGEST_MEMBER else None
+            return None if file is None else file.read()
+
+        for key, members in islice(_members(tar), start, stop):
+            image = next(member for suffix, member in members.items() if suffix in PICTURES)
+            caption = content(members.get(TEXT))
+            if caption is None and (told := content(members.get(".json"))) is not None:
+                caption = _field(told, columns.caption)
+            yield key, content(image), None if caption is None else caption.decode("utf-8", "replace").strip()
+
+
+def _members(tar: tarfile.TarFile) -> Iterator[tuple[str, dict[str, tarfile.TarInfo]]]:
+    """The samples of a WebDataset, members in a row with one name up to its first dot: each one's members by suffix."""
+
+    def key(member: tarfile.TarInfo) -> str:
+        folder, _, name = member.name.rpartition("/")
+        return f"{folder}/{name.partition('.')[0]}"
+
+    for name, group in groupby((member for member in tar if member.isfile()), key):
+        members = {f".{member.name.rpartition('.')[2].lower()}": member for member in group}
+        if members.keys() & set(PICTURES):
+            yield name.removeprefix("/"), members
+
+
+@contextmanager
+def _opened(uri: str, options: StorageOptions | None) -> Iterator[tarfile.TarFile]:
+    try:
+        file = io.BufferedReader(open_source(uri, options), _TAR_BUFFER)
+        file.seek(-min(tarfile.BLOCKSIZE, file.seek(0, io.SEEK_END)), io.SEEK_END)
+        if file.read().strip(b"\0"):  # the library takes what was cut short for whole
+            raise tarfile.ReadError("its end is missing")
+        file.seek(0)
+        with tarfile.open(fileobj=file, mode="r:") as tar:
+            yield tar
+    except tarfile.TarError as error:
+        raise DatasetError(f"{uri}: not a tar that can be read ({one_line(error, 160)}); make it anew") from error
+
+
+def _field(data: bytes, name: str) -> bytes | None:
+    """A text of a JSON object; None where there is none."""
+    try:
+        value = json.loads(data)[name]
+    except (ValueError, KeyError, TypeError):
+        return None
+    return value.encode() if isinstance(value, str) else None
 
 
 def _read_group(group: RowGroup, columns: Sequence[str], options: StorageOptions | None) -> pa.Table:

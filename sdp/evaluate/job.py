@@ -16,7 +16,6 @@ from sdp.datasets.parts import PartInfo
 from sdp.errors import DatasetError
 from sdp.evaluate.layout import GENERATED, REFERENCE, RESULT
 from sdp.evaluate.loss import LossFound, LossOrders, LossWorker
-from sdp.evaluate.pictures import Task
 from sdp.evaluate.prepare import Plan, Side, pinned, prepare
 from sdp.evaluate.report import Figures, closing, emit, forecast, progress_line
 from sdp.evaluate.result import Looked, clip_score, distances, loss_figures, notes, to_bytes
@@ -25,7 +24,10 @@ from sdp.pool import Crew
 from sdp.storage import open_storage
 
 if TYPE_CHECKING:
-    from sdp.evaluate.worker import Orders
+    from sdp.evaluate.worker import Orders, Task
+
+_PIECE_ROWS = 256
+"""Pictures that are read one after another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,27 +94,28 @@ class _Looking:
         """Look at what has not been looked at yet."""
         options = self._plan.options
         outputs = {side.name: side.begin(options) for side in sides}
-        tasks: list[tuple[str, Task]] = []
+        tasks: list[Task] = []
         for side in sides:
             output = outputs[side.name]
             pending = output.pending()
             if pending:
                 say(f"evaluate: {side.name}: {len(pending)} of {len(output.index.works())} parts to make")
-            tasks += [(side.name, task) for task in side.pictures.tasks(output, pending, options)]
+            planner = side.pictures.planner(output, _PIECE_ROWS, options)
+            tasks += [(side.name, work, planner(work)) for work in pending]
         made = self._work_off(sides, tasks) if tasks else []
         return {
             side.name: self._finish(side, outputs[side.name], [info for name, info in made if name == side.name])
             for side in sides
         }
 
-    def _work_off(self, sides: Sequence[Side], tasks: Sequence[tuple[str, Task]]) -> list[tuple[str, PartInfo]]:
+    def _work_off(self, sides: Sequence[Side], tasks: "Sequence[Task]") -> list[tuple[str, PartInfo]]:
         from sdp.evaluate.worker import Worker  # brings torch
 
         config = self._plan.config
         crew = _crew(config)
         crew.join()
         self._telemetry = telemetry.begin(config.output.uri)
-        self._counts.total = sum(len(task.work.unit) for _, task in tasks)
+        self._counts.total = sum(len(work.unit) for _, work, _ in tasks)
         hire = partial(Worker, {side.name: self._orders(side) for side in sides})
         made: list[tuple[str, PartInfo]] = []
         with Progress("evaluate") as self._progress:
@@ -128,6 +131,7 @@ class _Looking:
         return Orders(
             features=self._plan.features,
             clip=side.clip,
+            columns=side.pictures.columns,
             resize=config.features.resize,
             batch_size=config.scaling.batch_size,
             threads=config.scaling.threads,

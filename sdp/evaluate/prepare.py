@@ -4,13 +4,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sdp.config import EvaluateConfig
+from sdp.config.evaluate import PictureSource
 from sdp.datasets import tombstones
 from sdp.datasets.manifest import Dataset, open_dataset
 from sdp.datasets.output import HEAD, Head, Output, open_output, read_head
+from sdp.encode.pictures import Pictures, open_pictures
 from sdp.errors import DatasetError, UserError
 from sdp.evaluate.layout import GENERATED, KIND, REFERENCE
 from sdp.evaluate.loss import LossOrders, plan_loss
-from sdp.evaluate.pictures import Pictures, open_pictures
 from sdp.model import networks
 from sdp.model.networks import FeatureNetwork
 from sdp.storage import Storage, StorageOptions, is_read_only, open_storage
@@ -66,9 +67,9 @@ def prepare(config: EvaluateConfig) -> Plan:
     loss = plan_loss(config)
     sides: list[Side] = []
     made = _made_before(config, options)
-    generated = open_pictures(config.source, "source", options) if config.source.uri is not None else None
+    generated = _open("source", config.source, options) if config.source.uri is not None else None
     wanted = config.reference.uri is not None and made is None
-    reference = open_pictures(config.reference, "reference", options) if wanted else None
+    reference = _open("reference", config.reference, options) if wanted else None
     if config.clip.model is not None and generated is not None and not generated.captioned:
         raise UserError(
             f"source.uri: {generated.uri} has no captions for a CLIP score; name source.caption_column, give the "
@@ -86,6 +87,11 @@ def prepare(config: EvaluateConfig) -> Plan:
     if made is not None:
         _refuse_other_features(made, features, config)
     return Plan(config, clip, features, tuple(sides), made, loss)
+
+
+def _open(key: str, told: PictureSource, options: StorageOptions) -> Pictures:
+    assert told.uri is not None
+    return open_pictures(key, told.uri, options, image=told.image_column, caption=told.caption_column)
 
 
 def _side(

@@ -42,11 +42,11 @@ def forecast(plan: Plan) -> list[tuple[str, str]]:
     config = plan.config
     lines = []
     for side in plan.sides:
-        count = side.pictures.count
         there = len(side.storage.names("parts/"))
-        many = counted(count, "picture") if count is not None else f"{len(side.pictures.files):,} Parquet files"
         limit = f", {side.limit:,} of them at most" if side.limit is not None else ""
-        lines.append((side.name, f"{side.pictures.uri}: {many}{limit}; {there:,} parts of features are there"))
+        lines.append(
+            (side.name, f"{side.pictures.uri}: {side.pictures.size}{limit}; {there:,} parts of features are there")
+        )
     if plan.made is not None:
         counts = plan.made.manifest.counts
         lines.append(("reference", f"{plan.made.storage.uri}: {counts.written:,} rows of features, made before"))

@@ -14,17 +14,21 @@ from sdp.datasets.concurrently import ordered_map
 from sdp.datasets.outcomes import FAILED, FILTERED, WRITTEN, Outcome, account_table
 from sdp.datasets.parts import Layout, PartInfo, write_part
 from sdp.datasets.repeated import REASON, Repeated
+from sdp.datasets.units import Work
 from sdp.device import choose_device
+from sdp.encode.chunk import SourceRow
+from sdp.encode.reading import Columns, Piece, read_piece
 from sdp.errors import SdpError
 from sdp.evaluate.layout import CLIP, FEATURES, KIND
 from sdp.evaluate.networks import Clip, Network, Prepared, Rows, load_network
-from sdp.evaluate.pictures import Picture, Task, read_pictures
 from sdp.imaging import RowError, decode
 from sdp.model import networks
 from sdp.model.networks import FeatureNetwork
 from sdp.storage import Storage, StorageOptions
 
 LAYOUT = Layout(row_group_rows=1024)
+Task = tuple[str, Work, Sequence[Piece]]
+"""The name of a set, a unit of it, and what is to be read."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,7 @@ class Orders:
 
     features: FeatureNetwork | None
     clip: FeatureNetwork | None
+    columns: Columns
     resize: str
     batch_size: int
     threads: int
@@ -70,11 +75,11 @@ class Worker:
         self._orders = orders
         self._loaded: dict[str, Network] = {}
 
-    def make(self, task: tuple[str, Task], seen: Callable[[int], None] = lambda _: None) -> tuple[str, PartInfo]:
+    def make(self, task: Task, seen: Callable[[int], None] = lambda _: None) -> tuple[str, PartInfo]:
         """Look at the pictures of a unit of a set; `seen` is called with how many were done, now and then."""
-        name, unit = task
+        name, work, pieces = task
         orders = self._orders[name]
-        return name, _Look(orders, self._networks(orders)).at(unit, seen)
+        return name, _Look(orders, self._networks(orders)).at(work, pieces, seen)
 
     def _networks(self, orders: Orders) -> dict[str, Network]:
         """Those that look at a set, by their digests."""
@@ -98,11 +103,12 @@ class _Look:
         self._batch = orders.batch_size
         self._taken_down = BitMap64.deserialize(orders.taken_down) if orders.taken_down else BitMap64()
 
-    def at(self, task: Task, seen: Callable[[int], None]) -> PartInfo:
+    def at(self, work: Work, pieces: Sequence[Piece], seen: Callable[[int], None]) -> PartInfo:
         outcomes: list[Outcome] = []
         found: list[_Seen] = []
         batch: list[_Ready] = []
-        pictures = read_pictures(task, self._orders.storage)
+        columns, storage = self._orders.columns, self._orders.storage
+        pictures = (row for piece in pieces for row in read_piece(piece, columns, options=storage))
         for each in ordered_map(self._prepare, pictures, self._orders.threads):
             if isinstance(each, Outcome):
                 outcomes.append(each)
@@ -115,18 +121,18 @@ class _Look:
         found += self._look(batch, outcomes)
         table = self._table(found).sort_by("row")
         outcomes += [Outcome(row, WRITTEN) for row in table["row"].to_pylist()]
-        return write_part(self._orders.output, KIND, task.work, table, account_table(outcomes), layout=LAYOUT)
+        return write_part(self._orders.output, KIND, work, table, account_table(outcomes), layout=LAYOUT)
 
-    def _prepare(self, picture: Picture) -> _Ready | Outcome:
+    def _prepare(self, picture: SourceRow) -> _Ready | Outcome:
         row = picture.row
         if row in self._taken_down:
             return Outcome(row, FILTERED, "tombstone")
         if self._orders.repeated is not None and row in self._orders.repeated:
             return Outcome(row, FILTERED, REASON)
         try:
-            if picture.data is None:
+            if picture.image is None:
                 raise RowError("empty", "the row has no image")
-            pixels = decode(picture.data).pixels
+            pixels = decode(picture.image).pixels
             views = tuple(network.prepare(pixels) for network in self._networks.values())
         except RowError as error:
             return Outcome(row, FAILED, error.reason, error.detail)

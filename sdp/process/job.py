@@ -32,7 +32,7 @@ from sdp.datasets.parts import PartInfo
 from sdp.datasets.units import Work
 from sdp.encode import work as worker
 from sdp.encode.pipeline import TRIES, Note, Pipeline, Placement, State, pack, unpack
-from sdp.encode.reading import Piece, Planner, addresses
+from sdp.encode.reading import Piece, addresses
 from sdp.encode.work import Encoding, Orders
 from sdp.errors import SdpError, Unavailable, one_line
 from sdp.lease import Lease
@@ -85,7 +85,7 @@ def run(config: ProcessConfig, *, dry_run: bool = False, only_failed: bool = Fal
             infos=infos,
             config=config.model_dump(mode="json"),
             models={"encoder": f"{config.model.source} sha256:{prepared.digest}"},
-            input=prepared.input,
+            input=prepared.pictures.input,
         )
         runs.keep(output.storage, noted.ended(infos, **spent(figures)))
     say(table(summary(config, dataset, figures)))
@@ -229,7 +229,7 @@ class _Run:
 
     def _planned(self, pending: list[Work]) -> Iterator[tuple[Work, list[Piece], Retry | None]]:
         prepared = self._prepared
-        planner = Planner(self._output.index, prepared.upstream, prepared.piece_rows, prepared.options)
+        planner = prepared.pictures.planner(self._output, prepared.piece_rows, prepared.options)
 
         def plan(work: Work) -> tuple[Work, list[Piece], Retry | None]:
             return work, planner(work), retry_of(self._output, work, self._done_before)

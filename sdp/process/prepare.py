@@ -5,24 +5,22 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 from pyroaring import BitMap64
 
 from sdp.config import ProcessConfig, identity
 from sdp.datasets import parts, tombstones
 from sdp.datasets.manifest import Dataset, open_dataset
-from sdp.datasets.output import HEAD, Head, Output, open_output, peek_output
-from sdp.datasets.source import freeze_source, freeze_upstream, order_retry
+from sdp.datasets.output import Head, Output, open_output, peek_output
+from sdp.datasets.source import order_retry
 from sdp.datasets.units import Work, part_name
-from sdp.encode.reading import Columns, footer_of
+from sdp.encode.pictures import Pictures, open_pictures
 from sdp.encode.recipe import TEXT, Recipe, Settings
 from sdp.encode.table import Shape, bytes_per_row
 from sdp.encode.work import Orders
-from sdp.errors import DatasetError, UserError
+from sdp.errors import UserError
 from sdp.model import family, sources
-from sdp.storage import SourceFile, Storage, StorageOptions, is_read_only, list_source, open_storage
+from sdp.storage import Storage, StorageOptions, open_storage
 
 KIND = "latents"
 _PIECE_BYTES = 1024 * 3 * 256 * 256
@@ -30,8 +28,6 @@ _PIECE_BYTES = 1024 * 3 * 256 * 256
 _PIECE_ROWS = 256
 """The most rows of a piece of smaller pictures: their transforms take about a second of a core."""
 _TEXT_BATCH = 64
-_PART_MARK = b"sdp.part"
-"""In the footer of every part of a dataset."""
 
 
 @dataclass(frozen=True)
@@ -40,13 +36,15 @@ class Prepared:
 
     config: ProcessConfig
     orders: Orders
-    upstream: Dataset | None
-    """The images dataset, if it is one."""
-    files: list[SourceFile]
-    """Else the Parquet files."""
+    pictures: Pictures
     head: Head
     digest: str
     """Of the model."""
+
+    @property
+    def upstream(self) -> Dataset | None:
+        """The dataset that the pictures are in, if it is one of ours."""
+        return self.pictures.dataset
 
     @property
     def options(self) -> StorageOptions:
@@ -64,11 +62,6 @@ class Prepared:
         there = self.upstream.manifest.counts.written / max(1, self.upstream.rows) if self.upstream else 1.0
         return round(rows * there)
 
-    @property
-    def input(self) -> dict[str, Any]:
-        """What the manifest says of the source."""
-        return self.upstream.lineage if self.upstream else {"uri": self.config.source.uri}
-
 
 def prepare(config: ProcessConfig) -> Prepared:
     """Check all that can be checked for little. Nothing is written."""
@@ -76,8 +69,11 @@ def prepare(config: ProcessConfig) -> Prepared:
     output = open_storage(config.output.uri, options)
     wanted = ("vae", "tokenizer", "text_encoder") if config.encode.text == "text_embedding" else ("vae", "tokenizer")
     source = sources.check(config.model.source, wanted, storage=options)
-    upstream, files = _open_source(config, options)
-    _refuse_columns(config, upstream, files, options)
+    told = config.source
+    pictures = open_pictures(
+        "source", told.uri, options,
+        image=told.image_column, caption=told.caption_column, text=told.caption, required=True,
+    )  # fmt: skip
     model = sources.resolve(source, storage=options)
     shape = _shape(config, model)
     _refuse_unfit(config, shape)
@@ -86,15 +82,15 @@ def prepare(config: ProcessConfig) -> Prepared:
         recipe=_recipe(config),
         settings=_settings(config),
         shape=shape,
-        columns=Columns(config.source.image_column, config.source.caption_column),
+        columns=pictures.columns,
         storage=options,
         output=output,
     )
-    unit_rows = config.output.rows_per_file or _unit_rows(config.output.target_bytes, shape, upstream)
+    unit_rows = config.output.rows_per_file or _unit_rows(config.output.target_bytes, shape, pictures.dataset)
     # A higher limit is more of the same dataset, not another one.
     decided = {path: value for path, value in identity(config).items() if path != "limit"}
-    head = Head(KIND, unit_rows, upstream is not None, {**decided, "model.digest": model.digest})
-    return Prepared(config, orders, upstream, files, head, model.digest)
+    head = Head(KIND, unit_rows, pictures.dataset is not None, {**decided, "model.digest": model.digest})
+    return Prepared(config, orders, pictures, head, model.digest)
 
 
 def begin(prepared: Prepared, *, only_failed: bool, write: bool = True) -> Output:
@@ -107,10 +103,7 @@ def begin(prepared: Prepared, *, only_failed: bool, write: bool = True) -> Outpu
         output = Output(_Unwritten(output.storage), output.head, output.index)  # type: ignore[arg-type] # stands in
     if only_failed:
         return order_retry(output, open_dataset(prepared.orders.output, KIND))
-    if prepared.upstream is not None:
-        return freeze_upstream(output, prepared.upstream, limit=config.limit)
-    columns = [config.source.image_column, config.source.caption_column]
-    return freeze_source(output, prepared.files, columns, limit=config.limit, options=prepared.options)
+    return prepared.pictures.freeze(output, config.limit, prepared.options)
 
 
 def with_tombstones(prepared: Prepared) -> Orders:
@@ -148,64 +141,6 @@ def retry_of(output: Output, work: Work, done: Collection[tuple[int, int]]) -> R
     for reason in failed["reason"].to_pylist():
         reasons[reason] = reasons.get(reason, 0) + 1
     return Retry(rows, reasons)
-
-
-def _open_source(config: ProcessConfig, options: StorageOptions) -> tuple[Dataset | None, list[SourceFile]]:
-    uri = config.source.uri
-    if not is_read_only(uri) and "*" not in uri:
-        folder = open_storage(uri, options)
-        if folder.exists(HEAD):
-            return open_dataset(folder, "images"), []
-    files = list_source(uri, options)
-    if not files:
-        raise UserError(f"source.uri: no Parquet files at {uri}; check the address")
-    return None, files
-
-
-def _refuse_columns(
-    config: ProcessConfig, upstream: Dataset | None, files: list[SourceFile], options: StorageOptions
-) -> None:
-    """Look at the first file that there is: a misspelt column is to be told before anything is written."""
-    if upstream is not None:
-        written = upstream.parts.filter(pc.greater(upstream.parts["written"], 0))["path"].to_pylist()
-        uris = [upstream.storage.uri_of(path) for path in written[:1]]
-    else:
-        uris = [file.uri for file in files[:1]]
-    for uri in uris:
-        footer = footer_of(uri, options)
-        if upstream is None and _PART_MARK in (footer.metadata or {}):
-            raise DatasetError(
-                f"source.uri: {uri} is a part of a dataset of sdp: name the whole folder, with its _dataset.json, "
-                "or its takedowns and its account would not be heeded"
-            )
-        there = footer.schema.to_arrow_schema()
-        for key, fits, wanted in (("image_column", _holds_images, "bytes"), ("caption_column", _holds_text, "text")):
-            name = getattr(config.source, key)
-            if name not in there.names:
-                raise DatasetError(f"source.{key}: no column {name} in {uri}; it has {', '.join(there.names)}")
-            if there.names.count(name) > 1:
-                raise DatasetError(f"source.{key}: {uri} has {there.names.count(name)} columns {name}; write it anew")
-            kind = there.field(name).type
-            if not fits(kind):
-                raise DatasetError(f"source.{key}: expected a column of {wanted}, but {name} in {uri} is of {kind}")
-
-
-def _holds_images(kind: pa.DataType) -> bool:
-    """Bytes, or the hub's struct of bytes and path."""
-    if pa.types.is_struct(kind):
-        return kind.get_field_index("bytes") >= 0 and _holds_images(kind.field("bytes").type)
-    return _is_binary(kind)
-
-
-def _holds_text(kind: pa.DataType) -> bool:
-    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-    tests = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
-    return _is_binary(kind) or any(test(kind) for test in tests)
-
-
-def _is_binary(kind: pa.DataType) -> bool:
-    tests = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary, pa.types.is_binary_view)
-    return any(test(kind) for test in tests)
 
 
 def _recipe(config: ProcessConfig) -> Recipe:

@@ -8,7 +8,6 @@ from sdp.console import duration, size
 from sdp.datasets.manifest import Dataset
 from sdp.datasets.outcomes import FAILED, FILTERED, WRITTEN
 from sdp.datasets.output import Output
-from sdp.encode.reading import Planner
 from sdp.encode.recipe import TEXT
 from sdp.encode.table import bytes_per_row
 from sdp.process.figures import Figures, suggestion
@@ -122,12 +121,10 @@ def forecast(prepared: Prepared, output: Output) -> list[tuple[str, str]]:
     """What a run would do."""
     works, pending = output.index.works(), output.pending()
     rows = sum(len(work.unit) for work in pending)
-    upstream = prepared.upstream
     config = prepared.config
-    source = f"{upstream.rows:,} rows, an images dataset" if upstream else f"{len(prepared.files)} Parquet files"
     on = config.encode.accelerator or "any node"
     lines = [
-        ("source", f"{config.source.uri}: {source}"),
+        ("source", f"{config.source.uri}: {prepared.pictures.size}"),
         ("output", f"{config.output.uri}: {len(works) - len(pending)} of {len(works)} parts are there"),
         ("to do", f"{len(pending)} parts of up to {output.head.unit_rows:,} rows, {rows:,} rows in all"),
         ("to write", f"about {size(prepared.images_of(rows) * bytes_per_row(prepared.orders.shape))}"),
@@ -137,7 +134,7 @@ def forecast(prepared: Prepared, output: Output) -> list[tuple[str, str]]:
             f"{config.encode.num_workers} on {on}, {config.encode.gpus_per_worker:g} GPU each where there are any",
         ),
     ]
-    planner = Planner(output.index, upstream, prepared.piece_rows, prepared.options)
+    planner = prepared.pictures.planner(output, prepared.piece_rows, prepared.options)
     if pending and sum(piece.reads - piece.take for piece in planner(pending[0])):
         lines.append(("beware", "row groups are larger than a piece, and are read several times: write smaller ones"))
     return lines

@@ -70,10 +70,10 @@ def _files_of(uri: str, options: StorageOptions, suffixes: tuple[str, ...]) -> I
         if not found:
             raise NotFound(f"{uri}: no file matches; check the pattern")
         return found
-    looks_like_a_file = uri.endswith(suffixes)
+    looks_like_a_file = uri.lower().endswith(suffixes)
     if looks_like_a_file and (file := _file_at(uri, options)):
         return [file]
-    found = [file for path, file in _below(uri, options) if path.endswith(suffixes) and not _aside(path)]
+    found = [file for path, file in _below(uri, options) if path.lower().endswith(suffixes) and not _aside(path)]
     if not found and not looks_like_a_file and (file := _file_at(uri, options)):
         return [file]
     if not found:

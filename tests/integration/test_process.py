@@ -97,6 +97,22 @@ def run(config: ProcessConfig, **options: bool) -> Dataset:
 # --- what comes out --------------------------------------------------------------------------------------------------
 
 
+def test_a_folder_of_pictures_with_one_caption_becomes_latents_and_its_bad_picture_a_failure(
+    tmp_path: Path, model: Path
+) -> None:
+    (tmp_path / "own").mkdir()
+    for number in range(5):
+        (tmp_path / f"own/{number}.jpg").write_bytes(b"no picture" if number == 3 else picture(number))
+    caption = "a photo of unqtkn cat"
+    dataset = run(config_of(tmp_path / "own", tmp_path / "out", model, f"source.caption={caption}", "seed=4"))
+    table, account = rows_of(dataset), account_of(dataset)
+    assert table["row"].to_pylist() == [0, 1, 2, 4]
+    assert table["key"].to_pylist() == ["0", "1", "2", "4"]
+    expected = tokenize(load_tokenizer(model), [caption])[0].tobytes()
+    assert {cell.as_py() for cell in table["token_ids"]} == {expected}
+    assert account.filter(pa.compute.equal(account["row"], 3))["reason"].to_pylist() == ["not_an_image"]
+
+
 def test_an_images_dataset_becomes_latents_row_by_row(images: Path, model: Path, processed: Dataset) -> None:
     counts = processed.manifest.counts
     assert (counts.input, counts.written, counts.failed) == (54, 54, 0), "upstream's failures are upstream's"

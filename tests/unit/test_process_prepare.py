@@ -148,7 +148,7 @@ def test_columns_of_bytes_and_text_of_any_kind_are_taken(tmp_path: Path, kind: p
     captions = pa.array(["c"]).cast(text) if text != pa.binary() else pa.array([b"c"])
     (tmp_path / "plain").mkdir()
     pq.write_table(pa.table({"image": pa.array([image], kind), "caption": captions}), tmp_path / "plain" / "a.parquet")
-    assert prepared(tmp_path / "plain").files
+    assert prepared(tmp_path / "plain").pictures.files
 
 
 def test_a_vae_that_says_no_scaling_is_refused(tmp_path: Path, plain: Path) -> None:

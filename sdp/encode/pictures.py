@@ -1,0 +1,156 @@
+"""Where pictures come from: a dataset of sdp, Parquet files, tars as WebDataset writes them, or a folder of files."""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sdp.datasets.manifest import Dataset, open_dataset
+from sdp.datasets.output import HEAD, Output
+from sdp.datasets.source import freeze_files, freeze_source, freeze_upstream
+from sdp.encode.reading import PICTURES, TAR, TEXT, Columns, Planner, count_samples, footer_of
+from sdp.errors import DatasetError, UserError
+from sdp.storage import SourceFile, StorageOptions, is_read_only, list_source, open_storage
+
+_CAPTIONS = {"samples": "prompt", "images": "caption"}
+"""By kind of dataset."""
+_PART_MARK = b"sdp.part"
+"""In the footer of every part of a dataset."""
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """A set of pictures, and how they are read."""
+
+    uri: str
+    columns: Columns
+    captioned: bool
+    """Whether there are captions, as far as the first file shows."""
+    dataset: Dataset | None = None
+    files: tuple[SourceFile, ...] = ()
+    """Else these, all of one kind."""
+    kind: str = "Parquet files"
+
+    @property
+    def input(self) -> dict[str, Any]:
+        """What a manifest says of them."""
+        return self.dataset.lineage if self.dataset else {"uri": self.uri}
+
+    @property
+    def size(self) -> str:
+        """How much there is, as far as that is known without reading."""
+        if self.dataset is not None:
+            return f"{self.dataset.manifest.counts.written:,} pictures, {self.dataset.head.kind}"
+        return f"{len(self.files):,} {self.kind}"
+
+    def freeze(self, output: Output, limit: int | None, options: StorageOptions) -> Output:
+        """Give them their addresses: those that they have in a dataset, else by the order of names and rows."""
+        if self.dataset is not None:
+            return freeze_upstream(output, self.dataset, limit=limit)
+        if self.kind == "pictures":
+            return freeze_files(output, self.files, limit=limit)
+        if self.kind == "tars":
+            return freeze_files(output, self.files, limit=limit, count=partial(count_samples, options=options))
+        columns = [self.columns.image] + [self.columns.caption] * self.captioned
+        return freeze_source(output, self.files, columns, limit=limit, options=options)
+
+    def planner(self, output: Output, piece_rows: int, options: StorageOptions) -> Planner:
+        """Return what cuts units into pieces to be read."""
+        return Planner(output.index, self.dataset, piece_rows, options)
+
+
+def open_pictures(
+    key: str,
+    uri: str,
+    options: StorageOptions,
+    *,
+    image: str = "image",
+    caption: str | None = None,
+    text: str | None = None,
+    required: bool = False,
+) -> Pictures:
+    """The pictures that a section of this name speaks of, looked at as far as that takes little.
+
+    `caption` names the column (of tars the field of the JSON), `text` is one caption for all; `required` says that
+    there must be captions.
+    """
+    needed = text is None and (required or caption is not None)
+    folder = None if is_read_only(uri) or "*" in uri else open_storage(uri, options)
+    if folder is not None and folder.exists(HEAD):
+        dataset = open_dataset(folder)
+        kind = dataset.manifest.kind
+        if kind not in _CAPTIONS:
+            raise DatasetError(f"{key}.uri: {folder.uri}: a dataset of {kind}, where pictures are needed; check it")
+        written = dataset.parts.filter(pc.field("written") > 0)["path"].to_pylist()
+        if not written:
+            raise DatasetError(f"{key}.uri: {folder.uri}: no picture was written into it; choose another dataset")
+        columns = Columns(image, caption or _CAPTIONS[kind], text)
+        captioned = _look(key, columns, folder.uri_of(written[0]), options, needed)
+        return Pictures(folder.uri, columns, captioned, dataset)
+    columns = Columns(image, caption or "caption", text)
+    files = list_source(uri, options, suffixes=(".parquet", TAR, *PICTURES, TEXT))
+    kinds = {
+        "pictures": tuple(file for file in files if file.uri.lower().endswith(PICTURES)),
+        "tars": tuple(file for file in files if file.uri.lower().endswith(TAR)),
+    }
+    kinds["Parquet files"] = tuple(file for file in files if not file.uri.lower().endswith((TAR, TEXT, *PICTURES)))
+    there = [kind for kind, some in kinds.items() if some]
+    if not there:
+        raise UserError(f"{key}.uri: no pictures, tars or Parquet files at {uri}; check the address")
+    if len(there) > 1:
+        raise UserError(f"{key}.uri: {uri}: both {' and '.join(there)}; name a folder or a pattern of one of them")
+    (kind,) = there
+    captioned = kind == "tars" or any(file.uri.endswith(TEXT) for file in files)
+    if kind == "Parquet files":
+        captioned = _look(key, columns, kinds[kind][0].uri, options, needed, plain=True)
+    elif needed and not captioned:
+        raise UserError(
+            f"{key}.caption: the pictures at {uri} have no captions beside them (a.jpg, a.txt); set one for all of them"
+        )
+    return Pictures(uri, columns, captioned, files=kinds[kind], kind=kind)
+
+
+def _look(
+    key: str, columns: Columns, uri: str, options: StorageOptions, captions: bool, *, plain: bool = False
+) -> bool:
+    """Return whether a first file has captions; refuse a misspelt column before anything is written."""
+    footer = footer_of(uri, options)
+    if plain and _PART_MARK in (footer.metadata or {}):
+        raise DatasetError(
+            f"{key}.uri: {uri} is a part of a dataset of sdp: name the whole folder, with its _dataset.json, "
+            "or its takedowns and its account would not be heeded"
+        )
+    there = footer.schema.to_arrow_schema()
+    captioned = columns.caption in there.names
+    wanted = [("image_column", columns.image, _holds_images, "bytes")]
+    if captions or captioned:
+        wanted.append(("caption_column", columns.caption, _holds_text, "text"))
+    for column, name, fits, content in wanted:
+        if name not in there.names:
+            raise DatasetError(f"{key}.{column}: no column {name} in {uri}; it has {', '.join(there.names)}")
+        if there.names.count(name) > 1:
+            raise DatasetError(f"{key}.{column}: {uri} has {there.names.count(name)} columns {name}; write it anew")
+        kind = there.field(name).type
+        if not fits(kind):
+            raise DatasetError(f"{key}.{column}: expected a column of {content}, but {name} in {uri} is of {kind}")
+    return captioned
+
+
+def _holds_images(kind: pa.DataType) -> bool:
+    """Bytes, or the hub's struct of bytes and path."""
+    if pa.types.is_struct(kind):
+        return kind.get_field_index("bytes") >= 0 and _holds_images(kind.field("bytes").type)
+    return _is_binary(kind)
+
+
+def _holds_text(kind: pa.DataType) -> bool:
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    tests = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
+    return _is_binary(kind) or any(test(kind) for test in tests)
+
+
+def _is_binary(kind: pa.DataType) -> bool:
+    tests = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary, pa.types.is_binary_view)
+    return any(test(kind) for test in tests)

@@ -1,0 +1,138 @@
+"""Pictures from wherever they come: what each row is, and what cannot be a source."""
+
+import io
+import json
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from sdp.datasets.manifest import finish
+from sdp.datasets.outcomes import WRITTEN, Outcome, account_table
+from sdp.datasets.output import Head, open_output
+from sdp.datasets.parts import Layout, write_part
+from sdp.datasets.source import freeze_source
+from sdp.encode.chunk import SourceRow
+from sdp.encode.pictures import open_pictures
+from sdp.encode.reading import read_piece
+from sdp.errors import DatasetError, UserError
+from sdp.storage import StorageOptions, list_source, open_storage
+from tests.process_kit import picture
+
+OPTIONS = StorageOptions()
+UNIT = 4
+
+
+def rows_of(uri: Path, out: Path, **settings: str) -> list[SourceRow]:
+    """All rows, read unit by unit in pieces of at most three."""
+    pictures = open_pictures("source", str(uri), OPTIONS, required=True, **settings)
+    head = Head("latents", UNIT, pictures.dataset is not None, {})
+    output = pictures.freeze(open_output(open_storage(str(out)), head), None, OPTIONS)
+    planner = pictures.planner(output, 3, OPTIONS)
+    rows = []
+    for work in output.pending():
+        for piece in planner(work):
+            rows += list(read_piece(piece, pictures.columns, options=OPTIONS))
+    return rows
+
+
+def told(rows: list[SourceRow]) -> list[tuple[int, str, bytes, str | None]]:
+    return [(row.row, row.key, bytes(row.image or b""), row.caption) for row in rows]
+
+
+def write_tar(path: Path, members: dict[str, bytes]) -> None:
+    with tarfile.open(path, "w") as tar:
+        for name, data in members.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            tar.addfile(member, io.BytesIO(data))
+
+
+def test_a_folder_of_files_is_a_row_for_each_picture_with_the_text_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "pictures/deep").mkdir(parents=True)
+    names = ["a.jpg", "b.JPEG", "c.png", "deep/d.webp", "deep/e.v2.jpg", "f.jpg"]
+    for number, name in enumerate(names):
+        (tmp_path / "pictures" / name).write_bytes(picture(number))
+        (tmp_path / "pictures" / name).with_suffix(".txt").write_text(f" number {number}\n")
+    (tmp_path / "pictures/f.txt").unlink()
+    keys = ["a", "b", "c", "d", "e.v2", "f"]
+    captions = [*(f"number {number}" for number in range(5)), None]
+    rows = told(rows_of(tmp_path / "pictures", tmp_path / "out"))
+    assert rows == [(n, keys[n], picture(n), captions[n]) for n in range(6)]
+    same = told(rows_of(tmp_path / "pictures", tmp_path / "same", text="a photo of unqtkn cat"))
+    assert [row[3] for row in same] == ["a photo of unqtkn cat"] * 6
+
+
+def test_tars_of_webdataset_are_a_row_for_each_sample(tmp_path: Path) -> None:
+    (tmp_path / "tars").mkdir()
+    write_tar(
+        tmp_path / "tars/000.tar",
+        {f"{n:05d}.{end}": data for n in range(6) for end, data in (("jpg", picture(n)), ("txt", b"text %d" % n))}
+        | {"00006.json": b'{"caption": "no picture"}'},
+    )
+    write_tar(tmp_path / "tars/001.tar", {})
+    write_tar(
+        tmp_path / "tars/002.tar",
+        {
+            "part/x.cls": b"7",
+            "part/x.png": picture(6),
+            "part/x.json": json.dumps({"caption": "told", "alt": "other"}).encode(),
+            "part/y.seg.webp": picture(7),
+            "part/y.json": b"no json",
+        },
+    )
+    expected = [(n, f"{n:05d}", picture(n), f"text {n}") for n in range(6)]
+    expected += [(6, "part/x", picture(6), "told"), (7, "part/y", picture(7), None)]
+    assert told(rows_of(tmp_path / "tars", tmp_path / "out")) == expected
+    assert told(rows_of(tmp_path / "tars", tmp_path / "other", caption="alt"))[6][3] == "other"
+
+
+def test_drawn_samples_are_rows_with_their_prompts_and_addresses(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"prompt": [f"p{n}" for n in range(6)]}), tmp_path / "prompts.parquet")
+    storage = open_storage(str(tmp_path / "samples"))
+    output = open_output(storage, Head("samples", 3, False, {}))
+    output = freeze_source(output, list_source(str(tmp_path / "prompts.parquet")), ["prompt"])
+    for work in output.pending():
+        rows = list(range(work.unit.start, work.unit.stop))
+        columns = {"row": rows, "prompt": [f"p{n}" for n in rows], "image": [picture(n) for n in rows]}
+        account = account_table([Outcome(row, WRITTEN) for row in rows])
+        write_part(storage, "samples", work, pa.table(columns), account, layout=Layout(row_group_rows=8))
+    finish(output, input={})
+    rows = rows_of(tmp_path / "samples", tmp_path / "out")
+    assert told(rows) == [(n, f"{n:012d}", picture(n), f"p{n}") for n in range(6)]
+
+
+def test_parquet_without_captions_takes_one_for_all(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"image": [picture(n) for n in range(5)]}), tmp_path / "a.parquet")
+    rows = rows_of(tmp_path / "a.parquet", tmp_path / "out", text="a cat")
+    assert told(rows) == [(n, f"{n:012d}", picture(n), "a cat") for n in range(5)]
+    with pytest.raises(DatasetError, match="source.caption_column: no column caption"):
+        rows_of(tmp_path / "a.parquet", tmp_path / "other")
+
+
+def test_what_cannot_be_a_source_of_pictures_is_one_line(tmp_path: Path) -> None:
+    folder = tmp_path / "pictures"
+    folder.mkdir()
+    (folder / "a.jpg").write_bytes(picture(0))
+    with pytest.raises(UserError, match=r"^source.caption: the pictures at .* have no captions beside them"):
+        rows_of(folder, tmp_path / "out")
+    write_tar(folder / "b.tar", {"a.jpg": picture(0)})
+    with pytest.raises(UserError, match=r"both pictures and tars; name a folder or a pattern of one of them"):
+        rows_of(folder, tmp_path / "out")
+    (folder / "b.tar").write_bytes(np.random.default_rng(0).bytes(4096))
+    with pytest.raises(DatasetError, match=r"b.tar: not a tar that can be read .*; make it anew"):
+        rows_of(folder / "b.tar", tmp_path / "out")
+    write_tar(folder / "b.tar", {"a.txt": b"no picture"})
+    with pytest.raises(DatasetError, match=r"1 files, but no row in them"):
+        rows_of(folder / "b.tar", tmp_path / "out")
+
+
+def test_a_tar_that_is_cut_short_is_refused(tmp_path: Path) -> None:
+    write_tar(tmp_path / "a.tar", {f"{n}.jpg": picture(n) for n in range(4)})
+    data = (tmp_path / "a.tar").read_bytes()
+    (tmp_path / "a.tar").write_bytes(data[: len(data) // 2])
+    with pytest.raises(DatasetError, match=r"a.tar: not a tar that can be read"):
+        rows_of(tmp_path / "a.tar", tmp_path / "out")
