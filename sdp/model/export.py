@@ -1,4 +1,4 @@
-"""From a checkpoint to a folder in diffusers layout, which StableDiffusionPipeline.from_pretrained loads."""
+"""From a checkpoint to what others load: a folder in diffusers layout, or a single file."""
 
 import json
 from dataclasses import dataclass
@@ -29,22 +29,40 @@ class Exported:
 
 
 def export(
-    checkpoint: str, out: str, *, ema: bool = True, dtype: Dtype = "fp32", options: StorageOptions | None = None
+    checkpoint: str,
+    out: str,
+    *,
+    ema: bool = True,
+    dtype: Dtype = "fp32",
+    one_file: bool = False,
+    options: StorageOptions | None = None,
 ) -> Exported:
-    """Write the model of a checkpoint (or of a run's newest) to an empty folder: averaged weights, or the raw ones.
+    """Write the model of a checkpoint (or of a run's newest): averaged weights, or the raw ones.
 
-    All of its networks are stored in `dtype`, also those that were not trained.
+    `out` is an empty folder, or with `one_file` the name of a file that is not there. All networks are stored in
+    `dtype`, also those that were not trained.
     """
     folder = find_checkpoint(checkpoint, options)
     config = read_json(folder, CONFIG)
     step = int(read_marker(folder)["state"]["step"])
     if not step:
         raise UserError(f"export: CHECKPOINT: {folder.uri}: step 0, which has learned nothing; train first")
-    target = open_storage(out, options)
-    if target.names():
+    parent, _, file = out.rpartition("/") if one_file else (out, "", "")
+    target = open_storage(parent or ".", options)
+    if one_file and not file.endswith(".safetensors"):
+        raise UserError(f"export: OUT: expected the name of a file that ends with .safetensors, got {out}; name one")
+    if one_file and target.exists(file):
+        raise UserError(f"export: OUT: {target.uri_of(file)}: is there already; choose another name")
+    if not one_file and target.names():
         raise UserError(f"export: OUT: {target.uri}: there are files in it already; choose an empty folder")
     source = _source(folder, config, options)
     unet: Any = _with_weights(load.load_unet_config(source), read_weights(folder, ema=ema), folder)
+    if one_file:
+        from sdp.model.single_file import single_file
+
+        tensors = single_file(unet, load.load_vae(source), load.load_text_encoder(source))
+        target.publish(file, _serialised(tensors, dtype))
+        return Exported(target.uri_of(file), folder.uri, step, ema, 1)
     with TemporaryDirectory(prefix="sdp-export-") as scratch:
         unet.save_pretrained(Path(scratch) / "unet", safe_serialization=True)
         made = {path.relative_to(scratch).as_posix(): path for path in Path(scratch).rglob("*") if path.is_file()}
@@ -87,16 +105,18 @@ def _with_weights(architecture: dict[str, Any], weights: dict[str, Any], folder:
 
 def _in_dtype(data: bytes, dtype: Dtype) -> bytes:
     """A file of weights with its floating-point numbers in a dtype."""
-    import torch
     from safetensors.torch import load as load_tensors
+
+    return _serialised(load_tensors(data), dtype)
+
+
+def _serialised(tensors: dict[str, Any], dtype: Dtype) -> bytes:
+    import torch
     from safetensors.torch import save as save_tensors
 
     wanted = {"fp32": torch.float32, "fp16": torch.float16}[dtype]
-    tensors = load_tensors(data)
-    if all(tensor.dtype == wanted for tensor in tensors.values() if tensor.is_floating_point()):
-        return data
     cast = {name: tensor.to(wanted) if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
-    return save_tensors(cast, {"format": "pt"})
+    return save_tensors({name: tensor.contiguous() for name, tensor in cast.items()}, {"format": "pt"})
 
 
 def _index(data: bytes) -> bytes:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from diffusers import StableDiffusionPipeline
+from safetensors.torch import load_file
 
 from sdp.cli import main
 from sdp.errors import DatasetError, ModelError, UserError
@@ -168,3 +169,16 @@ def test_a_folder_that_was_not_finished_is_no_model(
     with pytest.raises(OSError, match="no space left"):
         export(str(root / "run"), str(tmp_path / "out"))
     assert not (tmp_path / "out/model_index.json").exists()
+
+
+def test_a_single_file_holds_the_trained_weights_and_is_never_written_over(
+    root: Path, trained: dict[str, torch.Tensor], tmp_path: Path
+) -> None:
+    file = tmp_path / "mine.safetensors"
+    assert main(["export", str(root / "run"), str(file), "--single-file"]) == 0
+    name = "model.diffusion_model.input_blocks.0.0.weight"
+    assert torch.equal(load_file(file)[name], trained["ema.conv_in.weight"])
+    with pytest.raises(UserError, match="is there already; choose another name"):
+        export(str(root / "run"), str(file), one_file=True)
+    with pytest.raises(UserError, match=r"expected the name of a file that ends with .safetensors"):
+        export(str(root / "run"), str(tmp_path / "folder"), one_file=True)

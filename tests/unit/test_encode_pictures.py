@@ -109,7 +109,7 @@ def test_parquet_without_captions_takes_one_for_all(tmp_path: Path) -> None:
     pq.write_table(pa.table({"image": [picture(n) for n in range(5)]}), tmp_path / "a.parquet")
     rows = rows_of(tmp_path / "a.parquet", tmp_path / "out", text="a cat")
     assert told(rows) == [(n, f"{n:012d}", picture(n), "a cat") for n in range(5)]
-    with pytest.raises(DatasetError, match="source.caption_column: no column caption"):
+    with pytest.raises(DatasetError, match=r"source.caption_column: no column caption"):
         rows_of(tmp_path / "a.parquet", tmp_path / "other")
 
 

@@ -1,0 +1,76 @@
+"""The one file that other tools read: keys of the original, and the way back by diffusers' own converters."""
+
+from typing import Any
+
+import pytest
+import torch
+from diffusers import AutoencoderKL
+from diffusers.loaders import single_file_utils as theirs
+from torch import Tensor, nn
+from transformers import CLIPTextConfig, CLIPTextModel
+
+from sdp.model.family import SD1, SD2, Family, unet_class
+from sdp.model.single_file import single_file
+
+SMALL_UNET = {
+    "block_out_channels": [8, 16, 32, 32],
+    "attention_head_dim": 4,
+    "cross_attention_dim": 8,
+    "norm_num_groups": 4,
+}
+SMALL_VAE = {"block_out_channels": [8] * 4, "norm_num_groups": 4}
+SMALL_TEXT = {"hidden_size": 8, "intermediate_size": 16, "num_attention_heads": 2, "num_hidden_layers": 2}
+
+
+def networks(family: Family) -> tuple[Any, Any, Any]:
+    torch.manual_seed(0)
+    vae: Any = AutoencoderKL
+    text = CLIPTextConfig(**{**family.text_encoder, **SMALL_TEXT, "vocab_size": 10})
+    unet = unet_class().from_config({**family.unet, **SMALL_UNET})
+    return unet, vae.from_config({**family.vae, **SMALL_VAE}), CLIPTextModel(text)
+
+
+def assert_same(found: dict[str, Tensor], network: nn.Module, prefix: str = "") -> None:
+    expected = network.state_dict()
+    assert {name.removeprefix(prefix) for name in found} == {name.removeprefix(prefix) for name in expected}
+    found = {name.removeprefix(prefix): value for name, value in found.items()}
+    for name, value in expected.items():
+        assert torch.equal(found[name.removeprefix(prefix)], value), name
+
+
+@pytest.mark.parametrize("family", [SD1, SD2], ids=["1", "2"])
+def test_diffusers_converts_the_file_back_to_the_same_networks(family: Family) -> None:
+    unet, vae, text = networks(family)
+    file = single_file(unet, vae, text)
+    assert_same(theirs.convert_ldm_unet_checkpoint(dict(file), dict(unet.config)), unet)
+    assert_same(theirs.convert_ldm_vae_checkpoint(dict(file), dict(vae.config)), vae)
+    if family is SD1:
+        assert_same(theirs.convert_ldm_clip_checkpoint(dict(file)), text, "text_model.")
+    else:
+        assert_same(theirs.convert_open_clip_checkpoint(text, dict(file)), text, "text_model.")
+
+
+def test_the_names_are_those_of_the_published_files() -> None:
+    # Read off v1-5-pruned-emaonly.safetensors and 512-base-ema.safetensors.
+    first, second = (single_file(*networks(family)) for family in (SD1, SD2))
+    common = [
+        "model.diffusion_model.time_embed.2.bias",
+        "model.diffusion_model.input_blocks.0.0.weight",
+        "model.diffusion_model.input_blocks.1.1.transformer_blocks.0.attn2.to_k.weight",
+        "model.diffusion_model.input_blocks.9.0.op.weight",
+        "model.diffusion_model.middle_block.1.proj_in.weight",
+        "model.diffusion_model.output_blocks.2.1.conv.weight",
+        "model.diffusion_model.output_blocks.8.2.conv.weight",
+        "model.diffusion_model.output_blocks.11.0.skip_connection.weight",
+        "model.diffusion_model.out.2.weight",
+        "first_stage_model.encoder.down.2.downsample.conv.weight",
+        "first_stage_model.encoder.mid.attn_1.proj_out.weight",
+        "first_stage_model.decoder.up.3.upsample.conv.weight",
+        "first_stage_model.decoder.up.0.block.2.norm1.weight",
+        "first_stage_model.post_quant_conv.weight",
+    ]
+    assert not [name for name in common if name not in first or name not in second]
+    assert first["first_stage_model.encoder.mid.attn_1.q.weight"].shape == (8, 8, 1, 1)
+    assert "cond_stage_model.transformer.text_model.encoder.layers.1.self_attn.q_proj.weight" in first
+    assert second["cond_stage_model.model.transformer.resblocks.1.attn.in_proj_weight"].shape == (24, 8)
+    assert sum(name.startswith("model.diffusion_model.") for name in first) == 686
