@@ -89,6 +89,7 @@ def prepare(config: ProcessConfig) -> Prepared:
         columns=Columns(config.source.image_column, config.source.caption_column),
         storage=options,
         output=output,
+        foreign=upstream is None,
     )
     unit_rows = config.output.rows_per_file or _unit_rows(config.output.target_bytes, shape, upstream)
     # A higher limit is more of the same dataset, not another one.
