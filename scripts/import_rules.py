@@ -31,6 +31,7 @@ ROOMS: tuple[Mapping[str, str], ...] = (
     },
     {
         "imaging": "Image bytes to pixels and crops, within bounds.",
+        "sandbox": "Decoding of strangers' images in processes that can do nothing else.",
         "model": "Model sources, the noise schedule, losses, checkpoints, export.",
     },
     {"encode": "Images to crops to latents: transform, encoder, recipe, reading; `pipeline.py` runs them on Ray Data."},

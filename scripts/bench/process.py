@@ -1,6 +1,6 @@
 """Process: transform, pipeline, bytes and encoder against the reference's shape, written from its text.
 
-    python -m scripts.bench.process [--images 600] [--only transform,pipeline,bytes,encoder] [--px 64,256]
+    python -m scripts.bench.process [--images 600] [--only transform,sandbox,pipeline,bytes,encoder] [--px 64,256]
 
 Everything is measured on this machine in one run; what counts are the ratios.
 """
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 900
-PARTS = ("transform", "pipeline", "bytes", "encoder")
+PARTS = ("transform", "sandbox", "pipeline", "bytes", "encoder")
 RUNS = {
     64: (("fp32", "token_ids"), ("fp32", "text_embedding")),
     256: (("fp32", "token_ids"), ("bf16", "token_ids")),
@@ -54,6 +54,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{len(photos)} JPEGs of {total / len(photos) / 1000:.0f} KB on average\n")
         if "transform" in wanted:
             transform(photos[:120])
+        if "sandbox" in wanted:
+            sandbox(photos[:40])
         if "pipeline" in wanted:
             pipeline(folder, photos, [int(side) for side in given.px.split(",")])
         if "bytes" in wanted:
@@ -110,15 +112,52 @@ def _ours(recipe: "Recipe") -> Callable[[bytes], object]:
     return lambda data: crop_image(data, recipe, 0)
 
 
-def _alternate(ways: list[Callable[[bytes], object]], photos: list[bytes], rounds: int = 5) -> list[float]:
+def sandbox(photos: list[bytes]) -> None:
+    """Images per second when sandboxed decoders make the crops, against those of this process."""
+    import cv2
+
+    from sdp.encode.recipe import Recipe
+    from sdp.encode.transform import SandboxedCrops
+    from sdp.imaging import MAX_PIXELS, decode
+    from sdp.sandbox import child
+    from sdp.sandbox.decoders import Sandbox
+
+    cv2.setNumThreads(1)
+    whole = Sandbox(child.pixels, MAX_PIXELS)
+    print("sandbox, images per CPU second: this process against a decoder without any rights, both its ends counted")
+    for side in (64, 256, 512, None):
+        ways: list[Callable[[bytes], object]] = [decode, whole]
+        if side is not None:
+            recipe = Recipe((side,), max_upscale=4)
+            crops = SandboxedCrops(recipe)
+            ways = [_ours(recipe), lambda data, crops=crops: crops(data, 0)]  # type: ignore[misc]
+        ways[1](photos[0])  # starts the decoder
+        here, there = (len(photos) / each for each in _alternate(ways, photos, 15, _cpu_s))
+        print(f"  {side or 'whole':<5} {here:7.0f}/s {there:7.0f}/s    {there / here:.2f}×")
+    print()
+
+
+def _cpu_s() -> float:
+    """CPU seconds of this process and its children so far."""
+    children = [pid for each in Path("/proc/self/task").glob("*/children") for pid in each.read_text().split()]
+    spent = [int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) for pid in children]
+    return time.process_time() + sum(spent) / 1e9
+
+
+def _alternate(
+    ways: list[Callable[[bytes], object]],
+    photos: list[bytes],
+    rounds: int = 5,
+    clock: Callable[[], float] = time.process_time,
+) -> list[float]:
     """CPU seconds of each way over all photos: the best of rounds that take turns."""
     best = [float("inf")] * len(ways)
     for _ in range(rounds):
         for number, way in enumerate(ways):
-            began = time.process_time()
+            began = clock()
             for data in photos:
                 way(data)
-            best[number] = min(best[number], time.process_time() - began)
+            best[number] = min(best[number], clock() - began)
     return best
 
 

@@ -5,8 +5,8 @@ import io
 import math
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
 
 import cv2
 import numpy as np
@@ -26,8 +26,6 @@ from sdp.imaging import (
     lacks_memory,
     read_header,
 )
-
-cv2.setNumThreads(1)  # there is a process for each core already
 
 _ONE_SAMPLE = 2.31
 """Up to this reduction, the most that is left after a JPEG was scaled while it was decoded, one bilinear sample of each
@@ -79,6 +77,17 @@ class Checked:
     original_height: int = 0
     sha256: str | None = None
     """Of the bytes as they came."""
+
+
+def examine(rules: ImageRules, data: memoryview, seen: Callable[[Header], None]) -> tuple[dict[str, Any], bytes]:
+    """Check an image in a decoder."""
+    checked = check(data, rules, seen)
+    return {**asdict(checked), "data": checked.data is not None}, checked.data or b""
+
+
+def examined(reply: dict[str, Any], data: bytes | memoryview) -> Checked:
+    """Return what a decoder's reply holds."""
+    return Checked(**{**reply, "data": bytes(data) if reply.get("data") else None})
 
 
 def check(data: bytes | memoryview, rules: ImageRules, seen: Callable[[Header], None] = lambda _: None) -> Checked:

@@ -8,22 +8,23 @@ Several units may be under way: the next one begins when the connections have no
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 from sdp.config.download import DownloadConfig, FetchConfig
 from sdp.datasets.outcomes import FILTERED, WRITTEN, Outcome
 from sdp.datasets.parts import PartInfo, read_info, write_part
-from sdp.download.child import DecoderSettings
 from sdp.download.courier import Courier
-from sdp.download.decoders import Decoders
 from sdp.download.fetch import Fetched, Fetcher
 from sdp.download.figures import DownloadFigures, Host
-from sdp.download.image import Checked, ImageRules
+from sdp.download.image import ImageRules, examine, examined
 from sdp.download.memory import Buffer
 from sdp.download.plan import Rules, Wanted, plan
 from sdp.download.politeness import Answer, Ask, HostLimits, LocalGate, SharedGate
 from sdp.download.unit import Stored, Unit, UnitTask
 from sdp.errors import SdpError, Unavailable
+from sdp.sandbox.child import DecoderSettings, Reply
+from sdp.sandbox.decoders import Decoders, Piece
 from sdp.storage import Storage
 
 KIND = "images"
@@ -71,7 +72,7 @@ class DownloadWorker:
         self._figures = DownloadFigures()
         self._closing = threading.Event()
         self._turn = threading.Lock()
-        decoder_settings = DecoderSettings(settings.images, settings.decoder_memory_bytes)
+        decoder_settings = DecoderSettings(partial(examine, settings.images), settings.decoder_memory_bytes)
         self._decoders: Decoders[_Token] = Decoders(decoder_settings, settings.decoders, self._decoded)
         self._buffer = Buffer(settings.buffer_bytes)
         self._courier = None
@@ -143,8 +144,9 @@ class DownloadWorker:
         assert failure is not None
         self._settle(unit, Outcome(wanted.row, failure.outcome, failure.reason, failure.detail, fetched.attempts))
 
-    def _decoded(self, token: _Token, data: Sequence[bytes], checked: Checked) -> None:
+    def _decoded(self, token: _Token, data: Sequence[Piece], reply: Reply, image: memoryview) -> None:
         unit, wanted, attempts = token
+        checked = examined(reply, image)
         self._buffer.release(sum(map(len, data)))
         outcome = Outcome(wanted.row, checked.outcome, checked.reason, checked.detail, attempts)
         if checked.outcome != WRITTEN:

@@ -7,7 +7,8 @@ that cannot be used travels on as an outcome with its reason.
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,7 @@ from sdp.encode.chunk import Chunk, Group, SourceRow
 from sdp.encode.recipe import Recipe, place
 from sdp.imaging import (
     Box,
+    Header,
     Image,
     Pixels,
     RowError,
@@ -29,9 +31,15 @@ from sdp.imaging import (
 )
 from sdp.model.family import TOKEN_DTYPE, TOKENS
 from sdp.model.load import tokenize
+from sdp.sandbox.decoders import Sandbox
 
 if TYPE_CHECKING:
     from transformers import CLIPTokenizer
+
+Crops = tuple[int, dict[int, Pixels]]
+"""The bucket of an image, and its crop's pixels by resolution."""
+
+_ROW_BYTES = 8
 
 
 def bucket_shapes(resolution: int) -> list[tuple[int, int]]:
@@ -52,14 +60,15 @@ def choose_bucket(width: int, height: int) -> int:
     return int(np.argmin(np.abs(np.log(aspects) - math.log(width / height))))
 
 
-def crop_image(data: bytes | memoryview, recipe: Recipe, row: int) -> tuple[int, dict[int, Pixels]]:
-    """Return the bucket of an image and its crop's pixels by resolution, all from one decode."""
+def crop_image(
+    data: bytes | memoryview, recipe: Recipe, row: int, seen: Callable[[Header], None] = lambda _: None
+) -> Crops:
+    """Return an image's crops, all from one decode; `seen` is called with the header before that."""
     header = read_header(data, recipe.max_pixels)
+    seen(header)
     width, height = header.width, header.height
     bucket = choose_bucket(width, height) if recipe.crop == "buckets" else 0
-    shapes = {
-        side: bucket_shapes(side)[bucket] if recipe.crop == "buckets" else (side, side) for side in recipe.resolutions
-    }
+    shapes = _shapes(recipe, bucket)
     largest = max(recipe.resolutions)
     aspect = shapes[largest][0] / shapes[largest][1]
     enlarged = shapes[largest][0] / centre_box(width, height, aspect).width
@@ -74,6 +83,35 @@ def crop_image(data: bytes | memoryview, recipe: Recipe, row: int) -> tuple[int,
     return bucket, _crops(image, box, shapes)
 
 
+class SandboxedCrops:
+    """Crops of images that nobody has checked: decoders without files, network and secrets make them."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self._recipe, self._sandbox = recipe, Sandbox(partial(_crop_in_sandbox, recipe), recipe.max_pixels)
+
+    def __call__(self, data: bytes | memoryview, row: int) -> Crops:
+        """Return what `crop_image` makes of an image."""
+        reply, pixels = self._sandbox(row.to_bytes(_ROW_BYTES, "little"), data)
+        crops, at = {}, 0
+        for side, (wide, tall) in _shapes(self._recipe, reply["bucket"]).items():
+            crops[side] = np.frombuffer(pixels, np.uint8, tall * wide * 3, at).reshape(tall, wide, 3)
+            at += crops[side].nbytes
+        return reply["bucket"], crops
+
+
+def _crop_in_sandbox(recipe: Recipe, data: memoryview, seen: Callable[[Header], None]) -> tuple[dict[str, Any], bytes]:
+    """Make crops of an image with its row's number before it."""
+    bucket, crops = crop_image(data[_ROW_BYTES:], recipe, int.from_bytes(data[:_ROW_BYTES], "little"), seen)
+    return {"bucket": bucket}, b"".join(crops[side].tobytes() for side in recipe.resolutions)
+
+
+def _shapes(recipe: Recipe, bucket: int) -> dict[int, tuple[int, int]]:
+    """Return the (width, height) of crops by resolution."""
+    return {
+        side: bucket_shapes(side)[bucket] if recipe.crop == "buckets" else (side, side) for side in recipe.resolutions
+    }
+
+
 def _crops(image: Image, box: Box, shapes: dict[int, tuple[int, int]]) -> dict[int, Pixels]:
     """The largest is cut from the image, the others from the largest: it has all that they need, and no more."""
     sides = sorted(shapes, reverse=True)
@@ -85,12 +123,20 @@ class Transform:
     """Source rows to a chunk; holds no more than a recipe and a tokenizer."""
 
     def __init__(
-        self, recipe: Recipe, tokenizer: "CLIPTokenizer", left_out: Callable[[int], str | None] = lambda _: None
+        self,
+        recipe: Recipe,
+        tokenizer: "CLIPTokenizer",
+        left_out: Callable[[int], str | None] = lambda _: None,
+        crop: Callable[[bytes | memoryview, int], Crops] | None = None,
     ) -> None:
-        """`left_out` gives the reason why an address is not to be encoded, if there is one."""
+        """`left_out` gives the reason why an address is not to be encoded, if there is one.
+
+        Without `crop`, images are decoded in this process.
+        """
         self._recipe = recipe
         self._tokenizer = tokenizer
         self._left_out = left_out
+        self._crop = crop or (lambda data, row: crop_image(data, recipe, row))
 
     def __call__(self, source: Iterable[SourceRow]) -> Chunk:
         outcomes: list[Outcome] = []
@@ -122,7 +168,7 @@ class Transform:
             raise RowError("empty", "the row has no image")
         if source.caption is None or not source.caption.strip():
             raise RowError("no_caption", "")
-        bucket, crop = crop_image(source.image, self._recipe, source.row)
+        bucket, crop = self._crop(source.image, source.row)
         # Without the image's bytes: they would keep the row group they lie in from being let go of.
         return _Item(source.row, source.key, source.caption, bucket, crop)
 

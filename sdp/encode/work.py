@@ -20,7 +20,7 @@ from sdp.encode.chunk import Chunk, SourceRow, TransformStats
 from sdp.encode.reading import Columns, Piece, read_piece
 from sdp.encode.recipe import Recipe, Settings
 from sdp.encode.table import Shape
-from sdp.encode.transform import Transform
+from sdp.encode.transform import SandboxedCrops, Transform
 from sdp.model import load, sources
 from sdp.model.sources import ModelSource
 from sdp.storage import Storage, StorageOptions
@@ -48,6 +48,8 @@ class Orders:
     """A bitmap of the addresses on takedown lists."""
     repeated: Repeated | None = None
     """The source's rows whose content a lower one has."""
+    foreign: bool = True
+    """Whether the images have not been decoded by `sdp download`, and so are by none but sandboxed decoders."""
 
 
 @dataclass(frozen=True)
@@ -142,7 +144,13 @@ def _transform(orders: Orders) -> Transform:
             return "tombstone"
         return REASON if orders.repeated is not None and row in orders.repeated else None
 
-    return Transform(orders.recipe, tokenizer, left_out)
+    return Transform(orders.recipe, tokenizer, left_out, _sandboxed_crops(orders.recipe) if orders.foreign else None)
+
+
+@lru_cache(maxsize=1)
+def _sandboxed_crops(recipe: Recipe) -> SandboxedCrops:
+    """Started once a process: a decoder takes longer to start than a piece."""
+    return SandboxedCrops(recipe)
 
 
 @lru_cache(maxsize=1)

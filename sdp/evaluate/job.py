@@ -139,6 +139,7 @@ class _Looking:
             storage=self._plan.options,
             taken_down=side.taken_down(self._plan.options),
             repeated=upstream.repeated_rows if upstream is not None else None,
+            foreign=upstream is None,
         )
 
     def _finish(self, side: Side, output: Output, infos: Sequence[PartInfo]) -> Looked:

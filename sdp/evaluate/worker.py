@@ -21,9 +21,11 @@ from sdp.encode.reading import Columns, Piece, read_piece
 from sdp.errors import SdpError
 from sdp.evaluate.layout import CLIP, FEATURES, KIND
 from sdp.evaluate.networks import Clip, Network, Prepared, Rows, load_network
-from sdp.imaging import RowError, decode
+from sdp.imaging import MAX_PIXELS, Pixels, RowError, decode
 from sdp.model import networks
 from sdp.model.networks import FeatureNetwork
+from sdp.sandbox import child
+from sdp.sandbox.decoders import Sandbox
 from sdp.storage import Storage, StorageOptions
 
 LAYOUT = Layout(row_group_rows=1024)
@@ -46,6 +48,8 @@ class Orders:
     taken_down: bytes = b""
     """Addresses, as a serialised bitmap."""
     repeated: Repeated | None = None
+    foreign: bool = True
+    """Whether the pictures are not of a dataset of sdp, and so are decoded by none but sandboxed decoders."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +78,15 @@ class Worker:
     def __init__(self, orders: Mapping[str, Orders]) -> None:
         self._orders = orders
         self._loaded: dict[str, Network] = {}
+        self._sandbox: Sandbox | None = None
 
     def make(self, task: Task, seen: Callable[[int], None] = lambda _: None) -> tuple[str, PartInfo]:
         """Look at the pictures of a unit of a set; `seen` is called with how many were done, now and then."""
         name, work, pieces = task
         orders = self._orders[name]
-        return name, _Look(orders, self._networks(orders)).at(work, pieces, seen)
+        if orders.foreign and self._sandbox is None:
+            self._sandbox = Sandbox(child.pixels, MAX_PIXELS, orders.threads)
+        return name, _Look(orders, self._networks(orders), self._sandbox).at(work, pieces, seen)
 
     def _networks(self, orders: Orders) -> dict[str, Network]:
         """Those that look at a set, by their digests."""
@@ -98,8 +105,8 @@ class Worker:
 class _Look:
     """Looks at one unit."""
 
-    def __init__(self, orders: Orders, networks: Mapping[str, Network]) -> None:
-        self._orders, self._networks = orders, networks
+    def __init__(self, orders: Orders, networks: Mapping[str, Network], sandbox: Sandbox | None) -> None:
+        self._orders, self._networks, self._sandbox = orders, networks, sandbox
         self._batch = orders.batch_size
         self._taken_down = BitMap64.deserialize(orders.taken_down) if orders.taken_down else BitMap64()
 
@@ -132,11 +139,18 @@ class _Look:
         try:
             if picture.image is None:
                 raise RowError("empty", "the row has no image")
-            pixels = decode(picture.image).pixels
+            pixels = self._decoded(picture.image)
             views = tuple(network.prepare(pixels) for network in self._networks.values())
         except RowError as error:
             return Outcome(row, FAILED, error.reason, error.detail)
         return _Ready(row, views, (picture.caption or "").strip())
+
+    def _decoded(self, data: bytes | memoryview) -> Pixels:
+        if not self._orders.foreign:
+            return decode(data).pixels
+        assert self._sandbox is not None
+        reply, pixels = self._sandbox(data)
+        return np.frombuffer(pixels, np.uint8).reshape(reply["shape"])
 
     def _look(self, batch: Sequence[_Ready], outcomes: list[Outcome]) -> list[_Seen]:
         """In as many goes as memory has room for."""

@@ -85,6 +85,7 @@ def prepare(config: ProcessConfig) -> Prepared:
         columns=pictures.columns,
         storage=options,
         output=output,
+        foreign=pictures.dataset is None,
     )
     unit_rows = config.output.rows_per_file or _unit_rows(config.output.target_bytes, shape, pictures.dataset)
     # A higher limit is more of the same dataset, not another one.

@@ -12,22 +12,22 @@ from tests.misbehaving.server import ImageServer
 ROOT = Path(__file__).parents[2]
 
 FETCH_AND_DECODE = """
-import json, queue, sys
+import functools, json, queue, sys
 import certifi
 import sdp
-from sdp.download.child import DecoderSettings
-from sdp.download.decoders import Decoders
 from sdp.config.download import FetchConfig
 from sdp.download.fetch import Fetcher
-from sdp.download.image import ImageRules
+from sdp.download.image import ImageRules, examine
 from sdp.download.memory import Buffer
 from sdp.download.politeness import HostLimits, LocalGate
+from sdp.sandbox.child import DecoderSettings
+from sdp.sandbox.decoders import Decoders
 from sdp.urls import parse
 
 urls = sys.argv[1:]
 outcomes = queue.Queue()
-settings = DecoderSettings(ImageRules(size=64), 1 << 32)
-decoders = Decoders(settings, 1, lambda token, data, checked: outcomes.put(checked.outcome))
+settings = DecoderSettings(functools.partial(examine, ImageRules(size=64)), 1 << 32)
+decoders = Decoders(settings, 1, lambda token, data, reply, image: outcomes.put(reply["outcome"]))
 
 def take(fetched):
     outcomes.put(str(fetched.failure)) if fetched.body is None else decoders.put(fetched.token, fetched.body)

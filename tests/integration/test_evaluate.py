@@ -37,6 +37,7 @@ from tests.evaluate_kit import (
     write_pictures,
 )
 from tests.generate_kit import generate_config, make_checkpoint, tiny_model
+from tests.sandbox_kit import write_poison
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -155,8 +156,13 @@ def test_one_network_for_both_looks_once(there: Path, tmp_path: Path, monkeypatc
     assert figures["clip"]["score"] == pytest.approx(by_hand(there)["clip"], rel=1e-4)
 
 
-def test_pictures_that_cannot_be_used_are_accounted_for(there: Path, tmp_path: Path) -> None:
+def test_pictures_that_cannot_be_used_are_accounted_for(
+    there: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = write_pictures(tmp_path / "pictures", range(4))
+    monkeypatch.setenv("PYTHONPATH", str(write_poison(tmp_path)))
+    (folder / "000005.png").write_bytes(encoded(picture(5)) + b"SEGFAULT")
+    (folder / "000006.png").write_bytes(encoded(picture(6)))
     (folder / "000001.png").write_bytes(b"no picture")
     (folder / "000002.png").write_bytes(b"")
     (folder / "000004.jpg").write_bytes(encoded(picture(4, 50, 20), "JPEG"))
@@ -170,8 +176,10 @@ def test_pictures_that_cannot_be_used_are_accounted_for(there: Path, tmp_path: P
         (2, "failed", "empty"),
         (3, "written", None),
         (4, "written", None),
+        (5, "failed", "crashed"),
+        (6, "written", None),
     ]
-    assert figures["fid"]["generated"] == 3
+    assert figures["fid"]["generated"] == 4
     assert figures["clip"]["pictures"] == 2  # one has no text beside it
 
 

@@ -1,6 +1,7 @@
 """Images that cannot be used, latents that are no numbers and a memory that is too small, on a real local Ray."""
 
 import io
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from tests.kit import accounted
 from tests.local_ray import one_node
 from tests.misbehaving import bodies
 from tests.process_kit import config_of, picture, trouble, write_model
+from tests.sandbox_kit import write_poison
 
 ROOM = 3
 """Images that the encoder's memory has room for."""
@@ -25,7 +27,13 @@ ROOM = 3
 @pytest.fixture(scope="module", autouse=True)
 def faults(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("faults")
-    with one_node(cpus=3, setup=lambda: trouble(ROOM, str(folder))):
+
+    def setup() -> None:
+        trouble(ROOM, str(folder))
+        os.environ["PYTHONPATH"] = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
+
+    write_poison(folder)
+    with one_node(cpus=3, setup=setup):
         yield folder
 
 
@@ -48,6 +56,8 @@ HOSTILE = {
     20: (b"", "empty"),
     29: (white(), "not_finite"),
     30: (None, "empty"),
+    33: (picture(33) + b"SEGFAULT", "crashed"),
+    35: (picture(35) + b"SPY", "internal"),
     38: (picture(38, 20, 20), "too_small"),
 }
 
@@ -73,13 +83,15 @@ def test_every_hostile_row_has_its_reason_and_all_others_are_there(
     assert rows_of(dataset) == [row for row in range(40) if row not in HOSTILE]
     assert accounted(dataset) == list(range(40))
     accounts = [parts.read_account(dataset.storage, path) for path in dataset.parts["path"].to_pylist()]
-    found = {line["row"]: line["reason"] for line in pa.concat_tables(accounts).to_pylist() if line["reason"]}
-    assert found == {row: reason for row, (_, reason) in HOSTILE.items()}
+    lines = {line["row"]: line for line in pa.concat_tables(accounts).to_pylist() if line["reason"]}
+    assert {row: line["reason"] for row, line in lines.items()} == {row: reason for row, (_, reason) in HOSTILE.items()}
     counts = dataset.manifest.counts
-    assert (counts.input, counts.written, counts.failed) == (40, 32, 8)
+    assert (counts.input, counts.written, counts.failed) == (40, 30, 10)
     stored = pa.concat_tables([parts.read_rows(dataset.storage, path) for path in dataset.parts["path"].to_pylist()])
     assert np.isfinite(np.frombuffer(b"".join(stored["latents_64"].to_pylist()), np.float16)).all()
 
+    assert "the decoder died of signal 11, twice" in lines[33]["detail"]
+    assert "PermissionError" in lines[35]["detail"]
     assert summary.figures.deaths == 0, "a small memory and a bad image kill nobody"
     assert summary.figures.fitting == {64: 2}, "of 8, halved until they fit"
     assert "split to 2; set encode.batch_size" in capsys.readouterr().err

@@ -73,6 +73,12 @@ def test_rows_per_file_goes_before_the_target(plain: Path) -> None:
     assert prepared(plain, "output.rows_per_file=5000", "output.target_bytes=1").head.unit_rows == 5000
 
 
+def test_only_images_that_sdp_download_has_decoded_are_decoded_without_a_sandbox(tmp_path: Path, plain: Path) -> None:
+    make_images(tmp_path, rows=20, unit_rows=20)
+    assert not prepared(tmp_path / "images").orders.foreign
+    assert prepared(plain).orders.foreign
+
+
 def test_units_are_whole_units_of_the_images_dataset(tmp_path: Path) -> None:
     make_images(tmp_path, rows=40, unit_rows=20)
     by_itself = prepared(tmp_path / "images", "output.target_bytes=100000").head.unit_rows

@@ -240,6 +240,7 @@ def _orders(config: TrainConfig, dataset: Dataset, model: LocalModel) -> Orders:
         columns=Columns(),
         storage=config.storage.options(),
         output=dataset.storage,
+        foreign=False,
     )
 
 

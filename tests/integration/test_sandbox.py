@@ -6,19 +6,27 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Literal
 
+import numpy as np
 import pytest
 from PIL import Image
 
 from sdp.datasets.outcomes import FAILED, WRITTEN
 from sdp.demo import shapes
-from sdp.download.child import DecoderSettings, describe, described
-from sdp.download.decoders import Decoders
-from sdp.download.image import Checked, ImageRules, check
+from sdp.download.image import Checked, ImageRules, check, examine, examined
+from sdp.encode.recipe import Recipe
+from sdp.encode.transform import SandboxedCrops, crop_image
 from sdp.errors import SdpError
+from sdp.imaging import RowError
+from sdp.sandbox.child import DecoderSettings, Reply
+from sdp.sandbox.decoders import Decoders
+from tests.sandbox_kit import write_poison
 
-SETTINGS = DecoderSettings(ImageRules(size=32, tiff=True), memory_bytes=2_000_000_000)
+RULES = ImageRules(size=32, tiff=True)
+SETTINGS = DecoderSettings(partial(examine, RULES), memory_bytes=2_000_000_000)
 FORMATS: list[tuple[str, dict[str, object]]] = [
     ("JPEG", {}),
     ("PNG", {"compress_level": 1}),
@@ -30,64 +38,10 @@ FORMATS: list[tuple[str, dict[str, object]]] = [
 ]
 GOOD = shapes.encode(shapes.sample(1))[0]
 
-POISON = """
-import ctypes, json, os, socket, sys, threading
-import sdp.download.image as image
-
-again = os.path.exists(MARK)
-open(MARK, "w").close()
-
-
-def tried(what, *arguments):
-    try:
-        what(*arguments)
-        return "done"
-    except OSError as error:
-        return type(error).__name__
-
-original = image.check
-
-def check(data, rules, seen):
-    text = bytes(data[-40:])
-    if text.endswith(b"SEGFAULT"):
-        ctypes.string_at(0)
-    if text.endswith(b"EXIT"):
-        os._exit(3)
-    if text.endswith(b"HANG"):
-        threading.Event().wait()
-    if text.endswith(b"GREEDY"):
-        bytearray(8_000_000_000)
-    if text.endswith(b"ONCE") and not again:
-        os._exit(3)
-    if text.endswith(b"BUSY"):
-        while True:
-            pass
-    if text.endswith(b"SPY"):
-        attempts = {
-            "read": tried(open, "/etc/passwd"),
-            "write": tried(open, MARK, "w"),
-            "parent": tried(open, f"/proc/{os.getppid()}/environ"),
-            "connect": tried(socket.socket),
-            "pipe": tried(socket.socketpair),
-            "fork": tried(os.fork),
-            "signal": tried(os.kill, os.getppid(), 0),
-            "run": tried(os.execv, "/bin/true", ["true"]),
-        }
-        return image.Checked("failed", "internal", json.dumps([attempts, dict(os.environ)]))
-    return original(data, rules, seen)
-
-image.check = check
-"""
-"""Imported by every Python that starts with it on its path: decoders in which some images are deadly."""
-
 
 @pytest.fixture
 def poisoned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    guarded = "import sys\nif 'sdp.download.child' in sys.orig_argv:\n" + "".join(
-        f"    {line}\n" for line in POISON.replace("MARK", repr(str(tmp_path / "mark"))).strip().splitlines()
-    )
-    (tmp_path / "sitecustomize.py").write_text(guarded)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(write_poison(tmp_path)))
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "a secret")
 
 
@@ -98,7 +52,8 @@ class Results:
         self.by_token: dict[int, Checked] = {}
         self._changed = threading.Condition()
 
-    def __call__(self, token: int, data: Sequence[bytes], checked: Checked) -> None:
+    def __call__(self, token: int, data: Sequence[bytes], reply: Reply, image: memoryview) -> None:
+        checked = examined(reply, image)
         with self._changed:
             assert token not in self.by_token, f"{token} was delivered twice"
             assert data
@@ -189,7 +144,7 @@ def test_a_confined_decoder_makes_of_an_image_what_any_process_makes_of_it(index
     results = Results()
     with decoders(results) as pool:
         pool.put(0, [data])
-        assert results.wait_for(1)[0] == check(data, SETTINGS.rules)
+        assert results.wait_for(1)[0] == check(data, RULES)
 
 
 @pytest.mark.usefixtures("poisoned")
@@ -199,7 +154,7 @@ def test_an_image_that_wants_all_memory_is_refused_and_kills_nobody() -> None:
         pool.put(0, [GOOD, b"GREEDY"])
         pool.put(1, [GOOD])
         found = results.wait_for(2)
-    assert found[0].reason in ("crashed", "too_many_pixels")
+    assert found[0].reason == "no_memory"
     assert found[1].outcome == WRITTEN
 
 
@@ -212,7 +167,8 @@ def test_what_there_is_no_memory_for_is_called_so_whatever_its_format() -> None:
         images.append(sink.getvalue())
     for memory_bytes, reason in ((3_000_000, "no_memory"), (4_000_000_000, None)):
         results = Results()
-        with decoders(results, settings=DecoderSettings(ImageRules(size=1100, tiff=True), memory_bytes)) as pool:
+        settings = DecoderSettings(partial(examine, ImageRules(size=1100, tiff=True)), memory_bytes)
+        with decoders(results, settings=settings) as pool:
             for token, data in enumerate(images):
                 pool.put(token, [data])
             found = results.wait_for(len(images))
@@ -225,7 +181,7 @@ def test_decoders_that_cannot_start_are_an_error_and_no_images_fault(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text(
-        "import sys\nif 'sdp.download.child' in sys.orig_argv:\n    sys.exit('no decoder today')\n"
+        "import sys\nif 'sdp.sandbox.child' in sys.orig_argv:\n    sys.exit('no decoder today')\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     results = Results()
@@ -247,5 +203,51 @@ def test_decoders_that_cannot_start_are_an_error_and_no_images_fault(
         Checked(WRITTEN, None, None, b"", 1, 2, 3, 4, "cd"),
     ],
 )
-def test_an_answer_crosses_the_pipe_as_it_is(checked: Checked) -> None:
-    assert described(describe(checked), checked.data or b"") == checked
+def test_a_reply_crosses_the_pipe_as_it_is(checked: Checked, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sdp.download.image.check", lambda *_: checked)
+    reply, data = examine(RULES, memoryview(b""), lambda _: None)
+    assert examined(json.loads(json.dumps(reply)), memoryview(data)) == checked
+
+
+def encoded(format: str, options: dict[str, object], side: int = 300) -> bytes:
+    sink = io.BytesIO()
+    Image.linear_gradient("L").resize((side, side - 60)).convert("RGB").rotate(30).save(sink, format, **options)
+    return sink.getvalue()
+
+
+@pytest.mark.parametrize("crop", ["center", "random", "buckets"])
+def test_a_sandbox_makes_the_crops_that_any_process_makes(crop: Literal["center", "random", "buckets"]) -> None:
+    recipe = Recipe((64, 128), crop, seed=7, max_pixels=1_000_000)
+    sandboxed = SandboxedCrops(recipe)
+    for row, (format, options) in enumerate(FORMATS):
+        data = encoded(format, options)
+        bucket, crops = sandboxed(memoryview(data), row + (1 << 40))
+        expected_bucket, expected = crop_image(data, recipe, row + (1 << 40))
+        assert bucket == expected_bucket
+        for side in recipe.resolutions:
+            assert np.array_equal(crops[side], expected[side])
+    for data, reason in ((encoded("PNG", {}, 1200), "too_many_pixels"), (encoded("PNG", {}, 80), "too_small")):
+        with pytest.raises(RowError) as caught:
+            sandboxed(data, 1)
+        assert caught.value.reason == reason
+
+
+def test_a_sandbox_ends_its_decoders_when_nobody_holds_it_any_more() -> None:
+    others = children()
+    sandboxed = SandboxedCrops(Recipe((64,)))
+    sandboxed(GOOD, 1)
+    (decoder,) = children() - others
+    del sandboxed
+    assert decoder not in children()
+
+
+def children() -> set[str]:
+    pids = [pid for each in Path("/proc/self/task").glob("*/children") for pid in each.read_text().split()]
+    return {pid for pid in pids if b"sdp.sandbox.child" in Path(f"/proc/{pid}/cmdline").read_bytes()}
+
+
+def test_a_sandbox_whose_decoders_do_not_start_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import sys\n'sdp.sandbox.child' in sys.orig_argv and sys.exit(1)\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(SdpError, match="a decoder process does not start"):
+        SandboxedCrops(Recipe((64,)))(GOOD, 1)

@@ -13,27 +13,32 @@ import resource
 import struct
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from PIL import AvifImagePlugin
-from PIL import Image as Pillow
-
-from sdp.download.confine import confine
-from sdp.download.image import Checked, ImageRules, check
+from sdp.datasets.outcomes import FAILED
+from sdp.imaging import Header, RowError, decode, lacks_memory, read_header
+from sdp.sandbox.confine import confine
 
 _CPU_S_A_PIXEL = 0.25e-6
 """Twice what random pixels take in the slowest format (AVIF, 0.11 s a megapixel)."""
 HEAD = struct.Struct("<Q")
+
+Reply = dict[str, Any]
+"""What JSON holds: a hostile image must not reach beyond its decoder, as it could with a pickle."""
+Handler = Callable[[memoryview, Callable[[Header], None]], tuple[Reply, bytes | memoryview]]
+"""A picklable function of an image's bytes. It calls its second argument with the header before it decodes, and may
+raise whatever the bytes make it raise."""
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderSettings:
     """The settings of a decoder, sent once."""
 
-    rules: ImageRules
+    handle: Handler
     memory_bytes: int
     """Memory for one image, beyond its own bytes and the process's base."""
     cpu_s: float = 5.0
@@ -42,28 +47,55 @@ class DecoderSettings:
 
 def main() -> None:
     """Serve until the parent closes its end."""
-    source, sink = os.fdopen(os.dup(0), "rb", buffering=0), os.dup(1)
+    source, sink = os.dup(0), os.dup(1)
     os.dup2(2, 1)  # whatever a library prints must not get between the answers
-    settings: DecoderSettings = pickle.loads(_read(source.fileno(), _number(source.fileno()) or 0))
-    Pillow.init()  # now: later no file can be opened
-    AvifImagePlugin.DEFAULT_MAX_THREADS = 1  # later no thread can be started
+    settings: DecoderSettings = pickle.loads(_read(source, _number(source) or 0))
+    _load_codecs()
     base = _address_space() + settings.memory_bytes
     if missing := confine():
         sys.stderr.write(f"sdp: this kernel confines decoders without {', '.join(missing)}\n")
     send(sink, [b"ready"])
-    while (count := _number(source.fileno())) is not None:
-        # All are read before the first answer is written, so that the two ends never wait for each other.
-        images = [_read(source.fileno(), _number(source.fileno()) or 0) for _ in range(count)]
+    while (count := _number(source)) is not None:
+        # All are read before the first reply is written, so that the two ends never wait for each other.
+        images = [_read(source, _number(source) or 0) for _ in range(count)]
         with _limited(base + sum(map(len, images))):
             for image in images:
-                _limit_cpu(settings.cpu_s)
-                checked = check(
-                    image,
-                    settings.rules,
-                    lambda header: _limit_cpu(settings.cpu_s + header.width * header.height * _CPU_S_A_PIXEL),
-                )
-                send(sink, [describe(checked)])
-                send(sink, [checked.data or b""])
+                reply, data = _handled(image, settings)
+                send(sink, [json.dumps(reply).encode()])
+                send(sink, [data])
+
+
+def pixels(data: memoryview, seen: Callable[[Header], None]) -> tuple[Reply, memoryview]:
+    """Decode an image whole: the handler for those who need all its pixels."""
+    seen(read_header(data))
+    decoded = decode(data).pixels
+    return {"shape": decoded.shape}, decoded.data.cast("B")
+
+
+def _load_codecs() -> None:
+    """Load all libraries now: later no file can be opened and no thread started."""
+    import cv2
+    import simplejpeg  # noqa: F401
+    from PIL import AvifImagePlugin, Image
+
+    Image.init()
+    AvifImagePlugin.DEFAULT_MAX_THREADS = 1
+    cv2.setNumThreads(1)
+
+
+def _handled(image: memoryview, settings: DecoderSettings) -> tuple[Reply, bytes | memoryview]:
+    _limit_cpu(settings.cpu_s)
+    try:
+        return settings.handle(
+            image, lambda header: _limit_cpu(settings.cpu_s + header.width * header.height * _CPU_S_A_PIXEL)
+        )
+    except Exception as error:  # noqa: BLE001 (what corrupt bytes make a codec raise is not to be foreseen)
+        reason, detail = "internal", f"{type(error).__name__}: {error}"
+        if lacks_memory(error):
+            reason, detail = "no_memory", f"decoding takes more than {settings.memory_bytes / 1e6:.0f} MB"
+        elif isinstance(error, RowError):
+            reason, detail = error.reason, error.detail
+        return {"outcome": FAILED, "reason": reason, "detail": detail}, b""
 
 
 def _limit_cpu(seconds: float) -> None:
@@ -82,18 +114,6 @@ def _limited(most: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_AS, before)
-
-
-def describe(checked: Checked) -> bytes:
-    """Serialise a result without its image. JSON, not pickle: a hostile image must not reach beyond its decoder."""
-    values = {field.name: getattr(checked, field.name) for field in fields(Checked) if field.name != "data"}
-    return json.dumps({**values, "has_data": checked.data is not None}).encode()
-
-
-def described(text: bytes, data: bytes) -> Checked:
-    """Read a result back."""
-    values = json.loads(text)
-    return Checked(data=data if values.pop("has_data") else None, **values)
 
 
 def _address_space() -> int:
@@ -123,7 +143,7 @@ def _read(fd: int, length: int) -> memoryview:
     return data
 
 
-def send(fd: int, pieces: Sequence[bytes]) -> None:
+def send(fd: int, pieces: Sequence[bytes | memoryview]) -> None:
     """Write one message: its length and its bytes."""
     queue = [memoryview(piece) for piece in (HEAD.pack(sum(map(len, pieces))), *pieces)]
     while queue:

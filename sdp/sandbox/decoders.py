@@ -1,11 +1,12 @@
 """The processes that decode for one worker, and what happens when an image kills one.
 
-An image whose decoder dies, or does not answer in time, is tried once more, alone; if that kills the decoder too, the
+An image whose decoder dies, or does not reply in time, is tried once more, alone; if that kills the decoder too, the
 image is recorded as crashed. Nothing else is lost or done twice.
 """
 
 import contextlib
 import fcntl
+import json
 import os
 import pickle
 import select
@@ -14,20 +15,23 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
 import sdp
 from sdp.datasets.outcomes import FAILED
-from sdp.download.child import HEAD, DecoderSettings, described, send
-from sdp.download.confine import hide
-from sdp.download.image import Checked
 from sdp.errors import SdpError
+from sdp.imaging import RowError
+from sdp.sandbox.child import HEAD, DecoderSettings, Handler, Reply, send
+from sdp.sandbox.confine import hide
 
 Token = TypeVar("Token")
+Piece = bytes | memoryview
 
 _BATCH, _BATCH_BYTES = 8, 4 << 20
 _PIPE_BYTES = 1 << 20
@@ -35,6 +39,9 @@ _LARGEST_MESSAGE = 1 << 30
 _START_S = 120.0
 _STOP_S = 5.0
 _TRIES = 2
+_LOOK_S = 1.0
+_MEMORY_BYTES, _BYTES_A_PIXEL = 512 << 20, 16
+"""What a sandbox's decoder may take for an image; more than any codec does."""
 _ENVIRONMENT = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PYTHONHOME")
 """What a decoder inherits: what Python needs to start, and no secret."""
 
@@ -50,7 +57,7 @@ class _TookTooLong(_Died):
 @dataclass(slots=True)
 class _Task(Generic[Token]):
     token: Token
-    data: Sequence[bytes]
+    data: Sequence[Piece]
     tries: int = 0
 
     @property
@@ -65,7 +72,7 @@ class Decoders(Generic[Token]):
         self,
         settings: DecoderSettings,
         count: int,
-        deliver: Callable[[Token, Sequence[bytes], Checked], None],
+        deliver: Callable[[Token, Sequence[Piece], Reply, memoryview], None],
         *,
         answer_s: float = 60.0,
     ) -> None:
@@ -80,7 +87,7 @@ class Decoders(Generic[Token]):
         for thread in self._threads:
             thread.start()
 
-    def put(self, token: Token, data: Sequence[bytes]) -> None:
+    def put(self, token: Token, data: Sequence[Piece]) -> None:
         """Queue an image, given in pieces; another thread calls `deliver` with the result."""
         with self._changed:
             self._tasks.append(_Task(token, data))
@@ -136,9 +143,9 @@ class Decoders(Generic[Token]):
     def _work_off(self, batch: "deque[_Task[Token]]", child: "_Child") -> None:
         child.send([task.data for task in batch])
         while batch:
-            checked = child.receive(self._answer_s)
+            reply, data = child.receive(self._answer_s)
             task = batch.popleft()
-            self._deliver(task.token, task.data, checked)
+            self._deliver(task.token, task.data, reply, data)
 
     def _blame(self, batch: "deque[_Task[Token]]", death: _Died) -> None:
         """Blame the first image without a result; put the others back into the queue."""
@@ -150,10 +157,35 @@ class Decoders(Generic[Token]):
             if not hopeless:
                 self._tasks.appendleft(culprit)
             self._changed.notify_all()
+        reason, detail = "crashed", f"the decoder {death}, twice"
         if isinstance(death, _TookTooLong):
-            self._deliver(culprit.token, culprit.data, Checked(FAILED, "undecodable", f"decoding it {death}"))
-        elif hopeless:
-            self._deliver(culprit.token, culprit.data, Checked(FAILED, "crashed", f"the decoder {death}, twice"))
+            reason, detail = "undecodable", f"decoding it {death}"
+        if hopeless:
+            reply = {"outcome": FAILED, "reason": reason, "detail": detail}
+            self._deliver(culprit.token, culprit.data, reply, memoryview(b""))
+
+
+class Sandbox:
+    """Decoders that a thread calls and waits for; their processes end with this object."""
+
+    def __init__(self, handle: Handler, max_pixels: int, count: int = 1) -> None:
+        settings = DecoderSettings(handle, _MEMORY_BYTES + max_pixels * _BYTES_A_PIXEL)
+        self._decoders: Decoders[Future[tuple[Reply, memoryview]]] = Decoders(
+            settings, count, lambda future, _, *reply: future.set_result(reply)
+        )
+        weakref.finalize(self, self._decoders.close)
+
+    def __call__(self, *data: Piece) -> tuple[Reply, memoryview]:
+        """Return what the handler makes of an image, given in pieces; raise RowError where it makes nothing of it."""
+        future: Future[tuple[Reply, memoryview]] = Future()
+        self._decoders.put(future, data)
+        while not wait([future], _LOOK_S).done:
+            if self._decoders.error is not None:
+                raise self._decoders.error
+        reply, result = future.result()
+        if reply.get("reason") is not None:
+            raise RowError(reply["reason"], str(reply.get("detail")))
+        return reply, result
 
 
 class _Child:
@@ -165,7 +197,7 @@ class _Child:
         one_thread = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
         kept = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "sdp.download.child"],
+            [sys.executable, "-P", "-m", "sdp.sandbox.child"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**kept, **one_thread, "PYTHONPATH": path},
@@ -188,7 +220,7 @@ class _Child:
                 f"a decoder process does not start ({error}); its own words are in the worker's log"
             ) from error
 
-    def send(self, images: Sequence[Sequence[bytes]]) -> None:
+    def send(self, images: Sequence[Sequence[Piece]]) -> None:
         try:
             os.write(self._sink, HEAD.pack(len(images)))
             for pieces in images:
@@ -196,11 +228,11 @@ class _Child:
         except BrokenPipeError:
             raise self._death() from None
 
-    def receive(self, within_s: float) -> Checked:
+    def receive(self, within_s: float) -> tuple[Reply, memoryview]:
         text, data = self._message(within_s), self._message(within_s)
-        return described(text, data)
+        return json.loads(bytes(text)), data
 
-    def _message(self, within_s: float) -> bytes:
+    def _message(self, within_s: float) -> memoryview:
         deadline = time.monotonic() + within_s
         length = HEAD.unpack(self._read(HEAD.size, deadline, within_s))[0]
         if length > _LARGEST_MESSAGE:
@@ -219,17 +251,17 @@ class _Child:
             self._process.kill()
             self._process.wait(_STOP_S)
 
-    def _read(self, length: int, deadline: float, within_s: float) -> bytes:
-        data = bytearray()
-        while len(data) < length:
+    def _read(self, length: int, deadline: float, within_s: float) -> memoryview:
+        data, at = memoryview(bytearray(length)), 0
+        while at < length:
             if not self._poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
                 self._process.kill()
                 raise _Died(f"gave no answer in {within_s:g} s")
-            piece = os.read(self._source, length - len(data))
-            if not piece:
+            count = os.readv(self._source, [data[at:]])
+            if not count:
                 raise self._death()
-            data += piece
-        return bytes(data)
+            at += count
+        return data
 
     def _death(self) -> _Died:
         """Return how the process ended."""

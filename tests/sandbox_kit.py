@@ -1,0 +1,60 @@
+"""Decoders in which some images are deadly."""
+
+from pathlib import Path
+
+_SITE = """
+import sys
+
+if "sdp.sandbox.child" in sys.orig_argv:
+    import ctypes, json, os, socket, threading
+    import sdp.imaging as imaging
+
+    again = os.path.exists(MARK)
+    open(MARK, "w").close()
+
+    def tried(what, *arguments):
+        try:
+            what(*arguments)
+            return "done"
+        except OSError as error:
+            return type(error).__name__
+
+    original = imaging.read_header
+
+    def read_header(data, *arguments):
+        text = bytes(data[-40:])
+        if text.endswith(b"SEGFAULT"):
+            ctypes.string_at(0)
+        if text.endswith(b"EXIT"):
+            os._exit(3)
+        if text.endswith(b"HANG"):
+            threading.Event().wait()
+        if text.endswith(b"GREEDY"):
+            bytearray(8_000_000_000)
+        if text.endswith(b"ONCE") and not again:
+            os._exit(3)
+        if text.endswith(b"BUSY"):
+            while True:
+                pass
+        if text.endswith(b"SPY"):
+            attempts = {
+                "read": tried(open, "/etc/passwd"),
+                "write": tried(open, MARK, "w"),
+                "parent": tried(open, f"/proc/{os.getppid()}/environ"),
+                "connect": tried(socket.socket),
+                "pipe": tried(socket.socketpair),
+                "fork": tried(os.fork),
+                "signal": tried(os.kill, os.getppid(), 0),
+                "run": tried(os.execv, "/bin/true", ["true"]),
+            }
+            raise imaging.ImageError("internal", json.dumps([attempts, dict(os.environ)]))
+        return original(data, *arguments)
+
+    imaging.read_header = read_header
+"""
+
+
+def write_poison(folder: Path) -> Path:
+    """Write what poisons each decoder that starts with the folder on its PYTHONPATH: images die of how they end."""
+    (folder / "sitecustomize.py").write_text(_SITE.replace("MARK", repr(str(folder / "mark"))))
+    return folder
