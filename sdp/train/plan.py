@@ -21,7 +21,7 @@ from sdp.train.data.direct import DirectReader
 from sdp.train.data.latents import open_latents, refuse_another_encoder
 from sdp.train.data.order import Ints, OrderShape
 from sdp.train.data.pinned import open_pinned, outgrown
-from sdp.train.data.sources import open_sources
+from sdp.train.data.sources import open_sources, uris_of
 from sdp.train.data.weights import RowWeights, held_out
 from sdp.train.run_folder import RunFolder
 from sdp.train.state import TrainState
@@ -105,7 +105,10 @@ def make_plan(config: TrainConfig, *, begun: bool = True) -> Plan:
     if step is not None and state.position:
         _refuse_another_epoch(config, run.checkpoint(step), state, rows)
     before = read_json(run.checkpoint(step), CONFIG) if step is not None else {}
-    notes = [*_batch_notes(before, batch), *(() if newest else filter(None, map(outgrown, datasets)))]
+    notes = [
+        *_batch_notes(before, batch),
+        *(_mixture_notes(config, state) if newest else filter(None, map(outgrown, datasets))),
+    ]
     return Plan(
         run.storage.uri,
         rows,
@@ -139,6 +142,24 @@ def _batch_notes(before: Mapping[str, Any], batch: int) -> Iterator[str]:
             yield (
                 f"a step had {was:,} samples up to here, and has {batch:,} now; data.batch_size and the number of "
                 "workers decide that while data.global_batch_size is null"
+            )
+
+
+def _mixture_notes(config: TrainConfig, state: TrainState) -> Iterator[str]:
+    """Say which of several datasets has changed in the middle of a pass over it."""
+    if len(state.start.places) < 2:
+        return
+    for source, uri, (number, had, rows) in zip(
+        open_sources(config, newest=True).all,
+        uris_of(config),
+        state.start.places,
+        strict=False,  # another list of datasets is refused a little later
+    ):
+        size = source.ingredient.dataset.rows
+        if had and size != rows:
+            yield (
+                f"{uri}: has {size:,} rows by now, {rows:,} until here: pass {number} over it ends after {had:,} of "
+                f"them, and pass {number + 1} begins"
             )
 
 

@@ -17,7 +17,7 @@ from sdp.datasets.outcomes import Outcome
 from sdp.device import Mark, out_of_memory
 from sdp.errors import DatasetError, UserError, one_line
 from sdp.model import sharded
-from sdp.model.checkpoints import EMA, MODEL
+from sdp.model.checkpoints import EMA, MODEL, EpochStart
 from sdp.model.ema import Ema, named_parameters
 from sdp.storage import Storage
 from sdp.train.callbacks.base import Callback, Saved, StepReport
@@ -48,8 +48,11 @@ class Reader(Protocol):
     def rows(self) -> int:
         """Positions in an epoch."""
 
-    def batches(self, epoch: int, position: int, batch_size: int) -> Iterator[Batch]:
+    def batches(self, epoch: int, position: int, batch_size: int, start: EpochStart) -> Iterator[Batch]:
         """This worker's share of each batch that the epoch has left: equally many and equally long on all workers."""
+
+    def after(self, epoch: int, start: EpochStart) -> EpochStart:
+        """Return what the epoch after this one begins with."""
 
 
 @dataclass
@@ -155,7 +158,7 @@ class Trainer:
     def _steps(self) -> str:
         while (reason := self._finished()) is None:
             state = self.state
-            batches = self.reader.batches(state.epoch, state.position, self.batch_size)
+            batches = self.reader.batches(state.epoch, state.position, self.batch_size, state.start)
             with closing(batches):  # type: ignore[type-var]  # all readers are generators
                 epoch, ended = state.epoch, time.perf_counter()
                 while state.epoch == epoch and (reason := self._finished()) is None:
@@ -242,6 +245,7 @@ class Trainer:
         if done == 1.0:
             if not state.counted_in_epoch:
                 raise self._nothing_counts(f"epoch {epoch} had")
+            state.start = self.reader.after(epoch, state.start)
             state.epoch, state.position, state.counted_in_epoch = epoch + 1, 0, 0
         if verdict == "good":
             state.smooth(loss_value)

@@ -12,6 +12,7 @@ import torch
 from sdp.datasets.ledger import address_offset
 from sdp.device import thread_pool
 from sdp.errors import DatasetError
+from sdp.model.checkpoints import FIRST, EpochStart
 from sdp.train.data.batch import Batch
 from sdp.train.data.latents import Column, GroupReader, LatentsDataset
 from sdp.train.data.loading import Loader
@@ -67,17 +68,21 @@ class DirectReader:
     def mixture(self) -> Mixture:
         return mixture_of(self.ingredients)
 
-    def batches(self, epoch: int, position: int, batch_size: int) -> Iterator[Batch]:
+    def batches(self, epoch: int, position: int, batch_size: int, start: EpochStart = FIRST) -> Iterator[Batch]:
         """This worker's share of every batch from a position to the epoch's end, padded to equal size."""
-        return prefetched(self._batches(epoch, position, batch_size), self.ahead, "sdp-batches", self.device)
+        return prefetched(self._batches(epoch, position, batch_size, start), self.ahead, "sdp-batches", self.device)
 
-    def _batches(self, epoch: int, position: int, batch_size: int) -> Iterator[Batch]:
+    def after(self, epoch: int, start: EpochStart) -> EpochStart:
+        """Return what the epoch after this one begins with."""
+        return EpochStart(self.mixture.after(epoch, start.places)) if len(self.ingredients) > 1 else FIRST
+
+    def _batches(self, epoch: int, position: int, batch_size: int, begin: EpochStart) -> Iterator[Batch]:
         share = -(-batch_size // self.world)
         with thread_pool(self.device, self.threads, "sdp-read") as pool:
             passes = _Passes(self, pool)
             try:
                 for start in range(position, self.rows, batch_size):
-                    spans = self.mixture.spans(epoch, start, start + batch_size)
+                    spans = self.mixture.spans(epoch, start, start + batch_size, begin.places)
                     mine = [
                         (span, list(passes.order(span.dataset, span.epoch).takes(span.start, span.stop, at, to)))
                         for span, at, to in shares_of(spans, self.rank, self.world)
