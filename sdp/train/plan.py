@@ -23,6 +23,7 @@ from sdp.train.data.order import Ints, OrderShape
 from sdp.train.data.pinned import open_pinned, outgrown
 from sdp.train.data.sources import open_sources, uris_of
 from sdp.train.data.weights import RowWeights, held_out
+from sdp.train.prediction import prediction_note
 from sdp.train.run_folder import RunFolder
 from sdp.train.state import TrainState
 
@@ -107,6 +108,7 @@ def make_plan(config: TrainConfig, *, begun: bool = True) -> Plan:
     before = read_json(run.checkpoint(step), CONFIG) if step is not None else {}
     notes = [
         *_batch_notes(before, batch),
+        *filter(None, [prediction_note(config) if begun else None]),
         *(_mixture_notes(config, state) if newest else filter(None, map(outgrown, datasets))),
     ]
     return Plan(
