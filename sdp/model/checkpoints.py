@@ -64,6 +64,8 @@ class EpochStart:
 
     places: tuple[Place, ...] = ()
     """Where each of several datasets was; nothing of one alone."""
+    phase: Whole = 0
+    """Runs that came before this one and handed their weights on."""
 
 
 FIRST = EpochStart()

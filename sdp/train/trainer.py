@@ -24,7 +24,7 @@ from sdp.train.callbacks.base import Callback, Saved, StepReport
 from sdp.train.checkpoint import Checkpointer, Saving, read_state
 from sdp.train.data.batch import Batch
 from sdp.train.optimizer import AdamW, Guard, LossScale, learning_rate
-from sdp.train.randomness import RowRandom
+from sdp.train.randomness import RowRandom, seed_of_phase
 from sdp.train.state import TrainState
 from sdp.train.step import Conditioning, Objective, weighted_losses
 from sdp.train.stopwatch import Stopwatch
@@ -269,6 +269,10 @@ class Trainer:
             parts=clock.lap(),
         )
 
+    @property
+    def _seed(self) -> int:
+        return seed_of_phase(self.config.seed, self.state.start.phase)
+
     def _divisor(self, norm: Tensor) -> Tensor | None:
         """Return what gradients of this norm are divided by: the loss's scale, and what clipping takes off."""
         limit = self.config.optimizer.clip_norm
@@ -279,7 +283,7 @@ class Trainer:
     def _learn(self, micro_batch: Batch, share: Tensor, *, last: bool) -> Tensor:
         """Add the gradients of a micro-batch, times `share`, to those of the step; return the sum of its losses."""
         own = self.state.epoch if micro_batch.epochs is None else micro_batch.epochs
-        random = RowRandom(self.config.seed, own, micro_batch.rows)
+        random = RowRandom(self._seed, own, micro_batch.rows)
         with self.strategy.backward(last=last):
             with self.stopwatch.measure("forward"), self.strategy.forward():
                 losses = weighted_losses(self.strategy.model, self.objective, self.conditioning, micro_batch, random)
@@ -309,7 +313,7 @@ class Trainer:
         """Return whether memory has room for the gradients of a micro-batch; nothing is exchanged for that."""
         if self.world.device.type == "cuda":
             torch.cuda.empty_cache()
-        random = RowRandom(self.config.seed, 0, batch.rows)
+        random = RowRandom(self._seed, 0, batch.rows)
         try:
             with self.strategy.forward():
                 losses = weighted_losses(self.unet, self.objective, self.conditioning, batch, random)
@@ -463,6 +467,7 @@ class Trainer:
         sharded.load(other, tensors, alone=self.world.size == 1)
         # Or the average, which is short-sighted at first, would forget at once what it was begun with.
         self.state.averaged = before.averaged
+        self.state.start = EpochStart(phase=before.start.phase + 1)
         if keep:
             self.state.optimized = before.optimized
             self.optimizer.set_steps_taken(before.optimized)

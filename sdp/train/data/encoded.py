@@ -59,9 +59,9 @@ class EncodedReader:
         """Positions in an epoch."""
         return self.dataset.rows
 
-    def after(self, epoch: int, start: EpochStart) -> EpochStart:  # noqa: ARG002 (one dataset needs nothing kept)
+    def after(self, epoch: int, start: EpochStart) -> EpochStart:  # noqa: ARG002 (one dataset has nothing that changes)
         """Return what the epoch after this one begins with."""
-        return FIRST
+        return start
 
     def batches(
         self,
