@@ -23,6 +23,7 @@ from sdp.train.data.order import Ints, OrderShape
 from sdp.train.data.pinned import open_pinned, outgrown
 from sdp.train.data.sources import open_sources, uris_of
 from sdp.train.data.weights import RowWeights, held_out
+from sdp.train.optimizer import learning_rate
 from sdp.train.prediction import prediction_note
 from sdp.train.run_folder import RunFolder
 from sdp.train.state import TrainState
@@ -108,6 +109,7 @@ def make_plan(config: TrainConfig, *, begun: bool = True) -> Plan:
     before = read_json(run.checkpoint(step), CONFIG) if step is not None else {}
     notes = [
         *_batch_notes(before, batch),
+        *_schedule_notes(config, before, state),
         *filter(None, [prediction_note(config) if begun else None]),
         *(_mixture_notes(config, state) if newest else filter(None, map(outgrown, datasets))),
     ]
@@ -131,7 +133,26 @@ def _changed(before: Mapping[str, Any], config: TrainConfig) -> dict[str, tuple[
         was = before.get(section)
         if isinstance(was, Mapping) and name in was and was[name] != now[section][name]:
             found[path] = (was[name], now[section][name])
+    was_last = before.get("max_steps", config.max_steps)
+    if config.optimizer.schedule != "constant" and was_last != config.max_steps:
+        found["max_steps"] = (was_last, config.max_steps)
     return found
+
+
+def _schedule_notes(config: TrainConfig, before: Mapping[str, Any], state: TrainState) -> Iterator[str]:
+    """Say what max_steps makes of the learning rate, and what another max_steps than up to here has made of it."""
+    optimizer, last = config.optimizer, config.max_steps
+    if optimizer.schedule == "constant":
+        return
+    line = (
+        f"optimizer.schedule: {optimizer.schedule} brings the learning rate from {optimizer.learning_rate:g} to 0 at "
+        f"step {last:,}, which max_steps decides"
+    )
+    was = before.get("max_steps", last)
+    if was != last:
+        now, then = (learning_rate(state.step + 1, optimizer, end) for end in (last, was))
+        line += f"; up to here that was step {was:,}: the next step's rate is {now:.3g}, in place of {then:.3g}"
+    yield line
 
 
 def _batch_notes(before: Mapping[str, Any], batch: int) -> Iterator[str]:
