@@ -184,8 +184,11 @@ class TrainEncodeConfig(WorkersConfig):
 class ObjectiveConfig(Section):
     """What the model learns to predict."""
 
-    prediction: Literal["epsilon", "v"] = key(
-        "epsilon", "Predict the noise (epsilon, as 512-base does) or the velocity (v, as 768 does).", shapes_output=True
+    prediction: Literal["epsilon", "v"] | None = key(
+        None,
+        "Predict the noise (epsilon, as 512-base does) or the velocity (v, as 768 does); null takes what "
+        "model.start_from, or else model.source, was trained for.",
+        shapes_output=True,
     )
     caption_dropout: float = key(
         0.1,

@@ -54,6 +54,23 @@ class StateCounts:
     scale_growth: Whole = 0
 
 
+Place = tuple[Whole, Whole, Whole]
+"""Where a dataset is: the number of its pass, the rows that this pass has had, and the rows of the dataset."""
+
+
+@dataclass(frozen=True, slots=True)
+class EpochStart:
+    """What an epoch began with and does not follow from its number: whoever goes on with it needs the same."""
+
+    places: tuple[Place, ...] = ()
+    """Where each of several datasets was; nothing of one alone."""
+    phase: Whole = 0
+    """Runs that came before this one and handed their weights on."""
+
+
+FIRST = EpochStart()
+
+
 @dataclass(frozen=True, slots=True)
 class _Marker:
     """What every reader of a checkpoint relies on."""
@@ -61,6 +78,7 @@ class _Marker:
     format: Annotated[int, Field(ge=FORMAT)]
     state: StateCounts
     created: datetime | None = None
+    epoch_start: EpochStart = FIRST
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +131,11 @@ def read_marker(folder: Storage) -> dict[str, Any]:
     except BadRecord as error:
         raise DamagedCheckpoint(f"{folder.uri_of(COMPLETE)}: {error}") from error
     return marker
+
+
+def read_epoch_start(marker: Mapping[str, Any]) -> EpochStart:
+    """Return what the epoch under way began with, from a checkpoint's marker."""
+    return parse(EpochStart, marker.get("epoch_start", {}))
 
 
 def read_ledger(folder: Storage) -> Ledger:

@@ -43,6 +43,18 @@ def download(source: "ModelSource") -> Path:
         )
 
 
+def read(source: "ModelSource", name: str) -> bytes:
+    """Return one small file of the repository at the revision."""
+    cached = _cached(source)
+    if cached is not None:
+        return (cached / name).read_bytes()
+    from huggingface_hub import hf_hub_download
+
+    with explained(source):
+        path = hf_hub_download(source.uri, name, revision=source.revision, etag_timeout=TIMEOUT_S)
+    return Path(path).read_bytes()
+
+
 def _cached(source: "ModelSource") -> Path | None:
     """The repository's folder on this machine if it is whole, or all that may be had; a revision never changes."""
     from huggingface_hub import constants, snapshot_download

@@ -9,6 +9,7 @@
 `resolve` gives the folder and its digest. A source pinned by `sha256` is refused when its content has changed.
 """
 
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -132,6 +133,33 @@ def resolve(
             "restore the model, or pin the new digest if the change is wanted"
         )
     return LocalModel(path, digest, source)
+
+
+def prediction_type(source: ModelSource | str, *, storage: "StorageOptions | None" = None) -> Literal["epsilon", "v"]:
+    """Return what a source's U-Net has learned to predict, by its scheduler_config.json; reads nothing else."""
+    source, name = check(source, ("scheduler",), storage=storage), "scheduler/scheduler_config.json"
+    if source.kind == "hub":
+        from sdp.model import hub
+
+        data = hub.read(source, name)
+    elif source.kind == "bucket":
+        from sdp.storage import open_storage
+
+        data = open_storage(source.uri, storage).read(name)
+    else:
+        data = (local_folder(source) / name).read_bytes()
+    try:
+        prediction = json.loads(data).get("prediction_type", "epsilon")
+    except (ValueError, AttributeError) as error:
+        raise ModelError(f"model source {source}: {name} is not a JSON object; fetch it again") from error
+    if prediction == "epsilon":
+        return "epsilon"
+    if prediction == "v_prediction":
+        return "v"
+    raise ModelError(
+        f"model source {source}: {name}: prediction_type: expected epsilon or v_prediction, got {prediction!r}; take "
+        "another model"
+    )
 
 
 def present(folder: Path) -> list[str]:

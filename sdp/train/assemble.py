@@ -28,6 +28,7 @@ from sdp.train.data.pinned import open_pinned
 from sdp.train.data.sources import Sources, open_sources
 from sdp.train.data.weights import row_weights
 from sdp.train.plan import DATASET_KINDS
+from sdp.train.prediction import with_prediction
 from sdp.train.run_folder import RunFolder
 from sdp.train.step import Conditioning, Objective
 from sdp.train.strategies import DTYPES, channels_last, compile_blocks
@@ -48,6 +49,7 @@ def assemble(
 
     `ask` is for mode online: it has a slice encoded somewhere else.
     """
+    config = with_prediction(config)
     torch.set_float32_matmul_precision("high")
     torch.backends.cudnn.benchmark = True  # shapes are constant: the fastest convolution is looked for once
     options = config.storage.options()
@@ -162,6 +164,7 @@ def make_objective(config: TrainConfig, model: LocalModel, world: World) -> Obje
     """What is learned, by the model's own noise schedule."""
     alphas = load.load_noise_schedule(model.path).alphas_cumprod
     objective = config.objective
+    assert objective.prediction is not None, "settled when the run began"
     return Objective(
         schedule=from_alphas_cumprod(alphas, zero_terminal_snr=objective.zero_terminal_snr).to(world.device),
         prediction=objective.prediction,

@@ -11,7 +11,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -23,7 +23,7 @@ from sdp.datasets.ledger import Ledger
 from sdp.datasets.outcomes import Outcome
 from sdp.device import thread_pool
 from sdp.model import sharded
-from sdp.model.checkpoints import COMPLETE, CONFIG, FORMAT, read_ledger, read_marker, way_out
+from sdp.model.checkpoints import COMPLETE, CONFIG, FORMAT, read_epoch_start, read_ledger, read_marker, way_out
 from sdp.model.damage import DamagedCheckpoint
 from sdp.model.tensor_index import read_tensor_index
 from sdp.storage import Storage
@@ -94,6 +94,7 @@ class Checkpointer:
             "tensors": len(stored),
             "bytes": sum(tensor.bytes for tensor in stored.values()),
             "state": state.to_json(),
+            "epoch_start": asdict(state.start),
             **self.facts,
         }
         folder.publish(COMPLETE, json.dumps(marker, indent=1).encode())
@@ -170,6 +171,7 @@ def _write(staged: sharded.Staged, copied: "Future[None]") -> None:
 def read_state(folder: Storage) -> TrainState:
     """Where the run stood when a checkpoint was made."""
     try:
-        return TrainState.from_json(read_marker(folder)["state"])
+        marker = read_marker(folder)
+        return TrainState.from_json(marker["state"], read_epoch_start(marker))
     except DamagedCheckpoint as error:
         raise DamagedCheckpoint(error.what, way_out(folder)) from error

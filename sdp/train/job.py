@@ -27,6 +27,7 @@ from sdp.train.driver import TrainSummary, failure_line, on_signals, record_star
 from sdp.train.fp8 import require_fp8
 from sdp.train.phases import over, phases_of, refuse_other_shape, with_budget_left
 from sdp.train.plan import DATASET_KINDS, Plan, finished, make_plan, progress_line, summary_lines
+from sdp.train.prediction import with_prediction
 from sdp.train.run_folder import RunFolder
 from sdp.train.state import TrainState
 from sdp.train.trainer import Stop, Trainer
@@ -37,7 +38,7 @@ def run(config: TrainConfig, *, dry_run: bool = False) -> TrainSummary:
     """Train all phases, or go on training."""
     require_wandb(config.log.wandb.project)
     require_fp8(config)
-    config = _absolute(config)
+    config = with_prediction(_absolute(config))
     refuse_other_shape(config)
     phases = phases_of(config)
     done = over(phases)

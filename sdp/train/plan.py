@@ -21,8 +21,10 @@ from sdp.train.data.direct import DirectReader
 from sdp.train.data.latents import open_latents, refuse_another_encoder
 from sdp.train.data.order import Ints, OrderShape
 from sdp.train.data.pinned import open_pinned, outgrown
-from sdp.train.data.sources import open_sources
+from sdp.train.data.sources import open_sources, uris_of
 from sdp.train.data.weights import RowWeights, held_out
+from sdp.train.optimizer import learning_rate
+from sdp.train.prediction import prediction_note
 from sdp.train.run_folder import RunFolder
 from sdp.train.state import TrainState
 
@@ -105,7 +107,12 @@ def make_plan(config: TrainConfig, *, begun: bool = True) -> Plan:
     if step is not None and state.position:
         _refuse_another_epoch(config, run.checkpoint(step), state, rows)
     before = read_json(run.checkpoint(step), CONFIG) if step is not None else {}
-    notes = [*_batch_notes(before, batch), *(() if newest else filter(None, map(outgrown, datasets)))]
+    notes = [
+        *_batch_notes(before, batch),
+        *_schedule_notes(config, before, state),
+        *filter(None, [prediction_note(config) if begun else None]),
+        *(_mixture_notes(config, state) if newest else filter(None, map(outgrown, datasets))),
+    ]
     return Plan(
         run.storage.uri,
         rows,
@@ -126,7 +133,26 @@ def _changed(before: Mapping[str, Any], config: TrainConfig) -> dict[str, tuple[
         was = before.get(section)
         if isinstance(was, Mapping) and name in was and was[name] != now[section][name]:
             found[path] = (was[name], now[section][name])
+    was_last = before.get("max_steps", config.max_steps)
+    if config.optimizer.schedule != "constant" and was_last != config.max_steps:
+        found["max_steps"] = (was_last, config.max_steps)
     return found
+
+
+def _schedule_notes(config: TrainConfig, before: Mapping[str, Any], state: TrainState) -> Iterator[str]:
+    """Say what max_steps makes of the learning rate, and what another max_steps than up to here has made of it."""
+    optimizer, last = config.optimizer, config.max_steps
+    if optimizer.schedule == "constant":
+        return
+    line = (
+        f"optimizer.schedule: {optimizer.schedule} brings the learning rate from {optimizer.learning_rate:g} to 0 at "
+        f"step {last:,}, which max_steps decides"
+    )
+    was = before.get("max_steps", last)
+    if was != last:
+        now, then = (learning_rate(state.step + 1, optimizer, end) for end in (last, was))
+        line += f"; up to here that was step {was:,}: the next step's rate is {now:.3g}, in place of {then:.3g}"
+    yield line
 
 
 def _batch_notes(before: Mapping[str, Any], batch: int) -> Iterator[str]:
@@ -139,6 +165,24 @@ def _batch_notes(before: Mapping[str, Any], batch: int) -> Iterator[str]:
             yield (
                 f"a step had {was:,} samples up to here, and has {batch:,} now; data.batch_size and the number of "
                 "workers decide that while data.global_batch_size is null"
+            )
+
+
+def _mixture_notes(config: TrainConfig, state: TrainState) -> Iterator[str]:
+    """Say which of several datasets has changed in the middle of a pass over it."""
+    if len(state.start.places) < 2:
+        return
+    for source, uri, (number, had, rows) in zip(
+        open_sources(config, newest=True).all,
+        uris_of(config),
+        state.start.places,
+        strict=False,  # another list of datasets is refused a little later
+    ):
+        size = source.ingredient.dataset.rows
+        if had and size != rows:
+            yield (
+                f"{uri}: has {size:,} rows by now, {rows:,} until here: pass {number} over it ends after {had:,} of "
+                f"them, and pass {number + 1} begins"
             )
 
 

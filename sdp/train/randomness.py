@@ -1,8 +1,8 @@
-"""Random numbers that belong to a row: drawn from (seed, epoch, row) and nothing else.
+"""Random numbers that belong to a row: drawn from (seed, phase, epoch, row) and nothing else.
 
 The generator is Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3"): a bijection of a counter
 under a key, so any number of any row can be computed anywhere, in any order, by any worker, for a whole batch at once
-on the device where it is needed. The key is the seed. The counter's four words are
+on the device where it is needed. The key is the seed with the phase. The counter's four words are
 
     0: the block of four numbers, its top byte what the numbers are for (a `Purpose`)
     1, 2: the row's address, low and high word
@@ -35,6 +35,11 @@ class Purpose(IntEnum):
     OFFSET_NOISE = 4
     VAE = 5
     CAPTION = 7  # (6 was a crop's)
+
+
+def seed_of_phase(seed: int, phase: int) -> int:
+    """Return a seed for each phase of a training, so that a row's second phase does not repeat its first."""
+    return seed + (phase << 32)
 
 
 @dataclass(frozen=True, slots=True)

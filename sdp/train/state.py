@@ -3,6 +3,8 @@
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from sdp.model.checkpoints import FIRST, EpochStart
+
 
 @dataclass(slots=True)
 class TrainState:
@@ -24,6 +26,8 @@ class TrainState:
     """The epoch under way, from 0."""
     position: int = 0
     """Positions of the epoch's order that are consumed."""
+    start: EpochStart = FIRST
+    """What the epoch began with."""
     seconds: float = 0.0
     """Time spent training."""
     cost: float = 0.0
@@ -66,12 +70,13 @@ class TrainState:
             self.loss += (loss - self.loss) * max(0.01, 1 / max(1, self.taken))
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        """Return the numbers, without what the epoch began with."""
+        return {name: value for name, value in asdict(self).items() if name != "start"}
 
     @staticmethod
-    def from_json(data: dict[str, Any]) -> "TrainState":
-        known = {field.name for field in fields(TrainState)}
+    def from_json(data: dict[str, Any], start: EpochStart = FIRST) -> "TrainState":
+        known = {field.name for field in fields(TrainState)} - {"start"}
         # Of checkpoints from before these had counts of their own.
         taken = data.get("taken", 0)
         older = {"averaged": taken, "optimized": taken, "counted_in_epoch": data.get("samples", 0)}
-        return TrainState(**{**older, **{name: value for name, value in data.items() if name in known}})
+        return TrainState(**{**older, **{name: value for name, value in data.items() if name in known}}, start=start)

@@ -1,7 +1,7 @@
 """One forward pass of training: from a batch to the loss of each sample.
 
-Everything random is drawn from (seed, epoch, row), so a sample's loss does not depend on which worker computes it, in
-which batch it comes, or how often the job was restarted.
+Everything random is drawn from (seed, phase, epoch, row), so a sample's loss does not depend on which worker
+computes it, in which batch it comes, or how often the job was restarted.
 """
 
 from collections.abc import Callable

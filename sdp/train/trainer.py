@@ -17,14 +17,14 @@ from sdp.datasets.outcomes import Outcome
 from sdp.device import Mark, out_of_memory
 from sdp.errors import DatasetError, UserError, one_line
 from sdp.model import sharded
-from sdp.model.checkpoints import EMA, MODEL
+from sdp.model.checkpoints import EMA, MODEL, EpochStart
 from sdp.model.ema import Ema, named_parameters
 from sdp.storage import Storage
 from sdp.train.callbacks.base import Callback, Saved, StepReport
 from sdp.train.checkpoint import Checkpointer, Saving, read_state
 from sdp.train.data.batch import Batch
 from sdp.train.optimizer import AdamW, Guard, LossScale, learning_rate
-from sdp.train.randomness import RowRandom
+from sdp.train.randomness import RowRandom, seed_of_phase
 from sdp.train.state import TrainState
 from sdp.train.step import Conditioning, Objective, weighted_losses
 from sdp.train.stopwatch import Stopwatch
@@ -48,8 +48,11 @@ class Reader(Protocol):
     def rows(self) -> int:
         """Positions in an epoch."""
 
-    def batches(self, epoch: int, position: int, batch_size: int) -> Iterator[Batch]:
+    def batches(self, epoch: int, position: int, batch_size: int, start: EpochStart) -> Iterator[Batch]:
         """This worker's share of each batch that the epoch has left: equally many and equally long on all workers."""
+
+    def after(self, epoch: int, start: EpochStart) -> EpochStart:
+        """Return what the epoch after this one begins with."""
 
 
 @dataclass
@@ -155,7 +158,7 @@ class Trainer:
     def _steps(self) -> str:
         while (reason := self._finished()) is None:
             state = self.state
-            batches = self.reader.batches(state.epoch, state.position, self.batch_size)
+            batches = self.reader.batches(state.epoch, state.position, self.batch_size, state.start)
             with closing(batches):  # type: ignore[type-var]  # all readers are generators
                 epoch, ended = state.epoch, time.perf_counter()
                 while state.epoch == epoch and (reason := self._finished()) is None:
@@ -242,6 +245,7 @@ class Trainer:
         if done == 1.0:
             if not state.counted_in_epoch:
                 raise self._nothing_counts(f"epoch {epoch} had")
+            state.start = self.reader.after(epoch, state.start)
             state.epoch, state.position, state.counted_in_epoch = epoch + 1, 0, 0
         if verdict == "good":
             state.smooth(loss_value)
@@ -265,6 +269,10 @@ class Trainer:
             parts=clock.lap(),
         )
 
+    @property
+    def _seed(self) -> int:
+        return seed_of_phase(self.config.seed, self.state.start.phase)
+
     def _divisor(self, norm: Tensor) -> Tensor | None:
         """Return what gradients of this norm are divided by: the loss's scale, and what clipping takes off."""
         limit = self.config.optimizer.clip_norm
@@ -275,7 +283,7 @@ class Trainer:
     def _learn(self, micro_batch: Batch, share: Tensor, *, last: bool) -> Tensor:
         """Add the gradients of a micro-batch, times `share`, to those of the step; return the sum of its losses."""
         own = self.state.epoch if micro_batch.epochs is None else micro_batch.epochs
-        random = RowRandom(self.config.seed, own, micro_batch.rows)
+        random = RowRandom(self._seed, own, micro_batch.rows)
         with self.strategy.backward(last=last):
             with self.stopwatch.measure("forward"), self.strategy.forward():
                 losses = weighted_losses(self.strategy.model, self.objective, self.conditioning, micro_batch, random)
@@ -305,7 +313,7 @@ class Trainer:
         """Return whether memory has room for the gradients of a micro-batch; nothing is exchanged for that."""
         if self.world.device.type == "cuda":
             torch.cuda.empty_cache()
-        random = RowRandom(self.config.seed, 0, batch.rows)
+        random = RowRandom(self._seed, 0, batch.rows)
         try:
             with self.strategy.forward():
                 losses = weighted_losses(self.unet, self.objective, self.conditioning, batch, random)
@@ -459,6 +467,7 @@ class Trainer:
         sharded.load(other, tensors, alone=self.world.size == 1)
         # Or the average, which is short-sighted at first, would forget at once what it was begun with.
         self.state.averaged = before.averaged
+        self.state.start = EpochStart(phase=before.start.phase + 1)
         if keep:
             self.state.optimized = before.optimized
             self.optimizer.set_steps_taken(before.optimized)

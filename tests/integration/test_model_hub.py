@@ -124,7 +124,8 @@ def ask(hub: Hub, tmp_path: Path) -> Ask:
 
     def run(call: str, **env: str) -> Outcome:
         code = (
-            "import sys\nfrom sdp.errors import SdpError\nfrom sdp.model.sources import check, resolve\n"
+            "import sys\nfrom sdp.errors import SdpError\n"
+            "from sdp.model.sources import check, prediction_type, resolve\n"
             f"try:\n    print({call})\nexcept SdpError as error:\n    sys.exit(f'{{error.exit_code}} {{error}}')\n"
         )
         done = subprocess.run(
@@ -147,6 +148,13 @@ def test_a_pinned_repository_is_checked_without_downloading_it(hub: Hub, ask: As
     done = ask(f"check('{SOURCE}')")
     assert done.code == 0, done.line
     assert hub.asked == [f"/api/models/{REPO}/revision/{REVISION}"]
+
+
+def test_what_a_repository_predicts_is_read_without_downloading_it(hub: Hub, ask: Ask) -> None:
+    done = ask(f"prediction_type('{SOURCE}')")
+    assert (done.code, done.out) == (0, "epsilon"), done.line
+    fetched = {path.split(f"{REVISION}/", 1)[1] for path in hub.asked if "/resolve/" in path}
+    assert fetched == {"scheduler/scheduler_config.json"}
 
 
 def test_a_pinned_repository_is_downloaded_once_and_has_the_models_digest(hub: Hub, ask: Ask) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sdp.errors import AccessDenied, ModelError, NotFound
-from sdp.model.sources import check, present, resolve
+from sdp.model.sources import check, prediction_type, present, resolve
 from sdp.storage import open_storage
 from tests.integration.s3 import Gateway, gateway_fixture, s3_env_fixture  # noqa: F401 (fixtures)
 
@@ -29,6 +29,7 @@ def uri(s3_env: Gateway, request: pytest.FixtureRequest, tmp_path: Path, monkeyp
 
 def test_a_model_in_a_bucket_is_the_model_that_was_put_there(uri: str) -> None:
     check(uri)
+    assert prediction_type(uri) == "epsilon"
     got = resolve(uri)
     tiny = resolve("builtin:tiny")
     assert got.digest == tiny.digest

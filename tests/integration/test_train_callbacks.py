@@ -13,6 +13,7 @@ from typing import Any, cast
 import pytest
 
 from sdp.errors import UserError
+from sdp.model.checkpoints import EpochStart
 from sdp.report.run import run_section
 from sdp.storage import open_storage
 from sdp.train.assemble import assemble
@@ -210,9 +211,12 @@ class Late:
     def rows(self) -> int:
         return self.reader.rows
 
-    def batches(self, epoch: int, position: int, batch_size: int) -> Iterator[Batch]:
+    def after(self, epoch: int, start: EpochStart) -> EpochStart:
+        return self.reader.after(epoch, start)
+
+    def batches(self, epoch: int, position: int, batch_size: int, start: EpochStart) -> Iterator[Batch]:
         pause = threading.Event()
-        for batch in self.reader.batches(epoch, position, batch_size):
+        for batch in self.reader.batches(epoch, position, batch_size, start):
             pause.wait(self.seconds)
             yield batch
 

@@ -18,7 +18,7 @@ from sdp.train.callbacks.base import Callback, StepReport
 from sdp.train.callbacks.checkpoints import SaveCheckpoints
 from sdp.train.callbacks.telemetry import EmitMetrics
 from sdp.train.job import run
-from sdp.train.plan import summary_lines
+from sdp.train.plan import make_plan, summary_lines
 from sdp.train.run_folder import RunFolder
 from sdp.train.trainer import Trainer
 from sdp.train.world import World
@@ -51,6 +51,29 @@ class Poison(Callback):
         if report.step == self.crash_at:
             trainer.finish_save()
             raise KeyboardInterrupt
+
+
+# --- the learning rate's end ------------------------------------------------------------------------------------------
+
+
+def test_another_max_steps_says_what_it_does_to_the_learning_rate_and_stays_in_the_history(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    falling = {"optimizer__schedule": "cosine"}
+    run(how(root, **falling, max_steps=10, max_samples=32))
+    assert "optimizer.schedule: cosine brings the learning rate from 0.001 to 0 at step 10, which" in (
+        capsys.readouterr().err
+    )
+    longer = how(root, **falling, max_steps=20, max_samples=40)
+    run(longer, dry_run=True)
+    # (1 + cos(pi 3/18)) / 2 and (1 + cos(pi 3/8)) / 2, after two steps of warm-up
+    assert "up to here that was step 10: the next step's rate is 0.000933, in place of 0.000691" in (
+        capsys.readouterr().err
+    )
+    run(longer)
+    (changed,) = events(root, "changed")
+    assert changed["keys"] == {"max_steps": [10, 20]}
+    assert not any("optimizer.schedule" in line for line in make_plan(how(root, max_steps=20)).lines())
 
 
 # --- nothing to train on ---------------------------------------------------------------------------------------------

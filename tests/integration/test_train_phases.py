@@ -16,6 +16,7 @@ from sdp.model.checkpoints import find_checkpoint, read_weights
 from sdp.storage import open_storage
 from sdp.train.checkpoint import read_state
 from sdp.train.job import run
+from sdp.train.randomness import Purpose, RowRandom
 from sdp.train.run_folder import RunFolder
 from tests.latents import make_latents
 from tests.training import config, linked
@@ -74,6 +75,28 @@ def test_the_second_phase_begins_with_what_the_first_has_learned(root: Path) -> 
 def test_the_optimizers_averages_are_kept_where_that_is_said(root: Path) -> None:
     run(how(root, phase_2__keep_optimizer=True))
     assert read_state(folder(root, 2).checkpoint(3)).optimized == 7
+
+
+def test_the_second_phase_draws_other_timesteps_for_the_same_rows_also_when_it_goes_on(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[tuple[int, int]] = []
+    integers = RowRandom.integers
+
+    def record(random: RowRandom, purpose: Purpose, high: int) -> torch.Tensor:
+        timesteps = integers(random, purpose, high)
+        drawn.extend(zip(random.rows.tolist(), timesteps.tolist(), strict=True))
+        return timesteps
+
+    monkeypatch.setattr(RowRandom, "integers", record)
+    same = {"phase_2__resolution": 64, "phase_2__batch_size": 8, "phase_2__source": str(root / "latents")}
+    run(how(root, **same, max_steps=6, phase_2__max_steps=3))
+    run(how(root, **same, max_steps=6, phase_2__max_steps=6))
+    first, second = dict(drawn[:48]), dict(drawn[48:])
+    assert first.keys() == second.keys()
+    assert len(first) == 48
+    assert sum(first[row] == second[row] for row in first) < 5
+    assert folder(root, 2).latest() == 6
 
 
 def test_a_retry_in_the_second_phase_goes_on_with_the_second(root: Path) -> None:

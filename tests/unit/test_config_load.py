@@ -58,7 +58,7 @@ def test_a_file_and_the_defaults_make_a_configuration_and_overrides_win(tmp_path
 
 def test_the_defaults_of_train_are_the_recipe_of_stable_diffusion_v2_base() -> None:
     config = load("train", None, COMPLETE["train"])
-    assert config.objective.prediction == "epsilon"
+    assert config.objective.prediction is None
     assert config.objective.caption_dropout == 0.1
     optimizer = config.optimizer
     assert (optimizer.learning_rate, optimizer.beta1, optimizer.beta2) == (1e-4, 0.9, 0.999)

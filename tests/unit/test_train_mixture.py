@@ -1,6 +1,7 @@
 """Several datasets as one."""
 
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from sdp.datasets.ledger import address_offset
 from sdp.datasets.manifest import Dataset
 from sdp.errors import DatasetError
+from sdp.model.checkpoints import FIRST, EpochStart, Place
 from sdp.train.data.direct import DirectReader, Ingredient
 from sdp.train.data.latents import open_latents
 from sdp.train.data.mixture import Mixture, shares_of
@@ -20,10 +22,12 @@ from tests.latents import latent_of, make_latents, split_address
 SHAPE = OrderShape(lanes=3, units=2, row_groups=2)
 
 
-def positions(mixture: Mixture, epoch: int, start: int, stop: int) -> list[tuple[int, int, int]]:
+def positions(
+    mixture: Mixture, epoch: int, start: int, stop: int, places: Sequence[Place] = ()
+) -> list[tuple[int, int, int]]:
     return [
         (span.dataset, span.epoch, position)
-        for span in mixture.spans(epoch, start, stop)
+        for span in mixture.spans(epoch, start, stop, places)
         for position in range(span.start, span.stop)
     ]
 
@@ -67,6 +71,35 @@ def test_each_pass_over_a_dataset_takes_each_of_its_rows_once_and_passes_follow_
         every = [divmod(n, size) for n in range(len(taken[dataset]))]
         assert taken[dataset] == every
     assert taken[0][-1] == (1, sizes[0] - 1)  # an epoch is a pass over the first
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    firsts=st.lists(st.integers(1, 60), min_size=2, max_size=4),
+    other=st.integers(1, 60),
+    weight=st.floats(0.01, 5),
+)
+def test_passes_over_the_others_go_on_unbroken_when_the_first_dataset_has_changed_between_epochs(
+    firsts: list[int], other: int, weight: float
+) -> None:
+    start, taken = FIRST, []
+    for epoch, size in enumerate(firsts):
+        mixture = Mixture((size, other), (1.0, weight))
+        rows = positions(mixture, epoch, 0, mixture.rows, start.places)
+        assert [row[1:] for row in rows if row[0] == 0] == [(epoch, position) for position in range(size)]
+        taken += [row[1:] for row in rows if row[0] == 1]
+        start = EpochStart(mixture.after(epoch, start.places))
+    assert taken == [divmod(n, other) for n in range(len(taken))]
+
+
+def test_a_dataset_that_has_changed_begins_another_pass_so_that_no_pass_takes_a_row_twice() -> None:
+    mixture = Mixture((60, 20), (1.0, 0.5))
+    (_, _, _), (number, had, rows) = places = mixture.after(0)
+    assert (number, rows) == (1, 20)
+    assert 8 <= had <= 12
+    grown = Mixture((60, 25), (1.0, 0.5))
+    of_other = [row[1:] for row in positions(grown, 1, 0, grown.rows, places) if row[0] == 1]
+    assert of_other == [(2 + n // 25, n % 25) for n in range(len(of_other))]
 
 
 @given(st.lists(st.integers(0, 20), min_size=1, max_size=5), st.integers(1, 6))

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from sdp.train.randomness import Purpose, RowRandom, philox
+from sdp.train.randomness import Purpose, RowRandom, philox, seed_of_phase
 
 
 @pytest.mark.parametrize(
@@ -47,6 +47,14 @@ def test_seed_epoch_row_and_purpose_each_change_the_numbers() -> None:
 
     others = [draw(seed=2), draw(epoch=3), draw(row=4), draw(row=2**32 + 3), draw(purpose=Purpose.VAE), draw(2**32 + 1)]
     assert all((other != draw()).all() for other in others)
+
+
+def test_a_row_draws_other_timesteps_and_noise_in_each_phase_of_a_training() -> None:
+    one, two = (RowRandom(seed_of_phase(7, phase), 0, torch.arange(1000)) for phase in (0, 1))
+    same = one.integers(Purpose.TIMESTEP, 1000) == two.integers(Purpose.TIMESTEP, 1000)
+    assert same.float().mean() < 0.01
+    assert (one.normal(Purpose.NOISE, 4) != two.normal(Purpose.NOISE, 4)).all()
+    assert torch.equal(one.normal(Purpose.NOISE, 4), RowRandom(7, 0, torch.arange(1000)).normal(Purpose.NOISE, 4))
 
 
 def test_normal_numbers_are_normal_and_independent_of_each_other() -> None:

@@ -129,7 +129,8 @@ class DrawSamples(Callback):
             with torch.device("meta"):
                 unet: Any = load.load_unet(model, pretrained=False, device="meta")
             unet = torch.nn.Module.to(unet.eval().requires_grad_(False), dtype=dtype).to_empty(device=device)
-            objective = self.config.objective
+            objective = trainer.config.objective
+            assert objective.prediction is not None, "settled when the run began"
             overrides = trained_scheduler(objective.prediction, objective.zero_terminal_snr)
             schedule = {**load.load_scheduler_config(model), **overrides}
             self._networks = Networks(unet, load.load_vae(model, device=device), schedule, dtype)

@@ -12,6 +12,7 @@ import torch
 from sdp.datasets.ledger import address_offset
 from sdp.device import thread_pool
 from sdp.errors import DatasetError
+from sdp.model.checkpoints import FIRST, EpochStart
 from sdp.train.data.batch import Batch
 from sdp.train.data.latents import Column, GroupReader, LatentsDataset
 from sdp.train.data.loading import Loader
@@ -20,6 +21,7 @@ from sdp.train.data.order import EpochOrder, Lane, OrderShape, Take, Window
 from sdp.train.data.prefetch import prefetched
 from sdp.train.data.rows import Buffers, Rows, batch_of
 from sdp.train.data.weights import RowWeights, Weigh
+from sdp.train.randomness import seed_of_phase
 
 
 @dataclass(frozen=True)
@@ -67,17 +69,23 @@ class DirectReader:
     def mixture(self) -> Mixture:
         return mixture_of(self.ingredients)
 
-    def batches(self, epoch: int, position: int, batch_size: int) -> Iterator[Batch]:
+    def batches(self, epoch: int, position: int, batch_size: int, start: EpochStart = FIRST) -> Iterator[Batch]:
         """This worker's share of every batch from a position to the epoch's end, padded to equal size."""
-        return prefetched(self._batches(epoch, position, batch_size), self.ahead, "sdp-batches", self.device)
+        return prefetched(self._batches(epoch, position, batch_size, start), self.ahead, "sdp-batches", self.device)
 
-    def _batches(self, epoch: int, position: int, batch_size: int) -> Iterator[Batch]:
+    def after(self, epoch: int, start: EpochStart) -> EpochStart:
+        """Return what the epoch after this one begins with."""
+        if len(self.ingredients) == 1:
+            return start
+        return replace(start, places=self.mixture.after(epoch, start.places))
+
+    def _batches(self, epoch: int, position: int, batch_size: int, begin: EpochStart) -> Iterator[Batch]:
         share = -(-batch_size // self.world)
         with thread_pool(self.device, self.threads, "sdp-read") as pool:
-            passes = _Passes(self, pool)
+            passes = _Passes(self, pool, seed_of_phase(self.seed, begin.phase))
             try:
                 for start in range(position, self.rows, batch_size):
-                    spans = self.mixture.spans(epoch, start, start + batch_size)
+                    spans = self.mixture.spans(epoch, start, start + batch_size, begin.places)
                     mine = [
                         (span, list(passes.order(span.dataset, span.epoch).takes(span.start, span.stop, at, to)))
                         for span, at, to in shares_of(spans, self.rank, self.world)
@@ -113,8 +121,8 @@ def _refuse_another_kind(first: LatentsDataset, other: LatentsDataset) -> None:
 class _Passes:
     """The passes over the datasets that are under way, each an epoch of its dataset's own."""
 
-    def __init__(self, reader: DirectReader, pool: ThreadPoolExecutor) -> None:
-        self._reader, self._pool = reader, pool
+    def __init__(self, reader: DirectReader, pool: ThreadPoolExecutor, seed: int) -> None:
+        self._reader, self._pool, self._seed = reader, pool, seed
         self._orders: dict[tuple[int, int], EpochOrder] = {}
         self._lanes: dict[tuple[int, int], _Lanes] = {}
         self._groups = [GroupReader(some.dataset, reader.verify) for some in reader.ingredients]
@@ -129,7 +137,7 @@ class _Passes:
     def lanes(self, dataset: int, epoch: int) -> "_Lanes":
         if (dataset, epoch) not in self._lanes:
             weigh = self._reader.ingredients[dataset].weighing()
-            loader = Loader(self._groups[dataset], weigh, self._reader.seed, epoch, address_offset(dataset))
+            loader = Loader(self._groups[dataset], weigh, self._seed, epoch, address_offset(dataset))
             order = self.order(dataset, epoch)
             own = epoch if len(self._groups) > 1 else None
             self._lanes[dataset, epoch] = _Lanes(order, loader, own, self._pool, self._buffers)

@@ -21,6 +21,7 @@ import torch
 from numpy.typing import NDArray
 
 from sdp.datasets.outcomes import Outcome
+from sdp.model.checkpoints import FIRST, EpochStart
 from sdp.train.data.batch import Batch
 from sdp.train.data.images import EncodedSlice, ImagesDataset, Slice
 from sdp.train.data.order import EpochOrder, Lane, OrderShape, Take, Window
@@ -58,7 +59,17 @@ class EncodedReader:
         """Positions in an epoch."""
         return self.dataset.rows
 
-    def batches(self, epoch: int, position: int, batch_size: int) -> Iterator[Batch]:
+    def after(self, epoch: int, start: EpochStart) -> EpochStart:  # noqa: ARG002 (one dataset has nothing that changes)
+        """Return what the epoch after this one begins with."""
+        return start
+
+    def batches(
+        self,
+        epoch: int,
+        position: int,
+        batch_size: int,
+        start: EpochStart = FIRST,  # noqa: ARG002
+    ) -> Iterator[Batch]:
         """This worker's share of every batch from a position to the epoch's end, padded to equal size."""
         return prefetched(self._batches(epoch, position, batch_size), self.ahead, "sdp-batches", self.device)
 

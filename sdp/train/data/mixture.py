@@ -1,9 +1,10 @@
 """Several datasets as one: which rows of which are at a position of an epoch.
 
 Positions are dealt out to the datasets in a fixed pattern that holds as many of each as its weight says, evenly spread.
-So how much of each dataset is consumed is a function of the position alone, whoever and however many read it, and the
-position is the account of all of them. An epoch is a pass over the first dataset. The others go round at a pace of
-their own, from epoch to epoch: each pass over one of them has a number, which is its own epoch.
+So how much of each dataset an epoch has consumed is a function of the position alone, whoever and however many read it.
+An epoch is a pass over the first dataset. The others go round at a pace of their own, from epoch to epoch: each pass
+over one of them has a number, which is its own epoch. Checkpoints keep where in its pass each one was when the epoch
+began, since datasets may change between epochs.
 """
 
 from collections.abc import Sequence
@@ -12,6 +13,8 @@ from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
+
+from sdp.model.checkpoints import Place
 
 _PATTERN = 4096
 """Positions after which the pattern begins again: weights are exact to this fraction."""
@@ -44,20 +47,41 @@ class Mixture:
         rounds, nth = divmod(self.sizes[0] - 1, int(self._counts[-1, 0]))
         return rounds * len(self._pattern) + int(np.flatnonzero(self._pattern == 0)[nth]) + 1
 
-    def spans(self, epoch: int, start: int, stop: int) -> list[Span]:
-        """What positions [start, stop) of an epoch are, dataset by dataset."""
+    def spans(self, epoch: int, start: int, stop: int, places: Sequence[Place] = ()) -> list[Span]:
+        """Return what positions [start, stop) of an epoch are, dataset by dataset.
+
+        `places` is where the datasets were when the epoch began; without it they have not changed since the first.
+        """
         if len(self.sizes) == 1:
             return [Span(0, epoch, start, min(stop, self.rows))]
-        begins, ends, whole = self._upto(start), self._upto(min(stop, self.rows)), self._upto(self.rows)
-        found = []
-        for dataset, size in enumerate(self.sizes):
-            at, last = (epoch * int(whole[dataset]) + int(upto[dataset]) for upto in (begins, ends))
+        begins, ends = self._upto(start), self._upto(min(stop, self.rows))
+        spans = []
+        for dataset, (first, had, size) in enumerate(self._places(epoch, places)):
+            at, last = had + int(begins[dataset]), had + int(ends[dataset])
             while at < last:
-                own, position = divmod(at, size)
+                passes, position = divmod(at, size)
                 count = min(last - at, size - position)
-                found.append(Span(dataset, own, position, position + count))
+                spans.append(Span(dataset, first + passes, position, position + count))
                 at += count
-        return found
+        return spans
+
+    def after(self, epoch: int, places: Sequence[Place] = ()) -> tuple[Place, ...]:
+        """Return where the datasets are at the end of an epoch."""
+        ends = []
+        for (first, had, size), taken in zip(self._places(epoch, places), self._upto(self.rows).tolist(), strict=True):
+            passes, position = divmod(had + taken, size)
+            ends.append((first + passes, position, size))
+        return tuple(ends)
+
+    def _places(self, epoch: int, places: Sequence[Place]) -> list[Place]:
+        """Return where the datasets are at the beginning of an epoch, in passes over what they are now."""
+        if not places:
+            whole = self._upto(self.rows).tolist()
+            places = [(*divmod(epoch * taken, size), size) for taken, size in zip(whole, self.sizes, strict=True)]
+        return [
+            (number, had, size) if rows == size or not had else (number + 1, 0, size)
+            for (number, had, rows), size in zip(places, self.sizes, strict=True)
+        ]
 
     def _upto(self, position: int) -> NDArray[np.int64]:
         """How many of the first positions are each dataset's."""

@@ -1,0 +1,81 @@
+"""What a run learns to predict: what its beginning was trained for, unless the configuration says otherwise."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from sdp.errors import ConfigError, ModelError
+from sdp.model.checkpoints import find_checkpoint
+from sdp.storage import open_storage
+from sdp.train.job import run
+from sdp.train.plan import make_plan
+from sdp.train.prediction import with_prediction
+from tests.latents import make_latents
+from tests.tiny_model import make_tiny_model
+from tests.training import config
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Latents, a model that predicts the velocity, and a run that learned to predict it."""
+    torch.set_num_threads(1)
+    root = tmp_path_factory.mktemp("prediction")
+    predicting(make_tiny_model(root / "model"), "v_prediction")
+    shutil.copytree(root / "model", root / "other")
+    predicting(root / "other", "epsilon")
+    make_latents(root, 16, unit_rows=16, vocabulary=50)
+    run(config(root, "velocity", scaling__in_driver=True, max_steps=1))
+    return root
+
+
+def predicting(model: Path, prediction: str) -> None:
+    path = model / "scheduler/scheduler_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "prediction_type": prediction}))
+
+
+def test_a_run_predicts_by_default_what_its_model_predicts_and_says_so_in_its_checkpoint(inputs: Path) -> None:
+    checkpoint = find_checkpoint(str(inputs / "velocity"))
+    assert json.loads(checkpoint.read("config.json"))["objective"]["prediction"] == "v"
+    other = with_prediction(config(inputs, model__source=str(inputs / "other")))
+    assert other.objective.prediction == "epsilon"
+
+
+def test_a_run_predicts_by_default_what_the_run_that_it_begins_from_predicts(inputs: Path) -> None:
+    on = config(inputs, model__source=str(inputs / "other"), model__start_from=str(inputs / "velocity"))
+    assert with_prediction(on).objective.prediction == "v"
+
+
+@pytest.mark.parametrize(
+    ("beginning", "key"), [("model__unet", "model.source"), ("model__start_from", "model.start_from")]
+)
+def test_weights_that_are_taught_another_target_are_named_before_the_run_begins(
+    inputs: Path, beginning: str, key: str
+) -> None:
+    value = "pretrained" if beginning == "model__unet" else str(inputs / "velocity")
+    lines = make_plan(config(inputs, "new", **{beginning: value, "objective__prediction": "epsilon"})).lines()
+    expected = (
+        f"train: objective.prediction is epsilon, and {key} was trained to predict v: its weights have to learn "
+        "another target; null goes on with theirs"
+    )
+    assert expected in lines
+    agreeing = make_plan(config(inputs, "new", **{beginning: value, "objective__prediction": "v"})).lines()
+    assert not any("objective.prediction" in line for line in agreeing)
+
+
+def test_a_schedule_that_ends_without_signal_is_refused_where_the_model_predicts_noise(inputs: Path) -> None:
+    asked = config(inputs, model__source=str(inputs / "other"), objective__zero_terminal_snr=True)
+    with pytest.raises(
+        ConfigError, match=r"^objective\.prediction: expected v while zero_terminal_snr is on, got null"
+    ):
+        run(asked)
+    assert not open_storage(asked.output.uri).exists("_run.json")
+
+
+def test_a_model_that_predicts_neither_is_refused_before_anything_starts(inputs: Path, tmp_path: Path) -> None:
+    model = Path(shutil.copytree(inputs / "other", tmp_path / "model"))
+    predicting(model, "sample")
+    with pytest.raises(ModelError, match="prediction_type: expected epsilon or v_prediction, got 'sample'"):
+        run(config(inputs, "neither", model__source=str(model)))
