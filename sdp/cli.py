@@ -206,8 +206,13 @@ def _export_arguments(parser: Parser) -> None:
     parser.add_argument("checkpoint", metavar="CHECKPOINT", help="a checkpoint, or a run: its newest one")
     parser.add_argument("out", metavar="OUT", help="the folder to write, empty or not there: local, s3:// or gs://")
     parser.add_argument(
-        "--single-file", action="store_true", help="write OUT as one .safetensors, as ComfyUI and AUTOMATIC1111 read it"
-    )
+        "--single-file", dest="form", action="store_const", const="single-file", default="folder",
+        help="write OUT as one .safetensors, as ComfyUI and AUTOMATIC1111 read it",
+    )  # fmt: skip
+    parser.add_argument(
+        "--lora", dest="form", action="store_const", const="lora",
+        help="write a run's LoRA alone to OUT, as diffusers' load_lora_weights reads it",
+    )  # fmt: skip
     parser.add_argument("--raw", action="store_true", help="the weights themselves, not their moving average")
     parser.add_argument(
         "--dtype", metavar="DTYPE", choices=("fp32", "fp16"), default="fp32", help="fp32 (default) or fp16"
@@ -218,7 +223,7 @@ def _export(given: Arguments) -> None:
     try:
         from sdp.model.export import export
 
-        done = export(given.checkpoint, given.out, ema=not given.raw, dtype=given.dtype, one_file=given.single_file)
+        done = export(given.checkpoint, given.out, ema=not given.raw, dtype=given.dtype, form=given.form)
     except ModuleNotFoundError as error:
         raise _without(error, "export") from error
     weights = "averaged" if done.ema else "raw"

@@ -424,6 +424,31 @@ class TrainModelConfig(ModelConfig):
             yield Problem("start_optimizer", "false while start_from is null", "true", "set start_from")
 
 
+class LoraConfig(Section):
+    """LoRA: small matrices that are learnt beside some of the U-Net's linear layers, which stay as they are."""
+
+    rank: Positive | None = key(
+        None, "Their inner size, often 4 to 64; null trains the U-Net itself.", shapes_output=True
+    )
+    alpha: float | None = key(
+        None, "What they add is multiplied by alpha / rank; null takes the rank.", shapes_output=True, gt=0
+    )
+    targets: tuple[Name, ...] = key(
+        ("to_q", "to_k", "to_v", "to_out.0"),
+        "Ends of the names of the layers that get one; these are all of attention.",
+        shapes_output=True,
+    )
+
+    @property
+    def scale(self) -> float:
+        """What the matrices' product is multiplied by."""
+        return 1.0 if self.alpha is None or self.rank is None else self.alpha / self.rank
+
+    def contradictions(self) -> Iterable[Problem]:
+        if not self.targets:
+            yield Problem("targets", "one or more ends of names", "none", "name some, such as to_q")
+
+
 class SecondPhaseConfig(Section):
     """A second phase, often at a higher resolution: a run of its own, in OUTPUT/phase-2, that begins with the weights
     and the average of the first, in OUTPUT/phase-1. What is not said here is as in the first."""
@@ -461,6 +486,7 @@ class TrainConfig(JobConfig):
         None, "How many rows of the source to take, from its first; null takes them all. Between epochs it may change."
     )
     model: TrainModelConfig = key(REQUIRED, "The model to train, with its text encoder.")
+    lora: LoraConfig = key(LoraConfig, "LoRA, in place of training the U-Net itself.")
     data: DataConfig = key(DataConfig, "How samples reach the trainers.")
     max_steps: Positive | None = key(550_000, "Stop after this many steps; null goes by max_epochs alone.")
     max_epochs: Positive | None = key(
@@ -535,6 +561,13 @@ class TrainConfig(JobConfig):
             yield Problem(
                 "strategy.fp8.enabled", f"false while precision is {self.precision}", "true", "set precision to bf16"
             )
+        if self.lora.rank is not None:
+            while_set = "while lora.rank is set"
+            if self.model.unet == "new":
+                hint = "LoRA is learnt beside weights that have learnt something"
+                yield Problem("model.unet", f"pretrained {while_set}", "'new'", hint)
+            if self.strategy.fp8.enabled:
+                yield Problem("strategy.fp8.enabled", f"false {while_set}", "true", "set it to false")
         if self.data.mode != "offline":
             mode = f"while data.mode is {self.data.mode}"
             if self.source.also:

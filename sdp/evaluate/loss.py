@@ -110,7 +110,7 @@ class LossWorker:
 
     def make(self, orders: LossOrders, seen: Callable[[int], None] = lambda _: None) -> LossFound:
         """The losses; `seen` is called with the number of rows."""
-        from sdp.generate.painter import load_trained
+        from sdp.model.trained import load_trained
         from sdp.train.assemble import make_conditioning, make_objective
         from sdp.train.strategies import Replicated
         from sdp.train.validation import load_unseen, measure, unseen_of

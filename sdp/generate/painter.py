@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sdp.device import choose_device
-from sdp.errors import DatasetError, ModelError, SdpError, one_line
+from sdp.errors import SdpError
 from sdp.generate.sample import Networks, Sampling, Text, denoise, develop
 from sdp.generate.source import Drawer
 from sdp.model import load, sources
-from sdp.model.checkpoints import read_weights
 from sdp.model.family import encode_text
-from sdp.storage import Storage, StorageOptions
+from sdp.model.trained import load_trained
+from sdp.storage import StorageOptions
 
 Picture = NDArray[np.uint8]
 
@@ -95,21 +95,3 @@ def _load_unet(drawer: Drawer, path: Path) -> Any:
     if drawer.checkpoint is None:
         return load.load_unet(path, pretrained=True)
     return load_trained(drawer.checkpoint, path, ema=drawer.ema, name=str(drawer.model))
-
-
-def load_trained(checkpoint: Storage, path: Path, *, ema: bool, name: str) -> Any:
-    """The U-Net of a checkpoint, by the configuration of the model (in the folder `path`) that it was trained from."""
-    weights = read_weights(checkpoint, ema=ema)
-    with torch.device("meta"):  # new weights would only be drawn to be thrown away
-        unet: Any = load.load_unet(path, pretrained=False, device="meta")
-    try:
-        unet.load_state_dict(weights, strict=True, assign=True)
-    except RuntimeError as error:
-        cause = one_line(error, 200)
-        raise ModelError(
-            f"{checkpoint.uri}: not weights of the U-Net of {name} ({cause}); set model to the one that it was trained "
-            "from"
-        ) from error
-    if not all(torch.isfinite(tensor).all() for tensor in weights.values()):
-        raise DatasetError(f"{checkpoint.uri}: has NaN or infinite weights; take an earlier checkpoint")
-    return unet

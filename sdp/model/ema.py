@@ -16,8 +16,8 @@ class Ema:
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         self.decay = decay
-        self._names = [name for name, _ in named_parameters(model)]
-        self._weights = [weights for _, weights in named_parameters(model)]
+        self._names = [name for name, _ in trained_parameters(model)]
+        self._weights = [weights for _, weights in trained_parameters(model)]
         self._average = [weights.detach().float().clone() for weights in self._weights]
 
     @torch.no_grad()
@@ -31,10 +31,11 @@ class Ema:
         return dict(zip(self._names, self._average, strict=True))
 
 
-def named_parameters(model: nn.Module) -> Iterable[tuple[str, nn.Parameter]]:
-    """Parameters under the names that they have in the bare model, however it is wrapped or compiled."""
+def trained_parameters(model: nn.Module) -> Iterable[tuple[str, nn.Parameter]]:
+    """What is trained, under the names that it has in the bare model, however that is wrapped or compiled."""
     for name, parameter in model.named_parameters():
-        yield name.removeprefix("module.").replace("_orig_mod.", ""), parameter
+        if parameter.requires_grad:
+            yield name.removeprefix("module.").replace("_orig_mod.", ""), parameter
 
 
 def shard(tensor: Tensor | DTensor) -> Tensor:

@@ -7,14 +7,18 @@ from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 from sdp.datasets.output import read_json
-from sdp.errors import ModelError, UserError, one_line
-from sdp.model import family, load, sources
+from sdp.errors import ModelError, UserError
+from sdp.model import load, sources
 from sdp.model.checkpoints import CONFIG, find_checkpoint, read_marker, read_weights
 from sdp.model.layout import INDEX, PARTS
+from sdp.model.lora import diffusers_lora
+from sdp.model.single_file import single_file
+from sdp.model.trained import load_trained, lora_of
 from sdp.storage import Storage, StorageOptions, open_storage
 
 SCHEDULER = "scheduler/scheduler_config.json"
 Dtype = Literal["fp32", "fp16"]
+Form = Literal["folder", "single-file", "lora"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,14 +38,16 @@ def export(
     *,
     ema: bool = True,
     dtype: Dtype = "fp32",
-    one_file: bool = False,
+    form: Form = "folder",
     options: StorageOptions | None = None,
 ) -> Exported:
     """Write the model of a checkpoint (or of a run's newest): averaged weights, or the raw ones.
 
-    `out` is an empty folder, or with `one_file` the name of a file that is not there. All networks are stored in
-    `dtype`, also those that were not trained.
+    `out` is an empty folder, or else the name of a file that is not there: of the whole model (single-file), or of a
+    run's LoRA alone (lora), as diffusers' load_lora_weights reads it. All networks are stored in `dtype`, also those
+    that were not trained.
     """
+    one_file = form != "folder"
     folder = find_checkpoint(checkpoint, options)
     config = read_json(folder, CONFIG)
     step = int(read_marker(folder)["state"]["step"])
@@ -56,13 +62,11 @@ def export(
     if not one_file and target.names():
         raise UserError(f"export: OUT: {target.uri}: there are files in it already; choose an empty folder")
     source = _source(folder, config, options)
-    unet: Any = _with_weights(load.load_unet_config(source), read_weights(folder, ema=ema), folder)
     if one_file:
-        from sdp.model.single_file import single_file
-
-        tensors = single_file(unet, load.load_vae(source), load.load_text_encoder(source))
+        tensors = _lora(folder, ema=ema) if form == "lora" else _whole(folder, source, ema=ema)
         target.publish(file, _serialised(tensors, dtype))
         return Exported(target.uri_of(file), folder.uri, step, ema, 1)
+    unet = load_trained(folder, source, ema=ema, name=config["model"]["source"])
     with TemporaryDirectory(prefix="sdp-export-") as scratch:
         unet.save_pretrained(Path(scratch) / "unet", safe_serialization=True)
         made = {path.relative_to(scratch).as_posix(): path for path in Path(scratch).rglob("*") if path.is_file()}
@@ -93,14 +97,16 @@ def _source(folder: Storage, config: dict[str, Any], options: StorageOptions | N
     return model.path
 
 
-def _with_weights(architecture: dict[str, Any], weights: dict[str, Any], folder: Storage) -> Any:
-    unet = family.unet_class().from_config(architecture)
-    try:
-        unet.load_state_dict(weights)
-    except RuntimeError as error:
-        cause = one_line(error, 160)
-        raise ModelError(f"{folder.uri}: of another architecture than its model source ({cause})") from error
-    return unet.eval()
+def _lora(folder: Storage, *, ema: bool) -> dict[str, Any]:
+    lora = lora_of(folder)
+    if lora.rank is None:
+        raise UserError(f"export: --lora: {folder.uri} was trained without lora.rank; leave --lora out")
+    return diffusers_lora(read_weights(folder, ema=ema), lora.scale)
+
+
+def _whole(folder: Storage, source: Path, *, ema: bool) -> dict[str, Any]:
+    unet = load_trained(folder, source, ema=ema, name=str(source))
+    return single_file(unet, load.load_vae(source), load.load_text_encoder(source))
 
 
 def _in_dtype(data: bytes, dtype: Dtype) -> bytes:

@@ -12,6 +12,7 @@ from sdp.errors import UserError, one_line
 from sdp.model import load
 from sdp.model.checkpoints import find_checkpoint
 from sdp.model.family import encode_text
+from sdp.model.lora import add_lora
 from sdp.model.schedule import from_alphas_cumprod
 from sdp.model.sources import LocalModel, resolve
 from sdp.storage import open_storage
@@ -148,6 +149,9 @@ def make_unet(config: TrainConfig, model: LocalModel, world: World) -> torch.nn.
     """The U-Net on this worker's device, in fp32, ready to be wrapped; the same weights on all workers."""
     torch.manual_seed(config.seed)
     unet: Any = load.load_unet(model.path, pretrained=config.model.unet == "pretrained", device=world.device)
+    if config.lora.rank is not None:
+        torch.manual_seed(config.seed)  # however many numbers the loading has drawn
+        add_lora(unet, config.lora.rank, config.lora.scale, config.lora.targets)
     if config.strategy.channels_last:
         channels_last(unet, weights=config.strategy.kind == "ddp")
     if config.strategy.fp8.enabled:

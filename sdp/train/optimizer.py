@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from sdp.config.train import OptimizerConfig
-from sdp.model.ema import named_parameters, shard
+from sdp.model.ema import shard, trained_parameters
 
 
 class AdamW:
@@ -20,7 +20,7 @@ class AdamW:
 
     def __init__(self, model: nn.Module, config: OptimizerConfig) -> None:
         self._config: OptimizerConfig = config
-        self._weights = dict(named_parameters(model))
+        self._weights = dict(trained_parameters(model))
         self._means = {name: torch.zeros_like(weights) for name, weights in self._weights.items()}
         self._squares = {name: torch.zeros_like(weights) for name, weights in self._weights.items()}
         self._steps = torch.zeros((), device=next(iter(self._weights.values())).device)

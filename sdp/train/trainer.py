@@ -18,7 +18,7 @@ from sdp.device import Mark, out_of_memory
 from sdp.errors import DatasetError, UserError, one_line
 from sdp.model import sharded
 from sdp.model.checkpoints import EMA, MODEL, EpochStart
-from sdp.model.ema import Ema, named_parameters
+from sdp.model.ema import Ema, trained_parameters
 from sdp.storage import Storage
 from sdp.train.callbacks.base import Callback, Saved, StepReport
 from sdp.train.checkpoint import Checkpointer, Saving, read_state
@@ -480,7 +480,7 @@ class Trainer:
 
     def tensors(self) -> dict[str, Tensor]:
         """All that a checkpoint holds, by name: the tensors in use, to be saved from and loaded into."""
-        tensors = {f"{MODEL}{name}": weights.detach() for name, weights in named_parameters(self.unet)}
+        tensors = {f"{MODEL}{name}": weights.detach() for name, weights in trained_parameters(self.unet)}
         if self.ema is not None:
             tensors |= {f"{EMA}{name}": average for name, average in self.ema.state_dict().items()}
         return tensors | self.optimizer.state_dict()

@@ -179,6 +179,6 @@ def test_a_single_file_holds_the_trained_weights_and_is_never_written_over(
     name = "model.diffusion_model.input_blocks.0.0.weight"
     assert torch.equal(load_file(file)[name], trained["ema.conv_in.weight"])
     with pytest.raises(UserError, match="is there already; choose another name"):
-        export(str(root / "run"), str(file), one_file=True)
+        export(str(root / "run"), str(file), form="single-file")
     with pytest.raises(UserError, match=r"expected the name of a file that ends with .safetensors"):
-        export(str(root / "run"), str(tmp_path / "folder"), one_file=True)
+        export(str(root / "run"), str(tmp_path / "folder"), form="single-file")

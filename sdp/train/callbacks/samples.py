@@ -17,7 +17,8 @@ from sdp.generate.sample import Networks, Sampling, Text, denoising, develop, im
 from sdp.generate.source import trained_scheduler
 from sdp.generate.worker import encode_png
 from sdp.model import load
-from sdp.model.ema import named_parameters
+from sdp.model.ema import trained_parameters
+from sdp.model.lora import add_lora
 from sdp.model.sources import resolve
 from sdp.train.callbacks.base import Callback, StepReport
 from sdp.train.run_folder import PROMPTS, samples_folder
@@ -112,7 +113,7 @@ class DrawSamples(Callback):
         """The average, or the weights, as they are now."""
         averages = trainer.ema.state_dict() if trainer.ema is not None else None
         into = self._ready(trainer) if trainer.world.is_main else {}
-        for name, weights in named_parameters(trainer.unet):
+        for name, weights in trained_parameters(trainer.unet):
             tensor: Tensor = averages[name] if averages is not None else weights.detach()
             if hasattr(tensor, "full_tensor"):  # of all workers' shards, by all workers
                 tensor = tensor.full_tensor()
@@ -126,16 +127,23 @@ class DrawSamples(Callback):
             model = resolve(self.config.model.source, storage=self.config.storage.options()).path
             device = trainer.world.device
             dtype = DTYPES[self.config.precision] if device.type == "cuda" else torch.float32
-            with torch.device("meta"):
-                unet: Any = load.load_unet(model, pretrained=False, device="meta")
-            unet = torch.nn.Module.to(unet.eval().requires_grad_(False), dtype=dtype).to_empty(device=device)
+            lora = self.config.lora
+            if lora.rank is None:
+                with torch.device("meta"):
+                    unet: Any = load.load_unet(model, pretrained=False, device="meta")
+                unet = torch.nn.Module.to(unet, dtype=dtype).to_empty(device=device)
+            else:
+                unet = load.load_unet(model, pretrained=True)
+                add_lora(unet, lora.rank, lora.scale, lora.targets)
+                unet = torch.nn.Module.to(unet, device, dtype)
+            unet = unet.eval().requires_grad_(False)
             objective = trainer.config.objective
             assert objective.prediction is not None, "settled when the run began"
             overrides = trained_scheduler(objective.prediction, objective.zero_terminal_snr)
             schedule = {**load.load_scheduler_config(model), **overrides}
             self._networks = Networks(unet, load.load_vae(model, device=device), schedule, dtype)
             self._text = self._encoded(trainer, model)
-        return {name: weights.data for name, weights in named_parameters(self._networks.unet)}
+        return {name: weights.data for name, weights in self._networks.unet.named_parameters()}
 
     def _encoded(self, trainer: "Trainer", model: Path) -> Text:
         ids = load.tokenize(load.load_tokenizer(model), self.config.samples.prompts).astype("int64")

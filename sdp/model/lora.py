@@ -1,0 +1,81 @@
+"""LoRA: small matrices that are learnt beside some linear layers, which stay as they are.
+
+The names are PEFT's: `….to_q.lora_A.weight` beside `….to_q.weight`.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from sdp.errors import UserError
+
+
+class LoraLinear(nn.Linear):
+    """A linear layer of which only the product of two small matrices beside it is learnt."""
+
+    lora_A: nn.Linear  # noqa: N815 (PEFT's name)
+    lora_B: nn.Linear  # noqa: N815
+
+    def __init__(self, layer: nn.Linear, rank: int, scale: float) -> None:
+        nn.Module.__init__(self)
+        self.in_features, self.out_features, self.scale = layer.in_features, layer.out_features, scale
+        self.weight, self.bias = layer.weight, layer.bias
+        device = layer.weight.device
+        self.lora_A = nn.Linear(layer.in_features, rank, bias=False, device=device)
+        self.lora_B = nn.Linear(rank, layer.out_features, bias=False, device=device)
+        nn.init.kaiming_uniform_(self.lora_A.weight, a=math.sqrt(5))
+        nn.init.zeros_(self.lora_B.weight)  # it begins as the model that it is learnt beside
+
+    def forward(self, values: Tensor) -> Tensor:
+        beside: Tensor = self.lora_B(self.lora_A(values))
+        return functional.linear(values, self.weight, self.bias) + self.scale * beside
+
+    def merged(self) -> nn.Linear:
+        """Return one layer that does the same."""
+        layer = nn.Linear(1, 1, device="meta")
+        layer.in_features, layer.out_features, layer.bias = self.in_features, self.out_features, self.bias
+        with torch.no_grad():
+            layer.weight = nn.Parameter(self.weight + self.scale * (self.lora_B.weight @ self.lora_A.weight))
+        return layer
+
+
+def add_lora(network: nn.Module, rank: int, scale: float, targets: Sequence[str]) -> None:
+    """Freeze a network, and put LoRA beside its linear layers whose names end with one of the targets."""
+    network.requires_grad_(False)
+    chosen = list(_layers(network, nn.Linear, targets))
+    for target in targets:
+        if not any(_ends_with(name, target) for name, *_ in chosen):
+            raise UserError(f"lora.targets: no linear layer has a name that ends with {target}; expected such as to_q")
+    for name, parent, child, layer in chosen:
+        if rank > (most := min(layer.in_features, layer.out_features)):
+            raise UserError(f"lora.rank: expected at most {most}, the size of layer {name}, got {rank}; lower it")
+        setattr(parent, child, LoraLinear(layer, rank, scale))
+
+
+def merge_lora(network: nn.Module) -> None:
+    """Put a linear layer in the place of each with LoRA beside it."""
+    for _, parent, child, layer in list(_layers(network, LoraLinear, ("",))):
+        setattr(parent, child, layer.merged())
+
+
+def diffusers_lora(weights: Mapping[str, Tensor], scale: float) -> dict[str, Tensor]:
+    """Return LoRA's tensors as diffusers' `load_lora_weights` takes them: its scale is 1, so B takes it up."""
+    return {f"unet.{name}": value * (scale if ".lora_B." in name else 1) for name, value in weights.items()}
+
+
+def _layers(
+    network: nn.Module, kind: type[nn.Linear], ends: Sequence[str]
+) -> Iterator[tuple[str, nn.Module, str, Any]]:
+    """Yield (name, parent, the parent's name for it, layer)."""
+    for name, layer in network.named_modules():
+        if isinstance(layer, kind) and any(_ends_with(name, end) for end in ends):
+            parent, _, child = name.rpartition(".")
+            yield name, network.get_submodule(parent), child, layer
+
+
+def _ends_with(name: str, end: str) -> bool:
+    return f".{name}".endswith(f".{end}" if end else "")

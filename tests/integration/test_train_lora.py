@@ -1,0 +1,105 @@
+"""LoRA: what is trained, what a checkpoint holds, and what others make of it."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from diffusers import StableDiffusionPipeline
+from safetensors.torch import load_file
+from torch import Tensor
+
+from sdp.cli import main
+from sdp.config import TrainConfig
+from sdp.errors import ConfigError, UserError
+from sdp.model import load
+from sdp.model.family import predict
+from sdp.model.trained import load_trained
+from sdp.storage import open_storage
+from tests.latents import make_latents
+from tests.tiny_model import make_tiny_model
+from tests.training import config, train, weights
+
+STEPS = 4
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.set_num_threads(1)
+    root = tmp_path_factory.mktemp("lora")
+    make_tiny_model(root / "model")
+    make_latents(root, 40, vocabulary=50)
+    return root
+
+
+def how(root: Path, run: str = "run", **changes: Any) -> TrainConfig:
+    usual = {"lora__rank": 3, "model__unet": "pretrained", "max_steps": STEPS, "ema__decay": None}
+    return config(root, run, **{**usual, **changes})
+
+
+@pytest.fixture(scope="module")
+def trained(root: Path) -> dict[str, Tensor]:
+    return weights(train(how(root)))
+
+
+def checkpoint(root: Path, run: str = "run") -> Path:
+    return root / run / f"checkpoints/step-{STEPS:09d}"
+
+
+def predicted(unet: torch.nn.Module) -> Tensor:
+    draw = torch.Generator().manual_seed(0)
+    latents, text = torch.randn(2, 4, 8, 8, generator=draw), torch.randn(2, 77, 16, generator=draw)
+    with torch.no_grad():
+        return predict(unet.eval(), latents, torch.tensor([10, 700]), text)
+
+
+def test_a_checkpoint_holds_the_small_matrices_alone(root: Path, trained: dict[str, Tensor]) -> None:
+    assert {name.rpartition(".lora_")[2] for name in trained} == {"A.weight", "B.weight"}
+    assert all("attn" in name for name in trained)
+    assert any(tensor.abs().max() > 0 for name, tensor in trained.items() if ".lora_B." in name)
+    whole = sum(weight.numel() for weight in load.load_unet(root / "model", pretrained=True).parameters())
+    size = sum(file.stat().st_size for file in checkpoint(root).rglob("*.bin"))
+    assert size < 4 * whole
+
+
+def test_a_resumed_run_ends_as_one_that_was_not_stopped(root: Path, trained: dict[str, Tensor]) -> None:
+    train(how(root, "stopped", max_steps=2))
+    again = weights(train(how(root, "stopped")))
+    assert again.keys() == trained.keys()
+    for name, tensor in trained.items():
+        assert torch.equal(again[name], tensor), name
+
+
+@pytest.mark.usefixtures("trained")
+@pytest.mark.parametrize("alpha", [None, 12.0])
+def test_diffusers_draws_with_the_exported_file_what_the_merged_model_draws(
+    root: Path, tmp_path: Path, alpha: float | None
+) -> None:
+    run = "run"
+    if alpha is not None:
+        run = "alpha"
+        train(how(root, run, lora__alpha=alpha))
+    file = tmp_path / "subject.safetensors"
+    assert main(["export", str(root / run), str(file), "--lora", "--raw"]) == 0
+    assert all(name.startswith("unet.") for name in load_file(file))
+    pipeline = StableDiffusionPipeline.from_pretrained(root / "model")
+    before = predicted(pipeline.unet)
+    pipeline.load_lora_weights(tmp_path, weight_name=file.name)
+    theirs = predicted(pipeline.unet)
+    ours = load_trained(open_storage(str(checkpoint(root, run))), root / "model", ema=False, name="model")
+    assert not torch.allclose(theirs, before, atol=1e-4)
+    assert torch.allclose(predicted(ours), theirs, atol=1e-5)
+    assert main(["export", str(root / run), str(tmp_path / "whole"), "--raw"]) == 0
+    whole = StableDiffusionPipeline.from_pretrained(tmp_path / "whole").unet
+    assert torch.allclose(predicted(whole), theirs, atol=1e-5)
+
+
+def test_what_cannot_be_is_refused_in_one_line(root: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"^lora.rank: expected at most 16, the size of layer .*, got 17; lower it"):
+        train(how(root, "refused", lora__rank=17))
+    with pytest.raises(UserError, match=r"^lora.targets: no linear layer has a name that ends with to_x"):
+        train(how(root, "refused", lora__targets=["to_q", "to_x"]))
+    with pytest.raises(ConfigError, match=r"model.unet: expected pretrained while lora.rank is set, got 'new'"):
+        how(root, model__unet="new")
+    train(config(root, "full", max_steps=1))
+    assert main(["export", str(root / "full"), str(tmp_path / "a.safetensors"), "--lora"]) == 2
