@@ -72,6 +72,19 @@ def test_workers_together_are_one_worker(
         close(tensors, alone[0])
 
 
+LORA = {**ONE_STEP, "lora__rank": 4, "model__unet": "pretrained"}
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_lora_learns_the_same_with_any_number_of_workers(inputs: Path, tmp_path: Path, kind: str) -> None:
+    expected, losses = worker(World(), inputs, str(tmp_path / "alone"), LORA)
+    assert all(".lora_" in name for name in expected)
+    results = run_workers(2, worker, inputs, str(tmp_path / "run"), {**LORA, "strategy__kind": kind})
+    for tensors, some in results:
+        assert some == pytest.approx(losses, abs=1e-5)
+        close(tensors, expected)
+
+
 def test_bf16_under_fsdp_keeps_fp32_weights_and_learns_the_same(
     inputs: Path, alone: tuple[dict[str, Any], list[float]], tmp_path: Path
 ) -> None:
