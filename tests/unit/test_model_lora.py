@@ -1,0 +1,32 @@
+"""LoRA's layers."""
+
+import torch
+from torch import nn
+
+from sdp.model.family import SD1, unet_class
+from sdp.model.lora import LoraLinear, add_lora, merge_lora
+
+
+def test_rank_4_beside_all_of_attention_adds_797184_numbers_to_stable_diffusion_1() -> None:
+    # As many as the published files of that rank hold.
+    with torch.device("meta"):
+        unet = unet_class().from_config(SD1.unet)
+        add_lora(unet, 4, 1.0, ("to_q", "to_k", "to_v", "to_out.0"))
+    assert sum(weight.numel() for weight in unet.parameters() if weight.requires_grad) == 797_184
+
+
+def test_it_begins_as_the_layer_and_merging_changes_nothing() -> None:
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 7, bias=False))
+    values = torch.randn(3, 6)
+    before = network(values)
+    add_lora(network, 2, 0.5, ("0", "1"))
+    assert torch.equal(network(values), before)
+    for layer in network:
+        assert isinstance(layer, LoraLinear)
+        nn.init.normal_(layer.lora_B.weight)
+    beside = network(values)
+    assert not torch.allclose(beside, before, atol=0.1)
+    merge_lora(network)
+    assert [type(layer) for layer in network] == [nn.Linear, nn.Linear]
+    assert torch.allclose(network(values), beside, atol=1e-6)
