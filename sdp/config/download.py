@@ -119,6 +119,11 @@ class FetchConfig(Section):
     opt_out_agent: HeaderText = key(
         "sdp", "The name by which an X-Robots-Tag for one agent means us.", shapes_output=True
     )
+    robots: Literal["ignore", "honour"] = key(
+        "ignore",
+        "Whether images that a site's robots.txt disallows for fetch.opt_out_agent are left out.",
+        shapes_output=True,
+    )
     allow_private: bool = key(
         False, "Allow URLs that lead to private, loopback or link-local addresses. For tests and intranets."
     )

@@ -25,7 +25,7 @@ FILTER_REASONS: Mapping[str, str] = {
     "blocked_content": "the content's hash is on a blocklist",
     "duplicate_url": "a lower address has the same URL",
     "duplicate_content": "a lower address has the same content",
-    "opt_out": "the site asks not to be used for training (X-Robots-Tag)",
+    "opt_out": "the site asks not to be used for training (X-Robots-Tag, robots.txt)",
     "tombstone": "on a takedown list",
 }
 

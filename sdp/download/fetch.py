@@ -27,9 +27,10 @@ from sdp.download.addresses import Networks
 from sdp.download.courier import Courier
 from sdp.download.memory import Buffer
 from sdp.download.politeness import Gate, SharedGate, Turnstile
+from sdp.download.robots import Robots, site_of
 from sdp.download.slot import Slot
 from sdp.download.transfer import Failure
-from sdp.urls import BadUrl, Url, redirected
+from sdp.urls import BadUrl, Url, parse, redirected
 
 Token = TypeVar("Token")
 
@@ -71,6 +72,8 @@ class _Job(Generic[Token]):
     """Following a redirect, which is no new attempt."""
     failure: Failure | None = None
     """How the last attempt ended."""
+    robots_of: str = ""
+    """The site whose robots.txt this request is for; empty for an image."""
 
 
 class Fetcher(Generic[Token]):
@@ -92,6 +95,9 @@ class Fetcher(Generic[Token]):
         self._buffer.on_release = self.wake
         if courier is not None:
             courier.on_answer = self.wake
+        self._robots = Robots(options.opt_out_agent) if options.robots == "honour" else None
+        self._asking: dict[str, list[_Job[Token]]] = {}
+        """The images that wait for their site's robots.txt."""
         self._networks = Networks(options.allowed_networks)
         self._turnstile: Turnstile[_Job[Token]] = Turnstile(gate)
         self._incoming: deque[_Job[Token]] = deque()
@@ -235,6 +241,8 @@ class Fetcher(Generic[Token]):
             courier.send(gate.ask(self._turnstile.queued()), now)
 
     def _queue(self, job: _Job[Token], now: float, *, first: bool = False) -> None:
+        if self._robots is not None and not job.robots_of and not self._allowed(self._robots, job, now):
+            return
         closed = self._closed.get(job.url.host)
         if closed is not None:
             until, failure = closed
@@ -243,6 +251,27 @@ class Fetcher(Generic[Token]):
                 return
             del self._closed[job.url.host]
         self._turnstile.push(job.url.host, job, first=first)
+
+    def _allowed(self, robots: Robots, job: _Job[Token], now: float) -> bool:
+        """Return whether the site allows a request; while its robots.txt is fetched, the request waits."""
+        site = site_of(job.url.text)
+        if site in self._asking:
+            self._asking[site].append(job)
+        elif not robots.knows(site, now):
+            self._asking[site] = [job]
+            self._queue(_Job(job.token, parse(f"{site}/robots.txt"), robots_of=site), now, first=True)
+        elif (refusal := robots.refusal(site, job.url.text)) is not None:
+            self._fail(job, refusal)
+        else:
+            return True
+        return False
+
+    def _note_robots(self, site: str, text: bytes, failure: Failure | None) -> None:
+        assert self._robots is not None
+        now = time.monotonic()
+        self._robots.note(site, text, failure, now)
+        for job in self._asking.pop(site):
+            self._queue(job, now)
 
     def _start(self, now: float) -> None:
         while self._free and not self._paused and not self._buffer.full:
@@ -323,6 +352,9 @@ class Fetcher(Generic[Token]):
         if failure is None and status in transfer.REDIRECT_STATUSES:
             self._buffer.release(reserved)
             self._follow(job, location, now)
+        elif failure is None and job.robots_of:
+            self._buffer.release(reserved)
+            self._note_robots(job.robots_of, b"".join(body), None)
         elif failure is None:
             self._buffer.release(reserved - size)
             self._deliver(Fetched(job.token, body, size, None, job.attempts, host, job.spent_s))
@@ -393,6 +425,9 @@ class Fetcher(Generic[Token]):
         self._fail(job, closed)
 
     def _fail(self, job: _Job[Token], failure: Failure) -> None:
+        if job.robots_of:
+            self._note_robots(job.robots_of, b"", failure)
+            return
         self._deliver(Fetched(job.token, None, 0, failure, job.attempts, job.url.host, job.spent_s))
 
     def _shut(self) -> None:

@@ -15,7 +15,7 @@ from sdp.datasets.outcomes import FILTERED
 from sdp.download import transfer
 from sdp.download.addresses import Networks
 from sdp.download.memory import Buffer
-from sdp.download.robots import opt_out
+from sdp.download.robots import MAX_BYTES, opt_out
 from sdp.download.transfer import Failure
 
 _EXPECTED_BYTES = 1 << 20
@@ -189,8 +189,8 @@ class Slot:
             self.location = value.strip().decode("utf-8", "replace")
         elif name == b"retry-after":
             self.retry_after = transfer.retry_after_s(value.decode("latin-1"))
-        elif name == b"x-robots-tag" and self.options.respect_opt_out and self.status == 200:
-            # On a redirect or an error page it does not concern the image.
+        elif name == b"x-robots-tag" and self.options.respect_opt_out and self.status == 200 and not self.job.robots_of:
+            # On a redirect, an error page or a robots.txt it does not concern the image.
             self.opted_out = self.opted_out or opt_out(value.decode("latin-1"), self.options.opt_out_agent)
 
     def write(self, piece: bytes) -> int | None:
@@ -202,6 +202,9 @@ class Slot:
             self.cut_short = self.size > _ERROR_BODY
             return 0 if self.cut_short else None
         size = self.size + len(piece)
+        if self.job.robots_of and size > MAX_BYTES:
+            self.cut_short = True
+            return 0
         if size > self.options.max_bytes:
             self.too_big = True
             return 0

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from sdp.errors import SdpError, UserError
-from sdp.kube import Say, check_cluster, check_jobs, check_policy, check_server
+from sdp.kube import Say, check_cluster, check_dns, check_jobs, check_policy, check_server
 from sdp.kube.api import Api, Forbidden, Unreachable
 from sdp.kube.clusters import accelerator_of, find_cluster
 from sdp.kube.follow import follow
@@ -60,6 +60,9 @@ def examine(site: Site | None, no_site: str = "", *, jobs_folder: Path | None = 
     yield from findings
     if site is not None:
         yield from guarded("placement", lambda site: _placement(drafts, site), site)
+        yield from guarded("DNS", lambda site: check_dns.of_groups(drafts, site.cluster_or_none), site)
+    if in_pod and any(draft.job == "download" for draft in drafts):
+        yield from check_dns.of_this_machine()
     yield from check_jobs.reach(drafts, in_pod=in_pod)
 
 

@@ -281,9 +281,25 @@ def test_selectors_match_and_names_are_those_that_are_rendered(render: Render, e
     accounts = {manifest["metadata"]["name"] for manifest in manifests if manifest["kind"] == "ServiceAccount"}
     maps = {manifest["metadata"]["name"] for manifest in manifests if manifest["kind"] == "ConfigMap"}
     for template in pods(cluster).values():
-        assert template["spec"]["serviceAccountName"] in (accounts or {"theirs", "theirs-head"})
+        assert template["spec"]["serviceAccountName"] in (accounts or {"theirs", "theirs-head", "theirs-downloads"})
         for volume in template["spec"]["volumes"]:
             assert volume.get("configMap", {"name": next(iter(maps))})["name"] in maps
+
+
+@NEEDS_HELM
+def test_groups_that_download_have_an_account_and_a_role_of_their_own(render: Render) -> None:
+    role = "serviceAccount.downloadsAnnotations.eks\\.amazonaws\\.com/role-arn=arn:less"
+    manifests = render("irsa", role)
+    used = {name: pod["spec"]["serviceAccountName"] for name, pod in pods(one(manifests, "RayCluster")).items()}
+    workers = {"cpu": "sdp-jobs-downloads", "a10g": "sdp-jobs", "a100": "sdp-jobs"}
+    assert used == {"head": "sdp-jobs-head", **workers}
+    accounts = [manifest["metadata"] for manifest in manifests if manifest["kind"] == "ServiceAccount"]
+    all_rights = "arn:aws:iam::111122223333:role/sdp"
+    assert {each["name"]: each["annotations"]["eks.amazonaws.com/role-arn"] for each in accounts} == {
+        "sdp-jobs": all_rights, "sdp-jobs-head": all_rights, "sdp-jobs-downloads": "arn:less"
+    }  # fmt: skip
+    only_cpus = pods(one(render("no-gpu"), "RayCluster"))
+    assert {pod["spec"]["serviceAccountName"] for pod in only_cpus.values()} == {"sdp", "sdp-head"}, "they also train"
 
 
 @NEEDS_HELM

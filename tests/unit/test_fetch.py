@@ -5,8 +5,10 @@ import socket
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pycurl
@@ -17,6 +19,7 @@ from sdp.datasets.outcomes import FAILED, FILTERED
 from sdp.download.fetch import Fetched, Fetcher, pause_s
 from sdp.download.memory import Buffer
 from sdp.download.politeness import HostLimits, LocalGate
+from sdp.download.robots import Robots
 from sdp.download.slot import Slot
 from sdp.download.transfer import retry_after_s
 from sdp.urls import parse
@@ -281,6 +284,92 @@ def test_an_error_page_that_asks_not_to_be_indexed_is_an_error_all_the_same(serv
 def test_an_opt_out_is_not_honoured_where_we_are_told_not_to(server: ImageServer) -> None:
     (fetched,) = fetch([server.image_url(1, "robots", value="noai")], replace(OPTIONS, respect_opt_out=False))
     body(fetched)
+
+
+@contextmanager
+def site(robots: bytes, status: int = 200, location: str = "") -> Iterator[tuple[str, list[str]]]:
+    """Serve one page under every path, and a robots.txt; yields the site's URL and the paths that were asked for."""
+    asked: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            is_robots = self.path == "/robots.txt"
+            content = robots if is_robots else b"an image"
+            self.send_response(status if is_robots else 200)
+            self.send_header("Content-Length", str(len(content)))
+            if is_robots:
+                self.send_header("X-Robots-Tag", "noindex")
+                self.send_header("Location", location)
+            self.end_headers()
+            with suppress(OSError):  # the client has read enough
+                self.wfile.write(content)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}", asked
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+PATIENT = replace(OPTIONS, retries=0, timeout_s=20.0, first_byte_timeout_s=20.0, connect_timeout_s=20.0, connections=4)
+HONOUR = replace(PATIENT, robots="honour")
+SOME = b"User-agent: sdp\nDisallow: /private\n\nUser-agent: *\nDisallow: /\n"
+
+
+def test_what_robots_txt_disallows_for_us_is_left_out_and_it_is_asked_for_once() -> None:
+    with site(SOME) as (url, asked):
+        found = fetch([f"{url}/{folder}/{number}" for number in range(20) for folder in ("private", "open")], HONOUR)
+    assert asked.count("/robots.txt") == 1
+    assert sum(path.startswith("/private") for path in asked) == 0
+    for fetched in found[1::2]:
+        assert fetched.failure is None
+    for fetched in found[::2]:
+        assert fetched.failure is not None
+        assert (fetched.failure.outcome, fetched.failure.reason) == (FILTERED, "opt_out")
+        assert fetched.failure.detail == f"{url}/robots.txt disallows it for sdp"
+
+
+@pytest.mark.parametrize(
+    ("robots", "status", "location", "reason"),
+    [
+        (b"<html>none here</html>", 404, "", None),
+        (b"", 200, "", None),
+        (SOME, 503, "", "not_asked"),
+        (b"", 302, "http://10.0.0.1/robots.txt", "not_asked"),
+        (b"User-agent: *\nDisallow: /\n" + b"# more\n" * 200_000, 200, "", "opt_out"),
+    ],
+    ids=["none", "empty", "unreadable", "led into a private network", "endless"],
+)
+def test_a_robots_txt_that_is_missing_allows_all_and_one_that_cannot_be_read_nothing(
+    robots: bytes, status: int, location: str, reason: str | None
+) -> None:
+    with site(robots, status, location) as (url, _):
+        (fetched,) = fetch([f"{url}/image"], HONOUR)
+    assert (fetched.failure and fetched.failure.reason) == reason
+
+
+def test_robots_txt_is_not_asked_for_by_default() -> None:
+    with site(SOME) as (url, asked):
+        (fetched,) = fetch([f"{url}/private/1"], PATIENT)
+    assert (asked, fetched.failure) == (["/private/1"], None)
+
+
+def test_the_rules_of_sites_are_kept_within_a_bound_and_for_a_day() -> None:
+    robots = Robots("sdp")
+    for number in range(100):
+        robots.note(f"http://{number}", b"#" * 500_000, None, now=0.0)
+    kept = [number for number in range(100) if robots.knows(f"http://{number}", now=1.0)]
+    assert kept == list(range(100 - len(kept), 100))
+    assert 10 < len(kept) <= 16, "8 MB"
+    assert not robots.knows("http://99", now=86_401.0)
 
 
 def test_servers_are_told_who_we_are(server: ImageServer) -> None:

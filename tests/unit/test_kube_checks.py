@@ -8,6 +8,7 @@ import pytest
 
 from sdp.errors import UserError
 from sdp.kube.check_cluster import judge, judge_products, judge_state, named_by
+from sdp.kube.check_dns import of_groups, of_this_machine
 from sdp.kube.check_jobs import accelerators, reach, read
 from sdp.kube.check_server import judge_clock, lacking_fields, version_of, watches
 from sdp.kube.clusters import pods_wanted
@@ -361,3 +362,34 @@ def test_manifests_that_are_none_are_refused() -> None:
     with pytest.raises(UserError, match="--manifest: x: expected Kubernetes objects"):
         read_manifests("- a\n", "x")
     assert read_manifests("---\nkind: A\n---\n", "x") == [{"kind": "A"}]
+
+
+@pytest.mark.parametrize(
+    ("text", "names", "state", "says"),
+    [
+        ("nameserver 127.0.0.1\n", ["localhost"], "ok", "1 names have addresses"),
+        ("search a.local b.local\noptions ndots:1\n", ["localhost"], "ok", "ndots:1, 2 search domains"),
+        ("search a b c\noptions timeout:1 ndots:5\n", ["localhost"], "warning", "asked for up to 4 times (ndots:5"),
+        ("options ndots:5\n", ["localhost"], "ok", "ndots:5, 0 search domains"),
+        ("", ["localhost", "no.invalid"], "warning", "no address for no.invalid within 5 s"),
+    ],
+)
+def test_a_resolver_that_does_not_answer_or_asks_several_times_is_one_line(
+    tmp_path: Path, text: str, names: list[str], state: str, says: str
+) -> None:
+    (tmp_path / "resolv.conf").write_text(text)
+    (finding,) = of_this_machine(tmp_path / "resolv.conf", names)
+    assert (finding.state, says in finding.says) == (state, True), finding
+    assert bool(finding.do) == (state == "warning")
+
+
+def test_groups_that_download_are_to_look_names_up_as_they_are() -> None:
+    once, thrice, with_gpus = group("cpu"), group("slow"), group("a100", gpus=8)
+    once["template"]["spec"]["dnsConfig"] = {"options": [{"name": "ndots", "value": "1"}]}
+    cluster = raycluster(once, thrice, with_gpus)
+    download, _ = read({"download": "source: {uri: s3://a/b}\noutput: {uri: s3://a/c}\n"})
+    generate, _ = read({"generate": "prompts: [a lake]\ncheckpoint: run\n"})
+    assert [each.says for each in of_groups(download, cluster)] == [
+        "group slow asks for each host up to 5 times (ndots:5)"
+    ]
+    assert list(of_groups(generate, cluster)) == []

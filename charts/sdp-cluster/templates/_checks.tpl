@@ -43,6 +43,9 @@
 {{- if and (not .Values.serviceAccount.create) .Values.serviceAccount.annotations -}}
 {{- fail "serviceAccount.annotations: expected none where serviceAccount.create is false; annotate the accounts that are there" -}}
 {{- end -}}
+{{- if and (not .Values.serviceAccount.create) .Values.serviceAccount.downloadsAnnotations -}}
+{{- fail "serviceAccount.downloadsAnnotations: expected none where serviceAccount.create is false; annotate the accounts that are there" -}}
+{{- end -}}
 {{- if and (eq .Values.auth.mode "disabled") .Values.auth.secretName -}}
 {{- fail (printf "auth.secretName: expected none where auth.mode is disabled, got %s; set the mode to token" .Values.auth.secretName) -}}
 {{- end -}}

@@ -31,6 +31,16 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{ .Values.serviceAccount.name | default (include "sdp.name" .) }}
 {{- end -}}
 
+{{/* Not empty where a group has GPUs; then those without are the ones that download. */}}
+{{- define "sdp.has-gpus" -}}
+{{- range $name, $own := .Values.groups -}}
+{{- if kindIs "map" $own -}}
+{{- $group := include "sdp.group" (dict "Values" $.Values "group" $own) | fromYaml -}}
+{{- if gt (int $group.gpus) 0 }}{{ $name }}{{ end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{/* An environment out of name: value, by name. Takes several, of which the later ones win: no name may come twice. */}}
 {{- define "sdp.env" -}}
 {{- $all := dict -}}
@@ -284,7 +294,9 @@ volumeMounts: {{- /* nor do they share files that it would run */}}
 {{- $s := .settings -}}
 {{- $gpus := int (default 0 $s.gpus) -}}
 spec:
-  serviceAccountName: {{ include "sdp.account" $root }}{{ if eq .is "head" }}-head{{ end }}
+  {{- $suffix := eq .is "head" | ternary "-head" "" }}
+  {{- if and (eq .is "worker") (eq $gpus 0) (include "sdp.has-gpus" $root) }}{{ $suffix = "-downloads" }}{{ end }}
+  serviceAccountName: {{ include "sdp.account" $root }}{{ $suffix }}
   automountServiceAccountToken: false
   {{- with $v.imagePullSecrets }}
   imagePullSecrets: {{- toYaml . | nindent 4 }}
