@@ -7,7 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.misbehaving.server import ImageServer
+from tests.process_kit import write_plain
 
 ROOT = Path(__file__).parents[2]
 
@@ -44,10 +47,31 @@ print(json.dumps([errors, [outcomes.get() for _ in range(outcomes.qsize())], [ce
 """What the first stage does with images, without Ray."""
 
 
-def test_images_are_fetched_and_decoded_in_a_checkout_with_an_odd_path(tmp_path: Path) -> None:
-    checkout = tmp_path / "jürgen's sdp ü"
-    shutil.copytree(ROOT / "sdp", checkout / "sdp", ignore=shutil.ignore_patterns("__pycache__"))
-    (checkout / ".venv").symlink_to(sys.prefix)  # Python takes its prefix from the path by which it was started
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    folder = tmp_path / "jürgen's sdp ü"
+    shutil.copytree(ROOT / "sdp", folder / "sdp", ignore=shutil.ignore_patterns("__pycache__"))
+    (folder / ".venv").symlink_to(sys.prefix)  # Python takes its prefix from the path by which it was started
+    return folder
+
+
+def test_a_job_runs_on_ray_in_a_checkout_with_an_odd_path(checkout: Path) -> None:
+    write_plain(checkout / "plain", 16, files=1)
+    settings = ["source.uri=plain", "output.uri=out", "model.source=builtin:tiny", "resolutions=[64]"]
+    ended = subprocess.run(
+        [str(checkout / ".venv/bin/python"), "-m", "sdp", "process", *(f"--set={each}" for each in settings)],
+        cwd=checkout,
+        env={**os.environ, "PYTHONPATH": str(checkout), "RAY_raylet_start_wait_time_s": "150"},
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert "16 of 16 rows" in ended.stdout + ended.stderr
+
+
+def test_images_are_fetched_and_decoded_in_a_checkout_with_an_odd_path(checkout: Path) -> None:
     with ImageServer(images=10, distinct=10) as server:
         ended = subprocess.run(
             [str(checkout / ".venv/bin/python"), "-c", FETCH_AND_DECODE, *map(server.image_url, range(10))],

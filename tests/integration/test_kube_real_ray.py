@@ -20,7 +20,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +136,15 @@ def ray() -> Iterator[Ray]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.mark.parametrize("token", ["", "another"])
+def test_nobody_runs_anything_without_the_token(ray: Ray, token: str) -> None:
+    for method, path, body in (("POST", "/api/jobs/", {"entrypoint": "true"}), ("GET", "/api/jobs/", None)):
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            replace(ray, token=token).ask(method, path, body)
+        assert refused.value.code in (401, 403)
+    assert ray.ask("GET", "/api/jobs/") == []
 
 
 @pytest.fixture
