@@ -19,6 +19,7 @@ from sdp.train.callbacks.base import Callback
 from sdp.train.checkpoint import Checkpointer
 from sdp.train.data.direct import DirectReader
 from sdp.train.data.encoded import EncodedReader, Engine
+from sdp.train.data.buckets import BucketReader
 from sdp.train.data.images import ImagesDataset, load_encoder, open_images
 from sdp.train.data.latents import refuse_another_encoder
 from sdp.train.data.online import Ask, Online, slices_ahead
@@ -64,6 +65,8 @@ def assemble(
             Ingredients(
                 config=config,
                 world=world,
+    if isinstance(reader, BucketReader):
+        facts["granule"] = reader.granule
                 unet=make_unet(config, model, world),
                 objective=make_objective(config, model, world),
                 conditioning=make_conditioning(config, model, world),
@@ -131,7 +134,8 @@ def encoded_reader(config: TrainConfig, images: ImagesDataset, engine: Engine, w
 def offline_reader(config: TrainConfig, sources: Sources, world: World) -> Reader:
     """Return the reader of this worker's share of the latents."""
     data = config.data
-    return DirectReader(
+    make = partial(BucketReader, granule=data.batch_size) if sources.buckets is not None else DirectReader
+    return make(
         sources.ingredients,
         config.seed,
         OrderShape(data.shuffle.lanes, data.shuffle.units, data.shuffle.row_groups),
