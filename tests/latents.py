@@ -11,6 +11,7 @@ from sdp.datasets.outcomes import FAILED, WRITTEN, Outcome, account_table
 from sdp.datasets.output import Head, Output, open_output, read_output
 from sdp.datasets.parts import Layout, write_part
 from sdp.datasets.source import freeze_source
+from sdp.encode.transform import bucket_shapes
 from sdp.storage import list_source, open_storage
 from tests.kit import write_source
 
@@ -25,12 +26,15 @@ def make_latents(
     failed: int = 0,
     vocabulary: int = 1000,
     uri: str | None = None,
+    text_width: int | None = None,
+    buckets: bool = False,
 ) -> Dataset:
-    """A complete dataset of noise; every `failed`-th row has failed. The first bytes of a latent tell its row."""
+    """A complete dataset of noise; every `failed`-th row has failed. The first bytes of a latent tell its row.
+    With a width its captions are embeddings; with buckets its latents have several shapes."""
     write_source(root / "source", [("a.parquet", rows)])
     storage = open_storage(uri or str(root / "latents"))
     output = open_output(storage, Head("latents", unit_rows, False, {"resolutions": [resolution]}))
-    return _complete(root, output, group_rows, resolution, failed, vocabulary)
+    return _complete(root, output, group_rows, resolution, failed, vocabulary, text_width, buckets=buckets)
 
 
 def grow_latents(
@@ -42,7 +46,17 @@ def grow_latents(
     return _complete(root, output, group_rows, resolution, 0, vocabulary)
 
 
-def _complete(root: Path, output: Output, group_rows: int, resolution: int, failed: int, vocabulary: int) -> Dataset:
+def _complete(
+    root: Path,
+    output: Output,
+    group_rows: int,
+    resolution: int,
+    failed: int,
+    vocabulary: int,
+    text_width: int | None = None,
+    *,
+    buckets: bool = False,
+) -> Dataset:
     """Whatever is missing of it."""
     storage = output.storage
     output = freeze_source(output, list_source(str(root / "source")), ["URL"])
@@ -53,13 +67,18 @@ def _complete(root: Path, output: Output, group_rows: int, resolution: int, fail
             for row in addresses
         ]
         kept = np.array([o.row for o in outcomes if o.outcome == WRITTEN], np.int64)
-        table = latents_table(kept, resolution, vocabulary)
+        table = latents_table(kept, resolution, vocabulary, text_width, buckets=buckets)
         write_part(storage, "latents", work, table, account_table(outcomes), layout=Layout(row_group_rows=group_rows))
     return finish(output, input={"uri": str(root / "source")})
 
 
 def latents_table(
-    rows: "np.ndarray[tuple[int], np.dtype[np.int64]]", resolution: int, vocabulary: int = 1000
+    rows: "np.ndarray[tuple[int], np.dtype[np.int64]]",
+    resolution: int,
+    vocabulary: int = 1000,
+    text_width: int | None = None,
+    *,
+    buckets: bool = False,
 ) -> pa.Table:
     side = resolution // 8
     latents = np.stack([latent_of(int(row), side) for row in rows] or [np.zeros((4, side, side), np.float16)])
@@ -69,12 +88,33 @@ def latents_table(
         f"latents_{resolution}": _fixed(latents[: len(rows)], (4, side, side)),
         "token_ids": _fixed(tokens[: len(rows)], (77,)),
     }
+    if text_width is not None:
+        del columns["token_ids"]
+        text = np.stack([np.random.default_rng([row, 2]).standard_normal((77, text_width)) for row in rows])
+        columns["text_embedding"] = _fixed(text.astype(np.float16), (77, text_width))
+    if buckets:
+        shapes = [(4, tall // 8, wide // 8) for wide, tall in bucket_shapes(resolution)]
+        cells = [latent_in_bucket(int(row), side).tobytes() for row in rows]
+        columns[f"latents_{resolution}"] = (
+            pa.array(cells, pa.binary()), {"shapes": json.dumps(shapes), "dtype": "float16"},
+        )  # fmt: skip
+        columns["bucket"] = (pa.array([bucket_of(int(row)) for row in rows], pa.int16()), None)
     schema = pa.schema([pa.field(n, a.type, nullable=False, metadata=m) for n, (a, m) in columns.items()])
     return pa.table([a for a, _ in columns.values()], schema=schema)
 
 
 def latent_of(row: int, side: int) -> "np.ndarray[tuple[int, int, int], np.dtype[np.float16]]":
     return np.random.default_rng(row).standard_normal((4, side, side)).astype(np.float16)
+
+
+def bucket_of(row: int) -> int:
+    """The bucket of a row's crop: mostly the square."""
+    return (4, 4, 4, 2, 2, 6, 0)[row % 7]
+
+
+def latent_in_bucket(row: int, side: int) -> "np.ndarray[tuple[int, int, int], np.dtype[np.float16]]":
+    wide, tall = bucket_shapes(8 * side)[bucket_of(row)]
+    return np.random.default_rng(row).standard_normal((4, tall // 8, wide // 8)).astype(np.float16)
 
 
 def tokens_of(row: int, vocabulary: int) -> "np.ndarray[tuple[int], np.dtype[np.uint16]]":

@@ -86,7 +86,8 @@ class ShuffleConfig(Section):
 
     lanes: Positive = key(
         16,
-        "Sequences that an epoch reads side by side: no fewer than trainers, or these read the same row groups.",
+        "Sequences that an epoch reads side by side; as many as trainers where these are more when it begins. Trainers "
+        "whose number divides it read no row group twice.",
         shapes_output=True,
     )
     units: Positive = key(4, "Part files whose row groups are mixed with each other.", shapes_output=True)

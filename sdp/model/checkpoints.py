@@ -64,6 +64,8 @@ class EpochStart:
 
     places: tuple[Place, ...] = ()
     """Where each of several datasets was; nothing of one alone."""
+    lanes: Whole = 0
+    """Sequences that its order reads side by side; 0 where only the configuration says."""
     phase: Whole = 0
     """Runs that came before this one and handed their weights on."""
 

@@ -12,7 +12,7 @@ from sdp.hardware import GIB, GPUS, INSTANCES, Instance, gpus_by_accelerator
 from sdp.plan import model
 from sdp.plan.model import Group, Interruptions, Plan, Stage, encoders_needed, stage
 from sdp.plan.prices import Prices, reference
-from sdp.plan.speeds import Speeds, from_run
+from sdp.plan.speeds import Speeds, from_run, unet_flops
 
 MODES = ("offline", "online", "collocated")
 _TRAINER_MEMORY = 40 * GIB
@@ -25,7 +25,8 @@ _PROCESS_GPUS = 40
 _GROUP = re.compile(r"(?:(\d{1,4})x)?([a-z0-9-]+\.[a-z0-9]+)", re.ASCII)
 _LATENT_BYTES = 2 * 4 / 64
 """Of an image, for each of its pixels: four fp16 channels at an eighth of the side."""
-_TOKEN_BYTES = 154
+_TOKEN_BYTES, _EMBEDDING_BYTES = 154, 77 * 1024 * 2
+"""Of a caption, as token ids and as fp16 embeddings."""
 _CHECKPOINT_GB = 13.9
 _MONTH_H = 730.0
 
@@ -236,6 +237,32 @@ def _storage(work: Work, hours: float, prices: Prices) -> Stage:
     gigabytes = work.checkpoints * _CHECKPOINT_GB + (work.rows * a_row / 1e9 if work.mode == "offline" else 0.0)
     cost = gigabytes * prices.storage.per_gb_month * hours / _MONTH_H
     return Stage("storage", 0, 0.0, 0.0, 0.0, cost, source=f"{gigabytes:,.0f} GB while the job runs")
+
+
+def captions(work: Work, own: Plan, prices: Prices) -> str:
+    """Return what captions of an offline dataset cost as token ids and as embeddings."""
+    text = float(reference()["flops"]["text"])
+    shares = [(stage, text / unet_flops(side)) for side, stage in _trained(work, own)]
+    hours = sum(stage.gpu_hours * share for stage, share in shares)
+    cost = sum(stage.cost * share for stage, share in shares)
+    compared = ", ".join(
+        f"{text / 1e9:.0f} of {(text + unet_flops(side)) / 1e9:,.0f} GFLOP at {side} px"
+        for side, _ in _trained(work, own)
+    )
+    gigabytes = work.rows * _EMBEDDING_BYTES / 1e9
+    monthly = gigabytes * prices.storage.per_gb_month
+    return (
+        f"token ids take {_TOKEN_BYTES} bytes a row, and the trainers run the text encoder: {compared}, which adds "
+        f"{hours:,.0f} {work.trainers.gpu} hours, {cost:,.0f} {prices.currency}; embeddings (text_embedding) take "
+        f"{_EMBEDDING_BYTES:,} bytes a row, {gigabytes:,.0f} GB in all, {monthly:,.0f} {prices.currency} a month, and "
+        "trainers load no text encoder"
+    )
+
+
+def _trained(work: Work, own: Plan) -> Iterator[tuple[int, Stage]]:
+    """Yield each phase's resolution and stage."""
+    stages = {stage.name: stage for stage in own.stages}
+    return ((phase.resolution, stages[phase.name]) for phase in work.phases if phase.name in stages)
 
 
 def _encoder_group(work: Work, gpus: int, prices: Prices) -> Group:

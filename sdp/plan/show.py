@@ -40,6 +40,8 @@ def answer(work: Work, speeds: Speeds, prices: Prices, *, deadline_h: float | No
         notes["cheapest"] = _brief(min(plans, key=lambda each: each.cost), prices)
         notes["fastest"] = _brief(min(plans, key=lambda each: each.hours), prices)
         notes["encoders"] = _encoders(work, speeds)
+    if trains and work.mode == "offline":
+        notes["captions"] = make.captions(work, own, prices)
     if trains and (interruptions := make.interruptions_of(work, prices)):
         now = make.interval_h(work, next(stage.rate for stage in own.stages if stage.limit))
         best = best_interval(interruptions)

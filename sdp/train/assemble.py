@@ -1,10 +1,12 @@
 """From a configuration to a trainer: models, data and strategy put together on one worker."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from sdp.config import TrainConfig
@@ -19,14 +21,15 @@ from sdp.storage import open_storage
 from sdp.train import fp8
 from sdp.train.callbacks.base import Callback
 from sdp.train.checkpoint import Checkpointer
+from sdp.train.data.buckets import BucketReader
 from sdp.train.data.direct import DirectReader
 from sdp.train.data.encoded import EncodedReader, Engine
 from sdp.train.data.images import ImagesDataset, load_encoder, open_images
-from sdp.train.data.latents import refuse_another_encoder
+from sdp.train.data.latents import TEXT, refuse_another_encoder
 from sdp.train.data.online import Ask, Online, slices_ahead
 from sdp.train.data.order import OrderShape
 from sdp.train.data.pinned import open_pinned
-from sdp.train.data.sources import Sources, open_sources
+from sdp.train.data.sources import Sources, open_sources, stored_empty
 from sdp.train.data.weights import row_weights
 from sdp.train.plan import DATASET_KINDS
 from sdp.train.prediction import with_prediction
@@ -35,6 +38,9 @@ from sdp.train.step import Conditioning, Objective
 from sdp.train.strategies import DTYPES, channels_last, compile_blocks
 from sdp.train.trainer import Ingredients, Reader, Stop, Trainer
 from sdp.train.world import World
+
+Empty = Callable[[], NDArray[np.float16]]
+"""Returns the empty caption's embedding, of one row."""
 
 
 def assemble(
@@ -56,10 +62,13 @@ def assemble(
     options = config.storage.options()
     model = resolve(config.model.source, storage=options)
     facts: dict[str, Any] = {"model": {"source": str(model.source), "digest": model.digest}}
+    empty = None
     if reader is None:
-        reader, read = make_reader(config, model, world, ask)
+        reader, read, empty = make_reader(config, model, world, ask)
         facts |= read
     facts["epoch_rows"] = reader.rows
+    if isinstance(reader, BucketReader):
+        facts["granule"] = reader.granule
     begin_from = config.model.start_from
     try:
         return Trainer(
@@ -68,7 +77,7 @@ def assemble(
                 world=world,
                 unet=make_unet(config, model, world),
                 objective=make_objective(config, model, world),
-                conditioning=make_conditioning(config, model, world),
+                conditioning=make_conditioning(config, model, world, empty),
                 reader=reader,
                 checkpointer=Checkpointer(
                     RunFolder(open_storage(config.output.uri, options)),
@@ -93,14 +102,17 @@ def assemble(
 
 def make_reader(
     config: TrainConfig, model: LocalModel, world: World, ask: Ask | None = None
-) -> tuple[Reader, dict[str, Any]]:
-    """The way to the data that data.mode names, and what a checkpoint is to say of the data."""
+) -> tuple[Reader, dict[str, Any], Empty | None]:
+    """The way to the data that data.mode names, what a checkpoint is to say of the data, and the empty caption's
+    embedding where captions come as embeddings."""
     if config.data.mode == "offline":
         sources = open_sources(config, write=True)
         for source in sources.all:
             if source.dataset is not None:
                 refuse_another_encoder(config, source.dataset, model)
-        return offline_reader(config, sources, world), sources.facts
+        latents = offline_reader(config, sources, world)
+        embedded = latents.columns[1].name == TEXT
+        return latents, sources.facts, partial(_stored_empty, sources, model, world) if embedded else None
     dataset = open_pinned(config, 0, config.source.uri, DATASET_KINDS[config.data.mode], write=True)
     images = open_images(config, dataset, model)
     if config.data.mode == "collocated":
@@ -111,7 +123,7 @@ def make_reader(
         if ask is None:
             raise UserError("data.mode: online needs encoders of its own: train on Ray, or choose collocated")
         engine = Online(ask, slices_ahead(config, images, world.size))
-    return encoded_reader(config, images, engine, world), {"dataset": dataset.lineage}
+    return encoded_reader(config, images, engine, world), {"dataset": dataset.lineage}, None
 
 
 def encoded_reader(config: TrainConfig, images: ImagesDataset, engine: Engine, world: World) -> EncodedReader:
@@ -130,10 +142,11 @@ def encoded_reader(config: TrainConfig, images: ImagesDataset, engine: Engine, w
     )
 
 
-def offline_reader(config: TrainConfig, sources: Sources, world: World) -> Reader:
+def offline_reader(config: TrainConfig, sources: Sources, world: World) -> DirectReader:
     """Return the reader of this worker's share of the latents."""
     data = config.data
-    return DirectReader(
+    make = partial(BucketReader, granule=data.batch_size) if sources.buckets is not None else DirectReader
+    return make(
         sources.ingredients,
         config.seed,
         OrderShape(data.shuffle.lanes, data.shuffle.units, data.shuffle.row_groups),
@@ -178,13 +191,39 @@ def make_objective(config: TrainConfig, model: LocalModel, world: World) -> Obje
     )
 
 
-def make_conditioning(config: TrainConfig, model: LocalModel, world: World) -> Conditioning:
-    """The frozen text encoder and what it makes of the empty string."""
+def make_conditioning(config: TrainConfig, model: LocalModel, world: World, empty: Empty | None = None) -> Conditioning:
+    """What the U-Net attends to. With `empty` captions come as embeddings, and no text encoder is loaded for them."""
     half = config.precision != "fp32" and world.device.type == "cuda"
-    encoder = load.load_text_encoder(
-        model.path, dtype=DTYPES[config.precision] if half else torch.float32, device=world.device
-    )
-    encode: Callable[[Tensor], Tensor] = lambda ids: encode_text(encoder, ids)  # noqa: E731
-    empty = torch.from_numpy(load.tokenize(load.load_tokenizer(model.path), [""]).astype("int64"))
+    dtype = DTYPES[config.precision] if half else torch.float32
+
+    @cache
+    def encoder() -> torch.nn.Module:
+        return load.load_text_encoder(model.path, dtype=dtype, device=world.device)
+
+    def encode(ids: Tensor) -> Tensor:
+        return encode_text(encoder(), ids)
+
     with torch.no_grad():
-        return Conditioning(encode(empty.to(world.device))[0], encode)
+        if empty is not None:
+            states = torch.from_numpy(empty()).to(world.device, dtype)
+        else:
+            states = encode(_empty_ids(model).to(world.device))
+    return Conditioning(states[0], encode)
+
+
+def _stored_empty(sources: Sources, model: LocalModel, world: World) -> NDArray[np.float16]:
+    """Return the empty caption's embedding that a dataset holds; of others the main worker makes it, on the CPU."""
+
+    def own() -> NDArray[np.float16]:
+        if (stored := stored_empty(sources)) is not None:
+            return stored
+        with torch.no_grad():
+            encoder: Any = load.load_text_encoder(model.path, dtype=torch.float32, device="cpu")
+            return encode_text(encoder, _empty_ids(model)).half().numpy()
+
+    embedding: NDArray[np.float16] = world.share(own() if world.is_main else None)
+    return embedding
+
+
+def _empty_ids(model: LocalModel) -> Tensor:
+    return torch.from_numpy(load.tokenize(load.load_tokenizer(model.path), [""]).astype("int64"))

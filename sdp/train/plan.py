@@ -13,10 +13,11 @@ from sdp.datasets.manifest import Dataset, open_dataset
 from sdp.datasets.output import read_json
 from sdp.errors import ConfigError, DatasetError, Problem
 from sdp.model import sources
-from sdp.model.checkpoints import CONFIG, find_checkpoint, read_marker
+from sdp.model.checkpoints import CONFIG, FIRST, find_checkpoint, read_marker
 from sdp.storage import Storage, open_storage
 from sdp.train.callbacks.stragglers import behind
 from sdp.train.checkpoint import read_state
+from sdp.train.data.buckets import BucketReader
 from sdp.train.data.direct import DirectReader
 from sdp.train.data.latents import open_latents, refuse_another_encoder
 from sdp.train.data.order import Ints, OrderShape
@@ -47,6 +48,8 @@ class Plan:
     run: str
     rows: int
     """Of the dataset, an epoch."""
+    positions: int
+    """Of an epoch: its rows, and what fills up the last batches of each shape where crops have several."""
     batch: int
     """Samples of a step, over all workers (at most, where they are elastic)."""
     state: TrainState
@@ -61,7 +64,7 @@ class Plan:
 
     @property
     def epoch_steps(self) -> int:
-        return -(-self.rows // self.batch)
+        return -(-self.positions // self.batch)
 
     def lines(self) -> list[str]:
         """For the person at the terminal."""
@@ -96,7 +99,7 @@ def make_plan(config: TrainConfig, *, begun: bool = True) -> Plan:
     step = run.latest()
     state = read_state(run.checkpoint(step)) if step is not None else TrainState()
     newest = state.position == 0
-    rows, datasets = (_latents if offline else _images)(config, model, newest=newest)
+    rows, positions, datasets = (_latents if offline else _images)(config, model, newest=newest)
     _check_validation(config, model)
     batch = config.data.global_batch_size or config.data.batch_size * config.scaling.most
     if rows < batch:
@@ -116,10 +119,11 @@ def make_plan(config: TrainConfig, *, begun: bool = True) -> Plan:
     return Plan(
         run.storage.uri,
         rows,
+        positions,
         batch,
         state,
         run.checkpoint(step).uri if step is not None else None,
-        _last_step(config, state, rows, batch),
+        _last_step(config, state, positions, batch),
         finished(config, state) or used_up(config, state),
         tuple(notes),
         _changed(before, config),
@@ -193,7 +197,13 @@ def _refuse_another_epoch(config: TrainConfig, checkpoint: Storage, state: Train
         expected = f"{limit} until epoch {state.epoch} is over"
         hint = "set it back; it may change when max_epochs has ended the epoch"
         raise ConfigError([Problem("limit", expected, str(config.limit), hint)])
-    begun = read_marker(checkpoint).get("epoch_rows", rows)
+    marker = read_marker(checkpoint)
+    granule = marker.get("granule", config.data.batch_size)
+    if granule != config.data.batch_size:
+        expected = f"{granule} until epoch {state.epoch} is over, whose crops have several shapes"
+        hint = "set it back; it may change when max_epochs has ended the epoch"
+        raise ConfigError([Problem("data.batch_size", expected, str(config.data.batch_size), hint)])
+    begun = marker.get("epoch_rows", rows)
     if begun != rows:
         raise DatasetError(
             f"{config.source.uri}: {rows} rows, where epoch {state.epoch}, which is under way, was begun with {begun}; "
@@ -201,8 +211,8 @@ def _refuse_another_epoch(config: TrainConfig, checkpoint: Storage, state: Train
         )
 
 
-def _latents(config: TrainConfig, model: sources.ModelSource, *, newest: bool) -> tuple[int, list[Dataset]]:
-    """Positions in an epoch, and datasets of ours; what is not latents, or another model's, is refused."""
+def _latents(config: TrainConfig, model: sources.ModelSource, *, newest: bool) -> tuple[int, int, list[Dataset]]:
+    """Rows and positions of an epoch, and datasets of ours; what is not latents, or another model's, is refused."""
     found = open_sources(config, newest=newest)
     if model.kind in ("builtin", "local"):  # of others the workers know the digest once they have them
         for source in found.all:
@@ -210,16 +220,34 @@ def _latents(config: TrainConfig, model: sources.ModelSource, *, newest: bool) -
                 refuse_another_encoder(config, source.dataset, sources.resolve(model, storage=config.storage.options()))
     first = found.all[0].ingredient.dataset
     _refuse_nothing_to_train_on(config, list(zip(first.low.tolist(), first.high.tolist(), strict=True)))
-    DirectReader(found.ingredients, config.seed, OrderShape(), 0, 1)  # looks whether they can be mixed
-    return found.rows, [source.dataset for source in found.all if source.dataset is not None]
+    positions, shuffle = found.rows, config.data.shuffle
+    if found.buckets is None:
+        DirectReader(found.ingredients, config.seed, OrderShape(), 0, 1)  # looks whether they can be mixed
+    else:
+        _refuse_split_granules(config)
+        shape = OrderShape(max(shuffle.lanes, config.scaling.most), shuffle.units, shuffle.row_groups)
+        reader = BucketReader(found.ingredients, config.seed, shape, 0, 1, granule=config.data.batch_size)
+        positions = reader.positions(FIRST)
+    return found.rows, positions, [source.dataset for source in found.all if source.dataset is not None]
 
 
-def _images(config: TrainConfig, _: sources.ModelSource, *, newest: bool) -> tuple[int, list[Dataset]]:
+def _refuse_split_granules(config: TrainConfig) -> None:
+    """Where crops have several shapes, what a worker takes at once is of one, and a step has whole ones."""
+    whole, one = config.data.global_batch_size, config.data.batch_size
+    if whole is not None and whole % one:
+        hint = "the dataset's crops have several shapes, and each trainer takes batches of one"
+        raise ConfigError(
+            [Problem("data.global_batch_size", f"a multiple of data.batch_size ({one})", str(whole), hint)]
+        )
+
+
+def _images(config: TrainConfig, _: sources.ModelSource, *, newest: bool) -> tuple[int, int, list[Dataset]]:
     """The same of images."""
     dataset = open_pinned(config, 0, config.source.uri, DATASET_KINDS[config.data.mode], newest=newest)
     parts = dataset.parts.select(["written", "start", "stop"]).to_pylist()
     _refuse_nothing_to_train_on(config, [(part["start"], part["stop"]) for part in parts if part["written"]])
-    return sum(part["written"] for part in parts if config.limit is None or part["start"] < config.limit), [dataset]
+    rows = sum(part["written"] for part in parts if config.limit is None or part["start"] < config.limit)
+    return rows, rows, [dataset]
 
 
 def _needed(config: TrainConfig) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
@@ -46,7 +46,10 @@ class Reader(Protocol):
 
     @property
     def rows(self) -> int:
-        """Positions in an epoch."""
+        """Rows of an epoch."""
+
+    def positions(self, start: EpochStart) -> int:
+        """Return how many positions an epoch has."""
 
     def batches(self, epoch: int, position: int, batch_size: int, start: EpochStart) -> Iterator[Batch]:
         """This worker's share of each batch that the epoch has left: equally many and equally long on all workers."""
@@ -158,6 +161,9 @@ class Trainer:
     def _steps(self) -> str:
         while (reason := self._finished()) is None:
             state = self.state
+            if not state.position:  # an epoch that is under way keeps its order
+                lanes = max(self.config.data.shuffle.lanes, self.world.size)
+                state.start = replace(state.start, lanes=lanes)
             batches = self.reader.batches(state.epoch, state.position, self.batch_size, state.start)
             with closing(batches):  # type: ignore[type-var]  # all readers are generators
                 epoch, ended = state.epoch, time.perf_counter()
@@ -241,7 +247,7 @@ class Trainer:
         state.step += 1
         state.position += self.batch_size
         state.count(round(samples), taken=verdict == "good")
-        done = min(1.0, state.position / self.reader.rows)
+        done = min(1.0, state.position / self.reader.positions(state.start))
         if done == 1.0:
             if not state.counted_in_epoch:
                 raise self._nothing_counts(f"epoch {epoch} had")

@@ -21,10 +21,11 @@ from sdp.datasets.manifest import open_dataset
 from sdp.errors import DatasetError
 from sdp.storage import StorageOptions, open_storage
 from sdp.train.data.batch import Batch
+from sdp.train.data.buckets import join, views
 from sdp.train.data.latents import GroupReader, LatentsDataset, open_latents
 from sdp.train.data.loading import Loader
 from sdp.train.data.order import Ints, Piece
-from sdp.train.data.rows import batch_of, empty_rows
+from sdp.train.data.rows import Rows, batch_of, empty_rows
 from sdp.train.data.sources import open_sources
 from sdp.train.data.weights import RowWeights, Weigh, held_out, row_weights
 from sdp.train.randomness import Purpose, RowRandom
@@ -90,10 +91,43 @@ def load_unseen(unseen: Unseen, rows: int, world: World, batch_size: int) -> Bat
         raise DatasetError(
             f"{uri}: none of its rows is kept from training; raise data.holdout, or take another dataset"
         )
-    into = empty_rows(count, latents.columns)
-    loader = Loader(reader, lambda found: np.ones(len(found), np.float32), _SEED, 0)
-    loader.load([piece for piece, _ in mine], np.arange(count), into, [kept for _, kept in mine])
-    return batch_of(latents.columns, -(-max(counts) // batch_size) * batch_size, [into])
+    if latents.shapes:
+        return _by_shape(latents, reader, mine, world, batch_size)
+    return batch_of(latents.columns, -(-max(counts) // batch_size) * batch_size, [_load(reader, mine)])
+
+
+def _load(reader: GroupReader, pieces: Sequence[tuple[Piece, NDArray[np.bool_]]]) -> Rows:
+    count = sum(int(kept.sum()) for _, kept in pieces)
+    into = empty_rows(count, reader.dataset.columns)
+    loader = Loader(reader, lambda rows: np.ones(len(rows), np.float32), _SEED, 0)
+    loader.load([piece for piece, _ in pieces], np.arange(count), into, [kept for _, kept in pieces])
+    return into
+
+
+def _by_shape(
+    latents: LatentsDataset,
+    reader: GroupReader,
+    pieces: Sequence[tuple[Piece, NDArray[np.bool_]]],
+    world: World,
+    batch_size: int,
+) -> Batch:
+    """The rows of some pieces in batches of one shape each."""
+    counts = np.zeros((len(latents.blocks), len(latents.shapes)), np.int64)
+    buckets = [reader.buckets(piece.block) for piece, _ in pieces]
+    for (piece, _), of_rows in zip(pieces, buckets, strict=True):
+        counts[piece.block] = np.bincount(of_rows, minlength=len(latents.shapes))
+    parts = []
+    for view in views(latents, counts):
+        mine = [
+            (Piece(piece.block, 0, int(view.blocks.rows[piece.block])), kept[of_rows == view.bucket])
+            for (piece, kept), of_rows in zip(pieces, buckets, strict=True)
+        ]
+        rows = _load(GroupReader(view), [(piece, kept) for piece, kept in mine if kept.any()])
+        for start in range(0, len(rows), batch_size):
+            some = rows.slice(start, min(start + batch_size, len(rows)))
+            parts.append(batch_of(view.columns, batch_size, [some]))
+    most = max(int(count) for (count,) in world.collect([float(len(parts))]))
+    return join([*parts, *[batch_of(latents.columns, batch_size, [])] * (most - len(parts))])
 
 
 def _chosen(

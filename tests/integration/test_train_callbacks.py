@@ -211,6 +211,9 @@ class Late:
     def rows(self) -> int:
         return self.reader.rows
 
+    def positions(self, start: EpochStart) -> int:
+        return self.reader.positions(start)
+
     def after(self, epoch: int, start: EpochStart) -> EpochStart:
         return self.reader.after(epoch, start)
 

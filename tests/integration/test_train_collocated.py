@@ -55,7 +55,7 @@ def how(root: Path, run: str = "run", **changes: Any) -> TrainConfig:
 
 def batches(root: Path, **changes: Any) -> list[Batch]:
     told = how(root, **changes)
-    reader, _ = make_reader(told, resolve("builtin:tiny"), World())
+    reader, *_ = make_reader(told, resolve("builtin:tiny"), World())
     return list(reader.batches(0, 0, 16))
 
 

@@ -1,5 +1,7 @@
 """Whole runs on several datasets at once, and on latents that others have written."""
 
+import gc
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +12,17 @@ import pytest
 import torch
 
 from sdp.datasets.audit import audit
+from sdp.encode.table import npy_bytes
 from sdp.errors import DatasetError
+from sdp.model import load
+from sdp.model.sources import resolve
+from sdp.train.assemble import assemble, make_conditioning
 from sdp.train.data.mixture import Mixture
 from sdp.train.job import run
+from sdp.train.world import World
 from tests.latents import latent_of, make_latents, split_address, tokens_of
 from tests.tiny_model import make_tiny_model
-from tests.training import config, ledger
+from tests.training import config, ledger, train
 
 
 @pytest.fixture(scope="module")
@@ -70,3 +77,39 @@ def test_the_reference_s_own_latents_are_trained_on_by_naming_their_columns(root
     make_latents(root / "ours", 60, unit_rows=60, vocabulary=50)
     ours = run(how(root, "ours-run", source__uri=str(root / "ours/latents")))
     assert ours.state.loss == theirs.state.loss
+
+
+# --- captions as embeddings ------------------------------------------------------------------------------------------
+
+
+def test_where_the_dataset_holds_embeddings_no_text_encoder_is_loaded(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset = make_latents(root / "embedded", 16, unit_rows=16, text_width=16)
+    empty = np.random.default_rng(3).standard_normal((1, 77, 16)).astype(np.float16)
+    dataset.storage.publish("_text/empty.npy", npy_bytes(empty))
+    monkeypatch.setattr("sdp.model.load.load_text_encoder", lambda *_, **__: pytest.fail("a text encoder was loaded"))
+    trainer = train(config(root, "no-encoder", source__uri=dataset.storage.uri, max_steps=1))
+    assert np.array_equal(trainer.conditioning.empty.numpy(), empty[0].astype(np.float32))
+    assert trainer.state.samples == 8
+
+
+def test_an_empty_caption_that_the_dataset_lacks_is_made_by_an_encoder_that_is_let_go_of(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset = make_latents(root / "lacking", 16, unit_rows=16, text_width=16)
+    loaded, load_text_encoder = [], load.load_text_encoder
+
+    def loading(*where: Any, **how_: Any) -> Any:
+        encoder = load_text_encoder(*where, **how_)
+        loaded.append(weakref.ref(encoder))
+        return encoder
+
+    monkeypatch.setattr("sdp.model.load.load_text_encoder", loading)
+    asked = config(root, "lacking-run", source__uri=dataset.storage.uri)
+    model = resolve(asked.model.source)
+    trainer = assemble(asked, World())
+    gc.collect()
+    assert [each() for each in loaded] == [None]
+    monkeypatch.undo()
+    assert torch.allclose(trainer.conditioning.empty, make_conditioning(asked, model, World()).empty, atol=2e-3)

@@ -9,6 +9,8 @@ import torch
 
 from sdp.datasets.ledger import Ledger
 from sdp.train.callbacks.checkpoints import SaveCheckpoints
+from sdp.train.data.latents import GroupReader
+from sdp.train.data.order import Piece
 from sdp.train.world import World
 from tests.training import Watch, config, train, weights
 from tests.workers import run_workers
@@ -34,7 +36,13 @@ def close(these: dict[str, Any], those: dict[str, Any]) -> None:
         assert torch.allclose(torch.from_numpy(value), torch.from_numpy(those[name]), atol=tolerance), name
 
 
-ONE_STEP = {"data__global_batch_size": 12, "data__batch_size": 12, "max_steps": 3, "optimizer__clip_norm": 0.5}
+ONE_STEP = {
+    "data__global_batch_size": 12,
+    "data__batch_size": 12,
+    "data__shuffle__lanes": 4,
+    "max_steps": 3,
+    "optimizer__clip_norm": 0.5,
+}
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +110,9 @@ def test_a_run_goes_on_with_another_number_of_workers_and_another_strategy(
     expected, losses = worker(World(), inputs, str(tmp_path / "whole"), {**ONE_STEP, "max_steps": 6})
     seen: list[float] = []
     for steps, count, kind in zip((2, 4, 6), (4, 2, 1), kinds, strict=True):
-        changes = {**ONE_STEP, "max_steps": steps, "strategy__kind": kind if count > 1 else "ddp"}
+        # An epoch that four workers begin has four lanes, and keeps them when two go on.
+        changes = {**ONE_STEP, "data__shuffle__lanes": 2 if count > 1 else 4}
+        changes |= {"max_steps": steps, "strategy__kind": kind if count > 1 else "ddp"}
         if count > 1:
             tensors, some = run_workers(count, worker, inputs, str(tmp_path / "run"), changes)[0]
         else:
@@ -113,3 +123,22 @@ def test_a_run_goes_on_with_another_number_of_workers_and_another_strategy(
     ledger = Ledger.from_bytes((tmp_path / "run/checkpoints/step-000000006/ledger.roaring").read_bytes())
     assert list(ledger.rows(0)) == list(range(60))
     assert ledger.consumed(1) == 12
+
+
+def rows_read(world: World, root: Path, run: str) -> int:
+    """Train an epoch; how many rows this worker has read for it."""
+    count, read = 0, GroupReader.read
+
+    def counting(reader: GroupReader, piece: Piece) -> Any:
+        nonlocal count
+        count += len(piece)
+        return read(reader, piece)
+
+    GroupReader.read = counting  # type: ignore[method-assign]  # in a process of its own
+    trainer = train(config(root, run, data__batch_size=4, data__shuffle__lanes=1, max_steps=None, max_epochs=1), world)
+    assert trainer.state.start.lanes == world.size
+    return count
+
+
+def test_more_workers_than_lanes_do_not_read_a_row_twice(inputs: Path, tmp_path: Path) -> None:
+    assert sum(run_workers(3, rows_read, inputs, str(tmp_path / "run"))) == 60

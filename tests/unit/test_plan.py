@@ -233,6 +233,9 @@ def test_a_plan_shows_the_modes_side_by_side_and_says_where_each_figure_comes_fr
     for expected in ("offline, 4 x p4de.24xlarge *", "online, 4 x", "collocated, 4 x", "GPU-hours", "cheapest: "):
         assert expected in text
     assert "phase 1, 5,908 img/s: published, table 3b, + torch.compile" in text
+    # (1,126,400,000 / 5,908 x 45/539 + 1,740,800,000 / 1,349 x 45/2,409) s x 32 GPUs
+    assert "45 of 584 GFLOP at 256 px, 45 of 2,454 GFLOP at 512 px, which adds 356 A100-80G hours" in text
+    assert "embeddings (text_embedding) take 157,696 bytes a row" in text
     assert "58 A10G keep 32 A100-80G from waiting at 256 px (1.81 each" in text
     assert "p4de.24xlarge, 27.4471 USD an hour on-demand: us-east-1, 2026-09-17" in text
 

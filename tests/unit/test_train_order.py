@@ -90,7 +90,20 @@ def test_any_numbers_of_workers_one_after_the_other_take_every_row_once(
 def test_workers_that_share_the_lanes_evenly_read_no_row_group_of_another() -> None:
     order = EpochOrder(1, 0, Blocks.of([[8] * 8] * 4), OrderShape(lanes=4, units=2, row_groups=2))
     lanes = [{take.lane for p in range(0, 256, 16) for take in order.share(p, p + 16, rank, 2)} for rank in (0, 1)]
-    assert lanes == [{0, 1}, {2, 3}]
+    assert lanes == [{0, 2}, {1, 3}]
+
+
+@given(st.integers(1, 6), st.integers(1, 3), st.integers(1, 40), st.integers(0, 60))
+def test_workers_that_share_the_lanes_evenly_keep_to_their_own_whatever_the_batch(
+    world: int, each: int, batch: int, start: int
+) -> None:
+    order = EpochOrder(1, 0, Blocks.of([[8] * 8] * 8), OrderShape(lanes=world * each, units=2, row_groups=2))
+    takes = [
+        [t for at in range(start, 512, batch) for t in order.share(at, at + batch, r, world)] for r in range(world)
+    ]
+    lanes = [{take.lane for take in of_worker} for of_worker in takes]
+    assert sum(map(len, lanes)) == len(set().union(*lanes))
+    assert sum(take.stop - take.start for of_worker in takes for take in of_worker) == 512 - start
 
 
 def test_lanes_do_not_end_their_windows_together() -> None:

@@ -31,7 +31,7 @@ LINE: dict[str, Any] = {
     "time": {"data": 0.015}, "cost": 12.5, "mfu": 0.421, "memory_peak": 61_000_000_000,
     "slowest": {"rank": 3, "host": "node-7", "seconds": 0.2, "others": 0.16, "part": "data"},
 }  # fmt: skip
-PLAN = Plan("run", 10_000, 406, TrainState(), None, 5000, None)
+PLAN = Plan("run", 10_000, 10_000, 406, TrainState(), None, 5000, None)
 
 
 def test_the_progress_names_a_worker_that_is_well_behind_and_the_share_of_time_that_data_takes() -> None:

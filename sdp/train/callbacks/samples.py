@@ -147,9 +147,10 @@ class DrawSamples(Callback):
 
     def _encoded(self, trainer: "Trainer", model: Path) -> Text:
         ids = load.tokenize(load.load_tokenizer(model), self.config.samples.prompts).astype("int64")
-        encode = trainer.conditioning.encode
-        assert encode is not None
-        return Text(encode(torch.from_numpy(ids).to(trainer.world.device)), trainer.conditioning.empty)
+        empty, device = trainer.conditioning.empty, trainer.world.device
+        # Trainers that are sent embeddings have no text encoder, so that one is loaded here, and let go of.
+        encoder: Any = load.load_text_encoder(model, dtype=empty.dtype, device=device)
+        return Text(encoder(input_ids=torch.from_numpy(ids).to(device)).last_hidden_state, empty)
 
     def _draw(self, trainer: "Trainer", step: int) -> Iterator[None]:
         """All pictures of a step, in pieces of work."""

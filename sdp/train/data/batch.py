@@ -1,5 +1,6 @@
 """A batch: what every way of reading data hands to the trainer."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
@@ -32,6 +33,8 @@ class Batch:
     """Why rows turned out bad."""
     epochs: Tensor | None = None
     """int64: of each row the pass over its own dataset, where several are mixed; else all are of the run's epoch."""
+    shapes: tuple[tuple[int, ...], ...] = ()
+    """Of each micro-batch the latents' shape where these differ; `latents` has each row's numbers in a line then."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -42,8 +45,13 @@ class Batch:
 
     def split(self, size: int) -> Iterator["Batch"]:
         """Micro-batches of `size` rows, the last one with what is left."""
-        for start in range(0, len(self), size):
-            yield self._each(lambda tensor, start=start: tensor[start : start + size])  # type: ignore[misc]
+        for number, start in enumerate(range(0, len(self), size)):
+            part: Batch = self._each(lambda tensor, start=start: tensor[start : start + size])  # type: ignore[misc]
+            if self.shapes:
+                shape = self.shapes[number]
+                latents = part.latents[:, : math.prod(shape)].reshape(-1, *shape)
+                part = replace(part, latents=latents, shapes=())
+            yield part
 
     @property
     def counted(self) -> Tensor:
@@ -72,4 +80,5 @@ class Batch:
             change(self.text) if self.text is not None else None,
             self.moments,
             epochs=change(self.epochs) if self.epochs is not None else None,
+            shapes=self.shapes,
         )

@@ -16,7 +16,7 @@ from sdp.model.checkpoints import FIRST, EpochStart
 from sdp.train.data.batch import Batch
 from sdp.train.data.latents import Column, GroupReader, LatentsDataset
 from sdp.train.data.loading import Loader
-from sdp.train.data.mixture import Mixture, shares_of
+from sdp.train.data.mixture import Mixture, Span, shares_of
 from sdp.train.data.order import EpochOrder, Lane, OrderShape, Take, Window
 from sdp.train.data.prefetch import prefetched
 from sdp.train.data.rows import Buffers, Rows, batch_of
@@ -58,8 +58,17 @@ class DirectReader:
 
     @property
     def rows(self) -> int:
-        """Positions in an epoch."""
+        """Rows of an epoch."""
         return self.mixture.rows
+
+    def positions(self, start: EpochStart) -> int:  # noqa: ARG002 (those of several shapes depend on it)
+        """Return how many positions an epoch has."""
+        return self.rows
+
+    @property
+    def mixed(self) -> bool:
+        """Whether there are several datasets, with addresses and epochs of their own."""
+        return len(self.ingredients) > 1
 
     @property
     def columns(self) -> tuple[Column, Column]:
@@ -75,21 +84,18 @@ class DirectReader:
 
     def after(self, epoch: int, start: EpochStart) -> EpochStart:
         """Return what the epoch after this one begins with."""
-        if len(self.ingredients) == 1:
+        if not self.mixed:
             return start
         return replace(start, places=self.mixture.after(epoch, start.places))
 
     def _batches(self, epoch: int, position: int, batch_size: int, begin: EpochStart) -> Iterator[Batch]:
         share = -(-batch_size // self.world)
         with thread_pool(self.device, self.threads, "sdp-read") as pool:
-            passes = _Passes(self, pool, seed_of_phase(self.seed, begin.phase))
+            passes = Passes(self, pool, begin)
             try:
                 for start in range(position, self.rows, batch_size):
                     spans = self.mixture.spans(epoch, start, start + batch_size, begin.places)
-                    mine = [
-                        (span, list(passes.order(span.dataset, span.epoch).takes(span.start, span.stop, at, to)))
-                        for span, at, to in shares_of(spans, self.rank, self.world)
-                    ]
+                    mine = self._share(passes, spans)
                     for span, takes in mine:
                         passes.lanes(span.dataset, span.epoch).want(takes)
                     filled = [
@@ -103,6 +109,18 @@ class DirectReader:
                         passes.consumed(span.dataset, span.epoch, span.stop)
             finally:
                 passes.close()
+
+    def _share(self, passes: "Passes", spans: list[Span]) -> list[tuple[Span, list[Take]]]:
+        """Return what of some spans falls to this worker."""
+        if len(self.ingredients) == 1:
+            return [
+                (span, list(passes.order(0, span.epoch).share(span.start, span.stop, self.rank, self.world)))
+                for span in spans
+            ]
+        return [
+            (span, list(passes.order(span.dataset, span.epoch).takes(span.start, span.stop, at, to)))
+            for span, at, to in shares_of(spans, self.rank, self.world)
+        ]
 
 
 def mixture_of(ingredients: tuple[Ingredient, ...]) -> Mixture:
@@ -118,29 +136,31 @@ def _refuse_another_kind(first: LatentsDataset, other: LatentsDataset) -> None:
             )
 
 
-class _Passes:
+class Passes:
     """The passes over the datasets that are under way, each an epoch of its dataset's own."""
 
-    def __init__(self, reader: DirectReader, pool: ThreadPoolExecutor, seed: int) -> None:
-        self._reader, self._pool, self._seed = reader, pool, seed
+    def __init__(self, reader: DirectReader, pool: ThreadPoolExecutor, begin: EpochStart) -> None:
+        self._reader, self._pool = reader, pool
+        self._seed = seed_of_phase(reader.seed, begin.phase)
+        self._shape = replace(reader.shape, lanes=begin.lanes or reader.shape.lanes)
         self._orders: dict[tuple[int, int], EpochOrder] = {}
-        self._lanes: dict[tuple[int, int], _Lanes] = {}
+        self._lanes: dict[tuple[int, int], Lanes] = {}
         self._groups = [GroupReader(some.dataset, reader.verify) for some in reader.ingredients]
-        self._buffers = Buffers(reader.columns)
+        self._buffers = [Buffers(some.dataset.columns) for some in reader.ingredients]
 
     def order(self, dataset: int, epoch: int) -> EpochOrder:
         if (dataset, epoch) not in self._orders:
             blocks = self._reader.ingredients[dataset].dataset.blocks
-            self._orders[dataset, epoch] = EpochOrder(self._reader.seed, epoch, blocks, self._reader.shape)
+            self._orders[dataset, epoch] = EpochOrder(self._reader.seed, epoch, blocks, self._shape)
         return self._orders[dataset, epoch]
 
-    def lanes(self, dataset: int, epoch: int) -> "_Lanes":
+    def lanes(self, dataset: int, epoch: int) -> "Lanes":
         if (dataset, epoch) not in self._lanes:
             weigh = self._reader.ingredients[dataset].weighing()
-            loader = Loader(self._groups[dataset], weigh, self._seed, epoch, address_offset(dataset))
+            own, offset = (epoch, address_offset(dataset)) if self._reader.mixed else (None, 0)
+            loader = Loader(self._groups[dataset], weigh, self._seed, epoch, offset)
             order = self.order(dataset, epoch)
-            own = epoch if len(self._groups) > 1 else None
-            self._lanes[dataset, epoch] = _Lanes(order, loader, own, self._pool, self._buffers)
+            self._lanes[dataset, epoch] = Lanes(order, loader, own, self._pool, self._buffers[dataset])
         return self._lanes[dataset, epoch]
 
     def consumed(self, dataset: int, epoch: int, upto: int) -> None:
@@ -175,7 +195,7 @@ class _Loading:
         return self._rows
 
 
-class _Lanes:
+class Lanes:
     """The windows of an epoch that are being read or used, lane by lane in their order."""
 
     def __init__(
@@ -211,11 +231,16 @@ class _Lanes:
 
     def forget(self, row: int) -> None:
         """Let go of windows before a row: all lanes are read at one pace."""
-        for windows in self._windows.values():
-            while windows and windows[0].stop <= row:
-                done = windows.popleft()
-                if done.future.done() and done.future.exception() is None:
-                    self._buffers.give_back(done.rows())
+        for lane in self._windows:
+            self.forget_in(lane, row)
+
+    def forget_in(self, lane: int, row: int) -> None:
+        """The same of one lane."""
+        windows = self._windows[lane]
+        while windows and windows[0].stop <= row:
+            done = windows.popleft()
+            if done.future.done() and done.future.exception() is None:
+                self._buffers.give_back(done.rows())
 
     def close(self) -> None:
         for windows in self._windows.values():

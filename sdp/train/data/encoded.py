@@ -13,7 +13,7 @@ a bounded number of slices ahead. Rows of a window that are consumed already, or
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -59,22 +59,21 @@ class EncodedReader:
         """Positions in an epoch."""
         return self.dataset.rows
 
-    def after(self, epoch: int, start: EpochStart) -> EpochStart:  # noqa: ARG002 (one dataset has nothing that changes)
+    def positions(self, start: EpochStart) -> int:  # noqa: ARG002
+        """Return how many positions an epoch has."""
+        return self.rows
+
+    def after(self, epoch: int, start: EpochStart) -> EpochStart:  # noqa: ARG002 (one dataset goes nowhere)
         """Return what the epoch after this one begins with."""
         return start
 
-    def batches(
-        self,
-        epoch: int,
-        position: int,
-        batch_size: int,
-        start: EpochStart = FIRST,  # noqa: ARG002
-    ) -> Iterator[Batch]:
+    def batches(self, epoch: int, position: int, batch_size: int, start: EpochStart = FIRST) -> Iterator[Batch]:
         """This worker's share of every batch from a position to the epoch's end, padded to equal size."""
-        return prefetched(self._batches(epoch, position, batch_size), self.ahead, "sdp-batches", self.device)
+        return prefetched(self._batches(epoch, position, batch_size, start), self.ahead, "sdp-batches", self.device)
 
-    def _batches(self, epoch: int, position: int, batch_size: int) -> Iterator[Batch]:
-        order = EpochOrder(self.seed, epoch, self.dataset.blocks, self.shape)
+    def _batches(self, epoch: int, position: int, batch_size: int, begin: EpochStart) -> Iterator[Batch]:
+        shape = replace(self.shape, lanes=begin.lanes or self.shape.lanes)
+        order = EpochOrder(self.seed, epoch, self.dataset.blocks, shape)
         route = Route(order, position, batch_size, self.rank, self.world)
         share = -(-batch_size // self.world)
         lanes: dict[int, deque[tuple[Window, Rows]]] = {}

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 TOKEN_IDS, TEXT = "token_ids", "text_embedding"
 LATENTS, MOMENTS = "latents_", "moments_"
 """A latent that was drawn once, or the mean and log-variance to draw a new one from each time."""
+BUCKET = "bucket"
+"""Which of several shapes a row's crop has."""
 
 Items = NDArray[np.void]
 """Rows × choices: of each row one array's bytes, or several to choose from."""
@@ -63,6 +65,8 @@ class Stored:
     """Arrays a row."""
     factor: float | None = None
     """Of numbers; None where they are bytes."""
+    shapes: tuple[tuple[int, ...], ...] = ()
+    """The shapes of which each row's bucket names one, where the bytes of rows differ in length."""
 
     def items(self, data: pa.ChunkedArray, column: Column) -> list[Items]:
         """The column's arrays chunk by chunk; bytes where they lie."""
@@ -71,6 +75,9 @@ class Stored:
             return [_converted(chunk, column, self.factor).view(kind).reshape(-1, 1) for chunk in data.chunks]
         arrays = []
         for chunk in data.chunks:
+            if self.shapes:
+                arrays.append(_equal_items(chunk, column).view(kind).reshape(-1, 1))
+                continue
             values = np.frombuffer(chunk.buffers()[1], dtype=kind)
             first, last = chunk.offset * self.choices, (chunk.offset + len(chunk)) * self.choices
             arrays.append(values[first:last].reshape(-1, self.choices))
@@ -102,6 +109,8 @@ class LatentsDataset:
     """The addresses of each row group's rows are in [low, high)."""
     addressed: bool = True
     """A column tells them; else they begin with `low` and follow one another."""
+    bucket: int | None = None
+    """Of crops of several shapes the one whose rows these are; `blocks` counts them alone."""
 
     @property
     def rows(self) -> int:
@@ -110,6 +119,11 @@ class LatentsDataset:
     @property
     def columns(self) -> tuple[Column, Column]:
         return self.latents, self.text
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        """The shapes of crops that keep their aspect; none where all are square."""
+        return self.stored_latents.shapes
 
 
 def open_latents(
@@ -179,6 +193,8 @@ def _find_latents(
     field = _field(schema, name, uri, "source.columns.latents")
     if pa.types.is_fixed_size_binary(field.type):
         return _described(field, uri)
+    if pa.types.is_binary(field.type) and "bucket" in schema.names:
+        return _described_buckets(field, uri)
     shape = latent_shape(resolution)
     column = Column(f"{LATENTS}{resolution}", shape, np.dtype(np.float16))
     count, of_kind = _numbers_a_row(file, field, uri)
@@ -258,6 +274,17 @@ def _described(field: pa.Field, uri: str) -> tuple[Column, Stored]:
     return column, Stored(field.name)
 
 
+def _described_buckets(field: pa.Field, uri: str) -> tuple[Column, Stored]:
+    """A column of crops that keep their aspect; the column is described by the largest."""
+    metadata = field.metadata or {}
+    try:
+        shapes = tuple(tuple(map(int, shape)) for shape in json.loads(metadata[b"shapes"]))
+        column = Column(field.name, max(shapes, key=np.prod), np.dtype(metadata[b"dtype"].decode()))
+    except (KeyError, ValueError, TypeError) as error:
+        raise DatasetError(f"{uri}: column {field.name} does not say its shapes and dtype ({error})") from error
+    return column, Stored(field.name, shapes=shapes)
+
+
 def _numbers_a_row(file: pq.ParquetFile, field: pa.Field, uri: str) -> tuple[int, str]:
     """How many numbers the first row has in a column of lists, and whether they are fractions (f) or whole (i)."""
     try:
@@ -304,6 +331,16 @@ def _converted(array: pa.Array, column: Column, factor: float) -> NDArray[np.gen
     return np.ascontiguousarray(numbers.astype(column.dtype, copy=False))
 
 
+def _equal_items(array: pa.Array, column: Column) -> NDArray[np.uint8]:
+    """The bytes of an array whose rows are all as long as the column's."""
+    _, offsets, values = array.buffers()
+    ends = np.frombuffer(offsets, np.int32)[array.offset : array.offset + len(array) + 1]
+    if np.any(np.diff(ends) != column.width):
+        raise DatasetError(f"not {column.width} bytes in each row of {column.shape}")
+    data = np.frombuffer(values, np.uint8) if values is not None else np.zeros(0, np.uint8)
+    return data[ends[0] : ends[-1]] if len(ends) else data[:0]
+
+
 def _equally_long(array: pa.Array, column: Column) -> bool:
     """Whether each row has as many; deeper lists are taken at their sum."""
     array = array.storage if isinstance(array, pa.ExtensionArray) else array
@@ -339,6 +376,12 @@ class GroupReader:
             group = int(data.blocks.group[piece.block])
             raise DatasetError(f"{data.files.uri_of(path)}: row group {group}: {error}; mend the file") from error
 
+    def buckets(self, block: int) -> NDArray[np.int16]:
+        """The bucket of each row of a row group."""
+        whole = Piece(block, 0, int(self.dataset.blocks.rows[block]))
+        values: NDArray[np.int16] = self._table(whole, [BUCKET])[BUCKET].to_numpy()
+        return values
+
     def addresses(self, piece: Piece) -> Ints:
         """Those of a piece's rows alone."""
         return self._addresses(piece, self._table(piece, []) if self.dataset.addressed else None)
@@ -355,11 +398,14 @@ class GroupReader:
         path = data.paths[int(data.blocks.part[piece.block])]
         group = int(data.blocks.group[piece.block])
         names = ["row", *names] if data.addressed else names
+        names = [*names, BUCKET] if data.bucket is not None else names
         try:
             table = self._open(path).read_row_group(group, columns=names, use_threads=False)
         except (pa.ArrowException, OSError) as error:
             cause = one_line(error, 160)
             raise DatasetError(f"{data.files.uri_of(path)}: corrupt row group {group} ({cause})") from error
+        if data.bucket is not None:
+            table = table.filter(pc.equal(table[BUCKET], data.bucket))
         if table.num_rows != data.blocks.rows[piece.block]:
             raise DatasetError(f"{data.files.uri_of(path)}: another file than the manifest lists; run process again")
         return table.slice(piece.start, len(piece))

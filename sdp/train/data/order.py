@@ -3,8 +3,8 @@
 Units come in an order drawn from (seed, epoch). Of several units at a time the row groups are laid out in a drawn
 order: that is the tape. It is cut into `lanes` of equal length; the epoch takes one row from each lane in turn, so
 position p is row p // lanes of lane p % lanes. Inside a lane, rows are permuted over several row groups at a time (a
-window). So a batch mixes rows from all over the dataset, while whoever reads a lane reads whole row groups once, and
-workers that share the lanes among them do not read each other's.
+window). So a batch mixes rows from all over the dataset, while whoever reads a lane reads whole row groups once. An
+epoch that begins with more workers than lanes has a lane for each, and keeps them if another number goes on with it.
 
 The position is the account: rows at positions below it are consumed, the others are not, and any number of workers can
 go on from there.
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
 
-_TAPE, _WINDOW = 1, 2  # (3 is streaming's; never renumber: orders would change)
+_TAPE, _WINDOW, GRANULES = 1, 2, 4  # (3 was streaming's; never renumber: orders would change)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class OrderShape:
     """What decides the order beside (seed, epoch); it may not change within a run."""
 
     lanes: int = 16
-    """Sequences that are read side by side: at least as many as workers, or these share row groups."""
+    """Sequences that are read side by side: a multiple of the workers, or these read each other's row groups."""
     units: int = 4
     """Units whose row groups are mixed."""
     row_groups: int = 4
@@ -84,6 +84,10 @@ class EpochOrder:
         """As many as wanted, where each has a window's worth of row groups; fewer of a small dataset."""
         return max(1, min(self.shape.lanes, len(self.blocks) // self.shape.row_groups))
 
+    def lane_rows(self, number: int) -> int:
+        """How many rows a lane has."""
+        return self.lane_start(number + 1) - self.lane_start(number)
+
     def lane(self, number: int) -> "Lane":
         return Lane(self, number)
 
@@ -94,17 +98,30 @@ class EpochOrder:
     def share(self, start: int, stop: int, rank: int, world: int) -> Iterator[Take]:
         """The rows of positions [start, stop) that fall to one of `world` workers, lane by lane.
 
-        Together the workers take each position once. Shares are equal but for the last ones, which may be shorter.
+        Together the workers take each position once. Where lanes can be shared out evenly, each worker keeps to its
+        own: position p is worker p % world's, so shares differ by one row at most. Else they are equal but for the
+        last ones, which may be shorter, and neighbours read the same row groups.
         """
-        count = max(0, min(stop, self.rows) - start)
+        stop = min(stop, self.rows)
+        if self.lanes % world == 0:
+            for lane in range(rank, self.lanes, world):
+                begin, end = self._in_lane(lane, start), self._in_lane(lane, stop)
+                if begin < end:
+                    yield Take(lane, begin, end)
+            return
+        count = max(0, stop - start)
         each = -(-count // world)
-        return self.takes(start, stop, rank * each, min((rank + 1) * each, count))
+        yield from self.takes(start, stop, rank * each, min((rank + 1) * each, count))
+
+    def _in_lane(self, lane: int, position: int) -> int:
+        """How many rows of a lane come before a position."""
+        return -((lane - position) // self.lanes)
 
     def takes(self, start: int, stop: int, at: int, last: int) -> Iterator[Take]:
         """Of the rows of positions [start, stop), laid out lane after lane, those from `at` to `last`."""
-        stop, lanes, before = min(stop, self.rows), self.lanes, 0
-        for lane in range(lanes):
-            begin, end = -((lane - start) // lanes), -((lane - stop) // lanes)
+        stop, before = min(stop, self.rows), 0
+        for lane in range(self.lanes):
+            begin, end = self._in_lane(lane, start), self._in_lane(lane, stop)
             first, upto = max(at - before, 0), min(last - before, end - begin)
             if first < upto:
                 yield Take(lane, begin + first, begin + upto)
@@ -183,6 +200,8 @@ class Lane:
         for at in range(first, last):
             skipped = self._offset if at == 0 else 0
             rows = int(self._begins[at + 1] - self._begins[at])
+            if not rows:
+                continue
             pieces.append(Piece(int(self._blocks[at]), skipped, skipped + rows))
         return Window(int(self._starts[number]), int(self._starts[number + 1]), tuple(pieces), (*self._seed, number))
 

@@ -1,18 +1,26 @@
 """The latents that a run is told to train on: source.uri, and what is mixed in."""
 
 import hashlib
+import io
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from sdp.config import TrainConfig
 from sdp.config.train import ColumnsConfig
 from sdp.datasets.manifest import Dataset
 from sdp.datasets.output import HEAD
+from sdp.encode.table import EMPTY_TEXT
+from sdp.errors import DatasetError
 from sdp.storage import Storage, is_read_only, open_storage
+from sdp.train.data.buckets import count_buckets, views
 from sdp.train.data.direct import Ingredient, mixture_of
 from sdp.train.data.latents import open_latents
+from sdp.train.data.order import Ints
 from sdp.train.data.pinned import open_pinned
 from sdp.train.data.plain import freeze, open_plain
 from sdp.train.data.weights import RowWeights, Weigh, row_weights
@@ -33,15 +41,23 @@ class Sources:
     """All of them, source.uri first."""
 
     all: tuple[Source, ...]
+    buckets: Ints | None = None
+    """How many rows each row group has of each shape, where crops keep their aspect."""
 
     @property
     def ingredients(self) -> tuple[Ingredient, ...]:
+        """What a reader is made of: the datasets, or the one dataset's buckets."""
+        if self.buckets is not None:
+            (source,) = self.all
+            return tuple(
+                replace(source.ingredient, dataset=view) for view in views(source.ingredient.dataset, self.buckets)
+            )
         return tuple(source.ingredient for source in self.all)
 
     @property
     def rows(self) -> int:
-        """Positions in an epoch."""
-        return mixture_of(self.ingredients).rows
+        """Rows of an epoch, all samples of a mixture included."""
+        return mixture_of(tuple(source.ingredient for source in self.all)).rows
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -55,7 +71,27 @@ def open_sources(config: TrainConfig, *, write: bool = False, newest: bool = Fal
 
     With `write` the run keeps what it reads: the list of what is plain files, the versions of datasets.
     """
-    return Sources(tuple(_opened(config, write=write, newest=newest)))
+    sources = Sources(tuple(_opened(config, write=write, newest=newest)))
+    bucketed = [source for source in sources.all if source.ingredient.dataset.shapes]
+    if not bucketed:
+        return sources
+    if len(sources.all) > 1:
+        uri = bucketed[0].ingredient.dataset.files.uri_of("")
+        raise DatasetError(
+            f"source.also: expected [], as the crops of {uri} have several shapes (transform.crop: buckets), and only "
+            "squares can be mixed; process all alike, or train on one"
+        )
+    run = open_storage(config.output.uri, config.storage.options())
+    return replace(sources, buckets=count_buckets(sources.all[0].ingredient.dataset, run, 0, write=write))
+
+
+def stored_empty(sources: Sources) -> NDArray[np.float16] | None:
+    """Return the empty caption's embedding, where the first dataset was written with one."""
+    dataset = sources.all[0].dataset
+    if dataset is None or not dataset.storage.exists(EMPTY_TEXT):
+        return None
+    values: NDArray[np.float16] = np.load(io.BytesIO(dataset.storage.read(EMPTY_TEXT)), allow_pickle=False)
+    return values
 
 
 def uris_of(config: TrainConfig) -> list[str]:

@@ -1,0 +1,113 @@
+"""Latents of several shapes."""
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sdp.model.checkpoints import EpochStart
+from sdp.storage import open_storage
+from sdp.train.data.batch import PAD, Batch
+from sdp.train.data.buckets import BucketReader, count_buckets, views
+from sdp.train.data.direct import Ingredient
+from sdp.train.data.latents import GroupReader, LatentsDataset, open_latents
+from sdp.train.data.order import OrderShape, Piece
+from sdp.train.data.weights import RowWeights
+from sdp.train.validation import Unseen, load_unseen
+from sdp.train.world import World
+from tests.latents import bucket_of, latent_in_bucket, make_latents
+
+ROWS, GRANULE = 203, 4
+
+
+@pytest.fixture(scope="module")
+def latents(tmp_path_factory: pytest.TempPathFactory) -> LatentsDataset:
+    dataset = make_latents(tmp_path_factory.mktemp("buckets"), ROWS, unit_rows=40, group_rows=8, buckets=True)
+    return open_latents(dataset, 64)
+
+
+def reader(latents: LatentsDataset, run: Path, rank: int = 0, world: int = 1) -> BucketReader:
+    counts = count_buckets(latents, open_storage(str(run)), 0, write=True)
+    ingredients = tuple(Ingredient(view) for view in views(latents, counts))
+    return BucketReader(ingredients, 5, OrderShape(2, 2, 2), rank, world, granule=GRANULE)
+
+
+def micro_batches(batch: Batch) -> list[Batch]:
+    return list(batch.split(GRANULE))
+
+
+def test_every_row_comes_once_an_epoch_in_batches_of_one_shape_with_its_own_latents(
+    latents: LatentsDataset, tmp_path: Path
+) -> None:
+    seen = Counter[int]()
+    for batch in reader(latents, tmp_path).batches(0, 0, 3 * GRANULE):
+        for part in micro_batches(batch):
+            rows = [row for row in part.rows.tolist() if row != PAD]
+            assert len({bucket_of(row) for row in rows}) <= 1
+            assert part.weights.tolist() == [1.0] * len(rows) + [0.0] * (GRANULE - len(rows))
+            for row, latent in zip(rows, part.latents, strict=False):
+                assert np.array_equal(latent.numpy(), latent_in_bucket(row, 8))
+            seen.update(rows)
+    assert seen == Counter(range(ROWS))
+
+
+def test_epochs_have_orders_of_their_own(latents: LatentsDataset, tmp_path: Path) -> None:
+    first, second = (
+        [batch.rows.tolist() for batch in reader(latents, tmp_path).batches(epoch, 0, GRANULE)] for epoch in (0, 1)
+    )
+    assert first != second
+
+
+@pytest.mark.parametrize("worlds", [(1, 2), (4, 3), (2, 5)])
+def test_another_number_of_workers_goes_on_with_exactly_the_rows_that_are_left(
+    latents: LatentsDataset, tmp_path: Path, worlds: tuple[int, int]
+) -> None:
+    start, size = EpochStart(lanes=max(2, worlds[0])), 6 * GRANULE
+    alone = [set(batch.counted.tolist()) for batch in reader(latents, tmp_path).batches(1, 0, size, start)]
+    steps = []
+    for world, positions in zip(worlds, (0, 3 * size), strict=True):
+        shares = [list(reader(latents, tmp_path, r, world).batches(1, positions, size, start)) for r in range(world)]
+        assert {len(micro_batches(b)) for share in shares for b in share} == {-(-6 // world)}
+        together = [[row for b in step for row in b.counted.tolist()] for step in zip(*shares, strict=True)]
+        steps += together[:3] if not positions else together
+    assert [sorted(step) for step in steps] == [sorted(step) for step in alone]
+    assert Counter(row for step in steps for row in step) == Counter(range(ROWS))
+
+
+def test_positions_are_the_rows_with_what_fills_up_the_last_batches_of_each_shape(
+    latents: LatentsDataset, tmp_path: Path
+) -> None:
+    whole = reader(latents, tmp_path)
+    for lanes in (1, 2, 4):
+        batches = list(whole.batches(0, 0, GRANULE, EpochStart(lanes=lanes)))
+        positions = whole.positions(EpochStart(lanes=lanes))
+        assert len(batches) * GRANULE == positions
+        assert ROWS <= positions < ROWS + lanes * GRANULE * 5  # four shapes a lane, and rounding over lanes
+
+
+def test_workers_that_share_the_lanes_evenly_read_no_row_twice(
+    latents: LatentsDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count, read = 0, GroupReader.read
+
+    def counting(reader: GroupReader, piece: Piece) -> object:
+        nonlocal count
+        count += len(piece)
+        return read(reader, piece)
+
+    monkeypatch.setattr(GroupReader, "read", counting)
+    for rank in range(4):
+        for _ in reader(latents, tmp_path, rank, 4).batches(0, 0, 4 * GRANULE, EpochStart(lanes=4)):
+            pass
+    assert count == ROWS
+
+
+def test_the_loss_can_be_measured_on_rows_of_several_shapes(latents: LatentsDataset) -> None:
+    batch = load_unseen(Unseen(latents, RowWeights), 30, World(), GRANULE)
+    rows = []
+    for part in micro_batches(batch):
+        for row, latent in zip(part.counted.tolist(), part.latents, strict=False):
+            assert np.array_equal(latent.numpy(), latent_in_bucket(row, 8))
+            rows.append(row)
+    assert len(set(rows)) == len(rows) == 30
