@@ -1,13 +1,16 @@
 """From a configuration to a trainer: models, data and strategy put together on one worker."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from sdp.config import TrainConfig
+from sdp.encode.work import embed_empty
 from sdp.errors import UserError, one_line
 from sdp.model import load
 from sdp.model.checkpoints import find_checkpoint
@@ -35,6 +38,9 @@ from sdp.train.strategies import DTYPES, channels_last, compile_blocks
 from sdp.train.trainer import Ingredients, Reader, Stop, Trainer
 from sdp.train.world import World
 
+Empty = Callable[[], NDArray[np.float16]]
+"""Returns the empty caption's embedding, of one row."""
+
 
 def assemble(
     config: TrainConfig,
@@ -55,8 +61,9 @@ def assemble(
     options = config.storage.options()
     model = resolve(config.model.source, storage=options)
     facts: dict[str, Any] = {"model": {"source": str(model.source), "digest": model.digest}}
+    empty = None
     if reader is None:
-        reader, read = make_reader(config, model, world, ask)
+        reader, read, empty = make_reader(config, model, world, ask)
         facts |= read
     facts["epoch_rows"] = reader.rows
     begin_from = config.model.start_from
@@ -67,7 +74,7 @@ def assemble(
                 world=world,
                 unet=make_unet(config, model, world),
                 objective=make_objective(config, model, world),
-                conditioning=make_conditioning(config, model, world),
+                conditioning=make_conditioning(config, model, world, empty),
                 reader=reader,
                 checkpointer=Checkpointer(
                     RunFolder(open_storage(config.output.uri, options)),
@@ -92,25 +99,30 @@ def assemble(
 
 def make_reader(
     config: TrainConfig, model: LocalModel, world: World, ask: Ask | None = None
-) -> tuple[Reader, dict[str, Any]]:
-    """The way to the data that data.mode names, and what a checkpoint is to say of the data."""
+) -> tuple[Reader, dict[str, Any], Empty | None]:
+    """The way to the data that data.mode names, what a checkpoint is to say of the data, and the empty caption's
+    embedding where captions come as embeddings."""
     if config.data.mode == "offline":
         sources = open_sources(config, write=True)
         for source in sources.all:
             if source.dataset is not None:
                 refuse_another_encoder(config, source.dataset, model)
-        return offline_reader(config, sources, world), sources.facts
+        return offline_reader(config, sources, world), sources.facts, None
     dataset = open_pinned(config, 0, config.source.uri, DATASET_KINDS[config.data.mode], write=True)
     images = open_images(config, dataset, model)
+    empty: Empty | None = None
     if config.data.mode == "collocated":
         from sdp.train.data.collocated import Collocated
 
-        engine: Engine = Collocated(images, load_encoder(images, str(world.device)), config.data.readers)
+        encoder = load_encoder(images, str(world.device))
+        engine: Engine = Collocated(images, encoder, config.data.readers)
+        empty = partial(embed_empty, images.orders, encoder) if config.text_encoded else None
     else:
         if ask is None:
             raise UserError("data.mode: online needs encoders of its own: train on Ray, or choose collocated")
         engine = Online(ask, slices_ahead(config, images, world.size))
-    return encoded_reader(config, images, engine, world), {"dataset": dataset.lineage}
+        empty = ask(None) if config.text_encoded else None
+    return encoded_reader(config, images, engine, world), {"dataset": dataset.lineage}, empty
 
 
 def encoded_reader(config: TrainConfig, images: ImagesDataset, engine: Engine, world: World) -> EncodedReader:
@@ -174,13 +186,22 @@ def make_objective(config: TrainConfig, model: LocalModel, world: World) -> Obje
     )
 
 
-def make_conditioning(config: TrainConfig, model: LocalModel, world: World) -> Conditioning:
-    """The frozen text encoder and what it makes of the empty string."""
+def make_conditioning(config: TrainConfig, model: LocalModel, world: World, empty: Empty | None = None) -> Conditioning:
+    """What the U-Net attends to. With `empty` captions come as embeddings, and no text encoder is loaded for them."""
     half = config.precision != "fp32" and world.device.type == "cuda"
-    encoder = load.load_text_encoder(
-        model.path, dtype=DTYPES[config.precision] if half else torch.float32, device=world.device
-    )
-    encode: Callable[[Tensor], Tensor] = lambda ids: encode_text(encoder, ids)  # noqa: E731
-    empty = torch.from_numpy(load.tokenize(load.load_tokenizer(model.path), [""]).astype("int64"))
+    dtype = DTYPES[config.precision] if half else torch.float32
+
+    @cache
+    def encoder() -> torch.nn.Module:
+        return load.load_text_encoder(model.path, dtype=dtype, device=world.device)
+
+    def encode(ids: Tensor) -> Tensor:
+        return encode_text(encoder(), ids)
+
     with torch.no_grad():
-        return Conditioning(encode(empty.to(world.device))[0], encode)
+        if empty is not None:
+            states = torch.from_numpy(empty()).to(world.device, dtype)
+        else:
+            ids = load.tokenize(load.load_tokenizer(model.path), [""]).astype("int64")
+            states = encode(torch.from_numpy(ids).to(world.device))
+    return Conditioning(states[0], encode)

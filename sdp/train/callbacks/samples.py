@@ -18,6 +18,7 @@ from sdp.generate.source import trained_scheduler
 from sdp.generate.worker import encode_png
 from sdp.model import load
 from sdp.model.ema import named_parameters
+from sdp.model.family import encode_text
 from sdp.model.sources import resolve
 from sdp.train.callbacks.base import Callback, StepReport
 from sdp.train.run_folder import PROMPTS, samples_folder
@@ -139,9 +140,10 @@ class DrawSamples(Callback):
 
     def _encoded(self, trainer: "Trainer", model: Path) -> Text:
         ids = load.tokenize(load.load_tokenizer(model), self.config.samples.prompts).astype("int64")
-        encode = trainer.conditioning.encode
-        assert encode is not None
-        return Text(encode(torch.from_numpy(ids).to(trainer.world.device)), trainer.conditioning.empty)
+        empty, device = trainer.conditioning.empty, trainer.world.device
+        # Trainers that are sent embeddings have no text encoder, so that one is loaded here, and let go of.
+        encoder: Any = load.load_text_encoder(model, dtype=empty.dtype, device=device)
+        return Text(encode_text(encoder, torch.from_numpy(ids).to(device)), empty)
 
     def _draw(self, trainer: "Trainer", step: int) -> Iterator[None]:
         """All pictures of a step, in pieces of work."""
