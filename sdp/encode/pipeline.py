@@ -491,6 +491,9 @@ def _value(column: pa.ChunkedArray) -> memoryview:
 
 def _dataset(stages: Stages, placement: Placement, desk: Any) -> Any:
     where = cluster.placement(placement.accelerator, placement.gpus)
+    # Datasets share a cluster's resources equally, and one whose driver was killed keeps its share for so long. Online,
+    # the driver is an actor, which does not have what cluster.connect sets.
+    os.environ.setdefault("RAY_DATA_AUTOSCALING_REQUEST_EXPIRE_TIME_S", "30")
     from ray.data import ActorPoolStrategy, TaskPoolStrategy, read_datasource
     from ray.data.context import AutoscalingConfig
 

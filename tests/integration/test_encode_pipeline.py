@@ -89,6 +89,21 @@ def test_of_a_piece_that_was_sent_twice_one_result_counts() -> None:
         assert sorted(str(key) for key, _, _ in collect(pipeline, 4)) == ["0", "1", "2", "last"]
 
 
+def test_a_pipeline_whose_driver_was_killed_soon_gives_its_share_of_the_cluster_back() -> None:
+    """Also where its driver is an actor, as it is online: Ray reads this as it is imported there."""
+
+    @ray.remote
+    def lifetime_s() -> int:
+        from sdp.encode import pipeline
+
+        pipeline._dataset(Toy(), placement(), None)
+        from ray.data._internal.cluster_autoscaler.default_cluster_autoscaler_v2 import DefaultClusterAutoscalerV2
+
+        return DefaultClusterAutoscalerV2.AUTOSCALING_REQUEST_EXPIRE_TIME_S
+
+    assert ray.get(lifetime_s.remote()) == 30
+
+
 def test_an_error_of_ours_is_raised_as_it_is() -> None:
     with Pipeline(Toy(breaks_at=2), placement(), 1) as pipeline:
         for number in range(3):
