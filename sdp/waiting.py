@@ -47,12 +47,15 @@ class Place:
     def capacity(self) -> int:
         """How many workers the nodes that are alive could hold, were they free."""
         nodes = [node["Resources"] for node in cluster.nodes_with(self.labels)]
-        return sum(min(int(node.get(name, 0) // need) for name, need in self.bundle.items()) for node in nodes)
+        return sum(
+            min((int(node.get(name, 0) // need) for name, need in self.bundle.items()), default=self.least)
+            for node in nodes
+        )
 
     def progress(self, count: int, clock: str = "") -> str:
         """Say how far the cluster is with so many workers: `4 A100 GPUs (2 of 4 ready, 1:30)`."""
         resource, labels, capacity = "GPU" if "GPU" in self.bundle else "CPU", dict(self.labels), self.capacity
-        name = _amount(count * self.bundle[resource], resource, labels.pop(cluster.ACCELERATOR_LABEL, None))
+        name = _amount(count * self.bundle.get(resource, 1), resource, labels.pop(cluster.ACCELERATOR_LABEL, None))
         name += f" with {cluster.told_labels(labels)}" if labels else ""
         state = f"{capacity} of {count} ready" if capacity < count else "there, but taken"
         return f"{name} ({', '.join(filter(None, (state, clock)))})"
@@ -142,10 +145,10 @@ def wait_for(
             request.__exit__()
 
 
-def no_place(section: str, what: str, wait_s: float) -> UserError:
-    """Say in one line what did not come, and what the cluster has instead."""
+def no_place(section: str, what: str, wait_s: float, key: str | None = None) -> UserError:
+    """Say in one line what did not come, and what the cluster has instead; `key` is what asks for it."""
     return UserError(
-        f"{section}.wait_s: no node offered {what} within {duration(wait_s)}; the cluster has {_offer()}"
+        f"{key or f'{section}.wait_s'}: no node offered {what} within {duration(wait_s)}; the cluster has {_offer()}"
         f"{_autoscaler()}; let the cluster grow, ask for what it has, or raise {section}.wait_s"
     )
 

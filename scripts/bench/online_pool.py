@@ -3,7 +3,8 @@
     python -m scripts.bench.online_pool [--encoders 1,2,3,4,5,6,7,8] [--seconds 30] [--picture docs/pictures/online.svg]
 
 The pool, the trainers' readers, Ray's five raylets and all bytes are real: 196,608 bytes of pixels an image go from a
-transform to an encoder, and from there 16,384 bytes of moments and 154 of token ids to a trainer. What has no CPU here
+transform to an encoder, and from there 16,384 bytes of moments and 157,696 of embedded captions to a trainer (with
+--text token_ids 154 bytes of token ids). What has no CPU here
 sleeps instead: transforms as a core would (250 img/s), encoders as an A10G would (102 img/s, what the reference saw),
 two trainers as an A100 would (184 img/s, its best). Throughput is counted at the trainers, over whole slices.
 """
@@ -16,6 +17,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,7 +29,8 @@ from sdp import cluster
 from sdp.charts import Line, lines
 from sdp.config import parse
 from sdp.console import table
-from sdp.encode.chunk import Chunk, Group
+from sdp.encode.chunk import Chunk, Group, TransformStats
+from sdp.encode.pipeline import Note, Placement
 from sdp.model.sources import resolve
 from sdp.storage import open_storage
 from sdp.train import online
@@ -39,6 +42,7 @@ from sdp.train.data.weights import RowWeights
 
 SIDE = 256
 TRANSFORM_RATE, ENCODER_RATE, TRAINER_RATE = 250.0, 102.0, 184.0
+TEXT_WIDTH = 1024
 TRAINERS = 2
 GROUP_ROWS = 254
 """One slice: what travels at once."""
@@ -53,6 +57,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--encoders", default="1,2,3,4,5,6,7,8")
     parser.add_argument("--seconds", type=float, default=30.0, help="length of the window that is measured")
+    parser.add_argument("--text", choices=("text_embedding", "token_ids"), default="text_embedding")
     parser.add_argument("--picture", type=Path)
     given = parser.parse_args(arguments)
     counts = [int(count) for count in given.encoders.split(",")]
@@ -60,7 +65,7 @@ def main(arguments: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="sdp-bench-online-") as folder:
         cluster = start_cluster()
         try:
-            images = make_images(folder)
+            images = make_images(folder, given.text)
             header = ("encoders", "min(encoders, trainers)", "at the trainers", "of it", "encoders busy")
             for count in counts:
                 found.append(measure(images, count, given.seconds))
@@ -115,17 +120,17 @@ def put_sleepers() -> None:
     online.transform_slice, online.load_encoder, online.encode_slice = transform, gpu, encode  # type: ignore[assignment]
 
 
-def transform(images: ImagesDataset, some: Any) -> Transformed:
+def transform(images: ImagesDataset, some: Any) -> tuple[Transformed, TransformStats]:
     """Crops of a slice, in a core's time."""
     began, count = time.monotonic(), len(some)
-    rows = np.arange(some.skip, some.skip + count) + some.group * GROUP_ROWS
+    rows = np.arange(some.piece.skip, some.piece.skip + count) + some.piece.groups[0].number * GROUP_ROWS
     pixels = np.zeros((count, SIDE, SIDE, 3), np.uint8)
     chunk = Chunk(
         rows, [""] * count, np.ones((count, 77), np.uint16),
         {SIDE: [Group(np.arange(count), pixels)]}, np.zeros(count, np.int16),
     )  # fmt: skip
     _sleep_until(began + count / TRANSFORM_RATE)
-    return Transformed(rows, chunk)
+    return Transformed(rows, chunk), TransformStats(count, count / TRANSFORM_RATE)
 
 
 def gpu(*_: Any) -> threading.Lock:
@@ -149,12 +154,14 @@ def _sleep_until(when: float) -> None:
     time.sleep(max(0.0, when - time.monotonic()))
 
 
-def make_images(folder: str) -> ImagesDataset:
+def make_images(folder: str, text: str) -> ImagesDataset:
     """Row groups of an images dataset that nobody reads."""
     given = {"source": {"uri": folder}, "output": {"uri": f"{folder}-run"}, "model": {"source": "builtin:tiny"}}
     config = parse("train", {**given, "data": {"mode": "online", "resolution": SIDE}})
     storage: Any = SimpleNamespace(storage=open_storage(folder))
     orders = _orders(config, storage, resolve("builtin:tiny"))
+    width = TEXT_WIDTH if text == "text_embedding" else None
+    orders = replace(orders, shape=replace(orders.shape, text_width=width))
     blocks = Blocks.of([[GROUP_ROWS] * 4000])
     return ImagesDataset(open_storage(folder), ("parts/000000000.parquet",), blocks, orders, RowWeights())
 
@@ -162,8 +169,15 @@ def make_images(folder: str) -> ImagesDataset:
 class MeasuredPool(online.Pool):
     """Tells its sums, too."""
 
+    _busy_s = _idle_s = 0.0
+
+    def _count(self, note: Note, encoders: int) -> None:
+        super()._count(note, encoders)
+        self._busy_s += note.busy_s
+        self._idle_s += note.idle_s
+
     async def sums(self) -> tuple[float, float, int]:
-        return self._busy_s, self._idle_s, sum(encoder.ready for encoder in self._encoders)
+        return self._busy_s, self._idle_s, self._encoders
 
 
 class SleepingTrainers:
@@ -201,13 +215,12 @@ class SleepingTrainers:
 
 def measure(images: ImagesDataset, encoders: int, seconds: float) -> dict[str, float]:
     """Throughput at the trainers with so many encoders, and how busy these were."""
-    staff = online.Staff(
+    placement = Placement(
         least=encoders, most=encoders, accelerator="A10G", gpus=1.0, encoder_cpus=1.0, transform_cpus=1.0,
-        transforms=8, first_transforms=8, chunks=24, labels={"ray.io/node-group": "cpu"}, start_timeout_s=300.0,
-        run="bench",
+        start_timeout_s=300.0, labels={"ray.io/node-group": "cpu"}, concurrency=8, output="bench",
     )  # fmt: skip
     remote_pool: Any = ray.remote(MeasuredPool)
-    pool = remote_pool.options(num_cpus=0, scheduling_strategy=cluster.this_node()).remote(images, staff)
+    pool = remote_pool.options(num_cpus=0, scheduling_strategy=cluster.this_node()).remote(images, placement)
     config = parse(
         "train",
         {

@@ -163,8 +163,8 @@ class TrainEncodeConfig(WorkersConfig):
 
     num_workers: Workers = key(
         1,
-        "How many encoders (online); or a range, in which there are as many as the trainers' pace needs: both are "
-        "measured, at the start and from then on.",
+        "How many encoders (online); or a range, from which a run takes as many as the trainers' pace needs: it starts "
+        "with min, measures both, and chooses once.",
     )
     gpus_per_worker: float = key(1.0, "GPUs that one encoder reserves (online); a fraction shares a GPU.", gt=0)
     batch_size: Positive | None = key(
@@ -173,10 +173,10 @@ class TrainEncodeConfig(WorkersConfig):
         "where memory is short.",
     )
     dtype: Literal["bf16", "fp16", "fp32"] = key("bf16", "What the encoders compute in.", shapes_output=True)
-    text: Literal["token_ids", "text_embedding"] = key(
-        "token_ids",
-        "Who runs the text encoder: the trainers (token_ids: 154 bytes of text a row to send) or the encoders "
-        "(text_embedding: 158 kB with SD2).",
+    text: Literal["token_ids", "text_embedding"] | None = key(
+        None,
+        "Who runs the text encoder: the encoders (text_embedding: 158 kB of text a row to send, with SD2) or the "
+        "trainers (token_ids: 154 bytes); null takes the encoders where data.mode is online, else the trainers.",
     )
     compile: bool = key(False, "Compile the encoders with torch.compile: a slower start, faster batches on GPU.")
     channels_last: bool = key(True, "Keep images channels-last in memory: faster convolutions.")
@@ -532,6 +532,11 @@ class TrainConfig(JobConfig):
         gt=0,
         le=LONGEST_S,
     )
+
+    @property
+    def text_encoded(self) -> bool:
+        """Whether images' captions reach the trainers as embeddings."""
+        return (self.encode.text or ("text_embedding" if self.data.mode == "online" else None)) == "text_embedding"
 
     def contradictions(self) -> Iterable[Problem]:
         yield from super().contradictions()

@@ -2,9 +2,9 @@
 
     feed ── ReadPieces ── MapBatches(transform) (tasks) ── MapBatches(Encode) (actors, min … max) ── results
 
-A result is a note and a reference: what was encoded stays where it is until somebody fetches it. Every block has one
-row that holds one pickled object, so that Ray Data neither merges nor splits pieces; the note travels in the block's
-schema.
+A result is the piece's key, a note and a reference: what was encoded stays where it is until somebody fetches it. Every
+block has one row that holds one pickled object, so that Ray Data neither merges nor splits pieces; the note travels in
+the block's schema. `process` and online training feed it; what they do with a piece is their `Stages`.
 
 Ray restarts what dies and runs it again, without a limit of its own. The limits are the `Desk`'s: it knows which worker
 holds which piece, and so which piece a dead worker was at. A piece that has killed twice is handed out no more.
@@ -12,6 +12,8 @@ holds which piece, and so which piece a dead worker was at. A piece that has kil
 
 import asyncio
 import contextlib
+import itertools
+import math
 import os
 import pickle
 import queue
@@ -31,12 +33,14 @@ from ray.exceptions import RayError
 from ray.util.annotations import RayDeprecationWarning
 
 from sdp import cluster, telemetry
+from sdp.config.process import EncodeConfig, TransformConfig
+from sdp.config.train import TrainEncodeConfig, TrainTransformConfig
 from sdp.encode.chunk import TransformStats
 from sdp.encode.occupancy import Occupancy
-from sdp.errors import SdpError, Unavailable, UserError, one_line
+from sdp.encode.work import TRIES
+from sdp.errors import SdpError, Unavailable, one_line
+from sdp.waiting import Place, no_place
 
-TRIES = 2
-"""Deaths of a piece after which it is not tried again."""
 _PATIENCE = 3
 """Retries of a storage that does not answer; also how many deaths in a row each encoder may have."""
 _TASK_RETRIES = 30
@@ -45,6 +49,8 @@ _SYSTEMATIC = 100
 """Failed transforms in a row after which the images are not to blame."""
 _SLOWEST_S = 900.0
 """Without a finished transform by then, there is no place for any."""
+_LOOK_S = 5.0
+"""How often to see which nodes the cluster has."""
 _CLOSE_S = 10.0
 _LARGE = 65_536
 """Bytes from which an array is not copied into the pickle."""
@@ -82,7 +88,8 @@ class Note:
     """An error that no retry mends."""
 
 
-Result = tuple[Note, "ObjectRef[pa.Table]"]
+Result = tuple[Any, Note, "ObjectRef[pa.Table]"]
+"""A piece's key, what is known of it, and where its rows are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +102,7 @@ class Placement:
     gpus: float
     """Of an encoder."""
     encoder_cpus: float
+    transform_cpus: float
     start_timeout_s: float
     labels: Mapping[str, str]
     """Of the nodes for transforms."""
@@ -102,6 +110,56 @@ class Placement:
     """The most transforms at once."""
     output: str
     """What the job writes to: the name of its metrics."""
+
+    @property
+    def encoders(self) -> Place:
+        """What the least number of encoders reserves."""
+        bundle = {name: need for name, need in (("GPU", self.gpus), ("CPU", self.encoder_cpus)) if need}
+        labels = {cluster.ACCELERATOR_LABEL: self.accelerator} if self.accelerator else {}
+        return Place("encode", bundle, self.least, self.least, labels)
+
+    @property
+    def transforms(self) -> Place:
+        """What a transform reserves."""
+        return Place("encode", {"CPU": self.transform_cpus} if self.transform_cpus else {}, 1, 1, self.labels)
+
+    @property
+    def places(self) -> list[Place]:
+        """What has to be there before a job begins."""
+        return [place for place in (self.encoders, self.transforms) if place.bundle]
+
+
+def plan_placement(
+    encode: EncodeConfig | TrainEncodeConfig,
+    transform: TransformConfig | TrainTransformConfig,
+    output: str,
+    resources: Mapping[str, float],
+    *,
+    beside: int = 0,
+    grows: bool = False,
+) -> Placement:
+    """Return where the sections `encode` and `transform` place the stages; `beside` CPUs are others'.
+
+    Where there are too few CPUs for everybody to reserve one, encoders and transforms share what there is. But where
+    nodes come on demand, what reserves nothing brings none, and would run on the head.
+    """
+    cpus = int(resources.get("CPU", 0)) - beside
+    grows = grows or not resources.get("CPU")
+    gpus = encode.gpus_per_worker if cluster.on_gpus("encode", encode) else 0.0
+    encoder_cpus = 1.0 if gpus or grows or cpus > encode.least else 0.0
+    transform_cpus = 1.0 if grows or not beside or cpus > encode.least * encoder_cpus else 0.0
+    return Placement(
+        least=encode.least,
+        most=encode.most,
+        accelerator=encode.accelerator,
+        gpus=gpus,
+        encoder_cpus=encoder_cpus,
+        transform_cpus=transform_cpus,
+        start_timeout_s=encode.wait_s,
+        labels=transform.node_labels,
+        concurrency=transform.concurrency or (None if transform_cpus else max(2, cpus)),
+        output=output,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,11 +173,12 @@ class State:
     """Transformed pieces that wait for an encoder."""
     transformed_stats: TransformStats = field(default_factory=TransformStats)
     """All transforms so far."""
-    deaths: int = 0
+    deaths: Mapping[str, int] = field(default_factory=lambda: {"transform": 0, "encode": 0})
+    """Deaths of workers, by stage."""
     in_a_row: Mapping[str, int] = field(default_factory=lambda: {"transform": 0, "encode": 0})
     """Deaths since something last succeeded, by stage."""
-    last: str = ""
-    """What the last worker died of."""
+    last: Mapping[str, str] = field(default_factory=lambda: {"transform": "", "encode": ""})
+    """What the last worker died of, by stage."""
     started: bool = False
     """Whether any encoder has loaded."""
     transformed: bool = False
@@ -141,10 +200,11 @@ class Desk:
         self._at: dict[int, Worker] = {}
         self._deaths: dict[int, int] = {}
         self._reasons: dict[int, str] = {}
-        self._encoders: set[Worker] = set()
+        self._encoders: dict[str, Worker] = {}
+        """By actor, which outlives its processes."""
         self._loading: set[Worker] = set()
         self._ready: set[int] = set()
-        self._in_a_row = dict(State().in_a_row)
+        self._in_a_row, self._died, self._last = dict(State().in_a_row), dict(State().deaths), dict(State().last)
         self._state = State()
 
     async def feed(self, pieces: list[pa.Table | None]) -> None:
@@ -199,26 +259,28 @@ class Desk:
         """
         held: list[int] = []
         encoders = False
-        for worker in [worker for worker in {*self._held, *self._encoders} if worker[1] not in alive]:
+        for worker in [worker for worker in {*self._held, *self._encoders.values()} if worker[1] not in alive]:
             numbers = self._held.get(worker, [])
             encoders |= worker[0] == "encode"
             held += numbers
             self._bury(worker, numbers[0] if numbers else None, "its node is gone")
         return [*held, *self._ready] if encoders else []
 
-    async def load(self, worker: Worker) -> None:
-        """Note that an encoder begins to load."""
+    async def load(self, worker: Worker, actor: str) -> None:
+        """Note that an encoder begins to load; where the actor had a process before, that one has died."""
+        if (before := self._encoders.get(actor)) is not None:
+            self._bury(before, next(iter(self._held.get(before, ())), None), "its process ended")
         self._loading.add(worker)
 
-    async def start(self, worker: Worker) -> None:
+    async def start(self, worker: Worker, actor: str) -> None:
         """Note that an encoder has loaded."""
         self._loading.clear()
-        self._encoders.add(worker)
+        self._encoders[actor] = worker
         self._state = replace(self._state, started=True)
 
-    async def leave(self, worker: Worker) -> None:
+    async def leave(self, actor: str) -> None:
         """Note that an encoder ends in peace."""
-        self._encoders.discard(worker)
+        self._encoders.pop(actor, None)
 
     async def stop(self, error: SdpError) -> None:
         """Note an error that no retry mends."""
@@ -230,28 +292,48 @@ class Desk:
         # Encoders whose process dies while it loads tell nobody: they are those that began and are neither.
         rows = {**self._in_a_row, "encode": self._in_a_row["encode"] + len(self._loading)}
         encoders, ready = len(self._encoders), len(self._ready)
-        return replace(self._state, encoders=encoders, transforms=transforms, ready=ready, in_a_row=rows)
+        return replace(
+            self._state,
+            encoders=encoders,
+            transforms=transforms,
+            ready=ready,
+            in_a_row=rows,
+            deaths=dict(self._died),
+            last=dict(self._last),
+        )
 
     def _bury(self, worker: Worker, number: int | None, reason: str) -> None:
         self._held.pop(worker, None)
-        self._encoders.discard(worker)
+        self._encoders = {actor: encoder for actor, encoder in self._encoders.items() if encoder != worker}
         self._in_a_row[worker[0]] += 1
-        self._state = replace(self._state, deaths=self._state.deaths + 1, last=reason)
+        self._died[worker[0]] += 1
+        self._last[worker[0]] = reason
         if number is not None:
             self._deaths[number] = self._deaths.get(number, 0) + 1
             self._reasons[number] = reason
 
 
+@dataclass(slots=True, eq=False)
+class _Sent:
+    key: Any
+    item: Any
+    done: bool = False
+
+
 class Pipeline:
     """A running pipeline, for one driver thread. Use it as a context manager: it ends with the block."""
 
-    def __init__(self, stages: Stages, placement: Placement) -> None:
-        self._placement = placement
+    def __init__(self, stages: Stages, placement: Placement, piece_bytes: int) -> None:
+        """`piece_bytes` is what a transformed piece takes of an object store."""
+        self._placement, self._piece_bytes = placement, piece_bytes
         desk: Any = ray.remote(Desk)
         self._desk = desk.options(num_cpus=0, max_concurrency=1000, scheduling_strategy=cluster.this_node()).remote()
-        self._results: queue.SimpleQueue[Result | BaseException | None] = queue.SimpleQueue()
-        self._began = time.monotonic()
-        self._most_transforms = 0
+        self._results: queue.SimpleQueue[tuple[Note, ObjectRef[pa.Table]] | BaseException | None] = queue.SimpleQueue()
+        self._began, self._fed = time.monotonic(), False
+        self._looked = -math.inf
+        self._numbers = itertools.count()
+        self._sent: dict[int, _Sent] = {}
+        self._room = self._most_transforms = 0
         dataset = _dataset(stages, placement, self._desk)
         self._thread = threading.Thread(target=self._run, args=(dataset,), name="sdp-encode", daemon=True)
 
@@ -268,14 +350,22 @@ class Pipeline:
             ray.kill(self._desk)
         self._thread.join(_CLOSE_S)
 
-    def feed(self, number: int, item: Any) -> None:
-        """Send an item into the pipeline under a number of its own."""
-        self._desk.feed.remote([pack(number, item)])
+    @property
+    def under_way(self) -> list[Any]:
+        """The keys of pieces without a result, in the order in which they were fed."""
+        return list(dict.fromkeys(sent.key for sent in self._sent.values() if not sent.done))
 
-    def stranded(self, alive: set[str]) -> list[int]:
-        """Return the numbers of pieces that may wait for an encoder whose node is gone."""
-        numbers: list[int] = ray.get(self._desk.stranded.remote(alive))
-        return numbers
+    @property
+    def full(self) -> bool:
+        """Whether as many pieces are under way as the object stores have room for."""
+        self._look()
+        return len(self._sent) >= self._room
+
+    def feed(self, key: Any, item: Any) -> None:
+        """Send an item into the pipeline; its result comes with the key, which stays here."""
+        if not self._fed:
+            self._fed, self._began = True, time.monotonic()
+        self._send(_Sent(key, item))
 
     def results(self, timeout_s: float) -> Iterator[Result]:
         """Wait for results, if need be, and return all that there are."""
@@ -287,7 +377,13 @@ class Pipeline:
                     line = one_line(result)[-300:]
                     raise SdpError(f"encode: Ray Data ended ({line}); run it again: it continues") from result
                 if result is not None:
-                    yield result
+                    note, rows = result
+                    sent = self._sent.pop(note.number)
+                    if note.error is not None:
+                        raise note.error
+                    if not sent.done:  # of a piece that was sent twice the first result counts
+                        sent.done = True
+                        yield sent.key, note, rows
                 result = self._results.get_nowait()
 
     def state(self) -> State:
@@ -296,6 +392,25 @@ class Pipeline:
         self._most_transforms = max(self._most_transforms, state.transforms)
         refuse(state, self._placement, self._most_transforms, time.monotonic() - self._began)
         return state
+
+    def _send(self, sent: _Sent) -> None:
+        number = next(self._numbers)
+        self._sent[number] = sent
+        self._desk.feed.remote([pack(number, sent.item)])
+
+    def _look(self) -> None:
+        """See what the cluster has: how many pieces it has room for, and which have to be sent again."""
+        if time.monotonic() - self._looked < _LOOK_S:
+            return
+        self._looked = time.monotonic()
+        resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]  # Ray's
+        # What half of the object stores hold, but enough for everybody.
+        fits = int(0.5 * resources.get("object_store_memory", 0) / self._piece_bytes)
+        wanted = 2 * int(resources.get("CPU", 0)) + 4 * self._placement.most
+        self._room = max(min(fits, wanted), 2 * self._placement.most + 1)
+        for number in ray.get(self._desk.stranded.remote({node["NodeID"] for node in cluster.nodes_with({})})):
+            if number in self._sent and not self._sent[number].done:
+                self._send(self._sent[number])
 
     def _run(self, dataset: Any) -> None:
         try:
@@ -315,29 +430,21 @@ def refuse(state: State, placement: Placement, transforms: int, waited_s: float)
     died = state.in_a_row["transform"]
     if died >= max(_SYSTEMATIC, _PATIENCE * transforms):
         raise SdpError(
-            f"transform: {died} failed one after another, the last of {state.last}; see whether the nodes have the "
-            "memory and the software that it takes"
+            f"transform: {died} failed one after another, the last of {state.last['transform']}; see whether the nodes "
+            "have the memory and the software that it takes"
         )
     died = state.in_a_row["encode"]
     if died > _PATIENCE * placement.most + 2 * _PATIENCE:
         raise SdpError(
-            f"encode: {died} encoders died one after another without encoding anything, the last of {state.last}; see "
-            "their logs with `ray logs`"
+            f"encode: {died} encoders died one after another without encoding anything, the last of "
+            f"{state.last['encode']}; see their logs with `ray logs`"
         )
-    timeout_s = placement.start_timeout_s
-    if not state.started and waited_s > timeout_s:
-        what = f"{placement.accelerator or 'a GPU'} with {placement.gpus:g} GPUs" if placement.gpus else "a CPU"
-        have = ", ".join(sorted(cluster.accelerators())) or "no accelerators"
-        raise UserError(
-            f"encode.accelerator: no node offered {what} free within {timeout_s:g} s; the cluster has {have}; "
-            "let the cluster grow, ask for another type, or raise encode.wait_s"
-        )
-    if not state.transformed and waited_s > max(_SLOWEST_S, timeout_s):
-        where = f" with the labels {cluster.told_labels(placement.labels)}" if placement.labels else ""
-        raise UserError(
-            f"transform.node_labels: no transform has ended within {max(_SLOWEST_S, timeout_s):g} s: no node{where} "
-            "has a CPU free; let the cluster grow, or ask for other nodes"
-        )
+    wait_s = placement.start_timeout_s
+    if not state.started and waited_s > wait_s:
+        raise no_place("encode", placement.encoders.progress(placement.least), wait_s)
+    if not state.transformed and waited_s > max(_SLOWEST_S, wait_s):
+        place = f"{placement.transforms.progress(1)} for a transform"
+        raise no_place("encode", place, max(_SLOWEST_S, wait_s), key="transform.node_labels")
 
 
 def pack(head: Any, value: Any, *, note: Note | None = None) -> pa.Table:
@@ -384,6 +491,9 @@ def _value(column: pa.ChunkedArray) -> memoryview:
 
 def _dataset(stages: Stages, placement: Placement, desk: Any) -> Any:
     where = cluster.placement(placement.accelerator, placement.gpus)
+    # Datasets share a cluster's resources equally, and one whose driver was killed keeps its share for so long. Online,
+    # the driver is an actor, which does not have what cluster.connect sets.
+    os.environ.setdefault("RAY_DATA_AUTOSCALING_REQUEST_EXPIRE_TIME_S", "30")
     from ray.data import ActorPoolStrategy, TaskPoolStrategy, read_datasource
     from ray.data.context import AutoscalingConfig
 
@@ -409,7 +519,7 @@ def _dataset(stages: Stages, placement: Placement, desk: Any) -> Any:
                 batch_size=None,
                 batch_format="pyarrow",
                 compute=TaskPoolStrategy(size=placement.concurrency),
-                num_cpus=1,
+                num_cpus=placement.transform_cpus,
                 max_retries=_TASK_RETRIES,
                 label_selector=dict(placement.labels) or None,
             )
@@ -484,7 +594,8 @@ class Encode:
         self._stages, self._desk = ray.get(stages), desk
         self._occupancy, self._told, self._lock = Occupancy(), (0.0, 0.0), threading.Lock()
         self._worker = "encode", _node(), _process()
-        ray.get(desk.load.remote(self._worker))
+        self._actor = ray.get_runtime_context().get_actor_id() or ""
+        ray.get(desk.load.remote(self._worker, self._actor))
         try:
             telemetry.begin(output).process("encoder")
             self._encoder = self._stages.load()
@@ -494,7 +605,7 @@ class Encode:
             else:
                 ray.get(desk.fail.remote(self._worker, None, _line(error)))
             raise
-        ray.get(desk.start.remote(self._worker))
+        ray.get(desk.start.remote(self._worker, self._actor))
 
     def __call__(self, block: pa.Table) -> pa.Table:
         """Encode one piece."""
@@ -525,7 +636,7 @@ class Encode:
     def __del__(self) -> None:
         """Called as the pool shrinks."""
         with contextlib.suppress(Exception):
-            self._desk.leave.remote(self._worker)
+            self._desk.leave.remote(self._actor)
 
 
 def _patiently(call: Callable[[], Any]) -> Any:

@@ -7,6 +7,7 @@ A picture that is a file is a row group of one row; of a tar the samples of a un
 
 import io
 import json
+import math
 import tarfile
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
@@ -35,6 +36,8 @@ TEXT = ".txt"
 """A picture's caption lies beside it, under the same name."""
 _FILES_AT_ONCE = 16
 _FOOTERS = 64
+_FEW = 32
+"""Rows that are tried one by one rather than cut again."""
 _LARGEST_MEMBER = 1 << 28
 """Bytes of a tar's member beyond which it is no picture."""
 _TAR_BUFFER = 1 << 20
@@ -67,6 +70,11 @@ class Piece:
         """The same rows in about `count` pieces."""
         size = max(1, -(-self.take // count))
         return [replace(self, skip=self.skip + at, take=min(size, self.take - at)) for at in range(0, self.take, size)]
+
+    def narrow(self) -> "list[Piece]":
+        """Return the same rows in smaller pieces, to find the one that kills its worker."""
+        # In roots rather than halves: each level costs two more workers.
+        return self.cut(self.take if self.take <= _FEW else math.isqrt(self.take))
 
     @property
     def reads(self) -> int:

@@ -28,6 +28,8 @@ from sdp.storage import Storage, StorageOptions
 if TYPE_CHECKING:
     from sdp.encode.encoder import Encoder
 
+TRIES = 2
+"""Deaths of a piece after which it is not tried again."""
 Rows = tuple[pa.Table, list[Outcome]]
 """What a piece comes to: rows to store, and the outcomes of the others."""
 

@@ -5,8 +5,6 @@ task that gets references: they do not pass through here. A piece that kills its
 the row that kills is alone; that one is recorded as crashed, and the rest of its unit is not held up by it.
 """
 
-import itertools
-import math
 import os
 import time
 from collections import deque
@@ -31,9 +29,9 @@ from sdp.datasets.output import Output
 from sdp.datasets.parts import PartInfo
 from sdp.datasets.units import Work
 from sdp.encode import work as worker
-from sdp.encode.pipeline import TRIES, Note, Pipeline, Placement, State, pack, unpack
+from sdp.encode.pipeline import Note, Pipeline, State, pack, plan_placement, unpack
 from sdp.encode.reading import Piece, addresses
-from sdp.encode.work import Encoding, Orders
+from sdp.encode.work import TRIES, Encoding, Orders
 from sdp.errors import SdpError, Unavailable, one_line
 from sdp.lease import Lease
 from sdp.process.figures import Figures
@@ -44,14 +42,10 @@ _WRITES = 4
 """Parts written at once; also how many may wait before further units begin."""
 _PATIENCE = 3
 """How often the writing of a part is tried again."""
-_FEW = 32
-"""Rows that are tried one by one rather than cut again."""
 _WAIT_S = 0.5
 _WINDOW_S = 30.0
 """Over which the progress line's rates are taken."""
 _EMIT_S = 1.0
-_LOOK_S = 5.0
-"""How often to see what the cluster has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,9 +113,8 @@ class Units:
     def next_piece(self) -> Piece | None:
         """Return the next piece; None while units wait to be written, or at the end."""
         while True:
-            while self._queue:
-                if self.misses(piece := self._queue.popleft()):
-                    return piece
+            if self._queue:
+                return self._queue.popleft()
             if self._exhausted or sum(not unit.missing for unit in self.open.values()) > _WRITES:
                 return None
             try:
@@ -133,10 +126,6 @@ class Units:
             self._queue.extend(pieces)
             self._settle(work)  # a unit without pieces has a part all the same
 
-    def misses(self, piece: Piece) -> bool:
-        """Return whether a piece's rows are missing: one that was sent twice comes twice."""
-        return piece.work in self.open and piece in self.open[piece.work].missing
-
     def gather(self, piece: Piece, rows: "ObjectRef[pa.Table]") -> None:
         """Take a piece's rows."""
         unit = self.open[piece.work]
@@ -147,15 +136,9 @@ class Units:
     def cut(self, piece: Piece) -> None:
         """Replace a piece by smaller ones."""
         unit = self.open[piece.work]
-        # In roots rather than halves: each level costs two more workers.
-        parts = piece.cut(piece.take if piece.take <= _FEW else math.isqrt(piece.take))
+        parts = piece.narrow()
         unit.missing = (unit.missing - {piece}) | set(parts)
         self._queue.extendleft(reversed(parts))
-
-    def repeat(self, piece: Piece) -> None:
-        """Hand out a piece again, if its rows are still missing."""
-        if self.misses(piece):
-            self._queue.appendleft(piece)
 
     def next_complete(self) -> "tuple[Work, list[ObjectRef[pa.Table]]] | None":
         """Return a unit to write and its rows in the order of the source."""
@@ -197,12 +180,10 @@ class _Run:
         self._prepared, self._output, self._lease = prepared, output, lease
         self._figures, self._progress = figures, progress
         self._orders: Orders = with_tombstones(prepared)
-        self._placement = _placement(config, resources)
+        self._placement = plan_placement(config.encode, config.transform, config.output.uri, resources)
         self._done_before = output.done()
         self._units = Units(self._planned(pending))
-        self._numbers = itertools.count()
-        self._under_way: dict[int, Piece] = {}
-        self._room = self._room_for(resources)
+        self._under_way = 0
         self._writing: dict[ObjectRef[PartInfo], Work] = {}
         self._told = ray.put(self._orders)
         self._infos: list[PartInfo] = []
@@ -210,17 +191,18 @@ class _Run:
         figures.rows_total = sum(len(work.unit) for work in pending)
         figures.images_total = prepared.images_of(figures.rows_total)
         self._recent: deque[tuple[float, int, int]] = deque()
-        self._began = self._looked = time.monotonic()
+        self._began = time.monotonic()
         self._telemetry, self._emitted = telemetry.begin(config.output.uri), 0.0
 
     def work_off(self) -> list[PartInfo]:
         """Make every part."""
-        with Pipeline(Encoding(self._orders), self._placement) as pipeline:
+        piece_bytes = self._prepared.piece_rows * sum(3 * side * side for side in self._orders.recipe.resolutions)
+        with Pipeline(Encoding(self._orders), self._placement, piece_bytes) as pipeline:
             while not self._units.finished:
                 self._lease.check()
                 self._feed(pipeline)
-                for note, rows in pipeline.results(_WAIT_S if self._under_way else 0):
-                    self._came(note, rows)
+                for piece, note, rows in pipeline.results(_WAIT_S if self._under_way else 0):
+                    self._came(piece, note, rows)
                 self._write()
                 self._show(pipeline.state())
         return self._infos
@@ -236,33 +218,14 @@ class _Run:
 
         return ordered_map(plan, pending, workers=2)
 
-    def _room_for(self, resources: dict[str, float]) -> int:
-        """Return how many pieces may be under way: what half of the object stores hold, but enough for everybody."""
-        piece_bytes = self._prepared.piece_rows * sum(3 * side * side for side in self._orders.recipe.resolutions)
-        fits = int(0.5 * resources.get("object_store_memory", 0) / piece_bytes)
-        wanted = 2 * int(resources.get("CPU", 0)) + 4 * self._placement.most
-        return max(min(fits, wanted), 2 * self._placement.most + 1)
-
     def _feed(self, pipeline: Pipeline) -> None:
-        now = time.monotonic()
-        if now - self._looked > _LOOK_S:
-            self._looked = now
-            self._room = self._room_for(ray.cluster_resources())  # type: ignore[no-untyped-call]  # Ray's
-            for number in pipeline.stranded({node["NodeID"] for node in cluster.nodes_with({})}):
-                if number in self._under_way:  # whichever copy comes first is taken
-                    self._units.repeat(self._under_way[number])
-        while len(self._under_way) < self._room and (piece := self._units.next_piece()) is not None:
+        while not pipeline.full and (piece := self._units.next_piece()) is not None:
             retry = self._units.open[piece.work].retry
-            number = next(self._numbers)
-            self._under_way[number] = piece
-            pipeline.feed(number, (piece, None if retry is None else retry.rows))
+            self._under_way += 1
+            pipeline.feed(piece, (piece, None if retry is None else retry.rows))
 
-    def _came(self, note: Note, rows: "ObjectRef[pa.Table]") -> None:
-        if note.error is not None:
-            raise note.error
-        piece = self._under_way.pop(note.number)
-        if not self._units.misses(piece):
-            return
+    def _came(self, piece: Piece, note: Note, rows: "ObjectRef[pa.Table]") -> None:
+        self._under_way -= 1
         if note.died is not None:
             self._lost(piece, note.died)
         else:
@@ -326,10 +289,9 @@ class _Run:
     def _show(self, state: State) -> None:
         figures, now = self._figures, time.monotonic()
         figures.elapsed_s = now - self._began
-        made, figures.deaths = state.transformed_stats, state.deaths
+        made, figures.deaths = state.transformed_stats, sum(state.deaths.values())
         figures.images_transformed, figures.transform_s, figures.reading_s = made.items, made.seconds, made.reading_s
-        figures.encoders = min(state.encoders, self._placement.most)  # one that was killed while idle is still counted
-        figures.transforms, figures.ready = state.transforms, state.ready
+        figures.encoders, figures.transforms, figures.ready = state.encoders, state.transforms, state.ready
         figures.encoders_most = max(figures.encoders_most, figures.encoders)
         figures.transforms_most = max(figures.transforms_most, figures.transforms)
         self._recent.append((now, figures.images_transformed, figures.images_encoded))
@@ -339,24 +301,6 @@ class _Run:
         if now - self._emitted > _EMIT_S or self._units.finished:
             self._emitted = now
             emit(self._telemetry, figures)
-
-
-def _placement(config: ProcessConfig, resources: dict[str, float]) -> Placement:
-    encode = config.encode
-    gpus = encode.gpus_per_worker if cluster.on_gpus("encode", encode) else 0.0
-    # What reserves nothing would run on the head of a cluster whose nodes have not come yet, and bring none.
-    reserves = gpus or max(1, int(resources.get("CPU", 1))) > encode.least or not resources.get("CPU")
-    return Placement(
-        least=encode.least,
-        most=encode.most,
-        accelerator=encode.accelerator,
-        gpus=gpus,
-        encoder_cpus=1 if reserves else 0,
-        start_timeout_s=encode.wait_s,
-        labels=config.transform.node_labels,
-        concurrency=config.transform.concurrency,
-        output=config.output.uri,
-    )
 
 
 @ray.remote(num_cpus=0.1)

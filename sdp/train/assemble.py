@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sdp.config import TrainConfig
+from sdp.encode.work import embed_empty
 from sdp.errors import UserError, one_line
 from sdp.model import load
 from sdp.model.checkpoints import find_checkpoint
@@ -115,15 +116,19 @@ def make_reader(
         return latents, sources.facts, partial(_stored_empty, sources, model, world) if embedded else None
     dataset = open_pinned(config, 0, config.source.uri, DATASET_KINDS[config.data.mode], write=True)
     images = open_images(config, dataset, model)
+    empty: Empty | None = None
     if config.data.mode == "collocated":
         from sdp.train.data.collocated import Collocated
 
-        engine: Engine = Collocated(images, load_encoder(images, str(world.device)), config.data.readers)
+        encoder = load_encoder(images, str(world.device))
+        engine: Engine = Collocated(images, encoder, config.data.readers)
+        empty = partial(embed_empty, images.orders, encoder) if config.text_encoded else None
     else:
         if ask is None:
             raise UserError("data.mode: online needs encoders of its own: train on Ray, or choose collocated")
         engine = Online(ask, slices_ahead(config, images, world.size))
-    return encoded_reader(config, images, engine, world), {"dataset": dataset.lineage}, None
+        empty = ask(None) if config.text_encoded else None
+    return encoded_reader(config, images, engine, world), {"dataset": dataset.lineage}, empty
 
 
 def encoded_reader(config: TrainConfig, images: ImagesDataset, engine: Engine, world: World) -> EncodedReader:

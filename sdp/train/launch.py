@@ -25,6 +25,7 @@ from ray.train.torch.config import _TorchBackend
 from sdp import cluster, telemetry
 from sdp.config import TrainConfig, parse
 from sdp.console import Progress, say
+from sdp.encode.pipeline import Placement, plan_placement
 from sdp.errors import LeaseLost, SdpError, UserError
 from sdp.lease import Lease
 from sdp.model.sources import resolve
@@ -68,14 +69,14 @@ def train_on_ray(config: TrainConfig, plan: Plan, folder: RunFolder, lease: Leas
         return wait_for("train", places, scaling.wait_s, grows=scaling.can_grow, check=lease.check)[-1]
 
     images = _images(config)
-    workers = room(*_places_beside(config, images, resources))
+    workers = room(*([] if images is None else _placement(config, resources).places))
     resources = cluster.connect()
     folder.record("start", workers=(scaling.least, scaling.most), from_step=plan.state.step)
     # Beside this driver, so that no other node's end is the job's.
     board: Any = ray.remote(num_cpus=0)(Board).options(scheduling_strategy=cluster.this_node()).remote()
     pool = None
     if images is not None:
-        pool = online.start_pool(images, online.plan_staff(config, images, resources, scaling.most))
+        pool = online.start_pool(images, _placement(config, resources))
     loop_config = {"config": config.model_dump(mode="json"), "board": board, "pool": pool}
     failures = 0
     try:
@@ -236,17 +237,12 @@ def _images(config: TrainConfig) -> ImagesDataset | None:
     return open_images(config, dataset, resolve(config.model.source, storage=config.storage.options()))
 
 
-def _places_beside(config: TrainConfig, images: ImagesDataset | None, resources: dict[str, float]) -> list[Place]:
-    """Return the places of what works beside the trainers: encoders and a transform."""
-    if images is None:
-        return []
-    staff = online.plan_staff(config, images, resources, config.scaling.most)
-    encoder = {name: need for name, need in (("GPU", staff.gpus), ("CPU", staff.encoder_cpus)) if need}
-    labels = {cluster.ACCELERATOR_LABEL: staff.accelerator} if staff.accelerator else {}
-    places = [Place("encode", encoder, staff.least, staff.least, labels)] if encoder else []
-    if staff.transform_cpus:
-        places.append(Place("encode", {"CPU": staff.transform_cpus}, 1, 1, staff.labels))
-    return places
+def _placement(config: TrainConfig, resources: dict[str, float]) -> Placement:
+    """Return where images are encoded, beside the trainers."""
+    scaling, encode, transform = config.scaling, config.encode, config.transform
+    cluster.require_accelerator("encode.accelerator", encode.accelerator, can_grow=scaling.can_grow)
+    cluster.require_labels("transform.node_labels", transform.node_labels, can_grow=scaling.can_grow)
+    return plan_placement(encode, transform, config.output.uri, resources, beside=scaling.most, grows=scaling.can_grow)
 
 
 @contextmanager

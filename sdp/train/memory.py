@@ -82,7 +82,8 @@ def _estimate(config: TrainConfig, gpu: Gpu, workers: int, local: int, kind: str
         whole = _largest_blocks() if config.strategy.shard == "full_shard" else count
         parts["all-gathers"] = float(half * whole)
     parts["copies for autocast"] = float(kept.fixed)
-    parts["text encoder"] = float(half * SD2.parameters["text_encoder"])
+    if not config.text_encoded:
+        parts["text encoder"] = float(half * SD2.parameters["text_encoder"])
     name = kind if kind == "ddp" else f"fsdp {config.strategy.shard}"
     name += ", checkpointed activations (a lower bound: without the block being recomputed)" * recompute
     return Memory(name, {k: v for k, v in parts.items() if v}, kept.per_sample, config.data.batch_size, gpu)

@@ -38,7 +38,7 @@ class Conditioning:
     empty: Tensor
     """The encoded empty string, (77, width)."""
     encode: Callable[[Tensor], Tensor] | None = None
-    """The frozen text encoder, from token ids; not needed where a dataset holds its output."""
+    """The frozen text encoder, from token ids; not needed where batches hold its output."""
 
     @torch.no_grad()
     def states(self, batch: Batch, dropped: Tensor) -> Tensor:

@@ -17,8 +17,8 @@ ROOT = Path(__file__).resolve().parents[2]
 # The jobs whose code is there, with the rooms that it is in. A job is added to this when its stage is.
 STAGES: Mapping[str, tuple[str, ...]] = {
     "download": ("download",),
-    "process": ("process",),
-    "train": ("train", "process"),
+    "process": ("process", "encode"),
+    "train": ("train", "encode"),
     "generate": ("generate", "pool"),
     "evaluate": ("evaluate", "pool"),
 }

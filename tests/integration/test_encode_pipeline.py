@@ -44,44 +44,69 @@ class Toy:
 
 
 def placement(least: int = 1, most: int = 1) -> Placement:
-    return Placement(least, most, None, 0.0, 1.0, 600.0, {}, None, "out")
+    return Placement(least, most, None, 0.0, 1.0, 1.0, 600.0, {}, None, "out")
 
 
-def collect(pipeline: Pipeline, count: int) -> list[tuple[Note, Any]]:
-    results: list[tuple[Note, Any]] = []
+def collect(pipeline: Pipeline, count: int) -> list[tuple[Any, Note, Any]]:
+    results: list[tuple[Any, Note, Any]] = []
     deadline = time.monotonic() + 400
     while len(results) < count and time.monotonic() < deadline:
         pipeline.state()
-        results += [(note, unpack(ray.get(ref))[1]) for note, ref in pipeline.results(0.5)]
+        results += [(key, note, unpack(ray.get(ref))[1]) for key, note, ref in pipeline.results(0.5)]
     return results
 
 
 def test_each_piece_comes_back_once_as_one_block_with_its_note() -> None:
-    with Pipeline(Toy(), placement()) as pipeline:
+    with Pipeline(Toy(), placement(), 1) as pipeline:
         for number in range(PIECES):
             pipeline.feed(number, 100 + number)
         results = collect(pipeline, PIECES)
         state = pipeline.state()
-    assert sorted(note.number for note, _ in results) == list(range(PIECES))
-    assert all(value[0] == 100 + note.number for note, value in results)
-    assert all(note.transformed.items == 1 and note.encoded_on for note, _ in results)
-    assert (state.transformed_stats.items, state.encoders, state.deaths) == (PIECES, 1, 0)
-    (encoder,) = {value[2] for _, value in results}
-    assert encoder not in {value[1] for _, value in results}, "transforms and encoders are processes of their own"
+    assert sorted(key for key, _, _ in results) == list(range(PIECES))
+    assert all(value[0] == 100 + key for key, _, value in results)
+    assert all(note.transformed.items == 1 and note.encoded_on for _, note, _ in results)
+    assert (state.transformed_stats.items, state.encoders) == (PIECES, 1)
+    assert set(state.deaths.values()) == {0}
+    (encoder,) = {value[2] for _, _, value in results}
+    assert encoder not in {value[1] for _, _, value in results}, "transforms and encoders are processes of their own"
 
 
 def test_pieces_can_be_fed_because_of_what_has_come_back() -> None:
-    with Pipeline(Toy(), placement()) as pipeline:
+    with Pipeline(Toy(), placement(), 1) as pipeline:
         for number in range(5):
             pipeline.feed(number, number)
-            ((note, _),) = collect(pipeline, 1)
-            assert note.number == number
+            ((key, _, _),) = collect(pipeline, 1)
+            assert key == number
 
 
-def test_an_error_of_ours_comes_back_as_the_note_of_its_piece() -> None:
-    with Pipeline(Toy(breaks_at=2), placement()) as pipeline:
+def test_of_a_piece_that_was_sent_twice_one_result_counts() -> None:
+    with Pipeline(Toy(), placement(), 1) as pipeline:
         for number in range(3):
             pipeline.feed(number, number)
-        errors = {note.number: note.error for note, _ in collect(pipeline, 3)}
-    assert isinstance(errors.pop(2), DatasetError)
-    assert set(errors.values()) == {None}
+        for sent in list(pipeline._sent.values()):  # as where an encoder's node has gone
+            pipeline._send(sent)
+        pipeline.feed("last", 3)
+        assert sorted(str(key) for key, _, _ in collect(pipeline, 4)) == ["0", "1", "2", "last"]
+
+
+def test_a_pipeline_whose_driver_was_killed_soon_gives_its_share_of_the_cluster_back() -> None:
+    """Also where its driver is an actor, as it is online: Ray reads this as it is imported there."""
+
+    @ray.remote
+    def lifetime_s() -> int:
+        from sdp.encode import pipeline
+
+        pipeline._dataset(Toy(), placement(), None)
+        from ray.data._internal.cluster_autoscaler.default_cluster_autoscaler_v2 import DefaultClusterAutoscalerV2
+
+        return DefaultClusterAutoscalerV2.AUTOSCALING_REQUEST_EXPIRE_TIME_S
+
+    assert ray.get(lifetime_s.remote()) == 30
+
+
+def test_an_error_of_ours_is_raised_as_it_is() -> None:
+    with Pipeline(Toy(breaks_at=2), placement(), 1) as pipeline:
+        for number in range(3):
+            pipeline.feed(number, number)
+        with pytest.raises(DatasetError, match=r"^item 2 is damaged$"):
+            collect(pipeline, 3)

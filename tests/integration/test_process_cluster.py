@@ -100,7 +100,9 @@ def test_a_place_that_does_not_come_is_not_waited_for_for_ever(
     make_images(tmp_path, rows=10)
     settings = ("encode.accelerator=H100", "encode.wait_s=3")
     began = time.monotonic()
-    with pytest.raises(UserError, match=r"no node offered H100 .* within 3 s; the cluster has A100, A10G"):
+    with pytest.raises(
+        UserError, match=r"no node offered 1 H100 GPU .* within 3\.0 s; the cluster has .*A100 GPU, .*A10G GPUs; "
+    ):
         job.run(config_of(tmp_path / "images", tmp_path / "out", model, *settings))
     assert time.monotonic() - began < 60
 

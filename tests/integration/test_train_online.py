@@ -14,6 +14,7 @@ import torch
 from ray.cluster_utils import Cluster
 
 from sdp.config import TrainConfig
+from sdp.errors import LeaseLost
 from sdp.storage import open_storage
 from sdp.train.driver import TrainSummary
 from sdp.train.job import run
@@ -56,6 +57,18 @@ def prepare_worker(traces: str) -> None:
         return encode(*given)
 
     transform.read_header, online.load_encoder, online.encode_slice = deadly, noted, slowly  # type: ignore[attr-defined,assignment]
+    needed = online.encoders_needed
+    online._CALIBRATE_S = 0.5
+    online.encoders_needed = lambda _, *rest: needed(1e6, *rest)  # trainers that take whatever there is
+    from sdp.model import load
+
+    load_text_encoder = load.load_text_encoder
+
+    def noted_text(*given: Any, **more: Any) -> Any:
+        (folder / f"text-{os.getpid()}-{ray.get_runtime_context().get_node_id()}").touch()
+        return load_text_encoder(*given, **more)
+
+    load.load_text_encoder = noted_text
 
 
 @pytest.fixture(scope="module")
@@ -136,8 +149,8 @@ def test_every_good_row_is_trained_on_once_each_part_on_its_nodes_and_bad_rows_a
     assert summary.recoveries == 0
     assert folder.bad_rows() == {BAD: "not_an_image", KILLER: "crashed"}
     labels = {node["NodeID"]: node["Labels"].get("ray.io/accelerator-type") for node in ray.nodes()}
-    landed = [labels[note.name.split("-")[2]] for note in traces.glob("encoder-*")]
-    assert landed == ["A10G", "A10G"]
+    landed = [[labels[note.name.split("-")[2]] for note in traces.glob(f"{what}-*")] for what in ("encoder", "text")]
+    assert landed == [["A10G", "A10G"], ["A10G", "A10G"]], "trainers load no text encoder"
     assert folder.metrics()[-1]["encoders"] == 2
 
 
@@ -181,13 +194,41 @@ def test_dying_encoders_nodes_and_trainers_cost_no_row_and_change_no_step(
 @pytest.mark.usefixtures("nodes")
 def test_another_mode_on_another_number_of_workers_takes_the_same_steps(root: Path) -> None:
     few = {"max_epochs": None, "max_steps": 6, "limit": 30}
-    alone = {"data__mode": "collocated", "scaling__in_driver": True, "scaling__num_workers": 1}
+    alone = {
+        "data__mode": "collocated",
+        "encode__text": "text_embedding",
+        "scaling__in_driver": True,
+        "scaling__num_workers": 1,
+    }
     rows = {"data__batch_size": 8, "data__readers": 1, "scaling__accelerator": None}
     run(how(root, "collocated", **alone, **rows, **few))
     online = run(how(root, "online", **few))
     one, other = (RunFolder(open_storage(str(root / name))).metrics() for name in ("collocated", "online"))
     assert [line["loss"] for line in one] == pytest.approx([line["loss"] for line in other], abs=2e-5)
     assert online.state.step == 6
+
+
+@pytest.mark.usefixtures("nodes")
+def test_more_encoders_take_over_once_their_number_is_known_and_change_no_step(root: Path, traces: Path) -> None:
+    rows = {"limit": 30, "max_epochs": None, "encode__text": "token_ids"}
+    some = how(root, "chosen", encode__num_workers={"min": 1, "max": 2}, max_steps=100_000, **rows)
+    folder = RunFolder(open_storage(some.output.uri))
+
+    def ready() -> list[int]:
+        return [line["step"] for line in folder.metrics() if line.get("encoders") == 2]
+
+    stop = as_soon_as(ready, lambda _: folder.storage.publish("_lease/0000000002.json", b"another's"))
+    with pytest.raises(LeaseLost):
+        run(some)
+    stop.join()
+    assert len(encoder_pids(traces)) == 3, "one measured, and two took over"
+    (reason,) = [event["reason"] for event in folder.events() if event["event"] == "encoders"]
+    assert reason.startswith("2 encoders: the trainers take ")
+    steps = ready()[0]
+    run(how(root, "fixed", max_steps=steps, **rows))
+    fixed = RunFolder(open_storage(str(root / "fixed")))
+    losses = [[line["loss"] for line in each.metrics() if line["step"] <= steps] for each in (folder, fixed)]
+    assert losses[0] == losses[1]
 
 
 def _checkpoints(folder: RunFolder) -> list[int]:

@@ -2,17 +2,19 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
+from sdp import cluster, waiting
 from sdp.encode.chunk import TransformStats
 from sdp.encode.pipeline import Desk, Note, Placement, State, pack, refuse, unpack
 from sdp.errors import ModelError, SdpError, UserError
 
-PLACEMENT = Placement(1, 1, None, 0.0, 1.0, 60.0, {}, None, "out")
+PLACEMENT = Placement(1, 1, None, 0.0, 1.0, 1.0, 60.0, {}, None, "out")
 ENCODER, OTHER = ("encode", "node", "one"), ("encode", "other node", "other")
 DIED = "its worker died each time"
 
@@ -37,7 +39,7 @@ def test_of_what_a_dead_encoder_held_only_the_oldest_is_blamed() -> None:
         assert await desk.begin(third, 2) is None, "it was behind the piece that kills, twice"
         assert await desk.begin(third, 1) == DIED
 
-    assert at_desk(script).deaths == 2
+    assert at_desk(script).deaths == {"transform": 0, "encode": 2}
 
 
 def test_it_does_not_matter_which_piece_of_a_dead_encoder_comes_back_first() -> None:
@@ -61,7 +63,7 @@ def test_a_piece_that_was_done_is_not_blamed_when_it_is_done_again() -> None:
             await desk.end(("transform", "node", "a"), 1, TransformStats(items=3, seconds=2.0, reading_s=0.5))
 
     state = at_desk(script)
-    assert (state.deaths, state.transforms, state.ready, state.transformed_stats) == (
+    assert (state.deaths["transform"], state.transforms, state.ready, state.transformed_stats) == (
         0, 0, 1, TransformStats(15, 10.0, 2.5),
     )  # fmt: skip
 
@@ -75,12 +77,12 @@ def test_a_piece_that_fails_with_an_error_twice_is_refused_with_that_error() -> 
         assert await desk.begin(worker, 1) == "ValueError: a tokenizer's own"
         assert await desk.begin(worker, 2) is None
 
-    assert at_desk(script).deaths == 2
+    assert at_desk(script).deaths["transform"] == 2
 
 
 def test_an_encoder_that_fails_at_a_piece_takes_its_other_piece_along_without_blame() -> None:
     async def script(desk: Desk) -> None:
-        await desk.start(ENCODER)
+        await desk.start(ENCODER, "actor")
         await desk.begin(ENCODER, 1)
         await desk.begin(ENCODER, 2)
         await desk.fail(ENCODER, 2, "RuntimeError: CUDA error")
@@ -88,13 +90,13 @@ def test_an_encoder_that_fails_at_a_piece_takes_its_other_piece_along_without_bl
         assert await desk.begin(OTHER, 2) is None
 
     state = at_desk(script)
-    assert (state.deaths, state.encoders, state.last) == (1, 0, "RuntimeError: CUDA error")
+    assert (state.deaths["encode"], state.encoders, state.last["encode"]) == (1, 0, "RuntimeError: CUDA error")
 
 
 def test_when_a_node_goes_the_pieces_that_may_wait_for_its_encoder_are_named() -> None:
     async def script(desk: Desk) -> None:
         for encoder in (ENCODER, OTHER):
-            await desk.start(encoder)
+            await desk.start(encoder, f"actor {encoder[2]}")
         for number in (1, 2, 3):
             await desk.begin(("transform", "node", "a"), number)
             await desk.end(("transform", "node", "a"), number)
@@ -105,7 +107,7 @@ def test_when_a_node_goes_the_pieces_that_may_wait_for_its_encoder_are_named() -
         assert await desk.stranded({"node"}) == [], "once"
 
     state = at_desk(script)
-    assert (state.deaths, state.encoders) == (1, 1)
+    assert (state.deaths["encode"], state.encoders) == (1, 1)
 
 
 def test_pieces_are_handed_out_in_the_order_in_which_they_were_fed() -> None:
@@ -122,12 +124,23 @@ def test_pieces_are_handed_out_in_the_order_in_which_they_were_fed() -> None:
 def test_encoders_that_are_there_are_counted() -> None:
     async def script(desk: Desk) -> None:
         for encoder in (ENCODER, OTHER):
-            await desk.load(encoder)
-            await desk.start(encoder)
-        await desk.leave(OTHER)
+            await desk.load(encoder, f"actor {encoder[2]}")
+            await desk.start(encoder, f"actor {encoder[2]}")
+        await desk.leave("actor other")
 
     state = at_desk(script)
     assert (state.encoders, state.started) == (1, True)
+
+
+def test_an_encoder_that_died_at_nothing_is_known_when_its_actor_loads_anew() -> None:
+    async def script(desk: Desk) -> None:
+        await desk.load(ENCODER, "actor")
+        await desk.start(ENCODER, "actor")
+        await desk.load(OTHER, "actor")
+        await desk.start(OTHER, "actor")
+
+    state = at_desk(script)
+    assert (state.encoders, state.deaths["encode"], state.last["encode"]) == (1, 1, "its process ended")
 
 
 # --- what ends a run --------------------------------------------------------------------------------------------------
@@ -137,7 +150,7 @@ def test_encoders_that_never_start_are_tried_so_often_and_then_told_in_a_line() 
     async def script(desk: Desk) -> None:
         for number in range(10):
             refuse(await desk.state(), PLACEMENT, 1, 1.0)
-            await desk.load(("encode", "node", str(number)))
+            await desk.load(("encode", "node", str(number)), "actor")
             await desk.fail(("encode", "node", str(number)), None, "RuntimeError: no kernel image")
 
     with pytest.raises(SdpError, match=r"^encode: 10 encoders died one after another .* RuntimeError: no kernel"):
@@ -147,7 +160,7 @@ def test_encoders_that_never_start_are_tried_so_often_and_then_told_in_a_line() 
 def test_encoders_whose_process_dies_as_it_loads_are_counted_though_they_tell_nothing() -> None:
     async def script(desk: Desk) -> None:
         for number in range(10):
-            await desk.load(("encode", "node", str(number)))
+            await desk.load(("encode", "node", str(number)), "actor")
 
     with pytest.raises(SdpError, match=r"^encode: 10 encoders died"):
         refuse(at_desk(script), PLACEMENT, 1, 1.0)
@@ -174,7 +187,7 @@ def test_one_success_between_deaths_is_enough() -> None:
 
     state = at_desk(script)
     refuse(state, PLACEMENT, 1, 1.0)
-    assert state.deaths == 30
+    assert state.deaths["encode"] == 30
 
 
 def test_an_error_of_ours_ends_the_run_in_its_own_words() -> None:
@@ -186,10 +199,23 @@ def test_an_error_of_ours_ends_the_run_in_its_own_words() -> None:
         refuse(at_desk(script), PLACEMENT, 1, 1.0)
 
 
-def test_transforms_that_find_no_place_are_not_waited_for_for_ever() -> None:
-    refuse(State(started=True), PLACEMENT, 0, 800.0)
-    with pytest.raises(UserError, match=r"^transform\.node_labels: no transform has ended within 900 s"):
-        refuse(State(started=True), PLACEMENT, 0, 901.0)
+@pytest.mark.parametrize(
+    ("state", "placement", "patience_s", "says"),
+    [
+        (State(started=True), PLACEMENT, 900.0, "transform.node_labels: no node offered 1 CPU (0 of 1 ready) for a"),
+        (State(), replace(PLACEMENT, least=2), 60.0, "encode.wait_s: no node offered 2 CPUs"),
+    ],
+)
+def test_a_place_that_does_not_come_is_not_waited_for_for_ever(
+    monkeypatch: pytest.MonkeyPatch, state: State, placement: Placement, patience_s: float, says: str
+) -> None:
+    monkeypatch.setattr(cluster, "nodes_with", lambda _: [])
+    monkeypatch.setattr(waiting, "_autoscaler", lambda: "")
+    refuse(state, placement, 0, patience_s - 1)
+    with pytest.raises(UserError) as refused:
+        refuse(state, placement, 0, patience_s + 1)
+    assert str(refused.value).startswith(says)
+    assert "the cluster has nothing; let the cluster grow" in str(refused.value)
 
 
 # --- blocks -----------------------------------------------------------------------------------------------------------

@@ -86,18 +86,6 @@ def test_units_that_cannot_be_written_hold_up_new_ones() -> None:
     assert not units.finished
 
 
-def test_a_piece_that_is_sent_twice_counts_once() -> None:
-    units = units_of([[2, 2]])
-    first, _ = units.next_piece(), units.next_piece()
-    assert first is not None
-    units.repeat(first)
-    assert units.next_piece() == first
-    gather(units, first, "rows")
-    assert not units.misses(first)
-    units.repeat(first)
-    assert units.next_piece() is None
-
-
 def test_a_piece_that_kills_is_cut_until_the_row_that_kills_is_alone() -> None:
     killer = (0, 37)
     units = units_of([[100]])
@@ -130,7 +118,6 @@ def test_whatever_dies_each_row_is_written_once(sizes: list[list[int]], seed: in
     written: list[Row] = []
     for _ in range(20_000):
         while (piece := units.next_piece()) is not None:
-            assert units.misses(piece)
             under_way.append(piece)
         while (complete := units.next_complete()) is not None:
             assert complete[0] not in writing
@@ -140,12 +127,7 @@ def test_whatever_dies_each_row_is_written_once(sizes: list[list[int]], seed: in
         luck = draw.random()
         if under_way and (not writing or draw.random() < 0.7):
             piece = under_way.pop(draw.randrange(len(under_way)))
-            if luck < 0.1:
-                units.repeat(piece)  # it was late: both come
-                under_way.append(piece)
-            elif not units.misses(piece):
-                continue
-            elif killers & set(rows_in(piece)) and piece.take > 1:
+            if killers & set(rows_in(piece)) and piece.take > 1:
                 units.cut(piece)
             else:
                 units.gather(piece, rows_in(piece))  # type: ignore[arg-type]  # stands for a reference

@@ -142,8 +142,8 @@ def test_rows_that_are_not_needed_are_not_decoded(images: ImagesDataset, monkeyp
     inner = transform.crop_image
     monkeypatch.setattr(transform, "crop_image", lambda *args: decoded.append(args[2]) or inner(*args))  # type: ignore[func-returns-value]
     uri = images.storage.uri_of(images.paths[0])
-    some = Slice(uri, 0, 8, 2, 0, np.array([True, False, True, False]))
-    made = transform_slice(images, some)
+    some = Slice.of(uri, 0, 8, 2, 0, np.array([True, False, True, False]))
+    made, _ = transform_slice(images, some)
     assert made.rows.tolist() == [3, 4, 5, 6]
     assert made.chunk.rows.tolist() == decoded == [3, 5]
 
@@ -153,17 +153,18 @@ def test_random_crops_are_drawn_anew_in_each_epoch_and_are_the_same_again(root: 
     uri = images.storage.uri_of(images.paths[0])
 
     def pixels(epoch: int) -> bytes:
-        some = Slice(uri, 0, 8, 0, epoch, np.ones(4, np.bool_))
-        return bytes(transform_slice(images, some).chunk.crops[64][0].values.tobytes())
+        some = Slice.of(uri, 0, 8, 0, epoch, np.ones(4, np.bool_))
+        return bytes(transform_slice(images, some)[0].chunk.crops[64][0].values.tobytes())
 
     assert pixels(0) == pixels(0)
     assert len({pixels(epoch) for epoch in range(3)}) == 3
 
 
 def test_a_slice_is_cut_until_one_row_is_left() -> None:
-    whole = Slice("uri", 0, 300, 0, 0, np.arange(256) % 3 > 0)
-    pieces = whole.cut()
+    whole = Slice.of("uri", 0, 300, 20, 0, np.arange(256) % 3 > 0)
+    pieces = whole.narrow()
     assert [len(piece) for piece in pieces] == [16] * 16
     assert np.array_equal(np.concatenate([piece.needed for piece in pieces]), whole.needed)
-    assert [len(piece) for piece in pieces[3].cut()] == [1] * 16
-    assert pieces[3].cut()[2].skip == 50
+    assert [len(piece) for piece in pieces[3].narrow()] == [1] * 16
+    assert pieces[3].narrow()[2].piece.skip == 70
+    assert pieces[3].narrow()[2].needed.tolist() == [50 % 3 > 0]

@@ -1,47 +1,100 @@
-"""What online training's pool reserves, by what the cluster has."""
+"""What online training places beside the trainers, by what the cluster has; and the order in which it encodes."""
 
+import asyncio
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from sdp.train.online import Lately, Staff, plan_staff
+from sdp.encode.pipeline import Placement, plan_placement
+from sdp.train.online import Lately, Pool, asker
 from tests.training import config
 
-IMAGES: Any = SimpleNamespace(slice_rows=64, resolution=64)
 
-
-def staff(root: Path, cpus: float, trainers: int = 2, **changes: Any) -> Staff:
-    return plan_staff(
-        config(root, data__mode="online", encode__use_gpu=False, **changes), IMAGES, {"CPU": cpus}, trainers
-    )
+def placement(root: Path, cpus: float, *, grows: bool = False, **changes: Any) -> Placement:
+    told = config(root, data__mode="online", encode__use_gpu=False, **changes)
+    return plan_placement(told.encode, told.transform, "out", {"CPU": cpus}, beside=2, grows=grows)
 
 
 @pytest.mark.parametrize(("cpus", "encoder", "transform"), [(2, 0.0, 0.0), (3, 0.0, 1.0), (4, 1.0, 1.0)])
 def test_where_cpus_are_few_they_are_shared_rather_than_reserved(
     tmp_path: Path, cpus: float, encoder: float, transform: float
 ) -> None:
-    found = staff(tmp_path, cpus)
-    assert (found.encoder_cpus, found.transform_cpus) == (encoder, transform)
+    placed = placement(tmp_path, cpus)
+    assert (placed.encoder_cpus, placed.transform_cpus) == (encoder, transform)
+    assert transform or placed.concurrency, "what reserves nothing needs another bound"
 
 
 @pytest.mark.parametrize("cpus", [0, 2])
 def test_where_nodes_come_on_demand_all_reserve_what_they_need(tmp_path: Path, cpus: float) -> None:
     """What reserves nothing brings no node, and runs on the head, beside the driver."""
-    found = staff(tmp_path, cpus, scaling__can_grow=True)
-    assert (found.encoder_cpus, found.transform_cpus) == (1.0, 1.0)
-    assert found.first_transforms >= 1
+    placed = placement(tmp_path, cpus, grows=True)
+    assert (placed.encoder_cpus, placed.transform_cpus) == (1.0, 1.0)
+    assert [place.bundle for place in placed.places] == [{"CPU": 1.0}, {"CPU": 1.0}]
 
 
 def test_how_busy_encoders_are_is_of_late_and_not_of_all_time() -> None:
     lately = Lately(60)
-    assert lately.share(0, 0, 0, resting=True) == 0
-    day = 24 * 3600.0
-    for second in range(0, int(day), 30):
-        lately.share(second, 0.99 * second, 0.01 * second, resting=False)
-    busy, idle = 0.99 * day, 0.01 * day
-    assert lately.share(day, busy, idle, resting=False) == pytest.approx(0.99)
-    assert lately.share(day + 60, busy + 15, idle + 45, resting=False) < 0.6
-    assert lately.share(day + 120, busy + 15, idle + 45, resting=False) == pytest.approx(0.25), "nothing was told since"
-    assert lately.share(day + 180, busy + 15, idle + 45, resting=True) == 0, "they have nothing to do"
+    assert lately.share(0) == 0
+    day = 24 * 3600
+    for second in range(0, day, 30):
+        lately.add(second, 29.7, 0.3)
+    assert lately.share(day) == pytest.approx(0.99)
+    lately.add(day + 60, 15, 45)
+    assert lately.share(day + 60) < 0.6
+    assert lately.share(day + 120) == pytest.approx(0.25)
+    assert lately.share(day + 240) == pytest.approx(0.25), "nothing was told since"
+
+
+# --- the pool ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_trainer_s_nth_slice_is_fed_before_anybody_s_next() -> None:
+    asked: list[tuple[str, int]] = []
+    remote = SimpleNamespace(encode=SimpleNamespace(remote=lambda some, turn: asked.append((some, turn))))
+    first, second = asker(remote), asker(remote)
+    for name in ("a", "b", "c"):
+        first(name)  # type: ignore[arg-type]  # a slice is only handed on
+    for name in ("x", "y"):
+        second(name)  # type: ignore[arg-type]
+
+    async def order() -> list[Any]:
+        pool = pool_of(asked_before=True)
+        tasks = [asyncio.ensure_future(pool.encode(some, turn)) for some, turn in asked]  # type: ignore[arg-type]
+        await asyncio.sleep(0)
+        fed = [pool._next() for _ in range(6)]
+        for task in tasks:
+            task.cancel()
+        return [each.some for each in fed if each is not None]
+
+    assert asyncio.run(order()) == ["a", "x", "b", "y", "c"]
+
+
+def pool_of(*, asked_before: bool) -> Pool:
+    """A pool whose pipeline does not run."""
+    images: Any = SimpleNamespace(slice_rows=64, resolution=64)
+    pool = Pool(images, Placement(1, 4, None, 0.0, 1.0, 1.0, 60.0, {}, None, "out"))
+    pool._aim = pool._serving = int(asked_before)
+    return pool
+
+
+def test_the_number_of_encoders_is_chosen_once_for_a_number_of_trainers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sdp.train.online._CALIBRATE_S", -1.0)
+    served: list[int] = []
+    monkeypatch.setattr(Pool, "_serve", lambda _, encoders: served.append(encoders))
+
+    async def script() -> None:
+        pool = pool_of(asked_before=True)
+        await pool.pace(2, 0, 300, 1.0)
+        assert not served, "an encoder's pace is not known yet"
+        pool._warm_rows, pool._warm_busy_s = 100, 1.0
+        for samples in (300, 900):
+            await pool.pace(2, 0, samples, 1.0)
+        await pool.pace(1, 0, 150, 1.0)
+        await asyncio.gather(*pool._tasks)
+        reasons = (await pool.news())[1]
+        assert [reason.partition(":")[0] for reason in reasons] == ["3 encoders", "2 encoders"]
+
+    asyncio.run(script())
+    assert served == [3, 2]

@@ -18,6 +18,7 @@ from sdp.generate.source import trained_scheduler
 from sdp.generate.worker import encode_png
 from sdp.model import load
 from sdp.model.ema import trained_parameters
+from sdp.model.family import encode_text
 from sdp.model.lora import add_lora
 from sdp.model.sources import resolve
 from sdp.train.callbacks.base import Callback, StepReport
@@ -150,7 +151,7 @@ class DrawSamples(Callback):
         empty, device = trainer.conditioning.empty, trainer.world.device
         # Trainers that are sent embeddings have no text encoder, so that one is loaded here, and let go of.
         encoder: Any = load.load_text_encoder(model, dtype=empty.dtype, device=device)
-        return Text(encoder(input_ids=torch.from_numpy(ids).to(device)).last_hidden_state, empty)
+        return Text(encode_text(encoder, torch.from_numpy(ids).to(device)), empty)
 
     def _draw(self, trainer: "Trainer", step: int) -> Iterator[None]:
         """All pictures of a step, in pieces of work."""

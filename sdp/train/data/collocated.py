@@ -59,7 +59,7 @@ class _Slices(Dataset[Any]):
     def __getitem__(self, some: Slice) -> Transformed | SdpError:
         try:
             # Tensors cross to the trainer in shared memory, arrays through a pipe.
-            return _with_values(transform_slice(self._images, some), torch.from_numpy)
+            return _with_values(transform_slice(self._images, some)[0], torch.from_numpy)
         except SdpError as error:
             return error
 

@@ -195,7 +195,7 @@ class _Windows:
                     here = places[at : at + count]
                     at += count
                     if needed[here].any():
-                        some = Slice(uri, group, int(data.blocks.rows[block]), skip, epoch, needed[here])
+                        some = Slice.of(uri, group, int(data.blocks.rows[block]), skip, epoch, needed[here])
                         slices.append((some, here))
             self._asked.append((window, [here for _, here in slices]))
             for some, _ in slices:

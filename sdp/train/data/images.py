@@ -5,7 +5,6 @@ by the trainer, from (seed, epoch, row), as it is with a dataset of moments: so 
 bit in every mode, whoever encodes it.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -19,11 +18,11 @@ from sdp.datasets.manifest import Dataset
 from sdp.datasets.outcomes import FAILED, Outcome
 from sdp.datasets.units import Unit, Work
 from sdp.encode import work
-from sdp.encode.chunk import Chunk
+from sdp.encode.chunk import Chunk, TransformStats
 from sdp.encode.reading import Columns, Piece, RowGroup, addresses
 from sdp.encode.recipe import TEXT, Recipe, Settings
 from sdp.encode.table import Shape
-from sdp.encode.work import Orders
+from sdp.encode.work import TRIES, Orders
 from sdp.errors import DatasetError, ModelError
 from sdp.model import family
 from sdp.model.family import CHANNELS, TOKEN_DTYPE, TOKENS, latent_shape
@@ -83,29 +82,28 @@ class ImagesDataset:
 class Slice:
     """Rows of a row group that are transformed and encoded together."""
 
-    uri: str
-    group: int
-    group_rows: int
-    skip: int
+    piece: Piece
+    """As the process stage reads it."""
     epoch: int
     needed: NDArray[np.bool_]
     """Of its rows, those that are wanted; the others cost nothing."""
 
+    @staticmethod
+    def of(uri: str, group: int, group_rows: int, skip: int, epoch: int, needed: NDArray[np.bool_]) -> "Slice":
+        """Return rows of a row group from `skip` on, as many as `needed` has entries."""
+        row_group = RowGroup(uri, group, group_rows, None)
+        return Slice(Piece(_EVERYTHING, 0, (row_group,), skip, len(needed)), epoch, needed)
+
     def __len__(self) -> int:
-        return len(self.needed)
+        return self.piece.take
 
-    def cut(self) -> "list[Slice]":
-        """The same rows in pieces, to find the one that kills its worker; in roots, as each level costs two deaths."""
-        size = 1 if len(self) <= 32 else math.isqrt(len(self))
+    def narrow(self) -> "list[Slice]":
+        """Return the same rows in smaller slices, to find the one that kills its worker."""
+        begin = self.piece.skip
         return [
-            replace(self, skip=self.skip + at, needed=self.needed[at : at + size]) for at in range(0, len(self), size)
+            replace(self, piece=piece, needed=self.needed[piece.skip - begin :][: piece.take])
+            for piece in self.piece.narrow()
         ]
-
-    @property
-    def piece(self) -> Piece:
-        """As the process stage reads it."""
-        group = RowGroup(self.uri, self.group, self.group_rows, None)
-        return Piece(_EVERYTHING, 0, (group,), self.skip, len(self))
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,19 +154,20 @@ def open_images(config: TrainConfig, dataset: Dataset, model: LocalModel) -> Ima
     )
 
 
-def transform_slice(images: ImagesDataset, some: Slice) -> Transformed:
+def transform_slice(images: ImagesDataset, some: Slice) -> tuple[Transformed, TransformStats]:
     """Read a slice and make crops and tokens of those of its rows that are needed."""
     orders = images.orders
     rows = addresses(some.piece, orders.storage)
     if len(rows) != len(some):
-        raise DatasetError(f"{some.uri}: another file than the manifest lists; run download again")
+        uri = some.piece.groups[0].uri
+        raise DatasetError(f"{uri}: another file than the manifest lists; run download again")
     wanted = some.needed & (images.weights(rows) > 0)
     if not wanted.any():
-        return Transformed(rows, _nothing(images))
+        return Transformed(rows, _nothing(images)), TransformStats()
     # As another seed, since crops know nothing of epochs.
     drawn = replace(orders, recipe=replace(orders.recipe, seed=orders.recipe.seed + (some.epoch << 40)))
-    chunk, _ = work.transform_piece(drawn, some.piece, None if wanted.all() else rows[wanted])
-    return Transformed(rows, chunk)
+    chunk, stats = work.transform_piece(drawn, some.piece, None if wanted.all() else rows[wanted])
+    return Transformed(rows, chunk), stats
 
 
 def encode_slice(images: ImagesDataset, encoder: "Encoder", given: Transformed) -> EncodedSlice:
@@ -194,12 +193,11 @@ def encode_slice(images: ImagesDataset, encoder: "Encoder", given: Transformed) 
     return replace(made, bad=tuple(encoded.outcomes))
 
 
-def given_up(images: ImagesDataset, some: Slice) -> EncodedSlice:
-    """A slice that kills whoever works on it."""
+def given_up(images: ImagesDataset, some: Slice, detail: str) -> EncodedSlice:
+    """Return the rows of a slice that kills whoever works on it, with the reason."""
     rows = addresses(some.piece, images.orders.storage)
     empty = encode_slice(images, None, Transformed(rows, _nothing(images)))  # type: ignore[arg-type]  # not called
-    detail = "its worker died each time"
-    dead = [Outcome(row, FAILED, "crashed", detail, attempts=2) for row in rows[some.needed].tolist()]
+    dead = [Outcome(row, FAILED, "crashed", detail, attempts=TRIES) for row in rows[some.needed].tolist()]
     return replace(empty, bad=tuple(dead))
 
 
@@ -217,7 +215,7 @@ def _orders(config: TrainConfig, dataset: Dataset, model: LocalModel) -> Orders:
             f"model.source: the VAE of {config.model.source} has scaling_factor 1.0: its latents would not be scaled; "
             "set it in vae/config.json (0.18215 in Stable Diffusion 2)"
         )
-    width = family.text_width(model.path) if encode.text == "text_embedding" else None
+    width = family.text_width(model.path) if config.text_encoded else None
     return Orders(
         model=replace(model.source, sha256=model.digest),
         recipe=Recipe(

@@ -7,12 +7,13 @@ trainers by more than `ahead` slices each, however many encoders there are or ho
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from sdp.config import TrainConfig
 from sdp.train.data.images import EncodedSlice, ImagesDataset, Slice
 
-Ask = Callable[[Slice], Callable[[], EncodedSlice]]
-"""Has a slice encoded; what it returns waits for it."""
+Ask = Callable[[Slice | None], Callable[[], Any]]
+"""Has a slice encoded, or the empty caption; what it returns waits for the EncodedSlice, or the embedding."""
 
 _PER_ENCODER = 4
 """Slices under way for each encoder: two in its hands, one in transform, one finished and not fetched."""
@@ -27,7 +28,7 @@ class Online:
 
     def encoded(self, slices: Iterator[Slice]) -> Iterator[EncodedSlice]:
         """See Engine."""
-        waiting: deque[Callable[[], EncodedSlice]] = deque()
+        waiting: deque[Callable[[], Any]] = deque()
         for some in slices:
             waiting.append(self.ask(some))
             if len(waiting) > self.ahead:
