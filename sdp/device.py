@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from sdp.errors import UserError, one_line
+from sdp.hardware import CUDA_MAJOR, DRIVERS
 
 _DRIVER = Path("/proc/driver/nvidia/version")
 _NO_MEMORY = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
@@ -37,9 +38,13 @@ def choose_device(
         raise UserError(
             f"GPU {granted}: granted to this process, but torch cannot use it ({_reason()}); driver: "
             f"{one_line(driver.read_text().partition(chr(10))[0])}; torch {torch.__version__}, built for CUDA "
-            f"{torch.version.cuda}; install a driver that supports this CUDA version, or an image with an older one"
+            f"{torch.version.cuda}, which needs driver {_oldest_driver()} or later; update the driver"
         )
     return torch.device("cpu")
+
+
+def _oldest_driver() -> int:
+    return DRIVERS[int((torch.version.cuda or str(CUDA_MAJOR)).partition(".")[0])]
 
 
 def _reason() -> str:

@@ -13,6 +13,11 @@ TERA = 1e12
 FP8_CAPABILITY = (8, 9)
 """From this compute capability on (Ada, then Hopper and Blackwell), tensor cores multiply fp8."""
 
+CUDA_MAJOR = 13
+"""The release family of CUDA that the locked torch is built for; a laptop that looks at a cluster has no torch."""
+DRIVERS: Mapping[int, int] = MappingProxyType({12: 525, 13: 580})
+"""The oldest branch of NVIDIA's driver that runs a release family of CUDA (docs.nvidia.com, CUDA compatibility)."""
+
 
 @dataclass(frozen=True, slots=True)
 class Gpu:

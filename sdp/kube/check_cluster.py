@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 
 from sdp.cluster import ACCELERATOR_LABEL
 from sdp.errors import UserError, one_line
-from sdp.hardware import gpus_by_accelerator
+from sdp.hardware import CUDA_MAJOR, DRIVERS, gpus_by_accelerator
 from sdp.kube import Object
 from sdp.kube.api import Forbidden, Missing
 from sdp.kube.clusters import accelerator_of, pods_wanted, templates, token_secret
@@ -16,6 +16,9 @@ from sdp.kube.state import ClusterState, cluster_state
 
 SHARED = "-SHARED"
 """The device plugin's suffix for the product of a GPU that pods take turns on."""
+
+DRIVER = "nvidia.com/cuda.driver-version.major", "nvidia.com/cuda.driver.major"
+"""Node labels of GPU feature discovery, the newer one first."""
 
 STARTING_S = 1800.0
 """A node that boots and an image that is pulled take minutes: what has not started by then waits for something else."""
@@ -125,6 +128,32 @@ def judge_products(name: str, label: str, pod: Object, nodes: "list[Object]") ->
     if shared:
         says = f"its GPUs are shared in turns ({', '.join(sorted(shared))})"
         yield warning(check, says, "take whole ones for training")
+
+
+def drivers(site: Site) -> Iterator[Finding]:
+    """Check that the nodes of groups with GPUs have a driver that runs the image's CUDA."""
+    pods = [pod for _, pod in templates(site.cluster_or_none) if requests(pod).get(GPU)]
+    if pods:
+        names = {name for pod in pods for name in place(pod, site.nodes).nodes}
+        yield judge_drivers([node for node in site.nodes if node["metadata"]["name"] in names])
+
+
+def judge_drivers(nodes: "list[Object]") -> Finding:
+    """Judge the drivers that these nodes report, if they do."""
+    least = DRIVERS[CUDA_MAJOR]
+    needs = f"the image's CUDA {CUDA_MAJOR} needs driver {least} or later"
+    versions: dict[str, str] = {}
+    for node in nodes:
+        labels = node["metadata"].get("labels") or {}
+        if version := next((labels[name] for name in DRIVER if labels.get(name, "").isdecimal()), ""):
+            versions[node["metadata"]["name"]] = version
+    old = [f"{name} has {version}" for name, version in sorted(versions.items()) if int(version) < least]
+    if old:
+        return failed("drivers", f"{needs}; {', '.join(old)}", "update the driver of these nodes, or their AMI")
+    if not versions:
+        return ok("drivers", f"{needs}; no node reports its own (label {DRIVER[0]})")
+    says = f"{len(versions)} of {len(nodes)} GPU nodes report {', '.join(sorted(set(versions.values())))}"
+    return ok("drivers", f"{needs}; {says}")
 
 
 def network(site: Site) -> Iterator[Finding]:

@@ -28,6 +28,7 @@ CHECKS: tuple[tuple[str, Check], ...] = (
     ("rights", check_server.rights),
     ("cluster", check_cluster.cluster),
     ("groups", check_cluster.groups),
+    ("drivers", check_cluster.drivers),
     ("references", check_cluster.references),
     ("token", check_cluster.token),
     ("network policy", check_policy.operator_let_in),

@@ -187,7 +187,7 @@ def test_a_granted_gpu_that_torch_cannot_use_is_refused_with_both_versions(drive
     assert said.startswith("GPU 3: granted to this process, but torch cannot use it")
     assert "470.57.02" in said
     assert torch.__version__ in said
-    assert f"CUDA {torch.version.cuda}" in said
+    assert f"CUDA {torch.version.cuda}, which needs driver 580 or later" in said
     assert "\n" not in said
 
 

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from sdp.errors import UserError
-from sdp.kube.check_cluster import judge, judge_products, judge_state, named_by
+from sdp.hardware import CUDA_MAJOR
+from sdp.kube.check_cluster import judge, judge_drivers, judge_products, judge_state, named_by
 from sdp.kube.check_jobs import accelerators, reach, read
 from sdp.kube.check_server import judge_clock, lacking_fields, version_of, watches
 from sdp.kube.clusters import pods_wanted
@@ -104,6 +105,32 @@ def test_a_group_s_nodes_have_the_gpu_that_its_label_says(
     found = list(judge_products("g", label, spec, nodes))
     assert states(found) == expected
     assert says in " ".join(map(str, found))
+
+
+@pytest.mark.parametrize("label", ["nvidia.com/cuda.driver-version.major", "nvidia.com/cuda.driver.major"])
+def test_a_driver_that_is_too_old_for_the_image_is_found_by_its_node(label: str) -> None:
+    def with_driver(name: str, version: str) -> dict[str, Any]:
+        return {**node(name), "metadata": {"name": name, "labels": {label: version}}}
+
+    old = judge_drivers([with_driver("a", "570"), with_driver("b", "580"), node("c")])
+    assert old.state == "failed"
+    assert old.says == "the image's CUDA 13 needs driver 580 or later; a has 570"
+    new = judge_drivers([with_driver("b", "580"), node("c")])
+    assert new.state == "ok"
+    assert new.says.endswith("; 1 of 2 GPU nodes report 580")
+
+
+def test_nodes_that_do_not_report_their_driver_are_told_which_one_is_needed() -> None:
+    silent = judge_drivers([node("a")])
+    assert silent.state == "ok"
+    assert "needs driver 580 or later; no node reports its own" in silent.says
+
+
+def test_the_driver_s_table_knows_the_cuda_of_the_pinned_torch() -> None:
+    import torch
+
+    assert torch.version.cuda
+    assert int(torch.version.cuda.partition(".")[0]) == CUDA_MAJOR
 
 
 def test_a_group_without_gpus_needs_no_label() -> None:
