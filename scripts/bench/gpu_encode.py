@@ -89,9 +89,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _check(networks)
     sides = [int(side) for side in given.sides.split(",")]
     batches = [int(batch) for batch in given.batches.split(",")]
-    for side in sides:
+    best = [
         _images(networks, side, [max(1, batch * 256**2 // side**2) for batch in batches], not given.no_compile)
+        for side in sides
+    ]
     _captions(networks)
+    print(f"\nbest: {'; '.join(best)}")
     return 0
 
 
@@ -152,7 +155,8 @@ def _check(networks: Networks) -> None:
 # --- images ----------------------------------------------------------------------------------------------------------
 
 
-def _images(networks: Networks, side: int, batches: list[int], compiled: bool) -> None:
+def _images(networks: Networks, side: int, batches: list[int], compiled: bool) -> str:
+    """Print the table of a resolution; return its best line in words."""
     usual = EncodeConfig().batch_sizes([side])[side]
     cases = [Case(side, usual), Case(side, usual, channels_last=False), Case(side, usual, dtype="fp16")]
     cases += [Case(side, usual, compile=True)] if compiled else []
@@ -163,6 +167,8 @@ def _images(networks: Networks, side: int, batches: list[int], compiled: bool) -
     rows.append(_reference_row(networks, side, usual, flops))
     print(table(rows, ("way", "batch", "img/s", "network alone", "of it", "share of peak", "memory")), flush=True)
     print()
+    way, batch, rate, _, _, share, _ = max(rows[:-1], key=lambda row: float(row[2].replace(",", "")))
+    return f"{side} px {rate} img/s, {share} of the peak ({way}, batch {batch})"
 
 
 def _images_row(networks: Networks, case: Case, flops: float) -> list[str]:

@@ -18,11 +18,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
 
+from scripts.bench._training import make_model, make_trainer
 from sdp.console import size, table
 
 LARGEST = {256: 256, 512: 64}
@@ -58,6 +59,11 @@ def main(arguments: Sequence[str]) -> int:
     print(table(rows, header))
     if gpus:
         print(GOALS)
+        if measured := [row for row in rows if row[7].endswith("%")]:
+            best = max(measured, key=lambda row: float(row[7].rstrip("%")))
+            print(
+                f"best: MFU {best[7]}, {best[6]} img/s a GPU ({best[0]} px, {best[1]}, compile {best[2]}, batch {best[4]})"
+            )
     return 0
 
 
@@ -233,8 +239,8 @@ def _train(case: dict[str, Any], world: Any) -> dict[str, Any]:
                 raise Done
 
     clock = Times()
-    model = _model(Path(case["folder"]) / f"model-{world.rank}", tiny=case["tiny"])
-    trainer = _trainer(case, model, world, [NameSlowest(10), RecordMetrics(10), clock])
+    model = make_model(Path(case["folder"]) / f"model-{world.rank}", tiny=case["tiny"])
+    trainer = make_trainer(case, model, world, [NameSlowest(10), RecordMetrics(10), clock])
     try:
         trainer.train()
     except Done:
@@ -252,110 +258,6 @@ def _train(case: dict[str, Any], world: Any) -> dict[str, Any]:
         "step_s": seconds / case["steps"],
         "first_s": clock.first,
     }
-
-
-def _model(folder: Path, *, tiny: bool) -> Any:
-    """A folder with what training reads of a model whose weights are new: architectures and the noise schedule."""
-    from sdp.model.family import SD2
-    from sdp.model.sources import LocalModel, parse, resolve
-
-    if tiny:
-        return resolve("builtin:tiny")
-    for name, content in (("unet/config.json", SD2.unet), ("scheduler/scheduler_config.json", SD2.scheduler)):
-        (folder / name).parent.mkdir(parents=True)
-        (folder / name).write_text(json.dumps(dict(content)))
-    return LocalModel(folder, "", parse(str(folder)))
-
-
-def _trainer(case: dict[str, Any], model: Any, world: Any, callbacks: Sequence[Any]) -> Any:
-    import torch
-
-    from sdp.config import parse
-    from sdp.storage import open_storage
-    from sdp.train.assemble import make_conditioning, make_objective, make_unet
-    from sdp.train.checkpoint import Checkpointer
-    from sdp.train.run_folder import RunFolder
-    from sdp.train.trainer import Ingredients, Trainer
-
-    torch.set_float32_matmul_precision("high")
-    output = str(Path(case["folder"]) / "run")
-    config = parse(
-        "train",
-        {
-            "source": {"uri": "unused"},
-            "output": {"uri": output},
-            "model": {"source": str(model.source)},
-            "data": {"resolution": case["resolution"], "batch_size": case["batch"]},
-            "precision": "bf16",
-            "max_steps": 10**9,
-            "strategy": {
-                "kind": case["kind"],
-                "shard": case["shard"],
-                "compile": case["compile"],
-                "channels_last": case["channels_last"],
-                "activation_checkpointing": case["activation_checkpointing"],
-                "fp8": case["fp8"],
-            },
-        },
-    )
-    return Trainer(
-        Ingredients(
-            config=config,
-            world=world,
-            unet=make_unet(config, model, world),
-            objective=make_objective(config, model, world),
-            conditioning=make_conditioning(config, model, world) if case["tiny"] else _conditioning(world),
-            reader=_Noise(case, world),
-            checkpointer=Checkpointer(RunFolder(open_storage(output)), world, {}),
-            callbacks=callbacks,
-        )
-    )
-
-
-def _conditioning(world: Any) -> Any:
-    """Stable Diffusion 2's text encoder with random weights."""
-    import torch
-    from transformers import CLIPTextConfig, CLIPTextModel
-
-    from sdp.model.family import SD2
-    from sdp.train.step import Conditioning
-
-    with torch.device(world.device):
-        encoder = CLIPTextModel(CLIPTextConfig(**SD2.text_encoder)).to(torch.bfloat16).eval().requires_grad_(False)
-    empty = torch.zeros(77, SD2.text_encoder["hidden_size"], device=world.device, dtype=torch.bfloat16)
-    return Conditioning(empty, lambda ids: encoder(input_ids=ids).last_hidden_state)
-
-
-class _Noise:
-    """A reader that has a few batches of noise in pinned memory."""
-
-    rows = 10**12
-
-    def __init__(self, case: dict[str, Any], world: Any) -> None:
-        import torch
-
-        from sdp.train.data.batch import Batch
-
-        side, count = case["resolution"] // 8, case["batch"]
-        pin = world.device.type == "cuda"
-        generator = torch.Generator().manual_seed(world.rank)
-
-        def held(tensor: Any) -> Any:
-            return tensor.pin_memory() if pin else tensor
-
-        self._batches = [
-            Batch(
-                torch.arange(count) + number * count,
-                torch.ones(count),
-                held(torch.randn(count, 4, side, side, generator=generator).half()),
-                held(torch.randint(0, 500, (count, 77), generator=generator).to(torch.uint16)),
-            )
-            for number in range(4)
-        ]
-
-    def batches(self, *_: int) -> Iterator[Any]:
-        while True:
-            yield from self._batches
 
 
 if __name__ == "__main__":

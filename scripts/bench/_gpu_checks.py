@@ -1,0 +1,130 @@
+"""Checks of gpu_first_hour.sh that are no benchmarks: what only a machine with GPUs can show. The last line is the result.
+
+python -m scripts.bench._gpu_checks latents --images URI       collocated encoding on the last GPU, against the CPU
+python -m scripts.bench._gpu_checks checkpoint --latents URI --work FOLDER    processes on each GPU while checkpoints are written
+python -m scripts.bench._gpu_checks exporter                   memory by the exporter, against nvidia-smi
+"""
+
+import argparse
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections import Counter
+from collections.abc import Sequence
+from itertools import islice
+from typing import Any
+
+CLOSE = 0.05
+"""By how much of their mean latents of bf16 may differ from fp32's."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run a check; return 1 if it failed."""
+    parser = argparse.ArgumentParser(prog="_gpu_checks")
+    parser.add_argument("check", choices=("latents", "checkpoint", "exporter"))
+    parser.add_argument("--images")
+    parser.add_argument("--latents")
+    parser.add_argument("--work")
+    parser.add_argument("--device", help="in place of the last GPU")
+    options = parser.parse_args(arguments)
+    result, good = {"latents": latents, "checkpoint": checkpoint, "exporter": exporter}[options.check](options)
+    print(result)
+    return 0 if good else 1
+
+
+def latents(options: argparse.Namespace) -> tuple[str, bool]:
+    """Compare what collocated training would learn from: a wrong event or device gives latents of other rows."""
+    import torch
+
+    from sdp.device import enter
+
+    device = torch.device(options.device or f"cuda:{torch.cuda.device_count() - 1}")
+    enter(device)
+    there, here = (_batches(options.images, each) for each in (device, torch.device("cpu")))
+    off, rows = 0.0, 0
+    for one, other in zip(there, here, strict=True):
+        if not torch.equal(one.rows, other.rows):
+            return f"{device}: rows {one.rows.tolist()} in place of {other.rows.tolist()}", False
+        count = one.latents.shape[1] // 2  # means; of the log-variance bf16 keeps less
+        one_mean, other_mean = (batch.latents[:, :count].cpu().float() for batch in (one, other))
+        scale = other_mean.abs().mean().item()
+        off = max(off, *((one_mean - other_mean).abs().mean(dim=(1, 2, 3)) / scale).tolist())
+        rows += len(one.counted)
+    return f"{device}: {rows} rows, at most {off:.2%} from fp32 on the CPU", off < CLOSE
+
+
+def _batches(images: str, device: Any) -> list[Any]:
+    from sdp.config import parse
+    from sdp.model.sources import resolve
+    from sdp.train.assemble import make_reader
+    from sdp.train.world import World
+
+    with tempfile.TemporaryDirectory() as run:
+        config = parse(
+            "train",
+            {
+                "source": {"uri": images}, "output": {"uri": run}, "model": {"source": "builtin:tiny"},
+                "data": {"mode": "collocated", "resolution": 64, "batch_size": 16},
+                "encode": {"dtype": "bf16" if device.type == "cuda" else "fp32"},
+            },
+        )  # fmt: skip
+        reader, _ = make_reader(config, resolve("builtin:tiny"), World(device=device))
+        batches = reader.batches(0, 0, 16)
+        some = list(islice(batches, 16))
+        batches.close()  # type: ignore[attr-defined]  # all readers are generators
+        return some
+
+
+def checkpoint(options: argparse.Namespace) -> tuple[str, bool]:
+    """Train on all GPUs with a checkpoint every few steps: no process may hold memory of another one's GPU."""
+    import torch
+
+    settings = {
+        "source.uri": options.latents, "output.uri": options.work, "model.source": "builtin:tiny", "data.resolution": 64,
+        "data.batch_size": 16, "max_steps": 200, "checkpoint.every_steps": 20, "scaling.num_workers": torch.cuda.device_count(),
+    }  # fmt: skip
+    words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+    most: Counter[str] = Counter()
+    with subprocess.Popen([sys.executable, "-m", "sdp", "train", *words]) as job:
+        while job.poll() is None:
+            most |= Counter(line.strip() for line in _nvidia_smi("compute-apps=gpu_uuid"))
+            time.sleep(0.5)
+    result = (
+        f"exit code {job.returncode}, at most {max(most.values(), default=0)} process on a GPU, {len(most)} GPUs used"
+    )
+    return result, job.returncode == 0 and max(most.values(), default=0) == 1
+
+
+def exporter(_: argparse.Namespace) -> tuple[str, bool]:
+    """Compare memory in use."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "sdp.exporter", "--port", "0", "--address", "127.0.0.1"],
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            url = next(line.split()[-1] for line in process.stderr or () if "listening on" in line)
+            text = (
+                urllib.request.urlopen(url + ("" if url.endswith("/metrics") else "/metrics"), timeout=30)
+                .read()
+                .decode()
+            )
+        finally:
+            process.terminate()
+    ours = sorted(
+        float(line.split()[-1]) / 2**20 for line in text.splitlines() if line.startswith("sdp_gpu_memory_used_bytes{")
+    )
+    theirs = sorted(float(line) for line in _nvidia_smi("gpu=memory.used"))
+    close = len(ours) == len(theirs) and all(abs(a - b) <= 64 + 0.05 * b for a, b in zip(ours, theirs, strict=True))
+    return f"MiB by the exporter {[round(x) for x in ours]}, by nvidia-smi {[round(x) for x in theirs]}", close
+
+
+def _nvidia_smi(query: str) -> list[str]:
+    command = ["nvidia-smi", f"--query-{query}", "--format=csv,noheader,nounits"]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.splitlines()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,111 @@
+"""Training's own trainer around the full U-Net with random weights, for the benchmarks."""
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+
+def make_model(folder: Path, *, tiny: bool) -> Any:
+    """A folder with what training reads of a model whose weights are new: architectures and the noise schedule."""
+    from sdp.model.family import SD2
+    from sdp.model.sources import LocalModel, parse, resolve
+
+    if tiny:
+        return resolve("builtin:tiny")
+    for name, content in (("unet/config.json", SD2.unet), ("scheduler/scheduler_config.json", SD2.scheduler)):
+        (folder / name).parent.mkdir(parents=True)
+        (folder / name).write_text(json.dumps(dict(content)))
+    return LocalModel(folder, "", parse(str(folder)))
+
+
+def make_trainer(case: dict[str, Any], model: Any, world: Any, callbacks: Sequence[Any] = ()) -> Any:
+    """Training's own trainer for a case of a benchmark, over batches of noise."""
+    import torch
+
+    from sdp.config import parse
+    from sdp.storage import open_storage
+    from sdp.train.assemble import make_conditioning, make_objective, make_unet
+    from sdp.train.checkpoint import Checkpointer
+    from sdp.train.run_folder import RunFolder
+    from sdp.train.trainer import Ingredients, Trainer
+
+    torch.set_float32_matmul_precision("high")
+    output = str(Path(case["folder"]) / "run")
+    config = parse(
+        "train",
+        {
+            "source": {"uri": "unused"},
+            "output": {"uri": output},
+            "model": {"source": str(model.source)},
+            "data": {"resolution": case["resolution"], "batch_size": case["batch"]},
+            "precision": "bf16",
+            "max_steps": 10**9,
+            "strategy": {
+                "kind": case["kind"],
+                "shard": case["shard"],
+                "compile": case["compile"],
+                "channels_last": case["channels_last"],
+                "activation_checkpointing": case["activation_checkpointing"],
+                "fp8": case["fp8"],
+            },
+        },
+    )
+    return Trainer(
+        Ingredients(
+            config=config,
+            world=world,
+            unet=make_unet(config, model, world),
+            objective=make_objective(config, model, world),
+            conditioning=make_conditioning(config, model, world) if case["tiny"] else _conditioning(world),
+            reader=_Noise(case, world),
+            checkpointer=Checkpointer(RunFolder(open_storage(output)), world, {}),
+            callbacks=callbacks,
+        )
+    )
+
+
+def _conditioning(world: Any) -> Any:
+    """Stable Diffusion 2's text encoder with random weights."""
+    import torch
+    from transformers import CLIPTextConfig, CLIPTextModel
+
+    from sdp.model.family import SD2
+    from sdp.train.step import Conditioning
+
+    with torch.device(world.device):
+        encoder = CLIPTextModel(CLIPTextConfig(**SD2.text_encoder)).to(torch.bfloat16).eval().requires_grad_(False)
+    empty = torch.zeros(77, SD2.text_encoder["hidden_size"], device=world.device, dtype=torch.bfloat16)
+    return Conditioning(empty, lambda ids: encoder(input_ids=ids).last_hidden_state)
+
+
+class _Noise:
+    """A reader that has a few batches of noise in pinned memory."""
+
+    rows = 10**12
+
+    def __init__(self, case: dict[str, Any], world: Any) -> None:
+        import torch
+
+        from sdp.train.data.batch import Batch
+
+        side, count = case["resolution"] // 8, case["batch"]
+        pin = world.device.type == "cuda"
+        generator = torch.Generator().manual_seed(world.rank)
+
+        def held(tensor: Any) -> Any:
+            return tensor.pin_memory() if pin else tensor
+
+        self._batches = [
+            Batch(
+                torch.arange(count) + number * count,
+                torch.ones(count),
+                held(torch.randn(count, 4, side, side, generator=generator).half()),
+                held(torch.randint(0, 500, (count, 77), generator=generator).to(torch.uint16)),
+            )
+            for number in range(4)
+        ]
+
+    def batches(self, *_: int) -> Iterator[Any]:
+        while True:
+            yield from self._batches

@@ -1,0 +1,477 @@
+"""Without a GPU: steps of training's own trainer for the full U-Net as one of 32 A100s, on fake tensors: devices, dtypes, traffic, memory.
+
+    python -m scripts.bench.fake_gpu                                         all cases
+    python -m scripts.bench.fake_gpu --cases "fsdp,fsdp hybrid" --batch 32   some of them
+    python -m scripts.bench.fake_gpu --tiny                                  the tiny model at 64 px, in seconds
+
+Each case takes two steps; the second is reported. CUDA's runtime is fake_cuda.c, the process group is torch's fake one, and no kernel runs.
+So what torch decides on the host is real (which device, dtype, attention kernel, collective, graph), and no figure is a time.
+DistributedDataParallel's reducer needs memory behind its tensors: for ddp each gradient is all-reduced by itself, as it is ready; a reducer
+sends the same bytes in buckets. Memory is that of live tensors, without the allocator's fragmentation and cuDNN's workspaces.
+"""
+
+import argparse
+import copy
+import json
+import subprocess
+import sys
+import tempfile
+import time
+import weakref
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+from unittest import mock
+
+from scripts.bench._fake_cuda import environment
+from sdp.console import size, table
+
+WORKERS, GPUS_A_NODE = 32, 8
+KERNELS = "kernels"
+"""The compiler that has Inductor and Triton make machine code for an A100, and then runs the graph as it is."""
+CASES: dict[str, dict[str, Any]] = {
+    "ddp": {"kind": "ddp"},
+    "ddp channels last": {"kind": "ddp", "channels_last": True},
+    "ddp checkpointing": {"kind": "ddp", "activation_checkpointing": True},
+    "ddp compiled": {"kind": "ddp", "compile": "aot_eager"},
+    "fsdp": {"kind": "fsdp"},
+    "fsdp full shard": {"kind": "fsdp", "shard": "full_shard"},
+    "fsdp hybrid": {"kind": "fsdp", "shard": "hybrid"},
+    "fsdp checkpointing": {"kind": "fsdp", "activation_checkpointing": True},
+    "fsdp traced": {"kind": "fsdp", "compile": "eager"},
+    "fsdp compiled": {"kind": "fsdp", "compile": "aot_eager"},
+    "fsdp kernels": {"kind": "fsdp", "compile": KERNELS},
+}
+PLAIN = {
+    "steps": 2,
+    "shard": "shard_grad_op",
+    "compile": None,
+    "channels_last": False,
+    "activation_checkpointing": False,
+    "fp8": {},
+}
+HEAVY = ("convolution", "mm", "addmm", "bmm", "baddbmm", "attention")
+"""Words in the names of operations that tensor cores do."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the cases one after the other and print what each came to."""
+    parser = argparse.ArgumentParser(prog="fake_gpu")
+    parser.add_argument(
+        "--cases", type=lambda text: text.split(","), default=list(CASES), help="names by comma; else all"
+    )
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--resolution", type=int)
+    parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--json", action="store_true", help="a line a case, with everything")
+    options = parser.parse_args(arguments)
+    if unknown := [name for name in options.cases if name not in CASES]:
+        parser.error(f"--cases: no case {', '.join(unknown)}; there are {', '.join(CASES)}")
+    sizes = {
+        "batch": options.batch,
+        "resolution": options.resolution or (64 if options.tiny else 256),
+        "tiny": options.tiny,
+    }
+    reports = {}
+    with tempfile.TemporaryDirectory(prefix="sdp-bench-fake-") as folder:
+        cases = [{"name": name, **PLAIN, **sizes, **CASES[name]} for name in options.cases]
+        command = [sys.executable, "-m", "scripts.bench.fake_gpu", "worker", json.dumps(cases)]
+        with subprocess.Popen(command, env=environment(Path(folder)), stdout=subprocess.PIPE, text=True) as process:
+            for line in process.stdout or ():
+                report = json.loads(line)
+                reports[report["name"]] = report
+                print(line.rstrip() if options.json else f"  {report['name']}: {report['seconds']:.0f} s", flush=True)
+        if process.returncode:
+            print(f"fake_gpu: failed with exit code {process.returncode}", file=sys.stderr)
+            return 1
+    if not options.json:
+        print(*as_text(reports, **sizes), sep="\n")
+    return 0
+
+
+def as_text(reports: dict[str, dict[str, Any]], batch: int, resolution: int, **_: Any) -> list[str]:
+    """Return the reports as lines for a person."""
+    rows, traffic = [], []
+    for name, report in reports.items():
+        memory = report["memory"]
+        graphs = report["graphs"]
+        rows.append(
+            (
+                name,
+                *(size(memory[activity]) for activity in ("before", "forward", "backward", "optimizer")),
+                ", ".join(f"{size(count)} {dtype}" for dtype, count in report["kept"].items()),
+                ", ".join(f"{count} {dtype}" for dtype, count in report["heavy"].items()),
+                f"{graphs['count']}, {graphs['dynamic']} dynamic, {sum(graphs['breaks'].values())} breaks"
+                if graphs["count"]
+                else "-",
+                f"{graphs['kernels']}, {graphs['convolutions']}" if graphs["kernels"] else "-",
+                str(len(report["strays"])),
+            )
+        )
+        traffic += [
+            (name, activity, f"{kind} of {workers}", str(count), size(moved))
+            for activity, kind, workers, count, moved in report["collectives"]
+        ]
+    header = (
+        "case",
+        "held before",
+        "peak forward",
+        "peak backward",
+        "peak optimizer",
+        "kept for backward",
+        "tensor-core calls",
+        "graphs",
+        "Triton kernels",
+        "strays",
+    )
+    return [
+        f"{WORKERS} A100s that are not there, {batch} samples each at {resolution} px; memory and traffic of one GPU in one step",
+        table(rows, header),
+        "",
+        table(traffic, ("case", "activity", "collective", "calls", "bytes")),
+    ]
+
+
+# --- one case, in a process that has fake_cuda.c ---------------------------------------------------------------------
+
+
+def worker(cases: Sequence[dict[str, Any]]) -> int:
+    """Print a report of each case."""
+    for case in cases:
+        print(json.dumps(report_of(case)), flush=True)
+    return 0
+
+
+def report_of(case: dict[str, Any]) -> dict[str, Any]:
+    """Take the steps of a case; return what the last one did."""
+    import torch
+    import torch.distributed as dist
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    if not dist.is_initialized():
+        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=WORKERS)
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    began, seen, graphs = time.monotonic(), Seen(), Graphs(case["compile"])
+    with tempfile.TemporaryDirectory(prefix="sdp-bench-fake-") as folder, fakes(graphs), seen.watch():
+        trainer = _trainer({**case, "folder": folder, "compile": case["compile"] is not None})
+        trainer.stopwatch = seen
+        batches = trainer.reader.batches()
+        for _ in range(case["steps"]):
+            seen.forget()
+            trainer._step(next(batches), time.perf_counter())
+    return {"name": case["name"], **seen.report(), "graphs": graphs.report(), "seconds": time.monotonic() - began}
+
+
+def _trainer(case: dict[str, Any]) -> Any:
+    """The trainer of rank 0, whose figures of a step are such that it goes on."""
+    import torch
+
+    from scripts.bench._training import make_model, make_trainer
+    from sdp.train.world import World
+
+    class Many(World):
+        def collect(self, values: Sequence[float]) -> list[list[float]]:
+            return [list(values)] * self.size
+
+    class Figures:
+        """A step's figures on the host, which fake tensors do not have."""
+
+        def copy_(self, figures: Any, *, non_blocking: bool) -> None:
+            assert non_blocking
+            assert figures.shape == (6,)
+
+        def tolist(self) -> list[float]:
+            return [1.0, 1.0, 0.0, 0.0, float(case["batch"] * WORKERS), 0.0]
+
+    world = Many(0, WORKERS, GPUS_A_NODE, torch.device("cuda", 0))
+    trainer = make_trainer(case, make_model(Path(case["folder"]) / "model", tiny=case["tiny"]), world)
+    trainer._figures = Figures()
+    return trainer
+
+
+@contextmanager
+def fakes(graphs: "Graphs") -> Iterator[None]:
+    """Fake tensors, and stand-ins for the little that does not take them."""
+    import torch
+    from diffusers import UNet2DConditionModel  # noqa: F401  # what these import makes real tensors
+    from torch import Tensor, nn
+    from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
+    from transformers import CLIPTextModel  # noqa: F401
+
+    from sdp.train import assemble, strategies
+    from sdp.train.data.batch import Batch
+
+    make_mesh, compile_blocks = strategies.init_device_mesh, strategies.compile_blocks
+
+    def real_mesh(*arguments: Any, **options: Any) -> Any:
+        with unset_fake_temporarily():  # it reads the ranks
+            return make_mesh(*arguments, **options)
+
+    def moved(module: nn.Module, *where: Any, **_: Any) -> nn.Module:
+        """Module.to, which cannot swap fake tensors."""
+        device = next((each for each in where if isinstance(each, torch.device)), None)
+        dtype = next((each for each in where if isinstance(each, torch.dtype)), None)
+        for each in module.modules():
+            for name, weights in each._parameters.items():
+                if weights is not None:
+                    each._parameters[name] = nn.Parameter(weights.detach().to(device, dtype), weights.requires_grad)
+            for name, values in each._buffers.items():
+                if values is not None:
+                    each._buffers[name] = values.to(device, dtype if values.is_floating_point() else None)
+        return module
+
+    with (
+        mock.patch.object(strategies, "init_device_mesh", real_mesh),
+        mock.patch.object(strategies, "DistributedDataParallel", _replicated()),
+        mock.patch.object(assemble, "compile_blocks", lambda unet: compile_blocks(unet, graphs)),
+        mock.patch.object(nn.Module, "to", moved),
+        mock.patch.object(Tensor, "pin_memory", Tensor.contiguous),  # not implemented for fake tensors
+        mock.patch.object(Batch, "counted_by_epoch", return_value=()),  # rows that count are looked at on the host
+        FakeTensorMode(allow_non_fake_inputs=True),  # a model that is loaded is real
+    ):
+        yield
+
+
+def _replicated() -> Any:
+    import torch.distributed as dist
+    from torch import Tensor, nn
+
+    class Replica(nn.Module):
+        """DistributedDataParallel as far as traffic is concerned: each gradient, summed over all workers."""
+
+        def __init__(self, module: nn.Module, **_: Any) -> None:
+            super().__init__()
+            self.module = module
+            for weights in module.parameters():
+                weights.register_post_accumulate_grad_hook(self._send)
+
+        def forward(self, *inputs: Any, **options: Any) -> Any:
+            return self.module(*inputs, **options)
+
+        @staticmethod
+        def _send(weights: Tensor) -> None:
+            assert weights.grad is not None
+            dist.all_reduce(weights.grad)
+
+    return Replica
+
+
+class Graphs:
+    """A compiler that hands graphs to another one, and counts."""
+
+    def __init__(self, backend: str | None) -> None:
+        self._backend = backend
+        self.dynamic: list[bool] = []
+        self.kernels = 0
+        self.convolutions: Counter[str] = Counter()
+        """By the layout that Inductor gave them."""
+
+    def __call__(self, graph: Any, inputs: list[Any]) -> Any:
+        import torch
+        from torch._dynamo.backends.registry import lookup_backend
+
+        values = [node.meta.get("example_value") for node in graph.graph.find_nodes(op="placeholder")]
+        sizes = [each for value in values for each in (value.shape if isinstance(value, torch.Tensor) else [value])]
+        self.dynamic.append(any(isinstance(each, torch.SymInt) for each in sizes))
+        compiler = self._make_kernels() if self._backend == KERNELS else lookup_backend(self._backend or "eager")
+        return compiler(graph, inputs)
+
+    def _make_kernels(self) -> Any:
+        from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
+        from torch._dynamo.backends.common import aot_autograd
+        from torch._inductor import config, metrics
+        from torch._inductor.compile_fx import compile_fx_inner
+        from torch._inductor.decomposition import select_decomp_table
+        from torch._inductor.graph import GraphLowering
+        from torch.fx import GraphModule
+
+        decide = GraphLowering.decide_layout_opt
+
+        def decided(graph: Any, *, is_inference: bool) -> bool:
+            last = decide(graph, is_inference=is_inference)
+            count = sum("convolution" in str(node.target) for node in graph.graph.nodes)
+            self.convolutions["NHWC" if last else "NCHW"] += count
+            return bool(last)
+
+        def compiled(graph: Any, inputs: Any) -> Any:
+            before = metrics.generated_kernel_count
+            changes = {"fx_graph_cache": False, "compile_threads": 1}
+            with config.patch(changes), mock.patch.object(GraphLowering, "decide_layout_opt", staticmethod(decided)):
+                compile_fx_inner(GraphModule(graph, copy.deepcopy(graph.graph)), inputs)
+            self.kernels += metrics.generated_kernel_count - before
+            return make_boxed_func(graph.forward)
+
+        return aot_autograd(
+            fw_compiler=compiled,
+            bw_compiler=compiled,
+            decompositions=select_decomp_table(),
+            partition_fn=min_cut_rematerialization_partition,
+        )
+
+    def report(self) -> dict[str, Any]:
+        from torch._dynamo.utils import counters
+
+        return {
+            "count": len(self.dynamic),
+            "dynamic": sum(self.dynamic),
+            "breaks": dict(counters["graph_break"]),
+            "kernels": self.kernels,
+            "convolutions": dict(self.convolutions),
+        }
+
+
+@dataclass
+class Seen:
+    """What a step does, by activity of the trainer's stopwatch, whose place it takes."""
+
+    activity: str = "before"
+    live: int = 0
+    """Bytes of tensors on the GPU."""
+    storages: dict[int, Any] = field(default_factory=dict)
+    sizes: dict[int, int] = field(default_factory=dict)
+    memory: dict[str, int] = field(default_factory=dict)
+    """Of each activity the most."""
+    kept: Counter[str] = field(default_factory=Counter)
+    heavy: Counter[str] = field(default_factory=Counter)
+    """Calls for tensor cores, by dtype."""
+    fp32: Counter[str] = field(default_factory=Counter)
+    """Those with an input in fp32, by operation."""
+    strays: Counter[str] = field(default_factory=Counter)
+    """Operations of a step on another device than this worker's, by operation."""
+    collectives: defaultdict[tuple[str, str, int], list[int]] = field(default_factory=lambda: defaultdict(list))
+    annotate: ClassVar[bool] = False
+
+    @contextmanager
+    def measure(self, activity: str, **_: bool) -> Iterator[None]:
+        before, self.activity = self.activity, activity
+        self._look()
+        yield
+        self._look()
+        self.activity = before
+
+    def lap(self) -> dict[str, float]:
+        return {}
+
+    def forget(self) -> None:
+        """Begin another step."""
+        self._look()
+        self.memory = {"before": self.live}
+        for each in (self.kept, self.heavy, self.fp32, self.strays, self.collectives):
+            each.clear()
+
+    def _look(self) -> None:
+        """Take in storages that were resized, as FSDP frees and fills the weights that it gathers."""
+        self.sizes = {key: storage.nbytes() for key, reference in self.storages.items() if (storage := reference())}
+        self.live = sum(self.sizes.values())
+        self._peak()
+
+    def _peak(self) -> None:
+        if self.activity != "before":
+            self.memory[self.activity] = max(self.memory.get(self.activity, 0), self.live)
+
+    @contextmanager
+    def watch(self) -> Iterator[None]:
+        """Watch every operation inside, and what is saved for the backward pass."""
+        import torch
+        from torch import Tensor
+        from torch.utils._python_dispatch import TorchDispatchMode
+        from torch.utils._pytree import tree_leaves
+
+        from sdp.model.ema import shard
+
+        saved: dict[int, Any] = {}
+
+        def forget(storage: int) -> None:
+            self.storages.pop(storage)
+            self.live -= self.sizes.pop(storage, 0)
+
+        def hold(tensor: Tensor) -> None:
+            storage = shard(tensor).untyped_storage()
+            if tensor.device.type == "cuda" and storage._cdata not in self.storages:
+                self.storages[storage._cdata] = weakref.ref(storage)
+                weakref.finalize(storage, forget, storage._cdata)
+                self.sizes[storage._cdata] = storage.nbytes()
+                self.live += storage.nbytes()
+                self._peak()
+
+        class Watch(TorchDispatchMode):
+            @classmethod
+            def ignore_compile_internals(cls) -> bool:
+                return True  # or nothing would be compiled inside
+
+            def __torch_dispatch__(_, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: N805
+                results = func(*args, **(kwargs or {}))
+                inputs, outputs = (
+                    [x for x in tree_leaves(each) if isinstance(x, Tensor)] for each in ((args, kwargs), results)
+                )
+                for each in outputs:
+                    hold(each)
+                self.take_in(func, args, inputs, outputs)
+                return results
+
+        def keep(tensor: Tensor) -> Tensor:
+            storage = tensor.untyped_storage()
+            if (
+                storage._cdata not in saved
+                and not isinstance(tensor, torch.nn.Parameter)
+                and self.activity == "forward"
+            ):
+                saved[storage._cdata] = weakref.finalize(storage, saved.pop, storage._cdata, None)
+                self.kept[_name(tensor.dtype)] += storage.nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), Watch():
+            yield
+
+    def take_in(self, func: Any, args: Any, inputs: list[Any], outputs: list[Any]) -> None:
+        """Count an operation."""
+        name = func._schema.name
+        space, _, operation = name.partition("::")
+        if space == "c10d":
+            self._count_collective(operation, args, inputs, outputs)
+        if self.activity == "before":
+            return
+        if (
+            any(each.device.type != "cuda" or each.device.index for each in outputs if each.dim())
+            and self.activity != "copy"
+        ):
+            self.strays[f"{self.activity}: {operation}"] += 1
+        words = operation.strip("_").split("_")
+        if inputs and any(word in HEAVY for word in words):
+            rank = max(each.dim() for each in inputs)  # not biases, nor what attention keeps a row
+            dtypes = {_name(each.dtype) for each in inputs if each.is_floating_point() and each.dim() == rank}
+            self.heavy["+".join(sorted(dtypes))] += 1
+            if "float32" in dtypes:
+                self.fp32[f"{self.activity}: {operation}"] += 1
+
+    def _count_collective(self, operation: str, args: Any, inputs: list[Any], outputs: list[Any]) -> None:
+        from torch.distributed import ProcessGroup
+
+        group = next((each for each in args if "ProcessGroup" in str(each)), None)
+        workers = ProcessGroup.unbox(group).size() if group is not None else 0
+        moved = max((each.numel() * each.element_size() for each in [*inputs, *outputs]), default=0)
+        self.collectives[self.activity, operation.strip("_"), workers].append(moved)
+
+    def report(self) -> dict[str, Any]:
+        return {
+            "memory": self.memory,
+            "kept": dict(self.kept),
+            "heavy": dict(self.heavy),
+            "fp32": dict(self.fp32),
+            "strays": dict(self.strays),
+            "collectives": [[*key, len(sizes), sum(sizes)] for key, sizes in self.collectives.items()],
+        }
+
+
+def _name(dtype: Any) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["worker"]:
+        sys.exit(worker(json.loads(sys.argv[2])))
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,124 @@
+"""Training's own step as one of 32 A100s that are not there: what goes where, in which precision, and what is sent."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scripts.bench._fake_cuda import environment
+
+ROOT = Path(__file__).resolve().parents[2]
+RUN = """
+import json, sys
+from unittest import mock
+import torch
+from scripts.bench import fake_gpu
+from sdp.model.schedule import NoiseSchedule
+from sdp.train import strategies
+
+def report(name, fault=None, **case):
+    sizes = {"batch": 4, "resolution": 64, "tiny": True}
+    with fault or mock.patch.object(sys, "dont_write_bytecode", True):
+        print(json.dumps(fake_gpu.report_of({"name": name, **fake_gpu.PLAIN, **sizes, **case})), flush=True)
+
+def over_the_host(schedule, latents, noise, timesteps):
+    return add_noise(schedule, latents.cpu().to(latents.device), noise, timesteps)
+
+def compiled_for_any_shape(module, **options):
+    return compiled(module, **{**options, "dynamic": True})
+
+add_noise, compiled = NoiseSchedule.add_noise, torch.nn.Module.compile
+report("ddp", kind="ddp")
+report("fsdp", kind="fsdp", compile="eager")
+report("full shard", kind="fsdp", shard="full_shard")
+report("hybrid", kind="fsdp", shard="hybrid")
+report("host", mock.patch.object(NoiseSchedule, "add_noise", over_the_host), kind="ddp", steps=1)
+report("fp32", mock.patch.dict(strategies.DTYPES, bf16=torch.float32), kind="fsdp", steps=1)
+any_shape = mock.patch.object(torch.nn.Module, "compile", compiled_for_any_shape)
+report("any shape", any_shape, kind="ddp", compile="eager", steps=1)
+"""
+
+Reports = Mapping[str, dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def reports(tmp_path_factory: pytest.TempPathFactory, tool: Callable[[str], Path]) -> Reports:
+    tool("cc")
+    environ = environment(tmp_path_factory.mktemp("cuda"))
+    done = subprocess.run(
+        [sys.executable, "-c", RUN], cwd=ROOT, env=environ, capture_output=True, text=True, timeout=1500, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return {report["name"]: report for report in map(json.loads, done.stdout.splitlines())}
+
+
+def sent(report: Mapping[str, Any], activity: str) -> dict[tuple[str, int], float]:
+    """Bytes by collective and number of workers."""
+    return {(kind, workers): moved for at, kind, workers, _, moved in report["collectives"] if at == activity}
+
+
+def parameters() -> int:
+    from diffusers import UNet2DConditionModel
+
+    from sdp.model.sources import resolve
+
+    kind: Any = UNet2DConditionModel
+    config = kind.load_config(resolve("builtin:tiny").path / "unet")
+    return sum(weights.numel() for weights in kind.from_config(config).parameters())
+
+
+pytestmark = pytest.mark.timeout(1600)
+
+
+def test_everything_after_the_copy_stays_on_the_worker_s_gpu(reports: Reports) -> None:
+    assert all(not reports[name]["strays"] for name in ("ddp", "fsdp", "full shard", "hybrid"))
+    assert set(reports["host"]["strays"]) == {"forward: _to_copy"}
+
+
+def test_tensor_cores_get_bf16_and_nothing_else(reports: Reports) -> None:
+    assert set(reports["ddp"]["heavy"]) == set(reports["fsdp"]["heavy"]) == {"bfloat16"}
+    assert set(reports["fp32"]["heavy"]) == {"float32"}
+    kept = reports["fsdp"]["kept"]
+    assert kept.get("float32", 0) < 0.05 * kept["bfloat16"]
+
+
+def test_ddp_sends_each_gradient_once_in_fp32(reports: Reports) -> None:
+    assert sent(reports["ddp"], "forward") == {}
+    assert sent(reports["ddp"], "backward") == {("allreduce", 32): 4 * parameters()}
+
+
+def test_shards_are_gathered_once_in_bf16_and_gradients_reduced_once_in_fp32(reports: Reports) -> None:
+    count = parameters()
+    for name, group in (("fsdp", 32), ("hybrid", 8)):
+        forward, backward = sent(reports[name], "forward"), sent(reports[name], "backward")
+        assert forward == {("allgather_base", group): pytest.approx(2 * count, rel=0.02)}
+        assert backward["reduce_scatter_base", group] == pytest.approx(4 * count, rel=0.02)
+        assert not [kind for kind, _ in backward if "allgather" in kind]
+    assert sent(reports["hybrid"], "backward")["allreduce", 4] == pytest.approx(4 * count / 8, rel=0.02)
+    assert sent(reports["full shard"], "backward")["allgather_base", 32] == pytest.approx(2 * count, rel=0.02)
+
+
+def test_a_step_exchanges_nothing_else_but_a_few_figures(reports: Reports) -> None:
+    for report in reports.values():
+        others = [moved for at, *_, moved in report["collectives"] if at not in ("forward", "backward")]
+        assert others
+        assert sum(others) < 100
+
+
+def test_graphs_have_constant_shapes_and_no_breaks(reports: Reports) -> None:
+    graphs = reports["fsdp"]["graphs"]
+    assert graphs["count"] > 2
+    assert (graphs["dynamic"], graphs["breaks"]) == (0, {})
+    assert reports["any shape"]["graphs"]["dynamic"] > 0
+
+
+def test_shards_take_the_memory_of_a_shard(reports: Reports) -> None:
+    before = {name: reports[name]["memory"]["before"] for name in ("ddp", "fsdp", "hybrid")}
+    for name, group in (("fsdp", 32), ("hybrid", 8)):
+        gathered = sent(reports[name], "forward")["allgather_base", group] / 2
+        spared = 4 * 4 * (parameters() - gathered / group)  # weights, two averages of AdamW and one of the weights
+        assert before["ddp"] - before[name] == pytest.approx(spared, rel=0.02)
