@@ -46,6 +46,7 @@ ROOMS: tuple[Mapping[str, str], ...] = (
         "exporter": "NVML to Prometheus.",
     },
     {
+        "dreambooth": "`sdp dreambooth`: the other jobs one after another.",
         "report": "`sdp inspect` and `sdp report`: what lies at an address, as text and as one HTML page.",
         "demo": "`make demo`: captioned shapes, an image server that fails for some, the pipeline over both.",
         "supervisor": "Runs a job's command again, within bounds.",

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 from sdp.errors import SdpError, UserError
 
-JOBS = ("download", "process", "train", "generate", "evaluate")
+JOBS = ("download", "process", "train", "generate", "evaluate", "dreambooth")
 
 _PLANNED = ("train", "process", "download")
 _PRESETS = ("seed-table-2", "seed-table-4")
@@ -509,6 +509,7 @@ COMMANDS: tuple[Command, ...] = (
     _job_command("train", "Train the U-Net from latents or images, and continue from its last checkpoint."),
     _job_command("generate", "Draw pictures for prompts with a trained checkpoint or a model."),
     _job_command("evaluate", "Judge pictures by CLIP score, FID and KID, and a checkpoint by its held-out loss."),
+    _job_command("dreambooth", "Teach a model one subject from a handful of pictures, and draw it."),
     Command(
         "export",
         PIPELINE,

@@ -16,6 +16,7 @@ from sdp.config.load import Draft, draft_into, load_into, parse_into
 
 if TYPE_CHECKING:
     from sdp.config.download import DownloadConfig
+    from sdp.config.dreambooth import DreamboothConfig
     from sdp.config.evaluate import EvaluateConfig
     from sdp.config.generate import GenerateConfig
     from sdp.config.process import ProcessConfig
@@ -25,6 +26,7 @@ __all__ = [
     "JOBS",
     "DownloadConfig",
     "Draft",
+    "DreamboothConfig",
     "EvaluateConfig",
     "GenerateConfig",
     "JobConfig",
@@ -50,6 +52,7 @@ _MODELS = {
     "train": "TrainConfig",
     "generate": "GenerateConfig",
     "evaluate": "EvaluateConfig",
+    "dreambooth": "DreamboothConfig",
 }
 
 
@@ -92,6 +95,8 @@ def load(job: Literal["generate"], path: str | None, overrides: Sequence[str] = 
 @overload
 def load(job: Literal["evaluate"], path: str | None, overrides: Sequence[str] = ()) -> EvaluateConfig: ...
 @overload
+def load(job: Literal["dreambooth"], path: str | None, overrides: Sequence[str] = ()) -> DreamboothConfig: ...
+@overload
 def load(job: str, path: str | None, overrides: Sequence[str] = ()) -> JobConfig: ...
 def load(job: str, path: str | None, overrides: Sequence[str] = ()) -> JobConfig:
     """A job's configuration from a file, if any, and overrides `a.b=c`; ConfigError lists all that is wrong."""
@@ -108,6 +113,8 @@ def parse(job: Literal["train"], data: Mapping[str, Any]) -> TrainConfig: ...
 def parse(job: Literal["generate"], data: Mapping[str, Any]) -> GenerateConfig: ...
 @overload
 def parse(job: Literal["evaluate"], data: Mapping[str, Any]) -> EvaluateConfig: ...
+@overload
+def parse(job: Literal["dreambooth"], data: Mapping[str, Any]) -> DreamboothConfig: ...
 @overload
 def parse(job: str, data: Mapping[str, Any]) -> JobConfig: ...
 def parse(job: str, data: Mapping[str, Any]) -> JobConfig:

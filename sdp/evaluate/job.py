@@ -18,7 +18,7 @@ from sdp.evaluate.layout import GENERATED, REFERENCE, RESULT
 from sdp.evaluate.loss import LossFound, LossOrders, LossWorker
 from sdp.evaluate.prepare import Plan, Side, pinned, prepare
 from sdp.evaluate.report import Figures, closing, emit, forecast, progress_line
-from sdp.evaluate.result import Looked, clip_score, distances, loss_figures, notes, to_bytes
+from sdp.evaluate.result import Looked, clip_score, distances, loss_figures, notes, similarity, to_bytes
 from sdp.lease import Lease
 from sdp.pool import Crew
 from sdp.storage import open_storage
@@ -71,6 +71,8 @@ def _figures(plan: Plan, looked: dict[str, Looked]) -> dict[str, Any]:
             figures["features"]["resize"] = config.features.resize
         say("evaluate: comparing the features")
         figures |= distances(looked[GENERATED], looked[REFERENCE], config)
+        if plan.features.kind != "inception":
+            figures["similarity"] = similarity(looked[GENERATED], looked[REFERENCE])
     if plan.loss is not None:
         say(f"evaluate: the loss of {plan.loss.checkpoint.uri} on {plan.loss.dataset}")
         figures["loss"] = loss_figures(plan.loss, _measured(config, plan.loss))

@@ -79,6 +79,8 @@ def closing(figures: Mapping[str, Any], said: list[str], uri: str) -> list[tuple
             lines.append(
                 ("KID", f"{_plus(kid['mean'], kid['deviation'], 6)}, {kid['subsets']} subsets of {kid['size']:,}")
             )
+    if (alike := figures.get("similarity")) is not None:
+        lines.append(("similarity", f"{alike:.4f}, the mean cosine of features of both sets"))
     if loss := figures.get("loss"):
         lines.append(
             ("loss", f"{_plus(loss['mean'], loss['standard_error'], 4)}, {loss['rows']:,} rows not trained on")

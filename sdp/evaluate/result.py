@@ -90,6 +90,18 @@ def distances(generated: Looked, reference: Looked, config: EvaluateConfig) -> d
     return found
 
 
+def similarity(generated: Looked, reference: Looked) -> float:
+    """The mean cosine over all pairs of a picture of each set: CLIP-I and DINO of the DreamBooth paper."""
+    ours, theirs = (_mean_direction(side) for side in (generated, reference))
+    return float(ours @ theirs)
+
+
+def _mean_direction(looked: Looked) -> NDArray[np.float64]:
+    rows = np.concatenate(list(looked.features())).astype(np.float64)
+    mean: NDArray[np.float64] = (rows / np.linalg.norm(rows, axis=1, keepdims=True)).mean(axis=0)
+    return mean
+
+
 def _held(looked: Looked, seed: int) -> Held:
     return Held(_MOST_HELD, looked.dataset.manifest.counts.written, seed).take(looked.features())
 

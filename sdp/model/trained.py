@@ -8,10 +8,11 @@ import torch
 from sdp.config.train import LoraConfig
 from sdp.datasets.output import read_json
 from sdp.errors import DatasetError, ModelError, one_line
-from sdp.model import load
+from sdp.model import load, sources
 from sdp.model.checkpoints import CONFIG, read_weights
 from sdp.model.lora import add_lora, merge_lora
-from sdp.storage import Storage
+from sdp.model.sources import ModelSource
+from sdp.storage import Storage, StorageOptions
 
 
 def load_trained(checkpoint: Storage, path: Path, *, ema: bool, name: str) -> Any:
@@ -38,6 +39,15 @@ def load_trained(checkpoint: Storage, path: Path, *, ema: bool, name: str) -> An
         raise DatasetError(f"{checkpoint.uri}: has NaN or infinite weights; take an earlier checkpoint")
     merge_lora(unet)
     return unet
+
+
+def refuse_lora(lora: LoraConfig, source: str | ModelSource, options: StorageOptions) -> None:
+    """UserError where a model's U-Net has no room for such a LoRA."""
+    if lora.rank is not None:
+        with torch.device("meta"):
+            path = sources.resolve(source, storage=options).path
+            unet: Any = load.load_unet(path, pretrained=False, device="meta")
+            add_lora(unet, lora.rank, lora.scale, lora.targets)
 
 
 def lora_of(checkpoint: Storage) -> LoraConfig:

@@ -93,6 +93,10 @@ def make_plan(config: TrainConfig, *, begun: bool = True) -> Plan:
     options = config.storage.options()
     offline = config.data.mode == "offline"
     model = sources.check(config.model.source, _needed(config), storage=options)
+    if config.lora.rank is not None:
+        from sdp.model.trained import refuse_lora  # brings torch
+
+        refuse_lora(config.lora, model, options)
     if config.model.start_from is not None and begun:
         find_checkpoint(config.model.start_from, options)
     run = RunFolder(open_storage(config.output.uri, options))

@@ -1,0 +1,100 @@
+"""From five pictures to a model that draws their subject, by one command."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from sdp.config import load
+from sdp.config.dreambooth import DreamboothConfig
+from sdp.datasets.manifest import open_dataset
+from sdp.dreambooth import job
+from sdp.errors import ConfigError, UserError
+from sdp.model.checkpoints import find_checkpoint, read_ledger
+from sdp.storage import open_storage
+from tests.local_ray import one_node
+from tests.process_kit import picture
+from tests.tiny_model import make_tiny_model
+
+CAPTION = "a photo of unqtkn cat"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster() -> Iterator[None]:
+    with one_node(cpus=3):
+        yield
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("dreambooth")
+    make_tiny_model(root / "model", first=True)
+    (root / "own").mkdir()
+    for number in range(5):
+        (root / f"own/{number}.jpg").write_bytes(picture(number))
+    return root
+
+
+def config(root: Path, out: Path, *settings: str) -> DreamboothConfig:
+    usual = [
+        f"source.uri={root / 'own'}", f"source.caption={CAPTION}",
+        f"model.source={root / 'model'}", f"output.uri={out}",
+        "prior.prompt=a photo of a cat", "prior.pictures=6", "resolution=64", "max_steps=5", "precision=fp32",
+        "draw.images_per_prompt=1", "draw.steps=2", "lora.rank=2", "scaling.use_gpu=false",
+    ]  # fmt: skip
+    return load("dreambooth", None, [*usual, *settings])
+
+
+def written(out: Path) -> dict[str, float]:
+    return {str(path): path.stat().st_mtime for path in out.rglob("*.parquet")} | {
+        str(path): path.stat().st_mtime for path in out.glob("run/checkpoints/*/complete.json")
+    }
+
+
+def test_each_step_leaves_its_folder_and_is_not_taken_twice(root: Path, tmp_path: Path) -> None:
+    out = tmp_path / "cat"
+    job.run(config(root, out), dry_run=True)
+    assert not out.exists()
+    job.run(config(root, out))
+    counts = {
+        name: open_dataset(open_storage(str(out / name))).manifest.counts.written
+        for name in (job.OWN_LATENTS, job.CLASS, job.CLASS_LATENTS, job.PICTURES)
+    }
+    assert counts == {job.OWN_LATENTS: 5, job.CLASS: 6, job.CLASS_LATENTS: 6, job.PICTURES: 1}
+    (drawn,) = (out / job.PICTURES / "parts").glob("*.parquet")
+    assert pq.read_table(drawn)["prompt"].to_pylist() == [CAPTION]
+    checkpoint = find_checkpoint(str(out / job.RUN))
+    # Five steps of two samples on one worker: six of the class and four of the subject, or one more and one fewer.
+    assert read_ledger(checkpoint).consumed(0) == 10
+    before = written(out)
+    job.run(config(root, out))
+    assert written(out) == before
+
+
+def test_half_of_the_samples_are_the_subjects_and_the_weight_sets_their_share(root: Path, tmp_path: Path) -> None:
+    def train(*settings: str) -> Any:
+        (step,) = (s for s in job.steps_of(config(root, tmp_path, *settings)) if s.job == "train")
+        return step.config
+
+    (own,) = train()["source"]["also"]
+    assert (own["weight"], own["uri"]) == (1.0, f"{tmp_path}/{job.OWN_LATENTS}")
+    assert train("prior.weight=0.5")["source"]["also"][0]["weight"] == 2.0
+    assert train("prior.prompt=null")["source"] == {"uri": f"{tmp_path}/{job.OWN_LATENTS}"}
+    assert train()["optimizer"]["learning_rate"] == 1e-4
+    assert train("lora.rank=null")["optimizer"]["learning_rate"] == 5e-6
+
+
+def test_what_cannot_be_is_one_line_before_anything_is_taken(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    out = tmp_path / "out"
+    for settings, line in (
+        ([f"source.uri={tmp_path / 'empty'}"], r"no folder with .* files"),
+        (["source.caption=a photo of a cat"], r"^source.caption: expected a word that prior.prompt .* has not"),
+        (["lora.rank=40"], r"^lora.rank: expected at most 16"),
+        ([f"model.source={tmp_path / 'empty'}"], r"^model source .*: "),
+    ):
+        with pytest.raises((UserError, ConfigError), match=line):
+            job.run(config(root, out, *settings))
+        assert not out.exists(), settings
