@@ -286,6 +286,7 @@ def _trainer(case: dict[str, Any], model: Any, world: Any, callbacks: Sequence[A
             "output": {"uri": output},
             "model": {"source": str(model.source)},
             "data": {"resolution": case["resolution"], "batch_size": case["batch"]},
+            "objective": {"prediction": "epsilon"},
             "precision": "bf16",
             "max_steps": 10**9,
             "strategy": {
@@ -353,7 +354,10 @@ class _Noise:
             for number in range(4)
         ]
 
-    def batches(self, *_: int) -> Iterator[Any]:
+    def positions(self, _: Any) -> int:
+        return self.rows
+
+    def batches(self, *_: Any) -> Iterator[Any]:
         while True:
             yield from self._batches
 
