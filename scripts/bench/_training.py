@@ -39,6 +39,7 @@ def make_trainer(case: dict[str, Any], model: Any, world: Any, callbacks: Sequen
             "output": {"uri": output},
             "model": {"source": str(model.source)},
             "data": {"resolution": case["resolution"], "batch_size": case["batch"]},
+            "objective": {"prediction": "epsilon"},
             "precision": "bf16",
             "max_steps": 10**9,
             "strategy": {
@@ -106,6 +107,9 @@ class _Noise:
             for number in range(4)
         ]
 
-    def batches(self, *_: int) -> Iterator[Any]:
+    def positions(self, _: Any) -> int:
+        return self.rows
+
+    def batches(self, *_: Any) -> Iterator[Any]:
         while True:
             yield from self._batches

@@ -297,6 +297,7 @@ def _config(output: Any, *, max_steps: int, model: str = "builtin:tiny", batch_s
             "data": {"resolution": 64, "batch_size": batch_size},
             "precision": "fp32",
             "max_steps": max_steps,
+            "objective": {"prediction": "epsilon"},
             "optimizer": {"clip_norm": 1.0},
             "storage": {"timeout_s": 600.0},
         },
@@ -316,7 +317,10 @@ def _trainer(config: Any, model: Any, batch: Any, callbacks: Any) -> Any:
 
         rows = 10**9
 
-        def batches(self, *_: int) -> Iterator[Any]:
+        def positions(self, _: Any) -> int:
+            return self.rows
+
+        def batches(self, *_: Any) -> Iterator[Any]:
             while True:
                 yield batch
 

@@ -313,12 +313,19 @@ class StrategyConfig(Section):
         "What fsdp shards: all but the weights between forward and backward, the weights as well, or all but the "
         "weights within a node with replicas across nodes.",
     )
+    half_gradients: bool = key(
+        False, "Exchange gradients in bf16 with ddp: half the bytes, and sums that are rounded; fsdp adds up in fp32."
+    )
     compile: bool = key(False, "Compile the U-Net's blocks; the first steps take longer.")
     activation_checkpointing: bool = key(
         False, "Compute activations again in the backward pass instead of keeping them: less memory, more time."
     )
     channels_last: bool = key(False, "Lay images out channels last; with ddp the convolutions' weights as well.")
     fp8: Fp8Config = key(Fp8Config, "The U-Net's linear layers in fp8.")
+
+    def contradictions(self) -> Iterable[Problem]:
+        if self.half_gradients and self.kind == "fsdp":
+            yield Problem("half_gradients", "false while kind is fsdp", "true", "fsdp adds gradients up in fp32")
 
 
 class CheckpointConfig(Section):

@@ -46,7 +46,8 @@ class Conditioning:
         if batch.text is not None:
             encoded = batch.text.to(self.empty.dtype)
         elif batch.token_ids is not None and self.encode is not None:
-            encoded = self.encode(batch.token_ids.to(torch.int64))
+            with torch.autocast(batch.token_ids.device.type, enabled=False):  # as `empty` was encoded
+                encoded = self.encode(batch.token_ids.to(torch.int64))
         else:
             raise ValueError("a batch with token ids needs a text encoder")
         empty = self.empty.to(encoded.dtype)

@@ -10,10 +10,12 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
+from sdp.config.train import StrategyConfig
 from sdp.model.family import blocks
 from sdp.train.world import World
 
@@ -49,7 +51,7 @@ class Strategy(ABC):
 class Replicated(Strategy):
     """DistributedDataParallel with autocast; a lone worker's model as it is."""
 
-    def __init__(self, model: nn.Module, world: World, precision: str) -> None:
+    def __init__(self, model: nn.Module, world: World, precision: str, *, half_gradients: bool = False) -> None:
         self._precision = precision
         self._device = world.device.type
         self.model = model
@@ -57,9 +59,10 @@ class Replicated(Strategy):
             self.model = DistributedDataParallel(
                 model,
                 device_ids=[world.device] if world.device.type == "cuda" else None,
-                broadcast_buffers=False,
                 gradient_as_bucket_view=True,
             )
+            if half_gradients:
+                self.model.register_comm_hook(None, bf16_compress_hook)
 
     def forward(self) -> AbstractContextManager[Any]:
         if self._precision == "fp32":
@@ -126,13 +129,11 @@ def _alike(world: World) -> bool:
     return False
 
 
-def make_strategy(
-    kind: Literal["ddp", "fsdp"], model: nn.Module, world: World, precision: str, sharding: Sharding
-) -> Strategy:
-    """The strategy of a configuration, around a model that lies on the worker's device."""
-    if kind == "fsdp":
-        return Sharded(model, world, precision, sharding)
-    return Replicated(model, world, precision)
+def make_strategy(config: StrategyConfig, model: nn.Module, world: World, precision: str) -> Strategy:
+    """Return the strategy of a configuration, around a model that lies on the worker's device."""
+    if config.kind == "fsdp":
+        return Sharded(model, world, precision, config.shard)
+    return Replicated(model, world, precision, half_gradients=config.half_gradients)
 
 
 def compile_blocks(unet: nn.Module, backend: Any = "inductor") -> None:

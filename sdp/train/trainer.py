@@ -1,9 +1,10 @@
 """The training loop of one worker. Read it from top to bottom."""
 
+import gc
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -30,6 +31,9 @@ from sdp.train.step import Conditioning, Objective, weighted_losses
 from sdp.train.stopwatch import Stopwatch
 from sdp.train.strategies import make_strategy
 from sdp.train.world import World
+
+COLLECT_STEPS = 100
+"""Steps from one collection of garbage to the next."""
 
 
 class TrainingDiverged(UserError):
@@ -94,6 +98,19 @@ class _Pending:
     """On the main worker, once all have written."""
 
 
+@contextmanager
+def _collecting() -> Iterator[None]:
+    """Leave garbage to the steps that collect it: wherever Python stops one worker, all others wait for it."""
+    gc.collect()
+    gc.freeze()  # what is there by now stays, and need not be looked at
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+        gc.unfreeze()
+
+
 class Trainer:
     """One worker's share of a run, from the newest checkpoint to the end."""
 
@@ -110,7 +127,7 @@ class Trainer:
         self.batch_size = config.data.global_batch_size or config.data.batch_size * world.size
         """Samples of a step, over all workers."""
 
-        self.strategy = make_strategy(config.strategy.kind, given.unet, world, config.precision, config.strategy.shard)
+        self.strategy = make_strategy(config.strategy, given.unet, world, config.precision)
         self.unet = given.unet
         self.ema = Ema(self.unet, config.ema.decay) if config.ema.decay is not None else None
         self.optimizer = AdamW(self.unet, config.optimizer)
@@ -145,7 +162,8 @@ class Trainer:
             self.resumed = self._restore()
             for callback in self.callbacks:
                 callback.on_start(self)
-            self.reason = self._steps()
+            with _collecting():
+                self.reason = self._steps()
             if not self.state.consumed and self._over():
                 raise self._nothing_counts("it has had")
             self.save()
@@ -178,6 +196,8 @@ class Trainer:
                             f"{self.reader.rows:,} rows by now; set back what has changed (a lower limit, another "
                             "dataset), or begin a new run from this one's weights by model.start_from"
                         )
+                    if not state.step % COLLECT_STEPS:
+                        gc.collect()
                     report = self._step(batch, ended)
                     ended = time.perf_counter()
                     for callback in self.callbacks:

@@ -1,5 +1,6 @@
 """The training loop in one process."""
 
+import gc
 import json
 from pathlib import Path
 from typing import Any
@@ -340,3 +341,30 @@ def test_a_dropped_caption_is_the_encoded_empty_string(root: Path) -> None:
     with torch.no_grad():
         expected = encoder(ids).last_hidden_state
     assert torch.allclose(states, expected.expand(8, -1, -1), atol=1e-6)
+
+
+def test_garbage_is_collected_at_the_same_steps_on_all_workers_and_at_no_other_time(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sdp.train.trainer.COLLECT_STEPS", 2)
+    steps: list[int] = []
+
+    class Notice(Callback):
+        def on_start(self, trainer: Trainer) -> None:
+            self.trainer = trainer
+
+        def on_step(self, trainer: Trainer, report: StepReport) -> None:  # noqa: ARG002
+            assert not gc.isenabled()
+
+        def collected(self, phase: str, _: object) -> None:
+            if phase == "start" and not gc.isenabled():
+                steps.append(self.trainer.state.step)
+
+    notice = Notice()
+    gc.callbacks.append(notice.collected)
+    try:
+        train(config(root, max_steps=4), callbacks=[notice])
+    finally:
+        gc.callbacks.remove(notice.collected)
+    assert steps == [0, 2]
+    assert gc.isenabled()

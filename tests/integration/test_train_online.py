@@ -217,7 +217,7 @@ def test_more_encoders_take_over_once_their_number_is_known_and_change_no_step(r
     def ready() -> list[int]:
         return [line["step"] for line in folder.metrics() if line.get("encoders") == 2]
 
-    stop = as_soon_as(ready, lambda _: folder.storage.publish("_lease/0000000002.json", b"another's"))
+    stop = as_soon_as(ready, lambda _: folder.storage.publish("_lease/0000000002.json", b"another's"), DEADLINE_S)
     with pytest.raises(LeaseLost):
         run(some)
     stop.join()

@@ -1,5 +1,6 @@
 """Several workers: the strategies agree, and a run goes on with any number of them."""
 
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -7,10 +8,12 @@ from typing import Any
 import pytest
 import torch
 
+from sdp.config.train import StrategyConfig
 from sdp.datasets.ledger import Ledger
 from sdp.train.callbacks.checkpoints import SaveCheckpoints
 from sdp.train.data.latents import GroupReader
 from sdp.train.data.order import Piece
+from sdp.train.strategies import make_strategy
 from sdp.train.world import World
 from tests.training import Watch, config, train, weights
 from tests.workers import run_workers
@@ -142,3 +145,26 @@ def rows_read(world: World, root: Path, run: str) -> int:
 
 def test_more_workers_than_lanes_do_not_read_a_row_twice(inputs: Path, tmp_path: Path) -> None:
     assert sum(run_workers(3, rows_read, inputs, str(tmp_path / "run"))) == 60
+
+
+def exchanged(world: World) -> tuple[list[float], list[float], list[str]]:
+    """What ddp makes of each worker's gradients, with and without bf16; and what it warns of."""
+    gradients = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for half in (False, True):
+            torch.manual_seed(0)
+            model = torch.nn.Linear(8, 4)
+            strategy = make_strategy(StrategyConfig(kind="ddp", half_gradients=half), model, world, "fp32")
+            strategy.model(torch.full((2, 8), 0.1 * (world.rank + 1))).square().sum().backward()
+            assert model.weight.grad is not None
+            gradients.append(model.weight.grad.flatten().tolist())
+    return gradients[0], gradients[1], [str(each.message) for each in caught if "buffers" in str(each.message)]
+
+
+def test_gradients_are_exchanged_in_bf16_where_that_is_set_and_nothing_deprecated_is_used() -> None:
+    for whole, half, warned in run_workers(2, exchanged):
+        assert warned == []
+        assert torch.tensor(whole).bfloat16().float().tolist() != whole
+        assert torch.tensor(half).bfloat16().float().tolist() == half
+        assert half == pytest.approx(whole, rel=0.02)

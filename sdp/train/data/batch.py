@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -44,9 +45,11 @@ class Batch:
         return self._each(lambda tensor: tensor.to(device, non_blocking=True))
 
     def split(self, size: int) -> Iterator["Batch"]:
-        """Micro-batches of `size` rows, the last one with what is left."""
-        for number, start in enumerate(range(0, len(self), size)):
-            part: Batch = self._each(lambda tensor, start=start: tensor[start : start + size])  # type: ignore[misc]
+        """Yield micro-batches of at most `size` rows, as equal as can be: two lengths at most, each its own kernels."""
+        count = -(-len(self) // size)
+        ends = [len(self) * number // max(1, count) for number in range(count + 1)]
+        for number, (start, stop) in enumerate(pairwise(ends)):
+            part: Batch = self._each(lambda tensor, start=start, stop=stop: tensor[start:stop])  # type: ignore[misc]
             if self.shapes:
                 shape = self.shapes[number]
                 latents = part.latents[:, : math.prod(shape)].reshape(-1, *shape)

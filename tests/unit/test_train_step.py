@@ -1,0 +1,33 @@
+"""A step's batch, and the text that it is given."""
+
+import torch
+from torch import nn
+
+from sdp.train.data.batch import Batch
+from sdp.train.step import Conditioning
+
+
+def batch_of(rows: int) -> Batch:
+    return Batch(
+        torch.arange(rows),
+        torch.ones(rows),
+        torch.zeros(rows, 4, 2, 2),
+        token_ids=torch.zeros(rows, 77, dtype=torch.uint16),
+    )
+
+
+def test_micro_batches_are_as_equal_as_can_be() -> None:
+    lengths = {86: [43, 43], 64: [64], 85: [42, 43], 130: [43, 43, 44], 0: []}
+    for rows, expected in lengths.items():
+        parts = list(batch_of(rows).split(64))
+        assert [len(part) for part in parts] == expected
+        assert [row for part in parts for row in part.rows.tolist()] == list(range(rows))
+
+
+def test_captions_are_encoded_as_the_empty_one_is_whatever_the_arithmetic_around_them() -> None:
+    torch.manual_seed(0)
+    encoder = nn.Sequential(nn.Embedding(10, 32), nn.Linear(32, 32)).requires_grad_(False)
+    conditioning = Conditioning(encoder(torch.zeros(77, dtype=torch.int64)), encoder)
+    with torch.autocast("cpu", torch.bfloat16):
+        states = conditioning.states(batch_of(3), torch.zeros(3, dtype=torch.bool))
+    assert torch.equal(states, conditioning.empty.expand(3, -1, -1))
