@@ -84,7 +84,8 @@ def steps_of(config: DreamboothConfig) -> tuple[Step, ...]:
         }
 
     own = {"uri": config.source.uri, "caption": config.source.caption}
-    steps = [Step("encode the subject's pictures", "process", process(own, at[OWN_LATENTS]))]
+    encode_own = {**process(own, at[OWN_LATENTS]), "limit": config.limit}
+    steps = [Step("encode the subject's pictures", "process", encode_own)]
     trained: dict[str, Any] = {"uri": at[OWN_LATENTS]}
     if prior.prompt is not None:
         draw = {

@@ -15,7 +15,7 @@ from sdp.kube.site import Finding, ok, warning
 CHECK = "DNS"
 _NAMES = ("example.com", "example.net", "example.org", "iana.org")
 _WITHIN_S = 5.0
-_DO = "set dnsConfig: {options: [{name: ndots, value: '1'}]}; docs/runbooks/dns.md"
+_DO = "set dnsConfig: {options: [{name: ndots, value: '1'}]}; docs/dns.md"
 
 
 def of_groups(drafts: Sequence[JobDraft], cluster: Object | None) -> Iterator[Finding]:
@@ -46,7 +46,7 @@ def of_this_machine(settings: Path = Path("/etc/resolv.conf"), names: Sequence[s
     seconds = time.monotonic() - began
     if missing:
         says = f"no address for {', '.join(missing)} within {_WITHIN_S:g} s ({how})"
-        yield warning(CHECK, says, "downloads need a resolver that knows the internet; docs/runbooks/dns.md")
+        yield warning(CHECK, says, "downloads need a resolver that knows the internet; docs/dns.md")
     elif ndots > 1 and search:
         yield warning(CHECK, f"each host is asked for up to {1 + len(search)} times ({how})", _DO)
     else:

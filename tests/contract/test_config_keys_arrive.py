@@ -21,6 +21,7 @@ STAGES: Mapping[str, tuple[str, ...]] = {
     "train": ("train", "encode"),
     "generate": ("generate", "pool"),
     "evaluate": ("evaluate", "pool"),
+    "dreambooth": ("dreambooth", "model", "pool"),
 }
 
 OWN_READERS = {"contradictions"}  # a check of the value is not a use of it

@@ -69,7 +69,7 @@ def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None
         ("config shwo", "config: expected show or schema, got 'shwo'; did you mean sdp config show?"),
         (
             "config show trian",
-            "config show: JOB: expected download, process, train, generate or evaluate, got 'trian'; "
+            "config show: JOB: expected download, process, train, generate, evaluate or dreambooth, got 'trian'; "
             "did you mean train?",
         ),
         (
@@ -120,8 +120,10 @@ def test_config_show_prints_yaml_that_can_be_used_as_a_file(
         ends[1] = "source.uri=prompts.txt"
     if job == "evaluate":
         ends += ["--set", "clip.model=./clip"]
-    if job in ("process", "train"):
+    if job in ("process", "train", "dreambooth"):
         ends += ["--set", "model.source=builtin:tiny"]
+    if job == "dreambooth":
+        ends += ["--set", "source.caption=a photo of unqtkn cat"]
     assert main(["config", "show", job, *ends]) == 0
     shown, err = capsys.readouterr()
     assert err == ""

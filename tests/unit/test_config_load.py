@@ -33,6 +33,7 @@ COMPLETE = {
     "train": [*ENDS, "model.source=builtin:tiny"],
     "generate": [*ENDS, "checkpoint=s3://bucket/run"],
     "evaluate": [*ENDS, "clip.model=s3://bucket/clip"],
+    "dreambooth": [*ENDS, "model.source=builtin:tiny", "source.caption=a photo of unqtkn cat"],
 }
 
 
@@ -310,6 +311,7 @@ def test_every_job_has_the_keys_that_charts_and_scripts_rely_on() -> None:
         "train": ["data.mode", "scaling.num_workers", "strategy.kind", "max_steps"],
         "generate": ["prompts", "checkpoint"],
         "evaluate": ["reference.uri", "clip.model", "features.model", "loss.checkpoint"],
+        "dreambooth": ["source.caption", "model.source", "prior.prompt", "lora.rank"],
     }
     promised["download"].append("fetch.allow_private")
     for job, model in JOBS.items():
