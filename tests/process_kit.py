@@ -56,7 +56,11 @@ def every_tenth(row: int) -> bool:
 
 
 def make_images(
-    root: Path, rows: int = 100, unit_rows: int = 20, fails: Callable[[int], bool] = every_tenth
+    root: Path,
+    rows: int = 100,
+    unit_rows: int = 20,
+    fails: Callable[[int], bool] = every_tenth,
+    image: Callable[[int], bytes] = picture,
 ) -> Dataset:
     """An images dataset over a source of so many rows; called again with more rows it grows."""
     source = root / "metadata"
@@ -71,7 +75,7 @@ def make_images(
     for work in output.pending():
         addresses = range(work.unit.start, work.unit.stop)
         outcomes = [Outcome(r, FAILED, "http_status", "404") if fails(r) else Outcome(r, WRITTEN) for r in addresses]
-        rows_table = images_table([r for r in addresses if not fails(r)])
+        rows_table = images_table([r for r in addresses if not fails(r)], image)
         write_part(storage, "images", work, rows_table, account_table(outcomes), layout=Layout(row_group_rows=8))
     return finish(output, input={"uri": str(source)})
 
