@@ -3,9 +3,11 @@
 Nothing is remembered but what these folders hold: the same command again goes on with the step that is not done.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from sdp.config import parse
@@ -13,12 +15,17 @@ from sdp.config.dreambooth import DreamboothConfig
 from sdp.console import say, table
 from sdp.datasets.output import HEAD
 from sdp.encode.pictures import open_pictures
+from sdp.encode.recipe import Recipe
+from sdp.encode.transform import SandboxedCrops
 from sdp.errors import UserError
+from sdp.imaging import RowError
 from sdp.model import sources
-from sdp.storage import open_storage
+from sdp.storage import open_source, open_storage
 
 CLASS, CLASS_LATENTS, OWN_LATENTS = "class", "class-latents", "subject-latents"
 RUN, PICTURES, EVALUATION, PAGE = "run", "pictures", "evaluation", "report.html"
+_LOOKED_AT = 100
+"""The most pictures of a subject that are decoded before anything begins."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +59,8 @@ def run(config: DreamboothConfig, *, dry_run: bool = False) -> Summary:
         if str(getattr(result, "reason", "")).startswith("asked to stop"):
             signal_name = result.reason.partition(": ")[2]
             raise KeyboardInterrupt(signal_name)
-    say(table(_next(config)))
+    page = _report(config, steps)
+    say(table(_next(config, page)))
     return Summary(steps)
 
 
@@ -144,7 +152,14 @@ def steps_of(config: DreamboothConfig) -> tuple[Step, ...]:
 def _look(config: DreamboothConfig) -> None:
     """Look at what is cheap to look at: the subject's pictures and the model."""
     options = config.storage.options()
-    open_pictures("source", config.source.uri, options, text=config.source.caption)
+    pictures = open_pictures("source", config.source.uri, options, text=config.source.caption)
+    crop = SandboxedCrops(Recipe((config.resolution,)))
+    for file in pictures.files[:_LOOKED_AT] if pictures.kind == "pictures" else ():
+        try:
+            crop(open_source(file.uri, options).read(), 0)
+        except RowError as error:
+            what = f"{error.reason} ({error.detail})" if error.detail else error.reason
+            raise UserError(f"source.uri: {file.uri}: {what}; replace or remove it") from error
     model = sources.check(config.model.source, storage=options)
     if config.lora.rank is not None:
         from sdp.model.trained import refuse_lora  # brings torch
@@ -154,7 +169,19 @@ def _look(config: DreamboothConfig) -> None:
         raise UserError(f"output.uri: {config.output.uri} is a dataset; choose a folder of its own")
 
 
-def _next(config: DreamboothConfig) -> list[tuple[str, str]]:
+def _report(config: DreamboothConfig, steps: Sequence[Step]) -> str:
+    """Write the page on all that was made; return where it is."""
+    from sdp.report.write import write_report
+
+    output = open_storage(config.output.uri, config.storage.options())
+    made = [str(step.config["output"]["uri"]) for step in steps]
+    with TemporaryDirectory(prefix="sdp-dreambooth-") as scratch:
+        file, _ = write_report(made, Path(scratch) / PAGE, title=config.source.caption, options=output.options)
+        output.publish(PAGE, file.read_bytes())
+    return output.uri_of(PAGE)
+
+
+def _next(config: DreamboothConfig, page: str) -> list[tuple[str, str]]:
     folder = config.output.uri.rstrip("/")
     lines = [("pictures", f"{folder}/{PICTURES}/images")]
     if config.lora.rank is not None:
@@ -162,5 +189,4 @@ def _next(config: DreamboothConfig) -> list[tuple[str, str]]:
     else:
         lines.append(("for diffusers", f"sdp export {folder}/{RUN} FOLDER --raw"))
     lines.append(("for ComfyUI", f"sdp export {folder}/{RUN} subject.safetensors --single-file --raw"))
-    lines.append(("look at it", f"sdp report {folder}/{RUN} {folder}/{PICTURES} --out {PAGE}"))
-    return lines
+    return [*lines, ("look at it", page)]

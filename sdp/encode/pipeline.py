@@ -591,6 +591,7 @@ class Encode:
     """An encoder in a process of its own, kept warm from piece to piece."""
 
     def __init__(self, stages: "ObjectRef[Stages]", desk: Any, output: str) -> None:
+        cluster.hide_gpus_unless_granted()
         self._stages, self._desk = ray.get(stages), desk
         self._occupancy, self._told, self._lock = Occupancy(), (0.0, 0.0), threading.Lock()
         self._worker = "encode", _node(), _process()

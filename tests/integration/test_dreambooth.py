@@ -1,5 +1,6 @@
 """From five pictures to a model that draws their subject, by one command."""
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,8 @@ def test_each_step_leaves_its_folder_and_is_not_taken_twice(root: Path, tmp_path
     checkpoint = find_checkpoint(str(out / job.RUN))
     # Five steps of two samples on one worker: six of the class and four of the subject, or one more and one fewer.
     assert read_ledger(checkpoint).consumed(0) == 10
+    page = (out / job.PAGE).read_text()
+    assert CAPTION in page
     before = written(out)
     job.run(config(root, out))
     assert written(out) == before
@@ -89,8 +92,11 @@ def test_half_of_the_samples_are_the_subjects_and_the_weight_sets_their_share(ro
 def test_what_cannot_be_is_one_line_before_anything_is_taken(root: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     out = tmp_path / "out"
+    shutil.copytree(root / "own", tmp_path / "own")
+    (tmp_path / "own/3.jpg").write_bytes(b"no picture")
     for settings, line in (
         ([f"source.uri={tmp_path / 'empty'}"], r"no folder with .* files"),
+        ([f"source.uri={tmp_path / 'own'}"], r"^source.uri: .*/own/3.jpg: not_an_image.*; replace or remove it$"),
         (["source.caption=a photo of a cat"], r"^source.caption: expected a word that prior.prompt .* has not"),
         (["lora.rank=40"], r"^lora.rank: expected at most 16"),
         ([f"model.source={tmp_path / 'empty'}"], r"^model source .*: "),

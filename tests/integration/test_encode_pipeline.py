@@ -38,9 +38,9 @@ class Toy:
     def load(self) -> Any:
         return threading.get_ident
 
-    def encode(self, encoder: Any, value: tuple[int, int]) -> tuple[int, int, int]:
+    def encode(self, encoder: Any, value: tuple[int, int]) -> tuple[int, int, int, str | None]:
         assert encoder()
-        return (*value, os.getpid())
+        return (*value, os.getpid(), os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 
 def placement(least: int = 1, most: int = 1) -> Placement:
@@ -69,6 +69,7 @@ def test_each_piece_comes_back_once_as_one_block_with_its_note() -> None:
     assert set(state.deaths.values()) == {0}
     (encoder,) = {value[2] for _, _, value in results}
     assert encoder not in {value[1] for _, _, value in results}, "transforms and encoders are processes of their own"
+    assert {value[3] for _, _, value in results} == {""}, "who was granted no GPU sees none"
 
 
 def test_pieces_can_be_fed_because_of_what_has_come_back() -> None:
