@@ -96,18 +96,30 @@ class TransformConfig(Section):
     )
 
 
-class EncodeConfig(WorkersConfig):
-    """The encoders: the VAE and the text encoder."""
+class EncoderConfig(WorkersConfig):
+    """The encoders, whatever they are for."""
 
     gpus_per_worker: float = key(1.0, "GPUs that one encoder reserves; a fraction shares a GPU.", gt=0)
+    dtype: Literal["bf16", "fp16", "fp32"] = key(
+        "bf16", "What the encoders compute in; latents are stored as fp16 whatever this is.", shapes_output=True
+    )
+    compile: bool = key(False, "Compile the encoders with torch.compile: a slower start, faster batches on GPU.")
+    channels_last: bool = key(True, "Keep images channels-last in memory: faster convolutions.")
+
+    def contradictions(self) -> Iterable[Problem]:
+        yield from super().contradictions()
+        if self.gpus_per_worker > 1 and self.gpus_per_worker != int(self.gpus_per_worker):
+            yield Problem("gpus_per_worker", "a whole number above 1", f"{self.gpus_per_worker:g}", "round it")
+
+
+class EncodeConfig(EncoderConfig):
+    """The encoders: the VAE and the text encoder."""
+
     batch_size: BatchSize = key(
         None,
         "Images that an encoder takes at once, or a list of one number for each resolution; null takes 64 at 256 px, a "
         "quarter at twice the side. Halved by itself where memory is short.",
         example=64,
-    )
-    dtype: Literal["bf16", "fp16", "fp32"] = key(
-        "bf16", "What the encoders compute in; latents are stored as fp16 whatever this is.", shapes_output=True
     )
     latents: Literal["sample", "moments"] = key(
         "sample",
@@ -120,13 +132,6 @@ class EncodeConfig(WorkersConfig):
         "Store captions as token ids (154 bytes; encoded in training) or as embeddings (158 kB with SD2).",
         shapes_output=True,
     )
-    compile: bool = key(False, "Compile the encoders with torch.compile: a slower start, faster batches on GPU.")
-    channels_last: bool = key(True, "Keep images channels-last in memory: faster convolutions.")
-
-    def contradictions(self) -> Iterable[Problem]:
-        yield from super().contradictions()
-        if self.gpus_per_worker > 1 and self.gpus_per_worker != int(self.gpus_per_worker):
-            yield Problem("gpus_per_worker", "a whole number above 1", f"{self.gpus_per_worker:g}", "round it")
 
     def batch_sizes(self, resolutions: Sequence[int]) -> dict[int, int]:
         """The batch size of each resolution."""

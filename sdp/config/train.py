@@ -7,7 +7,6 @@ from sdp.config.base import (
     LONGEST_S,
     REQUIRED,
     JobConfig,
-    Labels,
     Name,
     OutputConfig,
     Positive,
@@ -19,7 +18,7 @@ from sdp.config.base import (
     WorkersConfig,
     key,
 )
-from sdp.config.process import ModelConfig
+from sdp.config.process import EncoderConfig, ModelConfig, TransformConfig
 from sdp.errors import Problem
 
 
@@ -128,7 +127,7 @@ class DataConfig(Section):
     ahead: Positive = key(4, "Batches in each trainer that are ready before they are needed.")
 
 
-class TrainTransformConfig(Section):
+class TrainTransformConfig(TransformConfig):
     """From images to squares on CPU, where data.mode is online or collocated."""
 
     crop: Literal["center", "random"] = key(
@@ -136,26 +135,9 @@ class TrainTransformConfig(Section):
         "What to take of an image: the square in its middle, or one at random, drawn anew in each epoch.",
         shapes_output=True,
     )
-    max_upscale: float = key(
-        2.0, "Images that would have to be enlarged more than this are left out.", shapes_output=True, ge=1
-    )
-    oversample: float = key(
-        1.0,
-        "JPEGs are decoded to at least this many times the size needed: more is nearer to Lanczos, and slower.",
-        shapes_output=True,
-        ge=1,
-    )
-    max_pixels: Positive = key(100_000_000, "Images of more pixels are left out.", shapes_output=True)
-    concurrency: Positive | None = key(
-        None, "The most transforms at once over the whole cluster (online); null takes what keeps the encoders busy."
-    )
-    node_labels: Labels = key(
-        {},
-        "Ray node labels that transforms are placed by (online), such as {ray.io/node-group: cpu}; {} takes any node.",
-    )
 
 
-class TrainEncodeConfig(WorkersConfig):
+class TrainEncodeConfig(EncoderConfig):
     """The encoders, where data.mode is online (each an actor of its own) or collocated (one in each trainer).
 
     They hand over the mean and variance of the VAE's distribution; the trainer draws its sample in each epoch.
@@ -166,20 +148,16 @@ class TrainEncodeConfig(WorkersConfig):
         "How many encoders (online); or a range, from which a run takes as many as the trainers' pace needs: it starts "
         "with min, measures both, and chooses once.",
     )
-    gpus_per_worker: float = key(1.0, "GPUs that one encoder reserves (online); a fraction shares a GPU.", gt=0)
     batch_size: Positive | None = key(
         None,
         "Images that an encoder takes at once; null takes 64 at 256 px, a quarter at twice the side. Halved by itself "
         "where memory is short.",
     )
-    dtype: Literal["bf16", "fp16", "fp32"] = key("bf16", "What the encoders compute in.", shapes_output=True)
     text: Literal["token_ids", "text_embedding"] | None = key(
         None,
         "Who runs the text encoder: the encoders (text_embedding: 158 kB of text a row to send, with SD2) or the "
         "trainers (token_ids: 154 bytes); null takes the encoders where data.mode is online, else the trainers.",
     )
-    compile: bool = key(False, "Compile the encoders with torch.compile: a slower start, faster batches on GPU.")
-    channels_last: bool = key(True, "Keep images channels-last in memory: faster convolutions.")
 
 
 class ObjectiveConfig(Section):

@@ -33,8 +33,7 @@ from ray.exceptions import RayError
 from ray.util.annotations import RayDeprecationWarning
 
 from sdp import cluster, telemetry
-from sdp.config.process import EncodeConfig, TransformConfig
-from sdp.config.train import TrainEncodeConfig, TrainTransformConfig
+from sdp.config.process import EncoderConfig, TransformConfig
 from sdp.encode.chunk import TransformStats
 from sdp.encode.occupancy import Occupancy
 from sdp.encode.work import TRIES
@@ -130,8 +129,8 @@ class Placement:
 
 
 def plan_placement(
-    encode: EncodeConfig | TrainEncodeConfig,
-    transform: TransformConfig | TrainTransformConfig,
+    encode: EncoderConfig,
+    transform: TransformConfig,
     output: str,
     resources: Mapping[str, float],
     *,
