@@ -70,7 +70,7 @@ def _batches(images: str, device: Any) -> list[Any]:
                 "encode": {"dtype": "bf16" if device.type == "cuda" else "fp32"},
             },
         )  # fmt: skip
-        reader, _ = make_reader(config, resolve("builtin:tiny"), World(device=device))
+        reader, *_ = make_reader(config, resolve("builtin:tiny"), World(device=device))
         batches = reader.batches(0, 0, 16)
         some = list(islice(batches, 16))
         batches.close()  # type: ignore[attr-defined]  # all readers are generators

@@ -368,10 +368,14 @@ def nothing(lab: Lab) -> None:
         (
             "submit trian-online",
             nothing,
-            "submit: JOB: expected download, process, train, generate, evaluate, or one of these and -NAME, "
-            "got 'trian-online'; did you mean train-online?",
+            "submit: JOB: expected download, process, train, generate, evaluate, dreambooth, or one of these and "
+            "-NAME, got 'trian-online'; did you mean train-online?",
         ),
-        ("submit encode --dry-run", nothing, "submit: JOB: expected download, process, train, generate, evaluate"),
+        (
+            "submit encode --dry-run",
+            nothing,
+            "submit: JOB: expected download, process, train, generate, evaluate, dreambooth",
+        ),
         ("submit train --name A_b", nothing, "--name: expected at most 47 small letters"),
         (
             "submit train --config /no/such.yaml",

@@ -20,7 +20,7 @@ from sdp.train.driver import TrainSummary
 from sdp.train.job import run
 from sdp.train.run_folder import RunFolder
 from tests.local_ray import several_nodes
-from tests.process_kit import DEADLY, images_table, make_images, picture
+from tests.process_kit import DEADLY, make_images, picture
 from tests.training import config, ledger
 from tests.waiting import as_soon_as
 
@@ -94,14 +94,8 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def spoilt_images(root: Path, spoilt: dict[int, bytes]) -> Path:
     torch.set_num_threads(1)
-    import tests.process_kit as kit
-
-    inner = kit.images_table
-    kit.images_table = lambda rows: images_table(rows, lambda row: spoilt.get(row) or picture(row))  # type: ignore[assignment]
-    try:
-        make_images(root, ROWS, unit_rows=30, fails=lambda row: row % 10 == 0)
-    finally:
-        kit.images_table = inner
+    image = lambda row: spoilt.get(row) or picture(row)  # noqa: E731
+    make_images(root, ROWS, unit_rows=30, fails=lambda row: row % 10 == 0, image=image)
     return root
 
 

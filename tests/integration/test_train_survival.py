@@ -39,10 +39,16 @@ class CountingUnet(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(1))
-        self.counts = nn.Parameter(torch.zeros(ROWS), requires_grad=False)
+        self.counts = nn.Parameter(torch.zeros(ROWS))
 
-    def forward(self, noisy: Tensor, timesteps: Tensor, text: Tensor, return_dict: bool) -> tuple[Tensor]:  # noqa: ARG002
-        return (noisy * self.weight,)
+    def forward(
+        self,
+        noisy: Tensor,
+        timesteps: Tensor,  # noqa: ARG002
+        encoder_hidden_states: Tensor,  # noqa: ARG002
+        return_dict: bool,  # noqa: ARG002
+    ) -> tuple[Tensor]:
+        return (noisy * self.weight + 0 * self.counts.sum(),)  # what has no gradient is in no checkpoint
 
 
 class Dies(Callback):
@@ -76,7 +82,8 @@ def dying_storage(folder: RunFolder, after: int) -> None:
 
 def segment(world: World, root: Path, batch: int, fate: tuple[str, int, int]) -> None:
     """Train until the end, or as far as fate lets this worker."""
-    how = config(root, max_steps=None, max_epochs=EPOCHS, data__batch_size=batch, ema__decay=None)
+    changes = {"ema__decay": None, "optimizer__weight_decay": 0.0}  # which would change the counts
+    how = config(root, max_steps=None, max_epochs=EPOCHS, data__batch_size=batch, **changes)
     kind, rank, after = fate
     run = RunFolder(open_storage(how.output.uri))
     callbacks: list[Callback] = [SaveCheckpoints(3)]
