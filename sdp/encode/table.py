@@ -19,7 +19,7 @@ from sdp.datasets.outcomes import WRITTEN, Outcome, account_table
 from sdp.datasets.parts import Layout
 from sdp.encode.chunk import Encoded, Group
 from sdp.encode.transform import bucket_shapes
-from sdp.model.family import CHANNELS, TOKENS, latent_shape
+from sdp.model.family import CHANNELS, TOKENS, caption_bytes, latent_shape
 
 LAYOUT = Layout(row_group_rows=1024, compression="none")
 EMPTY_TEXT = "_text/empty.npy"
@@ -54,11 +54,8 @@ def column(shape: Shape, side: int) -> str:
 
 def bytes_per_row(shape: Shape) -> int:
     """About what a row takes, all columns together."""
-    return (
-        sum(2 * math.prod(_values(shape, side)) for side in shape.resolutions)
-        + 2 * TOKENS * (shape.text_width or 1)
-        + 40
-    )
+    latents = sum(2 * math.prod(_values(shape, side)) for side in shape.resolutions)
+    return latents + caption_bytes(shape.text_width) + 40
 
 
 def rows_of(encoded: Encoded, shape: Shape) -> pa.Table:

@@ -62,6 +62,11 @@ def latent_shape(width: int, height: int | None = None, channels: int = CHANNELS
     return channels, (height or width) // REDUCTION, width // REDUCTION
 
 
+def caption_bytes(width: int | None) -> int:
+    """What a caption takes: as token ids, or as fp16 embeddings of a width."""
+    return 2 * TOKENS * (width or 1)
+
+
 def scaling_factor(model: Path) -> float:
     """What the VAE's latents are multiplied by, and never shifted."""
     return _number(model / "vae", "scaling_factor")

@@ -18,12 +18,7 @@ from sdp.storage import Storage, StorageOptions
 def load_trained(checkpoint: Storage, path: Path, *, ema: bool, name: str) -> Any:
     """The U-Net of a checkpoint, by the configuration of the model (in the folder `path`) that it was trained from."""
     weights, lora = read_weights(checkpoint, ema=ema), lora_of(checkpoint)
-    if lora.rank is None:
-        with torch.device("meta"):  # new weights would only be drawn to be thrown away
-            unet: Any = load.load_unet(path, pretrained=False, device="meta")
-    else:
-        unet = load.load_unet(path, pretrained=True)
-        add_lora(unet, lora.rank, lora.scale, lora.targets)
+    unet = empty_unet(path, lora)
     frozen = {n for n, weight in unet.named_parameters() if not weight.requires_grad}
     try:
         found = unet.load_state_dict(weights, strict=lora.rank is None, assign=True)
@@ -38,6 +33,16 @@ def load_trained(checkpoint: Storage, path: Path, *, ema: bool, name: str) -> An
     if not all(torch.isfinite(tensor).all() for tensor in weights.values()):
         raise DatasetError(f"{checkpoint.uri}: has NaN or infinite weights; take an earlier checkpoint")
     merge_lora(unet)
+    return unet
+
+
+def empty_unet(path: Path, lora: LoraConfig) -> Any:
+    """A U-Net that takes a run's weights: on torch's meta device, or the model's own with LoRA beside it."""
+    if lora.rank is None:
+        with torch.device("meta"):  # new weights would only be drawn to be thrown away
+            return load.load_unet(path, pretrained=False, device="meta")
+    unet: Any = load.load_unet(path, pretrained=True)
+    add_lora(unet, lora.rank, lora.scale, lora.targets)
     return unet
 
 

@@ -9,6 +9,7 @@ from itertools import islice
 from sdp.config import JobConfig, ProcessConfig, TrainConfig
 from sdp.errors import UserError
 from sdp.hardware import GIB, GPUS, INSTANCES, Instance, gpus_by_accelerator
+from sdp.model.family import SD2, caption_bytes
 from sdp.plan import model
 from sdp.plan.model import Group, Interruptions, Plan, Stage, encoders_needed, stage
 from sdp.plan.prices import Prices, reference
@@ -25,7 +26,7 @@ _PROCESS_GPUS = 40
 _GROUP = re.compile(r"(?:(\d{1,4})x)?([a-z0-9-]+\.[a-z0-9]+)", re.ASCII)
 _LATENT_BYTES = 2 * 4 / 64
 """Of an image, for each of its pixels: four fp16 channels at an eighth of the side."""
-_TOKEN_BYTES, _EMBEDDING_BYTES = 154, 77 * 1024 * 2
+_TOKEN_BYTES, _EMBEDDING_BYTES = caption_bytes(None), caption_bytes(SD2.text_encoder["hidden_size"])
 """Of a caption, as token ids and as fp16 embeddings."""
 _CHECKPOINT_GB = 13.9
 _MONTH_H = 730.0

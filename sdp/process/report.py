@@ -10,6 +10,7 @@ from sdp.datasets.outcomes import FAILED, FILTERED, WRITTEN
 from sdp.datasets.output import Output
 from sdp.encode.recipe import TEXT
 from sdp.encode.table import bytes_per_row
+from sdp.model.family import SD2, caption_bytes
 from sdp.process.figures import Figures, suggestion
 from sdp.process.prepare import Prepared
 from sdp.telemetry import Telemetry
@@ -115,7 +116,10 @@ def summary(config: ProcessConfig, dataset: Dataset, figures: Figures) -> list[t
 
 def _captions(config: ProcessConfig, rows: int) -> str:
     """Return what captions cost as they are stored, and the other way; with Stable Diffusion 2's text encoder."""
-    ids, embeddings = (f"{a_row:,} bytes each, {size(rows * a_row)}" for a_row in (154, 77 * 1024 * 2))
+    ids, embeddings = (
+        f"{a_row:,} bytes each, {size(rows * a_row)}"
+        for a_row in map(caption_bytes, (None, SD2.text_encoder["hidden_size"]))
+    )
     # 45 of 45 + 539 GFLOP; an A100 trained on 184.6 images a second at best without the text encoder.
     work = "45 of 584 GFLOP a sample at 256 px, 0.13 A100-hours a million samples"
     if config.encode.text == "text_embedding":

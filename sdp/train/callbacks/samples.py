@@ -19,8 +19,8 @@ from sdp.generate.worker import encode_png
 from sdp.model import load
 from sdp.model.ema import trained_parameters
 from sdp.model.family import encode_text
-from sdp.model.lora import add_lora
 from sdp.model.sources import resolve
+from sdp.model.trained import empty_unet
 from sdp.train.callbacks.base import Callback, StepReport
 from sdp.train.run_folder import PROMPTS, samples_folder
 from sdp.train.strategies import DTYPES
@@ -128,15 +128,8 @@ class DrawSamples(Callback):
             model = resolve(self.config.model.source, storage=self.config.storage.options()).path
             device = trainer.world.device
             dtype = DTYPES[self.config.precision] if device.type == "cuda" else torch.float32
-            lora = self.config.lora
-            if lora.rank is None:
-                with torch.device("meta"):
-                    unet: Any = load.load_unet(model, pretrained=False, device="meta")
-                unet = torch.nn.Module.to(unet, dtype=dtype).to_empty(device=device)
-            else:
-                unet = load.load_unet(model, pretrained=True)
-                add_lora(unet, lora.rank, lora.scale, lora.targets)
-                unet = torch.nn.Module.to(unet, device, dtype)
+            unet = torch.nn.Module.to(empty_unet(model, self.config.lora), dtype=dtype)
+            unet = unet.to_empty(device=device) if unet.device.type == "meta" else torch.nn.Module.to(unet, device)
             unet = unet.eval().requires_grad_(False)
             objective = trainer.config.objective
             assert objective.prediction is not None, "settled when the run began"
