@@ -122,9 +122,9 @@ def parse(job: str, data: Mapping[str, Any]) -> JobConfig:
     return parse_into(JOBS[job], data)
 
 
-def draft(job: str, path: str | None, overrides: Sequence[str] = ()) -> Draft:
-    """As `load`, but required keys may still be missing; what there is must be right."""
-    return draft_into(JOBS[job], path, overrides)
+def draft(job: str, path: str | None, overrides: Sequence[str] = (), *, part: bool = False) -> Draft:
+    """As `load`, but required keys may still be missing; a `part` may contradict the defaults of the rest, too."""
+    return draft_into(JOBS[job], path, overrides, part=part)
 
 
 def dump_yaml(config: Section, *, comments: bool = True, missing: frozenset[str] = frozenset()) -> str:
