@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from sdp import console
 from sdp.config import WorkersConfig
 from sdp.errors import SdpError, UserError
 
@@ -43,6 +44,8 @@ def connect(**local: Any) -> dict[str, float]:
         require_reachable()
         # Without an address Ray would join whatever cluster it finds running on this machine.
         where: dict[str, Any] = {} if os.environ.get("RAY_ADDRESS") else {"address": "local", **local}
+        if console.as_json():
+            where["logging_config"] = ray.LoggingConfig(encoding="JSON")  # of the workers, in Ray's log files
         if not os.environ.get("RAY_ADDRESS") and not os.access(os.path.expanduser("~"), os.W_OK):  # noqa: PTH111
             # Ray keeps its token in the home, and does not start where it cannot write one.
             os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))

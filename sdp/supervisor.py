@@ -15,7 +15,7 @@ import time
 from collections.abc import Sequence
 from types import FrameType
 
-from sdp.console import say
+from sdp.console import configure, say
 from sdp.errors import UserError
 from sdp.kube.leave import LEAVING
 from sdp.kube.rayjob import unpacked
@@ -82,6 +82,7 @@ def supervise(
 
 def main(arguments: Sequence[str]) -> int:
     """Supervise the job of this command line; a configuration that came along with it is laid into a file first."""
+    configure()
     with tempfile.TemporaryDirectory(prefix="sdp-job-") as folder:
         try:
             words = unpacked(arguments, os.environ, folder)

@@ -7,11 +7,11 @@ Imports neither torch nor ray, so that a laptop and the control plane can read a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from sdp.config.base import JobConfig, Key, Range, Section, StorageConfig, WorkersConfig, keys
+from sdp.config.base import JobConfig, Key, Range, Section, StorageConfig, WorkersConfig, changed, keys
 from sdp.config.load import Draft, draft_into, load_into, parse_into
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ __all__ = [
     "StorageConfig",
     "TrainConfig",
     "WorkersConfig",
+    "changed",
     "draft",
     "dump_yaml",
     "identity",
@@ -127,11 +128,20 @@ def draft(job: str, path: str | None, overrides: Sequence[str] = (), *, part: bo
     return draft_into(JOBS[job], path, overrides, part=part)
 
 
-def dump_yaml(config: Section, *, comments: bool = True, missing: frozenset[str] = frozenset()) -> str:
-    """The resolved YAML, each key under a comment that says what it is for; it loads back to an equal configuration."""
+def dump_yaml(
+    config: Section,
+    *,
+    comments: bool = True,
+    missing: frozenset[str] = frozenset(),
+    only: Collection[str] | None = None,
+) -> str:
+    """The resolved YAML, each key under a comment that says what it is for; it loads back to an equal configuration.
+
+    `only` leaves out other keys, which have their defaults.
+    """
     from sdp.config import dump
 
-    return dump.dump_yaml(config, comments=comments, missing=missing)
+    return dump.dump_yaml(config, comments=comments, missing=missing, only=only)
 
 
 def identity(config: JobConfig) -> dict[str, Any]:
