@@ -145,9 +145,20 @@ def dump_yaml(
 
 
 def identity(config: JobConfig) -> dict[str, Any]:
-    """The keys that decide what is written, by dotted path, as plain data: a change of one is another output."""
+    """The keys that decide what is written, by dotted path, as plain data: a change of one is another output.
+
+    Where a source or a model lies is left out: it may move, and what it holds is compared by whoever reads it.
+    """
     values = config.model_dump(mode="json")
-    return {key.path: _at(values, key.path) for key in keys(type(config)) if key.shapes_output}
+    decisive = {key.path: _at(values, key.path) for key in keys(type(config)) if key.shapes_output}
+    if also := decisive.get("source.also"):
+        decisive["source.also"] = [{name: value for name, value in each.items() if name != "uri"} for each in also]
+    if start := decisive.get("model.start_from"):
+        decisive["model.start_from"] = start.rstrip("/").rpartition("/")[2]  # which step; it has been read by then
+    return {path: value for path, value in decisive.items() if path not in _PLACES}
+
+
+_PLACES = ("source.uri", "model.source", "checkpoint", "phase_2.source")
 
 
 def json_schema(job: str) -> dict[str, Any]:

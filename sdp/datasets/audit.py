@@ -22,6 +22,7 @@ from sdp.datasets.tombstones import Takedown, Tombstones
 from sdp.datasets.units import part_name
 from sdp.errors import DatasetError, NotFound, SdpError, UserError
 from sdp.storage import Storage, StorageOptions, open_storage
+from sdp.storage.uri import resolved
 
 RUN = "_run.json"
 CHECKPOINTS = "checkpoints/"
@@ -130,7 +131,7 @@ class _RunHead:
 def datasets_of(run: Storage) -> list[str]:
     """The URIs of what a run is trained on, the first of them first."""
     try:
-        return list(parse(_RunHead, read_json(run, RUN)).datasets)
+        return [resolved(uri, run.uri) for uri in parse(_RunHead, read_json(run, RUN)).datasets]
     except BadRecord as error:
         raise DatasetError(f"{run.uri_of(RUN)}: {error}; restore it from a backup") from error
 

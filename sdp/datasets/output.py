@@ -133,10 +133,10 @@ def _refuse_another(storage: Storage, there: Head, wanted: Head) -> None:
         raise DatasetError(
             f"output.uri: {storage.uri} holds a dataset of {there.kind}, not of {wanted.kind}; choose another folder"
         )
-    here = {"unit_rows": there.unit_rows, **there.identity}
     now = json.loads(wanted.to_bytes())
-    now = {"unit_rows": now["unit_rows"], **now["identity"]}
-    differing = sorted(path for path in here.keys() | now.keys() if here.get(path) != now.get(path))
+    here = {"unit_rows": there.unit_rows, "derived": there.derived, **there.identity}
+    now = {"unit_rows": now["unit_rows"], "derived": now["derived"], **now["identity"]}
+    differing = sorted(path for path in now if here.get(path) != now[path])
     if differing:
         what = "; ".join(f"{path} was {here.get(path)!r} there and is {now.get(path)!r} now" for path in differing)
         raise DatasetError(

@@ -15,6 +15,7 @@ from sdp.datasets.output import Output
 from sdp.datasets.units import Extent
 from sdp.errors import DatasetError, one_line
 from sdp.storage import SourceFile, StorageOptions, open_source
+from sdp.storage.sources import root_of, unchanged, with_sample
 
 Progress = Callable[[int, int], None]
 """Called with (files counted, files listed)."""
@@ -28,6 +29,7 @@ def freeze_source(
     files: Sequence[SourceFile],
     columns: Sequence[str],
     *,
+    uri: str = "",
     limit: int | None = None,
     options: StorageOptions | None = None,
     progress: Progress | None = None,
@@ -35,14 +37,15 @@ def freeze_source(
 ) -> Output:
     """Give addresses to the rows of Parquet files: `limit` of them in all, or every one.
 
-    What has an address keeps it. Files that have come since are appended; one that has changed is refused. Without
-    `publish` nothing is written: see what it would be, and make it so with `publish_plan`, if at all.
+    What has an address keeps it. Files that have come since are appended; one that has changed is refused. The source
+    may have moved to another `uri`, where all its files must be. Without `publish` nothing is written: see what it
+    would be, and make it so with `publish_plan`, if at all.
     """
     if not files:
         raise DatasetError("source.uri: no Parquet files there; check the address")
-    index = output.index
+    index, root = _moved(output.index, files, uri)
     known = _known(index)
-    _refuse_changed({f.uri: (f.size, f.etag) for f in files}, known)
+    _refuse_changed(files, known, options)
     fresh = sorted((f for f in files if f.uri not in known), key=lambda f: f.uri)
 
     rows, found, kinds = index.listed_rows, [], dict[str, tuple[str, str]]()
@@ -53,7 +56,7 @@ def freeze_source(
         for file, footer in zip(group, ordered_map(lambda f: _footer(f, columns, options), group), strict=True):
             count = footer.num_rows
             _refuse_other_types(file, footer, columns, kinds)
-            found.append((file.uri, file.size, file.etag, rows, count, count, 0))
+            found.append((file.uri, file.size, with_sample(file, options).etag, rows, count, count, 0))
             rows += count
             if progress:
                 progress(len(found), len(fresh))
@@ -62,11 +65,12 @@ def freeze_source(
     if rows == 0:
         raise DatasetError(f"source.uri: {len(files)} Parquet files, but no row in them; check the address")
     extent, table = _next_extent(index, rows, limit), files_table(found)
+    moved, output = index is not output.index, output.with_index(index)
     if publish:
-        return _append(output, table, extent)
-    if extent is None and not table.num_rows:
+        return _append(output, table, extent, root, moved=moved)
+    if extent is None and not table.num_rows and not moved:
         return output
-    planned = index_files.Version(len(index.versions), table, extent)
+    planned = index_files.Version(len(index.versions), table, extent, root=root)
     return output.with_index(Index((*index.versions, planned), index.unit_rows))
 
 
@@ -74,17 +78,20 @@ def freeze_files(
     output: Output,
     files: Sequence[SourceFile],
     *,
+    uri: str = "",
     limit: int | None = None,
+    options: StorageOptions | None = None,
     count: Callable[[str], int] | None = None,
 ) -> Output:
     """Give an address to each of some files, such as pictures, or to as many rows as `count` finds in each, by name.
 
     As of Parquet files, what has an address keeps it, what has come since is appended, and what has changed is refused.
     """
-    index = output.index
+    index, root = _moved(output.index, files, uri)
     known = _known(index)
-    _refuse_changed({f.uri: (f.size, f.etag) for f in files}, known)
-    fresh = sorted((f for f in files if f.uri not in known), key=lambda f: f.uri)
+    _refuse_changed(files, known, options)
+    fresh = [f for f in files if f.uri not in known]
+    fresh = sorted(ordered_map(lambda file: with_sample(file, options), fresh), key=lambda f: f.uri)
     counts = list(ordered_map(lambda file: count(file.uri), fresh)) if count else [1] * len(fresh)
     stops = list(accumulate(counts, initial=index.listed_rows))
     if not stops[-1]:
@@ -93,13 +100,15 @@ def freeze_files(
         (file.uri, file.size, file.etag, stop - rows, rows, rows, 0)
         for file, rows, stop in zip(fresh, counts, stops[1:], strict=True)
     )
-    return _append(output, table, _next_extent(index, stops[-1], limit))
+    moved, extent = index is not output.index, _next_extent(index, stops[-1], limit)
+    return _append(output.with_index(index), table, extent, root, moved=moved)
 
 
 def publish_plan(output: Output, planned: Output) -> Output:
     """Write the index versions that `planned` has more than the output."""
     for version in planned.index.versions[len(output.index.versions) :]:
-        output = _append(output, version.files, version.extent)
+        moved = output.with_index(output.index.moved(version.root))
+        output = _append(moved, version.files, version.extent, version.root, moved=True)
     return output
 
 
@@ -116,7 +125,9 @@ def freeze_upstream(output: Output, upstream: Dataset, *, limit: int | None = No
     ).sort_by([("attempt", "ascending"), ("first_row", "ascending")])
     known = _known(index)
     listing = zip(table["path"].to_pylist(), table["size"].to_pylist(), table["etag"].to_pylist(), strict=True)
-    _refuse_changed({path: (size, etag) for path, size, etag in listing}, known)
+    for path, size, etag in listing:
+        if (was := known.get(path)) is not None and (size != was[0] or (None not in (etag, was[1]) and etag != was[1])):
+            raise _changed(f"{upstream.storage.uri}/{path}", was, (size, etag))
     fresh = table.filter(pc.invert(pc.is_in(table["path"], pa.array(list(known), pa.string()))))
 
     rescued = fresh.filter((pc.field("attempt") > 0) & (pc.field("first_row") < index.rows) & (pc.field("written") > 0))
@@ -154,10 +165,10 @@ def order_retry(output: Output, dataset: Dataset) -> Output:
     )
 
 
-def _append(output: Output, files: pa.Table, extent: Extent | None) -> Output:
-    if extent is None and not files.num_rows:
+def _append(output: Output, files: pa.Table, extent: Extent | None, root: str = "", *, moved: bool = False) -> Output:
+    if extent is None and not files.num_rows and not moved:
         return output
-    return output.with_index(index_files.append(output.storage, output.index, files=files, extent=extent))
+    return output.with_index(index_files.append(output.storage, output.index, files=files, extent=extent, root=root))
 
 
 def _next_extent(index: Index, available: int, limit: int | None) -> Extent | None:
@@ -174,15 +185,36 @@ def _known(index: Index) -> dict[str, tuple[int, str | None]]:
     return known
 
 
-def _refuse_changed(listed: Mapping[str, tuple[int, str | None]], known: Mapping[str, tuple[int, str | None]]) -> None:
-    for path, (size, etag) in listed.items():
-        was = known.get(path)
-        if was is None or (size == was[0] and (etag == was[1] or None in (etag, was[1]))):
-            continue
+def _moved(index: Index, files: Sequence[SourceFile], uri: str) -> tuple[Index, str]:
+    """The index with its files where the source is now, and the folder from which their names count.
+
+    A source that lies elsewhere than before must have every file that has addresses: another one is refused.
+    """
+    root = root_of(uri, files) if uri else ""
+    if not root or index.root in ("", root):
+        return index, root
+    moved = index.moved(root)
+    if missing := sorted(_known(moved).keys() - {file.uri for file in files}):
         raise DatasetError(
-            f"source.uri: {path} has changed since its rows got their addresses (it was {was[0]} bytes, etag {was[1]}; "
-            f"it is {size} bytes, etag {etag}); put it back, or begin a new output.uri"
+            f"source.uri: {uri} is another source than this output was begun with, which was at {index.root} "
+            f"({missing[0]} is not there); set it back, or begin a new output.uri"
         )
+    return moved, root
+
+
+def _refuse_changed(
+    files: Sequence[SourceFile], known: Mapping[str, tuple[int, str | None]], options: StorageOptions | None
+) -> None:
+    for file in files:
+        if (was := known.get(file.uri)) is not None and not unchanged(file, *was, options):
+            raise _changed(file.uri, was, (file.size, file.etag))
+
+
+def _changed(uri: str, was: tuple[int, str | None], now: tuple[int, str | None]) -> DatasetError:
+    return DatasetError(
+        f"source.uri: {uri} has changed since its rows got their addresses (it was {was[0]} bytes, etag {was[1]}; "
+        f"it is {now[0]} bytes, etag {now[1]}); put it back, or begin a new output.uri"
+    )
 
 
 def _units_of(index: Index, files: pa.Table) -> list[int]:

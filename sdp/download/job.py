@@ -85,7 +85,9 @@ def run(config: DownloadConfig, *, dry_run: bool = False, only_failed: bool = Fa
     _refuse_folders(storage)
     before = open_dataset(storage, KIND) if only_failed else None  # only what is complete can be retried
     limit = config.limit if before is None else there.index.rows  # what has come since waits for another run
-    planned = freeze_source(there, files, rules.columns(), limit=limit, options=options, publish=False)
+    planned = freeze_source(
+        there, files, rules.columns(), uri=config.source.uri, limit=limit, options=options, publish=False
+    )
     _refuse_columns(config, files[0], options)
     for line in report.lowered_limit(config.limit, there.index):
         say(line)

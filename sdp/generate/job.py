@@ -82,7 +82,7 @@ def _identity(config: GenerateConfig, drawer: Drawer) -> dict[str, Any]:
     """What decides the pictures: the checkpoint counts by what it has turned out to be."""
     return {
         **identity(config),
-        "checkpoint": drawer.uri,
+        "checkpoint": drawer.uri.rpartition("/")[2] if drawer.checkpoint else None,
         "checkpoint.digest": drawer.digest,
         "model.digest": drawer.model.sha256,
     }

@@ -59,15 +59,14 @@ def choose(config: GenerateConfig, begun: str | None = None) -> Drawer:
 
 def _begun_with(newest: Storage, config: GenerateConfig, begun: str | None, options: StorageOptions) -> Storage:
     """The checkpoint itself; or of a run the one that the output was begun with, however the run has gone on."""
-    run = newest.uri.rpartition("/checkpoints/")[0]
-    named = newest.uri == open_storage(config.checkpoint, options).uri
-    if begun is None or named or begun == newest.uri or not begun.startswith(f"{run}/checkpoints/"):
+    checkpoints, _, name = newest.uri.rpartition("/")
+    if begun in (None, name) or newest.uri == open_storage(config.checkpoint, options).uri:
         return newest
-    older = open_storage(begun, options)
+    older = open_storage(f"{checkpoints}/{begun}", options)
     if not older.exists(COMPLETE):
         raise UserError(
-            f"checkpoint: {config.output.uri} was begun with {begun}, which is gone since; choose another output.uri "
-            f"for {newest.uri}"
+            f"checkpoint: {config.output.uri} was begun with {older.uri}, which is gone since; choose another "
+            f"output.uri for {newest.uri}"
         )
     return older
 

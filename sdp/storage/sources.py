@@ -1,9 +1,10 @@
 """Finding and reading the files of a source, wherever they are: local, in a bucket, on the web, on the Hub."""
 
+import hashlib
 import os.path
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from sdp.errors import NotFound, UserError
@@ -14,6 +15,7 @@ from sdp.storage.uri import WEB, join, parse, shown
 if TYPE_CHECKING:
     import pyarrow as pa
 
+_SAMPLES, _SAMPLE = 16, 65_536
 _GLOB = re.compile(r"[*?\[]")
 
 
@@ -41,6 +43,46 @@ def list_source(
     for each in [uri] if isinstance(uri, str) else uri:
         found.update((file.uri, file) for file in _files_of(each, options or StorageOptions(), suffixes))
     return sorted(found.values(), key=lambda file: file.uri)
+
+
+def root_of(uri: str, files: Sequence[SourceFile]) -> str:
+    """The folder from which the names of a source's files count; empty where they are listed under another address."""
+    root = parse(split_pattern(uri)[0]).uri
+    if any(file.uri == root for file in files):
+        root = root.rpartition("/")[0]
+    return root if all(file.uri.startswith(f"{root}/") for file in files) else ""
+
+
+def with_sample(file: SourceFile, options: StorageOptions | None = None) -> SourceFile:
+    """A local file with a digest of samples of its content in its etag, which by itself is a time and a size."""
+    if file.etag is None or parse(file.uri).scheme != "file":
+        return file
+    return replace(file, etag=f"{file.etag}-{_sample(file, options)}")
+
+
+def unchanged(file: SourceFile, size: int, etag: str | None, options: StorageOptions | None = None) -> bool:
+    """Whether a file has the content that it had, by size and etag; a copy is compared by what it holds."""
+    if file.size != size:
+        return False
+    if None in (etag, file.etag) or etag == file.etag or str(etag).startswith(f"{file.etag}-"):
+        return True
+    if len(parts := str(etag).split("-")) == 3:  # as `with_sample` makes it
+        return _sample(file, options) == parts[2]
+    if re.fullmatch("[0-9a-f]{32}", str(etag).strip('"')):  # what most buckets call a small object: its MD5
+        return hashlib.md5(open_source(file.uri, options).read(), usedforsecurity=False).hexdigest() in str(etag)
+    return False
+
+
+def _sample(file: SourceFile, options: StorageOptions | None) -> str:
+    """The digest of a file of up to a mebibyte, or of sixteen pieces of a larger one, its first and last included."""
+    with open_source(file.uri, options) as opened:
+        if file.size <= _SAMPLES * _SAMPLE:
+            return hashlib.sha256(opened.read()).hexdigest()[:32]
+        digest = hashlib.sha256()
+        for number in range(_SAMPLES):
+            opened.seek(number * (file.size - _SAMPLE) // (_SAMPLES - 1))
+            digest.update(opened.read(_SAMPLE))
+    return digest.hexdigest()[:32]
 
 
 def open_source(uri: str, options: StorageOptions | None = None) -> "pa.NativeFile":

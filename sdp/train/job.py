@@ -16,6 +16,7 @@ from sdp.config import TrainConfig, identity
 from sdp.console import Progress, say
 from sdp.lease import Lease
 from sdp.storage import is_read_only, open_storage
+from sdp.storage.uri import near
 from sdp.telemetry.registry import forget, serve
 from sdp.train.callbacks.base import Callback, StepReport
 from sdp.train.callbacks.telemetry import EmitMetrics
@@ -80,7 +81,7 @@ def _run(config: TrainConfig, *, dry_run: bool, begun: bool) -> TrainSummary:
     """Run one phase."""
     plan = make_plan(config, begun=begun)
     folder = RunFolder(open_storage(config.output.uri, config.storage.options()))
-    head = {"datasets": uris_of(config), "identity": identity(config)}
+    head = {"datasets": [near(uri, config.output.uri) for uri in uris_of(config)], "identity": identity(config)}
     folder.refuse_another(head)
     for line in plan.lines():
         say(line)
