@@ -222,7 +222,7 @@ def this_node() -> Any:
     return NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
 
 
-def placement(accelerator: str | None, gpus: float) -> dict[str, Any]:
+def resource_options(accelerator: str | None, gpus: float) -> dict[str, Any]:
     """Resource options for an actor that wants `gpus` of an accelerator type; none of either on a laptop."""
     options: dict[str, Any] = {"num_gpus": gpus} if gpus else {}
     if accelerator:
