@@ -26,13 +26,13 @@ def lines(job: str, *overrides: str, path: str | None = None) -> list[str]:
             "train",
             ["storage.endpoint=http://u:secret@127.0.0.1:17070"],
             "storage.endpoint: expected an address without credentials, got one with them, or with a query (http://…); "
-            "they belong in the environment: a configuration is saved with everything made from it",
+            "set them in the environment, since configurations are saved with every output",
         ),
         (
             "process",
             ["storage.endpoint=http://127.0.0.1:17070/?X-Amz-Signature=secret"],
             "storage.endpoint: expected an address without credentials, got one with them, or with a query (http://…); "
-            "they belong in the environment: a configuration is saved with everything made from it",
+            "set them in the environment, since configurations are saved with every output",
         ),
         (
             "train",
@@ -143,8 +143,8 @@ def lines(job: str, *overrides: str, path: str | None = None) -> list[str]:
         (
             "download",
             ["source.columns.0=a"],
-            "source.columns: expected a list, each some text, got a mapping; items are set by number only where the "
-            "file lists them; here set the whole of it: [a, b]",
+            "source.columns: expected a list, each some text, got a mapping; items can be set by number only if "
+            "the file lists them; set the whole list: [a, b]",
         ),
         (
             "download",
@@ -154,19 +154,19 @@ def lines(job: str, *overrides: str, path: str | None = None) -> list[str]:
         (
             "download",
             ['source.uri="/a\\ud800b"'],
-            "source.uri: expected text in UTF-8 without null characters, got '/a\\ud800b'; write it anew",
+            "source.uri: expected text in UTF-8 without null characters, got '/a\\ud800b'; correct it",
         ),
         (
             "download",
             ["source.uri=s3://b/in", "output.uri=s3://b/in/images/"],
-            "output.uri: expected a folder outside of source.uri, which is s3://b/in, got 's3://b/in/images/'; what is "
-            "written there would be read as source the next time",
+            "output.uri: expected a folder outside of source.uri, which is s3://b/in, got 's3://b/in/images/'; the "
+            "next run would read the output as its source",
         ),
         (
             "process",
             [*MODEL, "source.uri=/data/images", "output.uri=/data/x/../images"],
-            "output.uri: expected a folder outside of source.uri, which is /data/images, got '/data/x/../images'; what "
-            "is written there would be read as source the next time",
+            "output.uri: expected a folder outside of source.uri, which is /data/images, got '/data/x/../images'; the "
+            "next run would read the output as its source",
         ),
         ("process", ["limit=0"], "limit: expected a whole number of 1 or more, or null, got 0"),
     ],
@@ -328,7 +328,7 @@ def test_prompts_come_from_one_place() -> None:
         "prompts: expected one or more prompts, here or in a file, got none; set prompts or source.uri"
     ]
     assert lines("generate", *checkpoint, "prompts=[a]", "source.uri=b.txt") == [
-        "prompts: expected an empty list while source.uri is set, got prompts as well; keep one of the two"
+        "prompts: expected an empty list while source.uri is set, got prompts as well; remove one of them"
     ]
     assert lines("generate", *checkpoint, "prompts=['']") == ["prompts.0: expected some text, got ''"]
 
