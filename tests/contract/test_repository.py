@@ -91,7 +91,7 @@ def test_the_readme_names_all_commands_and_no_others() -> None:
     code = " ".join(re.findall(r"`[^`]+`", prose))
     named = {command for command in exist if f"sdp {command}" in code}
     assert named == exist
-    assert {word for word in re.findall(r"`sdp ([a-z]+)", code)} <= {command.split()[0] for command in exist}
+    assert set(re.findall(r"`sdp ([a-z]+)", code)) <= {command.split()[0] for command in exist}
 
 
 def test_make_e2e_without_a_cluster_says_in_one_line_what_is_missing() -> None:
