@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, urlsplit
 
+from sdp.backoff import backoff
 from sdp.errors import SdpError, UserError, one_line
 from sdp.kube import Object
 from sdp.kube.access import Access
@@ -59,7 +60,7 @@ class Timing:
     """Time for the last lines of a job that has ended."""
 
     def pause(self, attempt: int) -> float:
-        return min(self.longest_pause_s, self.first_pause_s * 2.0**attempt)
+        return backoff(attempt, self.first_pause_s, self.longest_pause_s)
 
 
 def pause(seconds: float) -> None:

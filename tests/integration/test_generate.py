@@ -248,7 +248,7 @@ def test_a_dry_run_tells_what_it_would_do_and_writes_nothing(
 
 
 def test_an_output_of_other_settings_is_refused_in_a_line(done: Dataset, checkpoint: str) -> None:
-    with pytest.raises(UserError, match=r"sampler\.guidance_scale was 7\.5 there and is 2\.0 now"):
+    with pytest.raises(UserError, match=r"sampler\.guidance_scale was 7\.5 and is 2\.0 now"):
         job.run(
             generate_config(
                 Path(done.storage.uri), checkpoint, PROMPTS, images_per_prompt=2, sampler={"guidance_scale": 2.0}

@@ -363,7 +363,7 @@ def test_an_output_of_another_configuration_or_model_is_refused(
 ) -> None:
     out = root / "out"
     assert processed.storage.uri == str(out)
-    assert "seed was 4 there and is 1 now" in refused(config_of(images, out, model, *USUAL, "seed=1"), DatasetError)
+    assert "seed was 4 and is 1 now" in refused(config_of(images, out, model, *USUAL, "seed=1"), DatasetError)
     other = write_model(tmp_path / "model2", seed=1)
     assert "model.digest" in refused(config_of(images, out, other, *USUAL), DatasetError)
 

@@ -351,7 +351,7 @@ def test_what_cannot_be_meant_is_refused_before_anything_begins(root: Path, chan
 
 def test_a_dataset_to_measure_on_that_is_not_there_is_told_before_anything_begins(root: Path) -> None:
     how = config(root, evaluate__every_steps=2, evaluate__source=str(root / "nowhere"), scaling__in_driver=True)
-    with pytest.raises(DatasetError, match=r"nowhere: no dataset of sdp there"):
+    with pytest.raises(DatasetError, match=r"nowhere: not a dataset of sdp"):
         job.run(how)
     assert not (root / "run").exists()
 
