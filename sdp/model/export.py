@@ -1,6 +1,7 @@
 """From a checkpoint to what others load: a folder in diffusers layout, or a single file."""
 
 import json
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,6 +18,7 @@ from sdp.model.trained import by_network, load_trained, lora_of
 from sdp.storage import Storage, StorageOptions, open_storage
 
 SCHEDULER = "scheduler/scheduler_config.json"
+TEXT_ENCODER = "text_encoder/config.json"
 Dtype = Literal["fp32", "fp16"]
 Form = Literal["folder", "single-file", "lora"]
 
@@ -30,6 +32,15 @@ class Exported:
     step: int
     ema: bool
     files: int
+
+    @property
+    def drawing(self) -> str:
+        """Return the command that draws a picture with a local folder; empty for anything else."""
+        if "://" in self.uri or self.uri.endswith(".safetensors"):
+            return ""
+        folder = json.dumps(self.uri, ensure_ascii=False)
+        code = f'SD.from_pretrained({folder})("a red circle").images[0].save("picture.png")'
+        return shlex.join(["python", "-c", f"from diffusers import StableDiffusionPipeline as SD; {code}"])
 
 
 def export(
@@ -79,8 +90,12 @@ def export(
             data = {**copied, **made}[name].read_bytes()
             if name.endswith(".safetensors"):
                 data = _in_dtype(data, dtype)
-            elif name in (SCHEDULER, INDEX):
-                data = _scheduler(data, config) if name == SCHEDULER else _index(data)
+            elif name == SCHEDULER:
+                data = _scheduler(data, config)
+            elif name == INDEX:
+                data = _index(data)
+            elif name == TEXT_ENCODER:
+                data = _text_encoder(data)
             target.publish(name, data)
     return Exported(target.uri, folder.uri, step, ema, len(names))
 
@@ -144,6 +159,15 @@ def _scheduler(data: bytes, config: dict[str, Any]) -> bytes:
     if objective["zero_terminal_snr"]:
         told |= {"rescale_betas_zero_snr": True, "timestep_spacing": "trailing"}
     return _json(told)
+
+
+def _text_encoder(data: bytes) -> bytes:
+    """The text encoder's configuration, loaded in fp32 unless the caller names a type, as diffusers loads the others.
+
+    transformers would take the type of the weights, or one that the source names, and no picture could be drawn.
+    """
+    config = {name: value for name, value in json.loads(data).items() if name != "torch_dtype"}
+    return _json({**config, "dtype": "float32"})
 
 
 def _json(content: dict[str, Any]) -> bytes:
