@@ -123,7 +123,7 @@ def parse(job: str, data: Mapping[str, Any]) -> JobConfig:
 
 
 def draft(job: str, path: str | None, overrides: Sequence[str] = (), *, part: bool = False) -> Draft:
-    """Return the configuration like `load`, but required keys may be missing; a `part` may contradict the other defaults."""
+    """Return the configuration like `load`, but required keys may be missing; a `part` may contradict defaults."""
     return draft_into(JOBS[job], path, overrides, part=part)
 
 

@@ -73,7 +73,9 @@ class DreamboothConfig(JobConfig):
         False, "Train the text encoder as well: nearer to the subject, for more memory.", shapes_output=True
     )
     optimizer: Literal["adamw", "adamw_8bit"] = key(
-        "adamw", "adamw_8bit keeps AdamW's averages in 8 bits: less memory; needs torchao.", shapes_output=True
+        "adamw",
+        "The optimizer: adamw_8bit keeps AdamW's averages in 8 bits: less memory; needs torchao.",
+        shapes_output=True,
     )
     lora: LoraConfig = key(LoraConfig, "LoRA, in place of training the networks themselves.")
     activation_checkpointing: bool = key(False, "Compute activations again in the backward pass: less memory.")

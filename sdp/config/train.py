@@ -475,10 +475,21 @@ class SecondPhaseConfig(Section):
 
 
 class PricesConfig(Section):
-    """What an hour costs, for what a run has cost so far and for max_cost."""
+    """What an hour costs, for what a run has cost so far, what it will have cost at its end, and for max_cost."""
 
-    trainer_hour: float | None = key(None, "Of one trainer with its GPUs, in any currency; null counts no cost.", ge=0)
-    encoder_hour: float | None = key(None, "Of one encoder with its GPU (online); null counts none.", ge=0)
+    trainer_hour: float | None = key(
+        None, "Of one trainer with its GPUs, in any currency; null takes trainer_instance's, or counts no cost.", ge=0
+    )
+    encoder_hour: float | None = key(
+        None, "Of one encoder with its GPU (online); null takes encoder_instance's, or counts none.", ge=0
+    )
+    trainer_instance: Name | None = key(
+        None,
+        "The instance type that trainers run on, whose share of sdp plan's price on demand (USD) counts for each GPU; "
+        "the chart takes it from the group's node selector.",
+        example="p4de.24xlarge",
+    )
+    encoder_instance: Name | None = key(None, "The same of encoders.", example="g5.2xlarge")
 
 
 class TrainConfig(JobConfig):
@@ -548,7 +559,7 @@ class TrainConfig(JobConfig):
             yield Problem(
                 "max_steps", "a whole number while max_epochs is null", "null", "set one of them: a run must end"
             )
-        if self.max_cost is not None and self.prices.trainer_hour is None:
+        if self.max_cost is not None and self.prices.trainer_hour is None and self.prices.trainer_instance is None:
             yield Problem("max_cost", "null while prices.trainer_hour is null", repr(self.max_cost), "set the price")
         if self.evaluate.every_steps is not None and self.evaluate.source is None:
             if self.data.mode != "offline":

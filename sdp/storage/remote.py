@@ -280,7 +280,7 @@ class ObjectStorage(Storage):
     def _explain(self, path: str, **kinds: Kind) -> Callable[[Failure, str], SdpError]:
         """Return a function that makes errors; `kinds` maps failures to what they mean in this operation."""
         uri, bucket = self.uri_of(path), self._bucket
-        whole = bucket.uri  # named where a fault concerns the whole bucket, rather than a file that the user never named
+        whole = bucket.uri  # named for a fault of the whole bucket, rather than a file that the user never named
         access = bucket.access(whole)
 
         def error(failure: Failure, tried: str) -> SdpError:

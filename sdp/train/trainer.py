@@ -21,6 +21,7 @@ from sdp.model import sharded
 from sdp.model.checkpoints import EMA, MODEL, EpochStart
 from sdp.model.ema import Ema
 from sdp.model.trained import TrainedNetworks
+from sdp.plan.model import Group
 from sdp.storage import Storage
 from sdp.train.callbacks.base import Callback, Saved, StepReport
 from sdp.train.checkpoint import Checkpointer, Saving, read_state
@@ -283,8 +284,10 @@ class Trainer:
         else:
             self._refuse(batch, epoch, loss_value, norm_value, verdict)
         seconds = time.perf_counter() - ended
+        held = self.held()
         state.seconds += seconds
-        state.cost += seconds / 3600 * self._price()
+        state.gpu_hours += seconds / 3600 * held.gpus
+        state.cost += seconds / 3600 * held.per_hour
         return StepReport(
             step=state.step,
             epoch=epoch,
@@ -501,11 +504,13 @@ class Trainer:
             self.state.optimized = before.optimized
             self.optimizer.set_steps_taken(before.optimized)
 
-    def _price(self) -> float:
-        """What an hour costs with what is there now."""
-        prices = self.config.prices
-        encoders = self.gauges.get("encoders", 0) * (prices.encoder_hour or 0.0)
-        return float(self.world.size * (prices.trainer_hour or 0.0) + encoders)
+    def held(self) -> Group:
+        """Return the trainers and encoders that the run has now: their GPUs, and what an hour of them costs."""
+        prices, encode, encoders = self.config.prices, self.config.encode, self.gauges.get("encoders", 0)
+        gpus = self.world.size * (self.world.device.type == "cuda")
+        gpus += encoders * encode.gpus_per_worker * bool(encode.gpu_each)
+        per_hour = self.world.size * (prices.trainer_hour or 0.0) + encoders * (prices.encoder_hour or 0.0)
+        return Group("", self.world.size, gpus, per_hour)
 
     def tensors(self) -> dict[str, Tensor]:
         """All that a checkpoint holds, by name: the tensors in use, to be saved from and loaded into."""

@@ -235,7 +235,7 @@ def test_where_the_configuration_may_not_be_read_the_job_is_submitted_unchecked_
 ) -> None:
     lab.kube.denied.add(("get", "configmaps"))
     assert main(["submit", "train", "--set", "limit=5", "--no-follow"]) == 0
-    assert "of the configuration only --set is checked before the job starts" in capfd.readouterr().err
+    assert "before the job starts, only --set is checked" in capfd.readouterr().err
 
 
 def test_a_name_is_used_again_once_its_job_has_ended(lab: Lab, capfd: pytest.CaptureFixture[str]) -> None:
@@ -509,6 +509,21 @@ def test_status_of_one_job_has_what_kubernetes_says_of_it(lab: Lab, capfd: pytes
     text = capfd.readouterr().out
     assert "2026-11-21T07:31:00Z  RayClusterNotFound: there is no cluster" in text
     assert "Other" not in text
+
+
+def test_status_of_a_running_job_has_the_newest_line_that_says_when_it_ends(
+    lab: Lab, capfd: pytest.CaptureFixture[str]
+) -> None:
+    begun(lab)
+    lines = ["train: step 10 of 90 · ETA 2:00", "train: step 20 of 90 · cost 1.20 of 5.40 · ETA 1:00", "train: saved"]
+    lab.ray.write("x-zz9zz", "\n".join([*lines, "somebody: else · ETA 0:01", ""]).encode())
+    assert main(["status", "x"]) == 0
+    out = capfd.readouterr().out
+    assert "x: train: step 20 of 90 · cost 1.20 of 5.40 · ETA 1:00\n" in out
+    assert "ETA 2:00" not in out
+    lab.kube.denied.update({("create", "pods/portforward"), ("get", "services/proxy"), ("create", "services/proxy")})
+    assert main(["status", "x"]) == 0
+    assert "ETA" not in capfd.readouterr().out
 
 
 def test_logs_are_printed_whole_or_the_last_lines(lab: Lab, capfd: pytest.CaptureFixture[str]) -> None:
