@@ -68,7 +68,10 @@ class DreamboothConfig(JobConfig):
     max_steps: Positive = key(800, "Steps of training.", shapes_output=True)
     batch_size: Positive = key(2, "Samples of a step on each worker: with a prior half of them are the subject's.")
     learning_rate: float | None = key(None, "The learning rate; null takes 5e-6, and 1e-4 for LoRA.", gt=0)
-    lora: LoraConfig = key(LoraConfig, "LoRA, in place of training the U-Net itself.")
+    train_text_encoder: bool = key(
+        False, "Train the text encoder as well: nearer to the subject, for more memory.", shapes_output=True
+    )
+    lora: LoraConfig = key(LoraConfig, "LoRA, in place of training the networks themselves.")
     activation_checkpointing: bool = key(False, "Compute activations again in the backward pass: less memory.")
     precision: Literal["bf16", "fp16", "fp32"] = key("bf16", "The arithmetic of the U-Net.")
     seed: int = key(0, "Seed of everything random.", shapes_output=True, ge=0)

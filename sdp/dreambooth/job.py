@@ -113,7 +113,11 @@ def steps_of(config: DreamboothConfig) -> tuple[Step, ...]:
         **common,
         "source": trained,
         "output": {"uri": at[RUN]},
-        "model": {"source": config.model.source, "unet": "pretrained"},
+        "model": {
+            "source": config.model.source,
+            "unet": "pretrained",
+            "train_text_encoder": config.train_text_encoder,
+        },
         "lora": config.lora.model_dump(mode="json"),
         "data": {"resolution": config.resolution, "batch_size": config.batch_size},
         "max_steps": config.max_steps,
@@ -164,7 +168,7 @@ def _look(config: DreamboothConfig) -> None:
     if config.lora.rank is not None:
         from sdp.model.trained import refuse_lora  # brings torch
 
-        refuse_lora(config.lora, model, options)
+        refuse_lora(config.lora, model, options, text_encoder=config.train_text_encoder)
     if open_storage(config.output.uri, options).exists(HEAD):
         raise UserError(f"output.uri: {config.output.uri} is a dataset; choose a folder of its own")
 

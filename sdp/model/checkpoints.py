@@ -162,7 +162,7 @@ def way_out(folder: Storage) -> str:
 
 
 def read_weights(folder: Storage, *, ema: bool) -> "dict[str, Tensor]":
-    """The U-Net's weights, or their moving average, by the names of its parameters."""
+    """Return the weights that were trained, or their moving average, by their names without the prefix."""
     from sdp.model import sharded
 
     prefix = EMA if ema else MODEL

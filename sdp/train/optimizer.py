@@ -1,14 +1,15 @@
 """AdamW, its learning rate, and the judgement whether a step is fit to be taken."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from sdp.config.train import OptimizerConfig
-from sdp.model.ema import shard, trained_parameters
+from sdp.model.ema import shard
 
 
 class AdamW:
@@ -18,9 +19,9 @@ class AdamW:
     either. A pass over plain tensors takes a quarter of the host's time that one over DTensors takes.
     """
 
-    def __init__(self, model: nn.Module, config: OptimizerConfig) -> None:
+    def __init__(self, trained: Mapping[str, Tensor], config: OptimizerConfig) -> None:
         self._config: OptimizerConfig = config
-        self._weights = dict(trained_parameters(model))
+        self._weights = dict(trained)
         self._means = {name: torch.zeros_like(weights) for name, weights in self._weights.items()}
         self._squares = {name: torch.zeros_like(weights) for name, weights in self._weights.items()}
         self._steps = torch.zeros((), device=next(iter(self._weights.values())).device)

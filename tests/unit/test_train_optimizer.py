@@ -32,7 +32,10 @@ NO, YES = torch.tensor(0.0), torch.tensor(1.0)
 def test_steps_are_those_of_torchs_adamw_with_its_clipping() -> None:
     config: Any = OptimizerConfig(learning_rate=1e-2, weight_decay=0.1)
     ours, theirs = model(), model()
-    optimizer, reference = AdamW(ours, config), torch.optim.AdamW(theirs.parameters(), lr=1e-2, weight_decay=0.1)
+    optimizer, reference = (
+        AdamW(dict(ours.named_parameters()), config),
+        torch.optim.AdamW(theirs.parameters(), lr=1e-2, weight_decay=0.1),
+    )
     for step in range(5):
         give_gradients(ours, step)
         give_gradients(theirs, step)
@@ -50,7 +53,7 @@ def test_steps_are_those_of_torchs_adamw_with_its_clipping() -> None:
 def test_a_skipped_step_leaves_no_trace() -> None:
     config: Any = OptimizerConfig(learning_rate=1e-2)
     skipping, plain = model(), model()
-    optimizer, reference = AdamW(skipping, config), AdamW(plain, config)
+    optimizer, reference = (AdamW(dict(some.named_parameters()), config) for some in (skipping, plain))
     for step in (1, 2):
         for some, each in ((skipping, optimizer), (plain, reference)):
             give_gradients(some, step)
