@@ -13,9 +13,9 @@ from sdp.config.base import (
     Resolution,
     Section,
     SourceConfig,
+    TrainersConfig,
     Uri,
     Workers,
-    WorkersConfig,
     key,
 )
 from sdp.config.process import EncoderConfig, ModelConfig, TransformConfig
@@ -203,6 +203,11 @@ class ObjectiveConfig(Section):
 class OptimizerConfig(Section):
     """AdamW and its learning rate."""
 
+    kind: Literal["adamw", "adamw_8bit"] = key(
+        "adamw",
+        "AdamW, or the same with both averages in 8 bits: 2 bytes a weight in place of 8; needs torchao, and ddp.",
+        shapes_output=True,
+    )
     learning_rate: float = key(1e-4, "The learning rate after the warm-up; it may change from job to job.", gt=0)
     schedule: Literal["constant", "cosine", "linear"] = key(
         "constant",
@@ -244,7 +249,7 @@ class GuardConfig(Section):
     )
 
 
-class ScalingConfig(WorkersConfig):
+class ScalingConfig(TrainersConfig):
     """How many trainers there are, and where."""
 
     in_driver: bool = key(
@@ -260,6 +265,8 @@ class ScalingConfig(WorkersConfig):
         yield from super().contradictions()
         if self.in_driver and self.num_workers != 1:
             yield Problem("num_workers", "1 while in_driver is on", repr(self.num_workers), "a driver is one process")
+        if self.in_driver and self.gpus_per_worker > 1:
+            yield Problem("gpus_per_worker", "1 while in_driver is on", str(self.gpus_per_worker), "train on Ray")
         for name in ("accelerator", "use_gpu") if self.in_driver else ():
             if (value := getattr(self, name)) is not None:
                 got = repr(value).lower() if value in (True, False) else repr(value)
@@ -470,7 +477,7 @@ class SecondPhaseConfig(Section):
 class PricesConfig(Section):
     """What an hour costs, for what a run has cost so far and for max_cost."""
 
-    trainer_hour: float | None = key(None, "Of one trainer with its GPU, in any currency; null counts no cost.", ge=0)
+    trainer_hour: float | None = key(None, "Of one trainer with its GPUs, in any currency; null counts no cost.", ge=0)
     encoder_hour: float | None = key(None, "Of one encoder with its GPU (online); null counts none.", ge=0)
 
 
@@ -578,6 +585,12 @@ class TrainConfig(JobConfig):
         if self.model.train_text_encoder and self.encode.text == "text_embedding":
             what = "token_ids or null while model.train_text_encoder is set"
             yield Problem("encode.text", what, "'text_embedding'", "trainers encode with what they have learned")
+        if self.optimizer.kind == "adamw_8bit" and self.strategy.kind == "fsdp":
+            hint = "fsdp shares the averages among its workers"
+            yield Problem("optimizer.kind", "adamw while strategy.kind is fsdp", "'adamw_8bit'", hint)
+        if self.scaling.gpus_per_worker > 1 and self.strategy.kind == "fsdp":
+            hint = "fsdp shares both networks among all GPUs as it is"
+            yield Problem("scaling.gpus_per_worker", "1 while strategy.kind is fsdp", "2", hint)
         if self.scaling.in_driver and self.strategy.kind == "fsdp":
             yield Problem("strategy.kind", "ddp while scaling.in_driver is true", "'fsdp'", "one process has no shards")
         if self.scaling.in_driver and self.data.mode == "online":

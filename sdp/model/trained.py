@@ -36,8 +36,9 @@ class TrainedNetworks(nn.Module):
 
     def forward(self, latents: Tensor, timesteps: Tensor, text: Tensor) -> Tensor:
         """Return the U-Net's prediction; `text` is token ids where the text encoder is trained, else its output."""
-        if self.text_encoder is not None:
-            text = encode_text(self.text_encoder, text)
+        if self.text_encoder is not None:  # it may have a device of its own
+            device = next(self.text_encoder.parameters()).device
+            text = encode_text(self.text_encoder, text.to(device)).to(latents.device)
         return predict(self.unet, latents, timesteps, text)
 
     def weights(self) -> dict[str, nn.Parameter]:
@@ -69,11 +70,17 @@ class TrainedNetworks(nn.Module):
 
 
 def load_networks(
-    path: Path, *, text_encoder: bool, pretrained: bool = True, device: torch.device | str = "cpu"
+    path: Path,
+    *,
+    text_encoder: bool,
+    pretrained: bool = True,
+    device: torch.device | str = "cpu",
+    second: torch.device | None = None,
 ) -> TrainedNetworks:
     """Load what is to be trained: the model's U-Net, or one with new weights, and its text encoder if asked for."""
-    unet = load.load_unet(path, pretrained=pretrained, device=device)
-    encoder = load.load_text_encoder(path, device=device).requires_grad_(True).train() if text_encoder else None
+    unet, encoder = load.load_unet(path, pretrained=pretrained, device=device), None
+    if text_encoder:
+        encoder = load.load_text_encoder(path, device=second or device).requires_grad_(True).train()
     return TrainedNetworks(unet, encoder)
 
 

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sdp.config import TrainConfig
+from sdp.device import enter
 from sdp.encode.work import embed_empty
 from sdp.errors import UserError, one_line
 from sdp.model import load
@@ -120,7 +121,7 @@ def make_reader(
     if config.data.mode == "collocated":
         from sdp.train.data.collocated import Collocated
 
-        encoder = load_encoder(images, str(world.device))
+        encoder = load_encoder(images, str(world.encoding_device))
         engine: Engine = Collocated(images, encoder, config.data.readers)
         empty = partial(embed_empty, images.spec, encoder) if config.text_encoded else None
     else:
@@ -171,6 +172,7 @@ def make_networks(config: TrainConfig, model: LocalModel, world: World) -> Train
         text_encoder=config.model.train_text_encoder,
         pretrained=config.model.unet == "pretrained",
         device=world.device,
+        second=world.second,
     )
     unet: Any = networks.unet
     if config.lora.rank is not None:
@@ -213,14 +215,15 @@ def make_conditioning(config: TrainConfig, model: LocalModel, world: World, empt
 
     @cache
     def encoder() -> torch.nn.Module:
-        return load.load_text_encoder(model.path, dtype=dtype, device=world.device)
+        return load.load_text_encoder(model.path, dtype=dtype, device=world.encoding_device)
 
     def encode(ids: Tensor) -> Tensor:
-        return encode_text(encoder(), ids)
+        return encode_text(encoder(), ids.to(world.encoding_device)).to(world.device)
 
     with torch.no_grad():
         if empty is not None:
             states = torch.from_numpy(empty()).to(world.device, dtype)
+            enter(world.device)  # whoever encoded it may have entered another
         else:
             states = encode(_empty_ids(model).to(world.device))
     return Conditioning(states[0], encode)

@@ -45,7 +45,8 @@ class Strategy(ABC):
 
     def norm(self, gradients: Sequence[Tensor]) -> Tensor:
         """Return the norm of all gradients, of which these are the ones that lie here."""
-        norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(list(gradients))))
+        norms = torch._foreach_norm(list(gradients))
+        norm: Tensor = torch.linalg.vector_norm(torch.stack([each.to(norms[0].device) for each in norms]))
         return norm
 
 
@@ -59,7 +60,7 @@ class Replicated(Strategy):
         if world.size > 1:
             self.model = DistributedDataParallel(
                 model,
-                device_ids=[world.device] if world.device.type == "cuda" else None,
+                device_ids=[world.device] if world.device.type == "cuda" and world.second is None else None,
                 gradient_as_bucket_view=True,
             )
             if half_gradients:
