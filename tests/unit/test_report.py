@@ -179,11 +179,11 @@ def test_a_damaged_page_is_named_and_its_pictures_are_not_shown(tmp_path: Path) 
 
 
 def test_large_pictures_are_made_smaller() -> None:
-    from sdp.report.data import _small
+    from sdp.report.data import small
 
     noise = io.BytesIO()
     Image.effect_noise((600, 400), 90).save(noise, "PNG")
-    small = _small(noise.getvalue())
+    small = small(noise.getvalue())
     with Image.open(io.BytesIO(small)) as opened:
         assert opened.size == (256, 171)
 
