@@ -18,7 +18,7 @@ PENDING = (
     *("sdp/config/", "sdp/demo/", "sdp/download/", "sdp/dreambooth/", "sdp/encode/", "sdp/evaluate/", "sdp/exporter/"),
     *("sdp/generate/", "sdp/kube/", "sdp/model/", "sdp/plan/", "sdp/process/", "sdp/report/", "sdp/sandbox/"),
     *("sdp/telemetry/", "sdp/train/"),
-    *("sdp/charts.py", "sdp/cli.py", "sdp/cluster.py", "sdp/console.py", "sdp/device.py", "sdp/imaging.py"),
+    *("sdp/charts.py", "sdp/cli.py", "sdp/cluster.py", "sdp/console.py", "sdp/device.py"),
     *("sdp/pool.py", "sdp/supervisor.py", "sdp/waiting.py"),
     *("scripts/", "tests/"),
 )

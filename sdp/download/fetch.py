@@ -24,12 +24,11 @@ import pycurl
 from sdp.config.download import FetchConfig
 from sdp.download import transfer
 from sdp.download.addresses import Networks
-from sdp.download.courier import Courier
 from sdp.download.memory import Buffer
-from sdp.download.politeness import Gate, SharedGate, Turnstile
 from sdp.download.robots import Robots, site_of
 from sdp.download.slot import Slot
 from sdp.download.transfer import Failure
+from sdp.download.turnstile import Courier, Gate, SharedGate, Turnstile
 from sdp.urls import BadUrl, Url, parse, redirected
 
 Token = TypeVar("Token")
