@@ -122,7 +122,7 @@ def make_reader(
 
         encoder = load_encoder(images, str(world.device))
         engine: Engine = Collocated(images, encoder, config.data.readers)
-        empty = partial(embed_empty, images.orders, encoder) if config.text_encoded else None
+        empty = partial(embed_empty, images.spec, encoder) if config.text_encoded else None
     else:
         if ask is None:
             raise UserError("data.mode: online needs encoders of its own: train on Ray, or choose collocated")

@@ -25,7 +25,7 @@ from ray.train.torch.config import _TorchBackend
 from sdp import cluster, telemetry
 from sdp.config import TrainConfig, parse
 from sdp.console import Progress, say
-from sdp.encode.pipeline import Placement, plan_placement
+from sdp.encode.placement import Placement, plan_placement
 from sdp.errors import LeaseLost, SdpError, UserError
 from sdp.lease import Lease
 from sdp.model.sources import resolve

@@ -97,7 +97,7 @@ def test_running_again_does_nothing(done: Dataset, checkpoint: str, capsys: pyte
     assert parts(out) == before
     assert again.dataset is not None
     assert again.dataset.digest == done.digest
-    assert again.figures.parts == 0
+    assert again.figures.done == 0
     assert "nothing to do" in capsys.readouterr().err
 
 
@@ -260,7 +260,7 @@ def test_what_is_wrong_is_told_by_the_command_in_a_line(tmp_path: Path, capsys: 
     (tmp_path / "empty.txt").write_text("\n")
     base = ["generate", "--set", f"output.uri={tmp_path / 'out'}", "--set", f"checkpoint={tmp_path}"]
     for key, line in (
-        (f"source.uri={tmp_path / 'empty.txt'}", f"source.uri: {tmp_path / 'empty.txt'}: no prompt in it"),
+        (f"source.uri={tmp_path / 'empty.txt'}", f"source.uri: {tmp_path / 'empty.txt'}: no prompts; expected one"),
         ("prompts=[a]", f"checkpoint: {tmp_path}: neither a complete checkpoint of sdp train"),
     ):
         assert main([*base, "--set", key]) == 2

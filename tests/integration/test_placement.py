@@ -66,7 +66,7 @@ def test_what_does_not_come_is_named_and_nothing_stays_asked_for(root: Path) -> 
         )
     assert str(refused.value) == (
         "scaling.wait_s: no node offered 4 A100 GPUs (0 of 4 ready) within 1.0 s; the cluster has 2 CPUs; let the "
-        "cluster grow, ask for what it has, or raise scaling.wait_s"
+        "cluster grow, request fewer, or raise scaling.wait_s"
     )
     assert bundles() == []
 

@@ -307,7 +307,7 @@ LACKING: dict[str, tuple[str, Exception]] = {
     "OpenCV's allocator": ("cv2.warpAffine", cv2.error("(-4:Insufficient memory) Failed to allocate 9 bytes")),
     "Pillow": ("PIL.ImageFile.ImageFile.load", MemoryError()),
     "Pillow's decoders": ("PIL.ImageFile.ImageFile.load", OSError("out of memory error when reading image file")),
-    "zlib": ("sdp.imaging.containers.zlib.decompressobj", zlib.error("Error -4 while decompressing data: insufficient memory")),
+    "zlib": ("sdp.imaging.containers.zlib.decompressobj", zlib.error("Error -4: insufficient memory")),
 }
 
 

@@ -119,7 +119,7 @@ def test_clip_scores_are_those_of_torchmetrics(clip: Path) -> None:
     captions = [caption_of(0), "b" * 200, ""]  # one is longer than the network's 77 tokens, and one has none of its own
     ours = load_network(find(clip), "clean", CPU)
     assert isinstance(ours, Clip)
-    rows = ours.look([ours.prepare(pixels) for pixels in pictures])
+    rows = ours.embed([ours.prepare(pixels) for pixels in pictures])
     scores = ours.scores(rows, captions)
     tensors = [torch.from_numpy(pixels).permute(2, 0, 1) for pixels in pictures]
     with torch.no_grad():
@@ -136,7 +136,7 @@ def test_clip_scores_are_those_of_torchmetrics(clip: Path) -> None:
 
 def test_a_long_caption_is_cut_and_still_ends(clip: Path) -> None:
     ours = Clip(clip, CPU)
-    rows = ours.look([ours.prepare(picture(1))])
+    rows = ours.embed([ours.prepare(picture(1))])
     (cut,), (whole,) = ours.scores(rows, ["b " * 75]), ours.scores(rows, ["b " * 200])
     assert cut == pytest.approx(whole, abs=1e-4)
     assert ours.scores(rows[:0], []).shape == (0,)
@@ -148,8 +148,8 @@ def test_clip_features_are_embeddings_of_whatever_batch(clip: Path) -> None:
     ours = Clip(clip, CPU)
     pictures = [picture(n) for n in range(4)]
     views = [ours.prepare(pixels) for pixels in pictures]
-    together = ours.look(views)
-    alone = np.concatenate([ours.look([view]) for view in views])
+    together = ours.embed(views)
+    alone = np.concatenate([ours.embed([view]) for view in views])
     assert np.allclose(together, alone, atol=1e-5)
     pixels = CLIPImageProcessor.from_pretrained(clip)(images=pictures, return_tensors="pt")
     with torch.no_grad():
@@ -165,7 +165,7 @@ def test_dino_features_are_those_of_the_whole_picture(dino: Path) -> None:
     view = ours.prepare(picture(3))
     with torch.no_grad():
         theirs = Dinov2Model.from_pretrained(dino)(torch.from_numpy(view[None])).last_hidden_state[:, 0]
-    assert np.allclose(ours.look([view]), theirs.numpy(), atol=1e-6)
+    assert np.allclose(ours.embed([view]), theirs.numpy(), atol=1e-6)
     assert ours.width == 16
 
 
