@@ -28,7 +28,7 @@ _PLAIN_HOST = r"^https?://(?P<host>[a-z0-9_-]+(?:\.[a-z0-9_-]+)*)\.?(?::[0-9]*)?
 
 
 @dataclass(frozen=True)
-class Wanted:
+class LookupValues:
     """The values to look up."""
 
     urls: frozenset[str] = frozenset()
@@ -39,7 +39,7 @@ class Wanted:
         return bool(self.urls or self.hashes)
 
 
-def in_parts(storage: Storage, paths: Iterable[str], wanted: Wanted) -> list[Hit]:
+def in_parts(storage: Storage, paths: Iterable[str], wanted: LookupValues) -> list[Hit]:
     """Find the written rows of some parts that have a wanted URL or content."""
     by_part = ordered_map(partial(_in_part, storage, wanted=wanted), paths, workers=8)
     return [hit for hits in by_part for hit in hits]
@@ -91,7 +91,7 @@ def _text(cell: bytes | None) -> str | None:
         return None
 
 
-def _in_part(storage: Storage, path: str, wanted: Wanted) -> list[Hit]:
+def _in_part(storage: Storage, path: str, wanted: LookupValues) -> list[Hit]:
     columns = ["row", *["url"] * bool(wanted.urls), *["sha256"] * bool(wanted.hashes)]
     table = read_rows(storage, path, columns)
     hits: list[Hit] = []

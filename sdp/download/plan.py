@@ -45,7 +45,7 @@ class Rules:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class RowToFetch:
     """A row to fetch."""
 
     row: int
@@ -59,7 +59,7 @@ class Wanted:
 class RowPlan:
     """The rows to fetch, and the outcomes of the others."""
 
-    wanted: list[Wanted]
+    to_fetch: list[RowToFetch]
     refused: list[Outcome]
 
 
@@ -69,7 +69,7 @@ def plan(table: pa.Table, rows: Rows, rules: Rules, duplicates: BitMap64 | None 
     urls = _cells(table, rules.source.url_column)
     captions = _cells(table, rules.source.caption_column)
 
-    def decide(at: int, row: int) -> Wanted | Outcome:
+    def decide(at: int, row: int) -> RowToFetch | Outcome:
         if row in rules.taken_down_rows:
             return Outcome(row, FILTERED, "tombstone", attempts=0)
         if filtered[at] is not None:
@@ -84,11 +84,11 @@ def plan(table: pa.Table, rows: Rows, rules: Rules, duplicates: BitMap64 | None 
             return Outcome(row, FILTERED, reason, attempts=0)
         if duplicates is not None and row in duplicates:
             return Outcome(row, FILTERED, "duplicate_url", attempts=0)
-        return Wanted(row, at, url, caption)
+        return RowToFetch(row, at, url, caption)
 
     decided = [decide(at, row) for at, row in enumerate(rows.tolist())]
     return RowPlan(
-        [row for row in decided if isinstance(row, Wanted)], [row for row in decided if isinstance(row, Outcome)]
+        [row for row in decided if isinstance(row, RowToFetch)], [row for row in decided if isinstance(row, Outcome)]
     )
 
 

@@ -38,7 +38,7 @@ _NOTEWORTHY_S = 6 * 3600.0
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class SurveyPiece:
     """The survey of some addresses."""
 
     hosts: Counter[str]
@@ -58,7 +58,7 @@ class Survey:
 
 def look(
     index: Index, start: int, stop: int, rules: Rules, options: StorageOptions | None, *, partitions: int
-) -> Piece:
+) -> SurveyPiece:
     """Survey the rows [start, stop)."""
     hosts: Counter[str] = Counter()
     keys: list[list[int]] = [[] for _ in range(partitions)]
@@ -66,7 +66,7 @@ def look(
     lengths = [min(_READ_ROWS, stop - at) for at in range(start, stop, _READ_ROWS)]
     at = start
     for table in iter_units(lengths, index.slices(start, stop), rules.columns(), options):
-        for wanted in plan(table, np.arange(at, at + table.num_rows, dtype=np.int64), rules).wanted:
+        for wanted in plan(table, np.arange(at, at + table.num_rows, dtype=np.int64), rules).to_fetch:
             hosts[wanted.url.host] += 1
             if partitions:
                 key = key64(wanted.url.text)
@@ -74,7 +74,7 @@ def look(
                 rows[key % partitions].append(wanted.row)
         at += table.num_rows
     shares = [(np.array(k, np.uint64), np.array(r, np.int64)) for k, r in zip(keys, rows, strict=True)]
-    return Piece(most_common(hosts), shares)
+    return SurveyPiece(most_common(hosts), shares)
 
 
 def most_common(hosts: Counter[str]) -> Counter[str]:

@@ -86,7 +86,7 @@ class Unit:
 
     def rows(self) -> pa.Table:
         """Return the rows to be written, by address."""
-        wanted = sorted((w for w in self.plan.wanted if w.row in self._images), key=lambda w: w.row)
+        wanted = sorted((w for w in self.plan.to_fetch if w.row in self._images), key=lambda w: w.row)
         images = [self._images[w.row] for w in wanted]
         source = self.task.table.take(pa.array([w.at for w in wanted], pa.int64()))
         columns = {

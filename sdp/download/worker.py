@@ -20,7 +20,7 @@ from sdp.download.fetch import Fetched, Fetcher
 from sdp.download.figures import DownloadFigures, Host
 from sdp.download.image import Checked, ImageRules, examine, examined
 from sdp.download.memory import Buffer
-from sdp.download.plan import Rules, Wanted, plan
+from sdp.download.plan import RowToFetch, Rules, plan
 from sdp.download.turnstile import Courier, LocalGate, SharedGate
 from sdp.download.unit import Unit, UnitTask
 from sdp.errors import SdpError, Unavailable
@@ -51,7 +51,7 @@ class WorkerSettings:
 
 class _Token(NamedTuple):
     unit: Unit
-    wanted: Wanted
+    wanted: RowToFetch
     attempts: int = 0
 
 
@@ -97,7 +97,7 @@ class DownloadWorker:
                 self._figures.note(outcome)
         with self._turn:  # the next unit's requests come after this one's
             self._fetcher.wait_until_hungry(self._is_broken)
-            self._fetcher.submit((_Token(unit, wanted), wanted.url) for wanted in planned.wanted)
+            self._fetcher.submit((_Token(unit, wanted), wanted.url) for wanted in planned.to_fetch)
         while not unit.wait(_LOOK_S):
             self._check()
         info = self._write(unit)

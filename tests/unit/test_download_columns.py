@@ -51,7 +51,7 @@ def part_of(path: Path, *carried: str) -> tuple[pa.Table, list[Outcome]]:
     rows = np.arange(count)
     planned = plan(table, rows, rules)
     unit = Unit(UnitTask(Work(Addresses(0, 0, count)), rows, table), planned, source)
-    for wanted in planned.wanted:
+    for wanted in planned.to_fetch:
         unit.settle(Outcome(wanted.row, WRITTEN), STORED)
     sink = io.BytesIO()
     pq.write_table(unit.rows(), sink)
