@@ -49,10 +49,8 @@ def in_source(index: Index, column: str, urls: frozenset[str], options: StorageO
     """Find the rows of a dataset's source that have a wanted URL, whatever their outcome."""
     files = index.files.select(["path", "size", "first_row"]).to_pylist()
 
-    def look(file: dict[str, object]) -> list[Hit]:
-        return list(_in_file(file, column, urls, options))
-
-    return [hit for hits in ordered_map(look, files, workers=4) for hit in hits if hit[2] < index.rows]
+    by_file = ordered_map(lambda file: list(_in_file(file, column, urls, options)), files, workers=4)
+    return [hit for hits in by_file for hit in hits if hit[2] < index.rows]
 
 
 def positions(column: pa.ChunkedArray, urls: Collection[str]) -> Iterator[tuple[int, str]]:
