@@ -10,7 +10,6 @@ import heapq
 import itertools
 import math
 import os
-import random
 import select
 import threading
 import time
@@ -21,15 +20,15 @@ from typing import Any, Generic, TypeVar
 
 import pycurl
 
+from sdp.backoff import backoff
 from sdp.config.download import FetchConfig
 from sdp.download import transfer
 from sdp.download.addresses import Networks
-from sdp.download.courier import Courier
 from sdp.download.memory import Buffer
-from sdp.download.politeness import Gate, SharedGate, Turnstile
 from sdp.download.robots import Robots, site_of
 from sdp.download.slot import Slot
 from sdp.download.transfer import Failure
+from sdp.download.turnstile import Courier, Gate, SharedGate, Turnstile
 from sdp.urls import BadUrl, Url, parse, redirected
 
 Token = TypeVar("Token")
@@ -71,7 +70,7 @@ class _Job(Generic[Token]):
     following: bool = False
     """Following a redirect, which is no new attempt."""
     failure: Failure | None = None
-    """How the last attempt ended."""
+    """The failure of the last attempt."""
     robots_of: str = ""
     """The site whose robots.txt this request is for; empty for an image."""
 
@@ -105,7 +104,7 @@ class Fetcher(Generic[Token]):
         self._serial = itertools.count()
         self._strikes: dict[str, int] = defaultdict(int)
         self._served: dict[str, float] = {}
-        """When each host last responded; the latest at the end."""
+        """Time of each host's last response; the latest is at the end."""
         self._closed: dict[str, tuple[float, Failure]] = {}
         self._hungry = threading.Condition()
         self._closing = False
@@ -439,6 +438,6 @@ class Fetcher(Generic[Token]):
 
 
 def pause_s(attempts: int, retry_after: float | None) -> float:
-    """Return the seconds before the next attempt: doubling, randomly half to all of it, at least Retry-After."""
-    pause = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** max(0, attempts - 1)) * random.uniform(0.5, 1.0)
+    """Return the seconds before the next attempt, at least Retry-After."""
+    pause = backoff(max(0, attempts - 1), _FIRST_PAUSE_S, _LONGEST_PAUSE_S, spread=True)
     return max(pause, retry_after or 0.0)

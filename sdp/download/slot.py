@@ -25,7 +25,7 @@ _ERROR_BODY = 64 << 10
 _HEADERS = ("Accept: image/jpeg,image/png,image/webp;q=0.9,image/*;q=0.8,*/*;q=0.5", "Accept-Encoding: identity")
 """Decoders undo a compression that a server applies unasked: of a paused transfer libcurl would hold megabytes."""
 _RECEIVE_BYTES = 64 << 10
-"""What libcurl reads at once, and so the most that it holds of a paused transfer."""
+"""Bytes that libcurl reads at once, and so holds of a paused transfer at most."""
 
 
 @dataclass(slots=True, eq=False)
@@ -43,7 +43,7 @@ class Slot:
     size: int = 0
     reserved: int = 0
     unbound: bool = False
-    """Whether this slot may exceed the buffer's limit, as one may when all wait."""
+    """True if this slot may exceed the buffer's limit, as one may when all wait."""
     status: int = 0
     length: int | None = None
     location: str = ""
@@ -53,7 +53,7 @@ class Slot:
     too_big: bool = False
     cut_short: bool = False
     moved_at: float = 0.0
-    """When the last header line or piece of the body arrived."""
+    """Time of the last header line or piece of the body."""
     paused_at: float = 0.0
     paused_s: float = 0.0
     began_at: float = 0.0

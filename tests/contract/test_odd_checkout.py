@@ -18,18 +18,20 @@ FETCH_AND_DECODE = """
 import functools, json, queue, sys
 import certifi
 import sdp
-from sdp.config.download import FetchConfig
+from sdp.config.download import FetchConfig, FiltersConfig, ImageConfig
 from sdp.download.fetch import Fetcher
 from sdp.download.image import ImageRules, examine
 from sdp.download.memory import Buffer
-from sdp.download.politeness import HostLimits, LocalGate
+from sdp.download.budgets import HostLimits
+from sdp.download.turnstile import LocalGate
 from sdp.sandbox.child import DecoderSettings
 from sdp.sandbox.decoders import Decoders
 from sdp.urls import parse
 
 urls = sys.argv[1:]
 outcomes = queue.Queue()
-settings = DecoderSettings(functools.partial(examine, ImageRules(size=64)), 1 << 32)
+rules = ImageRules(ImageConfig(size=64), FiltersConfig(), 1 << 24)
+settings = DecoderSettings(functools.partial(examine, rules), 1 << 32)
 decoders = Decoders(settings, 1, lambda token, data, reply, image: outcomes.put(reply["outcome"]))
 
 def take(fetched):

@@ -16,16 +16,17 @@ from PIL import Image
 
 from sdp.datasets.outcomes import FAILED, WRITTEN
 from sdp.demo import shapes
-from sdp.download.image import Checked, ImageRules, check, examine, examined
+from sdp.download.image import Checked, check, examine, examined
 from sdp.encode.recipe import Recipe
 from sdp.encode.transform import SandboxedCrops, crop_image
 from sdp.errors import SdpError
 from sdp.imaging import RowError
 from sdp.sandbox.child import DecoderSettings, Reply
 from sdp.sandbox.decoders import Decoders
+from tests.image_rules import image_rules
 from tests.sandbox_kit import write_poison
 
-RULES = ImageRules(size=32, tiff=True)
+RULES = image_rules(size=32, tiff=True)
 SETTINGS = DecoderSettings(partial(examine, RULES), memory_bytes=2_000_000_000)
 FORMATS: list[tuple[str, dict[str, object]]] = [
     ("JPEG", {}),
@@ -167,7 +168,7 @@ def test_what_there_is_no_memory_for_is_called_so_whatever_its_format() -> None:
         images.append(sink.getvalue())
     for memory_bytes, reason in ((3_000_000, "no_memory"), (4_000_000_000, None)):
         results = Results()
-        settings = DecoderSettings(partial(examine, ImageRules(size=1100, tiff=True)), memory_bytes)
+        settings = DecoderSettings(partial(examine, image_rules(size=1100, tiff=True)), memory_bytes)
         with decoders(results, settings=settings) as pool:
             for token, data in enumerate(images):
                 pool.put(token, [data])

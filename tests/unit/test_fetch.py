@@ -16,12 +16,13 @@ import pytest
 
 from sdp.config.download import FetchConfig
 from sdp.datasets.outcomes import FAILED, FILTERED
+from sdp.download.budgets import HostLimits
 from sdp.download.fetch import Fetched, Fetcher, pause_s
 from sdp.download.memory import Buffer
-from sdp.download.politeness import HostLimits, LocalGate
 from sdp.download.robots import Robots
 from sdp.download.slot import Slot
 from sdp.download.transfer import retry_after_s
+from sdp.download.turnstile import LocalGate
 from sdp.urls import parse
 from tests.misbehaving import behaviours
 from tests.misbehaving.server import ImageServer
