@@ -64,7 +64,7 @@ def serve(options: argparse.Namespace) -> int:
     try:
         from prometheus_client import CollectorRegistry, ProcessCollector
 
-        from sdp.exporter.collect import Collector, Settings
+        from sdp.exporter.collect import Collector, ExporterSettings
         from sdp.exporter.server import Server, Tls
     except ModuleNotFoundError as error:
         raise UserError(f"{error.name} is not installed: pip install 'sdp[exporter]'") from error
@@ -74,7 +74,7 @@ def serve(options: argparse.Namespace) -> int:
     registry = CollectorRegistry()
     ProcessCollector(namespace="sdp_exporter", registry=registry)
     collector = Collector(
-        Settings(
+        ExporterSettings(
             node=options.node or os.environ.get("NODE_NAME", "") or os.uname().nodename,
             timeout_s=options.timeout_s,
             proc=options.host_proc,

@@ -29,7 +29,7 @@ MAX_GPUS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class ExporterSettings:
     """The exporter's options."""
 
     node: str
@@ -51,7 +51,7 @@ class _GpuThreads:
 class Collector:
     """Prometheus' collector: each `collect` is one scrape. Concurrent scrapes share readings."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: ExporterSettings) -> None:
         self._settings = settings
         self._patience_s = settings.timeout_s * FOR_DEVICES
         self._driver_reader = DriverReader()
