@@ -584,7 +584,7 @@ def test_an_api_server_that_comes_back_is_told_of_once(lab: Lab) -> None:
     lab.end("x")
     with open(os.devnull, "wb") as out:  # noqa: PTH123
         assert follow(api, "x", out, said.append) == 0
-    assert sum("asking again" in line for line in said) == 1
+    assert sum("retrying for up to" in line for line in said) == 1
     assert sum("answers again" in line for line in said) == 1
 
 
