@@ -188,8 +188,10 @@ def require_labels(key: str, labels: Mapping[str, str], *, can_grow: bool = Fals
     """Refuse labels that no node has, since work would wait for them for ever."""
     if can_grow or nodes_with(labels):
         return
-    have = {name: sorted({n["Labels"][name] for n in nodes_with({}) if name in n.get("Labels", {})}) for name in labels}
-    actual = ", ".join(f"{name} is {' or '.join(values) or 'nowhere'}" for name, values in have.items())
+    values_of = {
+        name: sorted({n["Labels"][name] for n in nodes_with({}) if name in n.get("Labels", {})}) for name in labels
+    }
+    actual = ", ".join(f"{name} is {' or '.join(values) or 'nowhere'}" for name, values in values_of.items())
     raise UserError(f"{key}: no node has {format_labels(labels)} ({actual}); use those of a node, or {{}}")
 
 
