@@ -149,8 +149,7 @@ class _Look:
         if not self._orders.foreign:
             return decode(data).pixels
         assert self._sandbox is not None
-        reply, pixels = self._sandbox(data)
-        return np.frombuffer(pixels, np.uint8).reshape(reply["shape"])
+        return child.unpacked(*self._sandbox(data))
 
     def _look(self, batch: Sequence[_Ready], outcomes: list[Outcome]) -> list[_Seen]:
         """In as many goes as memory has room for."""
