@@ -131,6 +131,40 @@ def test_every_pod_is_confined(render: Render, example: str) -> None:
         assert {mount["name"] for mount in container["volumeMounts"]} <= {volume["name"] for volume in spec["volumes"]}
 
 
+VOLUMES = {"configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret"}
+
+
+def beyond_restricted(pod: dict[str, Any], containers: list[dict[str, Any]]) -> Iterator[str]:
+    """Yield what the Pod Security Standard `restricted` refuses in a pod."""
+    for name in ("hostNetwork", "hostPID", "hostIPC"):
+        if pod.get(name):
+            yield name
+    yield from (volume["name"] for volume in pod["volumes"] if not volume.keys() & VOLUMES)
+    for container in containers:
+        of = pod["securityContext"] | container["securityContext"]
+        capabilities = {"drop": [], "add": [], **of.get("capabilities", {})}
+        checks = {
+            "allowPrivilegeEscalation": of.get("allowPrivilegeEscalation") is False,
+            "privileged": not of.get("privileged"),
+            "runAsNonRoot": of.get("runAsNonRoot") is True and of.get("runAsUser", 1) != 0,
+            "seccompProfile": of.get("seccompProfile", {}).get("type") in ("RuntimeDefault", "Localhost"),
+            "capabilities": "ALL" in capabilities["drop"] and set(capabilities["add"]) <= {"NET_BIND_SERVICE"},
+            "hostPort": not any("hostPort" in port for port in container.get("ports", [])),
+        }
+        yield from (f"{container.get('name', 'autoscaler')}.{check}" for check, passed in checks.items() if not passed)
+
+
+@NEEDS_HELM
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_every_pod_passes_the_standard_restricted(render: Render, example: str) -> None:
+    cluster = one(render(example), "RayCluster")
+    for name, template in pods(cluster).items():
+        containers = template["spec"]["containers"][:1]  # Ray's; others are somebody's own
+        if name == "head" and "autoscalerOptions" in cluster["spec"]:
+            containers.append(cluster["spec"]["autoscalerOptions"])
+        assert list(beyond_restricted(template["spec"], containers)) == [], name
+
+
 @NEEDS_HELM
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_each_job_s_configuration_is_one_that_the_job_takes(render: Render, example: str, tmp_path: Path) -> None:
