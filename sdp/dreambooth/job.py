@@ -10,7 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from sdp.config import parse
+from sdp.config import JobConfig, parse
 from sdp.config.dreambooth import DreamboothConfig
 from sdp.console import say, table
 from sdp.datasets.output import HEAD
@@ -147,6 +147,12 @@ def steps_of(config: DreamboothConfig) -> tuple[Step, ...]:
         }
         steps.append(Step("compare them with the subject's pictures", "evaluate", evaluate))
     return tuple(steps)
+
+
+def training_of(config: DreamboothConfig) -> JobConfig:
+    """Return the configuration of the training among the steps, with as many rows as it draws of the class."""
+    train = next(step.config for step in steps_of(config) if step.job == "train")
+    return parse("train", {**train, "limit": config.prior.pictures if config.prior.prompt is not None else None})
 
 
 def _look(config: DreamboothConfig) -> None:

@@ -60,6 +60,8 @@ class Work:
     checkpoint_samples: int = 0
     """From one checkpoint to the next."""
     checkpoints: int = 0
+    egress_gb: float = 0.0
+    """Gigabytes that leave the store's region."""
 
     @property
     def name(self) -> str:
@@ -80,6 +82,7 @@ class Options:
     rows: int | None = None
     terms: str = "on-demand"
     have: str = "images"
+    egress_gb: float = 0.0
 
 
 # --- from a configuration --------------------------------------------------------------------------------------------
@@ -105,6 +108,7 @@ def work_of(config: JobConfig, prices: Prices, options: Options) -> Work:
         encoder_gpus=count or (encode.most if encode else None),
         terms=options.terms,
         have="images" if encode else "nothing",
+        egress_gb=options.egress_gb,
     )
 
 
@@ -131,6 +135,7 @@ def _training(config: TrainConfig, prices: Prices, options: Options) -> Work:
         have=options.have,
         checkpoint_samples=config.checkpoint.every_steps * batch,
         checkpoints=config.checkpoint.keep_last,
+        egress_gb=options.egress_gb,
     )
 
 
@@ -177,10 +182,13 @@ def _group(option: str, given: str) -> tuple[Instance, int | None]:
     return INSTANCES[match[2]], int(match[1]) if match[1] else None
 
 
-def speeds_of(config: JobConfig, work: Work, measured: Mapping[int, Figure] | None = None) -> Speeds:
-    """Return the speeds to reckon with: measured on the trainers' GPU, by resolution, else as published."""
+def speeds_of(
+    config: JobConfig, work: Work, measured: Mapping[int, Figure] | None = None, gpu: str | None = None
+) -> Speeds:
+    """Return the speeds to reckon with: by resolution as measured on a GPU, the trainers' if none is named, else as
+    published."""
     strategy = config.strategy.kind + "+compile" * config.strategy.compile if isinstance(config, TrainConfig) else "ddp"
-    return Speeds(strategy, measured or {}, str(work.trainers.gpu))
+    return Speeds(strategy, measured or {}, gpu or str(work.trainers.gpu))
 
 
 # --- from work to a plan ---------------------------------------------------------------------------------------------
@@ -196,6 +204,8 @@ def plan(work: Work, speeds: Speeds, prices: Prices) -> Plan:
     stages += [_train(phase, work, speeds, prices) for phase in work.phases if phase.samples]
     if work.trainer_gpus:
         stages.append(_storage(work, sum(each.hours for each in stages), prices))
+    if work.egress_gb:
+        stages.append(_egress(work.egress_gb, prices))
     return Plan(work.name, tuple(stages))
 
 
@@ -238,6 +248,12 @@ def _storage(work: Work, hours: float, prices: Prices) -> Stage:
     gigabytes = work.checkpoints * _CHECKPOINT_GB + (work.rows * a_row / 1e9 if work.mode == "offline" else 0.0)
     cost = gigabytes * prices.storage.per_gb_month * hours / _MONTH_H
     return Stage("storage", 0, 0.0, 0.0, 0.0, cost, source=f"{gigabytes:,.0f} GB while the job runs")
+
+
+def _egress(gigabytes: float, prices: Prices) -> Stage:
+    if prices.storage.egress_per_gb is None:
+        raise UserError("plan: --egress: expected a price in storage.egress_per_gb, got none; add it with --prices")
+    return Stage("egress", 0, 0.0, 0.0, 0.0, gigabytes * prices.storage.egress_per_gb, source=f"{gigabytes:,.0f} GB")
 
 
 def captions(work: Work, own: Plan, prices: Prices) -> str:

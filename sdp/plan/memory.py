@@ -100,10 +100,10 @@ def estimate(config: TrainConfig, place: Place) -> Memory:
     sharded, half = strategy.kind == "fsdp", _FP32 if config.precision == "fp32" else 2
     shards = min(place.local, place.workers) if strategy.shard == "hybrid" else place.workers
     kept = place.measure(config)
-    state, learnt = (_FP32 * each / (shards if sharded else 1) for each in (count, _learnt(config.lora, count)))
-    parts = {"weights": state, "gradients": learnt, "optimizer": 2 * learnt}
+    state, change = (_FP32 * each / (shards if sharded else 1) for each in (count, learnt(config.lora, count)))
+    parts = {"weights": state, "gradients": change, "optimizer": 2 * change}
     if config.ema.decay is not None:
-        parts["average"] = learnt
+        parts["average"] = change
     if sharded:
         whole = reference()["memory"]["two_largest_blocks"] if strategy.shard == "full_shard" else count
         parts["all-gathers"] = float(half * whole)
@@ -121,19 +121,20 @@ def _changed(config: TrainConfig, **changes: object) -> TrainConfig:
     return config.model_copy(update={"strategy": config.strategy.model_copy(update=changes)})
 
 
-def _learnt(lora: LoraConfig, count: int) -> float:
+def learnt(lora: LoraConfig, count: int) -> float:
     """Return how many parameters are learnt; other targets of LoRA than attention's count as attention's."""
     return count if lora.rank is None else lora.rank * reference()["memory"]["lora_per_rank"]
 
 
 def each_phase(config: TrainConfig) -> Iterator[TrainConfig]:
-    """Yield the configuration, and once more with the resolution and batch of a second phase if there is one."""
+    """Yield the configuration, and once more with the data of a second phase if there is one."""
     yield config
-    second, data = config.phase_2, config.data
+    second, source = config.phase_2, config.source
     if second.max_steps is not None:
-        own = {"resolution": second.resolution, "batch_size": second.batch_size}
-        changes = {key: value for key, value in own.items() if value is not None}
-        yield config.model_copy(update={"data": data.model_copy(update=changes)})
+        own = {key: getattr(second, key) for key in ("resolution", "batch_size", "global_batch_size")}
+        data = config.data.model_copy(update={key: value for key, value in own.items() if value is not None})
+        source = source.model_copy(update={"uri": second.source or source.uri})
+        yield config.model_copy(update={"data": data, "source": source})
 
 
 def fit(config: TrainConfig, family: Family | None, *, embedded: bool) -> str | None:
