@@ -25,7 +25,7 @@ A Ray cluster of unlike nodes, and the configuration of its jobs. Needs the Kube
 
 ```sh
 helm install sdp charts/sdp-cluster -f values.yaml
-kubectl create -f manifests/download.yaml
+kubectl apply -f manifests/download.yaml
 ```
 
 The least that `values.yaml` has to say: `image.repository`, `storage.uri` and access to it (by

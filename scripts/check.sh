@@ -16,6 +16,7 @@ check "ruff check" $python -m ruff check .
 check "ruff format" $python -m ruff format --check .
 check "mypy" $python -m mypy
 check "import rules" $python -m scripts.import_rules
+check "prose rules" $python -m scripts.prose_rules
 if command -v shellcheck >/dev/null; then
     check "shellcheck" shellcheck scripts/*.sh .ci/run
 fi

@@ -13,7 +13,10 @@ from pathlib import Path, PurePosixPath
 ROOT = Path(__file__).resolve().parent.parent
 
 ROOMS: tuple[Mapping[str, str], ...] = (
-    {"errors": "The errors that sdp raises on purpose; exit code 2 means that the user can fix it."},
+    {
+        "errors": "The errors that sdp raises on purpose; exit code 2 means that the user can fix it.",
+        "backoff": "The pause before a retry.",
+    },
     {
         "console": "Progress, tables, and figures as people read them.",
         "config": "One YAML file per job: frozen models, errors that name the key.",

@@ -228,6 +228,8 @@ def _export(given: Arguments) -> None:
         raise _without(error, "export") from error
     weights = "averaged" if done.ema else "raw"
     _say(f"wrote step {done.step:,} of {done.checkpoint}, {weights} weights in {given.dtype}, to {done.uri}")
+    if done.drawing:
+        _say(f"draw with it: {done.drawing}")
 
 
 def _without(error: ModuleNotFoundError, command: str) -> Exception:

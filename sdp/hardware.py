@@ -1,7 +1,7 @@
-"""The catalogue of GPUs and of the cloud instances that have them.
+"""The catalogue of GPUs and of cloud instances that have them.
 
-A GPU that is not in it is unknown, and nothing is computed for it: a share of a peak that was guessed is worse than
-none. Figures are dense bf16 without structured sparsity, which datasheets like to include (halve those).
+Nothing is computed for a GPU that is not in it: a share of a guessed peak is worse than none. Peaks are dense bf16;
+datasheets often print twice as much, with structured sparsity.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ FP8_CAPABILITY = (8, 9)
 """From this compute capability on (Ada, then Hopper and Blackwell), tensor cores multiply fp8."""
 
 CUDA_MAJOR = 13
-"""The release family of CUDA that the locked torch is built for; a laptop that looks at a cluster has no torch."""
+"""The CUDA release family of the locked torch; kept here because a laptop that checks a cluster has no torch."""
 DRIVERS: Mapping[int, int] = MappingProxyType({12: 525, 13: 580})
 """The oldest branch of NVIDIA's driver that runs a release family of CUDA (docs.nvidia.com, CUDA compatibility)."""
 
@@ -25,9 +25,9 @@ class Gpu:
 
     name: str
     products: tuple[str, ...]
-    """Its product names as NVML prints them."""
+    """Product names as NVML prints them."""
     accelerators: tuple[str, ...]
-    """The Ray accelerator types of a node that has it, from the narrowest; the last is what Ray detects by itself."""
+    """Ray accelerator types of a node that has it, narrowest first; Ray itself detects the last."""
     memory_bytes: int
     """As in the datasheet; NVML reports a few per cent less."""
     peak_flops: float
@@ -99,20 +99,20 @@ GPUS: Mapping[str, Gpu] = MappingProxyType({gpu.name: gpu for gpu in _GPUS})
 
 
 def gpu_by_product(product: str) -> Gpu | None:
-    """The GPU of an NVML product name; None for one we do not know, a MIG slice of one we know included.
+    """Return the GPU of an NVML product name; None for an unknown one, or for a MIG slice.
 
-    Drivers before 470 left out the maker's name.
+    Drivers before 470 omit the maker's name.
     """
     return _BY_PRODUCT.get(_plain(product))
 
 
 def gpus_by_accelerator(accelerator: str) -> tuple[Gpu, ...]:
-    """Every GPU that a Ray accelerator type may stand for."""
+    """Return every GPU that a Ray accelerator type may stand for."""
     return tuple(gpu for gpu in _GPUS if accelerator in gpu.accelerators)
 
 
 def mfu(flops: float, seconds: float, gpu: Gpu | None, count: int = 1) -> float | None:
-    """The share of `count` GPUs' peak that doing `flops` in `seconds` is; None for an unknown GPU or no time."""
+    """Return the share of `count` GPUs' peak that `flops` in `seconds` reach; None for an unknown GPU or no time."""
     if gpu is None or seconds <= 0 or count < 1:
         return None
     return flops / seconds / (gpu.peak_flops * count)

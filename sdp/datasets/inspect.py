@@ -1,4 +1,4 @@
-"""The description of a dataset: what is there, what is missing, what went wrong and why."""
+"""The description of a dataset: its parts, what is missing, what is damaged, and the outcomes by reason."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -10,9 +10,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyroaring import BitMap64
 
+from sdp.datasets import manifest as manifests
 from sdp.datasets import repeated, tombstones
 from sdp.datasets.concurrently import ordered_map
-from sdp.datasets.manifest import MANIFEST, Dataset, open_dataset, repeated_rows, total
+from sdp.datasets.manifest import MANIFEST, Dataset, open_dataset, total
 from sdp.datasets.outcomes import ACCOUNT_SCHEMA, Counts
 from sdp.datasets.output import HEAD, Output, read_output
 from sdp.datasets.parts import PartInfo, iter_rows, read_footer, read_info, resolve, verify_part
@@ -26,18 +27,18 @@ from sdp.storage.named import written
 _SHOWN = 5
 _SAMPLES, _SAMPLE_BATCH = 3, 16
 _UPSTREAM_S = 10.0
-"""How long another dataset is waited for, which this one was made from."""
+"""Deadline of reading an ancestor, in seconds."""
 
 
 @dataclass(frozen=True)
 class Description:
-    """What `sdp inspect` says about a dataset."""
+    """The description of a dataset that `sdp inspect` prints."""
 
     uri: str
     kind: str
     complete: bool
     rows: int
-    """Addresses put up for work."""
+    """Addresses in the index."""
     counts: Counts
     parts: int
     parts_ordered: int
@@ -46,9 +47,9 @@ class Description:
     missing: list[dict[str, int]] = field(default_factory=list)
     """The first units without a part: unit, start, stop, attempt."""
     problems: list[str] = field(default_factory=list)
-    """Parts that are corrupt, truncated, changed or gone, each named."""
+    """One line for each part that is corrupt, truncated, changed or gone."""
     notes: list[str] = field(default_factory=list)
-    """What else is worth knowing: files that are none of ours, and what could not be read elsewhere."""
+    """One line for each foreign file, and for each ancestor that cannot be read."""
     lineage: list[str] = field(default_factory=list)
     config: dict[str, Any] = field(default_factory=dict)
     models: dict[str, str] = field(default_factory=dict)
@@ -112,28 +113,28 @@ def describe(storage: Storage, options: StorageOptions | None = None, *, verify:
 
 
 def accounts(storage: Storage, problems: list[str]) -> Iterator[pa.Table]:
-    """The one outcome of every address, unit by unit in order of address.
+    """Yield the outcome of every address, unit by unit in order of address.
 
-    A part that is not whole or not in its place has no say; what is wrong with it is added to `problems`.
+    A damaged or foreign part does not count; a line about it is added to `problems`.
     """
     ordered = read_output(storage).index.ordered()
     files = {part: f for f in storage.list(PARTS) if (part := parse_part_name(f.path)) in ordered}
     units = [list(attempts) for _, attempts in groupby(sorted(files), key=lambda part: part[0])]
-    again = _repeated(storage, problems)
+    repeated_rows = _repeated(storage, problems)
 
     def unit_account(attempts: list[tuple[int, int]]) -> pa.Table:
-        found = []
+        by_attempt = []
         for part in attempts:
             try:
                 info, account = read_footer(storage, files[part])
-                _refuse_misplaced(storage, info, ordered)
-                found.append(account)
+                _refuse_foreign(storage, info, ordered)
+                by_attempt.append(account)
             except DatasetError as error:
                 problems.append(str(error))
-        if not found:
+        if not by_attempt:
             return ACCOUNT_SCHEMA.empty_table()
-        account = resolve(found)
-        return account if again is None else again.overlay(account)
+        account = resolve(by_attempt)
+        return account if repeated_rows is None else repeated_rows.overlay(account)
 
     return ordered_map(unit_account, units, workers=16)
 
@@ -141,7 +142,7 @@ def accounts(storage: Storage, problems: list[str]) -> Iterator[pa.Table]:
 def write_account(storage: Storage, file: Path) -> tuple[int, list[str]]:
     """Write every address with its outcome, reason, detail and number of attempts.
 
-    Returns how many there are, and what is wrong with parts whose addresses are missing.
+    Return their number, and a line for each part whose addresses are missing.
     """
     rows, problems = 0, list[str]()
     try:
@@ -158,15 +159,15 @@ def write_account(storage: Storage, file: Path) -> tuple[int, list[str]]:
 
 
 def with_problems(description: Description, problems: Iterable[str]) -> Description:
-    """The same, with what else was found to be wrong."""
+    """Return the description with further problems."""
     together = sorted({*description.problems, *problems})
     return replace(description, problems=together, complete=description.complete and not together)
 
 
-def _refuse_misplaced(storage: Storage, info: PartInfo, ordered: Mapping[tuple[int, int], Work]) -> None:
+def _refuse_foreign(storage: Storage, info: PartInfo, ordered: Mapping[tuple[int, int], Work]) -> None:
     work = ordered.get((info.unit.number, info.attempt))
     if work is None or work.unit != info.unit:
-        raise DatasetError(f"{storage.uri_of(info.path)}: no such part was ordered here; move it away")
+        raise DatasetError(f"{storage.uri_of(info.path)}: not a part of this dataset; move it away")
 
 
 def _infos(
@@ -175,7 +176,7 @@ def _infos(
     def look(file: FileInfo) -> PartInfo | str:
         try:
             info = verify_part(storage, file) if verify else read_info(storage, file)
-            _refuse_misplaced(storage, info, ordered)
+            _refuse_foreign(storage, info, ordered)
             return info
         except DatasetError as error:
             return str(error)
@@ -185,7 +186,7 @@ def _infos(
 
 
 def _dataset(storage: Storage) -> tuple[Dataset | None, list[str]]:
-    """The complete dataset, if it is one; a manifest that cannot be read is a problem and not the end."""
+    """Return the dataset if it is complete, and a line about a manifest that cannot be read."""
     if not storage.exists(MANIFEST):
         return None, []
     try:
@@ -196,7 +197,7 @@ def _dataset(storage: Storage) -> tuple[Dataset | None, list[str]]:
 
 def _repeated(storage: Storage, problems: list[str]) -> Repeated | None:
     try:
-        return repeated_rows(storage)
+        return manifests.repeated_rows(storage)
     except DatasetError as error:
         problems.append(str(error))
         return None
@@ -205,36 +206,36 @@ def _repeated(storage: Storage, problems: list[str]) -> Repeated | None:
 def _surroundings(
     storage: Storage, options: StorageOptions | None
 ) -> tuple[Tombstones, list[str], list[str], list[str]]:
-    """The takedowns that hold, what the dataset was made from, what of others cannot be read, and what of its own."""
-    told = replace(options or storage.options, timeout_s=min(storage.options.timeout_s, _UPSTREAM_S))
+    """Return the takedowns, the ancestors, notes about unreadable ancestors, and the dataset's own problems."""
+    limited = replace(options or storage.options, timeout_s=min(storage.options.timeout_s, _UPSTREAM_S))
     chain, notes, problems = list[Storage](), list[str](), list[str]()
     try:
-        for one in tombstones.follow(storage, told):
+        for one in tombstones.follow(storage, limited):
             chain.append(one)
     except SdpError as error:
         if len(chain) > 1:
             notes.append(f"{chain[-1].uri}, which it was made from, cannot be read ({error})")
-        elif not isinstance(error, DatasetError):  # else it is about our own manifest, and has been told
-            notes.append(f"what it was made from cannot be read ({error})")
+        elif not isinstance(error, DatasetError):  # a DatasetError is about the dataset's own manifest, reported above
+            notes.append(f"the dataset that it was made from cannot be read ({error})")
     taken = Tombstones(BitMap64())
     for one in chain:
         try:
-            held = tombstones.load_from([one])
+            own = tombstones.load_from([one])
         except SdpError as error:
-            (problems if one is storage else notes).append(f"its takedowns are not known: {error}")
+            (problems if one is storage else notes).append(f"its takedowns cannot be read: {error}")
             continue
-        taken = Tombstones(taken.rows | held.rows, taken.takedowns | held.takedowns)
-    strangers = tombstones.strangers(storage)[:_SHOWN]
-    notes += [f"{storage.uri_of(name)}: no takedown list of sdp, so it is not read" for name in strangers]
+        taken = Tombstones(taken.rows | own.rows, taken.takedowns | own.takedowns)
+    foreign = tombstones.foreign_files(storage)[:_SHOWN]
+    notes += [f"{storage.uri_of(name)}: not a takedown list of sdp, so it is ignored" for name in foreign]
     return taken, [one.uri for one in chain[1:]], notes, problems
 
 
 def _against_manifest(listed: pa.Table, files: Iterable[FileInfo], storage: Storage) -> list[str]:
-    """What has become of the parts since the manifest was written."""
-    there = {f.path: f for f in files}
+    """Return a line for each part that is gone or changed since the manifest was written."""
+    by_path = {f.path: f for f in files}
     problems = []
     for path, size in zip(listed["path"].to_pylist(), listed["size"].to_pylist(), strict=True):
-        file = there.get(path)
+        file = by_path.get(path)
         if file is None:
             problems.append(f"{storage.uri_of(path)}: gone since the manifest was written; run the job again")
         elif file.size != size:
@@ -245,25 +246,25 @@ def _against_manifest(listed: pa.Table, files: Iterable[FileInfo], storage: Stor
 
 
 def _against_parts(dataset: Dataset, output: Output, infos: Sequence[PartInfo]) -> list[str]:
-    """What the manifest says of the parts that it lists, where they say otherwise."""
+    """Return a line for each figure of the manifest that its parts contradict."""
     manifest, listed = dataset.manifest, dataset.parts
     paths = set(listed["path"].to_pylist())
     own = [info for info in infos if info.path in paths]
-    said: list[tuple[str, object, object]] = [
+    figures: list[tuple[str, object, object]] = [
         ("kind", manifest.kind, output.head.kind),
         ("parts", manifest.parts, listed.num_rows),
         ("size", manifest.size, sum(listed["size"].to_pylist())),
         ("rows", manifest.rows, max(listed["stop"].to_pylist(), default=0)),
     ]
-    if len(own) == len(paths):  # else parts are gone or broken, which is a problem of its own
-        counts = repeated.without(total(own), manifest.repeated)
-        there, told = counts.to_json(), manifest.counts.to_json()
-        said += [(f"counts.{name}", told[name], there[name]) for name in there]
+    if len(own) == len(paths):  # missing and broken parts are reported on their own
+        actual = repeated.without(total(own), manifest.repeated).to_json()
+        listed_counts = manifest.counts.to_json()
+        figures += [(f"counts.{name}", listed_counts[name], actual[name]) for name in actual]
     where = dataset.storage.uri_of(MANIFEST)
     return [
-        f"{where}: {name} is {told}, its parts say {there}; run the job again to write it anew"
-        for name, told, there in said
-        if told != there
+        f"{where}: {name} is {in_manifest}, but {in_parts} in its parts; run the job again to rewrite it"
+        for name, in_manifest, in_parts in figures
+        if in_manifest != in_parts
     ]
 
 
@@ -280,17 +281,17 @@ def _type(column: pa.Field) -> str:
 
 
 def _samples(storage: Storage, infos: list[PartInfo], taken: Tombstones) -> tuple[list[dict[str, Any]], list[str]]:
-    """A few rows, none of which is taken down; and what is wrong with their part."""
-    found: list[dict[str, Any]] = []
+    """Return a few rows that are not taken down, and a line if their part is damaged."""
+    samples: list[dict[str, Any]] = []
     try:
         for info in infos:
             for batch in iter_rows(storage, info.path, None, _SAMPLE_BATCH):
-                found += [row for row in batch.to_pylist() if row.get("row") not in taken.rows]
-                if len(found) >= _SAMPLES:
+                samples += [row for row in batch.to_pylist() if row.get("row") not in taken.rows]
+                if len(samples) >= _SAMPLES:
                     break
     except DatasetError as error:
         return [], [str(error)]
-    return [{name: _short(value) for name, value in row.items()} for row in found[:_SAMPLES]], []
+    return [{name: _short(value) for name, value in row.items()} for row in samples[:_SAMPLES]], []
 
 
 def _short(value: Any) -> Any:
@@ -302,7 +303,7 @@ def _short(value: Any) -> Any:
 
 
 def _root(output: Output) -> list[str]:
-    """Where a dataset's rows came from at first, if it was made from plain files."""
+    """Return the source of a dataset that was made from plain files."""
     index = output.index
     if output.head.derived or not index.files.num_rows:
         return []
@@ -342,7 +343,7 @@ def _describe_plain(storage: Storage, options: StorageOptions | None) -> Descrip
 
 
 def summary(description: Description) -> str:
-    """A description as a person reads it."""
+    """Return a description as text."""
     from sdp.console import counted, size, table
 
     d = description
@@ -367,7 +368,7 @@ def summary(description: Description) -> str:
                 [(part_name(m["unit"], m["attempt"]), m["start"], m["stop"]) for m in d.missing], ("part", "from", "to")
             )
         )
-        lines.append("Run the job that writes it again: it does the rest.")
+        lines.append("Run the job that writes it again to complete it.")
     if d.problems:
         lines += ["", f"{counted(len(d.problems), 'problem')}:", *(f"  {problem}" for problem in d.problems[:20])]
     if d.notes:

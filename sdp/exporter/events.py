@@ -9,6 +9,7 @@ from typing import Any
 
 import pynvml  # type: ignore[import-untyped]  # NVIDIA ships it without types
 
+from sdp.backoff import backoff
 from sdp.exporter.nvml import UNSUPPORTED, address_of
 
 LOG = logging.getLogger(__name__)
@@ -96,8 +97,8 @@ class XidWatch:
                 self._listen()
                 failed = 0
             except pynvml.NVMLError as error:
-                pause_s = min(PAUSE_S * 2**failed, MAX_PAUSE_S)
-                failed = min(failed + 1, 10)
+                pause_s = backoff(failed, PAUSE_S, MAX_PAUSE_S)
+                failed += 1
                 LOG.warning("listening for XID errors: %s; trying again in %g s", error, pause_s)
                 with self._changed:
                     self._changed.wait_for(lambda: self._stopped, pause_s)
@@ -152,7 +153,8 @@ class XidWatch:
         if error.value not in UNSUPPORTED:
             LOG.warning("gpu %d: cannot listen for XID errors (%d of %d): %s", index, attempts, ATTEMPTS, error)
         with self._changed:
-            self._failures[uuid] = _Failure(attempts, time.monotonic() + PAUSE_S * 2**failure.attempts)
+            pause_s = backoff(failure.attempts, PAUSE_S, MAX_PAUSE_S)
+            self._failures[uuid] = _Failure(attempts, time.monotonic() + pause_s)
 
     def _count(self, gpu: tuple[str, int] | None, xid: int) -> None:
         if gpu is None:

@@ -1,4 +1,4 @@
-"""`sdp status`: the RayClusters and RayJobs of a namespace, or one of them with the latest events about it."""
+"""`sdp status`: the RayClusters and RayJobs of a namespace, or one of them with its latest events."""
 
 import io
 import json
@@ -20,14 +20,12 @@ _LAST_LINES = 200
 
 
 def status(api: Api, name: str | None = None, *, as_json: bool = False) -> str:
-    """Return what to print."""
+    """Return the text to print."""
     objects = {kind: _objects(api, kind, name) for kind in ("rayclusters", "rayjobs")}
     clusters = [cluster_state(each) for each in objects["rayclusters"]]
     jobs = sorted(map(job_state, objects["rayjobs"]), key=_newest_last)
     if name and not clusters and not jobs:
-        raise UserError(
-            f"status: there is no RayJob or RayCluster {name!r} in namespace {api.namespace!r}; see sdp status"
-        )
+        raise UserError(f"status: no RayJob or RayCluster {name!r} in namespace {api.namespace!r}; see sdp status")
     events = [event for kind in objects.values() for each in kind for event in _events(api, each)] if name else []
     if as_json:
         data = {"clusters": [each.to_json() for each in clusters], "jobs": [each.to_json() for each in jobs]}
@@ -37,7 +35,7 @@ def status(api: Api, name: str | None = None, *, as_json: bool = False) -> str:
         states: list[ClusterState | JobState] = [*clusters, *jobs]
         parts += [f"{each.name}: {each.message}" for each in states if len(each.message) > _LONGEST_MESSAGE]
         lines = [f"  {each['at']}  {each['reason']}: {each['message']}" for each in events]
-        parts.append("\n".join(["what Kubernetes says:", *lines]) if lines else "")
+        parts.append("\n".join(["events:", *lines]) if lines else "")
         follow = ["" if each.finished else " --follow" for each in jobs]
         parts += [f"{each.name}: {line}" for each in jobs if (line := _progress(api, each))]
         parts += [
@@ -46,7 +44,7 @@ def status(api: Api, name: str | None = None, *, as_json: bool = False) -> str:
             if each.submission
         ]
     return "\n\n".join(part for part in parts if part) or (
-        f"nothing in namespace {api.namespace!r}; helm install sdp charts/sdp-cluster, or take another --namespace"
+        f"nothing in namespace {api.namespace!r}; helm install sdp charts/sdp-cluster, or use another --namespace"
     )
 
 
@@ -70,7 +68,7 @@ def _objects(api: Api, kind: str, name: str | None) -> list[Object]:
 
 
 def clusters_table(clusters: list[ClusterState]) -> str:
-    """Return a line for each cluster."""
+    """Return a table of clusters."""
     rows = [
         (each.name, each.state, f"{each.workers} of {each.wanted}", each.head, _short(each.message))
         for each in clusters
@@ -79,7 +77,7 @@ def clusters_table(clusters: list[ClusterState]) -> str:
 
 
 def jobs_table(jobs: list[JobState], now: datetime) -> str:
-    """Return a line for each job."""
+    """Return a table of jobs."""
     rows = [
         (each.name, each.state, _started(each), _took(each, now), each.attempts, each.cluster, _short(each.message))
         for each in jobs
@@ -88,7 +86,7 @@ def jobs_table(jobs: list[JobState], now: datetime) -> str:
 
 
 def _events(api: Api, item: Object) -> list[dict[str, str]]:
-    """Return the latest events about an object, oldest first."""
+    """Return the latest events of an object, oldest first."""
     path, selector = api.mine("events", group="/api/v1"), f"involvedObject.uid={item['metadata']['uid']}"
     try:
         items = api.list(path, fieldSelector=selector)

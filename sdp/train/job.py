@@ -26,7 +26,7 @@ from sdp.train.callbacks.weights_and_biases import require_wandb
 from sdp.train.data.pinned import open_pinned
 from sdp.train.data.sources import open_sources, uris_of
 from sdp.train.driver import TrainSummary, failure_line, on_signals, record_start
-from sdp.train.fp8 import require_fp8
+from sdp.train.fp8 import require_fp8, require_torchao
 from sdp.train.phases import over, phases_of, refuse_other_shape, with_budget_left
 from sdp.train.plan import DATASET_KINDS, Plan, finished, make_plan, progress_line, summary_lines
 from sdp.train.prediction import with_prediction
@@ -40,6 +40,8 @@ def run(config: TrainConfig, *, dry_run: bool = False) -> TrainSummary:
     """Train all phases, or go on training."""
     require_wandb(config.log.wandb.project)
     require_fp8(config)
+    if config.optimizer.kind == "adamw_8bit":
+        require_torchao("optimizer.kind", "adamw_8bit", "adamw")
     config = with_prices(with_prediction(_absolute(config)))
     refuse_other_shape(config)
     phases = phases_of(config)

@@ -22,7 +22,7 @@ from sdp.train.callbacks.stragglers import behind
 from sdp.train.checkpoint import read_state
 from sdp.train.data.buckets import BucketReader
 from sdp.train.data.direct import DirectReader
-from sdp.train.data.latents import TEXT, open_latents, refuse_another_encoder
+from sdp.train.data.latents import TEXT, open_latents, refuse_another_encoder, refuse_embeddings
 from sdp.train.data.order import Ints, OrderShape
 from sdp.train.data.pinned import open_pinned, outgrown
 from sdp.train.data.sources import open_sources, uris_of
@@ -99,9 +99,9 @@ def make_plan(config: TrainConfig, *, begun: bool = True) -> Plan:
     if config.lora.rank is not None:
         from sdp.model.trained import refuse_lora  # brings torch
 
-        refuse_lora(config.lora, model, options)
+        refuse_lora(config.lora, model, options, text_encoder=config.model.train_text_encoder)
     if config.model.start_from is not None and begun:
-        find_checkpoint(config.model.start_from, options)
+        _refuse_other_networks(config, find_checkpoint(config.model.start_from, options))
     run = RunFolder(open_storage(config.output.uri, options))
     step = run.latest()
     state = read_state(run.checkpoint(step)) if step is not None else TrainState()
@@ -136,6 +136,15 @@ def make_plan(config: TrainConfig, *, begun: bool = True) -> Plan:
         tuple(notes),
         _changed(before, config),
     )
+
+
+def _refuse_other_networks(config: TrainConfig, other: Storage) -> None:
+    """Refuse to begin with a run that has trained other networks: a U-Net goes with the text that it has learned."""
+    was = bool(read_json(other, CONFIG)["model"].get("train_text_encoder", False))
+    if was != config.model.train_text_encoder:
+        expected, got = (str(flag).lower() for flag in (was, config.model.train_text_encoder))
+        hint = "or begin with the model that sdp export makes of it (model.source)"
+        raise ConfigError([Problem("model.train_text_encoder", f"{expected}, as in {other.uri}", got, hint)])
 
 
 def _changed(before: Mapping[str, Any], config: TrainConfig) -> dict[str, tuple[Any, Any]]:
@@ -277,7 +286,7 @@ def _check_validation(config: TrainConfig, model: sources.ModelSource) -> None:
         _refuse_empty_holdout(config)
         return
     dataset = open_dataset(open_storage(source, options), "latents")
-    open_latents(dataset, config.data.resolution)
+    refuse_embeddings(config, open_latents(dataset, config.data.resolution), source)
     if model.kind in ("builtin", "local"):
         refuse_another_encoder(config, dataset, sources.resolve(model, storage=options))
 

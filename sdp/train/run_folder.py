@@ -24,6 +24,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from sdp.config import TrainConfig, keys
 from sdp.datasets.audit import RUN
 from sdp.datasets.concurrently import ordered_map
 from sdp.datasets.outcomes import Outcome
@@ -92,8 +93,9 @@ class RunFolder:
                 f"{self.storage.uri_of(RUN)}: identity: expected a mapping, got {was_identity!r:.60}; restore it from "
                 "a backup, or choose another output.uri"
             )
-        # What no longer belongs to it may have changed since.
-        differing = [(k, was_identity.get(k), identity.get(k)) for k in sorted(identity)]
+        # What no longer belongs to it may have changed since; a key that is newer than the run had its default.
+        defaults = json.loads(json_line({key.path: key.default for key in keys(TrainConfig)}))
+        differing = [(k, was_identity.get(k, defaults.get(k)), identity.get(k)) for k in sorted(identity)]
         differing += [(k, there.get(k), now.get(k)) for k in sorted(there.keys() | now.keys())]
         changed = "; ".join(f"{k} was {was!r} and is {is_!r} now" for k, was, is_ in differing if was != is_)
         if changed:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from sdp.config import TrainConfig
 from sdp.datasets.audit import BAD_STEPS
@@ -19,7 +19,8 @@ from sdp.device import Mark, out_of_memory
 from sdp.errors import DatasetError, UserError, one_line
 from sdp.model import sharded
 from sdp.model.checkpoints import EMA, MODEL, EpochStart
-from sdp.model.ema import Ema, trained_parameters
+from sdp.model.ema import Ema
+from sdp.model.trained import TrainedNetworks
 from sdp.plan.model import Group
 from sdp.storage import Storage
 from sdp.train.callbacks.base import Callback, Saved, StepReport
@@ -76,7 +77,7 @@ class Ingredients:
 
     config: TrainConfig
     world: World
-    unet: nn.Module
+    networks: TrainedNetworks
     objective: Objective
     conditioning: Conditioning
     reader: Reader
@@ -128,10 +129,12 @@ class Trainer:
         self.batch_size = config.data.global_batch_size or config.data.batch_size * world.size
         """Samples of a step, over all workers."""
 
-        self.strategy = make_strategy(config.strategy, given.unet, world, config.precision)
-        self.unet = given.unet
-        self.ema = Ema(self.unet, config.ema.decay) if config.ema.decay is not None else None
-        self.optimizer = AdamW(self.unet, config.optimizer)
+        self.networks = given.networks
+        self.strategy = make_strategy(config.strategy, self.networks, world, config.precision)
+        self.trained = self.networks.trained()
+        """Every parameter that is trained, as the strategy has left it, by its name in checkpoints."""
+        self.ema = Ema(self.trained, config.ema.decay) if config.ema.decay is not None else None
+        self.optimizer = AdamW(self.trained, config.optimizer)
         self.scale = LossScale(world.device, enabled=config.precision == "fp16")
         self.guard = Guard(config.guard.spike)
         self._figures = torch.empty(6, pin_memory=world.device.type == "cuda")
@@ -345,8 +348,8 @@ class Trainer:
         random = RowRandom(self._seed, 0, batch.rows)
         try:
             with self.strategy.forward():
-                losses = weighted_losses(self.unet, self.objective, self.conditioning, batch, random)
-            torch.autograd.grad(losses.sum(), [p for p in self.unet.parameters() if p.requires_grad])
+                losses = weighted_losses(self.networks, self.objective, self.conditioning, batch, random)
+            torch.autograd.grad(losses.sum(), list(self.trained.values()))
         except RuntimeError as error:
             if not out_of_memory(error):
                 raise
@@ -511,7 +514,7 @@ class Trainer:
 
     def tensors(self) -> dict[str, Tensor]:
         """All that a checkpoint holds, by name: the tensors in use, to be saved from and loaded into."""
-        tensors = {f"{MODEL}{name}": weights.detach() for name, weights in trained_parameters(self.unet)}
+        tensors = {f"{MODEL}{name}": weights.detach() for name, weights in self.trained.items()}
         if self.ema is not None:
             tensors |= {f"{EMA}{name}": average for name, average in self.ema.state_dict().items()}
         return tensors | self.optimizer.state_dict()

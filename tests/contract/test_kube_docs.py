@@ -48,7 +48,11 @@ def test_the_pages_that_install_the_chart_give_its_values_install_the_operator_a
             commands.index("helm install kuberay-operator "),
             commands.index("| sdp doctor --manifest -"),
             commands.index("helm install sdp charts/sdp-cluster"),
-            commands.index("create -f manifests/download.yaml"),
+            min(
+                commands.index(start)
+                for start in ("apply -k manifests", "apply -f manifests/download.yaml")
+                if start in commands
+            ),
         ]
         assert order == sorted(order), page.name
 

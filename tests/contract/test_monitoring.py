@@ -224,7 +224,7 @@ def test_two_clusters_of_one_name_in_two_namespaces_break_no_query_and_stay_apar
     """Every query and rule over the same series in two namespaces: joins that meet two where they expect one fail."""
     asked = [query.filled(__rate_interval="5m") for query in chart.queries()] + [e.text for e in chart.alerts()]
     told = {query.where: query for query in chart.queries()}
-    headroom = told["gram: Headroom over the peak"].filled().removeprefix("quantile(0.5, ").removesuffix(")")
+    headroom = told["gram: Headroom above the peak"].filled().removeprefix("quantile(0.5, ").removesuffix(")")
     cases = [{"expr": expr, "eval_time": "9m", "exp_samples": []} for expr in asked]
     cases.append({"expr": f"count({headroom})", "eval_time": "9m", "exp_samples": [{"labels": "{}", "value": 4}]})
     test = {"interval": "1m", "input_series": two_namespaces(), "promql_expr_test": cases}

@@ -287,7 +287,7 @@ def test_a_dry_run_tells_and_writes_nothing(
 ) -> None:
     assert job.run(config_of(images, tmp_path / "out", model, *USUAL), dry_run=True).dataset is None
     said = capsys.readouterr().err
-    assert "0 of 3 parts are there" in said
+    assert "0 of 3 parts exist" in said
     assert "60 rows" in said
     assert not (tmp_path / "out").exists()
 
@@ -296,7 +296,7 @@ def test_a_dry_run_tells_and_writes_nothing(
     missing.unlink()
     before = files_in(root / "out")
     job.run(config_of(images, root / "out", model, *USUAL), dry_run=True)
-    assert "2 of 3 parts are there" in capsys.readouterr().err
+    assert "2 of 3 parts exist" in capsys.readouterr().err
     assert files_in(root / "out") == before
     missing.write_bytes(content)
 
@@ -304,8 +304,8 @@ def test_a_dry_run_tells_and_writes_nothing(
 def test_takedowns_of_the_source_are_what_workers_are_told(tmp_path: Path, model: Path) -> None:
     make_images(tmp_path, rows=20)
     tombstones.add(open_storage(str(tmp_path / "images")), [tombstones.Takedown("row", "11")])
-    orders = with_tombstones(prepare(config_of(tmp_path / "images", tmp_path / "out", model)))
-    assert list(BitMap64.deserialize(orders.taken_down)) == [11]
+    spec = with_tombstones(prepare(config_of(tmp_path / "images", tmp_path / "out", model)))
+    assert list(BitMap64.deserialize(spec.taken_down)) == [11]
 
 
 @pytest.mark.parametrize(
@@ -363,7 +363,7 @@ def test_an_output_of_another_configuration_or_model_is_refused(
 ) -> None:
     out = root / "out"
     assert processed.storage.uri == str(out)
-    assert "seed was 4 there and is 1 now" in refused(config_of(images, out, model, *USUAL, "seed=1"), DatasetError)
+    assert "seed was 4 and is 1 now" in refused(config_of(images, out, model, *USUAL, "seed=1"), DatasetError)
     other = write_model(tmp_path / "model2", seed=1)
     assert "model.digest" in refused(config_of(images, out, other, *USUAL), DatasetError)
 

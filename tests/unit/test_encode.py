@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from sdp.encode.chunk import Chunk, Encoded, Group
 from sdp.encode.encoder import Encoder, EncoderTooSmall, _Feeder
-from sdp.encode.occupancy import Occupancy
+from sdp.encode.pipeline import Occupancy
 from sdp.encode.recipe import TEXT, Settings, noise
 from tests.process_kit import make_text_encoder, make_vae
 

@@ -218,11 +218,11 @@ def test_a_damaged_page_is_named_and_its_pictures_are_not_shown(tmp_path: Path) 
 
 
 def test_large_pictures_are_made_smaller() -> None:
-    from sdp.report.data import _small
+    from sdp.report.data import small as smaller
 
     noise = io.BytesIO()
     Image.effect_noise((600, 400), 90).save(noise, "PNG")
-    small = _small(noise.getvalue())
+    small = smaller(noise.getvalue())
     with Image.open(io.BytesIO(small)) as opened:
         assert opened.size == (256, 171)
 
@@ -347,7 +347,7 @@ def test_a_dataset_s_section_tells_how_fast_it_was_made_and_where_the_time_went(
     tables = {block.title: block for block in section.blocks if isinstance(block, page.Table)}
     assert [row[3:5] for row in tables["Its runs"].rows] == [(20, 5.0), (20, 3.33)]
     notes = [str(row[0]) for row in tables["Notes"].rows]
-    assert "_runs/000009.json: a damaged record of a run (job: missing); delete it" in notes[0]
+    assert "_runs/000009.json: damaged record of a run (job: missing); delete it" in notes[0]
     assert notes[1].startswith("2 of the rows were worked off by runs that were broken off")
     assert section.good
 
@@ -438,9 +438,9 @@ def test_a_damaged_thing_has_a_section_that_says_so_beside_those_that_are_whole(
     (tmp_path / "evaluation" / "evaluation.json").write_text('{"fid": 3, "generated": {}}')
     sections = gather([str(tmp_path / "evaluation"), str(tmp_path / "images")], pictures=0)
     assert [section.title for section in sections] == ["Images", "Damaged"]
-    assert "evaluation.json: not what sdp writes there" in sections[1].verdict
+    assert "evaluation.json: malformed" in sections[1].verdict
     assert not sections[1].good
-    with pytest.raises(DatasetError, match=r"evaluation\.json: not what sdp writes there .*; evaluate again"):
+    with pytest.raises(DatasetError, match=r"evaluation\.json: malformed .*; evaluate again"):
         gather([str(tmp_path / "evaluation")])
 
 

@@ -20,7 +20,7 @@ from sdp.errors import DatasetError, SdpError
 from sdp.storage import Storage, is_read_only, open_storage
 from sdp.train.data.buckets import count_buckets, views
 from sdp.train.data.direct import Ingredient, mixture_of
-from sdp.train.data.latents import TEXT, open_latents
+from sdp.train.data.latents import TEXT, open_latents, refuse_embeddings
 from sdp.train.data.order import Ints
 from sdp.train.data.pinned import open_pinned
 from sdp.train.data.plain import freeze, open_plain
@@ -73,6 +73,8 @@ def open_sources(config: TrainConfig, *, write: bool = False, newest: bool = Fal
     With `write` the run keeps what it reads: the list of what is plain files, the versions of datasets.
     """
     sources = Sources(tuple(_opened(config, write=write, newest=newest)))
+    for source, uri in zip(sources.all, uris_of(config), strict=True):
+        refuse_embeddings(config, source.ingredient.dataset, uri)
     bucketed = [source for source in sources.all if source.ingredient.dataset.shapes]
     if not bucketed:
         return sources
