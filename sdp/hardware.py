@@ -53,7 +53,7 @@ class Instance:
     vcpus: int
     memory_bytes: int
     network_gbps: float | None = None
-    """Of its network adapters together; None where it is not looked up."""
+    """Bandwidth of its network adapters together; None where it is not looked up."""
 
 
 # --- GPUs ------------------------------------------------------------------------------------------------------------

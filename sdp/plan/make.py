@@ -51,6 +51,7 @@ class Work:
     trainer_count: int
     """Instances."""
     trainer_gpus: int
+    """Of them those that the U-Net is on, one for each trainer."""
     encoders: Instance
     encoder_gpus: int | None
     """None takes as many as trainers need, or the published number for an offline pass."""
@@ -62,6 +63,8 @@ class Work:
     checkpoints: int = 0
     egress_gb: float = 0.0
     """Gigabytes that leave the store's region."""
+    gpus_each: int = 1
+    """GPUs of a trainer."""
 
     @property
     def name(self) -> str:
@@ -69,7 +72,7 @@ class Work:
 
     def on(self, trainers: Instance, count: int) -> "Work":
         """Return the same work on other trainers, with as many encoders as they need."""
-        gpus = count * trainers.gpus
+        gpus = count * trainers.gpus // self.gpus_each
         return replace(self, trainers=trainers, trainer_count=count, trainer_gpus=gpus, encoder_gpus=None)
 
 
@@ -127,7 +130,7 @@ def _training(config: TrainConfig, prices: Prices, options: Options) -> Work:
         rows=options.rows or config.limit or samples,
         mode=data.mode,
         trainers=trainers,
-        trainer_count=math.ceil(gpus / trainers.gpus),
+        trainer_count=math.ceil(gpus * config.scaling.gpus_per_worker / trainers.gpus),
         trainer_gpus=gpus,
         encoders=encoders,
         encoder_gpus=count or (config.encode.most if data.mode == "online" else None),
@@ -135,6 +138,7 @@ def _training(config: TrainConfig, prices: Prices, options: Options) -> Work:
         have=options.have,
         checkpoint_samples=config.checkpoint.every_steps * batch,
         checkpoints=config.checkpoint.keep_last,
+        gpus_each=config.scaling.gpus_per_worker,
         egress_gb=options.egress_gb,
     )
 
@@ -152,7 +156,7 @@ def _trainers(config: TrainConfig, prices: Prices, options: Options) -> tuple[In
     if options.trainers is None:
         return _instance(config.scaling.accelerator or "A100", prices, options.terms, "--trainers"), config.scaling.most
     instance, count = _group("--trainers", options.trainers)
-    return instance, count * instance.gpus if count else config.scaling.most
+    return instance, count * instance.gpus // config.scaling.gpus_per_worker if count else config.scaling.most
 
 
 def _encoders(accelerator: str | None, prices: Prices, options: Options) -> tuple[Instance, int | None]:
@@ -229,7 +233,7 @@ def _train(phase: Phase, work: Work, speeds: Speeds, prices: Prices) -> Stage:
     gpu = str(work.trainers.gpu)
     figure = (speeds.collocated if work.mode == "collocated" else speeds.train)(gpu, phase.resolution)
     rate, limit, source = figure.value * work.trainer_gpus, "trainers", figure.source
-    groups = [_priced(work.trainers, work.trainer_count, work.trainer_gpus, work, prices)]
+    groups = [_priced(work.trainers, work.trainer_count, work.trainer_gpus * work.gpus_each, work, prices)]
     if work.mode == "online":
         encode = speeds.encode(str(work.encoders.gpu), phase.resolution)
         count = work.encoder_gpus or encoders_needed(rate, encode.value)
@@ -324,7 +328,11 @@ def modes(work: Work, speeds: Speeds, prices: Prices) -> list[Plan]:
 def others(work: Work, speeds: Speeds, prices: Prices) -> list[Plan]:
     """Return the plans on other kinds of GPU, with as many trainers, the cheapest first."""
     plans = [
-        plan(replace(work.on(instance, math.ceil(work.trainer_gpus / instance.gpus)), mode=mode), speeds, prices)
+        plan(
+            replace(work.on(instance, math.ceil(work.trainer_gpus * work.gpus_each / instance.gpus)), mode=mode),
+            speeds,
+            prices,
+        )
         for instance in _candidates(work, prices)
         if instance is not work.trainers
         for mode in MODES

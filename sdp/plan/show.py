@@ -118,7 +118,10 @@ def values(config: JobConfig, work: Work, own: Plan) -> dict[str, Any]:
         most = max(some, key=lambda group: group.count)
         instance = INSTANCES[most.instance]
         accelerator = getattr(config, section).accelerator or GPUS[str(instance.gpu)].accelerators[-1]
-        place[role] = {"accelerator": accelerator, "num_workers": int(most.gpus)}
+        place[role] = {
+            "accelerator": accelerator,
+            "num_workers": work.trainer_gpus if role == "trainers" else int(most.gpus),
+        }
         groups[role] = {
             "cpu": instance.vcpus - max(1, instance.vcpus // 24),
             "memory": f"{instance.memory_bytes // GIB * 7 // 8}Gi",

@@ -402,6 +402,14 @@ def test_dreambooth_is_planned_as_the_training_among_its_steps(capsys: pytest.Ca
     assert train["groups"][0]["instance"] == "g5.2xlarge"
 
 
+def test_trainers_of_two_gpus_each_take_and_cost_twice_as_many() -> None:
+    own = work("scaling.num_workers=8", "scaling.gpus_per_worker=2", "max_steps=1000", have="latents")
+    train = make.plan(own, Speeds("ddp"), PRICES).stages[0]
+    assert (own.trainer_count, own.trainer_gpus, train.groups[0].gpus) == (2, 8, 16)
+    assert train.rate == pytest.approx(8 * 4068 / 32)
+    assert train.gpu_hours == pytest.approx(16 * train.hours)
+
+
 def test_a_calibration_wants_a_gpu_that_is_known(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "--calibrate", "--set", "scaling.in_driver=true"]) == 2
     assert "--calibrate: expected a GPU of the catalogue here, got no GPU" in capsys.readouterr().err
