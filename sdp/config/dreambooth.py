@@ -74,7 +74,7 @@ class DreamboothConfig(JobConfig):
     )
     optimizer: Literal["adamw", "adamw_8bit"] = key(
         "adamw",
-        "The optimizer: adamw_8bit keeps AdamW's averages in 8 bits: less memory; needs torchao.",
+        "AdamW, or the same with its averages in 8 bits (adamw_8bit): less memory; needs torchao.",
         shapes_output=True,
     )
     lora: LoraConfig = key(LoraConfig, "LoRA, in place of training the networks themselves.")

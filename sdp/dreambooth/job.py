@@ -101,8 +101,7 @@ def steps_of(config: DreamboothConfig) -> tuple[Step, ...]:
     folder = config.output.uri.rstrip("/")
     names = (CLASS, CLASS_LATENTS, OWN_LATENTS, RUN, PICTURES, EVALUATION, CLASS_AFTER, DRIFT)
     at = {name: f"{folder}/{name}" for name in names}
-    prior, trainers = config.prior, config.scaling.model_dump(mode="json")
-    scaling = {name: value for name, value in trainers.items() if name != "gpus_per_worker"}
+    prior, scaling = config.prior, config.scaling.model_dump(mode="json", exclude={"gpus_per_worker"})
     common = {"storage": config.storage.model_dump(mode="json")}
     sampler = {"steps": config.draw.steps, "guidance_scale": config.draw.guidance_scale}
 
@@ -173,7 +172,7 @@ def steps_of(config: DreamboothConfig) -> tuple[Step, ...]:
         "precision": config.precision,
         "strategy": {"activation_checkpointing": config.activation_checkpointing},
         "checkpoint": {"every_steps": max(1, config.max_steps // 4)},
-        "scaling": trainers,
+        "scaling": {**scaling, "gpus_per_worker": config.scaling.gpus_per_worker},
         "seed": config.seed,
     }
     steps.append(Step(f"train {config.max_steps} steps", "train", train))
