@@ -168,7 +168,7 @@ class Fetcher(Generic[Token]):
         self._watched: dict[int, Any] = {}
         """The multi handle of each socket."""
         self._timers: dict[Any, float] = {}
-        """When each multi handle wants to be called, if it does."""
+        """The time at which each multi handle with a timer is due."""
         for multi in self._multis:
             multi.setopt(pycurl.M_MAXCONNECTS, self._fetch.connections // _MULTIS + 16)
             multi.setopt(pycurl.M_SOCKETFUNCTION, partial(self._watch, multi))
