@@ -1,5 +1,5 @@
 #!/bin/sh
-# Runs every check, also after one has failed, and says at the end which did.
+# Run every check, even after one has failed, and list the failed ones at the end.
 set -u
 cd "$(dirname "$0")/.." || exit
 python=.venv/bin/python
@@ -16,6 +16,7 @@ check "ruff check" $python -m ruff check .
 check "ruff format" $python -m ruff format --check .
 check "mypy" $python -m mypy
 check "import rules" $python -m scripts.import_rules
+check "prose rules" $python -m scripts.prose_rules
 if command -v shellcheck >/dev/null; then
     check "shellcheck" shellcheck scripts/*.sh .ci/run
 fi

@@ -1,9 +1,9 @@
-"""Draws each dashboard as a picture, from a Prometheus that has recorded a run: what its panels say, without a Grafana.
+"""Draw each dashboard as a picture, without Grafana, from a Prometheus that has recorded a run.
 
     python -m scripts.draw_dashboards URL START END MOMENT
 
-writes docs/pictures. The panels and their queries are those of charts/sdp-monitoring/dashboards, the layout is theirs;
-the drawing is our own. START to END is the time shown, MOMENT when single figures are taken; in Unix time.
+writes docs/pictures. Panels, queries and layout come from charts/sdp-monitoring/dashboards; the drawing does not come
+from Grafana. START to END is the period shown, MOMENT the time of single figures, all in Unix time.
 """
 
 import json
@@ -32,7 +32,7 @@ HIDDEN = frozenset({"__name__", "uuid", "job", "instance", "endpoint"})
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """What time to show, and when to take single figures."""
+    """The period to show, and the time of single figures."""
 
     start: float
     end: float
@@ -45,21 +45,21 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A Prometheus, and the variables' values: All."""
+    """A Prometheus, queried with every dashboard variable set to All."""
 
     url: str
     moment: Moment
 
     def now(self, expr: str) -> list[tuple[dict[str, str], float]]:
-        found = self._ask("query", query=_filled(expr), time=self.moment.at)
-        told = [(one["metric"], float(one["value"][1])) for one in found]
-        return [(labels, value) for labels, value in told if math.isfinite(value)]
+        result = self._ask("query", query=_filled(expr), time=self.moment.at)
+        series = [(one["metric"], float(one["value"][1])) for one in result]
+        return [(labels, value) for labels, value in series if math.isfinite(value)]
 
     def history(self, expr: str) -> list[tuple[dict[str, str], list[plots.Point]]]:
         moment = self.moment
-        found = self._ask("query_range", query=_filled(expr), start=moment.start, end=moment.end, step=moment.step)
-        told = [(one["metric"], [(float(at), float(value)) for at, value in one["values"]]) for one in found]
-        finite = [(labels, [point for point in points if math.isfinite(point[1])]) for labels, points in told]
+        result = self._ask("query_range", query=_filled(expr), start=moment.start, end=moment.end, step=moment.step)
+        series = [(one["metric"], [(float(at), float(value)) for at, value in one["values"]]) for one in result]
+        finite = [(labels, [point for point in points if math.isfinite(point[1])]) for labels, points in series]
         return [(labels, points) for labels, points in finite if points]
 
     def _ask(self, path: str, **parameters: object) -> list[Any]:
@@ -75,15 +75,15 @@ def draw_all(url: str, moment: Moment, folder: Path) -> None:
 
 
 def draw(dashboard: Mapping[str, Any], source: Source, target: Path) -> None:
-    """One picture of a dashboard."""
+    """Draw one dashboard into a picture."""
     panels = list(_placed(dashboard))
     height = HEAD + LINE * max(place["y"] + place["h"] for _, place in panels) + GAP
     picture = plots.paper(24 * COLUMN + 2 * GAP, height)
     canvas = ImageDraw.Draw(picture)
     canvas.text((10, 10), dashboard["title"], fill=plots.INK, font=plots.font(24))
     note = (
-        "Drawn by our own scripts/draw_dashboards.py, not by Grafana, from a recorded test run. Its GPUs are fake, and "
-        "so are their figures, MFU and validation loss."
+        "Drawn by scripts/draw_dashboards.py, not by Grafana, from a recorded test run. Its GPUs are simulated, and so "
+        "are their figures, MFU and validation loss."
     )
     canvas.text((10, 42), note, fill=plots.FAINT, font=plots.font(13))
     for panel, place in panels:
@@ -110,14 +110,14 @@ def _panel(
     frame = plots.titled(canvas, box, panel["title"], defaults.get("unit", "short"))
     queries = [(target["expr"], target.get("legendFormat", "")) for target in panel["targets"]]
     if panel["type"] == "timeseries":
-        told = [
+        shown = [
             plots.Curve(_name(legend, labels), points)
             for expr, legend in queries
             for labels, points in source.history(expr)
         ]
         stack = defaults.get("custom", {}).get("stacking", {}).get("mode") == "normal"
         span = (source.moment.start, source.moment.end)
-        plots.curves(frame, told, span, stack=stack, most=defaults.get("max"))
+        plots.curves(frame, shown, span, stack=stack, most=defaults.get("max"))
         return
     now = [(labels, _name(legend, labels), value) for expr, legend in queries for labels, value in source.now(expr)]
     if panel["type"] == "stat":
@@ -126,12 +126,12 @@ def _panel(
     elif panel["type"] == "bargauge":
         plots.bars(frame, [(name, value) for _, name, value in now], defaults.get("max"))
     else:
-        shown = [({k: v for k, v in labels.items() if k not in HIDDEN}, value) for labels, _, value in now]
-        plots.table(frame, shown)
+        rows = [({k: v for k, v in labels.items() if k not in HIDDEN}, value) for labels, _, value in now]
+        plots.table(frame, rows)
 
 
 def _name(legend: str, labels: Mapping[str, str]) -> str:
-    return re.sub(r"{{\s*(\w+)\s*}}", lambda found: labels.get(found[1], ""), legend).strip()
+    return re.sub(r"{{\s*(\w+)\s*}}", lambda match: labels.get(match[1], ""), legend).strip()
 
 
 def _filled(expr: str) -> str:

@@ -3,6 +3,8 @@
 A driver may die of much that is no fault of the job's: its node, a bug of a library, a store that was away. The job
 continues from storage, so the cure is to run it again, within bounds. Exit code 2 is something that a person has to
 mend: it ends the matter at once, as 0 does.
+
+With `--wait-for-input` before JOB, the job starts when the dataset that it reads is complete.
 """
 
 import os
@@ -14,9 +16,11 @@ import threading
 import time
 from collections.abc import Sequence
 from types import FrameType
+from typing import Any
 
-from sdp.console import configure, say
-from sdp.errors import UserError
+from sdp.backoff import backoff
+from sdp.console import Progress, configure, say
+from sdp.errors import SdpError, Unavailable, UserError
 from sdp.kube.leave import LEAVING
 from sdp.kube.rayjob import unpacked
 
@@ -25,6 +29,9 @@ TRIES = 5
 STEADY_S = 1800.0
 """After so long a breakdown counts as the first again."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 5.0, 300.0
+LOOK_S = 30.0
+"""How often to look whether the input is complete."""
+WAIT_FLAG = "--wait-for-input"
 STAY_S = 1800.0
 """How long it stays where its pod goes, at the most: the pod's end ends it."""
 
@@ -70,7 +77,7 @@ def supervise(
             if breakdowns >= tries:
                 say(f"supervisor: the job {how}, {breakdowns} times in a row: given up; mend it and submit it again")
                 return code if code > 0 else 128 - code
-            pause = min(LONGEST_PAUSE_S, first_pause_s * 2.0 ** (breakdowns - 1))
+            pause = backoff(breakdowns - 1, first_pause_s, LONGEST_PAUSE_S)
             say(f"supervisor: the job {how}; started again in {pause:.3g} s ({breakdowns} of {tries - 1})")
             if told.wait(pause):
                 stay_if_leaving()
@@ -80,13 +87,35 @@ def supervise(
             signal.signal(number, handler)
 
 
+def wait_for_input(job: str, config: str) -> None:
+    """Return when the dataset that a job reads is complete."""
+    from sdp.config import load
+    from sdp.datasets.manifest import MANIFEST
+    from sdp.storage import open_storage
+
+    settings: Any = load(job, config)
+    source = open_storage(settings.source.uri, settings.storage.options())
+    with Progress(f"{job} waits", every_s=300) as progress:
+        while True:
+            try:
+                if source.exists(MANIFEST):
+                    return
+                progress.update(f"for {source.uri} to be complete")
+            except Unavailable as error:
+                progress.update(f"for {source.uri}: {error}")
+            threading.Event().wait(LOOK_S)
+
+
 def main(arguments: Sequence[str]) -> int:
     """Supervise the job of this command line; a configuration that came along with it is laid into a file first."""
     configure()
     with tempfile.TemporaryDirectory(prefix="sdp-job-") as folder:
         try:
-            words = unpacked(arguments, os.environ, folder)
-        except UserError as error:
+            waits = list(arguments[:1]) == [WAIT_FLAG]
+            words = unpacked(arguments[waits:], os.environ, folder)
+            if waits:
+                wait_for_input(words[0], words[words.index("--config") + 1])
+        except SdpError as error:
             say(f"supervisor: {error}")
             return error.exit_code
         return supervise([sys.executable, "-m", "sdp", *words])

@@ -1,6 +1,6 @@
-"""Writes charts/sdp-monitoring/dashboards from the code here: `python -m scripts.dashboards`.
+"""Write charts/sdp-monitoring/dashboards from the code in this folder: `python -m scripts.dashboards`.
 
-With --check it changes nothing, says which files are out of date, and fails where there are any.
+With --check, change nothing, list the files that are out of date, and fail if there are any.
 """
 
 import sys
@@ -15,7 +15,7 @@ ALL: tuple[Dashboard, ...] = tuple(module.DASHBOARD for module in (throughput, g
 
 
 def files() -> dict[str, str]:
-    """What is to be in the folder."""
+    """Return the folder's files: each name and its text."""
     return {f"{dashboard.name}.json": render(dashboard) for dashboard in ALL}
 
 
@@ -24,14 +24,14 @@ def main(arguments: list[str]) -> int:
         print(f"dashboards: expected --check or nothing, got {' '.join(sorted(unknown))}", file=sys.stderr)
         return 2
     wanted = files()
-    there = {path.name: path.read_text(encoding="utf-8") for path in FOLDER.glob("*.json")}
+    present = {path.name: path.read_text(encoding="utf-8") for path in FOLDER.glob("*.json")}
     if "--check" in arguments:
-        stale = sorted(name for name in wanted.keys() | there.keys() if wanted.get(name) != there.get(name))
+        stale = sorted(name for name in wanted.keys() | present.keys() if wanted.get(name) != present.get(name))
         if stale:
             print(f"{', '.join(stale)}: out of date; python -m scripts.dashboards renews them", file=sys.stderr)
         return 1 if stale else 0
     FOLDER.mkdir(exist_ok=True)
-    for name in there.keys() - wanted.keys():
+    for name in present.keys() - wanted.keys():
         (FOLDER / name).unlink()
     for name, text in wanted.items():
         (FOLDER / name).write_text(text, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Numbers as a person reads them, and where to put the ticks of an axis."""
+"""Numbers in readable form, and the ticks of an axis."""
 
 import math
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ _SCALED = {"watt": "W", "hertz": "Hz", "Bps": "B/s"}
 
 
 def figure(value: float, unit: str) -> str:
-    """In Grafana's units, or in one behind `suffix: `."""
+    """Format a value in one of Grafana's units, or in the one after `suffix: `."""
     if unit == "percentunit":
         return f"{short(100 * value)} %"
     if unit == "bytes":
@@ -33,7 +33,7 @@ def figure(value: float, unit: str) -> str:
 
 
 def short(value: float) -> str:
-    """Three digits that count, and no zeros behind them."""
+    """Format a number with three significant digits and no trailing zeros."""
     if value == 0 or not math.isfinite(value):
         return "0" if value == 0 else str(value)
     digits = max(0, 2 - math.floor(math.log10(abs(value))))
@@ -42,7 +42,7 @@ def short(value: float) -> str:
 
 
 def ticks(low: float, high: float, wanted: int = 4) -> list[float]:
-    """Round numbers from at most low to at least high."""
+    """Return round numbers that span low to high."""
     span = (high - low) or 1.0
     raw = span / wanted
     power = 10.0 ** math.floor(math.log10(raw))
@@ -52,7 +52,7 @@ def ticks(low: float, high: float, wanted: int = 4) -> list[float]:
 
 
 def scale_of(unit: str, high: float) -> float:
-    """What a tick is to be a round number of: GiB rather than bytes, minutes rather than seconds."""
+    """Return the unit in which ticks are round numbers: GiB rather than bytes, minutes rather than seconds."""
     scales = {"bytes": _BINARY, "s": _TIMES}.get(unit, ())
     return next((scale for scale, _ in scales if high >= scale), 1.0)
 

@@ -1,4 +1,4 @@
-"""Are the GPUs well, and are they at work?"""
+"""The dashboard GPU health: are the GPUs healthy, and are they busy?"""
 
 from scripts.dashboards.panels import (
     BYTES_PER_SECOND,
@@ -33,35 +33,35 @@ def rate_of_gpu(name: str, *more: str) -> str:
 SLOWDOWN, SM, MEMORY, LATELY = 'limit="slowdown"', 'clock="sm"', 'clock="memory"', 'since="driver_load"'
 
 _FIRST = Row(
-    "Are the GPUs well, and are they at work?",
+    "Are the GPUs healthy, and are they busy?",
     (
         number(
-            "GPUs that answer",
-            "Of those that are known.",
+            "GPUs answering",
+            "Out of those known.",
             Query(f"sum({gpu('sdp_gpu_up')})", "answer"),
             Query(f"count({gpu('sdp_gpu_up')})", "of"),
         ),
         number(
-            "At work",
-            "Mean share of time in which any kernel ran. It says little of how well: see MFU and power.",
+            "Utilisation",
+            "Mean share of time in which any kernel ran. It does not show efficiency: see MFU and power.",
             Query(f"avg({gpu('sdp_gpu_utilization_ratio')})"),
             unit=RATIO,
         ),
         number(
             "Throttled",
-            "GPUs that heat or the power supply hold down now. Being at the power limit is usual, and not in it.",
+            "GPUs slowed by heat or the power supply now. Running at the power limit is usual and does not count.",
             Query(f"sum(max by (node, uuid) ({gpu('sdp_gpu_throttle_reason', HELD_DOWN)}))"),
             limits=Limits(1, 2),
         ),
         number(
             "XIDs in the last hour",
-            "Kinds of errors that the driver has reported, of all GPUs.",
+            "Kinds of driver errors reported, over all GPUs.",
             Query(f"count(time() - {gpu('sdp_gpu_xid_timestamp_seconds')} < 3600) or vector(0)"),
             limits=Limits(1, 2),
         ),
         number(
-            "To the slowdown",
-            "Degrees that the hottest GPU has left until it slows down.",
+            "Margin to slowdown",
+            "Degrees before the hottest GPU slows down.",
             Query(
                 "min(min by (node, uuid, gpu) "
                 f"({gpu('sdp_gpu_temperature_limit_celsius', SLOWDOWN)}) "
@@ -77,7 +77,7 @@ _FIRST = Row(
             unit=WATTS,
         ),
         lines(
-            "At work, by GPU",
+            "Utilisation, by GPU",
             "Share of time in which any kernel ran.",
             Query(gpu("sdp_gpu_utilization_ratio"), OF_GPU),
             unit=RATIO,
@@ -85,8 +85,8 @@ _FIRST = Row(
             most=1,
         ),
         lines(
-            "Power, of its limit",
-            "A GPU that computes well draws most of its limit; one that is at work and draws half waits for memory.",
+            "Power, share of the limit",
+            "An efficient GPU draws most of its limit. One that is busy and draws half of it waits for memory.",
             Query(
                 f"{gpu('sdp_gpu_power_watts')} / on (node, uuid, gpu) {gpu('sdp_gpu_power_limit_watts')}",
                 OF_GPU,
@@ -101,19 +101,19 @@ _HEAT = Row(
     "Throttling, heat, clocks",
     (
         stacked(
-            "GPUs that are held down, by reason",
-            "sw_power_cap is the power limit, and usual under load; slowdowns are not.",
+            "GPUs throttled, by reason",
+            "sw_power_cap is the power limit and usual under load; slowdowns are not.",
             Query(f"sum by (reason) ({gpu('sdp_gpu_throttle_reason', WORTH_A_LOOK)})", "{{reason}}"),
         ),
         lines(
-            "Time held down, by cause",
-            "Share of time, of the GPU that has it worst.",
+            "Time throttled, by cause",
+            "Share of time, for the worst GPU.",
             Query(f"max by (cause) ({rate_of_gpu('sdp_gpu_throttled_seconds_total')})", "{{cause}}"),
             unit=RATIO,
         ),
         lines(
-            "SM clock, of its highest",
-            "Steadily below the others: look at heat and power of that GPU.",
+            "SM clock, share of the maximum",
+            "If one GPU stays below the others, check its temperature and power.",
             Query(
                 f"{gpu('sdp_gpu_clock_hertz', SM)} / on (node, uuid, gpu) {gpu('sdp_gpu_clock_max_hertz', SM)}",
                 OF_GPU,
@@ -121,10 +121,10 @@ _HEAT = Row(
             unit=RATIO,
             most=1,
         ),
-        lines("Temperature of the die", "", Query(gpu("sdp_gpu_temperature_celsius"), OF_GPU), unit=CELSIUS),
+        lines("GPU temperature", "", Query(gpu("sdp_gpu_temperature_celsius"), OF_GPU), unit=CELSIUS),
         lines(
-            "Temperature of the memory",
-            "Where the board tells it.",
+            "Memory temperature",
+            "On boards that report it.",
             Query(gpu("sdp_gpu_memory_temperature_celsius"), OF_GPU),
             unit=CELSIUS,
         ),
@@ -137,21 +137,21 @@ _LINKS = Row(
     (
         lines(
             "PCIe",
-            "Of all chosen GPUs, in samples of 20 ms.",
+            "All chosen GPUs, in samples of 20 ms.",
             Query(f"sum({gpu('sdp_gpu_pcie_receive_bytes_per_second')})", "to GPUs"),
             Query(f"sum({gpu('sdp_gpu_pcie_transmit_bytes_per_second')})", "from GPUs"),
             unit=BYTES_PER_SECOND,
         ),
         lines(
             "NVLink",
-            "Of all chosen GPUs.",
+            "All chosen GPUs.",
             Query(f"sum({rate_of_gpu('sdp_gpu_nvlink_receive_bytes_total')})", "received"),
             Query(f"sum({rate_of_gpu('sdp_gpu_nvlink_transmit_bytes_total')})", "sent"),
             unit=BYTES_PER_SECOND,
         ),
         lines(
-            "Links below what they could be",
-            "GPUs with fewer PCIe lanes in use than there are, and NVLinks that are down.",
+            "Links below capacity",
+            "GPUs that use fewer PCIe lanes than they have, and NVLinks that are down.",
             Query(
                 f"sum({gpu('sdp_gpu_pcie_link_width')} "
                 f"< bool on (node, uuid, gpu) {gpu('sdp_gpu_pcie_link_width_max')})",
@@ -163,22 +163,22 @@ _LINKS = Row(
             ),
         ),
         lines(
-            "Errors on links",
-            "Per second: what was sent again over PCIe, and NVLink's.",
+            "Link errors",
+            "Per second: PCIe retransmissions, and NVLink errors.",
             Query(f"sum({rate_of_gpu('sdp_gpu_pcie_replays_total')})", "PCIe replays"),
             Query(f"sum by (kind) ({rate_of_gpu('sdp_gpu_nvlink_errors_total')})", "NVLink {{kind}}"),
             unit=PER_SECOND,
         ),
         lines(
-            "Energy for an image",
-            "Joules that the chosen GPUs use for an image trained on, encoders included.",
+            "Energy per image",
+            "Joules that the chosen GPUs, encoders included, use per image trained on.",
             Query(
                 f"sum({rate_of_gpu('sdp_gpu_energy_joules_total')}) / sum({rate('sdp_train_samples_total', RUN)})",
                 "joules",
             ),
         ),
         lines(
-            "Memory at work",
+            "Memory utilisation",
             "Share of time in which memory was read or written, by GPU.",
             Query(gpu("sdp_gpu_memory_utilization_ratio"), OF_GPU),
             unit=RATIO,
@@ -192,18 +192,18 @@ _FAULTS = Row(
     (
         table(
             "XIDs",
-            "Time since each was last reported, by GPU. docs/runbooks/xid.md says what they mean.",
+            "Time since each was last reported, by GPU. docs/runbooks/xid.md explains them.",
             Query(f"time() - {gpu('sdp_gpu_xid_timestamp_seconds')}"),
             unit=SECONDS,
         ),
         lines(
             "Memory errors",
-            "Since the driver was loaded. Corrected ones are harmless if few.",
+            "Since the driver was loaded. A few corrected errors are harmless.",
             Query(f"sum by (node, gpu, kind) ({gpu('sdp_gpu_ecc_errors_total', LATELY)})", f"{OF_GPU} {{{{kind}}}}"),
         ),
         lines(
-            "Memory replaced, or to be",
-            "Rows (or, on older boards, pages) replaced; and GPUs that wait for a reset, or on which it failed.",
+            "Memory rows and pages replaced",
+            "Rows (on older boards, pages) replaced; GPUs that wait for a reset, and GPUs where replacing failed.",
             Query(f"sum by (cause) ({gpu('sdp_gpu_remapped_rows_total')})", "rows, {{cause}}"),
             Query(f"sum by (cause) ({gpu('sdp_gpu_retired_pages_total')})", "pages, {{cause}}"),
             Query(f"sum({gpu('sdp_gpu_row_remap_pending')})", "wait for a reset"),
@@ -213,42 +213,42 @@ _FAULTS = Row(
 )
 
 _EXPORTER = Row(
-    "The exporter",
+    "Exporter",
     (
         lines(
-            "Sees the driver",
-            "1 where the driver answers.",
+            "Driver and kubelet answer",
+            "1 if it answers.",
             Query(select("sdp_exporter_up", NODE), "{{node}}"),
             Query(f"{select('sdp_exporter_kubelet_up', NODE)}", "kubelet of {{node}}"),
         ),
         lines(
-            "Time to read everything",
-            "Near 2 s, something hangs: see the errors.",
+            "Time to read all figures",
+            "Near 2 s, a call hangs: see Failed calls.",
             Query(f"{select('sdp_exporter_read_seconds', NODE)}", "{{node}}"),
             unit=SECONDS,
         ),
         lines(
-            "Age of the reading",
-            "Of the GPU that has not answered for longest, and of the node.",
+            "Age of the figures",
+            "For the GPU that has not answered for longest, and for the node.",
             Query(f"max by (node) ({select('sdp_gpu_reading_age_seconds', NODE)})", "GPU of {{node}}"),
             Query(f"{select('sdp_exporter_reading_age_seconds', NODE)}", "{{node}}"),
             unit=SECONDS,
         ),
         lines(
-            "Calls that failed",
+            "Failed calls",
             "Per second, by call and error.",
             Query(f"sum by (call, error) ({rate('sdp_exporter_errors_total', NODE)})", "{{call}} {{error}}"),
             unit=PER_SECOND,
         ),
         lines(
             "Processes on GPUs",
-            "Known, unreadable (their environment is not the exporter's to read) or unknown (it lacks hostPID).",
+            "Known, unreadable (the exporter may not read their environment) or unknown (the exporter lacks hostPID).",
             Query(f"sum by (state) ({select('sdp_exporter_processes', NODE)})", "{{state}}"),
             unit=COUNT,
         ),
         table(
             "Drivers",
-            "Several versions in one cluster are a way to trouble.",
+            "Several driver versions in one cluster cause trouble.",
             Query(f"count by (driver, cuda, nvml) ({select('sdp_gpu_driver_info', NODE)})"),
         ),
     ),

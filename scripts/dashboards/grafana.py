@@ -1,4 +1,4 @@
-"""Turns a dashboard into Grafana's JSON, with Grafana's own typed builders. Every layout decision is here."""
+"""Turn a dashboard into Grafana's JSON, with Grafana's own typed builders. All layout decisions are here."""
 
 import json
 from collections.abc import Sequence
@@ -32,15 +32,15 @@ VARIABLES: Sequence[tuple[str, str, str]] = (
         'label_values({__name__=~"ray_node_cpu_count|sdp_exporter_up"}, node)',
     ),
 )
-"""Name, what a person reads, and where the values come from. All is everything, also what has no such label."""
+"""Each variable's name, label and query. All also matches series that lack the label."""
 
 
-def render(told: Dashboard) -> str:
-    """The file's text."""
+def render(source: Dashboard) -> str:
+    """Return the text of a dashboard's JSON file."""
     built = (
-        dashboard.Dashboard(told.title)
-        .uid(f"sdp-{told.name}")
-        .description(told.question)
+        dashboard.Dashboard(source.title)
+        .uid(f"sdp-{source.name}")
+        .description(source.question)
         .tags(["sdp"])
         .timezone("browser")
         .time("now-1h", "now")
@@ -66,7 +66,7 @@ def render(told: Dashboard) -> str:
     for name, label, query in VARIABLES:
         built.with_variable(_variable(name, label, query))
     number = 0
-    for row in told.rows:
+    for row in source.rows:
         number += 1
         built.with_row(dashboard.Row(row.title).id(number))
         for panel in row.panels:
@@ -91,34 +91,34 @@ def _variable(name: str, label: str, query: str) -> dashboard.QueryVariable:
     )
 
 
-def _panel(told: Panel) -> Builder:
-    panel = _KINDS[told.kind](told)
-    panel.title(told.title).datasource(SOURCE).unit(_unit(told.unit)).height(told.height).span(told.width)
-    if told.about:
-        panel.description(told.about)
-    for letter, query in zip("ABCDEFGH", told.queries, strict=False):
+def _panel(source: Panel) -> Builder:
+    panel = _KINDS[source.kind](source)
+    panel.title(source.title).datasource(SOURCE).unit(_unit(source.unit)).height(source.height).span(source.width)
+    if source.about:
+        panel.description(source.about)
+    for letter, query in zip("ABCDEFGH", source.queries, strict=False):
         target = prometheus.Dataquery().ref_id(letter).datasource(SOURCE).expr(query.expr).legend_format(query.legend)
-        if told.kind in ("lines", "stacked"):
+        if source.kind in ("lines", "stacked"):
             target.range()
         else:
             target.instant()
-        if told.kind == "table":
+        if source.kind == "table":
             target.format(PromQueryFormat.TABLE)
         panel.with_target(target)
-    if told.limits is not None:
-        steps = [models.Threshold(value, color) for value, color in told.limits.steps()]
+    if source.limits is not None:
+        steps = [models.Threshold(value, color) for value, color in source.limits.steps()]
         panel.thresholds(dashboard.ThresholdsConfig().mode(models.ThresholdsMode.ABSOLUTE).steps(steps))
     return panel
 
 
 def _unit(unit: str) -> str:
-    """What Grafana does not know becomes a suffix."""
+    """Return the unit for Grafana; one that it does not know becomes a suffix."""
     return f"suffix: {unit}" if unit in ("img/s", "×") else unit
 
 
-def _number(told: Panel) -> Builder:
+def _number(source: Panel) -> Builder:
     latest = common.ReduceDataOptions().calcs(["lastNotNull"])
-    named = len(told.queries) > 1 or any(query.legend for query in told.queries)
+    named = len(source.queries) > 1 or any(query.legend for query in source.queries)
     return (
         stat.Panel()
         .reduce_options(latest)
@@ -128,23 +128,23 @@ def _number(told: Panel) -> Builder:
         .color_scheme(_color(models.FieldColorModeId.THRESHOLDS))
         .thresholds(dashboard.ThresholdsConfig().steps([models.Threshold(None, "text")]))
         .no_value(NOTHING)
-        .mappings([_unknown()])  # else a dash has the colour of what is bad, where low is bad
+        .mappings([_unknown()])  # otherwise a dash is red where low is bad
     )
 
 
 def _unknown() -> models.SpecialValueMap:
-    """No value, or 0 / 0."""
+    """Return the mapping that shows a dash for no value and for 0 / 0."""
     dash = models.ValueMappingResult(text=NOTHING, color="text")
     match = models.SpecialValueMatch.NULL_AND_NAN
     return models.SpecialValueMap(models.DashboardSpecialValueMapOptions(match=match, result=dash))
 
 
-def _lines(told: Panel) -> Builder:
+def _lines(source: Panel) -> Builder:
     panel = (
         timeseries.Panel()
         .fill_opacity(0)
         .line_width(1)
-        .show_points(words.VisibilityMode.AUTO)  # one figure alone is no line
+        .show_points(words.VisibilityMode.AUTO)  # a single point draws no line
         .color_scheme(_color(models.FieldColorModeId.PALETTE_CLASSIC))
         .legend(
             common.VizLegendOptions()
@@ -155,16 +155,16 @@ def _lines(told: Panel) -> Builder:
         .tooltip(common.VizTooltipOptions().mode(words.TooltipDisplayMode.MULTI).sort(words.SortOrder.DESCENDING))
         .min(0)
     )
-    return panel if told.most is None else panel.max(told.most)
+    return panel if source.most is None else panel.max(source.most)
 
 
-def _stacked(told: Panel) -> Builder:
-    panel = _lines(told)
+def _stacked(source: Panel) -> Builder:
+    panel = _lines(source)
     assert isinstance(panel, timeseries.Panel)
     return panel.fill_opacity(60).stacking(common.StackingConfig().mode(words.StackingMode.NORMAL))
 
 
-def _bars(told: Panel) -> Builder:
+def _bars(source: Panel) -> Builder:
     panel = (
         bargauge.Panel()
         .reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]))
@@ -172,10 +172,10 @@ def _bars(told: Panel) -> Builder:
         .display_mode(words.BarGaugeDisplayMode.BASIC)
         .min(0)
     )
-    return panel if told.most is None else panel.max(told.most)
+    return panel if source.most is None else panel.max(source.most)
 
 
-def _table(told: Panel) -> Builder:  # noqa: ARG001
+def _table(source: Panel) -> Builder:  # noqa: ARG001
     return tables.Panel().with_transformation(
         models.DataTransformerConfig(
             id_val="organize",

@@ -1,4 +1,4 @@
-"""Who holds the GPUs' memory, and how much more would fit?"""
+"""The dashboard GPU memory: who holds the GPUs' memory, and how much more would fit?"""
 
 from scripts.dashboards.panels import (
     BYTES,
@@ -24,7 +24,7 @@ OF_SLICE = "{{node}}/{{gpu}} {{mig_profile}} {{gpu_instance}}"
 
 
 def torch(kind: str) -> str:
-    """As PyTorch counts it, by trainer."""
+    """Return the expression for memory as PyTorch counts it, by trainer."""
     of_kind = select("sdp_train_gpu_memory_bytes", RANK, f'kind="{kind}"')
     return f"max by ({APART}, run, rank) ({of_kind})"
 
@@ -34,52 +34,52 @@ _FIRST = Row(
     (
         number(
             "Fullest GPU",
-            "Used of what processes can have of it (or of a MIG slice), as the driver counts. Trainers keep what they "
-            "once reserved: for them, see Peak.",
+            "Used share of the memory that processes can have, on a GPU or MIG slice, as the driver counts. Trainers "
+            "keep what they once reserved: for them, see their peak.",
             Query(f"max({FULL})"),
             unit=RATIO,
             limits=Limits(0.9, 0.97),
         ),
-        number("Least free", "On the fullest GPU.", Query(f"min({FREE})"), unit=BYTES),
+        number("Least free memory", "On the fullest GPU.", Query(f"min({FREE})"), unit=BYTES),
         number(
-            "Peak of the trainers",
-            "The most that PyTorch has ever needed at once on a trainer's GPU, of what it could have there: what it "
-            "has reserved, and what is free. This is what runs out.",
+            "Trainers' peak",
+            "The most memory that PyTorch has needed at once, as a share of what it could have on that GPU: what it "
+            "has reserved and what is free. Trainers fail when this reaches 1.",
             Query(f"max({select('sdp:train_gpu_memory_peak:ratio', RUN)})"),
             unit=RATIO,
             limits=Limits(0.9, 0.95),
         ),
         number(
             "Batch could grow to",
-            "How many times the batch would fit into the tightest trainer's GPU with 5 % to spare, if all but what is "
-            "held between steps grows with it. Try it before you rely on it.",
+            "How many times the present batch would fit on the fullest trainer's GPU, with 5 % to spare. Assumes that "
+            "all memory except what is held between steps grows with the batch. Try it before you rely on it.",
             Query(f"min({select('sdp:train_batch_room:ratio', RUN)})"),
             unit=TIMES,
         ),
         number(
-            "Reserved and not needed",
-            "Of what PyTorch holds on the worst trainer: the rest of its peak. Much of it with little free is "
-            "fragmentation; PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True helps.",
+            "Reserved but unused",
+            "Share of PyTorch's reserved memory above its peak, on the worst trainer. High with little free memory "
+            "means fragmentation; PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True helps.",
             Query(f"max(1 - {torch('peak')} / {torch('reserved')})"),
             unit=RATIO,
         ),
         number(
             "Memory of all GPUs",
-            "In use, and what there is.",
+            "Used, and total.",
             Query(f"sum({USED})", "used"),
             Query(f"sum({TOTAL})", "of"),
             unit=BYTES,
         ),
         stacked(
             "By role",
-            "Memory that processes hold on all chosen GPUs, by what they are; other is who is not of this platform.",
+            "Memory that processes hold on all chosen GPUs, by role; other is a process that sdp did not start.",
             Query(f"sum by (role) ({HELD})", "{{role}}"),
             unit=BYTES,
             width=12,
         ),
         lines(
             "By GPU",
-            "Used of its memory; a GPU that is cut up (MIG) by its slices.",
+            "Used share of memory; a GPU with MIG appears as its slices.",
             Query(FULL, OF_SLICE),
             unit=RATIO,
             width=12,
@@ -92,19 +92,19 @@ _TRAINERS = Row(
     "Trainers: what PyTorch counts and what the driver counts",
     (
         lines(
-            "Allocated, peak, reserved, held, could have",
-            "Of the trainer that has most of each. Allocated is in use now, peak was; reserved is kept for later; the "
-            "driver counts that and the CUDA context and NCCL's buffers as held. Could have: reserved and what is "
-            "free, on the GPU with least.",
+            "Allocated, peak, reserved, held, available",
+            "For the trainer with the most of each: allocated is in use now, peak was in use at most, reserved is what "
+            "PyTorch keeps, held is what the driver counts, with CUDA's context and NCCL's buffers. Available is "
+            "reserved plus free memory, on the GPU with the least.",
             *(Query(f"max({torch(kind)})", kind) for kind in ("allocated", "peak", "reserved")),
-            Query(f"max({TRAINERS_HOLD})", "held, by the driver"),
-            Query(f"min({select('sdp:train_gpu_memory_capacity:bytes', RUN)})", "could have"),
+            Query(f"max({TRAINERS_HOLD})", "held (driver)"),
+            Query(f"min({select('sdp:train_gpu_memory_capacity:bytes', RUN)})", "available"),
             unit=BYTES,
             width=12,
         ),
         lines(
-            "Held beyond what PyTorch has reserved",
-            "CUDA's context, NCCL, cuDNN and whatever else of the process: some 0.5 to 2 GB. What grows leaks.",
+            "Held outside PyTorch",
+            "CUDA's context, NCCL, cuDNN and the rest of the process: about 0.5 to 2 GB. If it grows, it is a leak.",
             Query(
                 f"max by ({APART}, run, rank) ({TRAINERS_HOLD}) - on ({APART}, run, rank) {torch('reserved')}",
                 "{{run}} {{rank}}",
@@ -114,25 +114,25 @@ _TRAINERS = Row(
         ),
         lines(
             "Peak by phase",
-            "Of each run, and so of each phase of it: a phase with bigger pictures needs more.",
+            "By run, and so by phase. A phase with larger pictures needs more.",
             Query(f"max by ({APART}, run) ({torch('peak')})", "{{run}}"),
             unit=BYTES,
         ),
         lines(
-            "Headroom over the peak",
-            "Of the tightest trainer, and of the median: far apart, ranks are not equal.",
+            "Headroom above the peak",
+            "Of the fullest trainer, and the median. If they are far apart, ranks are unequal.",
             *(
                 Query(
                     f"quantile({quantile}, {select('sdp:train_gpu_memory_headroom:bytes', RUN)})",
                     name,
                 )
-                for quantile, name in ((0, "tightest"), (0.5, "median"))
+                for quantile, name in ((0, "fullest"), (0.5, "median"))
             ),
             unit=BYTES,
         ),
         lines(
             "Batch could grow to",
-            "Times the batch of now, by run; for its tightest trainer.",
+            "Multiple of the present batch, by run, for its fullest trainer.",
             Query(f"min by ({APART}, run) ({select('sdp:train_batch_room:ratio', RUN)})", "{{run}}"),
             unit=TIMES,
         ),
@@ -140,23 +140,23 @@ _TRAINERS = Row(
 )
 
 _OTHERS = Row(
-    "Encoders and who else is there",
+    "Encoders and other processes",
     (
         lines(
-            "The most of a process, by role",
-            "And GPU product: encoders need little, so several may share a GPU.",
+            "Largest process, by role",
+            "By role and GPU product. Encoders need little, so several may share a GPU.",
             Query(f"max by (role, product) ({HELD})", "{{role}} on {{product}}"),
             unit=BYTES,
         ),
         bars(
-            "Processes that hold most",
-            "Now.",
+            "Largest processes",
+            "GPU memory held now.",
             Query(f"topk(12, {HELD})", "{{pod}} {{role}} {{rank}} {{process}}"),
             unit=BYTES,
         ),
         lines(
             "MIG slices",
-            "Used of each slice's memory.",
+            "Used share of each slice's memory.",
             Query(
                 f"({select('sdp_gpu_mig_memory_used_bytes', NODE)} / {select('sdp_gpu_mig_memory_total_bytes', NODE)})",
                 "{{node}}/{{gpu}} {{mig_profile}} {{gpu_instance}}",
@@ -165,9 +165,8 @@ _OTHERS = Row(
             most=1,
         ),
         table(
-            "GPUs, and whose they are",
-            "Used of the memory of each GPU or MIG slice. Idle ones have an owner where the exporter may ask the "
-            "kubelet.",
+            "GPUs and their owners",
+            "Used share of memory, by GPU or MIG slice. An idle one has an owner if the exporter may ask the kubelet.",
             Query(
                 f"{select('sdp:gpu:owner', RANK)} "
                 "* on (node, uuid, mig_uuid) group_left (product, mig_profile) "

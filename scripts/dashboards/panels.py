@@ -1,4 +1,4 @@
-"""What a dashboard is made of, without a word of Grafana's: rows of panels, and what each asks Prometheus."""
+"""The parts of a dashboard, independent of Grafana: rows of panels, and each panel's Prometheus queries."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,16 +10,16 @@ PER_SECOND, IMAGES_PER_SECOND, BYTES, BYTES_PER_SECOND = "cps", "img/s", "bytes"
 RATIO, SECONDS, COUNT, CELSIUS, WATTS, HERTZ, TIMES, PLAIN = (
     "percentunit", "s", "short", "celsius", "watt", "hertz", "×", "none",
 )  # fmt: skip
-"""Grafana's units; one that it does not know is written behind the number."""
+"""Grafana's units; one that Grafana does not know is shown as a suffix."""
 
 GREEN, YELLOW, RED = "green", "yellow", "red"
 FULL = 24
-"""Columns of a dashboard."""
+"""The number of columns of a dashboard."""
 
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """An expression, and what its series are called: {{label}} is the label's value."""
+    """A Prometheus expression, and the name of its series: {{label}} is the label's value."""
 
     expr: str
     legend: str = ""
@@ -27,13 +27,13 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """From which values on it is no longer good, and when it is bad; the other way round where low is bad."""
+    """The values at which a figure turns yellow and red; if `warn` is above `bad`, low values are bad."""
 
     warn: float
     bad: float
 
     def steps(self) -> list[tuple[float | None, str]]:
-        """Colours from below to above, each from its value on."""
+        """Return colours in ascending order, each with the value at which it starts."""
         if self.warn <= self.bad:
             return [(None, GREEN), (self.warn, YELLOW), (self.bad, RED)]
         return [(None, RED), (self.bad, YELLOW), (self.warn, GREEN)]
@@ -41,11 +41,11 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One question and its answer."""
+    """One question, and the queries that answer it."""
 
     title: str
     about: str
-    """What it shows and what to make of it; Grafana shows it at the panel's corner."""
+    """The explanation that Grafana shows in the panel's corner: what it shows, and what to conclude."""
     queries: Sequence[Query]
     kind: Kind = "lines"
     unit: str = COUNT
@@ -58,22 +58,26 @@ class Panel:
 
 @dataclass(frozen=True, slots=True)
 class Row:
+    """A titled row of panels."""
+
     title: str
     panels: Sequence[Panel]
 
 
 @dataclass(frozen=True, slots=True)
 class Dashboard:
+    """A dashboard, as rows of panels."""
+
     name: str
-    """Of its file, and behind `sdp-` its uid."""
+    """The name of its file; its uid is `sdp-NAME`."""
     title: str
     question: str
-    """What the first row answers."""
+    """The question that the first row answers."""
     rows: Sequence[Row]
 
 
 def number(title: str, about: str, *queries: Query, unit: str = COUNT, limits: Limits | None = None) -> Panel:
-    """A figure of the first row, of which there are six."""
+    """Return a single figure, one of the six in a first row."""
     return Panel(title, about, queries, "number", unit, width=4, height=4, limits=limits)
 
 

@@ -1,4 +1,4 @@
-"""What do the machines and Ray do: who is busy, what queues up, what spills?"""
+"""The dashboard Pipeline: which machines are busy, what queues up, what spills?"""
 
 from scripts.dashboards.panels import (
     BYTES,
@@ -30,20 +30,20 @@ def by_operator(name: str) -> str:
 
 
 def rate_by_operator(name: str) -> str:
-    """Of what Ray tells as a gauge, though it only grows."""
+    """Return the rate of a figure that Ray exports as a gauge although it only grows."""
     return f"sum by ({APART}, operator) ({rate(name, CLUSTER)})"
 
 
-CPUS, GPUS, LENT = 'Name="CPU"', 'Name="GPU"', 'State="USED"'
-BEING_MADE = 'Source="gcs", State=~"PENDING_CREATION|RESTARTING"'
+CPUS, GPUS, IN_USE = 'Name="CPU"', 'Name="GPU"', 'State="USED"'
+STARTING = 'Source="gcs", State=~"PENDING_CREATION|RESTARTING"'
 
 _FIRST = Row(
     "Which machines are busy, what queues up, what spills?",
     (
-        number("Nodes", "Ray nodes (pods) that are there.", Query(f"count({select('ray_node_cpu_count', PLACE)})")),
+        number("Nodes", "Ray nodes (pods) alive.", Query(f"count({select('ray_node_cpu_count', PLACE)})")),
         number(
             "CPU of the busiest group",
-            "Mean of its nodes. Near 1 in the group that transforms: that is what holds the encoders back.",
+            "Mean of its nodes. Near 1 in the group that transforms, CPUs limit the encoders.",
             Query(f"max(avg by ({APART}, ray_group) ({CPU}))"),
             unit=RATIO,
         ),
@@ -56,21 +56,21 @@ _FIRST = Row(
         ),
         number(
             "Fullest object store",
-            "Of /dev/shm that Ray may use there; when it is full, objects are spilled to disk.",
+            "Used share of Ray's /dev/shm. When it is full, Ray spills objects to disk.",
             Query(f"max({STORE})"),
             unit=RATIO,
             limits=Limits(0.7, 0.9),
         ),
         number(
             "Spilled",
-            "Objects on disk: should be 0.",
+            "Objects on disk. Should be 0.",
             Query(f"sum({SPILLED})"),
             unit=BYTES,
             limits=Limits(1, 1e9),
         ),
         number(
             "Blocks in queues",
-            "Of all operators of Ray Data.",
+            "Over all operators of Ray Data.",
             Query(f"sum({select('ray_data_operator_queued_blocks', CLUSTER)})"),
         ),
         lines(
@@ -83,7 +83,7 @@ _FIRST = Row(
         ),
         lines(
             "Memory, by group",
-            "Of the fullest node of each.",
+            "Fullest node of each group.",
             Query(f"max by ({APART}, ray_group) ({MEMORY})", "{{ray_group}}"),
             unit=RATIO,
             width=12,
@@ -97,39 +97,39 @@ _DATA = Row(
     (
         lines(
             "Blocks in queues",
-            "Before each operator. The slow operator is the one behind the longest queue.",
+            "Before each operator. The operator after the longest queue is the slow one.",
             Query(by_operator("ray_data_operator_queued_blocks"), "{{operator}}"),
         ),
         lines(
             "Rows per second",
-            "That each operator gives.",
+            "Output of each operator.",
             Query(rate_by_operator("ray_data_output_rows"), "{{operator}}"),
             unit=PER_SECOND,
         ),
-        lines("Tasks that run", "", Query(by_operator("ray_data_num_tasks_running"), "{{operator}}")),
+        lines("Tasks running", "", Query(by_operator("ray_data_num_tasks_running"), "{{operator}}")),
         lines(
             "Back-pressure on outputs",
-            "Seconds per second that tasks wait because nobody takes what they have made.",
+            "Seconds per second that tasks wait because their output is not consumed.",
             Query(rate_by_operator("ray_data_task_output_backpressure_time_s"), "{{operator}}"),
             unit=SECONDS,
         ),
         lines(
             "Back-pressure on submission",
-            "Seconds per second in which an operator was not let to begin tasks.",
+            "Seconds per second in which an operator may not start tasks.",
             Query(rate_by_operator("ray_data_task_submission_backpressure_time"), "{{operator}}"),
             unit=SECONDS,
         ),
         lines(
             "Object store, by operator",
-            "What each operator's blocks take.",
+            "Memory of each operator's blocks.",
             Query(by_operator("ray_data_obj_store_mem_used"), "{{operator}}"),
             unit=BYTES,
         ),
         lines("Actors", "Alive, by operator.", Query(by_operator("ray_data_num_alive_actors"), "{{operator}}")),
-        lines("Tasks that failed", "", Query(by_operator("ray_data_num_tasks_failed"), "{{operator}}")),
+        lines("Failed tasks", "", Query(by_operator("ray_data_num_tasks_failed"), "{{operator}}")),
         lines(
-            "The scheduler's loop",
-            "Seconds a turn: much more than 0.1 and Ray Data itself is the bottleneck.",
+            "Scheduler loop",
+            "Seconds per iteration. Much above 0.1, Ray Data itself is the bottleneck.",
             Query(f"max({select('ray_data_sched_loop_duration_s', CLUSTER)})", "slowest"),
             unit=SECONDS,
         ),
@@ -141,13 +141,13 @@ _STORE = Row(
     (
         lines(
             "Object store, by group",
-            "Of the fullest node of each.",
+            "Fullest node of each group.",
             Query(f"max by ({APART}, ray_group) ({STORE})", "{{ray_group}}"),
             unit=RATIO,
             most=1,
         ),
         stacked(
-            "Where objects are",
+            "Objects, by location",
             "In shared memory, in the workers' heaps, mapped to disk, or spilled.",
             Query(f"sum by (Location) ({select('ray_object_store_memory', PLACE)})", "{{Location}}"),
             unit=BYTES,
@@ -155,7 +155,7 @@ _STORE = Row(
         lines("Spilled, by node", "", Query(f"sum by ({APART}, node) ({SPILLED})", "{{node}}"), unit=BYTES),
         lines(
             "Disk",
-            "Used of the fullest node of each group.",
+            "Used share on the fullest node of each group.",
             Query(
                 f"max by ({APART}, ray_group) ({select('ray_node_disk_utilization_percentage', PLACE)}) / 100",
                 "{{ray_group}}",
@@ -191,7 +191,7 @@ _STORE = Row(
 )
 
 _SCALING = Row(
-    "Who is there, and who is waited for",
+    "Nodes, workers and scaling",
     (
         stacked(
             "Nodes, by group",
@@ -201,32 +201,32 @@ _SCALING = Row(
         ),
         lines(
             "Encoders",
-            "Ready: of process jobs, which add some while transforms have a backlog, and of online training.",
+            "Ready encoders of process jobs, which add some while transforms have a backlog, and of online training.",
             Query(per_run(select("sdp_process_encoders", RUN)), "{{run}}"),
             Query(per_run(select("sdp_train_encoders", RUN)), "{{run}}"),
             width=6,
         ),
         lines(
-            "Actors that are being made",
-            "For long: resources are lacking, or a node is being awaited.",
+            "Actors starting",
+            "If they stay here, resources are lacking or a node has not come yet.",
             Query(
-                f"sum by ({APART}, Name) ({select('ray_actors', CLUSTER, BEING_MADE)})",
+                f"sum by ({APART}, Name) ({select('ray_actors', CLUSTER, STARTING)})",
                 "{{Name}}",
             ),
             width=6,
         ),
         lines(
-            "Workers of process jobs that died",
-            "And were replaced.",
+            "Workers of process jobs lost",
+            "Each is replaced.",
             Query(per_run(select("sdp_process_deaths_total", RUN)), "{{run}}"),
             unit=COUNT,
             width=6,
         ),
         lines(
-            "CPUs that are lent out",
-            "Of those that Ray has, by group.",
+            "CPUs allocated",
+            "Share of Ray's total, by group.",
             Query(
-                f"sum by ({APART}, ray_group) ({select('ray_resources', PLACE, CPUS, LENT)}) "
+                f"sum by ({APART}, ray_group) ({select('ray_resources', PLACE, CPUS, IN_USE)}) "
                 f"/ sum by ({APART}, ray_group) ({select('ray_resources', PLACE, CPUS)})",
                 "{{ray_group}}",
             ),
@@ -234,10 +234,10 @@ _SCALING = Row(
             most=1,
         ),
         lines(
-            "GPUs that are lent out",
-            "Of those that Ray has, by group.",
+            "GPUs allocated",
+            "Share of Ray's total, by group.",
             Query(
-                f"sum by ({APART}, ray_group) ({select('ray_resources', PLACE, GPUS, LENT)}) "
+                f"sum by ({APART}, ray_group) ({select('ray_resources', PLACE, GPUS, IN_USE)}) "
                 f"/ sum by ({APART}, ray_group) ({select('ray_resources', PLACE, GPUS)})",
                 "{{ray_group}}",
             ),
@@ -245,8 +245,8 @@ _SCALING = Row(
             most=1,
         ),
         lines(
-            "Memory of processes",
-            "Their own, by what they run; the ten largest.",
+            "Process memory",
+            "Unshared memory, by what a process runs; the ten largest.",
             Query(
                 f"topk(10, sum by ({APART}, Component) ({select('ray_component_uss_bytes', PLACE)}))", "{{Component}}"
             ),

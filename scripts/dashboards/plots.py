@@ -1,4 +1,4 @@
-"""Draws one panel with Pillow: a number, lines, areas, bars or a table. Knows neither Grafana nor Prometheus."""
+"""Draw one panel with Pillow: a number, lines, areas, bars or a table. Independent of Grafana and Prometheus."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,19 +16,21 @@ INK, FAINT, GRID, PAPER, FRAME = "#1f2933", "#66727f", "#e4e7eb", "#ffffff", "#c
 COLORS = {"green": "#2f9e44", "yellow": "#c98a00", "red": "#d6336c", "text": INK}
 _TITLE, _TEXT, _SMALL = 15, 12, 11
 _LACKING = str.maketrans({"×": "x", "–": "-", "…": "..."})
-"""What Pillow's own font does not have."""
+"""Characters that Pillow's own font lacks, and their replacements."""
 _NAMES_LINE, _MOST_NAMES = 16, 8
 
 
 @dataclass(frozen=True, slots=True)
 class Curve:
+    """A named series of points."""
+
     name: str
     points: Sequence[Point]
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """Where and what on the picture."""
+    """The area of the picture that a panel draws in, and the panel's unit."""
 
     draw: ImageDraw.ImageDraw
     box: tuple[int, int, int, int]
@@ -47,7 +49,7 @@ def paper(width: int, height: int) -> Image.Image:
 
 
 def titled(draw: ImageDraw.ImageDraw, box: tuple[int, int, int, int], title: str, unit: str) -> Frame:
-    """A panel's frame and title; what is left of it."""
+    """Draw a panel's frame and title; return the area inside."""
     left, top, right, bottom = box
     draw.rectangle(box, fill=PAPER, outline=FRAME)
     frame = Frame(draw, (left + 10, top + 38, right - 10, bottom - 8), unit)
@@ -56,7 +58,7 @@ def titled(draw: ImageDraw.ImageDraw, box: tuple[int, int, int, int], title: str
 
 
 def number(frame: Frame, values: Sequence[tuple[str, float]], steps: Sequence[tuple[float | None, str]]) -> None:
-    """One or several figures, with their names where they have any."""
+    """Draw one or several figures, with their names if they have any."""
     left, top, right, bottom = frame.box
     if not values:
         frame.text(((left + right) / 2, (top + bottom) / 2), "–", 30, FAINT, "mm")
@@ -73,14 +75,14 @@ def number(frame: Frame, values: Sequence[tuple[str, float]], steps: Sequence[tu
             frame.text(((left + right) / 2, middle), figure(value, frame.unit), size, color, "mm")
 
 
-def curves(frame: Frame, told: Sequence[Curve], span: tuple[float, float], *, stack: bool, most: float | None) -> None:
-    """Lines over time, or areas one on another."""
+def curves(frame: Frame, shown: Sequence[Curve], span: tuple[float, float], *, stack: bool, most: float | None) -> None:
+    """Draw lines over time, or stacked areas."""
     left, top, right, bottom = frame.box
-    if not told:
-        frame.text(((left + right) / 2, (top + bottom) / 2), "nothing in this time", _TEXT, FAINT, "mm")
+    if not shown:
+        frame.text(((left + right) / 2, (top + bottom) / 2), "no data in this period", _TEXT, FAINT, "mm")
         return
-    bottom -= _names(frame, [curve.name for curve in told])
-    levels = _stacked(told) if stack else [list(curve.points) for curve in told]
+    bottom -= _names(frame, [curve.name for curve in shown])
+    levels = _stacked(shown) if stack else [list(curve.points) for curve in shown]
     highest = max(value for points in levels for _, value in points)
     lowest = min(0.0, *(value for points in levels for _, value in points))
     high = most if most is not None else (highest or 1.0)
@@ -115,7 +117,7 @@ def curves(frame: Frame, told: Sequence[Curve], span: tuple[float, float], *, st
 
 
 def bars(frame: Frame, values: Sequence[tuple[str, float]], most: float | None) -> None:
-    """One below the other, the longest first."""
+    """Draw horizontal bars, the longest first."""
     left, top, right, bottom = frame.box
     shown = sorted(values, key=lambda one: -one[1])[: max(1, (bottom - top) // 24)]
     full = most or max((value for _, value in shown), default=1.0) or 1.0
@@ -128,7 +130,7 @@ def bars(frame: Frame, values: Sequence[tuple[str, float]], most: float | None) 
 
 
 def table(frame: Frame, rows: Sequence[tuple[dict[str, str], float]]) -> None:
-    """A column for each label in which rows differ, and the value."""
+    """Draw a column for each label, and one for the value."""
     left, top, right, bottom = frame.box
     names = sorted({name for labels, _ in rows for name in labels})
     heads = [*names, "value"]
@@ -141,7 +143,7 @@ def table(frame: Frame, rows: Sequence[tuple[dict[str, str], float]]) -> None:
 
 
 def fitting(draw: ImageDraw.ImageDraw, text: str, width: float, size: int) -> str:
-    """Cut with three dots where there is no room."""
+    """Return the text, cut with three dots if it is too wide."""
     if draw.textlength(text, font(size)) <= width:
         return text
     while text and draw.textlength(f"{text}...", font(size)) > width:
@@ -150,7 +152,7 @@ def fitting(draw: ImageDraw.ImageDraw, text: str, width: float, size: int) -> st
 
 
 def _names(frame: Frame, names: Sequence[str]) -> int:
-    """The legend, at the bottom; its height."""
+    """Draw the legend at the bottom; return its height."""
     left, _, right, bottom = frame.box
     shown = [name for name in names if name][:_MOST_NAMES]
     if not shown:
@@ -174,10 +176,10 @@ def _names(frame: Frame, names: Sequence[str]) -> int:
     return height
 
 
-def _stacked(told: Sequence[Curve]) -> list[list[Point]]:
-    """Each on top of those before it, at all times that any of them knows."""
-    times = sorted({at for curve in told for at, _ in curve.points})
-    known = [dict(curve.points) for curve in told]
+def _stacked(shown: Sequence[Curve]) -> list[list[Point]]:
+    """Return each curve added to those before it, at every time that any curve has."""
+    times = sorted({at for curve in shown for at, _ in curve.points})
+    known = [dict(curve.points) for curve in shown]
     total = dict.fromkeys(times, 0.0)
     levels: list[list[Point]] = []
     for values in known:
@@ -190,8 +192,8 @@ def _clock(frame: Frame, start: float, end: float, x: Callable[[float], float], 
     step = next((s for s in (10, 30, 60, 120, 300, 600, 1800, 3600) if (end - start) / s <= 6), 3600)
     at = (int(start) // step + 1) * step
     while at < end:
-        told = datetime.fromtimestamp(at, UTC).strftime("%H:%M:%S" if step < 60 else "%H:%M")
-        frame.text((x(at), bottom + 4), told, _SMALL, FAINT, "mt")
+        label = datetime.fromtimestamp(at, UTC).strftime("%H:%M:%S" if step < 60 else "%H:%M")
+        frame.text((x(at), bottom + 4), label, _SMALL, FAINT, "mt")
         at += step
 
 

@@ -1,4 +1,4 @@
-"""Does the run learn, and is it safe?"""
+"""The dashboard Run: does the run learn, and is it safe?"""
 
 from scripts.dashboards.panels import (
     COUNT,
@@ -31,10 +31,10 @@ _FIRST = Row(
     "Does the run learn, and is it safe?",
     (
         number("Loss", "Smoothed.", Query(LOSS, "{{run}}"), unit=PLAIN),
-        number("Step", "Of the run.", Query(STEP, "{{run}}"), unit=PLAIN),
+        number("Step", "Steps of the run.", Query(STEP, "{{run}}"), unit=PLAIN),
         number("Epoch", "Passes over the data.", Query(per_run(select("sdp_train_epoch", RUN)), "{{run}}"), unit=PLAIN),
         number(
-            "Since the last checkpoint",
+            "Time since the last checkpoint",
             "What a failure now would cost.",
             Query(f"time() - {SAVED}", "{{run}}"),
             unit=SECONDS,
@@ -42,19 +42,19 @@ _FIRST = Row(
         ),
         number(
             "Recoveries",
-            "Times that the job's workers were started again.",
+            "Times that the job's workers were restarted.",
             Query(per_run(select("sdp_train_recoveries", RUN)), "{{run}}"),
             limits=Limits(1, 3),
         ),
         number(
-            "Account is off by",
-            "Samples that the newest checkpoint counts less the rows of its ledger: anything but 0 is an error.",
+            "Ledger difference",
+            "Samples counted by the newest checkpoint, less the rows in its ledger. Anything but 0 is an error.",
             Query(f"max(abs({select('sdp_train_ledger_difference', RUN)}))"),
             limits=Limits(1, 1),
         ),
         lines(
             "Loss",
-            "Over the steps since the last line of the log, smoothed, and on the rows set aside for validation.",
+            "Over the steps since the last line of the log, smoothed, and on the rows held out for validation.",
             Query(per_run(select("sdp_train_loss", RUN)), "{{run}}"),
             Query(LOSS, "{{run}}, smoothed"),
             Query(per_run(select("sdp_train_validation_loss", RUN, ALL_TIMESTEPS)), "{{run}}, validation"),
@@ -62,8 +62,8 @@ _FIRST = Row(
             width=12,
         ),
         lines(
-            "Norm of the gradient",
-            "Before it is clipped. Spikes come before a loss that diverges.",
+            "Gradient norm",
+            "Before clipping. Spikes precede a diverging loss.",
             Query(per_run(select("sdp_train_gradient_norm", RUN)), "{{run}}"),
             unit=PLAIN,
             width=6,
@@ -83,21 +83,21 @@ _RANKS = Row(
     (
         lines(
             "Own work, by trainer",
-            "Seconds per second of copy, forward and optimizer. Nobody waits for others there: the highest is slowest.",
+            "Seconds per second of copy, forward and optimizer. No trainer waits here, so the highest is the slowest.",
             Query(OWN_WORK, "{{run}} {{rank}}"),
             unit=SECONDS,
             width=6,
         ),
         lines(
             "Time in backward, by trainer",
-            "Gradients meet there: the slowest trainer waits least, and is the lowest line.",
+            "Gradients are exchanged here. The slowest trainer waits least, so it is the lowest line.",
             Query(IN_BACKWARD, "{{run}} {{rank}}"),
             unit=SECONDS,
             width=6,
         ),
         lines(
-            "The slowest against the mean",
-            "Own work of the slowest trainer. Well above 1: look at that rank's GPU and node.",
+            "Slowest trainer against the mean",
+            "Own work of the slowest trainer. Well above 1, check that rank's GPU and node.",
             Query(
                 f"max by ({APART}, run) ({OWN_WORK}) / on ({APART}, run) avg by ({APART}, run) ({OWN_WORK})", "{{run}}"
             ),
@@ -106,13 +106,13 @@ _RANKS = Row(
         ),
         lines(
             "Trainers",
-            "An elastic run goes on with fewer.",
+            "An elastic run continues with fewer.",
             Query(per_run(select("sdp_train_workers", RUN)), "{{run}}"),
             width=6,
         ),
         lines(
             "Validation loss, by timestep",
-            "On rows that are not trained on. Early timesteps are fine detail, late ones the composition.",
+            "On held-out rows. Early timesteps are fine detail, late ones the composition.",
             Query(
                 f"max by ({APART}, run, timesteps) ({select('sdp_train_validation_loss', RUN)})",
                 "{{run}} {{timesteps}}",
@@ -122,7 +122,7 @@ _RANKS = Row(
         lines("Steps per second", "", Query(f"sum by ({APART}, run) ({STEPS})", "{{run}}"), unit=PER_SECOND),
         lines(
             "Skipped steps and bad rows",
-            "Steps that were not finite, or spikes; rows that turned out bad.",
+            "Steps skipped because they were not finite or spiked; rows that proved bad.",
             Query(per_run(select("sdp_train_skipped_steps", RUN)), "{{run}}: skipped steps"),
             Query(f"sum by ({APART}, run) ({select('sdp_train_bad_rows_total', RUN)})", "{{run}}: bad rows"),
         ),
@@ -132,39 +132,52 @@ _RANKS = Row(
 _SAFETY = Row(
     "Checkpoints, failures, cost",
     (
-        lines("Since the last checkpoint", "", Query(f"time() - {SAVED}", "{{run}}"), unit=SECONDS),
+        lines("Time since the last checkpoint", "", Query(f"time() - {SAVED}", "{{run}}"), unit=SECONDS),
         lines(
             "Steps since the last checkpoint",
             "",
             Query(f"{STEP} - on ({APART}, run) {per_run(select('sdp_train_checkpoint_step', RUN))}", "{{run}}"),
         ),
         lines(
-            "Training stood still for it",
-            "While the rest of a checkpoint is written, training goes on.",
+            "Training paused for a checkpoint",
+            "Training continues while the rest of a checkpoint is written.",
             Query(per_run(select("sdp_train_checkpoint_seconds", RUN)), "{{run}}"),
             unit=SECONDS,
         ),
         lines("Recoveries", "", Query(per_run(select("sdp_train_recoveries", RUN)), "{{run}}")),
         lines(
-            "Account is off by",
-            "0, or something was lost or done twice.",
+            "Ledger difference",
+            "If not 0, rows were lost or trained on twice.",
             Query(per_run(select("sdp_train_ledger_difference", RUN)), "{{run}}"),
         ),
         lines(
             "Cost",
-            "So far, by the prices of the configuration.",
+            "So far, by the configured prices.",
             Query(per_run(select("sdp_train_cost", RUN)), "{{run}}"),
             unit=PLAIN,
         ),
+        lines(
+            "Cost at its end",
+            "At the pace of now.",
+            Query(per_run(select("sdp_train_final_cost", RUN)), "{{run}}"),
+            unit=PLAIN,
+        ),
+        lines(
+            "Until its end",
+            "At the pace of now.",
+            Query(f"{per_run(select('sdp_train_finish_time_seconds', RUN))} - time()", "{{run}}"),
+            unit=SECONDS,
+        ),
+        lines("GPU-hours", "Trainers' and encoders'.", Query(per_run(select("sdp_train_gpu_hours", RUN)), "{{run}}")),
     ),
 )
 
 _ACCOUNT = Row(
-    "The jobs before it",
+    "Earlier jobs",
     (
         lines(
-            "Done",
-            "Of its rows, by job.",
+            "Progress",
+            "Share of its rows, by job.",
             Query(
                 f"max by ({APART}, stage, run) ({select('sdp_job_rows_done', RUN)}) "
                 f"/ on ({APART}, stage, run) max by ({APART}, stage, run) ({select('sdp_job_rows', RUN)})",
@@ -175,7 +188,7 @@ _ACCOUNT = Row(
         ),
         stacked(
             "Rows, by outcome",
-            "Of downloads and of process jobs, since they were started.",
+            "Of downloads and process jobs, since they started.",
             Query(f"sum by (outcome) ({select('sdp_download_rows_total', RUN)})", "download: {{outcome}}"),
             Query(f"sum by (outcome) ({select('sdp_process_rows_total', RUN)})", "process: {{outcome}}"),
         ),

@@ -1,12 +1,12 @@
-"""The selectors that expressions share, by the dashboards' variables, and a few shapes of expressions.
+"""Selectors that use the dashboards' variables, and common forms of expressions.
 
-Series of a job have the labels `run`, `ray_cluster` and `namespace`; those of a Ray node or of a process on it
-`ray_cluster`, `namespace`, `ray_group` and `node`. A name of a cluster or of a run means something within its namespace
-alone, so whatever groups or joins by one does so by all three. A GPU has `node` alone: whose it is, sdp:gpu:owner says.
+A job's series have the labels `run`, `ray_cluster` and `namespace`. Those of a Ray node, or of a process on it, have
+`ray_cluster`, `namespace`, `ray_group` and `node`. The name of a cluster or run is unique only within its namespace, so
+expressions that group or join by one use all three labels. A GPU has only `node`; sdp:gpu:owner says who owns it.
 """
 
 APART = "namespace, ray_cluster"
-"""What tells clusters apart: in every `by` and `on` of what is a cluster's or a run's."""
+"""The labels that identify a cluster; every `by` and `on` of a cluster's or run's series has them."""
 CLUSTER = 'namespace=~"$namespace", ray_cluster=~"$cluster"'
 RUN = f'{CLUSTER}, run=~"$run"'
 PLACE = f'{CLUSTER}, ray_group=~"$group", node=~"$node"'
@@ -14,18 +14,18 @@ RANK = f'{RUN}, ray_group=~"$group", node=~"$node"'
 NODE = 'node=~"$node"'
 OWNER = f"sdp:gpu:owner{{{RANK}}}"
 OWNED = f"and on (node, uuid) {OWNER}"
-"""Behind a vector of GPUs: those of the chosen clusters, groups and runs. All also takes those that nobody has."""
+"""Follows a vector of GPUs and keeps those of the chosen clusters, groups and runs; All keeps unowned ones too."""
 
 WINDOW = "$__rate_interval"
 
 
 def rate(name: str, matchers: str, *more: str) -> str:
-    """Per second, as fine as the scraping allows."""
+    """Return a counter's rate per second, over the shortest window that the scrape interval allows."""
     return f"rate({select(name, matchers, *more)}[{WINDOW}])"
 
 
 def increase_of_gauge(name: str, matchers: str) -> str:
-    """Per second, of a figure that only grows but is told as a gauge."""
+    """Return the rate per second of a gauge that only grows."""
     return f"deriv({select(name, matchers)}[{WINDOW}])"
 
 
@@ -34,20 +34,20 @@ def select(name: str, matchers: str, *more: str) -> str:
 
 
 def gpu(name: str, *more: str) -> str:
-    """A series of each chosen GPU."""
+    """Return one series for each chosen GPU."""
     return f"({select(name, NODE, *more)} {OWNED})"
 
 
 def slices(name: str) -> str:
-    """A series of each chosen GPU, or of each chosen slice of one."""
+    """Return one series for each chosen GPU or MIG slice."""
     return f"({select(name, NODE)} and on (node, uuid, mig_uuid) {OWNER})"
 
 
 def per_run(expr: str) -> str:
-    """One series of each run, of what its processes or its successive workers tell."""
+    """Return one series for each run, from those of its processes and of workers that replaced others."""
     return f"max by ({APART}, run) ({expr})"
 
 
 def some(expr: str) -> str:
-    """To divide by: what is nothing is left out, so that a single figure shows a dash in place of NaN."""
+    """Return a divisor without its zeros, so that a panel shows a dash instead of NaN."""
     return f"({expr} > 0)"

@@ -1,4 +1,4 @@
-"""Is it fast, what holds it back, and what does it cost?"""
+"""The dashboard Throughput: is it fast, what holds it back, and what does it cost?"""
 
 from scripts.dashboards.panels import (
     BYTES_PER_SECOND,
@@ -25,11 +25,11 @@ STEP_TIME = rate("sdp_train_rank_seconds_total", RANK)
 WAITING = rate("sdp_train_rank_seconds_total", RANK, 'part="data"')
 BUSY = f"sum({rate('sdp_process_encoder_busy_seconds_total', RUN)})"
 IDLE = f"(sum({rate('sdp_process_encoder_waiting_seconds_total', RUN)}) or 0 * {BUSY})"
-"""A counter that has never counted is no series."""
+"""A counter that has never counted has no series, so it counts as 0."""
 COST = per_run(select("sdp_train_cost", RUN))
 SAMPLES = per_run(select("sdp_train_samples_seen", RUN))
 TOKENS = 77
-"""Of a caption, as the text encoder takes it."""
+"""Length of a caption, as the text encoder reads it."""
 
 WRITTEN, NOT_WRITTEN = 'outcome="written"', 'outcome!="written"'
 
@@ -38,59 +38,59 @@ _FIRST = Row(
     (
         number(
             "Trained",
-            "Images that all chosen runs train on, per second.",
+            "Images per second that all chosen runs train on.",
             Query(TRAINED),
             unit=IMAGES_PER_SECOND,
         ),
         number(
             "Per GPU",
-            "The same per trainer. The best published for an A100 is 184.6 at 256 pixels and 42.2 at 512.",
+            "The same, per trainer. The best published figures for an A100: 184.6 at 256 pixels, 42.2 at 512.",
             Query(f"{TRAINED} / {some(f'sum({WORKERS})')}"),
             unit=IMAGES_PER_SECOND,
         ),
         number(
             "MFU",
-            "Share of the GPUs' dense bf16 peak that the U-Net's arithmetic reaches. 0.3 and more is good.",
+            "Share of the GPUs' dense bf16 peak that the U-Net's arithmetic reaches. 0.3 or more is good.",
             Query(f"avg({per_run(select('sdp_train_mfu', RUN))})"),
             unit=RATIO,
             limits=Limits(0.25, 0.15),
         ),
         number(
             "Trainers wait for data",
-            "Share of the trainers' time. High: the input holds training back; see Encoders below. Collocated trainers "
-            "encode meanwhile.",
+            "Share of the trainers' time. If it is high, the input limits training: see Encoders below. Collocated "
+            "trainers encode during this time.",
             Query(f"sum({WAITING}) / {some(f'sum({STEP_TIME})')}"),
             unit=RATIO,
             limits=Limits(0.05, 0.2),
         ),
         number(
             "Encoders wait for input",
-            "Share of the encoders' time, online and in process jobs. High while trainers wait: transforms or the "
-            "storage hold it back. High while they do not: there are more encoders than needed.",
+            "Share of the encoders' time, online and in process jobs. High while trainers wait: transforms or storage "
+            "are too slow. High while trainers do not wait: there are more encoders than needed.",
             Query(f"1 - avg({per_run(select('sdp_train_encoders_busy', RUN))})", "online"),
             Query(f"{IDLE} / {some(f'{IDLE} + {BUSY}')}", "process"),
             unit=RATIO,
         ),
         number(
-            "A million images cost",
-            "What the chosen runs have cost, by the prices of their configuration, per million images trained on.",
+            "Cost per million images",
+            "Cost of the chosen runs so far, by their configured prices, per million images trained on.",
             Query(f"1e6 * sum({COST}) / {some(f'sum({SAMPLES})')}"),
             unit=PLAIN,
         ),
         lines(
             "Images per second, by stage",
-            "Written by downloads, encoded by process jobs, encoded for trainers, trained on, and drawn.",
+            "Written by downloads, encoded by process jobs, encoded for trainers, trained on, and generated.",
             Query(f"sum({rate('sdp_download_rows_total', RUN, WRITTEN)})", "downloaded"),
             Query(f"sum({rate('sdp_process_encoded_total', RUN)})", "encoded"),
             Query(f"sum({rate('sdp_train_encoded_total', RUN)})", "encoded online"),
             Query(TRAINED, "trained"),
-            Query(f"sum({rate('sdp_generate_images_total', RUN)})", "drawn"),
+            Query(f"sum({rate('sdp_generate_images_total', RUN)})", "generated"),
             unit=IMAGES_PER_SECOND,
             width=12,
         ),
         stacked(
             "Where a step's time goes",
-            "Of all trainers. backward holds the wait for the slowest one, since gradients meet there.",
+            "All trainers. backward includes the wait for the slowest trainer, because gradients are exchanged there.",
             Query(f"sum by (part) ({STEP_TIME}) / on () group_left () sum({STEP_TIME})", "{{part}}"),
             unit=RATIO,
             width=12,
@@ -104,13 +104,13 @@ _TRAINERS = Row(
     (
         lines(
             "Per GPU, by run",
-            "Images per second and trainer.",
+            "Images per second, per trainer.",
             Query(f"{TRAINED_PER_RUN} / on ({APART}, run) {WORKERS}", "{{run}}"),
             unit=IMAGES_PER_SECOND,
         ),
         lines(
-            "Wait for data, from the luckiest trainer to the unluckiest",
-            "Share of its time. Far apart: the data are not dealt out evenly, or one node is slow.",
+            "Wait for data: most, median, least",
+            "Share of a trainer's time. If the curves are far apart, data is unevenly distributed or one node is slow.",
             *(
                 Query(
                     f"quantile({quantile}, sum by ({APART}, run, rank) ({WAITING}) "
@@ -122,8 +122,8 @@ _TRAINERS = Row(
             unit=RATIO,
         ),
         lines(
-            "Against its own last hour",
-            "1 is as fast as the median of the last hour. SdpThroughputFell fires below 0.8.",
+            "Speed against the last hour",
+            "1 is the median speed of the last hour. SdpThroughputFell fires below 0.8.",
             Query(
                 f"{select('sdp:train_samples:rate5m', RUN)} "
                 f"/ quantile_over_time(0.5, {select('sdp:train_samples:rate5m', RUN)}[1h])",
@@ -138,14 +138,14 @@ _TRAINERS = Row(
             unit=COUNT,
         ),
         lines(
-            "Tokens of text per second",
-            "Captions are 77 tokens long, whatever they say.",
+            "Text tokens per second",
+            "Every caption is 77 tokens long.",
             Query(f"{TOKENS} * {TRAINED_PER_RUN}", "{{run}}"),
             unit=PER_SECOND,
         ),
         lines(
             "Samples trained on",
-            "By the run as it stands: what was lost with a failure and done again counts once.",
+            "Samples lost in a failure and trained on again count once.",
             Query(SAMPLES, "{{run}}"),
             unit=COUNT,
         ),
@@ -156,22 +156,22 @@ _ENCODERS = Row(
     "Encoders",
     (
         lines(
-            "Encoders that are ready",
-            "Of online training and of process jobs.",
+            "Encoders ready",
+            "In online training and in process jobs.",
             Query(per_run(select("sdp_train_encoders", RUN)), "{{run}}"),
             Query(per_run(select("sdp_process_encoders", RUN)), "{{run}}"),
         ),
         lines(
             "Busy",
-            "Share of the encoders' time in which they encode.",
+            "Share of their time that encoders spend encoding.",
             Query(per_run(select("sdp_train_encoders_busy", RUN)), "{{run}}"),
             Query(f"{BUSY} / {some(f'{IDLE} + {BUSY}')}", "process"),
             unit=RATIO,
             most=1,
         ),
         lines(
-            "Images per second and encoder",
-            "A published figure for an A10G at 256 pixels is 102 online.",
+            "Images per second, per encoder",
+            "A published figure for an A10G at 256 pixels, online: 102.",
             Query(
                 f"sum by ({APART}, run) ({rate('sdp_train_encoded_total', RUN)}) "
                 f"/ on ({APART}, run) {per_run(select('sdp_train_encoders', RUN))}",
@@ -186,13 +186,13 @@ _ENCODERS = Row(
         ),
         lines(
             "Transforms and their backlog",
-            "Transforms that run, and pieces that wait for an encoder. No backlog: transforms are too few.",
+            "Running transforms, and pieces that wait for an encoder. Without a backlog there are too few transforms.",
             Query(per_run(select("sdp_process_transforms", RUN)), "{{run}}: transforms"),
             Query(per_run(select("sdp_process_ready", RUN)), "{{run}}: waiting pieces"),
         ),
         lines(
-            "Time for an image",
-            "That a transform takes on one core, and that it waits for the source.",
+            "Time per image",
+            "Time of a transform on one core, and its wait for the source.",
             Query(
                 f"sum({rate('sdp_process_transform_seconds_total', RUN)}) "
                 f"/ sum({rate('sdp_process_transformed_total', RUN)})",
@@ -207,7 +207,7 @@ _ENCODERS = Row(
         ),
         lines(
             "Latents written",
-            "Of finished parts.",
+            "Bytes of finished parts.",
             Query(f"sum({rate('sdp_process_written_bytes_total', RUN)})", "written"),
             unit=BYTES_PER_SECOND,
         ),
@@ -225,7 +225,7 @@ _DOWNLOAD = Row(
         ),
         stacked(
             "Not written, by reason",
-            "A reason that grows is worth a look; docs/download.md says what each means.",
+            "Investigate a reason that grows; docs/download.md explains each.",
             Query(f"sum by (reason) ({rate('sdp_download_rows_total', RUN, NOT_WRITTEN)})", "{{reason}}"),
             unit=PER_SECOND,
         ),
@@ -244,18 +244,18 @@ _DOWNLOAD = Row(
                     f"histogram_quantile({quantile}, sum by (le) ({rate('sdp_download_fetch_seconds_bucket', RUN)}))",
                     name,
                 )
-                for quantile, name in ((0.5, "half are faster than"), (0.95, "95 % are faster than"))
+                for quantile, name in ((0.5, "median"), (0.95, "95th percentile"))
             ),
             unit=SECONDS,
         ),
         lines(
-            "Requests for a row",
-            "Retries and redirects included: about 1 is usual, more means trouble with hosts.",
+            "Requests per row",
+            "Includes retries and redirects. About 1 is usual; more means that hosts fail.",
             Query(f"sum({rate('sdp_download_requests_total', RUN)}) / sum({rate('sdp_download_rows_total', RUN)})"),
         ),
         lines(
-            "Size of the images received",
-            "The mean.",
+            "Mean size of received images",
+            "Bytes per image received.",
             Query(
                 f"sum({rate('sdp_download_image_bytes_sum', RUN)}) / sum({rate('sdp_download_image_bytes_count', RUN)})"
             ),
@@ -267,16 +267,16 @@ _DOWNLOAD = Row(
 _COST = Row(
     "Cost",
     (
-        lines("So far", "By the prices of the configuration.", Query(COST, "{{run}}"), unit=PLAIN),
+        lines("Cost so far", "By the configured prices.", Query(COST, "{{run}}"), unit=PLAIN),
         lines(
-            "Per hour",
-            "At the rate of now.",
+            "Cost per hour",
+            "At the current rate.",
             Query(f"3600 * {per_run(increase_of_gauge('sdp_train_cost', RUN))}", "{{run}}"),
             unit=PLAIN,
         ),
         lines(
-            "Per million images",
-            "At the rate of now: rises when throughput falls.",
+            "Cost per million images",
+            "At the current rate; rises when throughput falls.",
             Query(
                 f"1e6 * {per_run(increase_of_gauge('sdp_train_cost', RUN))} / on ({APART}, run) {TRAINED_PER_RUN}",
                 "{{run}}",

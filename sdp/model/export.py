@@ -14,7 +14,7 @@ from sdp.model.checkpoints import CONFIG, find_checkpoint, read_marker, read_wei
 from sdp.model.layout import INDEX, PARTS
 from sdp.model.lora import diffusers_lora
 from sdp.model.single_file import single_file
-from sdp.model.trained import load_trained, lora_of
+from sdp.model.trained import by_network, load_trained, lora_of
 from sdp.storage import Storage, StorageOptions, open_storage
 
 SCHEDULER = "scheduler/scheduler_config.json"
@@ -77,11 +77,13 @@ def export(
         tensors = _lora(folder, ema=ema) if form == "lora" else _whole(folder, source, ema=ema)
         target.publish(file, _serialised(tensors, dtype))
         return Exported(target.uri_of(file), folder.uri, step, ema, 1)
-    unet = load_trained(folder, source, ema=ema, name=config["model"]["source"])
+    networks: Any = load_trained(folder, source, ema=ema, name=config["model"]["source"])
     with TemporaryDirectory(prefix="sdp-export-") as scratch:
-        unet.save_pretrained(Path(scratch) / "unet", safe_serialization=True)
+        for part, network in networks.named_children():
+            network.save_pretrained(Path(scratch) / part, safe_serialization=True)
         made = {path.relative_to(scratch).as_posix(): path for path in Path(scratch).rglob("*") if path.is_file()}
-        copied = {name: source / name for name in sources.present(source) if not name.startswith("unet/")}
+        parts = {name.partition("/")[0] for name in made}
+        copied = {name: source / name for name in sources.present(source) if name.partition("/")[0] not in parts}
         # What a folder is known by comes last: without it the folder is visibly unfinished.
         names = sorted({**copied, **made}, key=lambda name: (name == INDEX, name))
         for name in names:
@@ -116,12 +118,12 @@ def _lora(folder: Storage, *, ema: bool) -> dict[str, Any]:
     lora = lora_of(folder)
     if lora.rank is None:
         raise UserError(f"export: --lora: {folder.uri} was trained without lora.rank; leave --lora out")
-    return diffusers_lora(read_weights(folder, ema=ema), lora.scale)
+    return diffusers_lora(by_network(read_weights(folder, ema=ema)), lora.scale)
 
 
 def _whole(folder: Storage, source: Path, *, ema: bool) -> dict[str, Any]:
-    unet = load_trained(folder, source, ema=ema, name=str(source))
-    return single_file(unet, load.load_vae(source), load.load_text_encoder(source))
+    networks = load_trained(folder, source, ema=ema, name=str(source))
+    return single_file(networks.unet, load.load_vae(source), networks.text_encoder or load.load_text_encoder(source))
 
 
 def _in_dtype(data: bytes, dtype: Dtype) -> bytes:

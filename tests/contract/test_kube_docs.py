@@ -48,7 +48,11 @@ def test_the_pages_that_install_the_chart_give_its_values_install_the_operator_a
             commands.index("helm install kuberay-operator "),
             commands.index("| sdp doctor --manifest -"),
             commands.index("helm install sdp charts/sdp-cluster"),
-            commands.index("create -f manifests/download.yaml"),
+            min(
+                commands.index(start)
+                for start in ("apply -k manifests", "apply -f manifests/download.yaml")
+                if start in commands
+            ),
         ]
         assert order == sorted(order), page.name
 
@@ -78,6 +82,12 @@ def test_the_device_plugin_of_efa_is_made_to_bear_the_taint_that_the_nodes_have(
     }
     (patch,) = re.findall(r"patch daemonset aws-efa\S+ --type json --patch '(.*?)'", page.read_text(), re.DOTALL)
     assert {each["value"]["key"] for each in yaml.safe_load(patch)} == keys == {"nvidia.com/gpu"}
+
+
+def test_no_pod_reaches_the_metadata_service_of_its_node() -> None:
+    """With its credentials it would have the node's role."""
+    (cluster,) = (yaml.safe_load(each) for each in blocks(ROOT / "docs" / "eks.md", "yaml") if "ClusterConfig" in each)
+    assert [group["name"] for group in cluster["managedNodeGroups"] if not group.get("disablePodIMDS")] == []
 
 
 def test_a_node_pool_keeps_nodes_with_work_on_them() -> None:

@@ -7,10 +7,10 @@ import pytest
 import yaml
 
 from sdp.cli import JOBS
-from sdp.kube.rayjob import make_rayjob
+from sdp.kube.rayjob import RayJobOptions, make_rayjob
 
 MANIFESTS = Path(__file__).parents[2] / "manifests"
-FILES = sorted(MANIFESTS.glob("*.yaml"))
+FILES = sorted(set(MANIFESTS.glob("*.yaml")) - {MANIFESTS / "kustomization.yaml"})
 OF_JOBS = [path for path in FILES if not path.stem.endswith("-own-cluster")]
 """Those that run a job by the cluster's configuration of that name."""
 
@@ -29,7 +29,19 @@ def test_the_stages_have_manifests_and_so_has_each_job_of_the_chart() -> None:
 
 @pytest.mark.parametrize("path", OF_JOBS, ids=lambda path: path.stem)
 def test_submit_makes_what_the_manifest_says(path: Path) -> None:
-    assert parsed(make_rayjob(path.stem)) == parsed(yaml.safe_load(path.read_text()))
+    options = RayJobOptions(name=f"sdp-{path.stem}")
+    assert parsed(make_rayjob(path.stem, options=options)) == parsed(yaml.safe_load(path.read_text()))
+
+
+def test_applied_together_the_stages_after_download_wait_for_the_dataset_that_they_read() -> None:
+    folder = yaml.safe_load((MANIFESTS / "kustomization.yaml").read_text())
+    assert folder["resources"] == ["download.yaml", "process.yaml", "train.yaml"]
+    entrypoints = {patch["target"]["name"]: yaml.safe_load(patch["patch"])[0]["value"] for patch in folder["patches"]}
+    for stage in ("process", "train"):
+        alone = yaml.safe_load((MANIFESTS / f"{stage}.yaml").read_text())
+        module, rest = "python -m sdp.supervisor ", f"{stage} --config /etc/sdp/jobs/{stage}.yaml"
+        assert alone["spec"]["entrypoint"] == module + rest
+        assert entrypoints[alone["metadata"]["name"]] == f"{module}--wait-for-input {rest}"
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)

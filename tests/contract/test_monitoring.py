@@ -224,7 +224,7 @@ def test_two_clusters_of_one_name_in_two_namespaces_break_no_query_and_stay_apar
     """Every query and rule over the same series in two namespaces: joins that meet two where they expect one fail."""
     asked = [query.filled(__rate_interval="5m") for query in chart.queries()] + [e.text for e in chart.alerts()]
     told = {query.where: query for query in chart.queries()}
-    headroom = told["gram: Headroom over the peak"].filled().removeprefix("quantile(0.5, ").removesuffix(")")
+    headroom = told["gram: Headroom above the peak"].filled().removeprefix("quantile(0.5, ").removesuffix(")")
     cases = [{"expr": expr, "eval_time": "9m", "exp_samples": []} for expr in asked]
     cases.append({"expr": f"count({headroom})", "eval_time": "9m", "exp_samples": [{"labels": "{}", "value": 4}]})
     test = {"interval": "1m", "input_series": two_namespaces(), "promql_expr_test": cases}
@@ -318,6 +318,7 @@ def test_the_exporter_has_the_host_s_pids_and_no_other_privilege(render: Render)
     assert pod["hostPID"] is True
     assert not {"hostNetwork", "hostIPC", "volumes"} & pod.keys()
     assert pod["automountServiceAccountToken"] is False
+    assert pod["enableServiceLinks"] is False
     assert pod["securityContext"]["runAsNonRoot"] is True
     cluster = yaml.safe_load((ROOT / "charts" / "sdp-cluster" / "values.yaml").read_text())
     assert pod["securityContext"]["runAsUser"] not in {0, 1000, cluster["runAsUser"]}, "it could read their environment"
@@ -522,7 +523,7 @@ def test_nothing_is_rendered_that_was_not_asked_for(render: Render, settings: li
         ("rules.alerts=null", "missing property 'alerts'"),
         (
             "rules.alerts.SdpSpiling.enabled=false",
-            "rules.alerts.SdpSpiling: no such alert; there are SdpCheckpointLate",
+            "rules.alerts.SdpSpiling: no such alert; the alerts are SdpCheckpointLate",
         ),
         ("rules.alerts.SdpSpilling.form=5m", "'form' not allowed"),
         ("ray.scrapeTimeout=20s", "ray.scrapeTimeout: expected at most ray.interval (15s), got 20s"),
@@ -533,10 +534,10 @@ def test_nothing_is_rendered_that_was_not_asked_for(render: Render, settings: li
             "exporter.podLabels: app.kubernetes.io/name is the chart's own",
         ),
         ("exporter.address=here", "/exporter/address"),
-        ("exporter.tls.requireClientCertificate=true", "exporter.tls.secret: required where exporter.tls.require"),
-        ("exporter.tlsConfig.serverName=exporter", "exporter.tls.secret: required where"),
+        ("exporter.tls.requireClientCertificate=true", "exporter.tls.secret: required if exporter.tls.require"),
+        ("exporter.tlsConfig.serverName=exporter", "exporter.tls.secret: required if"),
         ("exporter.webConfigSecret=web", "'webConfigSecret' not allowed"),
-        ("exporter.podResources=/x", "exporter.runAsUser: expected 0 where podResources or readEnvironment are set"),
+        ("exporter.podResources=/x", "exporter.runAsUser: expected 0 if podResources or readEnvironment is set"),
         ("exporter.readEnvironment=true", "exporter.runAsUser: expected 0"),
         ("nameOverride=" + "n" * 41, "nameOverride: expected at most 40 characters"),
     ],

@@ -26,8 +26,8 @@ print(json.dumps([[a.class_name, groups.get(a.node_id, "?")] for a in actors if 
 
 def create(kube: Kube, manifest: str) -> str:
     """As the README says it; returns the RayJob's name."""
-    made = kube.run("create", "-f", str(ROOT / "manifests" / f"{manifest}.yaml"), "-o", "name")
-    return made.strip().partition("/")[2]
+    kube.run("replace", "--force", "-f", str(ROOT / "manifests" / f"{manifest}.yaml"))
+    return f"sdp-{manifest}"
 
 
 def succeeded(kube: Kube, name: str, seconds: float = JOB_S, cluster: str = "sdp") -> Object:

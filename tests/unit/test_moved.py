@@ -78,7 +78,7 @@ def test_another_source_is_refused_where_a_file_is_missing_or_holds_something_el
 
 def test_a_file_of_a_bucket_that_is_local_now_is_compared_by_its_md5(tmp_path: Path) -> None:
     from sdp.storage import SourceFile
-    from sdp.storage.sources import unchanged
+    from sdp.storage.moved import unchanged
 
     (tmp_path / "a").write_bytes(b"hello")  # $ printf hello | md5sum
     file = SourceFile(str(tmp_path / "a"), 5, "18c-5")

@@ -4,11 +4,13 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
+from sdp import supervisor
 from sdp.kube.leave import leave, supervises
 from sdp.kube.leave import main as leave_main
 from sdp.supervisor import supervise
@@ -167,3 +169,26 @@ def test_a_supervisor_is_known_by_its_command_line(line: list[str], is_one: bool
 def test_how_long_to_wait_has_to_be_told(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert leave_main(words) == 2
     assert "leave: expected one number of seconds, got" in capsys.readouterr().err
+
+
+def test_a_job_that_waits_for_its_input_starts_when_that_is_complete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    images, config = tmp_path / "images", tmp_path / "process.yaml"
+    config.write_text(
+        f"source: {{uri: {images}}}\noutput: {{uri: {tmp_path / 'latents'}}}\nmodel: {{source: builtin:tiny}}\n"
+    )
+    complete_at_start: list[bool] = []
+    monkeypatch.setattr(supervisor, "LOOK_S", 0.01)
+    monkeypatch.setattr(
+        supervisor, "supervise", lambda _: complete_at_start.append((images / "_manifest.json").exists()) or 0
+    )
+    words = ["--wait-for-input", "process", "--config", str(config)]
+    job = threading.Thread(target=supervisor.main, args=(words,))
+    job.start()
+    until(lambda: f"for {images} to be complete" in capsys.readouterr().err, "the line that says what it waits for")
+    assert not complete_at_start
+    images.mkdir()
+    (images / "_manifest.json").write_text("{}")
+    job.join(60)
+    assert complete_at_start == [True]

@@ -15,7 +15,7 @@ from sdp.config.train import ColumnsConfig
 from sdp.datasets.concurrently import ordered_map
 from sdp.errors import AlreadyExists, DatasetError, NotFound, one_line
 from sdp.storage import SourceFile, Storage, StorageOptions, list_source, open_source
-from sdp.storage.sources import root_of, unchanged, with_sample
+from sdp.storage.moved import root_of, unchanged, with_sample
 from sdp.storage.uri import join
 from sdp.train.data.latents import LatentsDataset, find_columns
 from sdp.train.data.order import Blocks

@@ -1,0 +1,58 @@
+"""Names and docstrings that say little, for `make check`: vague names, docstrings that begin with a question word.
+
+    python -m scripts.prose_rules [PATH ...]
+
+A docstring of a function begins with a verb; that of a class or field is a noun phrase. `found`, `told` and their like
+say that a value has a history; a reader wants to know what it is.
+"""
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+VAGUE_NAMES = {"found", "told", "given", "there", "again", "wish", "ours", "theirs", "hired", "dear"}
+VAGUE_OPENING = re.compile(r"(Of|What|Who|Whose|Where|How|Whether|When|Why|Against|That)\b")
+PENDING = (
+    *("sdp/config/dreambooth.py", "sdp/config/train.py", "sdp/demo/", "sdp/dreambooth/", "sdp/model/", "sdp/plan/"),
+    *("sdp/report/", "sdp/train/", "sdp/charts.py", "sdp/cli.py", "sdp/supervisor.py", "scripts/", "tests/"),
+)
+"""Paths that do not follow the rules yet."""
+
+
+def faults(path: Path) -> Iterator[str]:
+    """Yield a line for each name and docstring of a file that breaks a rule."""
+    tree = ast.parse(path.read_text(encoding="utf-8"), str(path))
+    for node in ast.walk(tree):
+        if (name := _bound_name(node)) in VAGUE_NAMES:
+            yield f"{path}:{node.lineno}: name {name!r}: use the noun for what it holds"  # type: ignore[attr-defined]
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            opening = VAGUE_OPENING.match(str(node.value.value))
+            if opening is not None:
+                yield f"{path}:{node.lineno}: docstring begins with {opening[0]!r}: begin with a verb or the noun"
+
+
+def _bound_name(node: ast.AST) -> str | None:
+    """Return the name that a node binds, if it binds one."""
+    if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
+        return node.id if isinstance(node, ast.Name) else node.attr
+    if isinstance(node, ast.arg):
+        return node.arg
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return node.name
+    return None
+
+
+def main(arguments: list[str]) -> int:
+    """Print the faults of the paths, or of all that follow the rules; return the exit status."""
+    roots = [Path(argument) for argument in arguments or ("sdp", "scripts", "tests")]
+    files = [file for root in roots for file in (sorted(root.rglob("*.py")) if root.is_dir() else [root])]
+    pending = () if arguments else PENDING
+    lines = [line for file in files if not str(file).startswith(pending) for line in faults(file)]
+    print("\n".join(lines) or "names and docstrings follow the rules")
+    return 1 if lines else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
