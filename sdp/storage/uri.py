@@ -93,20 +93,22 @@ def join(uri: str, *parts: str) -> str:
 
 
 def near(uri: str, folder: str) -> str:
-    """A URI as it is kept in a file of a folder: relative (`../images`) where the two lie close together.
+    """Return a URI as a file of a folder stores it: relative (`../images`) where the two lie close together.
 
-    What is moved or copied together then still finds its neighbours; `resolved` undoes it.
+    Datasets that are moved or copied together then still find each other; `resolved` is the inverse.
     """
     there, here = parse(uri), parse(folder)
     if there.scheme not in WRITABLE or (there.scheme, there.bucket) != (here.scheme, here.bucket):
         return uri
     path = posixpath.relpath(f"/{there.path.lstrip('/')}", f"/{here.path.lstrip('/')}")
+    if not path.startswith(".."):
+        return f"./{path}"
     return path if re.fullmatch(r"(\.\./){1,2}(?!\.\.(/|$)).+", path) else there.uri
 
 
 def resolved(uri: str, folder: str) -> str:
-    """The URI that was kept in a file of a folder."""
-    if not uri.startswith("../"):
+    """Return the URI that `near` made relative."""
+    if not uri.startswith(("./", "../")):
         return uri
     here = parse(folder)
     path = posixpath.normpath(f"/{here.path.lstrip('/')}/{uri}")
