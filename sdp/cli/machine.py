@@ -17,14 +17,14 @@ _MATTER = ("torch", "ray", "diffusers", "transformers", "pyarrow")
 
 def versions() -> list[str]:
     """Return sdp's version, and those of what it stands on."""
-    found = {}
+    installed = {}
     lines = [f"sdp {__version__}", f"python {platform.python_version()} ({platform.system()} {platform.release()})"]
     for name in _MATTER:
         try:
-            found[name] = metadata.version(name)
+            installed[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
-            found[name] = "not installed"
-    return lines + [f"{name} {version}" for name, version in found.items()]
+            installed[name] = "not installed"
+    return lines + [f"{name} {version}" for name, version in installed.items()]
 
 
 def describe() -> Iterator[tuple[str, str]]:

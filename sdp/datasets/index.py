@@ -92,7 +92,7 @@ class Index:
 
     @property
     def root(self) -> str:
-        """Where the source was last; empty where nothing says so."""
+        """The source's last known folder; empty if none was recorded."""
         return next((version.root for version in reversed(self.versions) if version.root), "")
 
     def moved(self, root: str) -> "Index":

@@ -97,13 +97,13 @@ def near(uri: str, folder: str) -> str:
 
     Datasets that are moved or copied together then still find each other; `resolved` is the inverse.
     """
-    there, here = parse(uri), parse(folder)
-    if there.scheme not in WRITABLE or (there.scheme, there.bucket) != (here.scheme, here.bucket):
+    target, here = parse(uri), parse(folder)
+    if target.scheme not in WRITABLE or (target.scheme, target.bucket) != (here.scheme, here.bucket):
         return uri
-    path = posixpath.relpath(f"/{there.path.lstrip('/')}", f"/{here.path.lstrip('/')}")
+    path = posixpath.relpath(f"/{target.path.lstrip('/')}", f"/{here.path.lstrip('/')}")
     if not path.startswith(".."):
         return f"./{path}"
-    return path if re.fullmatch(r"(\.\./){1,2}(?!\.\.(/|$)).+", path) else there.uri
+    return path if re.fullmatch(r"(\.\./){1,2}(?!\.\.(/|$)).+", path) else target.uri
 
 
 def resolved(uri: str, folder: str) -> str:
