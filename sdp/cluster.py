@@ -4,6 +4,7 @@ import contextlib
 import logging
 import os
 import secrets
+import shlex
 import signal
 import socket
 import sys
@@ -43,6 +44,9 @@ def connect(**local: Any) -> dict[str, float]:
         require_reachable()
         # Without an address, Ray joins any cluster that runs on this machine.
         where: dict[str, Any] = {} if os.environ.get("RAY_ADDRESS") else {"address": "local", **local}
+        if where and (python := shlex.quote(sys.executable)) != sys.executable:
+            # Ray puts this path as it is into a shell's command for workers that have an environment, as Train's have.
+            where["runtime_env"] = {"py_executable": python}
         if not os.environ.get("RAY_ADDRESS") and not os.access(os.path.expanduser("~"), os.W_OK):  # noqa: PTH111
             # Ray stores a token in the home directory, and does not start if it cannot.
             os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
@@ -188,8 +192,10 @@ def require_labels(key: str, labels: Mapping[str, str], *, can_grow: bool = Fals
     """Refuse labels that no node has, since work would wait for them for ever."""
     if can_grow or nodes_with(labels):
         return
-    have = {name: sorted({n["Labels"][name] for n in nodes_with({}) if name in n.get("Labels", {})}) for name in labels}
-    actual = ", ".join(f"{name} is {' or '.join(values) or 'nowhere'}" for name, values in have.items())
+    values_of = {
+        name: sorted({n["Labels"][name] for n in nodes_with({}) if name in n.get("Labels", {})}) for name in labels
+    }
+    actual = ", ".join(f"{name} is {' or '.join(values) or 'nowhere'}" for name, values in values_of.items())
     raise UserError(f"{key}: no node has {format_labels(labels)} ({actual}); use those of a node, or {{}}")
 
 

@@ -147,10 +147,10 @@ class WorkerPool:
 
         try:
             for row in self._dataset(make_worker, tasks).iter_rows():
-                made: Made | SdpError = pickle.loads(row["made"])
-                if isinstance(made, SdpError):
-                    raise made
-                yield made
+                result: Made | SdpError = pickle.loads(row["made"])
+                if isinstance(result, SdpError):
+                    raise result
+                yield result
         except RayError as error:
             raise self._explain(error) from error
 
@@ -205,8 +205,8 @@ class _PoolActor:
     def __call__(self, batch: "pa.Table") -> "pa.Table":
         import pyarrow as pa
 
-        made = [pickle.dumps(self._make(pickle.loads(data))) for data in batch["task"].to_pylist()]
-        return pa.table({"made": pa.array(made, pa.binary())})
+        results = [pickle.dumps(self._make(pickle.loads(data))) for data in batch["task"].to_pylist()]
+        return pa.table({"made": pa.array(results, pa.binary())})
 
     def _make(self, task: Any) -> Any:
         """Do a task; return an SdpError as a value, since Ray Data would turn a raised one into text."""

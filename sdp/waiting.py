@@ -73,10 +73,10 @@ def place_of(section: str, workers: WorkersConfig, *, grows: bool, more: str, gp
     have = [int(node["Resources"].get(resource, 0)) for node in cluster.nodes_with(labels)]
     count = sum(number // each for number in have)
     if workers.least > count and not grows:
-        told = f", {each} for each worker" if each > 1 else ""
+        per_worker = f", {each} for each worker" if each > 1 else ""
         raise UserError(
             f"{section}.num_workers: expected at most {count}, got {workers.least}: the cluster has "
-            f"{_amount(sum(have), resource, kind)}{told}; lower it, or {more}"
+            f"{_amount(sum(have), resource, kind)}{per_worker}; lower it, or {more}"
         )
     return Place(section, {resource: float(each)}, workers.least, workers.most, labels)
 

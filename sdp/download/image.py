@@ -3,6 +3,7 @@
 import hashlib
 import io
 import math
+import re
 import zlib
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -14,7 +15,7 @@ import simplejpeg
 from PIL import Image as Pillow
 
 from sdp.config.download import FiltersConfig, ImageConfig
-from sdp.datasets.outcomes import FAILED, FILTERED, WRITTEN
+from sdp.datasets.outcomes import FAILED, FILTERED, WRITTEN, Outcome
 from sdp.imaging import (
     FORMATS,
     WEB_FORMATS,
@@ -37,6 +38,7 @@ ROOM = 1.15
 ABSURD_ASPECT = 100.0
 """Longer side to shorter of rulers, borders and scroll bars, which are filtered whatever the configuration."""
 _GZIP = b"\x1f\x8b"
+_SHA256 = re.compile("[0-9a-f]{64}")
 _LONGEST_SIDE = {"jpeg": 65_500, "webp": 16_383}
 """The greatest width or height of each format, in pixels."""
 
@@ -74,8 +76,18 @@ def examine(rules: ImageRules, data: memoryview, seen: Callable[[Header], None])
 
 
 def examined(reply: dict[str, Any], data: bytes | memoryview) -> Checked:
-    """Return the result in a decoder's reply."""
-    return Checked(**{**reply, "data": bytes(data) if reply.get("data") else None})
+    """Return the result in a decoder's reply, which may be forged by an image that has taken the decoder over."""
+    try:
+        checked = Checked(**{**reply, "data": bytes(data) if reply.get("data") else None})
+        Outcome(0, checked.outcome, checked.reason)
+        sides = (checked.width, checked.height, checked.original_width, checked.original_height)
+        sound = all(type(side) is int and 0 <= side < 1 << 31 for side in sides)
+        sound = sound and isinstance(checked.detail, str | None)
+        if sound and (checked.outcome != WRITTEN or _SHA256.fullmatch(checked.sha256 or "")):
+            return checked
+    except (TypeError, ValueError):
+        pass
+    return Checked(FAILED, "crashed", "its decoder sent a malformed reply")
 
 
 def check(data: bytes | memoryview, rules: ImageRules, seen: Callable[[Header], None] = lambda _: None) -> Checked:

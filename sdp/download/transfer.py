@@ -59,7 +59,7 @@ class Failure:
 def of_curl(code: int, message: str, *, connected: bool) -> Failure:
     """Return the failure behind one of libcurl's error codes."""
     detail = _NO_ADDRESS_IN.sub(" ", message)[:160] or pycurl.Curl().errstr() or f"libcurl error {code}"
-    if code == pycurl.E_COULDNT_RESOLVE_HOST:
+    if code == pycurl.E_COULDNT_RESOLVE_HOST or message.startswith("Resolving timed out"):
         return Failure("dns", detail, retry=True)
     if code == pycurl.E_COULDNT_CONNECT or (code == pycurl.E_OPERATION_TIMEDOUT and not connected):
         return Failure("connect", detail, retry=True)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from sdp.datasets.outcomes import FAILED, Outcome
 from sdp.device import Mark, choose_device, enter, new_stream, out_of_memory, record
 from sdp.encode.chunk import Chunk, Encoded, Group
-from sdp.encode.recipe import TEXT, Settings, noise
+from sdp.encode.recipe import TEXT, EncoderSettings, noise
 from sdp.errors import SdpError, one_line
 from sdp.model.family import encode_text, latent_shape
 from sdp.model.latents import to_pixels
@@ -36,7 +36,7 @@ class Encoder:
     """The VAE's encoder and, for embeddings, the text encoder, loaded on one device."""
 
     def __init__(
-        self, vae: Any, settings: Settings, *, text_encoder: nn.Module | None = None, device: str | None = None
+        self, vae: Any, settings: EncoderSettings, *, text_encoder: nn.Module | None = None, device: str | None = None
     ) -> None:
         self.device = torch.device(device) if device else choose_device()
         self.scaling_factor = float(vae.config.scaling_factor)

@@ -123,10 +123,10 @@ def _check_columns(
         )
     schema = footer.schema.to_arrow_schema()
     captioned = columns.caption in schema.names
-    wanted = [("image_column", columns.image, _holds_images, "bytes")]
+    checks = [("image_column", columns.image, _holds_images, "bytes")]
     if captions or captioned:
-        wanted.append(("caption_column", columns.caption, _holds_text, "text"))
-    for column, name, fits, content in wanted:
+        checks.append(("caption_column", columns.caption, _holds_text, "text"))
+    for column, name, fits, content in checks:
         if name not in schema.names:
             raise DatasetError(f"{key}.{column}: no column {name} in {uri}; it has {', '.join(schema.names)}")
         if schema.names.count(name) > 1:

@@ -146,8 +146,8 @@ class Pipeline:
         resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]  # Ray's
         # Half of the object stores, but at least enough to keep every encoder busy.
         fits = int(0.5 * resources.get("object_store_memory", 0) / self._piece_bytes)
-        wanted = 2 * int(resources.get("CPU", 0)) + 4 * self._placement.most
-        self._room = max(min(fits, wanted), 2 * self._placement.most + 1)
+        useful = 2 * int(resources.get("CPU", 0)) + 4 * self._placement.most
+        self._room = max(min(fits, useful), 2 * self._placement.most + 1)
         for number in ray.get(self._desk.stranded.remote({node["NodeID"] for node in cluster.nodes_with({})})):
             if number in self._sent and not self._sent[number].done:
                 self._send(self._sent[number])

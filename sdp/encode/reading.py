@@ -162,11 +162,11 @@ def read_piece(
     # The next row group is read while this one's rows are worked on; image files are small, so several are.
     workers = _FILES_AT_ONCE if piece.groups[0].uri.lower().endswith(PICTURES) else 1
     for table, rows in ordered_map(lambda span: _read(span, columns, options), _spans(piece), workers):
-        wanted = (rows >= piece.work.unit.start) & (rows < piece.work.unit.stop)
+        selected = (rows >= piece.work.unit.start) & (rows < piece.work.unit.stop)
         if only is not None:
-            wanted &= np.isin(rows, only)
-        if not wanted.all():
-            table, rows = table.filter(pa.array(wanted)), rows[wanted]
+            selected &= np.isin(rows, only)
+        if not selected.all():
+            table, rows = table.filter(pa.array(selected)), rows[selected]
         yield from _rows_of(table, rows, columns)
 
 

@@ -1,4 +1,4 @@
-"""Settings of crops and encoders, and the random numbers that belong to a row.
+"""EncoderSettings of crops and encoders, and the random numbers that belong to a row.
 
 Random numbers depend on (seed, epoch, row) and nothing else. Philox is a bijection of a counter under a key, so a
 row's numbers can be drawn anywhere and in any order, and no two rows share any. They are drawn on the host, so that the
@@ -22,7 +22,7 @@ CROP = 1
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """Settings that decide an image's crops, and so the output."""
+    """EncoderSettings that decide an image's crops, and so the output."""
 
     resolutions: tuple[int, ...]
     crop: Literal["center", "random", "buckets"] = "center"
@@ -34,8 +34,8 @@ class Recipe:
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
-    """Settings of an encoder."""
+class EncoderSettings:
+    """EncoderSettings of an encoder."""
 
     seed: int = 0
     content: Literal["sample", "moments"] = "sample"

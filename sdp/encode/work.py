@@ -18,7 +18,7 @@ from sdp.datasets.units import Work
 from sdp.encode import table
 from sdp.encode.chunk import Chunk, SourceRow, TransformStats
 from sdp.encode.reading import Columns, Piece, read_piece
-from sdp.encode.recipe import Recipe, Settings
+from sdp.encode.recipe import EncoderSettings, Recipe
 from sdp.encode.table import Shape
 from sdp.encode.transform import SandboxedCrops, Transform
 from sdp.model import load, sources
@@ -41,7 +41,7 @@ class EncodeSpec:
     model: ModelSource
     """Pinned by its digest, so that no worker encodes with another model."""
     recipe: Recipe
-    settings: Settings
+    settings: EncoderSettings
     shape: Shape
     columns: Columns
     storage: StorageOptions

@@ -48,8 +48,8 @@ def run(config: EvaluateConfig, *, dry_run: bool = False) -> EvaluateSummary:
     _pool(config).require_reachable()
     with Lease.acquire(storage, "sdp evaluate") as lease:
         sets, counts = _feature_sets(plan, lease)
-        if plan.made is not None:
-            sets[REFERENCE] = FeatureSet(plan.made)
+        if plan.reused is not None:
+            sets[REFERENCE] = FeatureSet(plan.reused)
         figures = _figures(plan, sets)
         lease.check()
         storage.publish(RESULT, to_bytes(figures, config))

@@ -178,8 +178,8 @@ class FeatureSample:
 
     def __post_init__(self) -> None:
         chosen = np.random.RandomState(self.seed).permutation(self.total)[: self.most]
-        self._wanted = np.zeros(self.total, np.bool_)
-        self._wanted[chosen] = True
+        self._in_sample = np.zeros(self.total, np.bool_)
+        self._in_sample[chosen] = True
         self._seen = 0
         self._rows: list[Features] = []
 
@@ -188,8 +188,8 @@ class FeatureSample:
         for features in batches:
             self.moments = self.moments or Moments(features.shape[1])
             self.moments.add(features)
-            wanted = self._wanted[self._seen : self._seen + len(features)]
-            self._rows.append(features[wanted])
+            in_sample = self._in_sample[self._seen : self._seen + len(features)]
+            self._rows.append(features[in_sample])
             self._seen += len(features)
         return self
 

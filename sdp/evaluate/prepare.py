@@ -51,7 +51,7 @@ class EvaluatePlan:
     clip: FeatureNetwork | None
     features: FeatureNetwork | None
     sets: tuple[PictureSet, ...]
-    made: Dataset | None
+    reused: Dataset | None
     """The reference's features, if an earlier evaluation made them."""
     loss: LossSpec | None
 
@@ -66,10 +66,10 @@ def prepare(config: EvaluateConfig) -> EvaluatePlan:
     output = open_storage(config.output.uri, options)
     loss = plan_loss(config)
     sets: list[PictureSet] = []
-    made = _made_before(config, options)
+    reused = _find_reused(config, options)
     generated = _open("source", config.source, options) if config.source.uri is not None else None
-    wanted = config.reference.uri is not None and made is None
-    reference = _open("reference", config.reference, options) if wanted else None
+    opens_reference = config.reference.uri is not None and reused is None
+    reference = _open("reference", config.reference, options) if opens_reference else None
     if config.clip.model is not None and generated is not None and not generated.captioned:
         raise UserError(
             f"source.uri: {generated.uri} has no captions for a CLIP score; set source.caption_column, use the dataset "
@@ -84,9 +84,9 @@ def prepare(config: EvaluateConfig) -> EvaluatePlan:
         sets.append(_picture_set(GENERATED, generated, features, clip, output, config))
     if reference is not None:
         sets.append(_picture_set(REFERENCE, reference, features, None, output, config))
-    if made is not None:
-        _refuse_other_features(made, features, config)
-    return EvaluatePlan(config, clip, features, tuple(sets), made, loss)
+    if reused is not None:
+        _refuse_other_features(reused, features, config)
+    return EvaluatePlan(config, clip, features, tuple(sets), reused, loss)
 
 
 def _open(key: str, section: PictureSource, options: StorageOptions) -> Pictures:
@@ -118,7 +118,7 @@ def identity_of(features: FeatureNetwork, config: EvaluateConfig) -> dict[str, A
     return {"features.digest": features.digest, "features.resize": resize}
 
 
-def _made_before(config: EvaluateConfig, options: StorageOptions) -> Dataset | None:
+def _find_reused(config: EvaluateConfig, options: StorageOptions) -> Dataset | None:
     uri = config.reference.uri
     if uri is None or "*" in uri or is_read_only(uri):
         return None
@@ -128,13 +128,13 @@ def _made_before(config: EvaluateConfig, options: StorageOptions) -> Dataset | N
     return open_dataset(folder, KIND)
 
 
-def _refuse_other_features(made: Dataset, features: FeatureNetwork | None, config: EvaluateConfig) -> None:
+def _refuse_other_features(reused: Dataset, features: FeatureNetwork | None, config: EvaluateConfig) -> None:
     assert features is not None  # the configuration requires it with a reference
     for name, value in identity_of(features, config).items():
-        earlier = made.head.identity.get(name)
+        earlier = reused.head.identity.get(name)
         if earlier != value:
             raise DatasetError(
-                f"reference.uri: {made.storage.uri} has features of another network or resizing (there {name} is "
+                f"reference.uri: {reused.storage.uri} has features of another network or resizing (there {name} is "
                 f"{earlier!r}, here {value!r}); use the same, or name the pictures themselves"
             )
 

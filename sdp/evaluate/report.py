@@ -20,10 +20,13 @@ def forecast(plan: EvaluatePlan) -> list[tuple[str, str]]:
                 f"{picture_set.pictures.uri}: {picture_set.pictures.size}{limit}; {parts:,} parts of features exist",
             )
         )
-    if plan.made is not None:
-        counts = plan.made.manifest.counts
+    if plan.reused is not None:
+        counts = plan.reused.manifest.counts
         lines.append(
-            ("reference", f"{plan.made.storage.uri}: {counts.written:,} rows of features from an earlier evaluation")
+            (
+                "reference",
+                f"{plan.reused.storage.uri}: {counts.written:,} rows of features from an earlier evaluation",
+            )
         )
     if plan.clip is not None:
         lines.append(("CLIP score", f"by {pinned(plan.clip)}"))

@@ -91,15 +91,15 @@ class EvaluateWorker:
     def _networks(self, spec: EvaluateSpec) -> dict[str, Network]:
         """Return the networks of a set, by digest."""
         device = choose_device()
-        wanted: dict[str, Network] = {}
+        selected: dict[str, Network] = {}
         for key, network in (("features.model", spec.features), ("clip.model", spec.clip)):
             if network is None:
                 continue
             if network.digest not in self._loaded:
                 local = networks.find(network.source, key, storage=spec.storage)  # on this machine
                 self._loaded[network.digest] = load_network(local, spec.resize, device)
-            wanted[network.digest] = self._loaded[network.digest]
-        return wanted
+            selected[network.digest] = self._loaded[network.digest]
+        return selected
 
 
 class _UnitRun:
@@ -149,8 +149,7 @@ class _UnitRun:
         if not self._spec.foreign:
             return decode(data).pixels
         assert self._sandbox is not None
-        reply, pixels = self._sandbox(data)
-        return np.frombuffer(pixels, np.uint8).reshape(reply["shape"])
+        return child.unpacked(*self._sandbox(data))
 
     def _embed(self, batch: Sequence[_Prepared], outcomes: list[Outcome]) -> list[_Batch]:
         """Compute features, in smaller batches if memory is short."""

@@ -154,8 +154,8 @@ def _write_sheet(dataset: Dataset, prompts: _Prompts, config: GenerateConfig) ->
     from sdp.generate.sheet import Strip, contact_sheet
 
     kept = [p for p in range(shown) if p not in prompts.taken_down]
-    wanted = {p * per_prompt + k for p in kept for k in range(min(per_prompt, _STRIP))}
-    pictures = _pictures(dataset, wanted)
+    rows_shown = {p * per_prompt + k for p in kept for k in range(min(per_prompt, _STRIP))}
+    pictures = _pictures(dataset, rows_shown)
     strips = [
         Strip(_caption(prompts, p), [pictures.get(p * per_prompt + k) for k in range(min(per_prompt, _STRIP))])
         for p in range(shown)
@@ -168,14 +168,14 @@ def _caption(prompts: _Prompts, number: int) -> str:
     return "(taken down)" if number in prompts.taken_down else prompts.texts[number] or "(no caption)"
 
 
-def _pictures(dataset: Dataset, wanted: set[int]) -> dict[int, bytes]:
+def _pictures(dataset: Dataset, rows_shown: set[int]) -> dict[int, bytes]:
     """Read the pictures of some addresses."""
     pictures: dict[int, bytes] = {}
     columns = (dataset.parts[name].to_pylist() for name in ("path", "start", "stop"))
     for path, start, stop in zip(*columns, strict=True):
-        if wanted.isdisjoint(range(start, stop)):
+        if rows_shown.isdisjoint(range(start, stop)):
             continue
         for batch in iter_rows(dataset.storage, path, ["row", "image"], 64):
             rows = zip(batch["row"].to_pylist(), batch["image"].to_pylist(), strict=True)
-            pictures |= {row: image for row, image in rows if row in wanted}
+            pictures |= {row: image for row, image in rows if row in rows_shown}
     return pictures

@@ -17,9 +17,9 @@ def forecast(
     sampler, scaling = config.sampler, config.scaling
     guidance = f"guidance {sampler.guidance_scale:g}" if sampler.guidance_scale > 1 else "no guidance"
     weights = ", its moving average" if model.ema else ""
-    gone = f" ({taken_down:,} of them taken down and not drawn)" if taken_down else ""
+    note = f" ({taken_down:,} of them taken down and not drawn)" if taken_down else ""
     return [
-        ("prompts", f"{prompts:,}{gone}, {counted(config.images_per_prompt, 'picture')} each"),
+        ("prompts", f"{prompts:,}{note}, {counted(config.images_per_prompt, 'picture')} each"),
         ("drawn with", f"{model.uri}{weights} (sha256 {model.digest[:16]}…)"),
         ("model", f"{model.base} (sha256 {(model.base.sha256 or '')[:16]}…)"),
         ("sampler", f"{sampler.scheduler}, {sampler.steps} steps, {guidance}, {config.resolution} px"),

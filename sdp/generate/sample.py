@@ -121,9 +121,9 @@ def make_scheduler(schedule: Mapping[str, Any], name: str) -> Any:
     kind_name, settings = SCHEDULERS[name]
     kind: Any = getattr(diffusers, kind_name)
     # As StableDiffusionPipeline sets them: clip_sample is for pixels, steps_offset for DDIM's and DDPM's spacing.
-    wanted = {**schedule, "clip_sample": False, "steps_offset": 1, **settings}
+    options = {**schedule, "clip_sample": False, "steps_offset": 1, **settings}
     parameters = inspect.signature(kind.__init__).parameters
-    return kind(**{key: value for key, value in wanted.items() if key in parameters})
+    return kind(**{key: value for key, value in options.items() if key in parameters})
 
 
 def image_seed(seed: int, address: int) -> int:

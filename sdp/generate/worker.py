@@ -89,17 +89,17 @@ class GenerateWorker:
         spec, unit = self._spec, task.work.unit
         rows: list[dict[str, object]] = []
         outcomes: list[Outcome] = []
-        wanted: list[tuple[int, str]] = []
+        to_draw: list[tuple[int, str]] = []
         for row, prompt in zip(range(unit.start, unit.stop), task.prompts, strict=True):
             if row in task.taken_down:
                 outcomes.append(Outcome(row, FILTERED, "tombstone", attempts=0))
             elif prompt is None:
                 outcomes.append(Outcome(row, FAILED, "no_caption", attempts=0))
             else:
-                wanted.append((row, prompt))
+                to_draw.append((row, prompt))
         # Batches depend on the unit alone, so that the same pictures share a batch in every run.
-        for start in range(0, len(wanted), spec.batch_size):
-            batch = wanted[start : start + spec.batch_size]
+        for start in range(0, len(to_draw), spec.batch_size):
+            batch = to_draw[start : start + spec.batch_size]
             seeds = [image_seed(spec.seed, row) for row, _ in batch]
             pictures = self._load().paint([prompt for _, prompt in batch], seeds)
             for (row, prompt), seed, picture in zip(batch, seeds, pictures, strict=True):

@@ -15,7 +15,7 @@ from sdp.datasets.output import Head, Output, open_output, peek_output
 from sdp.datasets.source import order_retry
 from sdp.datasets.units import Work, part_name
 from sdp.encode.pictures import Pictures, open_pictures
-from sdp.encode.recipe import TEXT, Recipe, Settings
+from sdp.encode.recipe import TEXT, EncoderSettings, Recipe
 from sdp.encode.table import Shape, bytes_per_row
 from sdp.encode.work import EncodeSpec
 from sdp.errors import UserError
@@ -67,8 +67,8 @@ def prepare(config: ProcessConfig) -> Prepared:
     """Check everything that is cheap to check. Writes nothing."""
     options = config.storage.options()
     output = open_storage(config.output.uri, options)
-    wanted = ("vae", "tokenizer", "text_encoder") if config.encode.text == "text_embedding" else ("vae", "tokenizer")
-    source = sources.check(config.model.source, wanted, storage=options)
+    needed = ("vae", "tokenizer", "text_encoder") if config.encode.text == "text_embedding" else ("vae", "tokenizer")
+    source = sources.check(config.model.source, needed, storage=options)
     section = config.source
     pictures = open_pictures(
         "source", section.uri, options,
@@ -156,9 +156,9 @@ def _recipe(config: ProcessConfig) -> Recipe:
     )
 
 
-def _settings(config: ProcessConfig) -> Settings:
+def _settings(config: ProcessConfig) -> EncoderSettings:
     encode = config.encode
-    return Settings(
+    return EncoderSettings(
         seed=config.seed,
         content=encode.latents,
         dtype=encode.dtype,

@@ -19,8 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from sdp.datasets.outcomes import FAILED
-from sdp.imaging import Header, RowError, decode, lacks_memory, read_header
+from sdp.imaging import Header, Pixels, RowError, decode, lacks_memory, read_header
 from sdp.sandbox.confine import confine
 
 _CPU_S_A_PIXEL = 0.25e-6
@@ -70,6 +72,17 @@ def pixels(data: memoryview, seen: Callable[[Header], None]) -> tuple[Reply, mem
     seen(read_header(data))
     decoded = decode(data).pixels
     return {"shape": decoded.shape}, decoded.data.cast("B")
+
+
+def unpacked(reply: Reply, data: memoryview) -> Pixels:
+    """Return the pixels that a reply of `pixels` holds."""
+    try:
+        result = np.frombuffer(data, np.uint8).reshape(reply["shape"])
+        if result.size and result.shape[2:] == (3,):
+            return result
+    except (KeyError, TypeError, ValueError):
+        pass
+    raise RowError("crashed", "its decoder sent a malformed reply")
 
 
 def _load_codecs() -> None:

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 import sdp
-from sdp.datasets.outcomes import FAILED
+from sdp.datasets.outcomes import FAILED, FAILURE_REASONS
 from sdp.errors import SdpError
 from sdp.imaging import RowError
 from sdp.sandbox.child import HEAD, DecoderSettings, Handler, Reply, send
@@ -183,8 +183,8 @@ class Sandbox:
             if self._decoders.error is not None:
                 raise self._decoders.error
         reply, result = future.result()
-        if reply.get("reason") is not None:
-            raise RowError(reply["reason"], str(reply.get("detail")))
+        if (reason := reply.get("reason")) is not None:
+            raise RowError(reason if reason in list(FAILURE_REASONS) else "crashed", str(reply.get("detail")))
         return reply, result
 
 
@@ -230,7 +230,14 @@ class _Child:
 
     def receive(self, within_s: float) -> tuple[Reply, memoryview]:
         text, data = self._message(within_s), self._message(within_s)
-        return json.loads(bytes(text)), data
+        try:
+            reply = json.loads(bytes(text))
+        except (ValueError, RecursionError):
+            reply = None
+        if not isinstance(reply, dict):  # an image that has taken the decoder over may write anything
+            self._process.kill()
+            raise _Died("sent a malformed reply")
+        return reply, data
 
     def _message(self, within_s: float) -> memoryview:
         deadline = time.monotonic() + within_s

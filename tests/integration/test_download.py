@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 from PIL import Image
 
+from sdp.config import parse
 from sdp.datasets import runs
 from sdp.datasets.outcomes import FAILED, FILTERED, WRITTEN
 from sdp.demo import shapes
@@ -179,6 +180,24 @@ def test_each_trouble_ends_with_its_reason_and_none_holds_up_the_others(server: 
     assert summary is not None
     check_exactly_once(summary.dataset, range(len(urls)))
     assert {row: found[:2] for row, found in outcomes(summary.dataset).items()} == expected
+
+
+def test_sixty_bombs_from_one_host_are_failed_rows_and_the_others_are_written(tmp_path: Path) -> None:
+    hosts = ("127.0.0.1", "127.0.0.2")
+    with ImageServer(images=100, distinct=40, hosts=hosts) as server:
+        bombs = [server.image_url(row, "gzip-bomb", host=hosts[1], bytes=400_000_000) for row in range(60)]
+        source = write_urls(tmp_path / "meta", [*bombs, *(server.image_url(row) for row in range(60, 100))])
+        data = {
+            "source": {"uri": str(source)},
+            "output": {"uri": str(tmp_path / "out")},
+            "fetch": {"allow_networks": ["127.0.0.0/8"]},
+            "dedup": {"content": False},
+        }
+        summary = job.run(parse("download", data))
+    assert summary is not None
+    written = check_exactly_once(summary.dataset, range(100))
+    assert sorted(written) == list(range(60, 100))
+    assert summary.dataset.manifest.counts.reasons == {"too_big": 60}
 
 
 @pytest.mark.parametrize("piece_rows", [4_000_000, 20])

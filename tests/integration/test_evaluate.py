@@ -142,7 +142,7 @@ def test_a_reference_that_was_looked_at_before_is_taken_as_it_is(
     assert again.looked == 20
     assert again.figures["fid"] == figures["fid"]
     assert not (tmp_path / "out" / "reference").exists()
-    with pytest.raises(DatasetError, match=r"reference\.uri: .* has features by another network .*features\.digest"):
+    with pytest.raises(DatasetError, match=r"reference\.uri: .* has features of another network .*features\.digest"):
         job.run(evaluate_config(tmp_path / "other", **{**reuse, "features": {"model": there / "clip"}}))
 
 

@@ -20,7 +20,7 @@ from sdp.datasets.parts import Layout, write_part
 from sdp.datasets.source import order_retry
 from sdp.encode.chunk import SourceRow
 from sdp.encode.encoder import Encoder
-from sdp.encode.recipe import Recipe, Settings, noise
+from sdp.encode.recipe import EncoderSettings, Recipe, noise
 from sdp.encode.transform import Transform
 from sdp.errors import ConfigError, DatasetError, LeaseHeld, ModelError, SdpError, UserError
 from sdp.lease import Lease
@@ -126,7 +126,7 @@ def test_an_images_dataset_becomes_latents_row_by_row(images: Path, model: Path,
 
     # The same by hand, one row at a time.
     transform = Transform(Recipe((64,), seed=4, crop="random"), load_tokenizer(model))
-    encoder = Encoder(load_vae(model), Settings(seed=4, batch_sizes={64: 1, 0: 1}), device="cpu")
+    encoder = Encoder(load_vae(model), EncoderSettings(seed=4, batch_sizes={64: 1, 0: 1}), device="cpu")
     stored = latents_of(table)
     for row in (0, 33, 59):
         chunk = transform([SourceRow(row, "", picture(row), f"picture number {row}")])
@@ -176,7 +176,9 @@ def test_two_resolutions_embeddings_and_random_crops_in_one_pass(tmp_path: Path,
     assert table["latents_64"][0] != table["latents_64"][1]
 
     tokens = tokenize(load_tokenizer(model), ["picture number 3", ""])
-    text = Encoder(load_vae(model), Settings(batch_sizes={0: 2}), text_encoder=load_text_encoder(model), device="cpu")
+    text = Encoder(
+        load_vae(model), EncoderSettings(batch_sizes={0: 2}), text_encoder=load_text_encoder(model), device="cpu"
+    )
     expected, nothing = text.embed(tokens)
     at = table["row"].to_pylist().index(3)
     assert np.allclose(np.frombuffer(table["text_embedding"][at].as_py(), np.float16), expected.ravel(), atol=1e-2)

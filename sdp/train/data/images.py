@@ -20,7 +20,7 @@ from sdp.datasets.units import Unit, Work
 from sdp.encode import work
 from sdp.encode.chunk import Chunk, TransformStats
 from sdp.encode.reading import Columns, Piece, RowGroup, addresses
-from sdp.encode.recipe import TEXT, Recipe, Settings
+from sdp.encode.recipe import TEXT, EncoderSettings, Recipe
 from sdp.encode.table import Shape
 from sdp.encode.work import TRIES, EncodeSpec
 from sdp.errors import DatasetError, ModelError
@@ -226,7 +226,7 @@ def _encode_spec(config: TrainConfig, dataset: Dataset, model: LocalModel) -> En
             oversample=transform.oversample,
             max_pixels=transform.max_pixels,
         ),
-        settings=Settings(
+        settings=EncoderSettings(
             seed=config.seed,
             content="moments",
             dtype=encode.dtype,
