@@ -66,15 +66,35 @@ is_current && exit
 : "${UV_HTTP_TIMEOUT:=180}" # torch comes with gigabytes of libraries
 export UV_HTTP_TIMEOUT
 uv=$(sh scripts/uv.sh)
-quiet=--quiet
-[ ! -t 2 ] || quiet= # a terminal gets to see the progress
+packages=$(grep -c '^[a-z0-9].*==' requirements.lock)
+installed() {
+    set -- .venv/lib/python3*/site-packages/*.dist-info
+    echo $#
+}
+say_progress() { # where no terminal shows uv's own
+    before=
+    while sleep "${SDP_VENV_EVERY_S:-10}" 2>/dev/null && kill -0 $$ 2>/dev/null; do
+        now=$(installed)
+        what="installing"
+        [ "$now" != "$before" ] || [ "$now" -lt 2 ] || what="compiling"
+        echo "  $what: $now of at most $packages packages, $(du -sh .venv | cut -f 1)" >&2
+        before=$now
+    done
+}
 if is_whole_and_here; then
     echo "bringing .venv in line with requirements.lock" >&2
     rm $made_from
 else
-    echo "making .venv with $("$PYTHON" --version) out of requirements.lock" >&2
+    echo "making .venv with $("$PYTHON" --version) out of requirements.lock: $packages packages, 6.7 GB; they are" \
+        "downloaded where uv's cache lacks them, then installed and compiled" >&2
     rm -rf .venv
     "$uv" venv --quiet --no-python-downloads --python "$PYTHON" .venv
+fi
+quiet=
+if [ ! -t 2 ]; then
+    quiet=--quiet
+    say_progress 9>&- >/dev/null &
+    trap 'kill $! 2>/dev/null || true' EXIT # of what was started last: the line above
 fi
 # shellcheck disable=SC2086  # no word at all on a terminal
 "$uv" pip sync $quiet --compile-bytecode --python .venv/bin/python --require-hashes requirements.lock

@@ -228,6 +228,8 @@ def _export(given: Arguments) -> None:
         raise _without(error, "export") from error
     weights = "averaged" if done.ema else "raw"
     _say(f"wrote step {done.step:,} of {done.checkpoint}, {weights} weights in {given.dtype}, to {done.uri}")
+    if done.drawing:
+        _say(f"draw with it: {done.drawing}")
 
 
 def _without(error: ModuleNotFoundError, command: str) -> Exception:
@@ -270,7 +272,9 @@ def _plan(given: Arguments) -> None:
         print(json.dumps(presets.preset_json(given.preset)) if given.json else presets.preset_text(given.preset))
         return
     from sdp.config import draft
+    from sdp.hardware import GPUS
     from sdp.plan import make, show
+    from sdp.plan.memory import as_text, encoders
     from sdp.plan.prices import load_prices
 
     for option in ("rows", "deadline", "budget"):
@@ -280,7 +284,13 @@ def _plan(given: Arguments) -> None:
     options = make.Options(given.trainers, given.encoders, given.rows, given.terms, given.have)
     config: Any = draft(given.job, given.config, given.set).config
     work = make.work_of(config, prices, options)
-    speeds = make.speeds_of(config, work, given.run)
+    measured = None
+    if given.run:
+        from sdp.storage import open_storage
+        from sdp.train.run_folder import measured_speeds
+
+        measured = measured_speeds(open_storage(given.run))
+    speeds = make.speeds_of(config, work, measured)
     answer = show.answer(work, speeds, prices, deadline_h=given.deadline, budget=given.budget)
     if given.page:
         from pathlib import Path
@@ -289,28 +299,35 @@ def _plan(given: Arguments) -> None:
 
         write_plan(answer, work, speeds, prices, Path(given.page))
         _say(f"wrote {given.page}; open it in a browser")
-    memories = _memories(config, work) if given.memory else []
+    memories = _memories(config, work) if given.memory and work.trainer_gpus else []
+    encoding = list(encoders(config, GPUS[str(work.encoders.gpu)])) if given.memory and given.job != "download" else []
     if given.json:
         from dataclasses import asdict
 
-        told = [asdict(each) | {"total": each.total, "largest_batch": each.largest_batch} for each in memories]
-        print(json.dumps(show.as_json(answer, prices) | {"memory": told}))
+        rows = [each for some in memories for each in some]
+        memory = [asdict(each) | {"total": each.total, "largest_batch": each.largest_batch} for each in rows]
+        print(json.dumps(show.as_json(answer, prices) | {"memory": memory, "encoders": encoding}))
         return
     print(show.as_text(answer, prices))
-    if memories:
-        from sdp.train.memory import as_text
+    for phase in memories:
+        print("\n".join(["", *as_text(phase)]))
+    print("\n".join(["", *encoding]) if encoding else "", end="\n" * bool(encoding))
 
-        print("\n".join(["", *as_text(memories, config.data.resolution)]))
 
-
-def _memories(config: Any, work: Any) -> list[Any]:
-    if not work.trainer_gpus:
-        raise UsageError("plan: --memory: expected the job train; leave it out")
+def _memories(config: Any, work: Any) -> list[list[Any]]:
     try:
-        from sdp.hardware import GPUS
-        from sdp.train.memory import estimates
+        from dataclasses import replace
 
-        return estimates(config, GPUS[work.trainers.gpu], work.trainer_gpus, work.trainers.gpus)
+        from sdp.hardware import GPUS
+        from sdp.plan.memory import Place, each_phase, estimate, estimates
+        from sdp.train.data.sources import embedded
+        from sdp.train.memory import activations
+
+        place = Place(GPUS[work.trainers.gpu], work.trainer_gpus, embedded(config), work.trainers.gpus)
+        return [
+            [estimate(phase, replace(place, measure=activations)), *estimates(phase, place)[1:]]
+            for phase in each_phase(config)
+        ]
     except ModuleNotFoundError as error:
         raise _without(error, "plan --memory") from error
 

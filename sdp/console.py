@@ -99,6 +99,17 @@ def duration(seconds: float) -> str:
     return f"{whole // 86_400} d {whole // 3600 % 24} h"
 
 
+def clock(unix_s: float) -> str:
+    """Nov 23 04:12 UTC."""
+    return time.strftime("%b %d %H:%M UTC", time.gmtime(unix_s))
+
+
+def spent(seconds: float, gpu_hours: float, cost: float) -> str:
+    """3:05:00, 24.7 GPU-hours, cost 45.20; GPU-hours and cost where there are any."""
+    parts = [duration(seconds), f"{gpu_hours:,.2f} GPU-hours" * bool(gpu_hours), f"cost {cost:,.2f}" * bool(cost)]
+    return ", ".join(part for part in parts if part)
+
+
 def size(count: float) -> str:
     """Return bytes in words, in powers of 1000: 512 B, 8.2 kB, 256 MB."""
     for unit in ("B", "kB", "MB", "GB", "TB"):

@@ -122,9 +122,9 @@ def parse(job: str, data: Mapping[str, Any]) -> JobConfig:
     return parse_into(JOBS[job], data)
 
 
-def draft(job: str, path: str | None, overrides: Sequence[str] = ()) -> Draft:
-    """Return the configuration like `load`, but with required keys that may be missing."""
-    return draft_into(JOBS[job], path, overrides)
+def draft(job: str, path: str | None, overrides: Sequence[str] = (), *, part: bool = False) -> Draft:
+    """Return the configuration like `load`, but required keys may be missing; a `part` may contradict defaults."""
+    return draft_into(JOBS[job], path, overrides, part=part)
 
 
 def dump_yaml(config: Section, *, comments: bool = True, missing: frozenset[str] = frozenset()) -> str:

@@ -234,6 +234,23 @@ class WorkersConfig(Section):
             )
 
 
+class TrainersConfig(WorkersConfig):
+    """Workers that train, which may have two GPUs each."""
+
+    gpus_per_worker: int = key(
+        1,
+        "GPUs of a trainer: with 2 the U-Net is on the first, and the text encoder (and the VAE, where data.mode is "
+        "collocated) on the second.",
+        ge=1,
+        le=2,
+    )
+
+    def contradictions(self) -> Iterable[Problem]:
+        yield from super().contradictions()
+        if self.gpus_per_worker > 1 and self.use_gpu is False:
+            yield Problem("gpus_per_worker", "1 while use_gpu is false", str(self.gpus_per_worker), "or set use_gpu")
+
+
 class SourceConfig(Section):
     """A job's input."""
 

@@ -67,8 +67,8 @@ class FeaturesConfig(Section):
 
     model: Name | None = key(
         None,
-        "A folder (local, s3:// or on the hub) with FID's Inception weights (pt_inception-2015-12-05-6726825d.pth), or "
-        "with CLIP or DINOv2 in transformers layout; null compares nothing.",
+        "A folder (local, s3:// or on the hub) with FID's Inception weights (pt_inception-2015-12-05-6726825d.pth), "
+        "or with CLIP, DINO or DINOv2 in transformers layout; null compares nothing.",
         shapes_output=True,
     )
     resize: Literal["clean", "tensorflow"] = key(

@@ -43,15 +43,18 @@ def parse_into(model: type[Job], data: Mapping[str, Any]) -> Job:
     return config
 
 
-def draft_into(model: type[JobConfig], path: str | None, overrides: Sequence[str] = ()) -> Draft:
-    """Return an incomplete configuration: required keys may be missing, everything else must be valid."""
+def draft_into(model: type[JobConfig], path: str | None, overrides: Sequence[str] = (), *, part: bool = False) -> Draft:
+    """Return an incomplete configuration: required keys may be missing, everything else must be valid.
+
+    A `part` of a configuration may contradict the defaults of the other keys.
+    """
     data = _with_sections(model, read(path, overrides))
     missing = set()
     for key in keys(model):
         if key.required and _could_be_given(data, key.path) and value_at(data, tuple(key.path.split("."))) is None:
             _put(data, key.path.split("."), key.example)
             missing.add(key.path)
-    config, problems = _validate(model, data)
+    config, problems = _validate(model, data, DRAFT if part else None)
     if config is None and missing:
         config, problems = _validate(model, data, DRAFT)
     if config is None:

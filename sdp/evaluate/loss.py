@@ -12,6 +12,7 @@ from sdp.model import sources
 from sdp.model.checkpoints import CONFIG, find_checkpoint, read_marker
 from sdp.model.sources import ModelSource
 from sdp.storage import Storage, StorageOptions, open_storage
+from sdp.train.data.latents import open_latents, refuse_embeddings
 
 _PARTS = ("unet", "text_encoder", "tokenizer", "scheduler")
 
@@ -67,7 +68,9 @@ def plan_loss(config: EvaluateConfig) -> LossSpec | None:
     _refuse_seen(training, section.source, folder)
     if section.weights == "ema" and training.ema.decay is None:
         raise UserError(f"loss.weights: expected raw or auto, got 'ema': {folder.uri} has no moving average")
-    open_dataset(open_storage(section.source or training.source.uri, options), "latents")
+    dataset = open_dataset(open_storage(section.source or training.source.uri, options), "latents")
+    if section.source is not None:
+        refuse_embeddings(training, open_latents(dataset, training.data.resolution), section.source)
     source = sources.check(section.model or training.model.source, _PARTS, storage=options)
     return LossSpec(
         checkpoint=folder,
@@ -119,18 +122,18 @@ class LossWorker:
         training = parse("train", spec.training)
         world = World(device=choose_device())
         model = sources.resolve(spec.model, storage=spec.storage)
-        unet = load_trained(spec.checkpoint, model.path, ema=spec.ema, name=str(spec.model))
-        unet = unet.to(world.device).eval().requires_grad_(False)
+        networks = load_trained(spec.checkpoint, model.path, ema=spec.ema, name=str(spec.model))
+        networks = networks.to(world.device).eval().requires_grad_(False)
         batch = load_unseen(unseen_of(training, spec.source), spec.rows, world, spec.batch_size)
         loss = measure(
-            unet,
+            networks,
             make_objective(training, model, world),
             make_conditioning(training, model, world),
             batch,
             buckets=spec.buckets,
             batch_size=spec.batch_size,
             world=world,
-            forward=Replicated(unet, world, training.precision).forward,
+            forward=Replicated(networks, world, training.precision).forward,
         )
         on_rows(loss.rows)
         return MeasuredLoss(loss.by_timestep, loss.mean, loss.error, loss.rows)

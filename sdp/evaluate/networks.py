@@ -51,7 +51,9 @@ def load_network(network: FeatureNetwork, resize: str, device: torch.device) -> 
     """Load the network of a folder; `resize` is the setting `features.resize`, for Inception alone."""
     if network.kind == "inception":
         return Inception(network.weights, resize, device)
-    return Clip(network.path, device) if network.kind == "clip" else Dino(network.path, device)
+    if network.kind == "clip":
+        return Clip(network.path, device)
+    return Dino(network.path, device, first=network.kind == "vit")
 
 
 def square(pixels: Pixels) -> Pixels:
@@ -110,7 +112,7 @@ class _Transformers:
 
     width: int
 
-    def __init__(self, path: Path, device: torch.device, kind: Any, processor: Any) -> None:
+    def __init__(self, path: Path, device: torch.device, kind: Any, processor: Any, **options: Any) -> None:
         from transformers.utils import logging
 
         quiet: Any = logging.disable_progress_bar
@@ -118,7 +120,9 @@ class _Transformers:
         self._device = device
 
         def read() -> Any:
-            return kind.from_pretrained(path, dtype=torch.float32, use_safetensors=True, output_loading_info=True)
+            return kind.from_pretrained(
+                path, dtype=torch.float32, use_safetensors=True, output_loading_info=True, **options
+            )
 
         self._network: Any = whole(read, path).to(device).eval().requires_grad_(False)
         self._processor = processor.from_pretrained(path)
@@ -173,16 +177,19 @@ class Clip(_Transformers):
 
 
 class Dino(_Transformers):
-    """DINOv2: the feature of the whole picture."""
+    """DINOv2, or DINO as a ViT (the DreamBooth paper's is ViT-S/16): the feature of the whole picture."""
 
-    def __init__(self, path: Path, device: torch.device) -> None:
-        from transformers import AutoImageProcessor, Dinov2Model
+    def __init__(self, path: Path, device: torch.device, *, first: bool) -> None:
+        from transformers import AutoImageProcessor, Dinov2Model, ViTModel
 
-        super().__init__(path, device, Dinov2Model, AutoImageProcessor)
+        if first:
+            super().__init__(path, device, ViTModel, AutoImageProcessor, add_pooling_layer=False)
+        else:
+            super().__init__(path, device, Dinov2Model, AutoImageProcessor)
         self.width = int(self._network.config.hidden_size)
 
     def _rows(self, pixels: Tensor) -> Tensor:
-        rows: Tensor = self._network(pixel_values=pixels).pooler_output
+        rows: Tensor = self._network(pixel_values=pixels).last_hidden_state[:, 0]
         return rows
 
 

@@ -16,7 +16,7 @@ from sdp.generate.sample import Networks, Sampling, Text, denoise, develop
 from sdp.generate.source import GenerateModel
 from sdp.model import load, sources
 from sdp.model.family import encode_text
-from sdp.model.trained import load_trained
+from sdp.model.trained import TrainedNetworks, load_networks, load_trained
 from sdp.storage import StorageOptions
 
 Picture = NDArray[np.uint8]
@@ -76,10 +76,9 @@ def load_painter(
     device = choose_device()
     dtype = _DTYPES[precision] if device.type == "cuda" else torch.float32
     path = sources.resolve(model.base, storage=options).path
-    unet = _load_unet(model, path).eval().requires_grad_(False).to(device)
-    unet = torch.nn.Module.to(unet, dtype)  # diffusers' own `to` prints a warning
+    trained = _load_networks(model, path).eval().requires_grad_(False).to(device, dtype)
     tokenizer = load.load_tokenizer(path)
-    text_encoder: Any = load.load_text_encoder(path, dtype=dtype, device=device)
+    text_encoder: Any = trained.text_encoder or load.load_text_encoder(path, dtype=dtype, device=device)
 
     def encode(prompts: Sequence[str]) -> Tensor:
         ids = torch.from_numpy(load.tokenize(tokenizer, prompts).astype(np.int64)).to(device)
@@ -87,11 +86,11 @@ def load_painter(
             return encode_text(text_encoder, ids)
 
     schedule = {**load.load_scheduler_config(path), **model.scheduler}
-    networks = Networks(unet, load.load_vae(path, device=device), schedule, dtype)
+    networks = Networks(trained.unet, load.load_vae(path, device=device), schedule, dtype)
     return Painter(networks, encode, sampling, negative_prompt, batch_size)
 
 
-def _load_unet(model: GenerateModel, path: Path) -> Any:
+def _load_networks(model: GenerateModel, path: Path) -> TrainedNetworks:
     if model.checkpoint is None:
-        return load.load_unet(path, pretrained=True)
+        return load_networks(path, text_encoder=False)
     return load_trained(model.checkpoint, path, ema=model.ema, name=str(model.base))

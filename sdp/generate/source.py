@@ -17,8 +17,8 @@ from sdp.model.layout import INDEX
 from sdp.model.sources import ModelSource
 from sdp.storage import Storage, StorageOptions, open_storage
 
-_BESIDES_UNET = ("vae", "text_encoder", "tokenizer", "scheduler")
-"""The parts that a checkpoint lacks, since it holds the U-Net alone."""
+_BESIDE_TRAINED = ("vae", "text_encoder", "tokenizer", "scheduler")
+"""The parts that are read beside a checkpoint; of a text encoder that it holds, the configuration alone counts."""
 
 
 @dataclass(frozen=True)
@@ -30,9 +30,9 @@ class GenerateModel:
     digest: str
     """Identifies the weights."""
     base: ModelSource
-    """The VAE, the text encoder, the tokenizer and, without a checkpoint, the U-Net; pinned by its digest."""
+    """The VAE, the tokenizer and every network that a checkpoint does not hold; pinned by its digest."""
     checkpoint: Storage | None = None
-    """The folder of the U-Net's weights, if they are not the base model's."""
+    """The folder of the weights that were trained, if they are not the base model's."""
     ema: bool = False
     scheduler: Mapping[str, Any] = field(default_factory=dict)
     """Settings of the training that override the base model's scheduler configuration."""
@@ -98,7 +98,7 @@ def _of_checkpoint(config: GenerateConfig, folder: Storage, options: StorageOpti
         raise UserError(
             f"weights: expected raw or auto, got 'ema': {folder.uri} has no moving average (ema.decay was null)"
         )
-    source = sources.check(config.model or trained_on, _BESIDES_UNET, storage=options)
+    source = sources.check(config.model or trained_on, _BESIDE_TRAINED, storage=options)
     model = sources.resolve(replace(source, sha256=pinned), storage=options)
     return GenerateModel(
         uri=folder.uri,

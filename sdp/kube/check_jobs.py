@@ -7,16 +7,20 @@ import math
 import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sdp.config import JOBS, JobConfig, Range, draft, keys
+from sdp.config import JOBS, JobConfig, Range, TrainConfig, draft, keys
 from sdp.errors import AccessDenied, ConfigError, NotFound, SdpError
 from sdp.kube import Object
 from sdp.kube.clusters import accelerator_of, pods_wanted
 from sdp.kube.placing import GPU, requests
 from sdp.kube.site import Finding, failed, ok, warning
 from sdp.kube.submit import as_file
+from sdp.model.family import Family
+from sdp.model.sources import family
+from sdp.plan.memory import each_phase, fit
 
 PROBE = "sdp-doctor-"
 TIMEOUT_S = 20.0
@@ -123,6 +127,30 @@ def _short_of(job: JobDraft, gpus: Mapping[str, int]) -> Iterator[Finding]:
             yield failed("placement", f"{says}{beside}: they cannot start", "raise maxReplicas, or lower num_workers")
         elif free < needed:
             yield warning("placement", f"{says}: fewer will run", "raise maxReplicas, or lower num_workers")
+
+
+def memory(drafts: list[JobDraft]) -> Iterator[Finding]:
+    """Check that trainers fit the accelerator that they name, where the model can be looked at from here."""
+    for job in drafts:
+        source = job.value("model.source")
+        if not isinstance(job.config, TrainConfig) or source is None or not job.config.scaling.accelerator:
+            continue
+        options = replace(job.config.storage.options(), timeout_s=TIMEOUT_S, retries=1)
+        with suppress(SdpError):  # `reach` says what is wrong with the model
+            known = family(source, storage=options)
+            for phase in each_phase(job.config):
+                yield from _fits(job.name, phase, known)
+
+
+def _fits(name: str, phase: TrainConfig, known: Family | None) -> Iterator[Finding]:
+    check = f"{name} memory at {phase.data.resolution} px"
+    try:
+        if tight := fit(phase, known, embedded=True):  # a lower bound: the dataset may hold embeddings
+            yield warning(check, tight)
+        elif known is not None:
+            yield ok(check, f"{phase.data.batch_size} a GPU fit {phase.scaling.accelerator}")
+    except ConfigError as error:
+        yield failed(check, str(error))
 
 
 def reach(drafts: list[JobDraft], *, in_pod: bool) -> Iterator[Finding]:

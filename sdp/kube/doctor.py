@@ -64,6 +64,7 @@ def examine(site: Site | None, no_site: str = "", *, jobs_folder: Path | None = 
         yield from guarded("DNS", lambda site: check_network.dns_of_groups(drafts, site.cluster_or_none), site)
     if in_pod and any(draft.job == "download" for draft in drafts):
         yield from check_network.dns_of_this_machine()
+    yield from check_jobs.memory(drafts)
     yield from check_jobs.reach(drafts, in_pod=in_pod)
 
 

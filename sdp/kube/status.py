@@ -1,16 +1,22 @@
 """`sdp status`: the RayClusters and RayJobs of a namespace, or one of them with its latest events."""
 
+import io
 import json
+from contextlib import suppress
 from datetime import UTC, datetime
 
 from sdp.console import duration, table
-from sdp.errors import UserError, one_line
+from sdp.errors import SdpError, UserError, one_line
 from sdp.kube import Object
 from sdp.kube.api import Api, Forbidden, Missing
+from sdp.kube.logs import logs
+from sdp.kube.rayjob import kind_of
 from sdp.kube.state import ClusterState, JobState, cluster_state, job_state
 
 _LONGEST_MESSAGE = 60
 _EVENTS = 8
+_LAST_LINES = 200
+"""Lines of a log among which a progress line is looked for."""
 
 
 def status(api: Api, name: str | None = None, *, as_json: bool = False) -> str:
@@ -31,6 +37,7 @@ def status(api: Api, name: str | None = None, *, as_json: bool = False) -> str:
         lines = [f"  {each['at']}  {each['reason']}: {each['message']}" for each in events]
         parts.append("\n".join(["events:", *lines]) if lines else "")
         follow = ["" if each.finished else " --follow" for each in jobs]
+        parts += [f"{each.name}: {line}" for each in jobs if (line := _progress(api, each))]
         parts += [
             f"sdp logs {each.name}{flag} shows its log"
             for each, flag in zip(jobs, follow, strict=True)
@@ -39,6 +46,18 @@ def status(api: Api, name: str | None = None, *, as_json: bool = False) -> str:
     return "\n\n".join(part for part in parts if part) or (
         f"nothing in namespace {api.namespace!r}; helm install sdp charts/sdp-cluster, or use another --namespace"
     )
+
+
+def _progress(api: Api, job: JobState) -> str:
+    """Return the newest progress line of a running job's log, which says when it ends; empty where none can be read."""
+    if job.state != "running" or not job.submission:
+        return ""
+    log = io.BytesIO()
+    with suppress(SdpError):
+        logs(api, job.name, lambda _: None, lines=_LAST_LINES, out=log)
+    kind = kind_of(job.job)
+    lines = [line for line in log.getvalue().decode("utf-8", "replace").splitlines() if line.startswith(f"{kind}: ")]
+    return next((line for line in reversed(lines) if " · " in line), "")
 
 
 def _objects(api: Api, kind: str, name: str | None) -> list[Object]:

@@ -1,6 +1,7 @@
 """`sdp submit`: creates a job's RayJob on an existing cluster and follows it."""
 
 import contextlib
+import re
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -8,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from sdp.config import JOBS, JobConfig, keys, load
+from sdp.config import JOBS, JobConfig, draft, keys, load
 from sdp.errors import UserError
 from sdp.kube import Object, Say
 from sdp.kube.api import AlreadyThere, Api, Forbidden, Missing, Unreachable, pause
@@ -67,7 +68,7 @@ def submit(api: Api, submission: Submission, say: Say, out: BinaryIO | None = No
 
 
 def dry_run(submission: Submission, say: Say) -> str:
-    """Return the RayJob as YAML, for kubectl create; no cluster is asked, so its own configuration is not checked."""
+    """Return the RayJob as YAML, for kubectl create; no cluster is asked: without --config, only --set is checked."""
     checked_job(submission.job, tuple(JOBS))
     cluster = submission.cluster or DEFAULT_CLUSTER
     options = RayJobOptions(cluster=cluster, name=submission.name, overrides=submission.overrides)
@@ -108,8 +109,13 @@ def _make_room(api: Api, name: str, say: Say) -> None:
 
 
 def _checked_file(submission: Submission, say: Say) -> str | None:
-    """Check the configuration file with the overrides, if there is one; return its text."""
+    """Check the configuration file with the overrides, and return its text.
+
+    Without a file, check the names and types of the overrides, except for items of lists, which only the cluster has.
+    """
     if submission.config is None:
+        named = [each for each in submission.overrides if not re.search(r"\.\d", each.partition("=")[0])]
+        draft(kind_of(submission.job), None, named, part=True)
         return None
     _mention_local_paths(load(kind_of(submission.job), submission.config, submission.overrides), say)
     return Path(submission.config).read_text(encoding="utf-8-sig")
@@ -123,7 +129,7 @@ def _check_against(api: Api, cluster: Object, submission: Submission, say: Say) 
     try:
         texts = job_texts(api, cluster)
     except Forbidden:
-        say(f"no right to read ConfigMap {name!r}, so the configuration is not checked before the job starts")
+        say(f"no right to read ConfigMap {name!r}: before the job starts, only --set is checked")
         return
     if job not in texts:
         have = ", ".join(sorted(texts)) or "none"

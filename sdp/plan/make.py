@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
 
@@ -13,7 +13,7 @@ from sdp.model.family import SD2, caption_bytes
 from sdp.plan import model
 from sdp.plan.model import Group, Interruptions, Plan, Stage, encoders_needed, stage
 from sdp.plan.prices import Prices, reference
-from sdp.plan.speeds import Speeds, from_run, unet_flops
+from sdp.plan.speeds import Figure, Speeds, unet_flops
 
 MODES = ("offline", "online", "collocated")
 _TRAINER_MEMORY = 40 * GIB
@@ -177,10 +177,10 @@ def _group(option: str, given: str) -> tuple[Instance, int | None]:
     return INSTANCES[match[2]], int(match[1]) if match[1] else None
 
 
-def speeds_of(config: JobConfig, work: Work, run: str | None) -> Speeds:
-    """Return the speeds to reckon with: of a run, if one is named, and else as published for the strategy."""
+def speeds_of(config: JobConfig, work: Work, measured: Mapping[int, Figure] | None = None) -> Speeds:
+    """Return the speeds to reckon with: measured on the trainers' GPU, by resolution, else as published."""
     strategy = config.strategy.kind + "+compile" * config.strategy.compile if isinstance(config, TrainConfig) else "ddp"
-    return from_run(run, strategy, str(work.trainers.gpu)) if run else Speeds(strategy)
+    return Speeds(strategy, measured or {}, str(work.trainers.gpu))
 
 
 # --- from work to a plan ---------------------------------------------------------------------------------------------

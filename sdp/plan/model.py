@@ -11,7 +11,7 @@ class Group:
 
     instance: str
     count: int
-    gpus: int
+    gpus: float
     """GPUs of all of them."""
     per_hour: float
     """Price of all of them."""
@@ -22,7 +22,7 @@ class Stage:
     """One step of a plan."""
 
     name: str
-    samples: int
+    samples: float
     rate: float
     """Images a second."""
     hours: float
@@ -63,7 +63,7 @@ class Plan:
 
 def stage(
     name: str,
-    samples: int,
+    samples: float,
     rate: float,
     groups: Sequence[Group],
     *,

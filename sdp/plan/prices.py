@@ -73,6 +73,11 @@ class Prices(Section):
         ]
         return INSTANCES[min(priced)[2]] if priced else None
 
+    def gpu_hour(self, instance: str) -> float | None:
+        """Return what an hour of one of an instance's GPUs costs on demand; None where that is not known."""
+        row = self.row(instance, "on-demand") if instance in INSTANCES and INSTANCES[instance].gpus else None
+        return None if row is None else row.per_hour / INSTANCES[row.instance].gpus
+
     def need(self, instance: str, terms: str) -> Row:
         """Return a price; a UserError says how to supply one that is missing."""
         if (row := self.row(instance, terms)) is not None:

@@ -162,6 +162,7 @@ def summary(config: ProcessConfig, dataset: Dataset, figures: ProcessFigures) ->
         rate = figures.images_encoded / max(figures.elapsed_s, 1e-9)
         lines += [
             ("this run", f"{figures.images_encoded:,} images in {duration(figures.elapsed_s)}, {rate:.0f} img/s"),
+            *([("GPU-hours", f"{gpu_hours:,.2f}")] if (gpu_hours := _gpu_hours(config, figures)) else []),
             ("an image", size(figures.bytes_per_image)),
             ("encoders", f"{figures.encoders_most}, idle {figures.wait * 100:.0f} % of their time"),
             ("transforms", f"up to {figures.transforms_most}, {_per_core(figures)}"),
@@ -178,6 +179,11 @@ def summary(config: ProcessConfig, dataset: Dataset, figures: ProcessFigures) ->
     if counts.failed:
         lines.append(("next", "sdp process --only-failed retries the failed rows"))
     return lines
+
+
+def _gpu_hours(config: ProcessConfig, figures: ProcessFigures) -> float:
+    """Return the GPU-hours of the encoders, at work or waiting."""
+    return bool(config.encode.gpu_each) * config.encode.gpus_per_worker * (figures.busy_s + figures.idle_s) / 3600
 
 
 def _captions(config: ProcessConfig, rows: int) -> str:

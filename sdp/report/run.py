@@ -8,7 +8,7 @@ from typing import Any
 
 from sdp import charts
 from sdp.charts import Line
-from sdp.console import counted, duration, size
+from sdp.console import clock, counted, duration, size
 from sdp.datasets.audit import RUN
 from sdp.datasets.output import read_json
 from sdp.datasets.records import reading
@@ -46,7 +46,7 @@ def run_section(storage: Storage, pictures: int = 48) -> Section:
     if run.newest is not None:
         blocks.append(Folded("Configuration", json.dumps(run.newest.config, indent=1)))
     ended = bool(events) and events[-1]["event"] == "end"
-    figures = _figures(metrics) if metrics else _few_figures(run)
+    figures = _figures(metrics, ended=ended) if metrics else _few_figures(run)
     title = f"Training, {mode}" if (mode := _mode(storage)) else "Training"
     return Section(title, storage.uri, _verdict(run), ended and not problems, figures, blocks, _glance(figures))
 
@@ -78,7 +78,16 @@ def _verdict(run: Run) -> str:
     return f"Not ended: the last that is known is {where}{survived}."
 
 
-def _figures(metrics: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+def _ahead(last: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return when a run that goes on ends, and what it will have cost, by its newest line."""
+    return [
+        ("ends", clock(last["finish_time"]) if last.get("left_s") else ""),
+        ("GPU-hours at its end", f"{last['final_gpu_hours']:,.2f}" if last.get("final_gpu_hours") else ""),
+        ("cost at its end", f"{last['final_cost']:,.2f}" if last.get("final_cost") else ""),
+    ]
+
+
+def _figures(metrics: Sequence[Mapping[str, Any]], *, ended: bool) -> list[tuple[str, str]]:
     last = metrics[-1]
     shares = [line["mfu"] for line in metrics if line.get("mfu")]
     peaks = [line["memory_peak"] for line in metrics if line.get("memory_peak")]
@@ -94,7 +103,9 @@ def _figures(metrics: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
         ("of peak", f"{median(shares):.1%}" if shares else ""),
         ("GPU memory", size(max(peaks)) if peaks else ""),
         ("encoders", f"{last['encoders']:g}" if last.get("encoders") else ""),
-        ("cost", f"${last['cost']:,.2f}" if last.get("cost") else ""),
+        ("GPU-hours", f"{last['gpu_hours']:,.2f}" if last.get("gpu_hours") else ""),
+        ("cost", f"{last['cost']:,.2f}" if last.get("cost") else ""),
+        *_ahead(last if not ended else {}),
         ("skipped steps", f"{last['skipped']:,}" if last.get("skipped") else ""),
     ]
     return [(name, value) for name, value in figures if value]

@@ -39,6 +39,8 @@ class Bucket:
     def __init__(self, location: Location, options: StorageOptions) -> None:
         self._scheme = location.scheme
         self.name = location.bucket
+        self.uri = location.uri
+        """The folder that was opened first: the one that somebody has named."""
         self._options = options
         self._access: aws.Access | None = None
         self._stores: dict[int, S3Store | GCSStore] = {}
@@ -267,7 +269,7 @@ class ObjectStorage(Storage):
     def _ready(self, path: str, retries: int = 0) -> "S3Store | GCSStore":
         """Return the store; obstore checks its configuration when it is created."""
         try:
-            return self._bucket.store(self.uri_of(path), retries)
+            return self._bucket.store(self._bucket.uri, retries)
         except obstore.exceptions.BaseError as error:
             raise self._explain(path)(classify(error), "") from None
 
@@ -277,8 +279,9 @@ class ObjectStorage(Storage):
 
     def _explain(self, path: str, **kinds: Kind) -> Callable[[Failure, str], SdpError]:
         """Return a function that makes errors; `kinds` maps failures to what they mean in this operation."""
-        uri = self.uri_of(path)
-        bucket, access = self._bucket, self._bucket.access(uri)
+        uri, bucket = self.uri_of(path), self._bucket
+        whole = bucket.uri  # named for a fault of the whole bucket, rather than a file that the user never named
+        access = bucket.access(whole)
 
         def error(failure: Failure, tried: str) -> SdpError:
             at = f" at {shown(access.endpoint)}" if access and access.endpoint else ""
@@ -287,7 +290,7 @@ class ObjectStorage(Storage):
                     return NotFound(f"{uri}: no such object; check the path")
                 case "bucket":
                     return NotFound(
-                        f"{uri}: no bucket '{bucket.name}'{at} ({failure.cause}); create it or correct the URI"
+                        f"{whole}: no bucket '{bucket.name}'{at} ({failure.cause}); create it or correct the URI"
                     )
                 case "denied":
                     return AccessDenied(
@@ -295,12 +298,12 @@ class ObjectStorage(Storage):
                     )
                 case "credentials":
                     if access is None:
-                        return AccessDenied(f"{uri}: no Google credentials found; set GOOGLE_APPLICATION_CREDENTIALS")
-                    return AccessDenied(aws.no_credentials(uri, access.looked_in))
+                        return AccessDenied(f"{whole}: no Google credentials found; set GOOGLE_APPLICATION_CREDENTIALS")
+                    return AccessDenied(aws.no_credentials(whole, access.looked_in))
                 case "region":
                     region = access.region if access else ""
                     return AccessDenied(
-                        f"{uri}: the bucket is not in region '{region}' ({failure.cause}); set storage.region"
+                        f"{whole}: the bucket is not in region '{region}' ({failure.cause}); set storage.region"
                     )
                 case "exists":
                     return AlreadyExists(f"{uri}: exists already; another writer was first")

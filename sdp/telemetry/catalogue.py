@@ -118,7 +118,10 @@ _METRICS = (
         "Share of the GPUs' dense bf16 peak that the U-Net's arithmetic reaches; absent for an unknown GPU.",
     ),
     Metric("sdp_train_workers", GAUGE, "workers", "Trainers."),
+    Metric("sdp_train_gpu_hours", GAUGE, "hours", "GPU-hours of the run so far: trainers' and encoders'."),
     Metric("sdp_train_cost", GAUGE, "currency", "What the run has cost so far, by the configured prices."),
+    Metric("sdp_train_final_cost", GAUGE, "currency", "What it will have cost at its end, at the pace of now."),
+    Metric("sdp_train_finish_time_seconds", GAUGE, "seconds", "When it ends at the pace of now, in Unix time."),
     Metric("sdp_train_checkpoint_step", GAUGE, "steps", "Step of the newest complete checkpoint."),
     Metric(
         "sdp_train_checkpoint_time_seconds",

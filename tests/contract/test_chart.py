@@ -227,6 +227,23 @@ def test_trainers_wait_for_pods_that_the_autoscaler_brings_and_only_for_those(re
 
 
 @NEEDS_HELM
+def test_an_hour_s_price_goes_by_the_instance_type_that_a_group_s_node_selector_names(render: Render) -> None:
+    def prices(*settings: str) -> list[object]:
+        jobs = one(render("minimal", *settings), "ConfigMap")["data"]
+        return [yaml.safe_load(jobs[name]).get("prices") for name in ("train.yaml", "train-online.yaml")]
+
+    kind = "nodeSelector.node\\.kubernetes\\.io/instance-type"
+    both = {"trainer_instance": "p4de.24xlarge", "encoder_instance": "g5.2xlarge"}
+    named = [f"groups.a100.{kind}=p4de.24xlarge", f"groups.a10g.{kind}=g5.2xlarge"]
+    assert prices() == [None, None]
+    assert prices(*named) == [{"trainer_instance": "p4de.24xlarge"}, both]
+    assert prices(*named, "jobs.train.prices.trainer_hour=9")[0] == {
+        "trainer_instance": "p4de.24xlarge",
+        "trainer_hour": 9,
+    }
+
+
+@NEEDS_HELM
 def test_downloads_take_all_that_groups_without_gpus_may_grow_to_and_none_of_the_others(render: Render) -> None:
     """Pods with GPUs that downloads keep busy would never go; and of groups without a pod Ray knows nothing."""
 

@@ -234,8 +234,8 @@ def test_where_the_configuration_may_not_be_read_the_job_is_submitted_unchecked_
     lab: Lab, capfd: pytest.CaptureFixture[str]
 ) -> None:
     lab.kube.denied.add(("get", "configmaps"))
-    assert main(["submit", "train", "--set", "limt=5", "--no-follow"]) == 0
-    assert "is not checked before the job starts" in capfd.readouterr().err
+    assert main(["submit", "train", "--set", "limit=5", "--no-follow"]) == 0
+    assert "before the job starts, only --set is checked" in capfd.readouterr().err
 
 
 def test_a_name_is_used_again_once_its_job_has_ended(lab: Lab, capfd: pytest.CaptureFixture[str]) -> None:
@@ -284,10 +284,33 @@ def test_a_dry_run_prints_what_kubectl_would_create_and_needs_no_cluster(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", "/no/such/file")
-    assert main(["submit", "train", "--dry-run", "--set", "a=b c", "--cluster", "big"]) == 0
+    assert main(["submit", "train", "--dry-run", "--set", "model.source=b c", "--cluster", "big"]) == 0
     assert yaml.safe_load(capfd.readouterr().out) == make_rayjob(
-        "train", None, RayJobOptions(cluster="big", overrides=["a=b c"])
+        "train", None, RayJobOptions(cluster="big", overrides=["model.source=b c"])
     )
+
+
+def test_settings_are_checked_where_no_cluster_is_asked(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["submit", "train", "--set", "max_stepz=1000", "--set", "data.batch_size=many", "--dry-run"]) == 2
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert err.splitlines() == [
+        "sdp: data.batch_size: expected a whole number of 1 or more, got 'many'",
+        "sdp: max_stepz: expected a known key, got an unknown key; did you mean max_steps?",
+    ]
+
+
+def test_settings_may_contradict_defaults_that_the_clusters_file_changes(capfd: pytest.CaptureFixture[str]) -> None:
+    settings = [
+        "--set",
+        "scaling.use_gpu=false",
+        "--set",
+        "scaling.accelerator=A100",
+        "--set",
+        "source.also.0.weight=2",
+    ]
+    assert main(["submit", "train", "--dry-run", *settings]) == 0
+    assert "scaling.accelerator=A100" in capfd.readouterr().out
 
 
 def test_a_cluster_that_is_not_ready_is_said_to_be_waited_for(lab: Lab, capfd: pytest.CaptureFixture[str]) -> None:
@@ -486,6 +509,21 @@ def test_status_of_one_job_has_what_kubernetes_says_of_it(lab: Lab, capfd: pytes
     text = capfd.readouterr().out
     assert "2026-11-21T07:31:00Z  RayClusterNotFound: there is no cluster" in text
     assert "Other" not in text
+
+
+def test_status_of_a_running_job_has_the_newest_line_that_says_when_it_ends(
+    lab: Lab, capfd: pytest.CaptureFixture[str]
+) -> None:
+    begun(lab)
+    lines = ["train: step 10 of 90 · ETA 2:00", "train: step 20 of 90 · cost 1.20 of 5.40 · ETA 1:00", "train: saved"]
+    lab.ray.write("x-zz9zz", "\n".join([*lines, "somebody: else · ETA 0:01", ""]).encode())
+    assert main(["status", "x"]) == 0
+    out = capfd.readouterr().out
+    assert "x: train: step 20 of 90 · cost 1.20 of 5.40 · ETA 1:00\n" in out
+    assert "ETA 2:00" not in out
+    lab.kube.denied.update({("create", "pods/portforward"), ("get", "services/proxy"), ("create", "services/proxy")})
+    assert main(["status", "x"]) == 0
+    assert "ETA" not in capfd.readouterr().out
 
 
 def test_logs_are_printed_whole_or_the_last_lines(lab: Lab, capfd: pytest.CaptureFixture[str]) -> None:

@@ -54,7 +54,7 @@ def test_a_profile_says_where_the_time_and_memory_of_a_step_goes(root: Path) -> 
     assert phases["forward"]["memory_after"] > phases["backward"]["memory_after"]
     names = {op["name"] for op in phases["backward"]["ops"]}
     assert any("backward" in name.lower() for name in names)
-    weights = sum(p.numel() * 4 for p in assemble(config(root, "other"), World()).unet.parameters())
+    weights = sum(p.numel() * 4 for p in assemble(config(root, "other"), World()).networks.parameters())
     assert summary["state_bytes"] == {"weights": weights, "average": weights, "optimizer": 2 * weights}
     trace = json.loads(gzip.decompress((root / "run/profile/trace.json.gz").read_bytes()))
     assert sum(event["name"] == "sdp.optimizer" for event in trace["traceEvents"]) == 2

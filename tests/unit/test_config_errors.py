@@ -65,6 +65,22 @@ def lines(job: str, *overrides: str, path: str | None = None) -> list[str]:
         ),
         (
             "train",
+            ["scaling.in_driver=true", "scaling.gpus_per_worker=2"],
+            "scaling.gpus_per_worker: expected 1 while in_driver is on, got 2; train on Ray",
+        ),
+        (
+            "train",
+            ["scaling.use_gpu=false", "scaling.gpus_per_worker=2"],
+            "scaling.gpus_per_worker: expected 1 while use_gpu is false, got 2; or set use_gpu",
+        ),
+        (
+            "train",
+            ["strategy.kind=fsdp", "scaling.gpus_per_worker=2"],
+            "scaling.gpus_per_worker: expected 1 while strategy.kind is fsdp, got 2; fsdp shares both networks among "
+            "all GPUs as it is",
+        ),
+        (
+            "train",
             ["scaling.in_driver=true", "scaling.accelerator=A100"],
             "scaling.accelerator: expected null while in_driver is on, got 'A100'; a driver takes what its machine has",
         ),

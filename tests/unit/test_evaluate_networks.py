@@ -14,7 +14,7 @@ from sdp.errors import ModelError
 from sdp.evaluate.networks import Clip, Dino, load_network, square
 from sdp.model import networks
 from sdp.model.networks import FeatureNetwork
-from tests.evaluate_kit import caption_of, picture, tiny_clip, tiny_dino
+from tests.evaluate_kit import caption_of, picture, tiny_clip, tiny_dino, tiny_first_dino
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -67,7 +67,7 @@ def write(name: str, text: str) -> Callable[[Path], None]:
         (lose("model.safetensors"), "model.safetensors is missing; a network of type clip needs"),
         (lose("preprocessor_config.json"), "preprocessor_config.json is missing"),
         (write("config.json", "[]"), "its config.json is not a JSON object"),
-        (write("config.json", '{"model_type": "bert"}'), "a network of type 'bert', expected clip, dinov2 or"),
+        (write("config.json", '{"model_type": "bert"}'), "a network of type 'bert', expected clip, dinov2, vit"),
     ],
 )
 def test_what_is_no_network_is_refused_in_a_line(
@@ -166,6 +166,19 @@ def test_dino_features_are_those_of_the_whole_picture(dino: Path) -> None:
     with torch.no_grad():
         theirs = Dinov2Model.from_pretrained(dino)(torch.from_numpy(view[None])).last_hidden_state[:, 0]
     assert np.allclose(ours.embed([view]), theirs.numpy(), atol=1e-6)
+    assert ours.width == 16
+
+
+def test_the_dino_of_the_dreambooth_paper_is_a_vit_and_gives_its_first_token(tmp_path: Path) -> None:
+    from transformers import ViTModel
+
+    folder = tiny_first_dino(tmp_path)
+    assert find(folder).kind == "vit"
+    ours = load_network(find(folder), "clean", CPU)
+    view = ours.prepare(picture(3))
+    with torch.no_grad():
+        theirs = ViTModel.from_pretrained(folder, add_pooling_layer=False)(torch.from_numpy(view[None]))
+    assert np.allclose(ours.embed([view]), theirs.last_hidden_state[:, 0].numpy(), atol=1e-6)
     assert ours.width == 16
 
 

@@ -1,5 +1,6 @@
 """The doctor's judgements, on objects as Kubernetes has them."""
 
+import json
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -9,13 +10,14 @@ import pytest
 from sdp.errors import UserError
 from sdp.hardware import CUDA_MAJOR
 from sdp.kube.check_cluster import judge, judge_drivers, judge_products, judge_state, named_by
-from sdp.kube.check_jobs import accelerators, reach, read
+from sdp.kube.check_jobs import accelerators, memory, reach, read
 from sdp.kube.check_network import dns_of_groups, dns_of_this_machine
 from sdp.kube.check_server import judge_clock, lacking_fields, version_of, watches
 from sdp.kube.clusters import pods_wanted
 from sdp.kube.placing import place
 from sdp.kube.site import Finding, failed, mounted_texts, read_manifests, warning
 from sdp.kube.state import cluster_state
+from sdp.model.family import SD2
 from tests.kube_server import group, node, raycluster
 
 A100 = "NVIDIA-A100-SXM4-80GB"
@@ -274,6 +276,24 @@ def test_an_accelerator_that_no_group_has_is_found_before_a_job_waits_for_it() -
 
 
 TRAIN = "source: {uri: s3://b/i}\noutput: {uri: s3://b/o}\nmodel: {source: 'builtin:tiny'}\n"
+
+
+def test_trainers_that_cannot_fit_the_accelerator_they_name_are_found(tmp_path: Path) -> None:
+    (tmp_path / "unet").mkdir()
+    (tmp_path / "unet/config.json").write_text(json.dumps(dict(SD2.unet)))
+    (tmp_path / "unet/diffusion_pytorch_model.safetensors").write_bytes(b"\x02" + bytes(7) + b"{}")
+    text = (
+        TRAIN.replace("'builtin:tiny'", str(tmp_path))
+        + "scaling: {accelerator: A100, num_workers: 8}\ndata: {batch_size: 128}\n"
+        + "phase_2: {max_steps: 9, resolution: 512, batch_size: 128}\n"
+    )
+    first, second = memory(read({"train": text})[0])
+    assert (first.state, second.state) == ("ok", "failed")
+    assert second.check == "train memory at 512 px"
+    assert "data.batch_size: expected at most 5" in second.says
+    assert "got 128; strategy.kind: fsdp" in second.says
+    assert not list(memory(read({"train": text.replace(str(tmp_path), "builtin:tiny")})[0]))
+    assert not list(memory(read({"train": text.replace(str(tmp_path), "s3://nowhere/\x00")})[0]))
 
 
 @pytest.mark.parametrize(

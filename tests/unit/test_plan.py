@@ -1,24 +1,30 @@
 import json
+import math
 import subprocess
 import sys
 from datetime import date
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import pytest
 
 from sdp.cli import main
-from sdp.config import draft
-from sdp.errors import UserError
+from sdp.config import TrainConfig, draft
+from sdp.config.train import PricesConfig
+from sdp.errors import ConfigError, UserError
 from sdp.hardware import INSTANCES
 from sdp.plan import make, show
 from sdp.plan.make import Options, Work
-from sdp.plan.model import Group, Interruptions, best_interval, encoders_needed, stage, stretch
+from sdp.plan.model import Group, Interruptions, Stage, best_interval, encoders_needed, stage, stretch
 from sdp.plan.presets import ours, preset
 from sdp.plan.prices import load_prices, own_file, reference
 from sdp.plan.speeds import Speeds
 from sdp.storage import open_storage
-from sdp.train.run_folder import RunFolder
+from sdp.train.job import with_prices
+from sdp.train.plan import forecast
+from sdp.train.run_folder import RunFolder, measured_speeds
+from sdp.train.state import TrainState
 
 PRICES = load_prices(None)
 SD2 = ["scaling.num_workers=32", "data.global_batch_size=2048", "phase_2.max_steps=850000", "phase_2.resolution=512"]
@@ -218,6 +224,46 @@ def test_an_instance_without_a_price_is_refused_with_the_way_to_give_one(capsys:
     assert "expected a price of p5e.48xlarge, on-demand, got none" in capsys.readouterr().err
 
 
+# --- while it runs ---------------------------------------------------------------------------------------------------
+
+
+def rest(hours: float = 0.0, cost: float = 0.0, per_hour: float = 8.0, last: int | None = 1100, **limits: Any) -> Stage:
+    """Forecast a run at step 100 of batches of 10, on 4 trainers with a GPU each that do 20 samples a second."""
+    config = draft("train", None, [f"{name}={value}" for name, value in limits.items()]).config
+    assert isinstance(config, TrainConfig)
+    state = TrainState(step=100, samples=1000, seconds=hours * 3600, cost=cost)
+    return forecast(config, state, last, 10, 20.0, Group("", 4, 4, per_hour))
+
+
+def test_what_is_left_of_a_run_takes_the_hours_and_the_money_of_a_plan() -> None:
+    left = rest()  # 1000 steps of 10 at 20 a second are 500 s
+    assert (left.hours, left.gpu_hours, left.cost) == pytest.approx((500 / 3600, 2000 / 3600, 4000 / 3600))
+    assert rest(max_samples=3000).hours == pytest.approx(100 / 3600)
+    assert rest(hours=1, max_hours=1.01).hours == pytest.approx(0.01)
+    assert rest(hours=2, max_hours=1).hours == 0
+    assert rest(cost=1.2, max_cost=2, **{"prices.trainer_hour": 2}).hours == pytest.approx(0.1)
+    assert math.isinf(rest(last=None).hours)
+
+
+def test_an_hour_costs_the_share_of_the_instance_that_its_gpus_are_and_nothing_where_no_price_is_known(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def priced(*settings: str) -> PricesConfig:
+        config = draft("train", None, settings).config
+        assert isinstance(config, TrainConfig)
+        return with_prices(config).prices
+
+    half = ["prices.encoder_instance=g5.2xlarge", "encode.gpus_per_worker=0.5"]
+    both = priced("prices.trainer_instance=p4de.24xlarge", *half)
+    assert (both.trainer_hour, both.encoder_hour) == pytest.approx((27.4471 / 8, 0.606))
+    assert priced("prices.trainer_instance=p4de.24xlarge", "prices.trainer_hour=2").trainer_hour == 2
+    assert capsys.readouterr().err == ""
+    assert priced("prices.trainer_instance=p5e.48xlarge").trainer_hour is None
+    assert "no price of p5e.48xlarge is known, so none counts; set prices.trainer_hour" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match="max_cost: expected null while no price of a2-highgpu-8g is known"):
+        priced("prices.trainer_instance=a2-highgpu-8g", "max_cost=9")
+
+
 # --- the command -----------------------------------------------------------------------------------------------------
 
 
@@ -272,7 +318,7 @@ def test_a_runs_own_speed_counts_without_the_time_it_waited_for_data(tmp_path: P
     (tmp_path / "metrics" / "000001-000000000.jsonl").write_text("\n".join(map(json.dumps, steps)))
     config = draft("train", None, ["scaling.num_workers=8"]).config
     own = work("scaling.num_workers=8")
-    speeds = make.speeds_of(config, own, str(tmp_path))
+    speeds = make.speeds_of(config, own, measured_speeds(open_storage(str(tmp_path))))
     figure = speeds.train("A100-80G", 256)
     assert figure.value == pytest.approx(200)
     assert figure.source.startswith("measured in ")

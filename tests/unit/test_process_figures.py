@@ -1,9 +1,13 @@
 """What a person and Prometheus are told of a run."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 from prometheus_client import CollectorRegistry
 
-from sdp.process.report import ProcessFigures, emit, progress_line, suggestion
+from sdp.config import ProcessConfig, parse
+from sdp.process.report import ProcessFigures, emit, progress_line, suggestion, summary
 from sdp.telemetry import Telemetry
 from sdp.telemetry.catalogue import CATALOGUE
 from sdp.telemetry.registry import RegistryBackend
@@ -50,6 +54,17 @@ def test_rows_without_images_count_towards_the_end_too() -> None:
 
 def test_there_is_no_eta_before_anything_is_known() -> None:
     assert "ETA" not in progress_line(ProcessFigures(rows_total=10, images_total=10), [(0.0, 0, 0), (1.0, 0, 0)])
+
+
+def test_the_summary_counts_gpu_hours_where_encoders_have_gpus() -> None:
+    counts = SimpleNamespace(written=90, input=100, failed=10, reasons={})
+    dataset: Any = SimpleNamespace(manifest=SimpleNamespace(size=810_000, counts=counts))
+    ended = running(parts_written=1, busy_s=5000.0, idle_s=2200.0)
+    for settings, gpu_hours in ({"accelerator": "A10G", "gpus_per_worker": 0.5}, "1.00"), ({"use_gpu": False}, None):
+        head = {"source": {"uri": "in"}, "output": {"uri": "out"}, "model": {"source": "builtin:tiny"}}
+        config = parse("process", {**head, "encode": settings})
+        assert isinstance(config, ProcessConfig)
+        assert dict(summary(config, dataset, ended)).get("GPU-hours") == gpu_hours
 
 
 # --- the bottleneck --------------------------------------------------------------------------------------------------

@@ -78,6 +78,12 @@ def make_run(root: Path, *, ended: bool = True) -> None:
             "workers": 2,
             "seconds": 6.4 * n,
             "time": {"data": 0.1, "forward": 0.3},
+            "gpu_hours": 2.5 * n,
+            "cost": 7.5 * n,
+            "left_s": 3600.0,
+            "finish_time": 1_795_392_000,
+            "final_gpu_hours": 30.0,
+            "final_cost": 90.0,
         }
         for n in range(1, 8)
     ]
@@ -121,6 +127,17 @@ def test_a_run_that_has_not_ended_is_not_called_good(tmp_path: Path) -> None:
     (section,) = gather([str(tmp_path / "run")])
     assert not section.good
     assert section.verdict.startswith("Not ended")
+
+
+def test_a_run_tells_what_it_has_cost_and_one_that_goes_on_what_it_will_and_when_it_ends(tmp_path: Path) -> None:
+    spent = {"GPU-hours": "17.50", "cost": "52.50"}
+    ahead = {"ends": "Nov 23 00:00 UTC", "GPU-hours at its end": "30.00", "cost at its end": "90.00"}
+    for ended in (False, True):
+        make_run(tmp_path, ended=ended)
+        (section,) = gather([str(tmp_path / "run")])
+        figures = dict(section.figures)
+        assert {name: figures[name] for name in spent} == spent
+        assert {name: figures[name] for name in ahead if name in figures} == ({} if ended else ahead)
 
 
 def test_an_incomplete_dataset_says_what_is_missing_and_what_to_do(tmp_path: Path) -> None:
@@ -179,11 +196,11 @@ def test_a_damaged_page_is_named_and_its_pictures_are_not_shown(tmp_path: Path) 
 
 
 def test_large_pictures_are_made_smaller() -> None:
-    from sdp.report.data import _small
+    from sdp.report.data import small as smaller
 
     noise = io.BytesIO()
     Image.effect_noise((600, 400), 90).save(noise, "PNG")
-    small = _small(noise.getvalue())
+    small = smaller(noise.getvalue())
     with Image.open(io.BytesIO(small)) as opened:
         assert opened.size == (256, 171)
 
