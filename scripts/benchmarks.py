@@ -1,7 +1,7 @@
-"""Runs the benchmarks of scripts/bench/, one process each: all of them, or the ones named.
+"""Run the benchmarks of scripts/bench/, each in a process of its own: all of them, or the named ones.
 
-A benchmark is a script that measures us and a peer in one run and prints the ratio; the first line of its docstring
-says what it measures. Files that start with an underscore are their helpers.
+A benchmark is a script that measures sdp and another tool in one run and prints the ratio. The first line of its
+docstring says what it measures. Files that start with an underscore are helpers.
 """
 
 import ast
@@ -16,7 +16,7 @@ TIMEOUT_S = 3600
 
 
 def benchmarks(folder: Path) -> dict[str, str]:
-    """Name of each benchmark in a folder -> what it measures."""
+    """Return the name and the description of each benchmark in a folder."""
     return {
         path.stem: _first_line(path)
         for path in sorted(folder.glob("*.py"))
@@ -29,7 +29,7 @@ def _first_line(path: Path) -> str:
 
 
 def run(name: str) -> bool:
-    """Run one; its output goes straight through."""
+    """Run one benchmark with its output unchanged; return whether it succeeded."""
     began = time.monotonic()
     command = [sys.executable, "-m", f"scripts.bench.{name}"]
     try:
@@ -42,7 +42,7 @@ def run(name: str) -> bool:
 
 
 def main(names: list[str]) -> int:
-    """Run the named benchmarks, or all; 1 when one failed, 2 when there is none of that name."""
+    """Run the named benchmarks, or all; return 1 if one failed, 2 if a name is unknown."""
     known = benchmarks(FOLDER)
     if unknown := [name for name in names if name not in known]:
         print(f"make bench: no benchmark called {', '.join(unknown)}; there are: {', '.join(known) or 'none yet'}")

@@ -1,9 +1,9 @@
 #!/bin/sh
-# Builds the images: scripts/build_images.sh REGISTRY [ray|exporter ...]      (both, if none is named)
-# With docker or else buildah; BASE_IMAGE, TAG and, of ray alone, EFA_INSTALLER (a version) together with EFA_SHA256 (its archive's digest)
-# may be set in the environment.
+# Build the images: scripts/build_images.sh REGISTRY [ray|exporter ...]      (both, if none is named)
+# Uses docker, or buildah if docker does not run. The environment may set BASE_IMAGE, TAG and, for ray only, EFA_INSTALLER
+# (a version) together with EFA_SHA256 (the digest of its archive).
 #   BASE_IMAGE=python:3.12-slim-bookworm EFA_INSTALLER=1.43.2 EFA_SHA256=... scripts/build_images.sh 111122223333.dkr.ecr.us-east-1.amazonaws.com/sdp ray
-# Prints what was built, as charts take it: REGISTRY/ray:TAG.
+# Prints the names of the images for the charts: REGISTRY/ray:TAG.
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -14,16 +14,16 @@ esac
 shift
 [ $# -gt 0 ] || set -- ray exporter
 for image in "$@"; do
-  [ -f "images/$image/Dockerfile" ] || { echo "build_images: there is no images/$image; there are ray and exporter" >&2; exit 2; }
+  [ -f "images/$image/Dockerfile" ] || { echo "build_images: no images/$image; expected ray or exporter" >&2; exit 2; }
 done
 
 if [ -n "${EFA_INSTALLER:-}" ] && [ -z "${EFA_SHA256:-}" ]; then
   echo "build_images: EFA_SHA256: expected the SHA-256 of AWS's archive, got nothing; docs/eks.md says how to find it" >&2
   exit 2
 fi
-if docker info >/dev/null 2>&1; then builder="docker build" # its daemon answers
+if docker info >/dev/null 2>&1; then builder="docker build" # the daemon runs
 elif command -v buildah >/dev/null 2>&1; then builder="buildah build --format docker"
-else echo "build_images: no docker that answers and no buildah; install or start one" >&2; exit 2
+else echo "build_images: neither a running docker nor buildah; install or start one" >&2; exit 2
 fi
 tag=${TAG:-$(sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)}
 

@@ -1,4 +1,4 @@
-"""Writes each chart's README.md from the comments in its values.yaml: `python -m scripts.chart_readme`.
+"""Write each chart's README.md from the comments in its values.yaml: `python -m scripts.chart_readme`.
 
 A comment that begins with `# --` documents the key below it.
 """
@@ -14,36 +14,44 @@ CHARTS = Path(__file__).resolve().parent.parent / "charts"
 _KEY = re.compile(r"^(?P<indent> *)(?P<key>[A-Za-z0-9_-]+):")
 
 _TABLE = """
-| Value | Default | What it is for |
+| Value | Default | Description |
 |---|---|---|
 """
 
 HEADS = {
     "sdp-cluster": """# sdp-cluster
 
-A Ray cluster of unlike nodes, and the configuration of its jobs. Needs the KubeRay operator 1.7 or later.
+Install this chart to run sdp's jobs on Kubernetes. It creates a Ray cluster with several kinds of nodes and configures
+its jobs. It needs the KubeRay operator 1.7 or later.
 
 ```sh
 helm install sdp charts/sdp-cluster -f values.yaml
 kubectl apply -f manifests/download.yaml
 ```
 
-The least that `values.yaml` has to say: `image.repository`, `storage.uri` and access to it (by
-`serviceAccount.annotations` or `storage.secretName`), `model`, and `jobs.download.source`;
-[docs/kubernetes.md](../../docs/kubernetes.md) begins with one.
+`values.yaml` must set at least:
 
-What cannot work is refused before anything is applied, with the path of the value: by values.schema.json (types, typos,
-those in the keys of `jobs`, too, an accelerator that is not in the catalogue) and by the templates (fewest above most,
-GPUs without an accelerator, jobs that no group could ever serve, values that would say nothing beside others).
-`examples/` has values for spot nodes with on-demand fallback, for a cluster without GPUs, and for EFA.
+- `image.repository`;
+- `storage.uri`, and access to it by `serviceAccount.annotations` or `storage.secretName`;
+- `model`;
+- `jobs.download.source`.
 
-Take a worker group out with `--set groups.NAME=null`; add one by adding a key.
+[docs/kubernetes.md](../../docs/kubernetes.md) begins with an example. `examples/` has values for spot nodes with
+on-demand fallback, for a cluster without GPUs, and for EFA.
+
+Values that cannot work are refused before anything is applied, with the path of the value:
+
+- values.schema.json refuses wrong types, typos (in the keys of `jobs` too) and unknown accelerators.
+- The templates refuse minReplicas above maxReplicas, GPUs without an accelerator, jobs that no group can serve, and
+  values that have no effect.
+
+Remove a worker group with `--set groups.NAME=null`; add one by adding a key.
 """,
     "sdp-monitoring": """# sdp-monitoring
 
-What watches the platform: a GPU exporter on each node that has GPUs, the scraping of Ray's pods, recording rules,
-alerts with [runbooks](../../docs/runbooks), and [dashboards](../../docs/monitoring.md) for Grafana. Works with
-kube-prometheus-stack as it comes, or with a Prometheus of your own.
+Install this chart to monitor sdp on Kubernetes with Prometheus and Grafana. It provides a GPU exporter on each node
+with GPUs, scraping of Ray's pods, recording rules, alerts with [runbooks](../../docs/runbooks) and
+[dashboards](../../docs/monitoring.md). It works with an unmodified kube-prometheus-stack or with your own Prometheus.
 
 ```sh
 CHARTS=oci://ghcr.io/prometheus-community/charts
@@ -51,21 +59,22 @@ helm install kube-prometheus-stack $CHARTS/kube-prometheus-stack -n monitoring -
 helm install sdp-monitoring charts/sdp-monitoring -n monitoring --set exporter.image.repository=REGISTRY/exporter
 ```
 
-Where kube-prometheus-stack has another release name, `--set monitorLabels.release=NAME`. Where there is no Prometheus
-Operator, `--set mode=plain`: see [docs/monitoring.md](../../docs/monitoring.md#without-the-operator).
+- If kube-prometheus-stack has another release name: `--set monitorLabels.release=NAME`.
+- Without the Prometheus Operator: `--set mode=plain`; see
+  [docs/monitoring.md](../../docs/monitoring.md#without-the-operator).
 
-The exporter needs the host's pids (`hostPID`), since NVIDIA's driver knows no others; beyond that it has no privilege:
-no root, no capability, nothing of the host mounted. Its namespace must allow `hostPID`
-(pod-security.kubernetes.io/enforce: privileged). With the host's pids a process can read the environment, secrets
-included, of every process of its own user on the node, so the exporter runs as a user of its own (9850) and learns of
-other processes only their pod's uid. A network policy lets only `exporter.networkPolicy.monitoringNamespaces` reach it.
+The exporter needs the host's pids (`hostPID`), because NVIDIA's driver uses no others. Its namespace must allow that
+(pod-security.kubernetes.io/enforce: privileged). It has no other privilege: no root, no capability, no mount from the
+host. With the host's pids a process can read the environment, secrets included, of every process of its own user on
+the node. So the exporter runs as its own user (9850), and learns only the pod's uid of other processes. A network
+policy admits only `exporter.networkPolicy.monitoringNamespaces`.
 """,
 }
 
 
 def documented(text: str) -> list[tuple[str, str]]:
-    """Dotted path and words of each key that has a comment of its own, in order."""
-    found, path, words = [], list[tuple[int, str]](), list[str]()
+    """Return the dotted path and description of each documented key, in order."""
+    entries, path, words = [], list[tuple[int, str]](), list[str]()
     for line in text.splitlines():
         stripped = line.strip()
         if stripped.startswith("# --"):
@@ -77,12 +86,13 @@ def documented(text: str) -> list[tuple[str, str]]:
         indent = len(match["indent"])
         path = [(i, key) for i, key in path if i < indent] + [(indent, match["key"])]
         if words:
-            found.append((".".join(key for _, key in path), words[0]))
+            entries.append((".".join(key for _, key in path), words[0]))
             words = []
-    return found
+    return entries
 
 
 def page(text: str, head: str = HEADS["sdp-cluster"]) -> str:
+    """Return the README of a chart with these values."""
     values = yaml.safe_load(text)
     rows = [f"| `{path}` | {_default(_at(values, path))} | {words} |" for path, words in documented(text)]
     return head + _TABLE + "\n".join(rows) + "\n"

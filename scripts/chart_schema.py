@@ -1,9 +1,9 @@
-"""Writes `jobs` of charts/sdp-cluster's values.schema.json, and its products.json: `python -m scripts.chart_schema`.
+"""Write `jobs` in charts/sdp-cluster's values.schema.json, and its products.json: `python -m scripts.chart_schema`.
 
-Each job's keys are taken from its configuration, so that a typo in values is refused by `helm template` and not by the
-job. Which keys are needed, and what values they take, the job judges: the chart and it add defaults, and a null takes
-one out; only words out of a list are looked at here, too. products.json has the catalogue's GPUs, as nodes are labelled
-with them, by the accelerator type that may mean them.
+The keys of each job come from its configuration, so that `helm template` refuses a typo in values before the job does.
+The schema checks only names and enumerations. The job itself checks required keys and other values, because the chart
+and the job add defaults and a null removes one. products.json maps each accelerator type to the catalogue's GPUs, in
+the form of node labels.
 """
 
 import json
@@ -18,18 +18,18 @@ CHART = Path(__file__).resolve().parent.parent / "charts/sdp-cluster"
 SCHEMA = CHART / "values.schema.json"
 PRODUCTS = CHART / "products.json"
 _MORE = "(-[a-z0-9]([a-z0-9-]*[a-z0-9])?)?$"
-"""What may follow a job in the name of its configuration."""
+"""The optional suffix after a job in the name of its configuration."""
 
 
 def current(text: str) -> str:
-    """The schema with `jobs` as the configurations are now."""
+    """Return the schema with `jobs` from the present configurations."""
     schema = json.loads(text)
     schema["properties"]["jobs"]["patternProperties"] = {f"^{job}{_MORE}": _of_job(job) for job in JOBS}
     return json.dumps(schema, indent=1) + "\n"
 
 
 def products() -> str:
-    """What nvidia.com/gpu.product may be for each accelerator type: GPU feature discovery puts hyphens for spaces."""
+    """Return each accelerator type's values of nvidia.com/gpu.product, in which hyphens replace spaces."""
     types = sorted({name for gpu in GPUS.values() for name in gpu.accelerators})
     labels = {
         name: [product.replace(" ", "-") for gpu in gpus_by_accelerator(name) for product in gpu.products]
@@ -44,7 +44,7 @@ def _of_job(job: str) -> dict[str, Any]:
 
 
 def _keys(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
-    """What may be said of keys below: `properties` and `items` judge objects and lists, and let all else through."""
+    """Return a schema that checks the keys of objects and of objects in lists, and accepts all other values."""
     if "$ref" in schema:
         return _keys(definitions[schema["$ref"].rpartition("/")[2]], definitions)
     if choices := schema.get("anyOf") or schema.get("oneOf"):
@@ -66,21 +66,21 @@ def _unless_empty(key: str, below: dict[str, Any]) -> dict[str, Any]:
 
 
 def _either(choices: list[dict[str, Any]]) -> dict[str, Any]:
-    """One of several: words, if all are; else what each says of its own kind, and nothing of the others'."""
+    """Return a schema for one of several: an enumeration if all are; otherwise each applies only to its own type."""
     if all("enum" in choice for choice in choices):
         return {"enum": list(dict.fromkeys(word for choice in choices for word in choice["enum"]))}
-    found: dict[str, Any] = {}
+    merged: dict[str, Any] = {}
     for choice in choices:
         if "properties" in choice:
-            found["additionalProperties"] = False
-            found["properties"] = found.get("properties", {}) | choice["properties"]
+            merged["additionalProperties"] = False
+            merged["properties"] = merged.get("properties", {}) | choice["properties"]
         elif "items" in choice:
-            found["items"] = choice["items"]
+            merged["items"] = choice["items"]
         elif "additionalProperties" in choice:
-            return {}  # keys that are anybody's
-    if found and all("properties" in choice or choice == {"enum": [None]} for choice in choices):
-        found = {"type": ["object", "null"], **found}
-    return found
+            return {}  # any key is valid
+    if merged and all("properties" in choice or choice == {"enum": [None]} for choice in choices):
+        merged = {"type": ["object", "null"], **merged}
+    return merged
 
 
 def main() -> int:

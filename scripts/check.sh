@@ -1,5 +1,5 @@
 #!/bin/sh
-# Runs every check, also after one has failed, and says at the end which did.
+# Run every check, even after one has failed, and list the failed ones at the end.
 set -u
 cd "$(dirname "$0")/.." || exit
 python=.venv/bin/python

@@ -1,6 +1,6 @@
-"""Writes the part of docs/configuration.md that follows from the configuration models: every key of every job.
+"""Write the generated part of docs/configuration.md: every key of every job, from the configuration models.
 
-`python -m scripts.generate_config_docs` rewrites it; with --check it changes nothing and fails where it would.
+`python -m scripts.generate_config_docs` rewrites it. With --check, change nothing, and fail if it is out of date.
 """
 
 import difflib
@@ -17,12 +17,12 @@ END = "<!-- generated: end -->"
 
 
 def reference() -> str:
-    """Every job with a table of its keys."""
+    """Return a table of keys for every job."""
     return "\n".join(_job(name, model) for name, model in JOBS.items())
 
 
 def render(page: str) -> str:
-    """The page with its generated part renewed."""
+    """Return the page with its generated part replaced."""
     if page.count(BEGIN) != 1 or page.count(END) != 1:
         raise SystemExit(f"{PAGE}: expected the lines {BEGIN!r} and {END!r} once each")
     before, _, rest = page.partition(BEGIN)
@@ -51,14 +51,15 @@ def main(arguments: list[str]) -> int:
     if unknown := set(arguments) - {"--check"}:
         print(f"generate_config_docs: expected --check or nothing, got {' '.join(sorted(unknown))}", file=sys.stderr)
         return 2
-    there = PAGE.read_text(encoding="utf-8")
-    wanted = render(there)
+    present = PAGE.read_text(encoding="utf-8")
+    wanted = render(present)
     if "--check" not in arguments:
         PAGE.write_text(wanted, encoding="utf-8")
-    elif wanted != there:
-        sys.stderr.writelines(
-            difflib.unified_diff(there.splitlines(True), wanted.splitlines(True), "docs/configuration.md", "the models")
+    elif wanted != present:
+        difference = difflib.unified_diff(
+            present.splitlines(True), wanted.splitlines(True), "docs/configuration.md", "the models"
         )
+        sys.stderr.writelines(difference)
         print(f"{PAGE.name}: out of date; python -m scripts.generate_config_docs renews it", file=sys.stderr)
         return 1
     return 0

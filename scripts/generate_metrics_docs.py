@@ -1,6 +1,6 @@
-"""Writes the part of docs/metrics.md that follows from the catalogue: every metric that a job emits.
+"""Write the generated part of docs/metrics.md: every metric that a job emits, from the catalogue.
 
-`python -m scripts.generate_metrics_docs` rewrites it; with --check it changes nothing and fails where it would.
+`python -m scripts.generate_metrics_docs` rewrites it. With --check, change nothing, and fail if it is out of date.
 """
 
 import sys
@@ -16,13 +16,13 @@ _STAGES = {"process_info": "job", "job": "job"}
 
 
 def stage_of(metric: Metric) -> str:
-    """Who emits it: a stage, or any job."""
+    """Return the stage that emits a metric, or "job" for any job."""
     rest = metric.name.removeprefix("sdp_")
     return _STAGES.get(rest, _STAGES.get(rest.split("_")[0], rest.split("_")[0]))
 
 
 def reference() -> str:
-    """A table of each stage's metrics."""
+    """Return a table of metrics for every stage."""
     lines: list[str] = []
     for stage, metrics in groupby(CATALOGUE.values(), stage_of):
         title = "Any job" if stage == "job" else stage.capitalize()
@@ -35,7 +35,7 @@ def reference() -> str:
 
 
 def render(page: str) -> str:
-    """The page with its generated part renewed."""
+    """Return the page with its generated part replaced."""
     if page.count(BEGIN) != 1 or page.count(END) != 1:
         raise SystemExit(f"{PAGE}: expected the lines {BEGIN!r} and {END!r} once each")
     before, _, rest = page.partition(BEGIN)
@@ -46,11 +46,11 @@ def main(arguments: list[str]) -> int:
     if unknown := set(arguments) - {"--check"}:
         print(f"generate_metrics_docs: expected --check or nothing, got {' '.join(sorted(unknown))}", file=sys.stderr)
         return 2
-    there = PAGE.read_text(encoding="utf-8")
-    wanted = render(there)
+    present = PAGE.read_text(encoding="utf-8")
+    wanted = render(present)
     if "--check" not in arguments:
         PAGE.write_text(wanted, encoding="utf-8")
-    elif wanted != there:
+    elif wanted != present:
         print(f"{PAGE.name}: out of date; python -m scripts.generate_metrics_docs renews it", file=sys.stderr)
         return 1
     return 0

@@ -1,6 +1,6 @@
-"""The rules that the imports in sdp/ keep, and a few more that are read from the code in the same way.
+"""Check the rules for imports in sdp/, and a few others that can be read from the code.
 
-`python -m scripts.import_rules` prints what breaks them, a line each. To change a rule, change the tables at the top.
+`python -m scripts.import_rules` prints one line for each violation. To change a rule, change the tables at the top.
 """
 
 import ast
@@ -39,7 +39,7 @@ ROOMS: tuple[Mapping[str, str], ...] = (
     },
     {"encode": "Images to crops to latents: transform, encoder, recipe, reading; `pipeline.py` runs them on Ray Data."},
     {
-        "download": "`sdp download`: fetch, check, filter, write; `job.py` runs it on Ray.",
+        "download": "`sdp download`: fetch, check, filter, write; `pipeline.py` runs it on Ray Data.",
         "process": "`sdp process`: feed units to `encode`, join by unit, write parts.",
         "train": "`sdp train`: readers, step, strategies, checkpoints, callbacks; `job.py` runs it on Ray Train.",
         "generate": "`sdp generate`: pictures for prompts.",
@@ -73,6 +73,8 @@ RAY_ROOMS = frozenset({"demo", "cli"})
 RAY_FILES = frozenset(
     {
         *(f"sdp/{stage}/job.py" for stage in STAGES),
+        "sdp/download/pipeline.py",
+        "sdp/download/duplicates.py",
         "sdp/train/launch.py",
         "sdp/train/online.py",
         "sdp/cluster.py",
@@ -83,35 +85,35 @@ RAY_FILES = frozenset(
         "sdp/telemetry/ray_metrics.py",
     }
 )
-"""The files that may, besides: of a stage it is the one that lays its plain functions on a cluster (of train there are
-two, since trainers and encoders are laid out apart)."""
+"""Other files that may import ray. A stage has one, which runs its plain functions on a cluster; train has two, because
+trainers and encoders are placed separately."""
 
 NEVER: Mapping[str, frozenset[str]] = {
     "config": frozenset({"torch", "ray"}),
     "exporter": frozenset({"torch", "ray"}),
     "plan": frozenset({"torch", "ray"}),
 }
-"""What a room imports neither itself, even late, nor through what it imports."""
+"""Packages that a room must not import, not even late or through another module."""
 
 CONSOLE_NAMES = frozenset({"cli", "console", "__main__"})
-"""Modules (or rooms) of these names talk to a person, and may print."""
+"""Modules and rooms with these names write to the user's terminal, and may print."""
 
 SLEEPS: Mapping[str, str] = {
     "sdp/storage/local.py": "flock has no deadline of its own, so it is polled until one",
 }
-"""Files that may call time.sleep, and why no condition could be waited for there."""
+"""Files that may call time.sleep, and why they cannot wait for a condition."""
 
 GPU_ROOMS = frozenset({"train", "process", "encode", "model", "generate", "evaluate"})
 THREADS: Mapping[str, str] = {
     "sdp/train/metrics_log.py": "it writes lines to storage",
     "sdp/train/callbacks/watchdog.py": "it writes stacks to storage, and must not wait for a GPU that hangs",
 }
-"""Files of these rooms that start threads without sdp.device, and why their threads touch no GPU. The files that lay
-work on Ray are drivers, which touch none."""
+"""Files of these rooms that start threads without sdp.device, and why their threads use no GPU. RAY_FILES are drivers,
+which use none."""
 
 
 class When(Enum):
-    """When an import statement takes effect."""
+    """The time at which an import statement takes effect."""
 
     LOAD = "when the module is loaded"
     CALL = "when a function is called"
@@ -120,10 +122,12 @@ class When(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Import:
+    """An import statement."""
+
     target: str
     """The module imported, absolute and dotted."""
     names: tuple[str, ...]
-    """What is taken out of it, if it is a `from` import."""
+    """The names imported from it, in a `from` import."""
     line: int
     when: When
     level: int
@@ -132,6 +136,8 @@ class Import:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Violation:
+    """A line of code that breaks a rule."""
+
     path: str
     line: int
     message: str
@@ -141,31 +147,31 @@ class Violation:
 
 
 Sources = Mapping[str, str]
-"""Path of each file, such as `sdp/config/base.py` -> its text."""
+"""The text of each file, by path, such as `sdp/config/base.py`."""
 
 
 def check(sources: Sources) -> list[Violation]:
-    """All violations in these files, by file and line."""
+    """Return all violations in these files, by file and line."""
     trees = {path: ast.parse(text, filename=path) for path, text in sources.items()}
     imports = {path: list(imports_in(tree)) for path, tree in trees.items()}
     modules = {module_of(path): path for path in sources}
-    found: list[Violation] = []
+    violations: list[Violation] = []
     for path, tree in trees.items():
-        found += _relative_imports(path, imports[path])
-        found += _layers(path, imports[path])
-        found += _ray(path, imports[path])
-        found += _banned_here(path, imports[path])
-        found += _calls(path, tree)
+        violations += _relative_imports(path, imports[path])
+        violations += _layers(path, imports[path])
+        violations += _ray(path, imports[path])
+        violations += _banned_directly(path, imports[path])
+        violations += _calls(path, tree)
     edges = _edges(imports, modules)
-    found += _banned_on_the_way(imports, modules, edges)
-    found += _circles(edges, modules)
-    return sorted(found)
+    violations += _banned_indirectly(imports, modules, edges)
+    violations += _circles(edges, modules)
+    return sorted(violations)
 
 
 def stale_entries(sources: Sources) -> list[str]:
-    """Entries of the tables above that allow what nobody does."""
+    """Return the entries of SLEEPS and THREADS that are no longer needed."""
     return [
-        f"SLEEPS allows {path}, where there is no time.sleep: remove it"
+        f"SLEEPS allows {path}, which does not call time.sleep: remove it"
         for path in SLEEPS
         if path not in sources or not any(_sleeps(ast.parse(sources[path])))
     ] + [
@@ -176,7 +182,7 @@ def stale_entries(sources: Sources) -> list[str]:
 
 
 def read_sources(root: Path) -> dict[str, str]:
-    """The Python files of sdp/ under a root."""
+    """Return the Python files of sdp/ under a root."""
     return {
         path.relative_to(root).as_posix(): path.read_text(encoding="utf-8")
         for path in sorted((root / "sdp").rglob("*.py"))
@@ -184,18 +190,18 @@ def read_sources(root: Path) -> dict[str, str]:
 
 
 def module_of(path: str) -> str:
-    """`sdp/config/base.py` -> `sdp.config.base`; `sdp/config/__init__.py` -> `sdp.config`."""
+    """Return a file's module: `sdp/config/base.py` -> `sdp.config.base`; `sdp/config/__init__.py` -> `sdp.config`."""
     parts = PurePosixPath(path).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
 def room_of(module: str) -> str:
-    """`sdp.config.base` -> `config`; empty for `sdp` itself."""
+    """Return a module's room: `sdp.config.base` -> `config`; "" for `sdp` itself."""
     return module.split(".")[1] if "." in module else ""
 
 
 def imports_in(tree: ast.Module) -> Iterator[Import]:
-    """Every import statement of a file, whenever it takes effect."""
+    """Yield every import statement of a file, whenever it takes effect."""
     yield from _imports_below(tree, When.LOAD)
 
 
@@ -225,7 +231,7 @@ def _layer_of(room: str) -> int | None:
 
 
 def _rooms_of(statement: Import) -> list[str]:
-    """The rooms that a statement reaches into: `from sdp import config` reaches config."""
+    """Return the rooms that a statement imports from: `from sdp import config` imports from config."""
     if statement.target == "sdp":
         return [name for name in statement.names if _layer_of(name) is not None]
     return [room_of(statement.target)] if statement.target.startswith("sdp.") else []
@@ -234,49 +240,49 @@ def _rooms_of(statement: Import) -> list[str]:
 def _relative_imports(path: str, imports: list[Import]) -> Iterator[Violation]:
     for one in imports:
         if one.level:
-            yield Violation(path, one.line, "a relative import: write it from sdp on")
+            yield Violation(path, one.line, "a relative import: write the full path from sdp")
 
 
 def _layers(path: str, imports: list[Import]) -> Iterator[Violation]:
     room = room_of(module_of(path))
-    own = -1 if room == "" else _layer_of(room)
-    if own is None:
-        yield Violation(path, 1, f"sdp/{room} has no place in LAYERS of scripts/import_rules.py: give it one")
+    layer = -1 if room == "" else _layer_of(room)
+    if layer is None:
+        yield Violation(path, 1, f"sdp/{room} is not in ROOMS of scripts/import_rules.py: add it")
         return
     for one in imports:
         for target in _rooms_of(one):
-            theirs = _layer_of(target)
-            if theirs is not None and theirs > own:
+            target_layer = _layer_of(target)
+            if target_layer is not None and target_layer > layer:
                 yield Violation(path, one.line, f"{room or 'sdp itself'} must not import {target}, which is above it")
 
 
 def _ray(path: str, imports: list[Import]) -> Iterator[Violation]:
     room = room_of(module_of(path))
-    if path in RAY_FILES or room in RAY_ROOMS or room in NEVER:  # what NEVER says of ray is checked by itself
+    if path in RAY_FILES or room in RAY_ROOMS or room in NEVER:  # _banned_directly and _banned_indirectly check NEVER
         return
     for one in imports:
         if _top(one) == "ray" and one.when is not When.TYPING:
             yield Violation(path, one.line, "only a stage's job.py imports ray (RAY_FILES lists the others)")
 
 
-def _banned_here(path: str, imports: list[Import]) -> Iterator[Violation]:
+def _banned_directly(path: str, imports: list[Import]) -> Iterator[Violation]:
     room = room_of(module_of(path))
     for one in imports:
         if _top(one) in NEVER.get(room, frozenset()):
             yield Violation(path, one.line, f"{room} must not import {_top(one)}")
 
 
-def _banned_on_the_way(
+def _banned_indirectly(
     imports: Mapping[str, list[Import]], modules: Mapping[str, str], edges: Mapping[str, set[str]]
 ) -> Iterator[Violation]:
-    """Loading config loads what config imports, and so on: nothing on the way may load what config never does."""
+    """Yield violations by modules that a room loads, directly or not: loading config loads what config imports."""
     loaded = {module: targets | _parents({module, *targets}, modules) for module, targets in edges.items()}
     for module, path in modules.items():
         room = room_of(module)
         for banned in NEVER.get(room, frozenset()):
             for other in sorted(_reachable(module, loaded)):
                 if room_of(other) == room:
-                    continue  # named by its own check
+                    continue  # _banned_directly reports it
                 loads = [i for i in imports[modules[other]] if i.when is When.LOAD and _top(i) == banned]
                 for one in loads:
                     message = f"{room} must not import {banned}, and loads it through {modules[other]}:{one.line}"
@@ -284,7 +290,7 @@ def _banned_on_the_way(
 
 
 def _edges(imports: Mapping[str, list[Import]], modules: Mapping[str, str]) -> dict[str, set[str]]:
-    """Module -> the modules of sdp that are loaded with it. A late import is no edge: it closes no circle."""
+    """Return the modules of sdp that each module loads. A late import is not an edge, because it closes no circle."""
     edges: dict[str, set[str]] = {}
     for module, path in modules.items():
         targets: set[str] = set()
@@ -296,7 +302,7 @@ def _edges(imports: Mapping[str, list[Import]], modules: Mapping[str, str]) -> d
 
 
 def _modules_of(statement: Import, modules: Mapping[str, str]) -> set[str]:
-    """`from sdp.config import base` is sdp.config.base where there is such a module, else a name in sdp.config."""
+    """Return the modules that a statement loads: `base` in `from sdp.config import base` is a module or a name."""
     inner = {f"{statement.target}.{name}" for name in statement.names} & set(modules)
     if statement.names and len(inner) == len(statement.names):
         return inner
@@ -304,7 +310,7 @@ def _modules_of(statement: Import, modules: Mapping[str, str]) -> set[str]:
 
 
 def _parents(names: set[str], modules: Mapping[str, str]) -> set[str]:
-    """The packages that are loaded before these modules are."""
+    """Return the packages that are loaded before these modules."""
     return {parent for name in names for parent in modules if name.startswith(f"{parent}.")}
 
 
@@ -320,7 +326,7 @@ def _reachable(start: str, edges: Mapping[str, set[str]]) -> set[str]:
 
 
 def _circles(edges: Mapping[str, set[str]], modules: Mapping[str, str]) -> Iterator[Violation]:
-    """Circles among modules, and among rooms (where no two modules need form one)."""
+    """Yield circles among modules, and among rooms even if no modules form one."""
     for circle in _cycles_of(edges):
         yield Violation(modules[circle[0]], 1, f"modules import each other in a circle: {' -> '.join(circle)}")
     rooms: dict[str, set[str]] = {}
@@ -332,8 +338,8 @@ def _circles(edges: Mapping[str, set[str]], modules: Mapping[str, str]) -> Itera
 
 
 def _cycles_of(edges: Mapping[str, set[str]]) -> Iterator[list[str]]:
-    """One shortest cycle through each node that is on one and smallest of its cycle's nodes, so each is told once."""
-    told: set[frozenset[str]] = set()
+    """Yield a shortest cycle through each node that is on one, each cycle once, from its smallest node."""
+    reported: set[frozenset[str]] = set()
     for start in sorted(edges):
         paths = [[start]]
         seen = {start}
@@ -341,8 +347,8 @@ def _cycles_of(edges: Mapping[str, set[str]]) -> Iterator[list[str]]:
             path = paths.pop(0)
             targets = edges.get(path[-1], set())
             if start in targets:
-                if frozenset(path) not in told:
-                    told.add(frozenset(path))
+                if frozenset(path) not in reported:
+                    reported.add(frozenset(path))
                     yield [*path, start]
                 break
             for target in sorted(targets - seen):
@@ -356,7 +362,7 @@ def _calls(path: str, tree: ast.Module) -> Iterator[Violation]:
             yield Violation(path, line, "time.sleep: wait for the condition itself, with a deadline")
     if room_of(module_of(path)) in GPU_ROOMS and path not in RAY_FILES and path not in THREADS:
         for line in _threads(tree):
-            yield Violation(path, line, "a thread that may touch a GPU: start it by sdp.device, which sets its device")
+            yield Violation(path, line, "a thread that may use a GPU: start it with sdp.device, which sets its device")
     if path != "sdp/device.py":
         for node in ast.walk(tree):
             if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(_CUDA_CALLS):
@@ -364,15 +370,15 @@ def _calls(path: str, tree: ast.Module) -> Iterator[Violation]:
     if not CONSOLE_NAMES & set(module_of(path).split(".")):
         for node in ast.walk(tree):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print":
-                yield Violation(path, node.lineno, "print: only the console's modules talk to a person; log it")
+                yield Violation(path, node.lineno, "print: only the console's modules may print; log it")
 
 
 _CUDA_CALLS = ("cuda.Stream", "cuda.Event", "cuda.set_device", "record_event", "wait_stream")
-"""These work on the thread's current device, or make what belongs to one."""
+"""Calls that use the thread's current device, or create objects of it."""
 
 
 def _threads(tree: ast.Module) -> Iterator[int]:
-    """The lines that start a thread, or a pool of them."""
+    """Yield the lines that start a thread or a thread pool."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in (
             "Thread",
@@ -383,7 +389,7 @@ def _threads(tree: ast.Module) -> Iterator[int]:
 
 
 def _sleeps(tree: ast.Module) -> Iterator[int]:
-    """The lines that call time.sleep, by whatever name."""
+    """Yield the lines that call time.sleep, under any name."""
     clocks = {"time"}
     sleeps: set[str] = set()
     for node in ast.walk(tree):
@@ -404,7 +410,7 @@ def _top(statement: Import) -> str:
 
 
 def outside_imports(sources: Sources) -> Iterable[tuple[str, Import]]:
-    """The imports of other people's packages, file by file; those of the standard library are left out."""
+    """Yield the imports of third-party packages, file by file."""
     for path, text in sources.items():
         for one in imports_in(ast.parse(text)):
             if not one.level and _top(one) not in {"sdp", *sys.stdlib_module_names}:
@@ -412,7 +418,7 @@ def outside_imports(sources: Sources) -> Iterable[tuple[str, Import]]:
 
 
 def main() -> int:
-    """Print what breaks the rules; 1 if anything does."""
+    """Print the violations; return 1 if there are any."""
     sources = read_sources(ROOT)
     lines = [*map(str, check(sources)), *stale_entries(sources)]
     print("\n".join(lines) if lines else f"{len(sources)} files keep the rules")

@@ -1,10 +1,10 @@
 #!/bin/sh
-# Resolves the ranges of pyproject.toml into requirements.lock: one lock for Python 3.11 to 3.13 on Linux and macOS,
-# every version pinned, every file hashed, no address of a registry. Pins that still fit are kept.
-# What each image holds is cut out of it, so that images install nothing without a hash.
+# Resolve the ranges of pyproject.toml into requirements.lock: one lock for Python 3.11 to 3.13 on Linux and macOS, with
+# every version pinned, every file hashed and no registry's address. Pins that still fit are kept. The images' locks are
+# subsets of it, so that images install nothing without a hash.
 set -eu
 cd "$(dirname "$0")/.."
-uv=$(sh scripts/uv.sh --pinned) # another uv may write the same lock differently
+uv=$(sh scripts/uv.sh --pinned) # other versions of uv may write the same lock differently
 
 resolve() { # file requirements-and-options...
     out=$1
@@ -15,6 +15,6 @@ resolve() { # file requirements-and-options...
 
 resolve requirements.lock pyproject.toml --extra worker --extra fp8 --extra exporter --group dev "$@"
 resolve images/ray/requirements.lock pyproject.toml --extra worker --extra fp8 --constraint requirements.lock --upgrade
-# Just what sdp.exporter imports, without sdp's other requirements: 12 MB in place of 400.
+# Only the packages that sdp.exporter imports: 12 MB instead of 400.
 printf 'nvidia-ml-py\nprometheus-client\n' |
     resolve images/exporter/requirements.lock - --constraint requirements.lock --upgrade

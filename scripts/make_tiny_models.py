@@ -1,13 +1,13 @@
-"""Make the tiny model of `builtin:tiny`: everything a Stable Diffusion v2 consists of, in 2 MB.
+"""Make the tiny model `builtin:tiny`: all parts of a Stable Diffusion v2, in 2 MB.
 
     python scripts/make_tiny_models.py              writes sdp/model/tiny
     python scripts/make_tiny_models.py --out DIR    writes DIR
-    python scripts/make_tiny_models.py --check      makes it again elsewhere; exits 1 where the bytes differ
+    python scripts/make_tiny_models.py --check      makes it in another folder; exits 1 if the bytes differ
 
-The tokenizer knows the words of the demo's captions whole and everything else by its bytes. The text encoder is
-trained to say what a caption names; the VAE is trained on the demo's pictures; the U-Net is left as it was drawn,
-since learning is what the demo is to show. One thread, fixed seeds and deterministic algorithms: the same machine and
-the same versions give the same bytes. docs/tiny-models.md says what was measured.
+The tokenizer has the words of the demo's captions as whole tokens and splits all other text into bytes. The text
+encoder is trained to tell what a caption names, and the VAE on the demo's pictures. The U-Net is only initialised,
+because training it is what the demo shows. With one thread, fixed seeds and deterministic algorithms, the same machine
+and the same versions give the same bytes. docs/tiny-models.md has the measurements.
 """
 
 import argparse
@@ -40,7 +40,7 @@ from sdp.model.load import load_text_encoder, load_tokenizer, load_vae, tokenize
 
 COMMITTED = Path(__file__).resolve().parent.parent / "sdp" / "model" / "tiny"
 TRAINING, HELD_OUT = 7, 8
-"""Seeds of the pictures that are learned from, and of those that are measured on."""
+"""Seeds of the pictures for training, and of those for measuring."""
 SCALING = 0.18215
 
 TEXT: dict[str, Any] = {
@@ -127,13 +127,13 @@ def make(out: Path) -> None:
 
 
 def compare(made: Path, committed: Path) -> int:
-    """Say which files differ; the exit code."""
+    """Print which files differ; return the exit code."""
     names = sorted(str(path.relative_to(made)) for path in made.rglob("*") if path.is_file())
     _, different, missing = filecmp.cmpfiles(made, committed, names, shallow=False)
     for name in sorted([*different, *missing]):
-        print(f"{committed / name}: {'missing' if name in missing else 'other bytes than made here'}")
+        print(f"{committed / name}: {'missing' if name in missing else 'differs from the one made here'}")
     if different or missing:
-        print("made with other versions or on another kind of processor, or not made by this script; see the figures")
+        print("possible causes: other versions or processor, or not made by this script; compare the figures")
         return 1
     print(f"{committed}: the same bytes")
     return 0
@@ -143,7 +143,7 @@ def compare(made: Path, committed: Path) -> int:
 
 
 def make_tokenizer(out: Path) -> None:
-    """Byte-pair encoding in CLIP's own files and order of ids: bytes, bytes that end a word, merges, two marks."""
+    """Write a byte-pair encoding in CLIP's files and order of ids: bytes, word-final bytes, merges, two marks."""
     merges = learn_merges(words())
     characters = byte_characters()
     tokens = [*characters, *(c + "</w>" for c in characters), *(a + b for a, b in merges)]
@@ -168,19 +168,19 @@ def make_tokenizer(out: Path) -> None:
 
 
 def words() -> list[str]:
-    """Every word that a caption of the demo can hold."""
+    """Return every word that can occur in a caption of the demo."""
     fixed = {literal for form in CAPTIONS for literal, *_ in string.Formatter().parse(form)}
     return sorted({"an", *COLORS, *SHAPES, *(word for text in fixed for word in text.split())})
 
 
 def byte_characters() -> list[str]:
-    """The printable character that stands for each byte, in the order of CLIP's ids: "!" comes first."""
+    """Return the printable character for each byte, in the order of CLIP's ids, from "!" on."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     return [chr(byte) for byte in printable] + [chr(256 + n) for n in range(256 - len(printable))]
 
 
 def learn_merges(vocabulary: list[str]) -> list[tuple[str, str]]:
-    """Merge the most frequent pair, again and again, until each word is one token."""
+    """Merge the most frequent pair repeatedly until each word is one token; return the merges."""
     split = [[*word[:-1], word[-1] + "</w>"] for word in vocabulary]
     merges = []
     while counts := Counter(pair for pieces in split for pair in pairwise(pieces)):
@@ -205,10 +205,10 @@ def merged(pieces: list[str], pair: tuple[str, str]) -> list[str]:
 
 
 def make_text_encoder(out: Path, steps: int = 300, batch: int = 64) -> None:
-    """Train it to tell colour, background and shape from every position after the caption's end.
+    """Train it so that every position after the caption's end tells colour, background and shape.
 
-    Attention is causal, so only those positions have read all of it; most of the 77 are such. What the U-Net attends
-    to therefore says what the caption says, linearly, as a large encoder's output does.
+    Attention is causal, so only those positions, most of the 77, have read the whole caption. The U-Net then attends to
+    an output that represents the caption linearly, as a large encoder's does.
     """
     torch.manual_seed(0)
     tokenizer = load_tokenizer(out)
@@ -227,16 +227,16 @@ def make_text_encoder(out: Path, steps: int = 300, batch: int = 64) -> None:
     for step in range(steps):
         set_rate(optimizer, 3e-3, step, steps, warmup=20)
         chosen = torch.randint(0, len(samples), (batch,))
-        # All 77 positions now and then; a few after the end are enough for most steps.
+        # Every tenth step uses all 77 positions; otherwise a few after the end are enough.
         seen = tokens[chosen] if step % 10 == 0 else tokens[chosen, : longest + 8]
-        told = head(model(seen).last_hidden_state)
+        logits = head(model(seen).last_hidden_state)
         after = torch.arange(seen.shape[1]) >= (seen == end).int().argmax(1, keepdim=True)
         loss = (
             sum(
                 (
                     F.cross_entropy(part.transpose(1, 2), answer[:, None].expand(after.shape), reduction="none") * after
                 ).sum()
-                for part, answer in zip(told.split(SIZES, 2), named[chosen].unbind(1), strict=True)
+                for part, answer in zip(logits.split(SIZES, 2), named[chosen].unbind(1), strict=True)
             )
             / after.sum()
         )
@@ -253,7 +253,7 @@ SIZES = [len(COLORS), len(COLORS), len(SHAPES)]
 
 
 def named_numbers(samples: list[Shape]) -> Tensor:
-    """Of each sample: its colour, background and shape as numbers."""
+    """Return each sample's colour, background and shape as numbers."""
     colors = list(COLORS)
     return torch.tensor([[colors.index(s.color), colors.index(s.background), SHAPES.index(s.shape)] for s in samples])
 
@@ -262,7 +262,7 @@ def named_numbers(samples: list[Shape]) -> Tensor:
 
 
 def make_vae(out: Path, steps: int = 1200, batch: int = 16) -> None:
-    """Train it on the demo's pictures, then scale its latents so that 0.18215 makes them unit-sized."""
+    """Train it on the demo's pictures, then scale its latents so that 0.18215 gives them unit deviation."""
     torch.manual_seed(0)
     new: Any = AutoencoderKL
     vae = new(**VAE).to(memory_format=torch.channels_last)
@@ -290,11 +290,11 @@ LEVEL = 4.0
 
 @torch.no_grad()
 def start_from_averages(vae: Any) -> None:
-    """Weights with which the VAE begins as an average over 8 × 8 pixels, instead of at nothing.
+    """Initialise the VAE so that it averages 8 × 8 pixels.
 
     It then has the colours from the first step on, and learns the edges. Each half of the network keeps red, green
-    and blue in its first three channels. Its last two channels hold a constant level: normalisation over all channels
-    would otherwise take away how bright a picture is as a whole.
+    and blue in its first three channels. Its last two channels hold a constant level, because normalisation over all
+    channels would otherwise remove a picture's overall brightness.
     """
     for module in vae.modules():
         if isinstance(module, ResnetBlock2D):
@@ -320,7 +320,7 @@ def start_from_averages(vae: Any) -> None:
 
 
 def keep_first_channels(conv: nn.Conv2d, kept: range, window: slice = slice(None), noise: float = 0.5) -> None:
-    """Pass these channels through, averaged over the window; mix the others at random, weakly."""
+    """Pass these channels through, averaged over the window; mix the others with weak random weights."""
     _, inputs, high, wide = conv.weight.shape
     conv.weight.normal_(0, noise / math.sqrt(inputs * high * wide)) if noise else conv.weight[: len(kept)].zero_()
     conv.weight[:3] = 0
@@ -332,7 +332,7 @@ def keep_first_channels(conv: nn.Conv2d, kept: range, window: slice = slice(None
 
 @torch.no_grad()
 def scale_latents(vae: Any, pixels: Tensor) -> None:
-    """Fold into the two 1 × 1 convolutions that each latent channel has mean 0 and standard deviation 1/0.18215."""
+    """Adjust the two 1 × 1 convolutions so that each latent channel has mean 0 and standard deviation 1/0.18215."""
     mean = torch.cat([vae.encode(part).latent_dist.mean for part in torch.split(pixels, 64)])
     center, spread = mean.mean((0, 2, 3)), mean.std((0, 2, 3))
     gain = 1 / (SCALING * spread)
@@ -345,7 +345,7 @@ def scale_latents(vae: Any, pixels: Tensor) -> None:
 
 
 def pictures(first: int, count: int, size: int, seed: int = TRAINING) -> Tensor:
-    """Bytes, count × size × size × 3."""
+    """Return pictures as bytes, count × size × size × 3."""
     return torch.from_numpy(np.stack([render_array(sample(i, seed), size) for i in range(first, first + count)]))
 
 
@@ -357,7 +357,7 @@ def as_pixels(images: Tensor) -> Tensor:
 
 
 def make_unet(out: Path) -> None:
-    """Weights as diffusers draws them, from seed 0."""
+    """Write a U-Net as diffusers initialises it, from seed 0."""
     torch.manual_seed(0)
     new: Any = UNet2DConditionModel
     unet = new(**UNET)
@@ -369,11 +369,11 @@ def make_scheduler(out: Path) -> None:
     write_json(out / "scheduler" / "scheduler_config.json", dict(SD2.scheduler))
 
 
-# --- what they all use -----------------------------------------------------------------------------------------
+# --- shared helpers -----------------------------------------------------------------------------------------
 
 
 def set_rate(optimizer: torch.optim.Optimizer, peak: float, step: int, steps: int, warmup: int) -> None:
-    """Linear warm-up, then half a cosine to nothing."""
+    """Set the learning rate: linear warm-up, then half a cosine to zero."""
     rate = peak * min(1.0, (step + 1) / warmup) * (0.5 + 0.5 * math.cos(math.pi * step / steps))
     for group in optimizer.param_groups:
         group["lr"] = rate
@@ -387,7 +387,7 @@ def learn(loss: Tensor, model: nn.Module, optimizer: torch.optim.Optimizer) -> N
 
 
 def write_weights(path: Path, weights: dict[str, Tensor]) -> None:
-    """In fp16, sorted by name."""
+    """Write weights in fp16, sorted by name."""
     halved = {name: weights[name].half().contiguous() for name in sorted(weights)}
     save_file(halved, path, metadata={"format": "pt"})
     path.chmod(0o644)
@@ -402,7 +402,7 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
 
 @torch.no_grad()
 def report(folder: Path) -> None:
-    """Print what the model can do on pictures that it was not made from."""
+    """Print the model's measurements on held-out pictures."""
     vae = load_vae(folder)
     for size, count in ((64, 400), (128, 100), (256, 100), (512, 20)):
         psnr, right = reconstruction(vae, size, count)
@@ -412,13 +412,13 @@ def report(folder: Path) -> None:
         )
     latents = torch.cat(list(encoded(vae, 64, 400)))
     print("latents at 64 px: std by channel", " ".join(f"{s:.2f}" for s in latents.std((0, 2, 3))))
-    print("linear reading of the text encoder's output:", " ".join(f"{r:.1%}" for r in readable(folder)))
+    print("linear probe on the text encoder's output:", " ".join(f"{r:.1%}" for r in readable(folder)))
     sizes = {path.name: sum(f.stat().st_size for f in path.rglob("*")) for path in folder.iterdir() if path.is_dir()}
     print("bytes:", " ".join(f"{name} {size}" for name, size in sorted(sizes.items())), "sum", sum(sizes.values()))
 
 
 def reconstruction(vae: Any, size: int, count: int) -> tuple[np.ndarray[Any, Any], float]:
-    """PSNR of each held-out picture in dB, and the share whose shape's colour survives."""
+    """Return the PSNR of each held-out picture in dB, and the share whose shape keeps its colour."""
     psnr: list[float] = []
     right = 0
     for start in range(0, count, 20):
@@ -440,7 +440,7 @@ def encoded(vae: Any, size: int, count: int) -> Iterator[Tensor]:
 
 
 def readable(folder: Path) -> list[float]:
-    """How often a least-squares reading of the last position names colour, background and shape rightly."""
+    """Return how often a least-squares probe of the last position is right for colour, background and shape."""
     tokenizer, encoder = load_tokenizer(folder), load_text_encoder(folder)
     samples = [sample(i, HELD_OUT) for i in range(1200)]
     tokens = torch.from_numpy(tokenize(tokenizer, [s.caption for s in samples]).astype(np.int64))

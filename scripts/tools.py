@@ -1,8 +1,8 @@
-"""The outside programs that tests use: where they are, how to get them, and getting them.
+"""Find and install the external programs that tests use.
 
-`python -m scripts.tools fetch` gets what tests ask for and this machine lacks: Go programs by `go install` at a
-pinned version into .tools/bin, packages of the system by apt-get (unasked only where CI=true, else after asking on a
-terminal). What cannot be had is listed, and no failure: its tests are skipped, or fail where CI=true.
+`python -m scripts.tools fetch` installs those that are missing: Go programs with `go install` at a pinned version into
+.tools/bin, system packages with apt-get (only after asking on a terminal, except with CI=true). A program that cannot
+be installed is listed and is not a failure: its tests are skipped, or fail with CI=true.
 """
 
 import ast
@@ -18,25 +18,25 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 BIN = ROOT / ".tools" / "bin"
 SYSTEM_FOLDERS = ("/usr/sbin", "/usr/local/sbin")
-"""Where Debian keeps servers, and where an ordinary user's PATH does not lead."""
+"""Debian's folders of servers, which are not on an ordinary user's PATH."""
 GO_TIMEOUT_S = 1500
 APT_TIMEOUT_S = 600
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tool:
-    """A program, and the one way in which we get it."""
+    """A program, and the one way to install it."""
 
     name: str
     programs: tuple[str, ...] = ()
-    """The names it goes by, the usual one first; its own name when empty."""
+    """The names of its executables, the usual one first; empty means its own name."""
     go_package: str = ""
     go_version: str = ""
     apt_package: str = ""
 
     @property
     def how(self) -> str:
-        """How a person gets it."""
+        """Return the command that installs it."""
         if self.go_package:
             return f"go install {self.go_package}@{self.go_version}"
         return f"apt-get install {self.apt_package}"
@@ -63,30 +63,30 @@ TOOLS: Mapping[str, Tool] = {
 
 
 class UnknownTool(Exception):
-    """A test asks for a program that the table above does not know."""
+    """A test needs a program that is not in TOOLS."""
 
     def __init__(self, name: str) -> None:
         super().__init__(f"no outside program is called {name!r}: add it to TOOLS in scripts/tools.py")
 
 
 def find(name: str) -> Path | None:
-    """The program, in .tools/bin, on PATH, among the system's servers, or where `go install` puts things."""
+    """Return the program's path: in .tools/bin, on PATH, in the system's folders, or in `go install`'s folder."""
     if name not in TOOLS:
         raise UnknownTool(name)
     tool = TOOLS[name]
-    found = _find_in([str(BIN), os.environ.get("PATH", os.defpath), *SYSTEM_FOLDERS], tool)
-    return found or (_find_in([_go_bin()], tool) if tool.go_package and _go_bin() else None)
+    path = _find_in([str(BIN), os.environ.get("PATH", os.defpath), *SYSTEM_FOLDERS], tool)
+    return path or (_find_in([_go_bin()], tool) if tool.go_package and _go_bin() else None)
 
 
 def _find_in(folders: list[str], tool: Tool) -> Path | None:
     for program in tool.programs or (tool.name,):
-        if found := shutil.which(program, path=os.pathsep.join(folders)):
-            return Path(found)
+        if path := shutil.which(program, path=os.pathsep.join(folders)):
+            return Path(path)
     return None
 
 
 def needed_by(tests: Path) -> dict[str, list[str]]:
-    """The programs that tests under a folder name, in `needs("...")` or `tool("...")`, and the files that do."""
+    """Return the programs that tests in a folder name in `needs("...")` or `tool("...")`, each with its test files."""
     users: dict[str, list[str]] = {}
     for path in sorted(tests.rglob("*.py")):
         names = named_in(path.read_text(encoding="utf-8"))
@@ -96,7 +96,7 @@ def needed_by(tests: Path) -> dict[str, list[str]]:
 
 
 def named_in(source: str) -> set[str]:
-    """The programs that a test file asks for: literal arguments of `needs`, known ones of `tool`."""
+    """Return the programs that a test file names: literal arguments of `needs`, and known ones of `tool`."""
     names: set[str] = set()
     for node in ast.walk(ast.parse(source)):
         if not isinstance(node, ast.Call):
@@ -111,7 +111,7 @@ def named_in(source: str) -> set[str]:
 
 
 def fetch(names: Iterable[str]) -> list[Tool]:
-    """Get what is missing of these, as far as one may; returns what is still missing."""
+    """Install those of the programs that are missing, if permitted; return what is still missing."""
     wanted = [TOOLS[name] for name in sorted(set(names) & set(TOOLS))]
     if shutil.which("go"):
         for tool in wanted:
@@ -133,12 +133,12 @@ def _go_bin() -> str:
 
 
 def _is_pinned(tool: Tool) -> bool:
-    found = find(tool.name)
-    return found is not None and go_version_of(found) == tool.go_version
+    path = find(tool.name)
+    return path is not None and go_version_of(path) == tool.go_version
 
 
 def go_version_of(program: Path) -> str:
-    """The version of the module that a Go program was built from; empty when it does not say."""
+    """Return the module version that a Go program was built from, or "" if unknown."""
     asked = subprocess.run(
         ["go", "version", "-m", str(program)], capture_output=True, text=True, timeout=60, check=False
     )
@@ -150,7 +150,7 @@ def go_version_of(program: Path) -> str:
 
 
 def _go_install(tool: Tool) -> None:
-    _say(f"building {tool.name} {tool.go_version} into .tools/bin (minutes, the first time)")
+    _say(f"building {tool.name} {tool.go_version} into .tools/bin (takes minutes the first time)")
     BIN.mkdir(parents=True, exist_ok=True)
     _run(
         ["go", "install", f"{tool.go_package}@{tool.go_version}"],
@@ -180,7 +180,7 @@ def _apt_install(packages: list[str]) -> None:
 
 
 def _run(command: list[str], *, timeout_s: float, env: Mapping[str, str] | None = None) -> bool:
-    """Run it with its output kept back; on failure show the end of that. The tool's absence is reported later."""
+    """Run a command silently, and show the end of its output if it fails. A missing tool is reported later."""
     try:
         done = subprocess.run(
             command,
@@ -205,7 +205,7 @@ def _say(line: str) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """`fetch` gets what tests need; `list` only says what there is."""
+    """Install what tests need (`fetch`), or list the programs and their users (`list`)."""
     if arguments not in (["fetch"], ["list"]):
         _say("usage: python -m scripts.tools fetch | list")
         return 2
@@ -218,7 +218,7 @@ def main(arguments: list[str]) -> int:
             _say(f"missing: {tool.name} (for {', '.join(users[tool.name])}); to get it: {tool.how}")
         return 0
     for name, tool in TOOLS.items():
-        print(f"{name:12} {find(name) or 'not here; to get it: ' + tool.how}")
+        print(f"{name:12} {find(name) or 'missing; to get it: ' + tool.how}")
         for user in users.get(name, []):
             print(f"{'':12}   used by tests/{user}")
     return 0

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Prints the path of the uv to use. A uv that works on PATH will do; else (or with --pinned) the one of
-# scripts/uv.lock, which pip puts, checked by its hashes, into .tools/uv.
+# Print the path of the uv to use: a working one on PATH, or else (or with --pinned) the version in scripts/uv.lock,
+# which pip installs into .tools/uv and checks by its hashes.
 set -eu
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3}
@@ -18,11 +18,11 @@ fi
 
 rm -rf "$home"
 mkdir -p "$home"
-echo "getting uv into .tools/uv" >&2
+echo "installing uv into .tools/uv" >&2
 install="install --quiet --disable-pip-version-check --no-input --require-hashes --only-binary :all: -r $lock"
 if "$python" -c 'import ensurepip' 2>/dev/null; then
     "$python" -m venv "$home" >&2
-    # shellcheck disable=SC2086  # several words on purpose
+    # shellcheck disable=SC2086  # splitting is intended
     "$home/bin/python" -m pip $install >&2
 elif "$python" -m pip --version >/dev/null 2>&1; then
     # shellcheck disable=SC2086

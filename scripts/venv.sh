@@ -1,8 +1,8 @@
 #!/bin/sh
-# Makes .venv out of requirements.lock if it is missing, half made, moved or out of date; else does nothing, at once.
+# Create .venv from requirements.lock if it is missing, incomplete, moved or out of date; otherwise do nothing.
 #
-# .venv/made-from is written last: without it .venv is half made and is made anew. It is removed before .venv
-# is changed, so an interrupted change leaves a .venv that the next call makes anew, too.
+# .venv/made-from is written last, so a .venv without it is incomplete and is created anew. It is removed before .venv
+# is changed, so that an interrupted change also leads to a new .venv.
 set -eu
 cd "$(dirname "$0")/.."
 made_from=.venv/made-from
@@ -16,10 +16,10 @@ wanted="$(cat requirements.lock pyproject.toml | fingerprint | cut -d ' ' -f 1) 
 is_current() {
     [ -x .venv/bin/python ] && [ -f $made_from ] && [ "$(cat $made_from)" = "$wanted" ]
 }
-is_whole_and_here() { # made to its end, and in this folder: scripts in .venv/bin name their folder
+is_complete_and_unmoved() { # complete, and made in this folder, which the scripts in .venv/bin name
     [ -x .venv/bin/python ] && [ -f $made_from ] && [ "$(cut -d ' ' -f 2- $made_from)" = "$PWD" ]
 }
-is_supported() { # also asked of pythons too old to read anything but this
+is_supported() { # must parse in very old Pythons too
     "$1" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null
 }
 find_python() {
@@ -29,7 +29,7 @@ find_python() {
             return
         fi
     done
-    have=$("${PYTHON:-python3}" --version 2>&1) || have="none that runs"
+    have=$("${PYTHON:-python3}" --version 2>&1) || have="missing"
     echo "make venv: sdp needs Python 3.11, 3.12 or 3.13, and ${PYTHON:-python3} is $have: install one, or name it" \
         "(make venv PYTHON=/path/to/python3.12)" >&2
     return 2
@@ -41,8 +41,8 @@ PYTHON=$(find_python)
 export PYTHON
 mkdir -p .tools
 
-# One at a time. The lock belongs to the open file (and so to uv too, should this shell be killed under it),
-# not to the short-lived Python that takes it.
+# One process at a time. The lock belongs to the open file, not to the short-lived Python that takes it, so uv holds it
+# even if this shell is killed.
 exec 9>.tools/venv.lock
 "$PYTHON" - $wait_s <<'PY'
 import fcntl, sys, time
@@ -55,7 +55,7 @@ while True:
         break
     except BlockingIOError:
         if time.monotonic() > deadline:
-            sys.exit("make venv: another make has held .tools/venv.lock for %s s: end it, then try again" % sys.argv[1])
+            sys.exit("make venv: another make has held .tools/venv.lock for %s s: stop it, then try again" % sys.argv[1])
         if not waiting:
             waiting = True
             print("another make is preparing .venv: waiting for it", file=sys.stderr)
@@ -71,7 +71,7 @@ installed() {
     set -- .venv/lib/python3*/site-packages/*.dist-info
     echo $#
 }
-say_progress() { # where no terminal shows uv's own
+say_progress() { # without a terminal uv shows none
     before=
     while sleep "${SDP_VENV_EVERY_S:-10}" 2>/dev/null && kill -0 $$ 2>/dev/null; do
         now=$(installed)
@@ -81,11 +81,11 @@ say_progress() { # where no terminal shows uv's own
         before=$now
     done
 }
-if is_whole_and_here; then
-    echo "bringing .venv in line with requirements.lock" >&2
+if is_complete_and_unmoved; then
+    echo "updating .venv to requirements.lock" >&2
     rm $made_from
 else
-    echo "making .venv with $("$PYTHON" --version) out of requirements.lock: $packages packages, 6.7 GB; they are" \
+    echo "creating .venv with $("$PYTHON" --version) out of requirements.lock: $packages packages, 6.7 GB; they are" \
         "downloaded where uv's cache lacks them, then installed and compiled" >&2
     rm -rf .venv
     "$uv" venv --quiet --no-python-downloads --python "$PYTHON" .venv
@@ -94,11 +94,11 @@ quiet=
 if [ ! -t 2 ]; then
     quiet=--quiet
     say_progress 9>&- >/dev/null &
-    trap 'kill $! 2>/dev/null || true' EXIT # of what was started last: the line above
+    trap 'kill $! 2>/dev/null || true' EXIT
 fi
-# shellcheck disable=SC2086  # no word at all on a terminal
+# shellcheck disable=SC2086  # empty on a terminal
 "$uv" pip sync $quiet --compile-bytecode --python .venv/bin/python --require-hashes requirements.lock
-# What builds sdp is in the lock and installed by now: nothing more is downloaded.
+# The build requirements of sdp are in the lock and installed by now, so nothing more is downloaded.
 "$uv" pip install --quiet --python .venv/bin/python --offline --no-deps --no-build-isolation --editable .
 echo "$wanted" >$made_from.new
 mv $made_from.new $made_from

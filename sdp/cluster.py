@@ -4,6 +4,7 @@ import contextlib
 import logging
 import os
 import secrets
+import shlex
 import signal
 import socket
 import sys
@@ -43,6 +44,9 @@ def connect(**local: Any) -> dict[str, float]:
         require_reachable()
         # Without an address, Ray joins any cluster that runs on this machine.
         where: dict[str, Any] = {} if os.environ.get("RAY_ADDRESS") else {"address": "local", **local}
+        if where and (python := shlex.quote(sys.executable)) != sys.executable:
+            # Ray puts this path as it is into a shell's command for workers that have an environment, as Train's have.
+            where["runtime_env"] = {"py_executable": python}
         if not os.environ.get("RAY_ADDRESS") and not os.access(os.path.expanduser("~"), os.W_OK):  # noqa: PTH111
             # Ray stores a token in the home directory, and does not start if it cannot.
             os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))

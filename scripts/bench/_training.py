@@ -37,7 +37,7 @@ def make_trainer(case: dict[str, Any], model: Any, world: Any, callbacks: Sequen
         {
             "source": {"uri": "unused"},
             "output": {"uri": output},
-            "model": {"source": str(model.source)},
+            "model": {"source": str(model.source), "train_text_encoder": case.get("train_text_encoder", False)},
             "data": {"resolution": case["resolution"], "batch_size": case["batch"]},
             "objective": {"prediction": "epsilon"},
             "precision": "bf16",

@@ -13,7 +13,7 @@ from sdp.datasets import ledger as ledgers
 from sdp.datasets import tombstones
 from sdp.datasets.concurrently import ordered_map
 from sdp.datasets.ledger import Ledger, address_offset
-from sdp.datasets.lookup import Wanted, in_parts, in_source
+from sdp.datasets.lookup import LookupValues, in_parts, in_source
 from sdp.datasets.manifest import part_infos, repeated_rows
 from sdp.datasets.output import parts_in, read_head, read_json, read_output
 from sdp.datasets.parts import read_account, resolve
@@ -180,7 +180,7 @@ class _Audit:
                 f"audit: no images dataset in this lineage, so no {value.kind} is known; give --row instead"
             )
         only = frozenset({value.value})
-        wanted = Wanted(urls=only) if value.kind == "url" else Wanted(hashes=only)
+        wanted = LookupValues(urls=only) if value.kind == "url" else LookupValues(hashes=only)
         matches = list[tuple[int, str]]()
         for dataset in images:
             parts = sorted(parts_in(dataset) & read_output(dataset).index.ordered().keys())

@@ -1,29 +1,29 @@
 """The description of a dataset: its parts, what is missing, what is damaged, and the outcomes by reason."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from itertools import groupby
+from functools import partial
+from itertools import groupby, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyroaring import BitMap64
 
-from sdp.datasets import manifest as manifests
 from sdp.datasets import repeated, tombstones
 from sdp.datasets.concurrently import ordered_map
-from sdp.datasets.manifest import MANIFEST, Dataset, open_dataset, total
+from sdp.datasets.manifest import MANIFEST, Dataset, open_dataset, repeated_rows, total
 from sdp.datasets.outcomes import ACCOUNT_SCHEMA, Counts
 from sdp.datasets.output import HEAD, Output, read_output
 from sdp.datasets.parts import PartInfo, iter_rows, read_footer, read_info, resolve, verify_part
-from sdp.datasets.repeated import Repeated
 from sdp.datasets.tombstones import Tombstones
 from sdp.datasets.units import PARTS, Work, parse_part_name, part_name
 from sdp.errors import DatasetError, NotFound, SdpError, UserError, one_line
 from sdp.storage import FileInfo, Storage, StorageOptions, list_source, open_source
 from sdp.storage.named import written
 
+T = TypeVar("T")
 _SHOWN = 5
 _SAMPLES, _SAMPLE_BATCH = 3, 16
 _UPSTREAM_S = 10.0
@@ -71,19 +71,17 @@ def describe(storage: Storage, options: StorageOptions | None = None, *, verify:
     output = read_output(storage)
     files = [f for f in storage.list(PARTS) if parse_part_name(f.path) is not None]
     ordered = output.index.ordered()
-    infos, problems = _infos(storage, files, ordered, verify)
+    problems: list[str] = []
+    infos = _infos(storage, files, ordered, problems, verify=verify)
     done = {(p.unit.number, p.attempt) for p in infos}
     missing = [work for part, work in ordered.items() if part not in done]
-    dataset, wrong = _dataset(storage)
+    dataset = _noting(problems, lambda: open_dataset(storage)) if storage.exists(MANIFEST) else None
     manifest = dataset.manifest if dataset is not None else None
-    problems += wrong
     if dataset is not None:
         problems += _against_manifest(dataset.parts, files, storage)
         problems += _against_parts(dataset, output, infos)
-    taken, lineage, notes, wrong = _surroundings(storage, options)
-    problems += wrong
-    samples, wrong = _samples(storage, [p for p in infos if p.counts.written][:1], taken)
-    problems += wrong
+    taken, lineage, notes = _surroundings(storage, options, problems)
+    samples = _samples(storage, next((p for p in infos if p.counts.written), None), taken, problems)
     return Description(
         uri=storage.uri,
         kind=output.head.kind,
@@ -120,21 +118,20 @@ def accounts(storage: Storage, problems: list[str]) -> Iterator[pa.Table]:
     ordered = read_output(storage).index.ordered()
     files = {part: f for f in storage.list(PARTS) if (part := parse_part_name(f.path)) in ordered}
     units = [list(attempts) for _, attempts in groupby(sorted(files), key=lambda part: part[0])]
-    repeated_rows = _repeated(storage, problems)
+    repeats = _noting(problems, lambda: repeated_rows(storage))
+
+    def account_of(part: tuple[int, int]) -> pa.Table:
+        info, account = read_footer(storage, files[part])
+        _refuse_foreign(storage, info, ordered)
+        return account
 
     def unit_account(attempts: list[tuple[int, int]]) -> pa.Table:
-        by_attempt = []
-        for part in attempts:
-            try:
-                info, account = read_footer(storage, files[part])
-                _refuse_foreign(storage, info, ordered)
-                by_attempt.append(account)
-            except DatasetError as error:
-                problems.append(str(error))
+        read = (_noting(problems, partial(account_of, part)) for part in attempts)
+        by_attempt = [account for account in read if account is not None]
         if not by_attempt:
             return ACCOUNT_SCHEMA.empty_table()
         account = resolve(by_attempt)
-        return account if repeated_rows is None else repeated_rows.overlay(account)
+        return account if repeats is None else repeats.overlay(account)
 
     return ordered_map(unit_account, units, workers=16)
 
@@ -170,45 +167,38 @@ def _refuse_foreign(storage: Storage, info: PartInfo, ordered: Mapping[tuple[int
         raise DatasetError(f"{storage.uri_of(info.path)}: not a part of this dataset; move it away")
 
 
-def _infos(
-    storage: Storage, files: Iterable[FileInfo], ordered: Mapping[tuple[int, int], Work], verify: bool
-) -> tuple[list[PartInfo], list[str]]:
-    def look(file: FileInfo) -> PartInfo | str:
-        try:
-            info = verify_part(storage, file) if verify else read_info(storage, file)
-            _refuse_foreign(storage, info, ordered)
-            return info
-        except DatasetError as error:
-            return str(error)
-
-    seen = list(ordered_map(look, files))
-    return [p for p in seen if isinstance(p, PartInfo)], [p for p in seen if isinstance(p, str)]
-
-
-def _dataset(storage: Storage) -> tuple[Dataset | None, list[str]]:
-    """Return the dataset if it is complete, and a line about a manifest that cannot be read."""
-    if not storage.exists(MANIFEST):
-        return None, []
+def _noting(problems: list[str], read: Callable[[], T]) -> T | None:
+    """Return the result of a read; on an error in the dataset, add it to the problems and return None."""
     try:
-        return open_dataset(storage), []
+        return read()
     except (DatasetError, NotFound) as error:
-        return None, [str(error)]
-
-
-def _repeated(storage: Storage, problems: list[str]) -> Repeated | None:
-    try:
-        return manifests.repeated_rows(storage)
-    except DatasetError as error:
         problems.append(str(error))
         return None
 
 
+def _infos(
+    storage: Storage,
+    files: Iterable[FileInfo],
+    ordered: Mapping[tuple[int, int], Work],
+    problems: list[str],
+    *,
+    verify: bool,
+) -> list[PartInfo]:
+    def look(file: FileInfo) -> PartInfo:
+        info = verify_part(storage, file) if verify else read_info(storage, file)
+        _refuse_foreign(storage, info, ordered)
+        return info
+
+    infos = ordered_map(lambda file: _noting(problems, lambda: look(file)), files)
+    return [info for info in infos if info is not None]
+
+
 def _surroundings(
-    storage: Storage, options: StorageOptions | None
-) -> tuple[Tombstones, list[str], list[str], list[str]]:
-    """Return the takedowns, the ancestors, notes about unreadable ancestors, and the dataset's own problems."""
+    storage: Storage, options: StorageOptions | None, problems: list[str]
+) -> tuple[Tombstones, list[str], list[str]]:
+    """Return the takedowns, the ancestors, and notes about unreadable ancestors."""
     limited = replace(options or storage.options, timeout_s=min(storage.options.timeout_s, _UPSTREAM_S))
-    chain, notes, problems = list[Storage](), list[str](), list[str]()
+    chain, notes = list[Storage](), list[str]()
     try:
         for one in tombstones.follow(storage, limited):
             chain.append(one)
@@ -227,7 +217,7 @@ def _surroundings(
         taken = Tombstones(taken.rows | own.rows, taken.takedowns | own.takedowns)
     foreign = tombstones.foreign_files(storage)[:_SHOWN]
     notes += [f"{storage.uri_of(name)}: not a takedown list of sdp, so it is ignored" for name in foreign]
-    return taken, [one.uri for one in chain[1:]], notes, problems
+    return taken, [one.uri for one in chain[1:]], notes
 
 
 def _against_manifest(listed: pa.Table, files: Iterable[FileInfo], storage: Storage) -> list[str]:
@@ -280,18 +270,15 @@ def _type(column: pa.Field) -> str:
     return f"{column.type} {metadata}" if metadata else str(column.type)
 
 
-def _samples(storage: Storage, infos: list[PartInfo], taken: Tombstones) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return a few rows that are not taken down, and a line if their part is damaged."""
-    samples: list[dict[str, Any]] = []
-    try:
-        for info in infos:
-            for batch in iter_rows(storage, info.path, None, _SAMPLE_BATCH):
-                samples += [row for row in batch.to_pylist() if row.get("row") not in taken.rows]
-                if len(samples) >= _SAMPLES:
-                    break
-    except DatasetError as error:
-        return [], [str(error)]
-    return [{name: _short(value) for name, value in row.items()} for row in samples[:_SAMPLES]], []
+def _samples(storage: Storage, part: PartInfo | None, taken: Tombstones, problems: list[str]) -> list[dict[str, Any]]:
+    """Return a few rows of a part that are not taken down; none if the part is damaged."""
+
+    def read(part: PartInfo) -> list[dict[str, Any]]:
+        batches = iter_rows(storage, part.path, None, _SAMPLE_BATCH)
+        rows = (row for batch in batches for row in batch.to_pylist() if row.get("row") not in taken.rows)
+        return [{name: _short(value) for name, value in row.items()} for row in islice(rows, _SAMPLES)]
+
+    return (part and _noting(problems, lambda: read(part))) or []
 
 
 def _short(value: Any) -> Any:

@@ -28,7 +28,7 @@ _PLAIN_HOST = r"^https?://(?P<host>[a-z0-9_-]+(?:\.[a-z0-9_-]+)*)\.?(?::[0-9]*)?
 
 
 @dataclass(frozen=True)
-class Wanted:
+class LookupValues:
     """The values to look up."""
 
     urls: frozenset[str] = frozenset()
@@ -39,7 +39,7 @@ class Wanted:
         return bool(self.urls or self.hashes)
 
 
-def in_parts(storage: Storage, paths: Iterable[str], wanted: Wanted) -> list[Hit]:
+def in_parts(storage: Storage, paths: Iterable[str], wanted: LookupValues) -> list[Hit]:
     """Find the written rows of some parts that have a wanted URL or content."""
     by_part = ordered_map(partial(_in_part, storage, wanted=wanted), paths, workers=8)
     return [hit for hits in by_part for hit in hits]
@@ -49,10 +49,8 @@ def in_source(index: Index, column: str, urls: frozenset[str], options: StorageO
     """Find the rows of a dataset's source that have a wanted URL, whatever their outcome."""
     files = index.files.select(["path", "size", "first_row"]).to_pylist()
 
-    def look(file: dict[str, object]) -> list[Hit]:
-        return list(_in_file(file, column, urls, options))
-
-    return [hit for hits in ordered_map(look, files, workers=4) for hit in hits if hit[2] < index.rows]
+    by_file = ordered_map(lambda file: list(_in_file(file, column, urls, options)), files, workers=4)
+    return [hit for hits in by_file for hit in hits if hit[2] < index.rows]
 
 
 def positions(column: pa.ChunkedArray, urls: Collection[str]) -> Iterator[tuple[int, str]]:
@@ -91,7 +89,7 @@ def _text(cell: bytes | None) -> str | None:
         return None
 
 
-def _in_part(storage: Storage, path: str, wanted: Wanted) -> list[Hit]:
+def _in_part(storage: Storage, path: str, wanted: LookupValues) -> list[Hit]:
     columns = ["row", *["url"] * bool(wanted.urls), *["sha256"] * bool(wanted.hashes)]
     table = read_rows(storage, path, columns)
     hits: list[Hit] = []

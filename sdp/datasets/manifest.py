@@ -230,12 +230,11 @@ def _expected(output: Output) -> int | None:
         return index.rows
     if index.rows < index.listed_rows:
         return None  # a limit cuts an upstream part, and no listing tells how many of its rows are below
-    files = {path: written for v in index.versions for path, written in _written(v.files)}
+    files: dict[str, int] = {}
+    for version in index.versions:
+        columns = (version.files[name].to_pylist() for name in ("path", "written"))
+        files.update(zip(*columns, strict=True))
     return sum(files.values())
-
-
-def _written(files: pa.Table) -> Iterable[tuple[str, int]]:
-    return zip(files["path"].to_pylist(), files["written"].to_pylist(), strict=True)
 
 
 def finish(

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyroaring import BitMap64
 
-from sdp.datasets.lookup import Hit, Wanted, in_parts
+from sdp.datasets.lookup import Hit, LookupValues, in_parts
 from sdp.datasets.manifest import read_manifest
 from sdp.datasets.output import parts_in, read_head, read_output
 from sdp.datasets.records import Whole, dump
@@ -299,7 +299,7 @@ class _Book:
         parts = sorted(part for part in parts_in(self.storage) if not any(lookup.has(part) for lookup in done))
         if not parts and digest is None:
             return None
-        wanted = Wanted(
+        wanted = LookupValues(
             frozenset(t.value for t in self.takedowns if t.kind == "url"),
             frozenset(t.value for t in self.takedowns if t.kind == "sha256"),
         )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow.compute as pc
 
-from sdp.config import parse
+from sdp.config import JobConfig, parse
 from sdp.config.dreambooth import DreamboothConfig
 from sdp.console import say, table
 from sdp.datasets.manifest import open_dataset
@@ -187,6 +187,12 @@ def steps_of(config: DreamboothConfig) -> tuple[Step, ...]:
         steps.append(Step("draw the class again", "generate", again))
         steps.append(Step("compare it with what it was", "evaluate", compare(at[CLASS_AFTER], at[CLASS], at[DRIFT])))
     return tuple(steps)
+
+
+def training_of(config: DreamboothConfig) -> JobConfig:
+    """Return the configuration of the training among the steps, with as many rows as it draws of the class."""
+    train = next(step.config for step in steps_of(config) if step.job == "train")
+    return parse("train", {**train, "limit": config.prior.pictures if config.prior.prompt is not None else None})
 
 
 def _look(config: DreamboothConfig) -> None:

@@ -149,8 +149,7 @@ class _UnitRun:
         if not self._spec.foreign:
             return decode(data).pixels
         assert self._sandbox is not None
-        reply, pixels = self._sandbox(data)
-        return np.frombuffer(pixels, np.uint8).reshape(reply["shape"])
+        return child.unpacked(*self._sandbox(data))
 
     def _embed(self, batch: Sequence[_Prepared], outcomes: list[Outcome]) -> list[_Batch]:
         """Compute features, in smaller batches if memory is short."""

@@ -95,45 +95,57 @@ def estimates(config: TrainConfig, place: Place) -> list[Memory]:
 
 
 def estimate(config: TrainConfig, place: Place) -> Memory:
-    """Return the memory with the configured strategy."""
-    strategy, count = config.strategy, place.family.parameters["unet"]
+    """Return the memory of the GPU that the U-Net is on, with the configured strategy."""
+    strategy, networks = config.strategy, ["unet"]
+    second = config.scaling.gpus_per_worker > 1  # which has the text encoder
+    if config.model.train_text_encoder and not second:
+        networks.append("text_encoder")
+    count = sum(place.family.parameters[name] for name in networks)
     sharded, half = strategy.kind == "fsdp", _FP32 if config.precision == "fp32" else 2
     shards = min(place.local, place.workers) if strategy.shard == "hybrid" else place.workers
     kept = place.measure(config)
-    state, learnt = (_FP32 * each / (shards if sharded else 1) for each in (count, _learnt(config.lora, count)))
-    parts = {"weights": state, "gradients": learnt, "optimizer": 2 * learnt}
+    per_sample, fixed = kept.per_sample, kept.fixed
+    if len(networks) > 1:
+        kind = "checkpointed" if strategy.activation_checkpointing else "fp32" if half == _FP32 else strategy.kind
+        text = reference()["memory"]["text_encoder"][kind]
+        per_sample, fixed = per_sample + text["per_sample"], fixed + text["fixed"]
+    trained = learnt(config.lora, count, networks)
+    state, change = (_FP32 * each / (shards if sharded else 1) for each in (count, trained))
+    parts = {"weights": state, "gradients": change, "optimizer": 2 * change}
     if config.ema.decay is not None:
-        parts["average"] = learnt
+        parts["average"] = change
     if sharded:
         whole = reference()["memory"]["two_largest_blocks"] if strategy.shard == "full_shard" else count
         parts["all-gathers"] = float(half * whole)
-    parts["copies for autocast"] = kept.fixed
-    if not place.embedded:
+    parts["copies for autocast"] = fixed
+    if not (place.embedded or config.model.train_text_encoder or second):
         parts["text encoder"] = float(half * place.family.parameters["text_encoder"])
     name = f"fsdp {strategy.shard}" if sharded else "ddp"
     name += f", LoRA of rank {config.lora.rank}" * (config.lora.rank is not None)
     name += ", checkpointed activations" * strategy.activation_checkpointing
     parts = {activity: amount for activity, amount in parts.items() if amount}
-    return Memory(name, parts, kept.per_sample, config.data.batch_size, config.data.resolution, place.gpu)
+    return Memory(name, parts, per_sample, config.data.batch_size, config.data.resolution, place.gpu)
 
 
 def _changed(config: TrainConfig, **changes: object) -> TrainConfig:
     return config.model_copy(update={"strategy": config.strategy.model_copy(update=changes)})
 
 
-def _learnt(lora: LoraConfig, count: int) -> float:
+def learnt(lora: LoraConfig, count: int, networks: Sequence[str] = ("unet",)) -> float:
     """Return how many parameters are learnt; other targets of LoRA than attention's count as attention's."""
-    return count if lora.rank is None else lora.rank * reference()["memory"]["lora_per_rank"]
+    each = reference()["memory"]["lora_per_rank"]
+    return count if lora.rank is None else lora.rank * sum(each[name] for name in networks)
 
 
 def each_phase(config: TrainConfig) -> Iterator[TrainConfig]:
-    """Yield the configuration, and once more with the resolution and batch of a second phase if there is one."""
+    """Yield the configuration, and once more with the data of a second phase if there is one."""
     yield config
-    second, data = config.phase_2, config.data
+    second, source = config.phase_2, config.source
     if second.max_steps is not None:
-        own = {"resolution": second.resolution, "batch_size": second.batch_size}
-        changes = {key: value for key, value in own.items() if value is not None}
-        yield config.model_copy(update={"data": data.model_copy(update=changes)})
+        own = {key: getattr(second, key) for key in ("resolution", "batch_size", "global_batch_size")}
+        data = config.data.model_copy(update={key: value for key, value in own.items() if value is not None})
+        source = source.model_copy(update={"uri": second.source or source.uri})
+        yield config.model_copy(update={"data": data, "source": source})
 
 
 def fit(config: TrainConfig, family: Family | None, *, embedded: bool) -> str | None:

@@ -46,7 +46,8 @@ class Plan:
     def basis(self) -> str:
         """Return how well its speeds are known."""
         sources = [stage.source for stage in self.stages if stage.limit]
-        return next((word for word in ("estimate", "published") if any(word in each for each in sources)), "measured")
+        words = ("estimate", "published", "calibrated")
+        return next((word for word in words if any(word in each for each in sources)), "measured")
 
     @property
     def hours(self) -> float:

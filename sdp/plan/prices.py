@@ -37,6 +37,7 @@ class StoragePrice(Section):
     """The price of an object store."""
 
     per_gb_month: float = key(REQUIRED, "What a gigabyte (1e9 bytes) costs in a month.", ge=0)
+    egress_per_gb: float | None = key(None, "What a gigabyte costs that leaves the region; null is not known.", ge=0)
     as_of: date = key(REQUIRED, "When.")
     source: Name = key(REQUIRED, "Who says so.")
 

@@ -48,7 +48,9 @@ class Speeds:
 
     def encode(self, gpu: str, resolution: int) -> Figure:
         """Return the speed of an encoder: the VAE and the text encoder."""
-        rows = [dict(row, per_gpu=row["img_per_s"]) for row in reference()["encoding"]]
+        rows = [
+            dict(row, per_gpu=row["img_per_s"], source=f"published, {row['source']}") for row in reference()["encoding"]
+        ]
         rows = [row for row in rows if row["gpu"] == gpu] or [row for row in rows if row["gpu"] == "A100-80G"]
         return _nearest(rows, gpu, resolution, encoder_flops)
 

@@ -16,6 +16,7 @@ from sdp.errors import DatasetError, NotFound
 from sdp.model.checkpoints import PHASES
 from sdp.report.inspect import TROUBLE, Run, describe_run
 from sdp.report.page import Bar, Block, Drawing, Folded, Section, Strips, Table, Tile, listing
+from sdp.report.plan import plan_of_run
 from sdp.storage import Storage
 from sdp.train.run_folder import RunFolder, samples_folder
 from sdp.train.timeline import SUMMARY, drawing
@@ -29,8 +30,8 @@ _CURVES = 4
 """Ranges of timesteps that have a validation curve of their own, besides that of all."""
 
 
-def run_section(storage: Storage, pictures: int = 48) -> Section:
-    """Return the section of a run of one phase."""
+def run_sections(storage: Storage, pictures: int = 48) -> list[Section]:
+    """Return the section of a run of one phase, and that of its plan where prices are known."""
     run = describe_run(storage)
     metrics, events, problems = run.metrics, run.events, list(run.problems)
     blocks: list[Block] = _curves(metrics) if metrics else []
@@ -48,7 +49,9 @@ def run_section(storage: Storage, pictures: int = 48) -> Section:
     ended = bool(events) and events[-1]["event"] == "end"
     figures = _figures(metrics, ended=ended) if metrics else _few_figures(run)
     title = f"Training, {mode}" if (mode := _mode(storage)) else "Training"
-    return Section(title, storage.uri, _verdict(run), ended and not problems, figures, blocks, _glance(figures))
+    plan = plan_of_run(storage, run.newest.config) if run.newest is not None else None
+    section = Section(title, storage.uri, _verdict(run), ended and not problems, figures, blocks, _glance(figures))
+    return [section, *([plan] if plan is not None else [])]
 
 
 def _mode(storage: Storage) -> str:

@@ -32,7 +32,7 @@ _PARALLEL = 8
 Explain = Callable[[Failure, str], SdpError]
 
 
-class Remote:
+class RemoteObject:
     """One version of an object: its size, etag and last bytes, as the first request returned them."""
 
     def __init__(self, store: Any, key: str, options: StorageOptions, explain: Explain) -> None:
@@ -93,6 +93,12 @@ class Remote:
 
         return await persist(call, self._options, self._explain)
 
+    def open(self) -> "pa.NativeFile":
+        """Open the object as a pyarrow file."""
+        import pyarrow as pa
+
+        return pa.PythonFile(RangeFile(self) if self.ranged else self.spool(), mode="r")
+
     def spool(self) -> IO[bytes]:
         """Fetch the whole object into a temporary file, from a server that sends whole files only."""
         file = tempfile.TemporaryFile(prefix="sdp-source-")  # noqa: SIM115 (the reader closes it)
@@ -114,7 +120,7 @@ class Remote:
 class RangeFile:
     """A read-only file over ranged reads, for pyarrow.PythonFile, which serialises its calls with a lock."""
 
-    def __init__(self, remote: Remote) -> None:
+    def __init__(self, remote: RemoteObject) -> None:
         self._remote = remote
         self._at = 0
         self._ahead = (0, b"")
@@ -162,11 +168,3 @@ class RangeFile:
     def close(self) -> None:
         self.closed = True
         self._ahead = (0, b"")
-
-
-def open_ranges(store: Any, key: str, options: StorageOptions, explain: Explain) -> "pa.NativeFile":
-    """Open an object as a pyarrow file."""
-    import pyarrow as pa
-
-    remote = Remote(store, key, options, explain)
-    return pa.PythonFile(RangeFile(remote) if remote.ranged else remote.spool(), mode="r")

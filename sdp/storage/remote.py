@@ -188,9 +188,9 @@ class ObjectStorage(Storage):
         return self._run(path, call)
 
     def open(self, path: str) -> "pa.NativeFile":
-        from sdp.storage.reader import open_ranges
+        from sdp.storage.reader import RemoteObject
 
-        return open_ranges(self._ready(path), self._key(path), self.options, self._explain(path))
+        return RemoteObject(self._ready(path), self._key(path), self.options, self._explain(path)).open()
 
     def publish(self, path: str, data: Data) -> FileInfo:
         return self._put(path, view(data), "overwrite")

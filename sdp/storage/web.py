@@ -9,7 +9,7 @@ from obstore.store import HTTPStore
 from sdp.errors import AccessDenied, Conflict, NotFound, SdpError, StorageError, Unavailable
 from sdp.storage.base import StorageOptions
 from sdp.storage.explain import Failure
-from sdp.storage.reader import RangeFile, Remote
+from sdp.storage.reader import RemoteObject
 from sdp.storage.uri import shown
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class WebFile:
             retry_config={"max_retries": 0, "retry_timeout": limit},
         )
         # The store is the file itself: a path below it would lose the query, which signs many addresses.
-        self._remote = Remote(store, "", options, explaining(name or shown(url)))
+        self._remote = RemoteObject(store, "", options, explaining(name or shown(url)))
 
     @property
     def size(self) -> int:
@@ -46,9 +46,7 @@ class WebFile:
         return self._remote.etag
 
     def open(self) -> "pa.NativeFile":
-        import pyarrow as pa
-
-        return pa.PythonFile(RangeFile(self._remote) if self._remote.ranged else self._remote.spool(), mode="r")
+        return self._remote.open()
 
 
 def explaining(name: str) -> Callable[[Failure, str], SdpError]:

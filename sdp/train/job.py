@@ -169,7 +169,7 @@ def with_prices(config: TrainConfig) -> TrainConfig:
     prices, known = config.prices, load_prices(None)
     changes: dict[str, float] = {}
     for who, instance, own, gpus in (
-        ("trainer", prices.trainer_instance, prices.trainer_hour, 1.0),
+        ("trainer", prices.trainer_instance, prices.trainer_hour, config.scaling.gpus_per_worker),
         ("encoder", prices.encoder_instance, prices.encoder_hour, config.encode.gpus_per_worker),
     ):
         if instance is None or own is not None:

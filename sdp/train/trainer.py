@@ -507,7 +507,7 @@ class Trainer:
     def held(self) -> Group:
         """Return the trainers and encoders that the run has now: their GPUs, and what an hour of them costs."""
         prices, encode, encoders = self.config.prices, self.config.encode, self.gauges.get("encoders", 0)
-        gpus = self.world.size * (self.world.device.type == "cuda")
+        gpus: float = self.world.size * self.config.scaling.gpus_per_worker * (self.world.device.type == "cuda")
         gpus += encoders * encode.gpus_per_worker * bool(encode.gpu_each)
         per_hour = self.world.size * (prices.trainer_hour or 0.0) + encoders * (prices.encoder_hour or 0.0)
         return Group("", self.world.size, gpus, per_hour)

@@ -32,25 +32,25 @@ def refused(tool: Callable[[str], Path]) -> Callable[..., str]:
     ("settings", "says"),
     [
         (["storage.uri="], "storage.uri: required"),
-        (["monitoring.grafana.url=http://g"], "monitoring.prometheus.url: required where monitoring.grafana.url"),
-        (["monitoring.grafana.publicUrl=http://g"], "monitoring.grafana.url: required where"),
+        (["monitoring.grafana.url=http://g"], "monitoring.prometheus.url: required if monitoring.grafana.url"),
+        (["monitoring.grafana.publicUrl=http://g"], "monitoring.grafana.url: required if"),
         (["monitoring.grafana.url=grafana:80"], "/monitoring/grafana/url"),
         (["storage.uri=/data"], "/storage/uri"),
         (["groups.a10g.maxReplica=3"], "'maxReplica' not allowed"),
         (["imge.tag=x"], "'imge' not allowed"),
         (["groups.a10g.accelerator=A11"], "/groups/a10g/accelerator"),
-        (["groups.a10g.accelerator="], "groups.a10g.accelerator: required where gpus is not 0"),
+        (["groups.a10g.accelerator="], "groups.a10g.accelerator: required if gpus is not 0"),
         (["groups.cpu.accelerator=L4"], "groups.cpu.gpus: expected 1 or more"),
         (["groups.a10g.minReplicas=41"], "groups.a10g.minReplicas: expected at most maxReplicas (40), got 41"),
         (
             ["groups.a10g.replicas=41"],
             "groups.a10g.replicas: expected from minReplicas (0) to maxReplicas (40), got 41",
         ),
-        (["groups.cpu.efaDevices=1"], "groups.cpu.efaDevices: expected 0 where there are no GPUs, got 1"),
+        (["groups.cpu.efaDevices=1"], "groups.cpu.efaDevices: expected 0 in a group without GPUs, got 1"),
         (["groups.A_B.cpu=1"], "groups.A_B: expected a name"),
         (["nameOverride=" + "n" * 41], "nameOverride: expected at most 40 characters"),
-        (["nameOverride=sdp.prod"], "nameOverride: expected small letters"),
-        (["nameOverride=1sdp"], "nameOverride: expected small letters"),
+        (["nameOverride=sdp.prod"], "nameOverride: expected lower-case letters"),
+        (["nameOverride=1sdp"], "nameOverride: expected lower-case letters"),
         (["groups=null"], "groups: expected one or more, got none"),
         (["groups.cpu=null", "groups.a10g=null", "groups.a100=null"], "groups: expected one or more, got none"),
         (["groups.cpu.cpu=0"], "/groups/cpu/cpu"),
@@ -67,7 +67,7 @@ def refused(tool: Callable[[str], Path]) -> Callable[..., str]:
         (["storage.endpoint=minio:9000"], "/storage/endpoint"),
         (["faultTolerance.redisAddress=redis"], "/faultTolerance/redisAddress"),
         (["rayVersion=2.51.0"], "rayVersion: expected 2.52.0 or later"),
-        (["autoscaling.enabled=false", "groups.cpu.priority=5"], "groups.cpu.priority: expected 0 where autoscaling"),
+        (["autoscaling.enabled=false", "groups.cpu.priority=5"], "groups.cpu.priority: expected 0 if autoscaling"),
         (["autoscaling.enabled=false", "groups.cpu.idleTimeoutSeconds=5"], "groups.cpu.idleTimeoutSeconds: expected 0"),
         (["runAsUser=0"], "/runAsUser"),
         (["auth.mode=none"], "/auth/mode"),
@@ -82,28 +82,28 @@ def refused(tool: Callable[[str], Path]) -> Callable[..., str]:
         (["head.shmSize=16Gi"], "head.shmSize: expected less than memory (16Gi), which it is part of, got 16Gi"),
         (["groups.cpu.shmSize=130G"], "groups.cpu.shmSize: expected less than memory (120Gi)"),
         (["upgradeStrategy=Rolling"], "/upgradeStrategy"),
-        (["image.repository="], "image.repository: required: where your registry has"),
+        (["image.repository="], "image.repository: required: the repository in your registry"),
         (
             ["groups.cpu.replicas=0", STATIC],
-            "groups: expected replicas of 1 or more in some group where autoscaling.enabled is false",
+            "groups: expected replicas of 1 or more in some group if autoscaling.enabled is false",
         ),
         (
             ["groups.a10g=null", "jobs.generate=null"],
-            "jobs.process.encode.accelerator: expected one that a group has pods of (A100), got A10G; add a group",
+            "jobs.process.encode.accelerator: expected one that the groups have (A100), got A10G; add a group",
         ),
         (
             [STATIC, "groups.a10g.replicas=8"],
-            "jobs.train.scaling.accelerator: expected one that a group has pods of (A10G), got A100",
+            "jobs.train.scaling.accelerator: expected one that the groups have (A10G), got A100",
         ),
         (
             [STATIC, "groups.a10g.replicas=7", "groups.a100.replicas=4"],
-            "jobs.process.encode.num_workers: expected at most 7, which is how many the GPUs of groups with A10G are "
-            "enough for (replicas times gpus), got 8",
+            "jobs.process.encode.num_workers: expected at most 7, the number that the GPUs of groups with A10G can "
+            "serve (replicas times gpus), got 8",
         ),
         (
             ["groups.a100.maxReplicas=3", "jobs.train.scaling.num_workers=32"],
-            "jobs.train.scaling.num_workers: expected at most 24, which is how many the GPUs of groups with A100 are "
-            "enough for (maxReplicas times gpus), got 32",
+            "jobs.train.scaling.num_workers: expected at most 24, the number that the GPUs of groups with A100 can "
+            "serve (maxReplicas times gpus), got 32",
         ),
         (
             ["jobs.train-2.scaling.accelerator=A100", "jobs.train-2.scaling.num_workers.min=33"],
@@ -111,8 +111,8 @@ def refused(tool: Callable[[str], Path]) -> Callable[..., str]:
         ),
         (
             ["jobs.train-online.encode.accelerator=A100", "jobs.train-online.scaling.num_workers=28"],
-            "jobs.train-online.encode.num_workers: expected at most 4, which is how many the GPUs of groups with A100 "
-            "are enough for (maxReplicas times gpus, less the job's others), got 8",
+            "jobs.train-online.encode.num_workers: expected at most 4, the number that the GPUs of groups with A100 "
+            "can serve (maxReplicas times gpus, less the job's others), got 8",
         ),
         (
             ["jobs.process.encode.gpus_per_worker=0.4", "jobs.process.encode.num_workers=81"],
@@ -125,18 +125,18 @@ def refused(tool: Callable[[str], Path]) -> Callable[..., str]:
         ),
         (
             ["serviceAccount.create=false", "serviceAccount.annotations.role=x"],
-            "serviceAccount.annotations: expected none where serviceAccount.create is false",
+            "serviceAccount.annotations: expected none if serviceAccount.create is false",
         ),
         (["labels.helm\\.sh/chart=x"], "labels: helm.sh/chart is the chart's own"),
-        (["groups.cpu.sidecars[0].name=ray-worker"], "groups.cpu.sidecars: expected a name in each, which neither"),
-        (["head.initContainers[0].image=x"], "head.initContainers: expected a name in each, which neither"),
-        (["groups.a100.resources.nvidia\\.com/gpu=1"], "groups.a100.resources: nvidia.com/gpu comes from a value of"),
+        (["groups.cpu.sidecars[0].name=ray-worker"], "groups.cpu.sidecars: expected each to have a name that neither"),
+        (["head.initContainers[0].image=x"], "head.initContainers: expected each to have a name that neither"),
+        (["groups.a100.resources.nvidia\\.com/gpu=1"], "groups.a100.resources: nvidia.com/gpu has its own value in"),
         (["networkPolicy.downloads.except[0]=private"], "/networkPolicy/downloads/except/0"),
         (["groups.head.cpu=1"], "groups.head: expected another name"),
         (["podLabels.sdp/group=evil"], "podLabels: sdp/group is the chart's own"),
         (["podLabels.sdp/jobs-of=sdp"], "podLabels: sdp/jobs-of is the chart's own"),
         (["podLabels.app\\.kubernetes\\.io/name=x"], "podLabels: app.kubernetes.io/name is the chart's own"),
-        (["podLabels.ray\\.io/cluster=x"], "podLabels: ray.io/cluster is KubeRay's"),
+        (["podLabels.ray\\.io/cluster=x"], "podLabels: ray.io/cluster belongs to KubeRay"),
         (["podAnnotations.sdp/template=x"], "podAnnotations: sdp/template is the chart's own"),
         (["groups.cpu.annotations.sdp/template=x"], "groups.cpu.annotations: sdp/template is the chart's own"),
         (["head.annotations.sdp/template=x"], "head.annotations: sdp/template is the chart's own"),
@@ -148,23 +148,23 @@ def refused(tool: Callable[[str], Path]) -> Callable[..., str]:
         (["groupDefaults.labels.sdp/group=x"], "groupDefaults.labels: sdp/group is the chart's own"),
         (
             ["groups.a100.accelerator=H100"],
-            "groups.a100.nodeSelector: expected as nvidia.com/gpu.product a GPU that accelerator H100 means "
+            "groups.a100.nodeSelector: expected nvidia.com/gpu.product to match accelerator H100 "
             "(NVIDIA-H100-80GB-HBM3, NVIDIA-H100-PCIe, NVIDIA-H100-NVL), got NVIDIA-A100-SXM4-80GB",
         ),
         (
             ["groups.a100.accelerator=A100-40G"],
-            "groups.a100.nodeSelector: expected as nvidia.com/gpu.product a GPU that accelerator A100-40G means",
+            "groups.a100.nodeSelector: expected nvidia.com/gpu.product to match accelerator A100-40G",
         ),
-        (["auth.mode=disabled", "auth.secretName=x"], "auth.secretName: expected none where auth.mode is disabled"),
+        (["auth.mode=disabled", "auth.secretName=x"], "auth.secretName: expected none if auth.mode is disabled"),
         (
             ["faultTolerance.passwordSecret.name=x"],
             "faultTolerance.passwordSecret.name: expected none without faultTolerance.redisAddress",
         ),
         (
             ["storage.uri=gs://b1/f", "storage.endpoint=http://minio:9000"],
-            "storage.endpoint: expected none beside gs://",
+            "storage.endpoint: expected none with gs://",
         ),
-        (["groups.cpu.volumes[0].emptyDir.medium=Memory"], "groups.cpu.volumes: expected a name in each, got {"),
+        (["groups.cpu.volumes[0].emptyDir.medium=Memory"], "groups.cpu.volumes: expected each to have a name, got {"),
         (["volumes[0].name=tmp"], "volumes: expected each name once in a pod, got tmp"),
         (["volumes[0].name=token"], "volumes: expected each name once in a pod, got token"),
         (["groups.cpu.volumes[0].name=ray-logs"], "groups.cpu.volumes: expected each name once in a pod, got ray-logs"),
@@ -184,7 +184,7 @@ def refused(tool: Callable[[str], Path]) -> Callable[..., str]:
         (["groups.a100.hugepages2Mi=5Mi"], "groups.a100.hugepages2Mi: expected a multiple of 2Mi, got 5Mi"),
         (
             ["groups.a100.terminationGracePeriodSeconds=29"],
-            "groups.a100.terminationGracePeriodSeconds: expected 30 or more where trainers run (jobs.train), which",
+            "groups.a100.terminationGracePeriodSeconds: expected 30 or more where trainers run (jobs.train), because",
         ),
         (
             ["jobs.train-2.max_steps=9", "groups.a10g.terminationGracePeriodSeconds=5"],
@@ -192,15 +192,15 @@ def refused(tool: Callable[[str], Path]) -> Callable[..., str]:
         ),
         (
             ["groups.a100.efaDevices=4", "env.NCCL_NET=Socket"],
-            "env.NCCL_NET: expected none beside groups.a100.efaDevices",
+            "env.NCCL_NET: expected none with groups.a100.efaDevices",
         ),
         (
             ["groups.a100.efaDevices=4", "groups.a100.env.NCCL_NET=Socket"],
-            "groups.a100.env.NCCL_NET: expected none beside groups.a100.efaDevices",
+            "groups.a100.env.NCCL_NET: expected none with groups.a100.efaDevices",
         ),
         (
             ["jobs.train-" + "n" * 32 + ".max_steps=9"],
-            f"jobs.train-{'n' * 32}: expected at most 37 characters, since KubeRay takes names of 47",
+            f"jobs.train-{'n' * 32}: expected at most 37 characters, because KubeRay allows 47",
         ),
     ],
 )
@@ -248,7 +248,7 @@ def test_the_exporter_s_image_is_somebody_s_own(tool: Callable[[str], Path]) -> 
     """As is the cluster's: there is no image that the project's name would lead to."""
     command = [str(tool("helm")), "template", "sdp", str(CHART.parent / "sdp-monitoring")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert "): exporter.image.repository: required where exporter.enabled is true" in done.stderr
+    assert "): exporter.image.repository: required if exporter.enabled is true" in done.stderr
     off = [*command, "--set", "exporter.enabled=false"]
     assert subprocess.run(off, capture_output=True, text=True, timeout=60, check=False).returncode == 0
 

@@ -318,6 +318,7 @@ def test_the_exporter_has_the_host_s_pids_and_no_other_privilege(render: Render)
     assert pod["hostPID"] is True
     assert not {"hostNetwork", "hostIPC", "volumes"} & pod.keys()
     assert pod["automountServiceAccountToken"] is False
+    assert pod["enableServiceLinks"] is False
     assert pod["securityContext"]["runAsNonRoot"] is True
     cluster = yaml.safe_load((ROOT / "charts" / "sdp-cluster" / "values.yaml").read_text())
     assert pod["securityContext"]["runAsUser"] not in {0, 1000, cluster["runAsUser"]}, "it could read their environment"
@@ -522,7 +523,7 @@ def test_nothing_is_rendered_that_was_not_asked_for(render: Render, settings: li
         ("rules.alerts=null", "missing property 'alerts'"),
         (
             "rules.alerts.SdpSpiling.enabled=false",
-            "rules.alerts.SdpSpiling: no such alert; there are SdpCheckpointLate",
+            "rules.alerts.SdpSpiling: no such alert; the alerts are SdpCheckpointLate",
         ),
         ("rules.alerts.SdpSpilling.form=5m", "'form' not allowed"),
         ("ray.scrapeTimeout=20s", "ray.scrapeTimeout: expected at most ray.interval (15s), got 20s"),
@@ -533,10 +534,10 @@ def test_nothing_is_rendered_that_was_not_asked_for(render: Render, settings: li
             "exporter.podLabels: app.kubernetes.io/name is the chart's own",
         ),
         ("exporter.address=here", "/exporter/address"),
-        ("exporter.tls.requireClientCertificate=true", "exporter.tls.secret: required where exporter.tls.require"),
-        ("exporter.tlsConfig.serverName=exporter", "exporter.tls.secret: required where"),
+        ("exporter.tls.requireClientCertificate=true", "exporter.tls.secret: required if exporter.tls.require"),
+        ("exporter.tlsConfig.serverName=exporter", "exporter.tls.secret: required if"),
         ("exporter.webConfigSecret=web", "'webConfigSecret' not allowed"),
-        ("exporter.podResources=/x", "exporter.runAsUser: expected 0 where podResources or readEnvironment are set"),
+        ("exporter.podResources=/x", "exporter.runAsUser: expected 0 if podResources or readEnvironment is set"),
         ("exporter.readEnvironment=true", "exporter.runAsUser: expected 0"),
         ("nameOverride=" + "n" * 41, "nameOverride: expected at most 40 characters"),
     ],

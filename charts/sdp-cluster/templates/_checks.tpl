@@ -1,7 +1,7 @@
-{{/* What cannot work, said before anything is applied: one sentence, which begins with the value's path. */}}
+{{/* Refuse values that cannot work, before anything is applied: one sentence that begins with the value's path. */}}
 {{- define "sdp.check" -}}
 {{- include "sdp.check-required" . -}}
-{{- include "sdp.check-in-vain" . -}}
+{{- include "sdp.check-ineffective" . -}}
 {{- include "sdp.check-labels" . -}}
 {{- include "sdp.check-memory" (dict "path" "head" "pod" .Values.head) -}}
 {{- include "sdp.check-containers" (dict "path" "head" "pod" .Values.head) -}}
@@ -17,37 +17,37 @@
 
 {{- define "sdp.check-required" -}}
 {{- if not .Values.image.repository -}}
-{{- fail "image.repository: required: where your registry has the image that images/ray/Dockerfile builds" -}}
+{{- fail "image.repository: required: the repository in your registry of the image that images/ray/Dockerfile builds" -}}
 {{- end -}}
 {{- if not .Values.storage.uri -}}
-{{- fail "storage.uri: required: where datasets and runs lie, s3://BUCKET/FOLDER or gs://BUCKET/FOLDER" -}}
+{{- fail "storage.uri: required: the folder for datasets and runs, s3://BUCKET/FOLDER or gs://BUCKET/FOLDER" -}}
 {{- end -}}
 {{- if and (eq .Values.auth.mode "token") (semverCompare "<2.52.0-0" .Values.rayVersion) -}}
-{{- fail (printf "rayVersion: expected 2.52.0 or later, which knows tokens, got %s; or set auth.mode to disabled" .Values.rayVersion) -}}
+{{- fail (printf "rayVersion: expected 2.52.0 or later, which supports tokens, got %s; or set auth.mode to disabled" .Values.rayVersion) -}}
 {{- end -}}
 {{- with .Values.monitoring -}}
 {{- if and .grafana.url (not .prometheus.url) -}}
-{{- fail "monitoring.prometheus.url: required where monitoring.grafana.url is set: Ray's dashboard shows panels only where it reaches both" -}}
+{{- fail "monitoring.prometheus.url: required if monitoring.grafana.url is set: Ray's dashboard shows panels only if it reaches both" -}}
 {{- end -}}
 {{- if and .grafana.publicUrl (not .grafana.url) -}}
-{{- fail "monitoring.grafana.url: required where monitoring.grafana.publicUrl is set: the head asks Grafana there whether it is well" -}}
+{{- fail "monitoring.grafana.url: required if monitoring.grafana.publicUrl is set: the head uses it to check that Grafana is healthy" -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
 
-{{/* Values that would say nothing beside others. */}}
-{{- define "sdp.check-in-vain" -}}
+{{/* Refuse values that have no effect together with others. */}}
+{{- define "sdp.check-ineffective" -}}
 {{- if and (hasPrefix "gs://" .Values.storage.uri) .Values.storage.endpoint -}}
-{{- fail (printf "storage.endpoint: expected none beside gs://, which has one of its own, got %s" .Values.storage.endpoint) -}}
+{{- fail (printf "storage.endpoint: expected none with gs://, which has its own, got %s" .Values.storage.endpoint) -}}
 {{- end -}}
 {{- if and (not .Values.serviceAccount.create) .Values.serviceAccount.annotations -}}
-{{- fail "serviceAccount.annotations: expected none where serviceAccount.create is false; annotate the accounts that are there" -}}
+{{- fail "serviceAccount.annotations: expected none if serviceAccount.create is false; annotate the existing accounts" -}}
 {{- end -}}
 {{- if and (not .Values.serviceAccount.create) .Values.serviceAccount.downloadsAnnotations -}}
-{{- fail "serviceAccount.downloadsAnnotations: expected none where serviceAccount.create is false; annotate the accounts that are there" -}}
+{{- fail "serviceAccount.downloadsAnnotations: expected none if serviceAccount.create is false; annotate the existing accounts" -}}
 {{- end -}}
 {{- if and (eq .Values.auth.mode "disabled") .Values.auth.secretName -}}
-{{- fail (printf "auth.secretName: expected none where auth.mode is disabled, got %s; set the mode to token" .Values.auth.secretName) -}}
+{{- fail (printf "auth.secretName: expected none if auth.mode is disabled, got %s; set the mode to token" .Values.auth.secretName) -}}
 {{- end -}}
 {{- with .Values.faultTolerance -}}
 {{- if and .passwordSecret.name (not .redisAddress) -}}
@@ -56,19 +56,19 @@
 {{- end -}}
 {{- end -}}
 
-{{/* Labels and annotations that pods are found by, or jobs placed. */}}
+{{/* Refuse labels and annotations that the chart or KubeRay uses to select pods and place jobs. */}}
 {{- define "sdp.check-labels" -}}
 {{- $own := append (include "sdp.labels" . | fromYaml | keys) "sdp/group" -}}
 {{- range $label, $_ := .Values.podLabels -}}
 {{- if or (has $label $own) (hasPrefix "sdp/" $label) -}}
-{{- fail (printf "podLabels: %s is the chart's own: take another name" $label) -}}
+{{- fail (printf "podLabels: %s is the chart's own: choose another name" $label) -}}
 {{- end -}}
 {{- if hasPrefix "ray.io/" $label -}}
-{{- fail (printf "podLabels: %s is KubeRay's, or Ray's own; labels that jobs are placed by go into groups.NAME.labels" $label) -}}
+{{- fail (printf "podLabels: %s belongs to KubeRay or Ray; put labels that place jobs into groups.NAME.labels" $label) -}}
 {{- end -}}
 {{- end -}}
 {{- range $label, $_ := .Values.labels -}}
-{{- if has $label $own }}{{ fail (printf "labels: %s is the chart's own: take another name" $label) }}{{ end -}}
+{{- if has $label $own }}{{ fail (printf "labels: %s is the chart's own: choose another name" $label) }}{{ end -}}
 {{- end -}}
 {{- $own = concat $own (list "ray.io/node-group" "ray.io/accelerator-type") -}}
 {{- $all := dict "groupDefaults" .Values.groupDefaults "head" .Values.head "" (dict "annotations" .Values.podAnnotations) -}}
@@ -77,7 +77,7 @@
 {{- end -}}
 {{- range $path, $group := $all -}}
 {{- if hasKey ($group.annotations | default dict) "sdp/template" -}}
-{{- fail (printf "%s: sdp/template is the chart's own: upgrades tell older pods by it" (ternary "podAnnotations" (printf "%s.annotations" $path) (eq $path ""))) -}}
+{{- fail (printf "%s: sdp/template is the chart's own: upgrades recognise older pods by it" (ternary "podAnnotations" (printf "%s.annotations" $path) (eq $path ""))) -}}
 {{- end -}}
 {{- range $label, $_ := $group.labels -}}
 {{- if has $label $own -}}
@@ -93,32 +93,32 @@
 {{- end -}}
 {{- end -}}
 
-{{/* Containers and resources of one's own beside the chart's. Takes path and pod. */}}
+{{/* Check the user's containers and resources against the chart's. Takes path and pod. */}}
 {{- define "sdp.check-containers" -}}
 {{- range $key := list "initContainers" "sidecars" -}}
 {{- range get $.pod $key -}}
 {{- if or (not .name) (has .name (list "ray-head" "ray-worker" "autoscaler" "wait-gcs-ready")) -}}
-{{- fail (printf "%s.%s: expected a name in each, which neither the chart nor KubeRay has, got %s" $.path $key (toString .name)) -}}
+{{- fail (printf "%s.%s: expected each to have a name that neither the chart nor KubeRay uses, got %s" $.path $key (toString .name)) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
 {{- $own := include "sdp.resources" (omit .pod "resources") | fromYaml -}}
 {{- range $name, $_ := .pod.resources -}}
 {{- if hasKey $own $name -}}
-{{- fail (printf "%s.resources: %s comes from a value of its own: set that" $.path $name) -}}
+{{- fail (printf "%s.resources: %s has its own value in this chart: set that" $.path $name) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
 
-{{/* One group. Takes root, name, and the group over groupDefaults. */}}
+{{/* Check one group. Takes root, name, and the group merged over groupDefaults. */}}
 {{- define "sdp.check-group" -}}
 {{- $group := .group -}}
 {{- $path := printf "groups.%s" .name -}}
 {{- if not (regexMatch "^[a-z0-9]([a-z0-9-]{0,18}[a-z0-9])?$" .name) -}}
-{{- fail (printf "%s: expected a name of at most 20 small letters, digits and hyphens; rename it" $path) -}}
+{{- fail (printf "%s: expected a name of at most 20 lower-case letters, digits and hyphens; rename it" $path) -}}
 {{- end -}}
 {{- if eq .name "head" -}}
-{{- fail "groups.head: expected another name, since the head's pod is known by this one; rename it" -}}
+{{- fail "groups.head: expected another name, because the head's pod has this one; rename it" -}}
 {{- end -}}
 {{- if gt (int $group.minReplicas) (int $group.maxReplicas) -}}
 {{- fail (printf "%s.minReplicas: expected at most maxReplicas (%d), got %d" $path (int $group.maxReplicas) (int $group.minReplicas)) -}}
@@ -139,7 +139,7 @@
 {{- if not .root.Values.autoscaling.enabled -}}
 {{- range $key := list "priority" "idleTimeoutSeconds" -}}
 {{- with get $group $key -}}
-{{- fail (printf "%s.%s: expected 0 where autoscaling.enabled is false, got %d: it is for the autoscaler" $path $key (int .)) -}}
+{{- fail (printf "%s.%s: expected 0 if autoscaling.enabled is false, got %d: only the autoscaler uses it" $path $key (int .)) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
@@ -149,10 +149,10 @@
 {{- define "sdp.check-gpus" -}}
 {{- $group := .group -}}
 {{- if and (gt (int $group.gpus) 0) (not $group.accelerator) -}}
-{{- fail (printf "%s.accelerator: required where gpus is not 0: jobs place encoders and trainers by it" .path) -}}
+{{- fail (printf "%s.accelerator: required if gpus is not 0: jobs use it to place encoders and trainers" .path) -}}
 {{- end -}}
 {{- if and $group.accelerator (eq (int $group.gpus) 0) -}}
-{{- fail (printf "%s.gpus: expected 1 or more where accelerator is set (%s), got 0" .path $group.accelerator) -}}
+{{- fail (printf "%s.gpus: expected 1 or more if accelerator is set (%s), got 0" .path $group.accelerator) -}}
 {{- end -}}
 {{- $product := get ($group.nodeSelector | default dict) "nvidia.com/gpu.product" -}}
 {{- if and $product $group.accelerator -}}
@@ -160,37 +160,37 @@
 {{- $right := get $products $group.accelerator -}}
 {{- range $products -}}
 {{- if and (has $product .) (not (has $product $right)) -}}
-{{- fail (printf "%s.nodeSelector: expected as nvidia.com/gpu.product a GPU that accelerator %s means (%s), got %s" $.path $group.accelerator (join ", " $right) $product) -}}
+{{- fail (printf "%s.nodeSelector: expected nvidia.com/gpu.product to match accelerator %s (%s), got %s" $.path $group.accelerator (join ", " $right) $product) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
 {{- if gt (int $group.efaDevices) 0 -}}
 {{- if eq (int $group.gpus) 0 -}}
-{{- fail (printf "%s.efaDevices: expected 0 where there are no GPUs, got %d" .path (int $group.efaDevices)) -}}
+{{- fail (printf "%s.efaDevices: expected 0 in a group without GPUs, got %d" .path (int $group.efaDevices)) -}}
 {{- end -}}
 {{- range $at, $env := dict (printf "%s.env" .path) $group.env "env" .root.Values.env -}}
 {{- $net := get ($env | default dict) "NCCL_NET" | toString -}}
 {{- if and $net (not (contains "libfabric" (lower $net))) -}}
-{{- fail (printf "%s.NCCL_NET: expected none beside %s.efaDevices, which NCCL reaches by AWS Libfabric alone, got %s" $at $.path $net) -}}
+{{- fail (printf "%s.NCCL_NET: expected none with %s.efaDevices, which NCCL can use only through AWS Libfabric, got %s" $at $.path $net) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
 
-{{/* Volumes and mounts of one's own, as they come to lie beside the chart's. Takes path and what sdp.pod takes. */}}
+{{/* Check the user's volumes and mounts against the chart's. Takes path and the arguments of sdp.pod. */}}
 {{- define "sdp.check-volumes" -}}
 {{- $spec := (include "sdp.pod-spec" (omit . "path") | fromYaml).spec -}}
-{{- $names := list "ray-logs" -}}{{/* KubeRay's, beside an autoscaler */}}
+{{- $names := list "ray-logs" -}}{{/* KubeRay adds it with an autoscaler */}}
 {{- range $spec.volumes }}{{ $names = append $names .name }}{{ end -}}
 {{- $mounts := list -}}
 {{- range (first $spec.containers).volumeMounts }}{{ $mounts = append $mounts .mountPath }}{{ end -}}
 {{- range $path, $from := dict "" .root.Values .path .settings -}}
 {{- range $volume := $from.volumes -}}
 {{- if not $volume.name -}}
-{{- fail (printf "%svolumes: expected a name in each, got %s" $path (toJson $volume)) -}}
+{{- fail (printf "%svolumes: expected each to have a name, got %s" $path (toJson $volume)) -}}
 {{- end -}}
 {{- if gt (include "sdp.count" (list $volume.name $names) | int) 1 -}}
-{{- fail (printf "%svolumes: expected each name once in a pod, got %s, which the chart or another volume has; take another name" $path $volume.name) -}}
+{{- fail (printf "%svolumes: expected each name once in a pod, got %s, which the chart or another volume uses; choose another name" $path $volume.name) -}}
 {{- end -}}
 {{- end -}}
 {{- range $mount := $from.volumeMounts -}}
@@ -204,7 +204,7 @@
 {{- end -}}
 {{- end -}}
 
-{{/* How often a list has a word. Takes both. */}}
+{{/* Return how often a word is in a list. Takes the word and the list. */}}
 {{- define "sdp.count" -}}
 {{- $word := first . -}}
 {{- $count := 0 -}}
@@ -212,7 +212,7 @@
 {{- $count -}}
 {{- end -}}
 
-{{/* How many pods a group may come to have: all that the autoscaler may bring, or those that are there. */}}
+{{/* Return the most pods that a group can have: maxReplicas with the autoscaler, otherwise its fixed number. */}}
 {{- define "sdp.most-pods" -}}
 {{- if .Values.autoscaling.enabled -}}
 {{- int .group.maxReplicas -}}
@@ -221,7 +221,7 @@
 {{- end -}}
 {{- end -}}
 
-{{/* That there is a group, and that one comes to have a pod. */}}
+{{/* Check that there is a group, and that some group can have a pod. */}}
 {{- define "sdp.check-pods" -}}
 {{- $groups := 0 -}}
 {{- $pods := 0 -}}
@@ -233,14 +233,14 @@
 {{- end -}}
 {{- end -}}
 {{- if not $groups -}}
-{{- fail "groups: expected one or more, got none: the head runs no work" -}}
+{{- fail "groups: expected one or more, got none: the head runs only drivers" -}}
 {{- end -}}
 {{- if not $pods -}}
-{{- fail "groups: expected replicas of 1 or more in some group where autoscaling.enabled is false, got 0 in each: nobody would add a pod" -}}
+{{- fail "groups: expected replicas of 1 or more in some group if autoscaling.enabled is false, got 0 in each: no pod would ever be added" -}}
 {{- end -}}
 {{- end -}}
 
-{{/* That the groups can serve each job. */}}
+{{/* Check that the groups can serve each job. */}}
 {{- define "sdp.check-jobs" -}}
 {{- $have := dict -}}
 {{- range $own := .Values.groups -}}
@@ -253,49 +253,49 @@
 {{- range $job, $own := .Values.jobs -}}
 {{- if kindIs "map" $own -}}
 {{- if gt (len $job) 37 -}}
-{{- fail (printf "jobs.%s: expected at most 37 characters, since KubeRay takes names of 47 and sdp- and an ending belong to them, got %d; set a shorter one" $job (len $job)) -}}
+{{- fail (printf "jobs.%s: expected at most 37 characters, because KubeRay allows 47 and sdp- and a suffix are added, got %d; choose a shorter name" $job (len $job)) -}}
 {{- end -}}
 {{- $kind := regexFind "^[a-z]+" $job -}}
 {{- $data := get $own "data" | default dict -}}
 {{- $online := and (kindIs "map" $data) (eq (toString (get $data "mode")) "online") -}}
 {{- $left := deepCopy $have -}}
 {{- range $section := ternary (list "scaling") (list "scaling" "encode") (and (eq $kind "train") (not $online)) -}}
-{{- $told := get $own $section -}}
-{{- if kindIs "map" $told -}}
-{{- $accelerator := get $told "accelerator" -}}
+{{- $settings := get $own $section -}}
+{{- if kindIs "map" $settings -}}
+{{- $accelerator := get $settings "accelerator" -}}
 {{- if and $accelerator (kindIs "string" $accelerator) -}}
 {{- if not (hasKey $have $accelerator) -}}
-{{- fail (printf "jobs.%s.%s.accelerator: expected one that a group has pods of (%s), got %s; add a group, or set jobs.%s to null" $job $section (join ", " (keys $have | sortAlpha) | default "none has") $accelerator $job) -}}
+{{- fail (printf "jobs.%s.%s.accelerator: expected one that the groups have (%s), got %s; add a group, or set jobs.%s to null" $job $section (join ", " (keys $have | sortAlpha) | default "none") $accelerator $job) -}}
 {{- end -}}
-{{- $workers := get $told "num_workers" | default 1 -}}
+{{- $workers := get $settings "num_workers" | default 1 -}}
 {{- if kindIs "map" $workers }}{{ $workers = get $workers "min" | default 1 }}{{ end -}}
-{{- $each := get $told "gpus_per_worker" | default 1 | float64 -}}
-{{- if le $each 0.0 }}{{ $each = 1.0 }}{{ end -}}{{/* which the job refuses, by name */}}
-{{- $on_one := floor (divf 1 $each) -}}{{/* whoever takes a share takes it of one GPU */}}
+{{- $each := get $settings "gpus_per_worker" | default 1 | float64 -}}
+{{- if le $each 0.0 }}{{ $each = 1.0 }}{{ end -}}{{/* the job itself refuses it, by name */}}
+{{- $on_one := floor (divf 1 $each) -}}{{/* a fraction of a GPU comes from a single GPU */}}
 {{- $gpus := get $left $accelerator -}}
 {{- $most := int (ge $on_one 1.0 | ternary (mulf $gpus $on_one) (floor (divf $gpus $each))) -}}
 {{- if gt (int $workers) $most -}}
-{{- fail (printf "jobs.%s.%s.num_workers: expected at most %d, which is how many the GPUs of groups with %s are enough for (%s times gpus%s), got %d" $job $section $most $accelerator (ternary "maxReplicas" "replicas" $.Values.autoscaling.enabled) (ternary "" ", less the job's others" (eq (float64 $gpus) (float64 (get $have $accelerator)))) (int $workers)) -}}
+{{- fail (printf "jobs.%s.%s.num_workers: expected at most %d, the number that the GPUs of groups with %s can serve (%s times gpus%s), got %d" $job $section $most $accelerator (ternary "maxReplicas" "replicas" $.Values.autoscaling.enabled) (ternary "" ", less the job's others" (eq (float64 $gpus) (float64 (get $have $accelerator)))) (int $workers)) -}}
 {{- end -}}
 {{- $_ := set $left $accelerator (int (floor (subf $gpus (ge $on_one 1.0 | ternary (ceil (divf $workers (max 1 $on_one))) (mulf $workers $each))))) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
-{{- if eq $kind "train" }}{{ include "sdp.check-farewell" (dict "Values" $.Values "job" $job "own" $own "gpus" $have) }}{{ end -}}
+{{- if eq $kind "train" }}{{ include "sdp.check-grace-period" (dict "Values" $.Values "job" $job "own" $own "gpus" $have) }}{{ end -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
 
-{{/* That trainers have time for a checkpoint when their pod is told to go: the last 20 seconds are Ray's (sdp.own-env). */}}
-{{- define "sdp.check-farewell" -}}
+{{/* Check that trainers have time for a checkpoint when their pod must stop: Ray needs the last 20 seconds (sdp.own-env). */}}
+{{- define "sdp.check-grace-period" -}}
 {{- $scaling := get .own "scaling" -}}
 {{- $accelerator := kindIs "map" $scaling | ternary (get (kindIs "map" $scaling | ternary $scaling dict) "accelerator") "" -}}
 {{- range $name, $own := .Values.groups -}}
 {{- if kindIs "map" $own -}}
 {{- $group := include "sdp.group" (dict "Values" $.Values "group" $own) | fromYaml -}}
-{{- $theirs := or (and $accelerator (eq (toString $accelerator) $group.accelerator)) (and (not $accelerator) (or (not $.gpus) (gt (int $group.gpus) 0))) -}}
-{{- if and $theirs (lt (int $group.terminationGracePeriodSeconds) 30) -}}
-{{- fail (printf "groups.%s.terminationGracePeriodSeconds: expected 30 or more where trainers run (jobs.%s), which make a checkpoint in all but the last 20, got %d" $name $.job (int $group.terminationGracePeriodSeconds)) -}}
+{{- $trains := or (and $accelerator (eq (toString $accelerator) $group.accelerator)) (and (not $accelerator) (or (not $.gpus) (gt (int $group.gpus) 0))) -}}
+{{- if and $trains (lt (int $group.terminationGracePeriodSeconds) 30) -}}
+{{- fail (printf "groups.%s.terminationGracePeriodSeconds: expected 30 or more where trainers run (jobs.%s), because they save a checkpoint in all but the last 20 seconds, got %d" $name $.job (int $group.terminationGracePeriodSeconds)) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

@@ -1,10 +1,10 @@
 {{- define "sdp.name" -}}
 {{- $name := .Values.nameOverride | default .Release.Name -}}
 {{- if not (regexMatch "^[a-z]([a-z0-9-]*[a-z0-9])?$" $name) -}}
-{{- fail (printf "nameOverride: expected small letters, digits and hyphens, a letter first, as KubeRay takes them, got %q; set another name" $name) -}}
+{{- fail (printf "nameOverride: expected lower-case letters, digits and hyphens, with a letter first, as KubeRay requires, got %q; choose another name" $name) -}}
 {{- end -}}
 {{- if gt (len $name) 40 -}}
-{{- fail (printf "nameOverride: expected at most 40 characters, since KubeRay adds to it, got %d in %q; set a shorter one" (len $name) $name) -}}
+{{- fail (printf "nameOverride: expected at most 40 characters, because KubeRay appends to it, got %d in %q; choose a shorter one" (len $name) $name) -}}
 {{- end -}}
 {{- $name -}}
 {{- end -}}
@@ -31,7 +31,7 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{ .Values.serviceAccount.name | default (include "sdp.name" .) }}
 {{- end -}}
 
-{{/* Not empty where a group has GPUs; then those without are the ones that download. */}}
+{{/* Not empty if any group has GPUs; the groups without GPUs then download. */}}
 {{- define "sdp.has-gpus" -}}
 {{- range $name, $own := .Values.groups -}}
 {{- if kindIs "map" $own -}}
@@ -41,7 +41,7 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- end -}}
 {{- end -}}
 
-{{/* An environment out of name: value, by name. Takes several, of which the later ones win: no name may come twice. */}}
+{{/* Return an environment from maps of name: value, sorted by name. Later maps override earlier ones, so no name occurs twice. */}}
 {{- define "sdp.env" -}}
 {{- $all := dict -}}
 {{- range . -}}
@@ -49,25 +49,25 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- end -}}
 {{- range $name, $value := $all }}
 - name: {{ $name }}
-  value: {{ kindIs "string" $value | ternary $value (toJson $value) | quote }} {{- /* 8388608 is no 8.388608e+06 */}}
+  value: {{ kindIs "string" $value | ternary $value (toJson $value) | quote }} {{- /* keeps 8388608 from becoming 8.388608e+06 */}}
 {{- end }}
 {{- end -}}
 
-{{/* name: value, each value a text. */}}
+{{/* Return name: value with each value as a string. */}}
 {{- define "sdp.texts" -}}
 {{- range $name, $value := . }}
 {{ $name }}: {{ kindIs "string" $value | ternary $value (toJson $value) | quote }}
 {{- end }}
 {{- end -}}
 
-{{/* What holds for a group: its own values over groupDefaults. */}}
+{{/* Return a group's settings: its own values over groupDefaults. */}}
 {{- define "sdp.group" -}}
 {{- $group := mustMergeOverwrite (deepCopy .Values.groupDefaults) (deepCopy .group) -}}
 {{- if and (gt (int $group.efaDevices) 0) (not $group.hugepages2Mi) }}{{ $_ := set $group "hugepages2Mi" "5120Mi" }}{{ end -}}
 {{- toYaml $group -}}
 {{- end -}}
 
-{{/* How many trainers a job has that does not say so: all GPUs of its accelerator, or a pod's fewer. Takes Values and own. */}}
+{{/* Return the default number of trainers of a job: all GPUs of its accelerator, or one pod's GPUs fewer. Takes Values and own. */}}
 {{- define "sdp.trainers" -}}
 {{- $scaling := get .own "scaling" | default dict -}}
 {{- $accelerator := kindIs "map" $scaling | ternary (get (kindIs "map" $scaling | ternary $scaling dict) "accelerator") "" -}}
@@ -108,12 +108,12 @@ num_workers: {{ $most }}
 {{- end -}}
 
 {{/*
-Where downloads run: in groups without GPUs, if there are any; and as many workers as those may grow to, which Ray
-does not know of groups that have no pod yet.
+Return where downloads run, and with how many workers: in groups without GPUs, if there are any, with as many workers as
+those can grow to. Ray does not know this number for a group without a pod.
 */}}
 {{- define "sdp.downloaders" -}}
 {{- $workers := get .own "workers" | default dict -}}
-{{- if not (kindIs "map" $workers) }}{{ $workers = dict }}{{ end -}}{{/* which the job refuses, by name */}}
+{{- if not (kindIs "map" $workers) }}{{ $workers = dict }}{{ end -}}{{/* the job itself refuses it, by name */}}
 {{- $cpus := get $workers "cpus" | default 4 | int | max 1 -}}
 {{- $names := list -}}
 {{- $plain := list -}}
@@ -122,7 +122,7 @@ does not know of groups that have no pod yet.
 {{- $group := include "sdp.group" (dict "Values" $.Values "group" $own) | fromYaml -}}
 {{- $names = append $names $name -}}
 {{- if and (eq (int $group.gpus) 0) (gt (include "sdp.most-pods" (dict "Values" $.Values "group" $group) | int) 0) -}}
-{{- $text := toString $group.cpu -}}{{/* KubeRay tells Ray of whole CPUs, rounded up. */}}
+{{- $text := toString $group.cpu -}}{{/* KubeRay rounds CPUs up to a whole number for Ray. */}}
 {{- $cpu := int (ceil (hasSuffix "m" $text | ternary (divf (float64 (trimSuffix "m" $text)) 1000) (float64 $text))) -}}
 {{- $plain = append $plain (dict "name" $name "cpu" $cpu "most" (int $group.maxReplicas)) -}}
 {{- $cpus = min $cpus $cpu -}}
@@ -148,14 +148,14 @@ workers:
 {{- end -}}
 {{- end -}}
 
-{{/* A quantity of memory as a number of bytes. */}}
+{{/* Return a quantity of memory in bytes. */}}
 {{- define "sdp.bytes" -}}
 {{- $units := dict "M" 1e6 "G" 1e9 "T" 1e12 "Mi" 1048576.0 "Gi" 1073741824.0 "Ti" 1099511627776.0 -}}
 {{- $number := regexFind "^[0-9.]+" . -}}
 {{- mulf (float64 $number) (get $units (trimPrefix $number .)) -}}
 {{- end -}}
 
-{{/* What a pod asks for, and what it may take. */}}
+{{/* Return a pod's resources, used as both requests and limits. */}}
 {{- define "sdp.resources" -}}
 cpu: {{ .cpu | toString | quote }}
 memory: {{ .memory }}
@@ -176,25 +176,25 @@ ephemeral-storage: {{ . }}
 {{- end }}
 {{- end -}}
 
-{{/* Seconds that jobs have for a last checkpoint when a pod is told to go: all but the last, which are for Ray's own end. */}}
-{{- define "sdp.farewell" -}}
+{{/* Return the seconds that jobs have for a last checkpoint when a pod must stop: all but those that Ray needs to end. */}}
+{{- define "sdp.checkpoint-seconds" -}}
 {{- max 1 (sub (int .terminationGracePeriodSeconds) 20) -}}
 {{- end -}}
 
-{{/* Annotations that a pod has from values; a group's own win. Takes what sdp.pod takes. */}}
+{{/* Return a pod's annotations from the values; a group's own override the others. Takes the arguments of sdp.pod. */}}
 {{- define "sdp.annotations" -}}
 {{- with merge (deepCopy (default dict .settings.annotations)) (default dict .root.Values.podAnnotations) }}{{ toYaml . }}{{ end -}}
 {{- end -}}
 
-{{/* The environment that the chart gives a pod, as name: value. Takes what sdp.pod takes. */}}
+{{/* Return the environment that the chart sets for a pod, as name: value. Takes the arguments of sdp.pod. */}}
 {{- define "sdp.own-env" -}}
 {{- $v := .root.Values -}}
 {{- $s := .settings -}}
 HOME: /home/ray
-{{- if eq .is "worker" }} {{- /* trainers hear of it, and save; the last seconds are for Ray's own end */}}
-RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S: {{ include "sdp.farewell" $s | quote }}
+{{- if eq .is "worker" }} {{- /* trainers are notified and save; Ray needs the last seconds to end */}}
+RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S: {{ include "sdp.checkpoint-seconds" $s | quote }}
 {{- end }}
-{{- if eq .is "head" }} {{- /* what Ray's dashboard embeds */}}
+{{- if eq .is "head" }} {{- /* the panels that Ray's dashboard embeds */}}
 {{- with $v.monitoring.grafana }}
 {{- if .url }}
 RAY_GRAFANA_HOST: {{ .url | quote }}
@@ -220,12 +220,12 @@ TORCH_NCCL_TRACE_BUFFER_SIZE: "20000"
 FI_PROVIDER: efa
 FI_EFA_USE_DEVICE_RDMA: "1"
 FI_EFA_FORK_SAFE: "1"
-NCCL_NET: AWS Libfabric # NCCL ends with an error where its plugin is not there
+NCCL_NET: AWS Libfabric # NCCL ends with an error if its plugin is missing
 NCCL_DEBUG: WARN
 {{- end }}
 {{- end -}}
 
-{{/* The one pod template: of the head and of every group. Takes root, name, is ("head" or "worker") and its settings. */}}
+{{/* Return the pod template, shared by the head and every group. Takes root, name, is ("head" or "worker") and settings. */}}
 {{- define "sdp.pod" -}}
 metadata:
   labels:
@@ -239,14 +239,14 @@ metadata:
 {{- end -}}
 
 {{/*
-What a pod is made from, in a word that it carries: pods with another one are of an older template. Neither how many
-there are goes into it, nor labels that change with the chart's version. Takes what sdp.pod takes.
+Return the digest of a pod's template, which the pod carries; a pod with another digest is of an older template. The
+number of pods and the labels that change with the chart's version are not part of it. Takes the arguments of sdp.pod.
 */}}
 {{- define "sdp.digest" -}}
 {{- $v := .root.Values -}}
 {{- $made := include "sdp.pod-spec" . | fromYaml -}}
 {{- $_ := set $made "metadata" (list $v.podLabels (include "sdp.annotations" . | fromYaml)) -}}
-{{- $_ := set $made "operator" (list $v.rayVersion $v.auth $v.faultTolerance $v.autoscaling.enabled) -}}{{/* what KubeRay adds goes by these */}}
+{{- $_ := set $made "operator" (list $v.rayVersion $v.auth $v.faultTolerance $v.autoscaling.enabled) -}}{{/* KubeRay's own additions depend on these */}}
 {{- if eq .is "worker" -}}
 {{- $_ := set $made "labels" (list .settings.labels .settings.accelerator .settings.rayStartParams) -}}
 {{- else -}}
@@ -256,7 +256,7 @@ there are goes into it, nor labels that change with the chart's version. Takes w
 {{- toJson $made | sha256sum | trunc 12 -}}
 {{- end -}}
 
-{{/* The digests of all templates by group, the head's under `head`. */}}
+{{/* Return the digests of all pod templates by group, the head's under `head`. */}}
 {{- define "sdp.digests" -}}
 head: {{ include "sdp.digest" (dict "root" . "name" "head" "is" "head" "settings" .Values.head) | quote }}
 {{- range $name, $own := .Values.groups }}
@@ -267,7 +267,7 @@ head: {{ include "sdp.digest" (dict "root" . "name" "head" "is" "head" "settings
 {{- end }}
 {{- end -}}
 
-{{/* How many pods are of an older template, by group: NAME: COUNT. Takes root and the namespace's pods. */}}
+{{/* Return the number of pods of an older template by group, NAME: COUNT. Takes root and the namespace's pods. */}}
 {{- define "sdp.older" -}}
 {{- $digests := include "sdp.digests" .root | fromYaml -}}
 {{- $older := dict -}}
@@ -282,26 +282,26 @@ head: {{ include "sdp.digest" (dict "root" . "name" "head" "is" "head" "settings
 {{- toYaml $older -}}
 {{- end -}}
 
-{{/* The autoscaler's container beside the head, but for what it reads anew as it goes. */}}
+{{/* Return the autoscaler's container in the head's pod, without the settings that it rereads while it runs. */}}
 {{- define "sdp.autoscaler" -}}
 image: {{ include "sdp.image" . }}
 imagePullPolicy: {{ .Values.image.pullPolicy }}
 resources: {{- toYaml .Values.autoscaling.resources | nindent 2 }}
-securityContext: {{- /* a user of its own: pods share one list of processes, and jobs in the head could read its token */}}
+securityContext: {{- /* its own user: containers of a pod share processes, and jobs in the head could otherwise read its token */}}
   runAsUser: {{ add1 (int .Values.runAsUser) }}
   allowPrivilegeEscalation: false
   readOnlyRootFilesystem: {{ .Values.readOnlyRootFilesystem }}
   capabilities: {drop: [ALL]}
 env:
   {{- include "sdp.env" (list (dict "HOME" "/home/ray") .Values.env) | nindent 2 }}
-volumeMounts: {{- /* nor do they share files that it would run */}}
+volumeMounts: {{- /* its own volumes, so that jobs cannot change files that it runs */}}
   - {name: autoscaler-tmp, mountPath: /tmp}
   - {name: autoscaler-home, mountPath: /home/ray}
   - {name: token, mountPath: /var/run/secrets/kubernetes.io/serviceaccount, readOnly: true}
   {{- with .Values.volumeMounts }}{{ toYaml . | nindent 2 }}{{ end }}
 {{- end -}}
 
-{{/* What the one pod template has below spec. */}}
+{{/* Return the spec of the pod template. */}}
 {{- define "sdp.pod-spec" -}}
 {{- $root := .root -}}
 {{- $v := $root.Values -}}
@@ -321,7 +321,7 @@ spec:
     runAsGroup: {{ int $v.runAsUser }}
     fsGroup: {{ int $v.runAsUser }}
     seccompProfile: {type: RuntimeDefault}
-  {{- /* Ray as PID 1 reaps nobody: zombies would pile up, and Ray would wait for them whenever a job is stopped. */}}
+  {{- /* Ray as PID 1 does not reap processes: zombies would accumulate, and stopping a job would wait for them. */}}
   shareProcessNamespace: true
   terminationGracePeriodSeconds: {{ int $s.terminationGracePeriodSeconds }}
   enableServiceLinks: false
@@ -332,7 +332,7 @@ spec:
   {{- end }}
   {{- if $s.dnsConfig }}
   dnsConfig: {{- toYaml $s.dnsConfig | nindent 4 }}
-  {{- else if and (eq .is "worker") (eq $gpus 0) }} {{- /* five times as many questions would be asked for each host */}}
+  {{- else if and (eq .is "worker") (eq $gpus 0) }} {{- /* Kubernetes' default makes five times as many queries for each host */}}
   dnsConfig: {options: [{name: ndots, value: "1"}]}
   {{- end }}
   {{- with $s.initContainers }}
@@ -343,7 +343,7 @@ spec:
   {{- end }}
   {{- if $s.affinity }}
   affinity: {{- toYaml $s.affinity | nindent 4 }}
-  {{- else if eq $gpus 0 }} {{- /* or it might hold a node up that costs a hundred times as much */}}
+  {{- else if eq $gpus 0 }} {{- /* otherwise it could keep a node alive that costs a hundred times as much */}}
   affinity:
     nodeAffinity:
       requiredDuringSchedulingIgnoredDuringExecution:
@@ -390,9 +390,9 @@ spec:
         {{- with $v.envFrom }}{{ toYaml . | nindent 8 }}{{ end }}
       {{- end }}
       {{- if eq .is "head" }}
-      lifecycle: # drivers live here: their jobs make a last checkpoint
+      lifecycle: # the head runs the drivers: their jobs save a last checkpoint
         preStop:
-          exec: {command: [python, -m, sdp.kube.leave, {{ include "sdp.farewell" $s | quote }}]}
+          exec: {command: [python, -m, sdp.kube.leave, {{ include "sdp.checkpoint-seconds" $s | quote }}]}
       ports:
         - {name: gcs-server, containerPort: 6379}
         - {name: dashboard, containerPort: 8265}

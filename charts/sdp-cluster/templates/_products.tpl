@@ -1,4 +1,4 @@
-{{/* Labels of a node that say which kind it is: who names one has chosen, and needs no GPU's name. */}}
+{{/* Node labels that identify a kind of node: a group that selects by one of them needs no GPU product. */}}
 {{- define "sdp.kinds-of-nodes" -}}
 - nvidia.com/gpu.product
 - node.kubernetes.io/instance-type
@@ -10,7 +10,7 @@
 - karpenter.k8s.aws/instance-family
 {{- end -}}
 
-{{/* A group's GPUs, as GPU feature discovery labels nodes with them, in JSON; empty where the group says itself where it goes. */}}
+{{/* Return a group's GPU products as JSON, as GPU feature discovery labels nodes; empty if the group itself selects its nodes. */}}
 {{- define "sdp.products" -}}
 {{- $said := false -}}
 {{- range include "sdp.kinds-of-nodes" . | fromYamlArray -}}

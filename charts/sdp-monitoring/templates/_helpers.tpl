@@ -1,7 +1,7 @@
 {{- define "sdp.name" -}}
 {{- $name := .Values.nameOverride | default .Release.Name -}}
 {{- if gt (len $name) 40 -}}
-{{- fail (printf "nameOverride: expected at most 40 characters, got %d in %q; set a shorter one" (len $name) $name) -}}
+{{- fail (printf "nameOverride: expected at most 40 characters, got %d in %q; choose a shorter one" (len $name) $name) -}}
 {{- end -}}
 {{- $name -}}
 {{- end -}}
@@ -29,28 +29,28 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end -}}
 {{- end -}}
 
-{{/* Target labels of Ray's pods, as the operator writes relabelings. */}}
+{{/* Return the relabelings that give Ray's pods their target labels, in the operator's form. */}}
 {{- define "sdp.ray.relabelings" -}}
 - {action: replace, sourceLabels: [__meta_kubernetes_pod_node_name], targetLabel: node}
-# The exporter knows the pod of a process on a GPU by its uid; recording rules join the two.
+# The exporter identifies the pod of a process on a GPU by its uid; recording rules join the two.
 - {action: replace, sourceLabels: [__meta_kubernetes_pod_uid], targetLabel: pod_uid}
 - {action: replace, sourceLabels: [__meta_kubernetes_pod_label_ray_io_cluster], targetLabel: ray_cluster}
 - {action: replace, sourceLabels: [__meta_kubernetes_pod_label_ray_io_group], targetLabel: ray_group}
-# The name by which Ray's own dashboards know the cluster.
+# The label by which Ray's own dashboards select the cluster.
 - {action: replace, sourceLabels: [__meta_kubernetes_pod_label_ray_io_cluster], targetLabel: ray_io_cluster}
 {{- end -}}
 
-{{/* What Ray adds to names and labels and we do not want. Its own metrics keep SessionName, which its dashboards use. */}}
+{{/* Return the relabelings that remove Ray's additions to names and labels. Ray's own metrics keep SessionName for its dashboards. */}}
 {{- define "sdp.ray.metricRelabelings" -}}
 - {action: labeldrop, regex: "otel_scope_.+|Version"}
-- {action: replace, sourceLabels: [__name__], regex: "ray_sdp_.+()", targetLabel: SessionName, replacement: "$1"} # empty: gone
-# A job's own label `job` gives way to Prometheus' label of that name.
+- {action: replace, sourceLabels: [__name__], regex: "ray_sdp_.+()", targetLabel: SessionName, replacement: "$1"} # empty: drops the label
+# A job's own label `job` becomes `stage`, because Prometheus has a label of that name.
 - {action: replace, sourceLabels: [__name__, exported_job], separator: ";", regex: "ray_sdp_[^;]+;(.+)", targetLabel: stage, replacement: "$1"}
 - {action: replace, sourceLabels: [__name__], regex: "ray_sdp_.+()", targetLabel: exported_job, replacement: "$1"}
 - {action: replace, sourceLabels: [__name__], regex: "ray_(sdp_.+)", targetLabel: __name__, replacement: "$1"}
 {{- end -}}
 
-{{/* Relabelings of the operator as Prometheus' own configuration writes them. */}}
+{{/* Convert the operator's relabelings to the form of Prometheus's configuration. */}}
 {{- define "sdp.asPrometheus" -}}
 {{- $rules := list -}}
 {{- range fromYamlArray . -}}
@@ -61,30 +61,30 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- toYaml $rules -}}
 {{- end -}}
 
-{{/* A file of rules as it is; helm itself would take one that is not YAML for an empty one. */}}
+{{/* Return a file of rules unchanged; fail if it is not YAML, which Helm would treat as empty. */}}
 {{- define "sdp.rulesIn" -}}
 {{- if not (get (fromYaml .text) "groups") }}{{ fail (printf "%s: expected YAML with groups: %s" .file (get (fromYaml .text) "Error")) }}{{ end -}}
 {{- .text -}}
 {{- end -}}
 
-{{/* The rules, with what the values say otherwise; a mapping with `groups`. */}}
+{{/* Return the rules with the values' overrides, as a mapping with `groups`. */}}
 {{- define "sdp.rules" -}}
-{{- $told := .Values.rules -}}
+{{- $values := .Values.rules -}}
 {{- $groups := list -}}
 {{- range $file := list "rules/recording.yaml" "rules/alerts.yaml" -}}
 {{- range $group := (include "sdp.rulesIn" (dict "text" ($.Files.Get $file) "file" $file) | fromYaml).groups -}}
 {{- $kept := list -}}
 {{- range $rule := $group.rules -}}
 {{- if $rule.alert -}}
-{{- $other := get $told.alerts $rule.alert | default dict -}}
+{{- $other := get $values.alerts $rule.alert | default dict -}}
 {{- $asked := or $.Values.exporter.enabled (not (has $rule.alert (list "SdpExporterDown" "SdpExporterBlind"))) -}}
 {{- if and $asked (ne (toString (get $other "enabled")) "false") -}}
-{{- $labels := mustMergeOverwrite (deepCopy $told.alertLabels) $rule.labels -}}
+{{- $labels := mustMergeOverwrite (deepCopy $values.alertLabels) $rule.labels -}}
 {{- with get $other "severity" }}{{ $_ := set $labels "severity" . }}{{ end -}}
 {{- with get $other "for" }}{{ $_ := set $rule "for" . }}{{ end -}}
 {{- with get $other "expr" }}{{ $_ := set $rule "expr" . }}{{ end -}}
 {{- $_ := set $rule "labels" $labels -}}
-{{- $_ := set $rule.annotations "runbook_url" (printf "%s/%s.md" (trimSuffix "/" $told.runbooks) $rule.annotations.runbook) -}}
+{{- $_ := set $rule.annotations "runbook_url" (printf "%s/%s.md" (trimSuffix "/" $values.runbooks) $rule.annotations.runbook) -}}
 {{- $_ := unset $rule.annotations "runbook" -}}
 {{- $kept = append $kept $rule -}}
 {{- end -}}
@@ -93,25 +93,25 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end -}}
 {{- end -}}
 {{- if $kept -}}
-{{- $groups = append $groups (dict "name" $group.name "interval" $told.interval "rules" $kept) -}}
+{{- $groups = append $groups (dict "name" $group.name "interval" $values.interval "rules" $kept) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
 {{- toYaml (dict "groups" $groups) -}}
 {{- end -}}
 
-{{/* Prometheus takes no configuration in which a scrape may take longer than the time to the next. */}}
+{{/* Check that a scrape's timeout is at most its interval, as Prometheus requires. */}}
 {{- define "sdp.check-times" -}}
-{{- $interval := include "sdp.milliseconds" .told.interval | float64 -}}
-{{- if gt (include "sdp.milliseconds" .told.scrapeTimeout | float64) $interval -}}
-{{- fail (printf "%s.scrapeTimeout: expected at most %s.interval (%s), got %s" .at .at .told.interval .told.scrapeTimeout) -}}
+{{- $interval := include "sdp.milliseconds" .scrape.interval | float64 -}}
+{{- if gt (include "sdp.milliseconds" .scrape.scrapeTimeout | float64) $interval -}}
+{{- fail (printf "%s.scrapeTimeout: expected at most %s.interval (%s), got %s" .at .at .scrape.interval .scrape.scrapeTimeout) -}}
 {{- end -}}
-{{- if and (hasKey .told "timeoutSeconds") (ge (mulf 1000.0 .told.timeoutSeconds) (include "sdp.milliseconds" .told.scrapeTimeout | float64)) -}}
-{{- fail (printf "%s.timeoutSeconds: expected less than %s.scrapeTimeout (%s), got %v" .at .at .told.scrapeTimeout .told.timeoutSeconds) -}}
+{{- if and (hasKey .scrape "timeoutSeconds") (ge (mulf 1000.0 .scrape.timeoutSeconds) (include "sdp.milliseconds" .scrape.scrapeTimeout | float64)) -}}
+{{- fail (printf "%s.timeoutSeconds: expected less than %s.scrapeTimeout (%s), got %v" .at .at .scrape.scrapeTimeout .scrape.timeoutSeconds) -}}
 {{- end -}}
 {{- end -}}
 
-{{/* Of a duration as Prometheus writes it: 1m30s. */}}
+{{/* Return the milliseconds of a duration in Prometheus's form, such as 1m30s. */}}
 {{- define "sdp.milliseconds" -}}
 {{- $sum := 0 -}}
 {{- $in := dict "ms" 1 "s" 1000 "m" 60000 "h" 3600000 -}}
@@ -122,10 +122,10 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- $sum -}}
 {{- end -}}
 
-{{/* What cannot work, said before anything is applied. */}}
+{{/* Refuse values that cannot work, before anything is applied. */}}
 {{- define "sdp.check" -}}
 {{- if and .Values.exporter.enabled (not .Values.exporter.image.repository) -}}
-{{- fail "exporter.image.repository: required where exporter.enabled is true: where your registry has the image that images/exporter/Dockerfile builds" -}}
+{{- fail "exporter.image.repository: required if exporter.enabled is true: the repository in your registry of the image that images/exporter/Dockerfile builds" -}}
 {{- end -}}
 {{- $known := list -}}
 {{- range (include "sdp.rulesIn" (dict "text" (.Files.Get "rules/alerts.yaml") "file" "rules/alerts.yaml") | fromYaml).groups -}}
@@ -133,26 +133,26 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end -}}
 {{- range $name, $_ := .Values.rules.alerts -}}
 {{- if not (has $name $known) -}}
-{{- fail (printf "rules.alerts.%s: no such alert; there are %s" $name (join ", " (sortAlpha $known))) -}}
+{{- fail (printf "rules.alerts.%s: no such alert; the alerts are %s" $name (join ", " (sortAlpha $known))) -}}
 {{- end -}}
 {{- end -}}
-{{- include "sdp.check-times" (dict "at" "ray" "told" .Values.ray) -}}
-{{- include "sdp.check-times" (dict "at" "exporter" "told" .Values.exporter) -}}
+{{- include "sdp.check-times" (dict "at" "ray" "scrape" .Values.ray) -}}
+{{- include "sdp.check-times" (dict "at" "exporter" "scrape" .Values.exporter) -}}
 {{- range $label, $_ := include "sdp.exporter.selector" . | fromYaml -}}
 {{- if hasKey ($.Values.exporter.podLabels | default dict) $label -}}
-{{- fail (printf "exporter.podLabels: %s is the chart's own: its pods are found by it" $label) -}}
+{{- fail (printf "exporter.podLabels: %s is the chart's own: it selects the pods" $label) -}}
 {{- end -}}
 {{- end -}}
 {{- with .Values.exporter -}}
 {{- if and (ne (int .runAsUser) 0) (or .podResources .readEnvironment) -}}
-{{- fail (printf "exporter.runAsUser: expected 0 where podResources or readEnvironment are set, got %d: the kubelet's socket is root's, and a capability reaches no other user" (int .runAsUser)) -}}
+{{- fail (printf "exporter.runAsUser: expected 0 if podResources or readEnvironment is set, got %d: the kubelet's socket belongs to root, and a capability has no effect for another user" (int .runAsUser)) -}}
 {{- end -}}
 {{- if and (not .tls.secret) (or .tls.requireClientCertificate .tlsConfig) -}}
-{{- fail "exporter.tls.secret: required where exporter.tls.requireClientCertificate or exporter.tlsConfig is set: without it the exporter speaks plain HTTP" -}}
+{{- fail "exporter.tls.secret: required if exporter.tls.requireClientCertificate or exporter.tlsConfig is set: without it the exporter serves plain HTTP" -}}
 {{- end -}}
 {{- end -}}
 {{- if and (eq .Values.mode "plain") .Values.exporter.tlsConfig -}}
-{{- fail "exporter.tlsConfig: only for mode operator; annotations cannot carry it" -}}
+{{- fail "exporter.tlsConfig: only with mode operator; annotations cannot carry it" -}}
 {{- end -}}
 {{- end -}}
 
@@ -164,7 +164,7 @@ any: true
 {{- end -}}
 {{- end -}}
 
-{{/* name: value pairs as kubectl's -l writes them. */}}
+{{/* Return name: value pairs as a selector for kubectl's -l. */}}
 {{- define "sdp.asSelector" -}}
 {{- $parts := list -}}
 {{- range $name, $value := . }}{{ $parts = append $parts (printf "%s=%s" $name (toString $value)) }}{{ end -}}
