@@ -13,6 +13,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from sdp import console
 from sdp.config import WorkersConfig
 from sdp.errors import SdpError, UserError
 
@@ -44,6 +45,8 @@ def connect(**local: Any) -> dict[str, float]:
         require_reachable()
         # Without an address, Ray joins any cluster that runs on this machine.
         where: dict[str, Any] = {} if os.environ.get("RAY_ADDRESS") else {"address": "local", **local}
+        if console.as_json():
+            where["logging_config"] = ray.LoggingConfig(encoding="JSON")  # of the workers, in Ray's log files
         if where and (python := shlex.quote(sys.executable)) != sys.executable:
             # Ray puts this path as it is into a shell's command for workers that have an environment, as Train's have.
             where["runtime_env"] = {"py_executable": python}

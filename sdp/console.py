@@ -1,18 +1,61 @@
 """Output for people: progress lines, tables, sizes and durations in words.
 
-All of it goes to standard error, so that standard output holds results alone.
+All of it goes to standard error, so that standard output holds results alone. `configure` says for the whole process
+how much is shown, and whether as text or as JSON, a line each.
 """
 
+import os
 import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import TextIO
 
+FORMATS = ("text", "json")
+FORMAT_ENV = "SDP_LOG_FORMAT"
+_quiet = _json = False
 
-def say(line: str, file: TextIO | None = None) -> None:
-    """Print a line for the person at the terminal."""
-    print(line, file=file or sys.stderr, flush=True)
+
+def configure(*, quiet: bool = False, verbose: bool = False, log_format: str | None = None) -> None:
+    """Choose what is shown from now on; the format is the environment's where it is not given."""
+    global _quiet, _json
+    _quiet, _json = quiet, (log_format or os.environ.get(FORMAT_ENV)) == "json"
+    if os.environ.get("NO_COLOR"):
+        os.environ.setdefault("RAY_COLOR_PREFIX", "0")  # sdp itself uses no colours
+    if not (quiet or verbose or _json):
+        return
+    import logging
+
+    class Lines(logging.Formatter):
+        def format(self, record: logging.LogRecord) -> str:
+            text = super().format(record)
+            return _line(text, record.levelname.lower(), record.name) if _json else text
+
+    handler = logging.StreamHandler()
+    handler.setFormatter(Lines("%(levelname)s %(name)s: %(message)s" if verbose and not _json else "%(message)s"))
+    logging.basicConfig(level="ERROR" if quiet else "WARNING", handlers=[handler], force=True)
+    logging.getLogger("sdp").setLevel("DEBUG" if verbose else logging.NOTSET)
+
+
+def as_json() -> bool:
+    """Whether lines are JSON."""
+    return _json
+
+
+def _line(text: str, level: str, logger: str = "sdp") -> str:
+    if not _json:
+        return text
+    import json
+    from datetime import UTC, datetime
+
+    now = datetime.now(UTC).isoformat(timespec="milliseconds")
+    return json.dumps({"time": now, "level": level, "logger": logger, "message": text.strip()})
+
+
+def say(line: str, file: TextIO | None = None, level: str = "info") -> None:
+    """Print a line for the person at the terminal; only errors where the process is quiet."""
+    if level == "error" or not _quiet:
+        print(_line(line, level), file=file or sys.stderr, flush=True)
 
 
 class Progress:
@@ -32,7 +75,7 @@ class Progress:
     ) -> None:
         self._label, self._every_s, self._clock = label, every_s, clock
         self._file = file or sys.stderr
-        self._terminal = self._file.isatty()
+        self._terminal = self._file.isatty() and os.environ.get("TERM") != "dumb" and not _json
         self._shown_at: float | None = None
         self._last = self._shown = ""
 
@@ -51,16 +94,18 @@ class Progress:
     def __exit__(self, *_: object) -> None:
         if self._last != self._shown:
             self._show(self._last)
-        if self._terminal:
+        if self._terminal and not _quiet:
             self._file.write("\n")
             self._file.flush()
 
     def _show(self, text: str) -> None:
         self._shown, line = text, f"{self._label}: {text}"
+        if _quiet:
+            return
         if self._terminal:  # a wrapped line could not be overwritten
             width = shutil.get_terminal_size().columns - 1
             line = line if len(line) <= width else f"{line[: width - 1]}…"
-        self._file.write(f"\r\x1b[2K{line}" if self._terminal else f"{line}\n")
+        self._file.write(f"\r\x1b[2K{line}" if self._terminal else f"{_line(line, 'info')}\n")
         self._file.flush()
 
 

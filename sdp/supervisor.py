@@ -19,7 +19,7 @@ from types import FrameType
 from typing import Any
 
 from sdp.backoff import backoff
-from sdp.console import Progress, say
+from sdp.console import Progress, configure, say
 from sdp.errors import SdpError, Unavailable, UserError
 from sdp.kube.leave import LEAVING
 from sdp.kube.rayjob import unpacked
@@ -108,6 +108,7 @@ def wait_for_input(job: str, config: str) -> None:
 
 def main(arguments: Sequence[str]) -> int:
     """Supervise the job of this command line; a configuration that came along with it is laid into a file first."""
+    configure()
     with tempfile.TemporaryDirectory(prefix="sdp-job-") as folder:
         try:
             waits = list(arguments[:1]) == [WAIT_FLAG]

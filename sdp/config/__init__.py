@@ -7,11 +7,11 @@ Imports neither torch nor ray, so that a laptop can check a job's configuration 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from sdp.config.base import JobConfig, Key, Range, Section, StorageConfig, WorkersConfig, keys
+from sdp.config.base import JobConfig, Key, Range, Section, StorageConfig, WorkersConfig, changed, keys
 from sdp.config.load import Draft, draft_into, load_into, parse_into
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ __all__ = [
     "StorageConfig",
     "TrainConfig",
     "WorkersConfig",
+    "changed",
     "draft",
     "dump_yaml",
     "identity",
@@ -127,17 +128,37 @@ def draft(job: str, path: str | None, overrides: Sequence[str] = (), *, part: bo
     return draft_into(JOBS[job], path, overrides, part=part)
 
 
-def dump_yaml(config: Section, *, comments: bool = True, missing: frozenset[str] = frozenset()) -> str:
-    """Return the resolved YAML, each key under a comment with its purpose; it loads back to an equal configuration."""
+def dump_yaml(
+    config: Section,
+    *,
+    comments: bool = True,
+    missing: frozenset[str] = frozenset(),
+    only: Collection[str] | None = None,
+) -> str:
+    """Return the resolved YAML, each key under a comment with its purpose; it loads back to an equal configuration.
+
+    `only` leaves out other keys, which have their defaults.
+    """
     from sdp.config import dump
 
-    return dump.dump_yaml(config, comments=comments, missing=missing)
+    return dump.dump_yaml(config, comments=comments, missing=missing, only=only)
 
 
 def identity(config: JobConfig) -> dict[str, Any]:
-    """Return the keys that decide the output's content, by dotted path; an output keeps them for good."""
+    """Return the keys that decide the output's content, by dotted path; an output keeps them for good.
+
+    The places of sources and models are left out: they may move, and their readers compare the contents.
+    """
     values = config.model_dump(mode="json")
-    return {key.path: _at(values, key.path) for key in keys(type(config)) if key.shapes_output}
+    decisive = {key.path: _at(values, key.path) for key in keys(type(config)) if key.shapes_output}
+    if also := decisive.get("source.also"):
+        decisive["source.also"] = [{name: value for name, value in each.items() if name != "uri"} for each in also]
+    if start := decisive.get("model.start_from"):
+        decisive["model.start_from"] = start.rstrip("/").rpartition("/")[2]  # which step; it has been read by then
+    return {path: value for path, value in decisive.items() if path not in _PLACES}
+
+
+_PLACES = ("source.uri", "model.source", "checkpoint", "phase_2.source")
 
 
 def json_schema(job: str) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 import json
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from sdp.config.base import Key, Section, fields, section_of
@@ -21,9 +21,15 @@ _EVIDENT = frozenset(
 _WORDS = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false", "null", "~", ""})
 
 
-def dump_yaml(config: Section, *, comments: bool = True, missing: frozenset[str] = frozenset()) -> str:
-    """Return the resolved YAML. Keys in `missing` stay empty, with a comment that they are required."""
-    blocks = "".join(_blocks(config, "", comments, missing))
+def dump_yaml(
+    config: Section,
+    *,
+    comments: bool = True,
+    missing: frozenset[str] = frozenset(),
+    only: Collection[str] | None = None,
+) -> str:
+    """Return the resolved YAML, or `only` some keys of it; keys in `missing` stay empty, commented as required."""
+    blocks = "".join(_blocks(config, "", comments, missing, only))
     return blocks.removeprefix("\n")
 
 
@@ -77,16 +83,20 @@ def _text(value: str) -> str:
     return quoted.rstrip("\n")
 
 
-def _blocks(config: Section, path: str, comments: bool, missing: frozenset[str]) -> Iterator[str]:
+def _blocks(
+    config: Section, path: str, comments: bool, missing: frozenset[str], only: Collection[str] | None
+) -> Iterator[str]:
     indent = "  " * (path.count(".") if path else 0)
     values = config.model_dump(mode="json")
     for name, field in fields(type(config)):
         inner = getattr(config, name)
+        if only is not None and not any(f"{each}.".startswith(f"{path}{name}.") for each in only):
+            continue
         if section_of(field):
             heading = _comment(field.description or "", indent) if comments else ""
             gap = "\n" if comments and not path else ""
             yield f"{gap}{heading}{indent}{name}:\n"
-            yield from _blocks(inner, f"{path}{name}.", comments, missing)
+            yield from _blocks(inner, f"{path}{name}.", comments, missing, only)
             continue
         key = Key(path + name, field)
         if comments:

@@ -22,6 +22,7 @@ from sdp.datasets.tombstones import Takedown
 from sdp.datasets.units import part_name
 from sdp.errors import DatasetError, NotFound, SdpError, UserError
 from sdp.storage import Storage, StorageOptions, open_storage
+from sdp.storage.uri import resolved
 
 RUN = "_run.json"
 CHECKPOINTS = "checkpoints/"
@@ -255,7 +256,7 @@ class _BadStep:
 def datasets_of(run: Storage) -> list[str]:
     """Return the URIs of a run's datasets, in the order of their address ranges."""
     try:
-        return list(parse(_RunHead, read_json(run, RUN)).datasets)
+        return [resolved(uri, run.uri) for uri in parse(_RunHead, read_json(run, RUN)).datasets]
     except BadRecord as error:
         raise DatasetError(f"{run.uri_of(RUN)}: {error}; restore it from a backup") from error
 

@@ -6,7 +6,7 @@ adds files that were appended, or orders another attempt at failed rows. No vers
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
@@ -17,6 +17,7 @@ from sdp.datasets.records import Whole, dump, parse
 from sdp.datasets.units import Extent, Rows, Unit, Units, Work
 from sdp.errors import AlreadyExists, DatasetError, one_line
 from sdp.storage import Storage
+from sdp.storage.uri import join, near, resolved
 
 FOLDER = "_index/"
 _KEY = b"sdp.index"
@@ -24,7 +25,8 @@ _NAME = re.compile(r"_index/\d{6}\.parquet", re.ASCII)
 
 FILES_SCHEMA = pa.schema(
     [
-        pa.field("path", pa.string(), nullable=False),  # a URI; for a dataset's part, its path in that dataset
+        # A URI, stored relative to the source's root; for a dataset's part, its path in that dataset.
+        pa.field("path", pa.string(), nullable=False),
         pa.field("size", pa.int64(), nullable=False),
         pa.field("etag", pa.string()),
         pa.field("first_row", pa.int64(), nullable=False),
@@ -46,6 +48,15 @@ class Version:
     attempt: int = 0
     units: tuple[int, ...] = ()
     """The units to attempt again, in a retry."""
+    root: str = ""
+    """The source's folder as of this version; empty for a dataset's parts."""
+
+    def moved(self, root: str) -> "Version":
+        """Return the same version with its files below another root."""
+        if not self.root or self.root == root:
+            return self
+        paths = [join(root, path.removeprefix(f"{self.root}/")) for path in self.files["path"].to_pylist()]
+        return replace(self, root=root, files=self.files.set_column(0, FILES_SCHEMA.field(0), pa.array(paths)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +89,15 @@ class Index:
         object.__setattr__(self, "files", files)
         object.__setattr__(self, "units", Units(extents, self.unit_rows))
         object.__setattr__(self, "_first", files["first_row"].to_numpy())
+
+    @property
+    def root(self) -> str:
+        """Where the source was last; empty where nothing says so."""
+        return next((version.root for version in reversed(self.versions) if version.root), "")
+
+    def moved(self, root: str) -> "Index":
+        """The same with all files below another root."""
+        return Index(tuple(version.moved(root) for version in self.versions), self.unit_rows)
 
     @property
     def rows(self) -> int:
@@ -144,6 +164,8 @@ class _VersionHead:
     extent: tuple[Whole, Whole] | None
     attempt: Whole
     units: tuple[Whole, ...]
+    root: str = ""
+    """As `uri.near` keeps it; the paths of the table count from there."""
 
 
 def _overlapping(tables: Sequence[pa.Table], unit: Unit) -> list[str]:
@@ -168,6 +190,7 @@ def load(storage: Storage, unit_rows: int) -> Index:
             raise DatasetError(f"{storage.uri_of(name)}: expected {version_name(number)}; the index is damaged")
     try:
         index = Index(versions, unit_rows)
+        index = index.moved(index.root)
         for number in (number for version in versions for number in version.units):
             index.units[number]  # raises for a unit that does not exist
     except (ValueError, IndexError) as error:
@@ -183,12 +206,16 @@ def append(
     extent: Extent | None,
     attempt: int = 0,
     units: Sequence[int] = (),
+    root: str = "",
 ) -> Index:
     """Publish the next version. Exactly one of several writers succeeds; the others raise DatasetError."""
-    version = Version(len(index.versions), files.cast(FILES_SCHEMA), extent, attempt, tuple(units))
-    head = _VersionHead((extent.start, extent.stop) if extent else None, attempt, tuple(units))
+    version = Version(len(index.versions), files.cast(FILES_SCHEMA), extent, attempt, tuple(units), root)
+    kept = near(root, storage.uri) if root else ""
+    head = _VersionHead((extent.start, extent.stop) if extent else None, attempt, tuple(units), kept)
     sink = pa.BufferOutputStream()
-    table = version.files.replace_schema_metadata({_KEY: dump(head)})
+    below = [path.removeprefix(f"{root}/") if root else path for path in version.files["path"].to_pylist()]
+    table = version.files.set_column(0, FILES_SCHEMA.field(0), pa.array(below, pa.string()))
+    table = table.replace_schema_metadata({_KEY: dump(head)})
     pq.write_table(table, sink, compression="zstd", write_page_checksum=True)
     try:
         storage.create(version_name(version.number), sink.getvalue())
@@ -209,7 +236,11 @@ def _read_version(storage: Storage, name: str, number: int) -> Version:
         table = pq.ParquetFile(pa.BufferReader(storage.read(name)), page_checksum_verification=True).read()
         head = parse(_VersionHead, (table.schema.metadata or {})[_KEY])
         files = table.replace_schema_metadata(None).cast(FILES_SCHEMA)
-        return Version(number, files, Extent(*head.extent) if head.extent else None, head.attempt, head.units)
+        root = resolved(head.root, storage.uri)
+        if root:
+            paths = [join(root, path) for path in files["path"].to_pylist()]
+            files = files.set_column(0, FILES_SCHEMA.field(0), pa.array(paths, pa.string()))
+        return Version(number, files, Extent(*head.extent) if head.extent else None, head.attempt, head.units, root)
     except (KeyError, ValueError, pa.ArrowException, OSError) as error:
         raise _corrupt(storage, name, error) from error
 

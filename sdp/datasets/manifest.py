@@ -4,7 +4,7 @@ import hashlib
 import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
@@ -23,6 +23,7 @@ from sdp.datasets.records import BadRecord, Kind, Whole, dump, parse
 from sdp.datasets.units import PARTS, parse_part_name
 from sdp.errors import AlreadyExists, DatasetError, NotFound
 from sdp.storage import FileInfo, Storage
+from sdp.storage.uri import near, resolved
 
 MANIFEST = "_manifest.json"
 FORMAT = 1
@@ -135,7 +136,11 @@ def read_manifest(storage: Storage, path: str = MANIFEST) -> Manifest:
     data = read_json(storage, path)
     refuse_other_format(data, where)
     try:
-        return parse(Manifest, data)
+        manifest = parse(Manifest, data)
+        if manifest.input and manifest.input.get("uri"):
+            placed = {**manifest.input, "uri": resolved(manifest.input["uri"], storage.uri)}
+            manifest = replace(manifest, input=placed)
+        return manifest
     except BadRecord as error:
         raise DatasetError(f"{where}: not a manifest ({error}); run the job again to rewrite it") from error
 
@@ -277,10 +282,10 @@ def finish(
         schema=_schema(storage, parts),
         config=dict(config or {}),
         models=dict(models or {}),
-        input=dict(input) if input is not None else None,
+        input=_kept(input, storage.uri),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
     )
-    if newest is not None and _content(newest) == _content(draft):
+    if newest is not None and _content(replace(newest, input=_kept(newest.input, storage.uri))) == _content(draft):
         storage.publish(MANIFEST, storage.read(versions[-1]))
         return open_dataset(storage)
     storage.publish(draft.files, listing.getvalue())
@@ -299,6 +304,13 @@ def _readable(storage: Storage, path: str) -> Manifest | None:
     except DatasetError as error:
         log.warning("%s", error)
         return None
+
+
+def _kept(made_from: Mapping[str, Any] | None, folder: str) -> dict[str, Any] | None:
+    """Return the input with an address that still holds when both are moved together."""
+    if not made_from or not made_from.get("uri"):
+        return None if made_from is None else dict(made_from)
+    return {**made_from, "uri": near(made_from["uri"], folder)}
 
 
 def _content(manifest: Manifest) -> tuple[object, ...]:

@@ -132,8 +132,11 @@ def _refuse_another(storage: Storage, stored: Head, wanted: Head) -> None:
         raise DatasetError(
             f"output.uri: {storage.uri} holds a dataset of {stored.kind}, not of {wanted.kind}; choose another folder"
         )
-    before, now = ({"unit_rows": head.unit_rows, **head.identity} for head in (stored, parse(Head, dump(wanted))))
-    differing = sorted(path for path in before.keys() | now.keys() if before.get(path) != now.get(path))
+    before, now = (
+        {"unit_rows": head.unit_rows, "derived": head.derived, **head.identity}
+        for head in (stored, parse(Head, dump(wanted)))
+    )
+    differing = sorted(path for path in now if before.get(path) != now[path])
     if differing:
         what = "; ".join(f"{path} was {before.get(path)!r} and is {now.get(path)!r} now" for path in differing)
         raise DatasetError(

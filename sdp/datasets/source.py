@@ -15,6 +15,7 @@ from sdp.datasets.output import Output
 from sdp.datasets.units import Extent
 from sdp.errors import DatasetError, one_line
 from sdp.storage import SourceFile, StorageOptions, open_source
+from sdp.storage.moved import root_of, unchanged, with_sample
 
 Progress = Callable[[int, int], None]
 """A function that is called with (files counted, files listed)."""
@@ -30,6 +31,7 @@ def freeze_source(
     files: Sequence[SourceFile],
     columns: Sequence[str],
     *,
+    uri: str = "",
     limit: int | None = None,
     options: StorageOptions | None = None,
     progress: Progress | None = None,
@@ -37,13 +39,14 @@ def freeze_source(
 ) -> Output:
     """Give addresses to the rows of Parquet files: to the first `limit` of them, or to every one.
 
-    Rows keep their addresses. Files that are new since the last run are appended; a changed file is refused. Without
-    `publish` nothing is written, and `publish_plan` can write the result later.
+    Rows keep their addresses. Files that are new since the last run are appended; a changed file is refused. The source
+    may have moved to another `uri`, with all its files. Without `publish` nothing is written, and `publish_plan` can
+    write the result later.
     """
     if not files:
         raise DatasetError("source.uri: no Parquet files; check the address")
-    index = output.index
-    fresh = _new_files(index, files)
+    index, root = _moved(output.index, files, uri)
+    fresh = _new_files(index, files, options)
     rows, listed, kinds = index.listed_rows, [], dict[str, tuple[str, str]]()
     for start in range(0, len(fresh), _GROUP):  # in groups, so that a small limit opens few files
         if limit is not None and rows >= limit:
@@ -52,7 +55,7 @@ def freeze_source(
         for file, footer in zip(group, ordered_map(lambda f: _footer(f, columns, options), group), strict=True):
             count = footer.num_rows
             _refuse_other_types(file, footer, columns, kinds)
-            listed.append((file.uri, file.size, file.etag, rows, count, count, 0))
+            listed.append((file.uri, file.size, with_sample(file, options).etag, rows, count, count, 0))
             rows += count
             if progress:
                 progress(len(listed), len(fresh))
@@ -61,11 +64,12 @@ def freeze_source(
     if rows == 0:
         raise DatasetError(f"source.uri: {len(files)} Parquet files without any row; check the address")
     extent, table = _next_extent(index, rows, limit), files_table(listed)
+    moved, output = index is not output.index, output.with_index(index)
     if publish:
-        return _append(output, table, extent)
-    if extent is None and not table.num_rows:
+        return _append(output, table, extent, root, moved=moved)
+    if extent is None and not table.num_rows and not moved:
         return output
-    planned = index_files.Version(len(index.versions), table, extent)
+    planned = index_files.Version(len(index.versions), table, extent, root=root)
     return output.with_index(Index((*index.versions, planned), index.unit_rows))
 
 
@@ -73,15 +77,17 @@ def freeze_files(
     output: Output,
     files: Sequence[SourceFile],
     *,
+    uri: str = "",
     limit: int | None = None,
+    options: StorageOptions | None = None,
     count: Callable[[str], int] | None = None,
 ) -> Output:
     """Give an address to each file, such as a picture, or to each of the rows that `count` counts in it.
 
     As with Parquet files, rows keep their addresses, new files are appended, and a changed file is refused.
     """
-    index = output.index
-    fresh = _new_files(index, files)
+    index, root = _moved(output.index, files, uri)
+    fresh = list(ordered_map(lambda file: with_sample(file, options), _new_files(index, files, options)))
     counts = list(ordered_map(lambda file: count(file.uri), fresh)) if count else [1] * len(fresh)
     stops = list(accumulate(counts, initial=index.listed_rows))
     if not stops[-1]:
@@ -90,13 +96,15 @@ def freeze_files(
         (file.uri, file.size, file.etag, stop - rows, rows, rows, 0)
         for file, rows, stop in zip(fresh, counts, stops[1:], strict=True)
     )
-    return _append(output, table, _next_extent(index, stops[-1], limit))
+    moved, extent = index is not output.index, _next_extent(index, stops[-1], limit)
+    return _append(output.with_index(index), table, extent, root, moved=moved)
 
 
 def publish_plan(output: Output, planned: Output) -> Output:
     """Write the index versions that `planned` has and the output lacks."""
     for version in planned.index.versions[len(output.index.versions) :]:
-        output = _append(output, version.files, version.extent)
+        moved = output.with_index(output.index.moved(version.root))
+        output = _append(moved, version.files, version.extent, version.root, moved=True)
     return output
 
 
@@ -111,7 +119,11 @@ def freeze_upstream(output: Output, upstream: Dataset, *, limit: int | None = No
         (p["path"], p["size"], p["etag"], p["start"], p["stop"] - p["start"], p["written"], p["attempt"])
         for p in parts.select(["path", "size", "etag", "start", "stop", "written", "attempt"]).to_pylist()
     ).sort_by([("attempt", "ascending"), ("first_row", "ascending")])
-    known = _known_files(index, _versions_of(table))
+    known = _known(index)
+    for path, now in _versions_of(table).items():
+        before = known.get(path, now)
+        if before[0] != now[0] or (before[1] != now[1] and None not in (before[1], now[1])):
+            raise _changed(f"{upstream.storage.uri}/{path}", before, now)
     fresh = table.filter(pc.invert(pc.is_in(table["path"], pa.array(list(known), pa.string()))))
 
     rescued = fresh.filter((pc.field("attempt") > 0) & (pc.field("first_row") < index.rows) & (pc.field("written") > 0))
@@ -145,10 +157,10 @@ def _append_attempt(output: Output, files: pa.Table, units: Sequence[int]) -> Ou
     return output.with_index(index)
 
 
-def _append(output: Output, files: pa.Table, extent: Extent | None) -> Output:
-    if extent is None and not files.num_rows:
+def _append(output: Output, files: pa.Table, extent: Extent | None, root: str = "", *, moved: bool = False) -> Output:
+    if extent is None and not files.num_rows and not moved:
         return output
-    return output.with_index(index_files.append(output.storage, output.index, files=files, extent=extent))
+    return output.with_index(index_files.append(output.storage, output.index, files=files, extent=extent, root=root))
 
 
 def _next_extent(index: Index, available: int, limit: int | None) -> Extent | None:
@@ -156,26 +168,42 @@ def _next_extent(index: Index, available: int, limit: int | None) -> Extent | No
     return Extent(index.rows, stop) if stop > index.rows else None
 
 
-def _new_files(index: Index, files: Sequence[SourceFile]) -> list[SourceFile]:
+def _new_files(index: Index, files: Sequence[SourceFile], options: StorageOptions | None) -> list[SourceFile]:
     """Return the files that the index does not list yet, by URI; refuse a listed one that has changed."""
-    known = _known_files(index, {file.uri: (file.size, file.etag) for file in files})
+    known = _known(index)
+    for file in files:
+        if (before := known.get(file.uri)) is not None and not unchanged(file, *before, options):
+            raise _changed(file.uri, before, (file.size, file.etag))
     return sorted((file for file in files if file.uri not in known), key=lambda file: file.uri)
 
 
-def _known_files(index: Index, listed: _FileVersions) -> _FileVersions:
-    """Return the files in the index; refuse one that the listing shows changed."""
-    known: dict[str, tuple[int, str | None]] = {}
-    for version in index.versions:
-        known.update(_versions_of(version.files))
-    for path, (size, etag) in listed.items():
-        before = known.get(path)
-        if before is None or (size == before[0] and (etag == before[1] or None in (etag, before[1]))):
-            continue
+def _known(index: Index) -> _FileVersions:
+    """Return the files in the index."""
+    return {path: now for version in index.versions for path, now in _versions_of(version.files).items()}
+
+
+def _changed(uri: str, before: tuple[int, str | None], now: tuple[int, str | None]) -> DatasetError:
+    return DatasetError(
+        f"source.uri: {uri} has changed since its rows got their addresses (from {before[0]} bytes, etag "
+        f"{before[1]}, to {now[0]} bytes, etag {now[1]}); put it back, or choose a new output.uri"
+    )
+
+
+def _moved(index: Index, files: Sequence[SourceFile], uri: str) -> tuple[Index, str]:
+    """Return the index with its files where the source is now, and the root from which their names count.
+
+    A moved source must have every file that has addresses; else it is another source, and refused.
+    """
+    root = root_of(uri, files) if uri else ""
+    if not root or index.root in ("", root):
+        return index, root
+    moved = index.moved(root)
+    if missing := sorted(_known(moved).keys() - {file.uri for file in files}):
         raise DatasetError(
-            f"source.uri: {path} has changed since its rows got their addresses (from {before[0]} bytes, etag "
-            f"{before[1]}, to {size} bytes, etag {etag}); put it back, or choose a new output.uri"
+            f"source.uri: {uri} is another source than this output was begun with, which was at {index.root} "
+            f"({missing[0]} is not there); set it back, or begin a new output.uri"
         )
-    return known
+    return moved, root
 
 
 def _versions_of(files: pa.Table) -> _FileVersions:

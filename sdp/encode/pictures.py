@@ -50,11 +50,12 @@ class Pictures:
         if self.dataset is not None:
             return freeze_upstream(output, self.dataset, limit=limit)
         if self.kind == "pictures":
-            return freeze_files(output, self.files, limit=limit)
+            return freeze_files(output, self.files, uri=self.uri, limit=limit, options=options)
         if self.kind == "tars":
-            return freeze_files(output, self.files, limit=limit, count=partial(count_samples, options=options))
+            count = partial(count_samples, options=options)
+            return freeze_files(output, self.files, uri=self.uri, limit=limit, options=options, count=count)
         columns = [self.columns.image] + [self.columns.caption] * self.captioned
-        return freeze_source(output, self.files, columns, limit=limit, options=options)
+        return freeze_source(output, self.files, columns, uri=self.uri, limit=limit, options=options)
 
     def planner(self, output: Output, piece_rows: int, options: StorageOptions) -> Planner:
         """Return the planner that cuts units into pieces."""

@@ -102,7 +102,7 @@ def _picture_set(
     output: Storage,
     config: EvaluateConfig,
 ) -> PictureSet:
-    identity: dict[str, Any] = {"source.uri": pictures.uri, "image_column": pictures.columns.image}
+    identity: dict[str, Any] = {"image_column": pictures.columns.image}
     if features is not None:
         identity |= identity_of(features, config)
     if clip is not None:

@@ -77,7 +77,7 @@ def _identity(config: GenerateConfig, model: GenerateModel) -> dict[str, Any]:
     """Return the keys that decide the pictures, with the checkpoint that the address stands for now."""
     return {
         **identity(config),
-        "checkpoint": model.uri,
+        "checkpoint": model.uri.rpartition("/")[2] if model.checkpoint else None,
         "checkpoint.digest": model.digest,
         "model.digest": model.base.sha256,
     }

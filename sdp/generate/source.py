@@ -59,14 +59,13 @@ def choose(config: GenerateConfig, begun: str | None = None) -> GenerateModel:
 
 def _begun_with(newest: Storage, config: GenerateConfig, begun: str | None, options: StorageOptions) -> Storage:
     """Return the checkpoint itself; for a run, the checkpoint that the output was begun with, if it still exists."""
-    run = newest.uri.rpartition("/checkpoints/")[0]
-    named = newest.uri == open_storage(config.checkpoint, options).uri
-    if begun is None or named or begun == newest.uri or not begun.startswith(f"{run}/checkpoints/"):
+    checkpoints, _, name = newest.uri.rpartition("/")
+    if begun in (None, name) or newest.uri == open_storage(config.checkpoint, options).uri:
         return newest
-    older = open_storage(begun, options)
+    older = open_storage(f"{checkpoints}/{begun}", options)
     if not older.exists(COMPLETE):
         raise UserError(
-            f"checkpoint: {config.output.uri} was begun with {begun}, which no longer exists; choose another "
+            f"checkpoint: {config.output.uri} was begun with {older.uri}, which no longer exists; choose another "
             f"output.uri for {newest.uri}"
         )
     return older

@@ -1,6 +1,7 @@
 """URIs: a scheme, a bucket or host, and a path."""
 
 import os.path
+import posixpath
 import re
 from dataclasses import dataclass
 from urllib.parse import unquote, urlsplit
@@ -89,6 +90,27 @@ def join(uri: str, *parts: str) -> str:
         return uri
     # A bare root, "/" or "s3://", keeps its slashes.
     return f"{uri}{below}" if uri.endswith("/") else f"{uri}/{below}"
+
+
+def near(uri: str, folder: str) -> str:
+    """A URI as it is kept in a file of a folder: relative (`../images`) where the two lie close together.
+
+    What is moved or copied together then still finds its neighbours; `resolved` undoes it.
+    """
+    there, here = parse(uri), parse(folder)
+    if there.scheme not in WRITABLE or (there.scheme, there.bucket) != (here.scheme, here.bucket):
+        return uri
+    path = posixpath.relpath(f"/{there.path.lstrip('/')}", f"/{here.path.lstrip('/')}")
+    return path if re.fullmatch(r"(\.\./){1,2}(?!\.\.(/|$)).+", path) else there.uri
+
+
+def resolved(uri: str, folder: str) -> str:
+    """The URI that was kept in a file of a folder."""
+    if not uri.startswith("../"):
+        return uri
+    here = parse(folder)
+    path = posixpath.normpath(f"/{here.path.lstrip('/')}/{uri}")
+    return Location(here.scheme, here.bucket, path if here.scheme == "file" else path.lstrip("/")).uri
 
 
 def shown(uri: str) -> str:

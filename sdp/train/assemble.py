@@ -14,7 +14,7 @@ from sdp.device import enter
 from sdp.encode.work import embed_empty
 from sdp.errors import UserError, one_line
 from sdp.model import load
-from sdp.model.checkpoints import find_checkpoint
+from sdp.model.checkpoints import find_checkpoint, read_marker
 from sdp.model.family import encode_text
 from sdp.model.schedule import from_alphas_cumprod
 from sdp.model.sources import LocalModel, resolve
@@ -63,6 +63,7 @@ def assemble(
     torch.backends.cudnn.benchmark = True  # shapes are constant: the fastest convolution is looked for once
     options = config.storage.options()
     model = resolve(config.model.source, storage=options)
+    _refuse_another_model(RunFolder(open_storage(config.output.uri, options)), model)
     facts: dict[str, Any] = {"model": {"source": str(model.source), "digest": model.digest}}
     empty = None
     if reader is None:
@@ -100,6 +101,17 @@ def assemble(
             f"strategy.kind: {world.device} has no memory for the model and its optimizer ({one_line(error, 200)}); "
             "take a larger GPU (scaling.accelerator), or share the model by fsdp among more workers"
         ) from error
+
+
+def _refuse_another_model(run: RunFolder, model: LocalModel) -> None:
+    """Refuse to continue a run with another text encoder or VAE; the same one may have moved."""
+    step = run.latest()
+    was = read_marker(run.checkpoint(step)).get("model", {}).get("digest") if step is not None else None
+    if was not in (None, model.digest):
+        raise UserError(
+            f"model.source: {model.source} is another model than the run was begun with (it was {was[:12]}…, now "
+            f"{model.digest[:12]}…); set it back, or choose another output.uri"
+        )
 
 
 def make_reader(

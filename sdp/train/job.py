@@ -18,6 +18,7 @@ from sdp.errors import ConfigError, Problem
 from sdp.lease import Lease
 from sdp.plan.prices import load_prices
 from sdp.storage import is_read_only, open_storage
+from sdp.storage.uri import near
 from sdp.telemetry.registry import forget, serve
 from sdp.train.callbacks.base import Callback, StepReport
 from sdp.train.callbacks.telemetry import EmitMetrics
@@ -84,7 +85,7 @@ def _run(config: TrainConfig, *, dry_run: bool, begun: bool) -> TrainSummary:
     """Run one phase."""
     plan = make_plan(config, begun=begun)
     folder = RunFolder(open_storage(config.output.uri, config.storage.options()))
-    head = {"datasets": uris_of(config), "identity": identity(config)}
+    head = {"datasets": [near(uri, config.output.uri) for uri in uris_of(config)], "identity": identity(config)}
     folder.refuse_another(head)
     for line in plan.lines():
         say(line)

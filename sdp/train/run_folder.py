@@ -74,11 +74,17 @@ class RunFolder:
     storage: Storage
 
     def claim(self, head: Mapping[str, Any]) -> None:
-        """Say what the run is, or find that it has been begun with the same; another one is refused."""
+        """Say what the run is, or find that it has been begun with the same; another one is refused.
+
+        Datasets that have moved are named at their new place from now on.
+        """
         try:
             self.storage.create(RUN, json_line(_head(head), indent=1))
         except AlreadyExists:
             self.refuse_another(head)
+            there = read_json(self.storage, RUN)
+            if there.get("datasets") != head.get("datasets"):
+                self.storage.publish(RUN, json_line({**there, "datasets": head.get("datasets")}, indent=1))
 
     def refuse_another(self, head: Mapping[str, Any]) -> None:
         """The same without saying anything: refuse a run that has been begun with something else."""
@@ -88,6 +94,8 @@ class RunFolder:
             return
         now = json.loads(json_line(_head(head)))
         was_identity, identity = there.pop("identity", {}), now.pop("identity", {})
+        for each in (there, now):  # they may have moved; `open_pinned` compares what they hold
+            each.pop("datasets", None)
         if not isinstance(was_identity, dict):
             raise DatasetError(
                 f"{self.storage.uri_of(RUN)}: identity: expected a mapping, got {was_identity!r:.60}; restore it from "

@@ -1,17 +1,22 @@
 """The command line: what is printed, what is refused, and with which exit code."""
 
 import json
+import logging
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from importlib import metadata
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-from sdp import __version__
-from sdp.cli import COMMANDS, JOBS, LOOK, Command, _job_command, main
+from sdp import __version__, console
+from sdp.cli import COMMANDS, JOBS, main
+from sdp.cli.command import LOOK, Command
+from sdp.cli.jobs import job_command
+from sdp.config import load
 from sdp.errors import SdpError, UserError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -54,9 +59,121 @@ def test_no_command_at_all_is_a_usage_error_that_shows_the_help(capsys: pytest.C
     assert "usage: sdp COMMAND" in err
 
 
-def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_version_is_the_packages_with_those_that_it_stands_on(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
-    assert capsys.readouterr().out == f"sdp {__version__}\n"
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"sdp {__version__}"
+    assert lines[1].startswith(f"python {sys.version_info.major}.{sys.version_info.minor}.")
+    named = dict(line.split(" ", 1) for line in lines[2:])
+    assert list(named) == ["torch", "ray", "diffusers", "transformers", "pyarrow"]
+    assert named["pyarrow"] == metadata.version("pyarrow")
+
+
+def test_this_machine_can_be_described_without_a_cluster(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho 'NVIDIA A10G, 23028 MiB, 580.65.06'\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("KUBECONFIG", "/no/such/file")
+    assert main(["doctor", "--local", "--json"]) == 0
+    named = dict(json.loads(capsys.readouterr().out))
+    assert named["sdp"] == __version__
+    assert named["GPU"] == "NVIDIA A10G, 23028 MiB, 580.65.06"
+    assert named["disk"].startswith(f"{Path.cwd()}: ")
+    assert {"torch", "CPUs", "memory", "home"} <= set(named)
+
+
+def completions(line: str, tmp_path: Path) -> list[str]:
+    """What bash is offered at the end of a line, by the protocol of argcomplete."""
+    environment = {
+        **os.environ,
+        "_ARGCOMPLETE": "1",
+        "_ARGCOMPLETE_IFS": "\n",
+        "_ARGCOMPLETE_STDOUT_FILENAME": str(tmp_path / "out"),
+        "_ARGCOMPLETE_COMP_WORDBREAKS": " \t\n\"'><=;|&(:",
+        "COMP_LINE": line,
+        "COMP_POINT": str(len(line)),
+        "COMP_TYPE": "9",
+    }
+    (tmp_path / "out").touch()
+    command = [sys.executable, "-m", "sdp"]
+    subprocess.run(command, cwd=ROOT, env=environment, timeout=60, check=True)
+    return [word.strip() for word in (tmp_path / "out").read_text().split("\n")]
+
+
+def test_shells_complete_commands_options_and_the_keys_of_settings(tmp_path: Path) -> None:
+    assert completions("sdp config s", tmp_path) == ["show", "schema"]
+    assert "--dry-run" in completions("sdp train --", tmp_path)
+    assert completions("sdp train --set optimizer.lea", tmp_path) == ["optimizer.learning_rate="]
+    assert completions("sdp submit train-online --set data.mode=", tmp_path) == ["offline", "online", "collocated"]
+    assert completions("sdp config show download --set image.ti", tmp_path) == ["image.tiff=true", "image.tiff=false"]
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_code_for_a_shell_is_printed(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["completion", shell]) == 0
+    assert "_ARGCOMPLETE" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("store", ["", "s3://bucket/mine"])
+def test_init_writes_files_that_the_jobs_take_and_overwrites_none(
+    store: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "my data"
+    assert main(["init", str(folder), *(["--store", store] if store else [])]) == 0
+    for job in ("download", "process", "train", "generate", "evaluate"):
+        file = folder / f"{job}.yaml"
+        config = load(job, str(file))
+        assert config.output.uri.startswith(store or str(folder))
+        assert len([line for line in file.read_text().splitlines() if not line.strip().startswith("#")]) < 50
+    assert main(["init", str(folder)]) == 2
+    assert "download.yaml is there already; choose another folder" in capsys.readouterr().err
+
+
+def test_pictures_of_ones_own_are_processed_without_a_download(tmp_path: Path) -> None:
+    assert main(["init", str(tmp_path / "my"), "--pictures", "./cats", "--caption", "a cat: {sleeping}"]) == 0
+    assert not (tmp_path / "my/download.yaml").exists()
+    source = load("process", str(tmp_path / "my/process.yaml")).source
+    assert (source.uri, source.caption) == ("./cats", "a cat: {sleeping}")
+
+
+def test_config_show_can_be_short(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "show", "train", "--changed", "--set", "data.batch_size=12", "--set", "seed=0"]) == 0
+    assert capsys.readouterr().out == "data:\n  batch_size: 12\n"
+    assert main(["config", "show", "train", "--minimal", "--set", "seed=7"]) == 0
+    shown = capsys.readouterr().out
+    assert "  uri:  # REQUIRED" in shown
+    assert "\nseed: 7\n" in shown
+    assert "max_steps:" in shown
+    assert "watchdog_s" not in shown
+    assert 20 < len(shown.splitlines()) < 100
+
+
+@pytest.fixture
+def logging_as_before() -> Iterator[None]:
+    """What a command line sets for its process is taken back."""
+    before = logging.getLogger().handlers[:]
+    yield
+    console.configure()
+    logging.getLogger().handlers[:] = before
+
+
+@pytest.mark.usefixtures("logging_as_before")
+def test_quiet_leaves_errors_and_results_alone_and_json_is_an_object_a_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["init", str(tmp_path / "a"), "--quiet"]) == 0
+    assert capsys.readouterr() == ("", "")
+    assert main(["config", "show", "train", "--quiet", "--set", "limit=0"]) == 2
+    assert "limit: expected" in capsys.readouterr().err
+    assert main(["config", "show", "train", "--log-format", "json", "--set", "limit=0"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    told = json.loads(line)
+    assert (told["level"], told["logger"]) == ("error", "sdp")
+    assert told["message"].startswith("limit: expected a whole number")
+    assert main(["train", "--quiet", "--verbose"]) == 2
+    assert "not allowed with" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -198,7 +315,7 @@ def test_python_m_sdp_is_sdp() -> None:
     done = sdp("conifg")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "sdp: expected a command, got the unknown command 'conifg'; did you mean sdp config?\n"
-    assert sdp("--version").stdout == f"sdp {__version__}\n"
+    assert sdp("--version").stdout.startswith(f"sdp {__version__}\n")
 
 
 def loaded_by(code: str) -> set[str]:
@@ -238,7 +355,7 @@ def fake_job(monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
 
 def test_a_job_gets_its_configuration_and_its_flags(fake_job: dict[str, object], tmp_path: Path) -> None:
     (tmp_path / "d.yaml").write_text("source: {uri: in}\noutput: {uri: out}\n", encoding="utf-8")
-    commands = [_job_command("download", "Fetch.", only_failed="again")]
+    commands = [job_command("download", "Fetch.", only_failed="again")]
     arguments = ["download", "--config", str(tmp_path / "d.yaml"), "--set", "limit=5"]
     assert main(arguments, commands) == 0
     config = fake_job["config"]
@@ -251,7 +368,7 @@ def test_a_job_gets_its_configuration_and_its_flags(fake_job: dict[str, object],
 def test_a_job_is_not_begun_with_a_configuration_that_cannot_work(
     fake_job: dict[str, object], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["download", "--set", "source.uri=in"], [_job_command("download", "Fetch.")]) == 2
+    assert main(["download", "--set", "source.uri=in"], [job_command("download", "Fetch.")]) == 2
     assert fake_job == {}
     assert capsys.readouterr().err.startswith("sdp: output.uri: expected a URI, got nothing")
 
@@ -284,7 +401,7 @@ def test_what_a_job_imports_late_is_missed_in_the_same_words(
 
     job.run = run  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "sdp.download.job", job)
-    assert main(["download", *ENDS], [_job_command("download", "Fetch.")]) == 2
+    assert main(["download", *ENDS], [job_command("download", "Fetch.")]) == 2
     assert "expected an installation for workers, got one without torch" in capsys.readouterr().err
 
 
@@ -295,7 +412,7 @@ def test_a_job_on_a_laptops_installation_says_what_to_install(
         raise ModuleNotFoundError(f"No module named 'ray' (for {name})", name="ray.data")
 
     monkeypatch.setattr("importlib.import_module", without_ray)
-    assert main(["download", *ENDS], [_job_command("download", "Fetch.")]) == 2
+    assert main(["download", *ENDS], [job_command("download", "Fetch.")]) == 2
     err = capsys.readouterr().err
     assert err.startswith("sdp: sdp download: expected an installation for workers, got one without ray; ")
     assert "sdp[worker]" in err
@@ -309,4 +426,4 @@ def test_the_command_line_and_the_configuration_agree_on_what_jobs_there_are() -
 
 def test_a_job_that_is_there_has_a_command() -> None:
     there = {job for job in JOBS if (ROOT / "sdp" / job / "job.py").exists()}
-    assert there <= {command.name for command in COMMANDS}, "add its _job_command to COMMANDS in sdp/cli.py"
+    assert there <= {command.name for command in COMMANDS}, "add its job_command to COMMANDS in sdp/cli/table.py"

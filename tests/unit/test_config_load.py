@@ -251,7 +251,7 @@ def test_a_draft_forgives_what_is_missing_and_nothing_else() -> None:
 def test_the_identity_holds_what_decides_the_output_and_nothing_that_may_change_between_runs() -> None:
     config = load("download", None, [*ENDS, "image.size=256"])
     names = identity(config)
-    assert names["source.uri"] == "s3://bucket/in"
+    assert "source.uri" not in names  # a source may move: what it holds is compared
     assert names["image.size"] == 256
     assert not {"output.uri", "fetch.timeout_s", "concurrency", "storage.endpoint"} & set(names)
     faster = load("download", None, [*ENDS, "image.size=256", "fetch.connections=7", "concurrency=3"])

@@ -1,10 +1,13 @@
 """The progress line: as wide as the terminal, and never shown twice."""
 
 import io
+import json
+import logging
+import sys
 
 import pytest
 
-from sdp.console import Progress
+from sdp.console import Progress, configure, say
 from sdp.train.plan import summary_lines
 from sdp.train.state import TrainState
 
@@ -19,7 +22,7 @@ def shown(file: io.StringIO, *texts: str) -> str:
     with Progress("job", every_s=10, file=file, clock=lambda: float(next(seconds))) as progress:
         for text in texts:
             progress.update(text)
-    return file.getvalue()
+    return file.getvalue() if isinstance(file, io.StringIO) else ""
 
 
 def test_a_line_is_cut_to_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -31,6 +34,36 @@ def test_a_line_is_cut_to_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> 
 def test_the_last_line_is_shown_once() -> None:
     assert shown(io.StringIO(), "1 of 2", "2 of 2", "2 of 2") == "job: 1 of 2\njob: 2 of 2\n"
     assert shown(io.StringIO(), "1 of 1", "1 of 1") == "job: 1 of 1\n"
+
+
+def test_what_is_shown_is_chosen_in_one_place(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = logging.getLogger("sdp.some.part")
+    before = logging.getLogger().handlers[:]
+    try:
+        monkeypatch.setenv("SDP_LOG_FORMAT", "json")
+        configure()
+        log.warning("a file is damaged")
+        shown(sys.stderr, "1 of 2")  # type: ignore[arg-type] # a text stream
+        messages = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+        assert [(each["level"], each["message"]) for each in messages] == [
+            ("warning", "a file is damaged"),
+            ("info", "job: 1 of 2"),
+        ]
+        configure(quiet=True, log_format="text")
+        log.warning("a file is damaged")
+        assert shown(io.StringIO(), "1 of 2") == shown(Terminal(), "1 of 2") == ""
+        say("an error", level="error")
+        assert capsys.readouterr().err == "an error\n"
+        configure(verbose=True, log_format="text")
+        log.debug("a detail")
+        assert capsys.readouterr().err == "DEBUG sdp.some.part: a detail\n"
+    finally:
+        monkeypatch.delenv("SDP_LOG_FORMAT")
+        configure()
+        logging.getLogger().handlers[:] = before
+        logging.getLogger("sdp").setLevel(logging.NOTSET)
 
 
 def test_nobody_is_told_to_export_a_run_that_has_not_taken_a_step() -> None:

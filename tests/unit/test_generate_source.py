@@ -64,10 +64,11 @@ def test_a_run_means_its_newest_checkpoint_and_a_begun_output_keeps_the_one_it_w
     older, newer = make_checkpoint(run, model, 3), make_checkpoint(run, model, 5)
     for name in (run, run / "checkpoints", run / "checkpoints" / "latest"):
         assert choose(generate_config(tmp_path / "out", name)).uri == newer
-        assert choose(generate_config(tmp_path / "out", name), begun=older).uri == older
-    assert choose(generate_config(tmp_path / "out", newer), begun=older).uri == newer  # and the output refuses it
+        assert choose(generate_config(tmp_path / "out", name), begun=Path(older).name).uri == older
+    drawer = choose(generate_config(tmp_path / "out", newer), begun=Path(older).name)
+    assert drawer.uri == newer  # and the output refuses it
     (Path(older) / "complete.json").unlink()
-    assert f"was begun with {older}, which no longer exists" in refusal(run, begun=older)
+    assert f"was begun with {older}, which no longer exists" in refusal(run, begun=Path(older).name)
 
 
 def test_what_has_been_exported_draws_with_the_same_weights(model: Path, tmp_path: Path) -> None:

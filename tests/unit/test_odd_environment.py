@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from sdp.cli import LOOK, Command, main
+from sdp.cli import main
+from sdp.cli.command import LOOK, Command
 
 ROOT = Path(__file__).parents[2]
 NOBODY = """

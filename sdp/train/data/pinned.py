@@ -37,8 +37,11 @@ def open_pinned(
     """
     options = config.storage.options()
     run, storage = open_storage(config.output.uri, options), open_storage(uri, options)
-    if not newest and (noted := _noted(run, number)) is not None:
-        return _as_noted(noted, storage, kind)
+    noted = _noted(run, number)
+    if noted is not None and (not newest or noted.uri != storage.uri):  # elsewhere: moved, or another dataset
+        pinned = _as_noted(noted, storage, kind)
+        if not newest:
+            return pinned
     dataset = open_dataset(storage, kind)
     if write:
         pin = json.dumps(asdict(Pin.of(dataset)), indent=1).encode()
@@ -75,7 +78,7 @@ def _as_noted(pin: Pin, storage: Storage, kind: str) -> Dataset:
 
 def _another(pin: Pin, what: str) -> DatasetError:
     return DatasetError(
-        f"{pin.uri}: not the dataset that the epoch under way was begun with (version {pin.version}, {what}); restore "
+        f"{pin.uri}: not the dataset that this run was begun with (version {pin.version}, {what}); restore "
         "it, or choose another output.uri and begin from this run's weights by model.start_from"
     )
 

@@ -15,6 +15,8 @@ from sdp.config.train import ColumnsConfig
 from sdp.datasets.concurrently import ordered_map
 from sdp.errors import AlreadyExists, DatasetError, NotFound, one_line
 from sdp.storage import SourceFile, Storage, StorageOptions, list_source, open_source
+from sdp.storage.moved import root_of, unchanged, with_sample
+from sdp.storage.uri import join
 from sdp.train.data.latents import LatentsDataset, find_columns
 from sdp.train.data.order import Blocks
 
@@ -46,17 +48,19 @@ def freeze(run: Storage, number: int, uri: str, options: StorageOptions, *, writ
     """The run's list of the files of its `number`-th source; made if there is none yet, and then kept with `write`."""
     name = f"_source/{number:03d}.parquet"
     found = list_source(uri, options)
+    root = root_of(uri, found)
     try:
-        return _unchanged(_read(run, name), found, uri)
+        return _unchanged(_moved(_read(run, name), root), found, uri, options)
     except NotFound:
         table = _listed(found, options)
     if write:
         sink = pa.BufferOutputStream()
-        pq.write_table(table, sink)
+        below = [path.removeprefix(f"{root}/") if root else path for path in table["uri"].to_pylist()]
+        pq.write_table(table.set_column(0, _SCHEMA.field(0), pa.array(below, pa.string())), sink)
         try:
             run.create(name, sink.getvalue())
         except AlreadyExists:
-            return _unchanged(_read(run, name), found, uri)  # another worker was first
+            return _unchanged(_moved(_read(run, name), root), found, uri, options)  # another worker was first
     return table
 
 
@@ -85,21 +89,27 @@ def _listed(found: list[SourceFile], options: StorageOptions) -> pa.Table:
         return [footer.row_group(number).num_rows for number in range(footer.num_row_groups)]
 
     rows = [
-        {"uri": file.uri, "size": file.size, "etag": file.etag, "row_groups": counts}
+        {"uri": file.uri, "size": file.size, "etag": with_sample(file, options).etag, "row_groups": counts}
         for file, counts in zip(found, ordered_map(groups, found), strict=True)
     ]
     return pa.Table.from_pylist(rows, schema=_SCHEMA)
 
 
-def _unchanged(listing: pa.Table, found: list[SourceFile], uri: str) -> pa.Table:
-    there = {file.uri: (file.size, file.etag) for file in found}
+def _moved(listing: pa.Table, root: str) -> pa.Table:
+    """The list with the files where the source is now; it is kept with names that count from the source's folder."""
+    paths = [join(root, path) if root else path for path in listing["uri"].to_pylist()]
+    return listing.set_column(0, _SCHEMA.field(0), pa.array(paths, pa.string()))
+
+
+def _unchanged(listing: pa.Table, found: list[SourceFile], uri: str, options: StorageOptions) -> pa.Table:
+    there = {file.uri: file for file in found}
     for row in listing.select(["uri", "size", "etag"]).to_pylist():
-        was, now = (row["size"], row["etag"]), there.get(row["uri"])
-        if was != now:
-            became = f"{now[0]} bytes, etag {now[1]}" if now else "gone"
+        now = there.get(row["uri"])
+        if now is None or not unchanged(now, row["size"], row["etag"], options):
+            became = f"{now.size} bytes, etag {now.etag}" if now else "gone"
             raise DatasetError(
-                f"{row['uri']}: has changed since the run began ({was[0]} bytes, etag {was[1]}; now {became}); restore "
-                f"it, or choose another output.uri to begin anew with {uri} as it is"
+                f"{row['uri']}: has changed since the run began ({row['size']} bytes, etag {row['etag']}; now "
+                f"{became}); restore it, or choose another output.uri to begin anew with {uri} as it is"
             )
     return listing
 

@@ -1,0 +1,151 @@
+"""The command line: `main` runs one. No work is done here, and nothing heavy is imported before a command runs."""
+
+import errno
+import io
+import os
+import signal
+import sys
+from collections.abc import Sequence
+
+from sdp import console
+from sdp.cli.command import JOBS, Command, CommandParser, HelpPrinted, UsageError, nearest, say, unknown_argument
+from sdp.cli.table import COMMANDS
+from sdp.errors import SdpError, UserError
+
+__all__ = ["COMMANDS", "JOBS", "main"]
+
+
+def main(argv: Sequence[str] | None = None, commands: Sequence[Command] | None = None) -> int:
+    """Run one command line and return its exit code: 0, 1 (trying again may help) or 2 (it will not)."""
+    if argv is None:
+        prepare_process()
+        if "_ARGCOMPLETE" in os.environ:
+            from sdp.cli.completion import complete
+
+            complete(COMMANDS)
+    console.configure()
+    try:
+        code = _dispatch(sys.argv[1:] if argv is None else argv, COMMANDS if commands is None else commands)
+        sys.stdout.flush()
+    except SdpError as error:
+        for line in str(error).splitlines() or [type(error).__name__]:
+            say(line, "error")
+        return error.exit_code
+    except BrokenPipeError:
+        # Whoever read our output has seen enough. Python would complain once more while it exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except OSError as error:
+        where = f" for {error.filename}" if error.filename else ""
+        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS) and where:
+            say(
+                f"{error.filename}: {error.strerror}; change its permissions, or set HOME to a folder that is yours",
+                "error",
+            )
+            return UserError.exit_code
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        say(f"there is no space left{where} ({error.strerror}); make room, then run the same command again", "error")
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is buffered has no place to go
+        return UserError.exit_code
+    except KeyboardInterrupt as error:
+        number = signal.Signals[str(error) or "SIGINT"]
+        job = (sys.argv[1:] if argv is None else argv)[0] in JOBS
+        usual = "the same command continues where it stopped" if job else "run it again"
+        say(f"stopped by {number.name}; {'; '.join(getattr(error, '__notes__', [usual]))}", "error")
+        return 128 + number
+    return code
+
+
+def prepare_process() -> None:
+    """Make this process, and those that it starts, work under any locale and without a home or a user's name."""
+    if sys.getfilesystemencoding() != "utf-8" and os.environ.get("PYTHONUTF8") != "1":
+        os.environ["PYTHONUTF8"] = "1"  # read at start only
+        os.execv(sys.executable, sys.orig_argv)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    if os.path.expanduser("~") == "~":  # noqa: PTH111 - pathlib's raises
+        os.environ["HOME"] = "/nonexistent"  # Ray and PyTorch do not start without one
+    os.environ.setdefault("USER", str(os.getuid()))
+    for number in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _interrupt)
+
+
+def _interrupt(number: int, _: object) -> None:
+    """Raise KeyboardInterrupt with the signal's name; another Ctrl-C ends the process at once."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.signal(
+        signal.SIGTERM, signal.SIG_IGN
+    )  # `ray job stop` sends it to the supervisor, which hands it on, and to us
+    raise KeyboardInterrupt(signal.Signals(number).name)
+
+
+def _dispatch(argv: Sequence[str], commands: Sequence[Command]) -> int:
+    words = list(argv)
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(_help(commands), file=sys.stdout if words else sys.stderr)
+        return 0 if words else UsageError.exit_code
+    if words[0] == "--version":
+        from sdp.cli.machine import versions
+
+        print("\n".join(versions()))
+        return 0
+    command, rest = _find(words, commands)
+    if command is None:
+        print(_group_help(words[0], commands))
+        return 0
+    parser = CommandParser(command)
+    command.arguments(parser)
+    try:
+        arguments, unknown = parser.parse_known_args(rest)
+    except HelpPrinted:
+        return 0
+    if unknown:
+        raise UsageError(unknown_argument(unknown[0], parser, command))
+    console.configure(quiet=arguments.quiet, verbose=arguments.verbose, log_format=arguments.log_format)
+    return command.run(arguments) or 0
+
+
+def _find(words: list[str], commands: Sequence[Command]) -> tuple[Command | None, list[str]]:
+    """The command that a line begins with, and the rest of the line; no command where a group's help is asked for."""
+    for command in commands:
+        name = command.name.split()
+        if words[: len(name)] == name:
+            return command, words[len(name) :]
+    first = words[0]
+    seconds = [command.name.split()[1] for command in commands if command.name.startswith(f"{first} ")]
+    if seconds:
+        if len(words) > 1 and words[1] in ("-h", "--help"):
+            return None, []
+        got = repr(words[1]) if len(words) > 1 else "nothing"
+        near = nearest(words[1] if len(words) > 1 else "", seconds, f"sdp {first}", f"sdp {first} ")
+        raise UsageError(f"{first}: expected {' or '.join(seconds)}, got {got}; {near}")
+    names = list(dict.fromkeys(command.name.split()[0] for command in commands))
+    what = "option" if first.startswith("-") else "command"
+    near = nearest(first, ["--help", "--version"] if what == "option" else names, "sdp", "sdp ")
+    raise UsageError(f"expected a command, got the unknown {what} {first!r}; {near}")
+
+
+# --- help ------------------------------------------------------------------------------------------------------------
+
+
+def _help(commands: Sequence[Command]) -> str:
+    width = max(len(command.name) for command in commands) + 2
+    lines = ["sdp: pre-train Stable Diffusion on Ray and Kubernetes", "", "usage: sdp COMMAND [options]"]
+    for group in dict.fromkeys(command.group for command in commands):
+        lines += ["", f"{group}:"]
+        lines += [f"  {command.name:{width}}{command.summary}" for command in commands if command.group == group]
+    lines += ["", "Examples:"]
+    lines += [f"  sdp {command.example}" for command in commands if command.example]
+    lines += ["", "sdp COMMAND --help says more about a command; sdp --version prints the versions that matter."]
+    return "\n".join(lines)
+
+
+def _group_help(first: str, commands: Sequence[Command]) -> str:
+    inner = [command for command in commands if command.name.startswith(f"{first} ")]
+    width = max(len(command.name) for command in inner) + 2
+    return "\n".join(
+        [f"usage: sdp {first} COMMAND [options]", "", *(f"  {each.name:{width}}{each.summary}" for each in inner)]
+    )

@@ -1,0 +1,148 @@
+"""The commands that speak to a cluster."""
+
+import sys
+from typing import Any
+
+from sdp.cli.command import JOBS, Arguments, Parser, UsageError, say, set_argument
+from sdp.console import table
+from sdp.errors import UserError
+
+
+def _where(parser: Parser) -> None:
+    parser.add_argument("--namespace", metavar="NAME", help="of the cluster; else the context's")
+    parser.add_argument("--context", metavar="NAME", help="of KUBECONFIG; else its current one")
+
+
+def _api(given: Arguments) -> Any:
+    from sdp.kube.access import access
+    from sdp.kube.api import Api
+
+    return Api(access(given.context), given.namespace)
+
+
+def submit_arguments(parser: Parser) -> None:
+    parser.add_argument("job", metavar="JOB", help=f"{', '.join(JOBS)}, or one of these and -NAME (train-online)")
+    parser.add_argument("--config", metavar="FILE", help="the job's YAML, sent along; without one, the cluster's own")
+    set_argument(parser)
+    parser.add_argument("--cluster", metavar="NAME", help="the RayCluster; else `sdp`, or the only one there is")
+    parser.add_argument("--name", metavar="NAME", help="of the RayJob; else JOB and five letters")
+    _where(parser)
+    parser.add_argument("--no-follow", action="store_true", help="submit, and be done")
+    parser.add_argument("--dry-run", action="store_true", help="print the RayJob, for kubectl create, and do nothing")
+
+
+def run_submit(given: Arguments) -> int:
+    from sdp.kube.submit import Submission, dry_run, submit
+
+    submission = Submission(
+        job=given.job,
+        config=given.config,
+        overrides=given.set,
+        cluster=given.cluster,
+        name=given.name,
+        follow=not given.no_follow,
+    )
+    if given.dry_run:
+        sys.stdout.write(dry_run(submission, say))
+        return 0
+    return submit(_api(given), submission, say)
+
+
+def status_arguments(parser: Parser) -> None:
+    parser.add_argument("name", metavar="NAME", nargs="?", help="a RayJob or RayCluster; all of them without one")
+    parser.add_argument("--json", action="store_true", help="for programs")
+    _where(parser)
+
+
+def run_status(given: Arguments) -> None:
+    from sdp.kube.status import status
+
+    print(status(_api(given), given.name, as_json=given.json))
+
+
+def logs_arguments(parser: Parser) -> None:
+    parser.add_argument("name", metavar="NAME", help="the RayJob")
+    parser.add_argument("--follow", action="store_true", help="go on until the job has ended; its exit code is ours")
+    parser.add_argument("--lines", metavar="N", type=int, default=-1, help="the last N alone")
+    _where(parser)
+
+
+def run_logs(given: Arguments) -> int:
+    if given.lines != -1 and given.lines < 1:
+        raise UsageError(f"logs: --lines: expected 1 or more, got {given.lines}")
+    if given.follow and given.lines != -1:
+        raise UsageError(
+            "logs: --lines: expected without --follow, which begins at the first line; leave out one of them"
+        )
+    from sdp.kube.logs import logs
+
+    return logs(_api(given), given.name, say, following=given.follow, lines=given.lines)
+
+
+def stop_arguments(parser: Parser) -> None:
+    parser.add_argument("name", metavar="NAME", help="the RayJob")
+    parser.add_argument("--no-wait", action="store_true", help="tell it, and be done")
+    parser.add_argument("--delete", action="store_true", help="take the RayJob away, too, whether or not it answers")
+    _where(parser)
+
+
+def run_stop(given: Arguments) -> None:
+    from sdp.kube.stop import stop
+
+    stop(_api(given), given.name, say, wait=not given.no_wait, delete=given.delete)
+
+
+def doctor_arguments(parser: Parser) -> None:
+    parser.add_argument("--cluster", metavar="NAME", help="the RayCluster; else `sdp`, or the only one there is")
+    parser.add_argument("--manifest", metavar="FILE", help="what helm template wrote, before it is applied; - is stdin")
+    parser.add_argument(
+        "--all-reduce", metavar="GPU", help="measure between nodes of this accelerator, and nothing else"
+    )
+    parser.add_argument("--local", action="store_true", help="describe this machine instead, for a report of a bug")
+    parser.add_argument("--nodes", metavar="N", type=int, default=2, help="how many of them to take whole (2)")
+    parser.add_argument("--json", action="store_true", help="for programs")
+    _where(parser)
+
+
+def run_doctor(given: Arguments) -> int:
+    from pathlib import Path
+
+    if given.local:
+        return _describe_here(as_json=given.json)
+    from sdp.kube.doctor import all_reduce, as_json, examine, totals
+    from sdp.kube.site import Site, mounted_texts, read_manifests
+
+    if given.all_reduce:
+        return all_reduce(_api(given), given.all_reduce, given.nodes, given.cluster, sys.stdout.buffer, say)
+
+    rendered = []
+    if given.manifest:
+        try:
+            text = sys.stdin.read() if given.manifest == "-" else Path(given.manifest).read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(f"doctor: --manifest: {given.manifest}: cannot be read ({error})") from error
+        rendered = read_manifests(text, given.manifest)
+    site, why = None, ""
+    try:
+        site = Site(_api(given), given.cluster, rendered)
+    except UserError as error:
+        if not mounted_texts():
+            raise
+        why = str(error)
+    findings = []
+    for finding in examine(site, why):
+        findings.append(finding)
+        if not given.json:
+            print(finding, flush=True)
+    print(as_json(findings) if given.json else totals(findings))
+    return int(any(finding.state == "failed" for finding in findings))
+
+
+def _describe_here(*, as_json: bool) -> int:
+    import json
+
+    from sdp.cli.machine import describe
+
+    lines = list(describe())
+    print(json.dumps([list(line) for line in lines], indent=2) if as_json else table(lines))
+    return 0

@@ -1,0 +1,54 @@
+"""Completion in bash, zsh and fish: `sdp completion SHELL` prints what a shell needs, argcomplete does the rest."""
+
+import argparse
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any, Literal, get_args, get_origin
+
+from sdp.cli.command import JOBS, Arguments, Command
+
+SHELLS = ("bash", "zsh", "fish")
+
+
+def completion_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("shell", metavar="SHELL", choices=SHELLS, help=", ".join(SHELLS))
+
+
+def run_completion(given: Arguments) -> None:
+    from argcomplete.shell_integration import shellcode
+
+    print(shellcode(["sdp"], shell=given.shell))
+
+
+def complete(commands: Sequence[Command]) -> None:
+    """Answer the shell that asks what may stand at the cursor, and exit."""
+    import argcomplete
+
+    root = argparse.ArgumentParser("sdp")
+    groups = {"": root.add_subparsers()}
+    for command in commands:
+        group, _, name = command.name.rpartition(" ")
+        if group not in groups:
+            groups[group] = groups[""].add_parser(group).add_subparsers()
+        parser = groups[group].add_parser(name)
+        command.arguments(parser)
+        for action in parser._actions:
+            if action.dest == "set":
+                setattr(action, "completer", partial(_settings, command.name))  # noqa: B010 - argcomplete's attribute
+    argcomplete.autocomplete(root)
+
+
+def _settings(command: str, parsed_args: Arguments, **_: Any) -> Iterator[str]:
+    """Yield KEY= for every key of the job that the line is about, and KEY=VALUE where a few words are all it takes."""
+    from sdp.config import JOBS as MODELS
+    from sdp.config import keys
+    from sdp.config.phrases import union_members, unwrap
+
+    job = str(getattr(parsed_args, "job", command)).partition("-")[0]
+    for key in keys(MODELS[job]) if job in JOBS else ():
+        words = []
+        annotation = unwrap(key.field.annotation)[0]
+        for member in union_members(annotation) or [annotation]:
+            words += list(get_args(member)) if get_origin(member) is Literal else []
+            words += ["true", "false"] if member is bool else []
+        yield from [f"{key.path}={word}" for word in words] or [f"{key.path}="]

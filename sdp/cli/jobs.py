@@ -1,0 +1,35 @@
+"""The jobs' commands."""
+
+import signal
+
+from sdp.cli.command import PIPELINE, Arguments, Command, Parser, settings, without
+
+
+def job_command(name: str, summary: str, **flags: str) -> Command:
+    """Return the command that runs a job: sdp.NAME.job.run(config, dry_run=…, and each of `flags` by its name).
+
+    `flags` are the job's own switches with what they do: only_failed="fetch again what failed".
+    """
+
+    def arguments(parser: Parser) -> None:
+        settings(parser)
+        parser.add_argument("--dry-run", action="store_true", help="say what would be done, and do nothing")
+        for flag, what in flags.items():
+            parser.add_argument(f"--{flag.replace('_', '-')}", action="store_true", help=what)
+
+    def run(given: Arguments) -> None:
+        from importlib import import_module
+
+        from sdp.config import load
+
+        config = load(name, given.config, given.set)
+        try:
+            job = import_module(f"sdp.{name}.job")
+            result = job.run(config, dry_run=given.dry_run, **{flag: getattr(given, flag) for flag in flags})
+        except ModuleNotFoundError as error:
+            raise without(error, name) from error
+        asked, _, signal_name = str(getattr(result, "reason", "")).partition(": ")
+        if asked == "asked to stop" and signal_name in signal.Signals.__members__:
+            raise KeyboardInterrupt(signal_name)  # training ended in order, but before its end
+
+    return Command(name, PIPELINE, summary, arguments, run, f"{name} --config {name}.yaml --set limit=1000")

@@ -1,0 +1,354 @@
+"""The commands that look, before a job and after it, and export."""
+
+import sys
+from typing import Any
+
+from sdp.cli.command import Arguments, Parser, UsageError, job_argument, say, settings, without
+
+_PLANNED = ("train", "process", "download", "dreambooth")
+_PRESETS = ("seed-table-2", "seed-table-4")
+_HAVE = ("nothing", "images", "latents")
+
+
+def config_show(given: Arguments) -> None:
+    from sdp.config import changed, draft, dump_yaml
+    from sdp.config.start import matter
+
+    resolved, only = draft(given.job, given.config, given.set), None
+    if given.minimal or given.changed:
+        only = {*changed(type(resolved.config), resolved.config.model_dump(mode="json"))} - resolved.missing
+    if only is not None and given.minimal:
+        only |= matter(given.job) | resolved.missing
+    sys.stdout.write(dump_yaml(resolved.config, missing=resolved.missing, only=only, comments=not given.changed))
+    if resolved.missing:
+        say(f"still to be set: {', '.join(sorted(resolved.missing))}")
+
+
+def config_show_arguments(parser: Parser) -> None:
+    job_argument(parser)
+    settings(parser)
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--minimal", action="store_true", help="the keys that matter first, and those that are set")
+    which.add_argument("--changed", action="store_true", help="what differs from the defaults, without comments")
+
+
+def init_arguments(parser: Parser) -> None:
+    parser.add_argument("folder", metavar="FOLDER", help="where to write the YAML files, and on a laptop all the rest")
+    parser.add_argument("--store", metavar="URI", help="s3:// or gs://: begin on a cluster that keeps everything there")
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument("--urls", metavar="URI", help="Parquet with the columns url and caption (FOLDER/urls.parquet)")
+    source.add_argument("--pictures", metavar="URI", help="a folder of pictures, in place of URLs to download")
+    parser.add_argument("--caption", metavar="TEXT", help="what all pictures show, if no a.txt lies beside a.jpg")
+
+
+def run_init(given: Arguments) -> None:
+    from pathlib import Path
+
+    from sdp.config import draft, dump_yaml
+    from sdp.config.dump import scalar
+    from sdp.config.start import CLUSTER, LAPTOP
+
+    folder, store = Path(given.folder), (given.store or given.folder).rstrip("/")
+    places = {
+        "store": store,
+        "source": given.urls or f"{store}/urls.parquet",
+        "pictures": given.pictures or f"{store}/images",
+    }
+    texts = {}
+    for job, values in (CLUSTER if given.store else LAPTOP).items():
+        if job == "download" and given.pictures:
+            continue
+        values = {key: value.format(**places) if isinstance(value, str) else value for key, value in values.items()}
+        if job == "process" and given.caption:
+            values["source.caption"] = given.caption
+        config = draft(job, None, [f"{key}={scalar(value)}" for key, value in values.items()]).config
+        texts[folder / f"{job}.yaml"] = dump_yaml(config, only=values)
+    if there := [str(file) for file in texts if file.exists()]:
+        raise UsageError(f"init: FOLDER: {there[0]} is there already; choose another folder, or remove it")
+    folder.mkdir(parents=True, exist_ok=True)
+    for file, text in texts.items():
+        file.write_text(text, encoding="utf-8")
+        say(f"wrote {file}; edit it, then: sdp {'submit ' if given.store else ''}{file.stem} --config {file}")
+
+
+def config_schema(given: Arguments) -> None:
+    import json
+
+    from sdp.config import json_schema
+
+    print(json.dumps(json_schema(given.job), indent=2))
+
+
+def inspect_arguments(parser: Parser) -> None:
+    parser.add_argument(
+        "uri", metavar="URI", help="a dataset, a run, a checkpoint, an evaluation, or a folder of Parquet files"
+    )
+    parser.add_argument("--json", action="store_true", help="for programs")
+    parser.add_argument("--account", metavar="FILE", help="write each row's outcome to this Parquet file")
+    parser.add_argument("--verify", action="store_true", help="read every byte of every part")
+
+
+def run_inspect(given: Arguments) -> int:
+    import json
+    from pathlib import Path
+
+    if given.account and not Path(given.account).absolute().parent.is_dir():
+        raise UsageError(f"inspect: --account: expected a file in a folder that exists, got {given.account!r}")
+    from sdp.datasets.inspect import Description, with_problems, write_account
+    from sdp.report.inspect import describe, summary
+    from sdp.storage import open_storage
+
+    storage = open_storage(given.uri)
+    description = describe(storage, verify=given.verify)
+    for option in ("account", "verify"):
+        if getattr(given, option) and not isinstance(description, Description):
+            kind = {"run": "a training run", "evaluation": "an evaluation"}.get(description.kind, "a checkpoint")
+            raise UsageError(f"inspect: --{option}: expected a dataset, got {kind}; leave it out")
+    if given.account and isinstance(description, Description):
+        rows, problems = write_account(storage, Path(given.account))
+        description = with_problems(description, problems)
+        say(f"wrote the account of {rows:,} rows to {given.account}")
+    print(json.dumps(description.to_json(), indent=2, default=str) if given.json else summary(description))
+    return 1 if description.problems else 0
+
+
+def audit_arguments(parser: Parser) -> None:
+    parser.add_argument("uris", metavar="URI", nargs="+", help="datasets and training runs to search")
+    image = parser.add_mutually_exclusive_group(required=True)
+    image.add_argument("--row", metavar="N", type=int, help="the image at this address")
+    image.add_argument("--url", metavar="URL", help="the image that came from this URL")
+    image.add_argument("--sha256", metavar="HASH", help="the image with this content")
+    image.add_argument(
+        "--takedown", metavar="FILE", help="leave out, from now on, what this list names: `row N`, `url U`, `sha256 H`"
+    )
+    parser.add_argument("--json", action="store_true", help="for programs")
+
+
+def run_audit(given: Arguments) -> None:
+    if given.takedown:
+        _take_down(given)
+        return
+    import json
+    from dataclasses import asdict
+
+    from sdp.datasets.audit import audit, summary
+    from sdp.datasets.tombstones import Takedown
+
+    values = [Takedown(kind, value) for kind in ("url", "sha256") if (value := getattr(given, kind)) is not None]
+    value = values[0] if values else None
+    traces = audit(given.uris, row=given.row, value=value)
+    if given.json:
+        print(json.dumps([asdict(trace) for trace in traces], indent=2, default=str))
+        return
+    print("\n".join(map(summary, traces)))
+
+
+def _take_down(given: Arguments) -> None:
+    from pathlib import Path
+
+    from sdp.console import counted
+    from sdp.datasets import tombstones
+    from sdp.storage import open_storage
+
+    if len(given.uris) != 1:
+        raise UsageError(f"audit: --takedown: expected one dataset to keep the list beside, got {len(given.uris)}")
+    try:
+        text = Path(given.takedown).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"audit: --takedown: {given.takedown}: cannot be read ({error}); give a text file") from error
+    wanted = tombstones.parse_list(text, given.takedown)
+    if not wanted:
+        raise UsageError(f"audit: --takedown: {given.takedown}: names nothing; write one `url U` or the like a line")
+    added = tombstones.add(open_storage(given.uris[0]), wanted)
+    rows = sorted({row for some in added.rows.values() for row in some})
+    if given.json:
+        import json
+        from dataclasses import asdict
+
+        told = [asdict(takedown) for takedown in added.unmatched]
+        print(json.dumps({"recorded": len(added.recorded), "known": added.known, "rows": rows, "unmatched": told}))
+        return
+    known = f" ({added.known:,} more were there already)" if added.known else ""
+    say(f"{counted(len(added.recorded), 'takedown')} recorded{known}")
+    addresses = counted(len(rows), "address", "addresses")
+    say(f"they mean {addresses} here: every stage and epoch from now on leaves them out")
+    for takedown in added.unmatched[:20]:
+        say(f"not in this dataset, and left out if it comes: {takedown.kind} {takedown.value}")
+    if more := added.unmatched[20:]:
+        say(f"and {len(more):,} more that are not in this dataset")
+
+
+def report_arguments(parser: Parser) -> None:
+    parser.add_argument("uris", metavar="URI", nargs="+", help="datasets, training runs and evaluations")
+    parser.add_argument("--out", metavar="FILE", help="where to write it (NAME-report.html beside the first of them)")
+    parser.add_argument("--pictures", metavar="N", type=int, default=48, help="how many of each dataset to show (48)")
+    parser.add_argument("--title", metavar="TEXT", default="sdp report", help="what to call it")
+
+
+def run_report(given: Arguments) -> None:
+    from pathlib import Path
+
+    from sdp.console import counted
+    from sdp.report.write import write_report
+
+    if given.pictures < 0:
+        raise UsageError(f"report: --pictures: expected 0 or more, got {given.pictures}; 0 shows none")
+    out = Path(given.out) if given.out else None
+    file, count = write_report(given.uris, out, title=given.title, pictures=given.pictures)
+    say(f"wrote {file}: {counted(count, 'section')}; open it in a browser")
+
+
+def export_arguments(parser: Parser) -> None:
+    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="a checkpoint, or a run: its newest one")
+    parser.add_argument("out", metavar="OUT", help="the folder to write, empty or not there: local, s3:// or gs://")
+    parser.add_argument(
+        "--single-file", dest="form", action="store_const", const="single-file", default="folder",
+        help="write OUT as one .safetensors, as ComfyUI and AUTOMATIC1111 read it",
+    )  # fmt: skip
+    parser.add_argument(
+        "--lora", dest="form", action="store_const", const="lora",
+        help="write a run's LoRA alone to OUT, as diffusers' load_lora_weights reads it",
+    )  # fmt: skip
+    parser.add_argument("--raw", action="store_true", help="the weights themselves, not their moving average")
+    parser.add_argument(
+        "--dtype", metavar="DTYPE", choices=("fp32", "fp16"), default="fp32", help="fp32 (default) or fp16"
+    )
+
+
+def run_export(given: Arguments) -> None:
+    try:
+        from sdp.model.export import export
+
+        done = export(given.checkpoint, given.out, ema=not given.raw, dtype=given.dtype, form=given.form)
+    except ModuleNotFoundError as error:
+        raise without(error, "export") from error
+    weights = "averaged" if done.ema else "raw"
+    say(f"wrote step {done.step:,} of {done.checkpoint}, {weights} weights in {given.dtype}, to {done.uri}")
+    if done.drawing:
+        say(f"draw with it: {done.drawing}")
+
+
+def plan_arguments(parser: Parser) -> None:
+    parser.add_argument("job", metavar="JOB", nargs="?", choices=_PLANNED, default="train", help=", ".join(_PLANNED))
+    settings(parser)
+    parser.add_argument("--preset", metavar="NAME", choices=_PRESETS, help=f"a published table: {', '.join(_PRESETS)}")
+    parser.add_argument("--trainers", metavar="[Nx]TYPE", help="instances that train: 4xp4de.24xlarge")
+    parser.add_argument("--encoders", metavar="[Nx]TYPE", help="instances that encode: 40xg5.2xlarge")
+    parser.add_argument("--rows", metavar="N", type=int, help="images of the dataset; else limit, or all samples once")
+    parser.add_argument("--have", choices=_HAVE, default="images", help="what is in storage already (images)")
+    parser.add_argument("--terms", metavar="TERMS", default="on-demand", help="on-demand, reserved-1y or spot")
+    parser.add_argument("--prices", metavar="FILE", help="your prices, in the shape of sdp/plan/prices.yaml")
+    parser.add_argument("--run", metavar="URI", help="a run on such GPUs, whose measured speed counts")
+    parser.add_argument("--calibrate", action="store_true", help="measure the speed by a short run on the GPUs at hand")
+    parser.add_argument("--deadline", metavar="HOURS", type=float, help="name the cheapest plan that is done by then")
+    parser.add_argument(
+        "--memory", action="store_true", help="say whether it fits the GPU as well (a minute, needs torch)"
+    )
+    parser.add_argument("--page", metavar="FILE", help="write a page with pictures as well")
+    parser.add_argument("--values", metavar="FILE", help="write the worker groups as values of charts/sdp-cluster")
+    parser.add_argument("--egress", metavar="GB", type=float, help="gigabytes that leave the store's region")
+    parser.add_argument("--budget", metavar="MONEY", type=float, help="name the fastest plan that costs no more")
+    parser.add_argument("--json", action="store_true", help="for programs")
+
+
+def run_plan(given: Arguments) -> None:
+    import json
+
+    from sdp.plan import presets
+
+    if given.preset:
+        print(json.dumps(presets.preset_json(given.preset)) if given.json else presets.preset_text(given.preset))
+        return
+    from sdp.config import draft
+    from sdp.hardware import GPUS
+    from sdp.plan import make, show
+    from sdp.plan.memory import as_text, encoders
+    from sdp.plan.prices import load_prices
+
+    for option in ("rows", "deadline", "budget", "egress"):
+        if (value := getattr(given, option)) is not None and not 0 < value < 1e15:
+            raise UsageError(f"plan: --{option}: expected more than 0, got {value:g}")
+    prices = load_prices(given.prices)
+    options = make.Options(given.trainers, given.encoders, given.rows, given.terms, given.have, given.egress or 0.0)
+    config: Any = draft(given.job, given.config, given.set).config
+    if given.job == "dreambooth":
+        from sdp.dreambooth.job import training_of
+
+        config = training_of(config)
+    work = make.work_of(config, prices, options)
+    speeds = make.speeds_of(config, work, *_measured(given, config, work))
+    answer = show.answer(config, work, speeds, prices, deadline_h=given.deadline, budget=given.budget)
+    if given.values:
+        _write_values(given.values, show.values(config, work, answer.own))
+    if given.page:
+        from pathlib import Path
+
+        from sdp.report.plan import plan_section
+        from sdp.report.write import write_page
+
+        write_page("sdp plan", [plan_section(answer, work, speeds, prices)], Path(given.page))
+        say(f"wrote {given.page}; open it in a browser")
+    memories = _memories(config, work) if given.memory and work.trainer_gpus else []
+    encoding = list(encoders(config, GPUS[str(work.encoders.gpu)])) if given.memory and given.job != "download" else []
+    if given.json:
+        from dataclasses import asdict
+
+        rows = [each for some in memories for each in some]
+        memory = [asdict(each) | {"total": each.total, "largest_batch": each.largest_batch} for each in rows]
+        print(json.dumps(show.as_json(answer, prices) | {"memory": memory, "encoders": encoding}))
+        return
+    print(show.as_text(answer, prices))
+    for phase in memories:
+        print("\n".join(["", *as_text(phase)]))
+    print("\n".join(["", *encoding]) if encoding else "", end="\n" * bool(encoding))
+
+
+def _measured(given: Arguments, config: Any, work: Any) -> tuple[Any, str | None]:
+    """Return a trainer's measured speeds, and the GPU that they are of; None where nothing is measured."""
+    if given.run:
+        from sdp.storage import open_storage
+        from sdp.train.run_folder import measured_speeds
+
+        return measured_speeds(open_storage(given.run)), None
+    if not given.calibrate:
+        return None, None
+    if given.job != "train":
+        raise UsageError("plan: --calibrate: expected the job train; leave it out")
+    from sdp.config import load
+    from sdp.train.calibrate import calibrate, gpu_at_hand
+
+    gpu = gpu_at_hand(config, str(work.trainers.gpu))
+    return calibrate(load(given.job, given.config, given.set)), gpu
+
+
+def _write_values(file: str, values: Any) -> None:
+    from pathlib import Path
+
+    from sdp.kube.rayjob import as_yaml
+    from sdp.storage.named import written
+
+    head = "# Made by sdp plan: helm install sdp charts/sdp-cluster -f your-values.yaml -f this-file\n"
+    try:
+        with written(Path(file)) as sink:
+            sink.write((head + as_yaml(values)).encode())
+    except OSError as error:
+        raise UsageError(f"plan: --values: {file}: cannot be written ({error.strerror}); choose another") from error
+    say(f"wrote {file}")
+
+
+def _memories(config: Any, work: Any) -> list[list[Any]]:
+    try:
+        from dataclasses import replace
+
+        from sdp.hardware import GPUS
+        from sdp.plan.memory import Place, each_phase, estimate, estimates
+        from sdp.train.data.sources import embedded
+        from sdp.train.memory import activations
+
+        place = Place(GPUS[work.trainers.gpu], work.trainer_gpus, embedded(config), work.trainers.gpus)
+        return [
+            [estimate(phase, replace(place, measure=activations)), *estimates(phase, place)[1:]]
+            for phase in each_phase(config)
+        ]
+    except ModuleNotFoundError as error:
+        raise without(error, "plan --memory") from error

@@ -1,0 +1,71 @@
+"""This machine, for a report of a bug: versions, processors, memory, GPUs, disks. Nothing heavy is imported."""
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+
+from sdp import __version__
+from sdp.console import size
+
+_MATTER = ("torch", "ray", "diffusers", "transformers", "pyarrow")
+
+
+def versions() -> list[str]:
+    """Return sdp's version, and those of what it stands on."""
+    found = {}
+    lines = [f"sdp {__version__}", f"python {platform.python_version()} ({platform.system()} {platform.release()})"]
+    for name in _MATTER:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = "not installed"
+    return lines + [f"{name} {version}" for name, version in found.items()]
+
+
+def describe() -> Iterator[tuple[str, str]]:
+    """Yield what there is on this machine, a name and a sentence each."""
+    for line in versions():
+        name, _, version = line.partition(" ")
+        yield name, version
+    yield "CPUs", f"{len(os.sched_getaffinity(0)) if sys.platform == 'linux' else os.cpu_count()} to use"
+    yield "memory", _memory()
+    yield from _gpus()
+    for name, folder in (("disk", "."), ("temporary files", "/tmp"), ("home", str(Path("~").expanduser()))):
+        try:
+            usage = shutil.disk_usage(folder)
+        except OSError as error:
+            yield name, f"{folder}: {error.strerror}"
+            continue
+        writable = "" if os.access(folder, os.W_OK) else ", not writable"
+        yield name, f"{Path(folder).absolute()}: {size(usage.free)} free of {size(usage.total)}{writable}"
+
+
+def _memory() -> str:
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+    except OSError:
+        limit = "max"
+    bound = f", of which this container may use {size(int(limit))}" if limit.isdecimal() else ""
+    shared = f", {size(shutil.disk_usage('/dev/shm').total)} in /dev/shm" if Path("/dev/shm").is_dir() else ""
+    return f"{size(total)}{bound}{shared}"
+
+
+def _gpus() -> Iterator[tuple[str, str]]:
+    query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(query, capture_output=True, text=True, timeout=20, check=False)
+    except FileNotFoundError:
+        yield "GPU", "none that NVIDIA's driver shows (no nvidia-smi here)"
+        return
+    except subprocess.TimeoutExpired:
+        yield "GPU", "nvidia-smi does not answer"
+        return
+    lines = (done.stdout if done.returncode == 0 else done.stdout or done.stderr).strip().splitlines()
+    for line in lines or ["none"]:
+        yield "GPU", line.strip()

@@ -1,0 +1,25 @@
+"""`python -m sdp.demo.pictures FOLDER [N]`: captioned shapes as a folder of pictures, for who has none at hand."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from sdp.console import say
+from sdp.demo.shapes import encode, sample
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Write picture n as n.jpg (or .png, .webp) and its caption as n.txt."""
+    folder, count = Path(arguments[0]), int(arguments[1]) if len(arguments) > 1 else 200
+    folder.mkdir(parents=True, exist_ok=True)
+    for number in range(count):
+        shape = sample(number)
+        data, _, extension = encode(shape)
+        (folder / f"{number:04d}.{extension}").write_bytes(data)
+        (folder / f"{number:04d}.txt").write_text(shape.caption, encoding="utf-8")
+    say(f"{count} pictures with captions in {folder}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,71 @@
+"""The examples of the documentation, cut out of it and run as they stand."""
+
+import csv
+import os
+import re
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sdp.demo.server import serve
+from sdp.demo.shapes import sample
+
+DOCS = Path(__file__).parents[2] / "docs"
+_BLOCK = re.compile(r"<!-- tested: (\d+) s -->\n+```console\n(.*?)```", re.DOTALL)
+
+
+def examples(page: str) -> list[tuple[int, str]]:
+    """The marked blocks of a page: the seconds that they are to take on a laptop, and their commands."""
+    blocks = _BLOCK.findall((DOCS / page).read_text())
+    return [(int(s), "\n".join(re.findall(r"^\$ ((?:.*\\\n)*.*)", text, re.MULTILINE))) for s, text in blocks]
+
+
+def run(commands: str, folder: Path, seconds: int) -> str:
+    """Run commands one after another; what they print. They may take the processor time of two cores for so long."""
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run(
+        ["bash", "-ec", commands],
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=10 * seconds,
+        check=False,
+    )
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 2 * seconds
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("quickstart")
+
+
+def test_the_quick_start_ends_with_a_model_that_has_learned(folder: Path) -> None:
+    seconds, commands = examples("quickstart.md")[0]
+    told = run(commands, folder, seconds)
+    losses = [float(loss) for loss in re.findall(r"^train: step .* loss (\d\.\d+)", told, re.MULTILINE)]
+    assert losses[-1] < 0.8 * losses[0]
+    assert {"report.html", "model", "run", "pictures", "evaluation"} <= {
+        each.name for each in (folder / "my").iterdir()
+    }
+    for page in ("train.md", "evaluate.md"):  # their examples go on with what the quick start has made
+        for seconds, commands in examples(page):
+            run(commands, folder, seconds)
+
+
+def test_a_list_of_urls_is_downloaded(tmp_path: Path) -> None:
+    seconds, commands = examples("quickstart.md")[1]
+    with serve(30, ["127.0.0.1"], 0) as port, (tmp_path / "urls.csv").open("w") as file:
+        rows = [(f"http://127.0.0.1:{port}/{sample(n).path}", sample(n).caption) for n in range(30)]
+        csv.writer(file).writerows([("url", "caption"), *rows])
+        file.flush()
+        told = run(commands.replace("download.yaml", "download.yaml --set fetch.allow_private=true"), tmp_path, seconds)
+    assert re.search(r"^written +2\d", told, re.MULTILINE), told

@@ -1,0 +1,137 @@
+"""Datasets, their sources and runs that lie elsewhere than they did: what they hold counts, not where."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from sdp.config import identity, parse
+from sdp.datasets.manifest import finish, open_dataset
+from sdp.datasets.output import Head, Output, open_output, read_output
+from sdp.datasets.source import freeze_files, freeze_source, publish_plan
+from sdp.datasets.tombstones import lineage
+from sdp.errors import DatasetError
+from sdp.storage import list_source, open_storage
+from sdp.storage.uri import near, resolved
+from tests.kit import begin_latents, make_images, make_latents, write_images_part, write_source
+
+
+def frozen(images: Path, source: Path, *, publish: bool = True) -> Output:
+    """What a download of this source into this folder begins with."""
+    output = open_output(open_storage(str(images)), Head("images", 10, False, {"image.size": 256}))
+    files = list_source(str(source))
+    return freeze_source(output, files, ["URL", "TEXT"], uri=str(source), publish=publish)
+
+
+def download(images: Path, source: Path) -> None:
+    output = frozen(images, source)
+    for work in output.pending():
+        write_images_part(output.storage, work)
+    finish(output, input={"uri": str(source)})
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Path:
+    """A source and a complete dataset of it."""
+    write_source(tmp_path / "here/source", [("a.parquet", 25), ("more/b.parquet", 17)][:1])
+    write_source(tmp_path / "here/source/more", [("b.parquet", 17)], first=25)
+    download(tmp_path / "here/images", tmp_path / "here/source")
+    return tmp_path / "here"
+
+
+def test_a_copied_folder_is_complete_and_names_its_own_source(here: Path) -> None:
+    there = here.parent / "there"
+    shutil.copytree(here, there, copy_function=shutil.copyfile)  # times are new, contents are not
+    shutil.rmtree(here)
+    output = frozen(there / "images", there / "source")
+    assert (output.index.rows, output.pending()) == (42, [])
+    assert [Path(path).read_bytes()[:4] for path in output.index.files["path"].to_pylist()] == [b"PAR1", b"PAR1"]
+    assert output.storage.names("_index") == ["_index/000000.parquet"]
+    assert open_dataset(output.storage).manifest.input == {"uri": str(there / "source")}
+
+
+def test_a_source_that_has_moved_alone_keeps_its_rows_and_is_noted_at_its_new_place(here: Path) -> None:
+    shutil.copytree(here / "source", here.parent / "far/away/metadata", copy_function=shutil.copyfile)
+    shutil.rmtree(here / "source")
+    away = here.parent / "far/away/metadata"
+    planned = frozen(here / "images", away, publish=False)
+    assert planned.pending() == []
+    publish_plan(read_output(planned.storage), planned)
+    noted = read_output(planned.storage).index
+    assert noted.files["path"].to_pylist() == [str(away / "a.parquet"), str(away / "more/b.parquet")]
+    write_source(away, [("c.parquet", 8)], first=42)
+    assert frozen(here / "images", away).index.rows == 50
+    assert read_output(planned.storage).index.files["path"].to_pylist()[2] == str(away / "c.parquet")
+
+
+def test_another_source_is_refused_where_a_file_is_missing_or_holds_something_else(here: Path) -> None:
+    other = shutil.copytree(here / "source", here / "other")
+    (other / "more/b.parquet").unlink()
+    with pytest.raises(DatasetError, match=r"other is another source than .* \(.*other/more/b\.parquet is not there\)"):
+        frozen(here / "images", other)
+    content = bytearray((here / "source/more/b.parquet").read_bytes())
+    content[20] ^= 1
+    (other / "more/b.parquet").write_bytes(content)
+    with pytest.raises(DatasetError, match=r"b\.parquet has changed since its rows got their addresses"):
+        frozen(here / "images", other)
+
+
+def test_a_file_of_a_bucket_that_is_local_now_is_compared_by_its_md5(tmp_path: Path) -> None:
+    from sdp.storage import SourceFile
+    from sdp.storage.moved import unchanged
+
+    (tmp_path / "a").write_bytes(b"hello")  # $ printf hello | md5sum
+    file = SourceFile(str(tmp_path / "a"), 5, "18c-5")
+    assert unchanged(file, 5, '"5d41402abc4b2a76b9719d911017c592"')
+    assert not unchanged(file, 5, '"5d41402abc4b2a76b9719d911017c593"')
+    assert not unchanged(file, 5, '"5d41402abc4b2a76b9719d911017c592-3"')
+
+
+def test_a_folder_of_pictures_may_move_too(tmp_path: Path) -> None:
+    (tmp_path / "cats").mkdir()
+    (tmp_path / "cats/1.png").write_bytes(b"one")
+    output = open_output(open_storage(str(tmp_path / "latents")), Head("latents", 10, False, {}))
+
+    def freeze(folder: Path) -> Output:
+        return freeze_files(output, list_source(str(folder), suffixes=(".png",)), uri=str(folder))
+
+    freeze(tmp_path / "cats")
+    shutil.copytree(tmp_path / "cats", tmp_path / "far/off/pets", copy_function=shutil.copyfile)
+    output = read_output(output.storage)
+    assert freeze(tmp_path / "far/off/pets").index.files["path"].to_pylist() == [str(tmp_path / "far/off/pets/1.png")]
+
+
+def test_what_was_made_from_a_dataset_follows_it(here: Path, tmp_path: Path) -> None:
+    make_images(tmp_path / "a")
+    make_latents(tmp_path / "a")
+    shutil.move(tmp_path / "a", tmp_path / "b")
+    latents = open_storage(str(tmp_path / "b/latents"))
+    assert [each.uri for each in lineage(latents)] == [str(tmp_path / "b/latents"), str(tmp_path / "b/images")]
+    assert begin_latents(tmp_path / "b").pending() == []
+    shutil.rmtree(tmp_path / "b/images")
+    shutil.move(here / "images", tmp_path / "b/images")  # as large, and another one
+    with pytest.raises(DatasetError, match=r"images/parts/.* has changed since its rows got their addresses"):
+        begin_latents(tmp_path / "b")
+
+
+def test_an_address_is_kept_relative_only_where_both_lie_close_together() -> None:
+    for uri, folder, kept in (
+        ("/data/images", "/data/latents", "../images"),
+        ("/data/a/images", "/data/b/latents", "../../a/images"),
+        ("s3://b/demo/images", "s3://b/demo/latents", "../images"),
+        ("s3://b/images", "s3://c/latents", "s3://b/images"),
+        ("/home/me/metadata", "/mnt/fast/disk/images", "/home/me/metadata"),
+        ("https://host/a.parquet", "/data/images", "https://host/a.parquet"),
+    ):
+        assert near(uri, folder) == kept
+        assert resolved(kept, folder) == uri
+
+
+def test_an_identity_names_no_place() -> None:
+    def of(place: str) -> object:
+        also = [{"uri": f"{place}/more", "weight": 2.0}]
+        data = {"source": {"uri": f"{place}/latents", "also": also}, "output": {"uri": f"{place}/run"}}
+        return identity(parse("train", {**data, "model": {"source": f"{place}/model"}}))
+
+    assert of("/a") == of("/b")
+    assert "/a" not in str(of("/a"))
