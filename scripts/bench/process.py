@@ -93,7 +93,7 @@ def transform(photos: list[bytes]) -> None:
             pixels = ((reference(data).permute(1, 2, 0) * 0.5 + 0.5) * 255).round().byte().numpy()
             scores[0].append(_psnr(pixels, exact))
             for number, recipe in enumerate(recipes, 1):
-                scores[number].append(_psnr(crop_image(data, recipe, 0)[1][0][side], exact))
+                scores[number].append(_psnr(crop_image(data, recipe, 0)[1][side], exact))
         rates = [len(photos) / each for each in seconds]
         means = [float(np.mean(score)) for score in scores]
         print(
