@@ -13,7 +13,10 @@ from pathlib import Path, PurePosixPath
 ROOT = Path(__file__).resolve().parent.parent
 
 ROOMS: tuple[Mapping[str, str], ...] = (
-    {"errors": "The errors that sdp raises on purpose; exit code 2 means that the user can fix it."},
+    {
+        "errors": "The errors that sdp raises on purpose; exit code 2 means that the user can fix it.",
+        "backoff": "The pause before a retry.",
+    },
     {
         "console": "Progress, tables, and figures as people read them.",
         "config": "One YAML file per job: frozen models, errors that name the key.",
@@ -36,7 +39,7 @@ ROOMS: tuple[Mapping[str, str], ...] = (
     },
     {"encode": "Images to crops to latents: transform, encoder, recipe, reading; `pipeline.py` runs them on Ray Data."},
     {
-        "download": "`sdp download`: fetch, check, filter, write; `job.py` runs it on Ray.",
+        "download": "`sdp download`: fetch, check, filter, write; `pipeline.py` runs it on Ray Data.",
         "process": "`sdp process`: feed units to `encode`, join by unit, write parts.",
         "train": "`sdp train`: readers, step, strategies, checkpoints, callbacks; `job.py` runs it on Ray Train.",
         "generate": "`sdp generate`: pictures for prompts.",
@@ -70,6 +73,8 @@ RAY_ROOMS = frozenset({"demo", "cli"})
 RAY_FILES = frozenset(
     {
         *(f"sdp/{stage}/job.py" for stage in STAGES),
+        "sdp/download/pipeline.py",
+        "sdp/download/duplicates.py",
         "sdp/train/launch.py",
         "sdp/train/online.py",
         "sdp/cluster.py",

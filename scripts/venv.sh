@@ -66,15 +66,35 @@ is_current && exit
 : "${UV_HTTP_TIMEOUT:=180}" # torch comes with gigabytes of libraries
 export UV_HTTP_TIMEOUT
 uv=$(sh scripts/uv.sh)
-quiet=--quiet
-[ ! -t 2 ] || quiet= # show progress on a terminal
+packages=$(grep -c '^[a-z0-9].*==' requirements.lock)
+installed() {
+    set -- .venv/lib/python3*/site-packages/*.dist-info
+    echo $#
+}
+say_progress() { # without a terminal uv shows none
+    before=
+    while sleep "${SDP_VENV_EVERY_S:-10}" 2>/dev/null && kill -0 $$ 2>/dev/null; do
+        now=$(installed)
+        what="installing"
+        [ "$now" != "$before" ] || [ "$now" -lt 2 ] || what="compiling"
+        echo "  $what: $now of at most $packages packages, $(du -sh .venv | cut -f 1)" >&2
+        before=$now
+    done
+}
 if is_complete_and_unmoved; then
     echo "updating .venv to requirements.lock" >&2
     rm $made_from
 else
-    echo "creating .venv with $("$PYTHON" --version) from requirements.lock" >&2
+    echo "creating .venv with $("$PYTHON" --version) out of requirements.lock: $packages packages, 6.7 GB; they are" \
+        "downloaded where uv's cache lacks them, then installed and compiled" >&2
     rm -rf .venv
     "$uv" venv --quiet --no-python-downloads --python "$PYTHON" .venv
+fi
+quiet=
+if [ ! -t 2 ]; then
+    quiet=--quiet
+    say_progress 9>&- >/dev/null &
+    trap 'kill $! 2>/dev/null || true' EXIT
 fi
 # shellcheck disable=SC2086  # empty on a terminal
 "$uv" pip sync $quiet --compile-bytecode --python .venv/bin/python --require-hashes requirements.lock

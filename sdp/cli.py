@@ -20,7 +20,7 @@ from sdp.errors import SdpError, UserError
 
 JOBS = ("download", "process", "train", "generate", "evaluate", "dreambooth")
 
-_PLANNED = ("train", "process", "download")
+_PLANNED = ("train", "process", "download", "dreambooth")
 _PRESETS = ("seed-table-2", "seed-table-4")
 _HAVE = ("nothing", "images", "latents")
 
@@ -228,6 +228,8 @@ def _export(given: Arguments) -> None:
         raise _without(error, "export") from error
     weights = "averaged" if done.ema else "raw"
     _say(f"wrote step {done.step:,} of {done.checkpoint}, {weights} weights in {given.dtype}, to {done.uri}")
+    if done.drawing:
+        _say(f"draw with it: {done.drawing}")
 
 
 def _without(error: ModuleNotFoundError, command: str) -> Exception:
@@ -252,11 +254,14 @@ def _plan_arguments(parser: Parser) -> None:
     parser.add_argument("--terms", metavar="TERMS", default="on-demand", help="on-demand, reserved-1y or spot")
     parser.add_argument("--prices", metavar="FILE", help="your prices, in the shape of sdp/plan/prices.yaml")
     parser.add_argument("--run", metavar="URI", help="a run on such GPUs, whose measured speed counts")
+    parser.add_argument("--calibrate", action="store_true", help="measure the speed by a short run on the GPUs at hand")
     parser.add_argument("--deadline", metavar="HOURS", type=float, help="name the cheapest plan that is done by then")
     parser.add_argument(
         "--memory", action="store_true", help="say whether it fits the GPU as well (a minute, needs torch)"
     )
     parser.add_argument("--page", metavar="FILE", help="write a page with pictures as well")
+    parser.add_argument("--values", metavar="FILE", help="write the worker groups as values of charts/sdp-cluster")
+    parser.add_argument("--egress", metavar="GB", type=float, help="gigabytes that leave the store's region")
     parser.add_argument("--budget", metavar="MONEY", type=float, help="name the fastest plan that costs no more")
     parser.add_argument("--json", action="store_true", help="for programs")
 
@@ -270,47 +275,96 @@ def _plan(given: Arguments) -> None:
         print(json.dumps(presets.preset_json(given.preset)) if given.json else presets.preset_text(given.preset))
         return
     from sdp.config import draft
+    from sdp.hardware import GPUS
     from sdp.plan import make, show
+    from sdp.plan.memory import as_text, encoders
     from sdp.plan.prices import load_prices
 
-    for option in ("rows", "deadline", "budget"):
+    for option in ("rows", "deadline", "budget", "egress"):
         if (value := getattr(given, option)) is not None and not 0 < value < 1e15:
             raise UsageError(f"plan: --{option}: expected more than 0, got {value:g}")
     prices = load_prices(given.prices)
-    options = make.Options(given.trainers, given.encoders, given.rows, given.terms, given.have)
+    options = make.Options(given.trainers, given.encoders, given.rows, given.terms, given.have, given.egress or 0.0)
     config: Any = draft(given.job, given.config, given.set).config
+    if given.job == "dreambooth":
+        from sdp.dreambooth.job import training_of
+
+        config = training_of(config)
     work = make.work_of(config, prices, options)
-    speeds = make.speeds_of(config, work, given.run)
-    answer = show.answer(work, speeds, prices, deadline_h=given.deadline, budget=given.budget)
+    speeds = make.speeds_of(config, work, *_measured(given, config, work))
+    answer = show.answer(config, work, speeds, prices, deadline_h=given.deadline, budget=given.budget)
+    if given.values:
+        _write_values(given.values, show.values(config, work, answer.own))
     if given.page:
         from pathlib import Path
 
-        from sdp.report.plan import write_plan
+        from sdp.report.plan import plan_section
+        from sdp.report.write import write_page
 
-        write_plan(answer, work, speeds, prices, Path(given.page))
+        write_page("sdp plan", [plan_section(answer, work, speeds, prices)], Path(given.page))
         _say(f"wrote {given.page}; open it in a browser")
-    memories = _memories(config, work) if given.memory else []
+    memories = _memories(config, work) if given.memory and work.trainer_gpus else []
+    encoding = list(encoders(config, GPUS[str(work.encoders.gpu)])) if given.memory and given.job != "download" else []
     if given.json:
         from dataclasses import asdict
 
-        told = [asdict(each) | {"total": each.total, "largest_batch": each.largest_batch} for each in memories]
-        print(json.dumps(show.as_json(answer, prices) | {"memory": told}))
+        rows = [each for some in memories for each in some]
+        memory = [asdict(each) | {"total": each.total, "largest_batch": each.largest_batch} for each in rows]
+        print(json.dumps(show.as_json(answer, prices) | {"memory": memory, "encoders": encoding}))
         return
     print(show.as_text(answer, prices))
-    if memories:
-        from sdp.train.memory import as_text
+    for phase in memories:
+        print("\n".join(["", *as_text(phase)]))
+    print("\n".join(["", *encoding]) if encoding else "", end="\n" * bool(encoding))
 
-        print("\n".join(["", *as_text(memories, config.data.resolution)]))
+
+def _measured(given: Arguments, config: Any, work: Any) -> tuple[Any, str | None]:
+    """Return a trainer's measured speeds, and the GPU that they are of; None where nothing is measured."""
+    if given.run:
+        from sdp.storage import open_storage
+        from sdp.train.run_folder import measured_speeds
+
+        return measured_speeds(open_storage(given.run)), None
+    if not given.calibrate:
+        return None, None
+    if given.job != "train":
+        raise UsageError("plan: --calibrate: expected the job train; leave it out")
+    from sdp.config import load
+    from sdp.train.calibrate import calibrate, gpu_at_hand
+
+    gpu = gpu_at_hand(config, str(work.trainers.gpu))
+    return calibrate(load(given.job, given.config, given.set)), gpu
 
 
-def _memories(config: Any, work: Any) -> list[Any]:
-    if not work.trainer_gpus:
-        raise UsageError("plan: --memory: expected the job train; leave it out")
+def _write_values(file: str, values: Any) -> None:
+    from pathlib import Path
+
+    from sdp.kube.rayjob import as_yaml
+    from sdp.storage.named import written
+
+    head = "# Made by sdp plan: helm install sdp charts/sdp-cluster -f your-values.yaml -f this-file\n"
     try:
-        from sdp.hardware import GPUS
-        from sdp.train.memory import estimates
+        with written(Path(file)) as sink:
+            sink.write((head + as_yaml(values)).encode())
+    except OSError as error:
+        raise UsageError(f"plan: --values: {file}: cannot be written ({error.strerror}); choose another") from error
+    _say(f"wrote {file}")
 
-        return estimates(config, GPUS[work.trainers.gpu], work.trainer_gpus, work.trainers.gpus)
+
+def _memories(config: Any, work: Any) -> list[list[Any]]:
+    try:
+        from dataclasses import replace
+
+        from sdp.hardware import GPUS
+        from sdp.plan.memory import Place, each_phase, estimate, estimates
+        from sdp.train.data.sources import embedded
+        from sdp.train.memory import activations
+
+        place = Place(GPUS[work.trainers.gpu], work.trainer_gpus, embedded(config), work.trainers.gpus)
+        return [
+            [estimate(phase, replace(place, measure=activations)), *estimates(phase, place)[1:]]
+            for phase in each_phase(config)
+        ]
     except ModuleNotFoundError as error:
         raise _without(error, "plan --memory") from error
 

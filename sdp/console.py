@@ -1,6 +1,6 @@
-"""What a person sees of a job: a progress line, a closing table, sizes and durations in words.
+"""Output for people: progress lines, tables, sizes and durations in words.
 
-Everything goes to standard error, so that standard output holds results alone.
+All of it goes to standard error, so that standard output holds results alone.
 """
 
 import shutil
@@ -11,12 +11,12 @@ from typing import TextIO
 
 
 def say(line: str, file: TextIO | None = None) -> None:
-    """One line for the person at the terminal."""
+    """Print a line for the person at the terminal."""
     print(line, file=file or sys.stderr, flush=True)
 
 
 class Progress:
-    """A line that renews itself on a terminal, and is printed now and then where there is none.
+    """A progress line, rewritten in place on a terminal and printed now and then elsewhere.
 
     >>> with Progress("download", every_s=10) as progress:
     ...     progress.update("1,200 of 20,000 rows · 310/s · ETA 1:01")
@@ -40,7 +40,7 @@ class Progress:
         return self
 
     def update(self, text: str) -> None:
-        """Show the text if it is time to; call as often as you like."""
+        """Show the text if the last one is old enough; cheap to call often."""
         now = self._clock()
         self._last = text
         pause = 0.2 if self._terminal else self._every_s
@@ -57,7 +57,7 @@ class Progress:
 
     def _show(self, text: str) -> None:
         self._shown, line = text, f"{self._label}: {text}"
-        if self._terminal:  # a line that wraps would not be overwritten whole
+        if self._terminal:  # a wrapped line could not be overwritten
             width = shutil.get_terminal_size().columns - 1
             line = line if len(line) <= width else f"{line[: width - 1]}…"
         self._file.write(f"\r\x1b[2K{line}" if self._terminal else f"{line}\n")
@@ -65,7 +65,7 @@ class Progress:
 
 
 def table(rows: Iterable[Sequence[object]], header: Sequence[str] = ()) -> str:
-    """Aligned columns: text to the left, numbers to the right."""
+    """Return aligned columns, text to the left and numbers to the right."""
     body = [[str(cell) for cell in row] for row in rows]
     lines = [list(header), *body] if header else body
     if not lines:
@@ -81,12 +81,12 @@ def table(rows: Iterable[Sequence[object]], header: Sequence[str] = ()) -> str:
 
 
 def counted(number: int, noun: str, plural: str = "") -> str:
-    """1 picture, 1,200 pictures; `plural` where an s is not enough."""
+    """Return a count with its noun: 1 picture, 1,200 pictures; pass `plural` if it needs more than an s."""
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
 def duration(seconds: float) -> str:
-    """0.4 s, 12 s, 3:05, 2:03:05, 4 d 3 h."""
+    """Return a duration in words: 0.4 s, 12 s, 3:05, 2:03:05, 4 d 3 h."""
     if seconds < 10:
         return f"{seconds:.1f} s"
     whole = round(seconds)
@@ -99,8 +99,19 @@ def duration(seconds: float) -> str:
     return f"{whole // 86_400} d {whole // 3600 % 24} h"
 
 
+def clock(unix_s: float) -> str:
+    """Nov 23 04:12 UTC."""
+    return time.strftime("%b %d %H:%M UTC", time.gmtime(unix_s))
+
+
+def spent(seconds: float, gpu_hours: float, cost: float) -> str:
+    """3:05:00, 24.7 GPU-hours, cost 45.20; GPU-hours and cost where there are any."""
+    parts = [duration(seconds), f"{gpu_hours:,.2f} GPU-hours" * bool(gpu_hours), f"cost {cost:,.2f}" * bool(cost)]
+    return ", ".join(part for part in parts if part)
+
+
 def size(count: float) -> str:
-    """Bytes in words, in powers of 1000: 512 B, 8.2 kB, 256 MB."""
+    """Return bytes in words, in powers of 1000: 512 B, 8.2 kB, 256 MB."""
     for unit in ("B", "kB", "MB", "GB", "TB"):
         if abs(count) < 999.5:
             return f"{count:.0f} {unit}" if unit == "B" or abs(count) >= 100 else f"{count:.1f} {unit}"

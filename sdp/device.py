@@ -18,7 +18,7 @@ from sdp.hardware import CUDA_MAJOR, DRIVERS
 
 _DRIVER = Path("/proc/driver/nvidia/version")
 _NO_MEMORY = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
-"""How libraries beneath torch report that others have taken the memory that they need."""
+"""Messages of torch's libraries that mean the GPU's memory is used up."""
 
 
 def choose_device(
@@ -26,8 +26,8 @@ def choose_device(
 ) -> torch.device:
     """Return this process's GPU, made the thread's current one, or the CPU where torch sees no GPU.
 
-    Raise a UserError if Ray has granted a GPU of this machine and torch cannot use it: the CPU would be fifty times
-    slower while the GPU is paid for. A cluster without GPUs may claim to have some, as tests do: it has no driver.
+    Raise a UserError if Ray has granted a GPU that torch cannot use: the CPU would be fifty times slower while the GPU
+    is paid for. Tests have clusters that claim GPUs; those have no driver.
     """
     if torch.cuda.is_available():
         device = torch.device("cuda", local_rank % torch.cuda.device_count())
@@ -52,7 +52,7 @@ def _reason() -> str:
         torch.cuda.init()  # type: ignore[no-untyped-call]
     except (RuntimeError, AssertionError) as error:
         return one_line(error, 200)
-    return "it finds no device"
+    return "it found no device"
 
 
 def enter(device: torch.device) -> None:
@@ -84,14 +84,14 @@ def new_stream(device: torch.device) -> torch.cuda.Stream:
 
 
 def record(stream: torch.cuda.Stream, *, timing: bool = False) -> torch.cuda.Event:
-    """Record an event at the end of what a stream has been given so far."""
+    """Record an event at the end of the work queued on a stream so far."""
     event = torch.cuda.Event(enable_timing=timing)  # type: ignore[no-untyped-call]
     event.record(stream)
     return event
 
 
 class Mark:
-    """The end of the work that the calling thread has given a device so far."""
+    """The end of the work that the calling thread has queued on a device so far."""
 
     def __init__(self, device: torch.device) -> None:
         self._event = record(torch.cuda.current_stream(device)) if device.type == "cuda" else None

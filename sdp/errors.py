@@ -1,8 +1,8 @@
 """The errors that sdp raises on purpose, and the exit code of each kind.
 
-A message is one line: what was wrong, where (a dotted path, a URI, a row address), what to do about it.
-Exit code 2 says that the user can mend it and that trying again unchanged is useless; exit code 1 says that
-trying again may help. A supervisor relies on the difference.
+A message is one line: what was wrong, where (a dotted key, a URI, a row's address), and what to do about it.
+Exit code 2 means that the user can fix it and that a retry without a change is useless; exit code 1 means that a retry
+may help. A supervisor relies on the difference.
 """
 
 from collections.abc import Sequence
@@ -10,20 +10,20 @@ from dataclasses import dataclass
 
 
 class SdpError(Exception):
-    """Anything that sdp reports in one line instead of a traceback."""
+    """An error that sdp reports in one line instead of a traceback."""
 
     exit_code = 1
 
 
 class UserError(SdpError):
-    """Something the user can mend: nothing costly has been started, and a retry without a change is useless."""
+    """An error that the user can fix: nothing costly has been started, and a retry without a change is useless."""
 
     exit_code = 2
 
 
-def one_line(said: object, most: int | None = None) -> str:
-    """What another program said, fit for our line: without its line breaks, and at most so long."""
-    return " ".join(str(said).split())[:most]
+def one_line(text: object, most: int | None = None) -> str:
+    """Return another program's text without line breaks, cut to at most so many characters."""
+    return " ".join(str(text).split())[:most]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Problem:
     expected: str
     got: str
     hint: str = ""
-    """What to do."""
+    """The remedy."""
 
     def __str__(self) -> str:
         line = f"{self.path}: expected {self.expected}, got {self.got}"
@@ -43,7 +43,7 @@ class Problem:
 
 
 class ConfigError(UserError):
-    """A configuration that cannot work: every problem of it, one a line."""
+    """A configuration that cannot work, with every problem on a line of its own."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         self.problems = tuple(problems)
@@ -51,43 +51,43 @@ class ConfigError(UserError):
 
 
 class StorageError(SdpError):
-    """A store that did not do what was asked."""
+    """A storage operation that failed."""
 
 
 class Unavailable(StorageError):
-    """The store did not answer in time, or answered that it cannot now: trying later may help."""
+    """A store that did not respond in time, or cannot serve the request now: a later attempt may help."""
 
 
 class NotFound(StorageError, UserError):
-    """No such object, folder or bucket."""
+    """An object, folder or bucket that does not exist."""
 
     exit_code = 2
 
 
 class AccessDenied(StorageError, UserError):
-    """The store refused these credentials, or there are none."""
+    """Credentials that are missing or were refused."""
 
     exit_code = 2
 
 
 class AlreadyExists(StorageError):
-    """A create-only write found something there: somebody else was first."""
+    """A create-only write that lost to another writer."""
 
 
 class Conflict(StorageError):
-    """A conditional write found another version than the one it was to replace."""
+    """A conditional write that met another version than the one to replace."""
 
 
 class LeaseHeld(UserError):
-    """Another job is writing this output."""
+    """An output that another job is writing."""
 
 
 class LeaseLost(SdpError):
-    """This job was taken for dead and another one has taken over: stop writing."""
+    """A lease that another job has taken over, so this one must stop writing."""
 
 
 class DatasetError(UserError):
-    """A dataset that is not what it should be: wrong kind, incomplete, corrupt, of another configuration."""
+    """A dataset that cannot be used: of the wrong kind, incomplete, corrupt, or of another configuration."""
 
 
 class ModelError(UserError):

@@ -1,7 +1,7 @@
-"""The catalogue of GPUs and of the cloud instances that have them.
+"""The catalogue of GPUs and of cloud instances that have them.
 
-A GPU that is not in it is unknown, and nothing is computed for it: a share of a peak that was guessed is worse than
-none. Figures are dense bf16 without structured sparsity, which datasheets like to include (halve those).
+Nothing is computed for a GPU that is not in it: a share of a guessed peak is worse than none. Peaks are dense bf16;
+datasheets often print twice as much, with structured sparsity.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ FP8_CAPABILITY = (8, 9)
 """From this compute capability on (Ada, then Hopper and Blackwell), tensor cores multiply fp8."""
 
 CUDA_MAJOR = 13
-"""The release family of CUDA that the locked torch is built for; a laptop that looks at a cluster has no torch."""
+"""The CUDA release family of the locked torch; kept here because a laptop that checks a cluster has no torch."""
 DRIVERS: Mapping[int, int] = MappingProxyType({12: 525, 13: 580})
 """The oldest branch of NVIDIA's driver that runs a release family of CUDA (docs.nvidia.com, CUDA compatibility)."""
 
@@ -25,13 +25,15 @@ class Gpu:
 
     name: str
     products: tuple[str, ...]
-    """Its product names as NVML prints them."""
+    """Product names as NVML prints them."""
     accelerators: tuple[str, ...]
-    """The Ray accelerator types of a node that has it, from the narrowest; the last is what Ray detects by itself."""
+    """Ray accelerator types of a node that has it, narrowest first; Ray itself detects the last."""
     memory_bytes: int
     """As in the datasheet; NVML reports a few per cent less."""
     peak_flops: float
     """Dense bf16 tensor FLOP/s."""
+    memory_bandwidth: float
+    """Bytes a second."""
     compute_capability: tuple[int, int]
     """The generation of the chip, as CUDA numbers it."""
 
@@ -50,27 +52,31 @@ class Instance:
     gpus: int
     vcpus: int
     memory_bytes: int
+    network_gbps: float | None = None
+    """Bandwidth of its network adapters together; None where it is not looked up."""
 
 
 # --- GPUs ------------------------------------------------------------------------------------------------------------
-# Memory and peaks are from NVIDIA's datasheets, by name: "A100 Tensor Core GPU", "H100 Tensor Core GPU" (and the Hopper
-# architecture paper, which prints the dense figures 989.4 and 756), "H200 Tensor Core GPU", "DGX/HGX B200", "L4" (242
-# with sparsity) and "L40S" (362.05 dense); the A10G's is AWS's (70 dense, 140 with sparsity; the A10 is another GPU).
+# Memory, its bandwidth and peaks are from NVIDIA's datasheets, by name: "A100 Tensor Core GPU", "H100 Tensor Core GPU"
+# (and the Hopper architecture paper, which prints the dense figures 989.4 and 756), "H200 Tensor Core GPU", "DGX/HGX
+# B200", "L4" (242 with sparsity) and "L40S" (362.05 dense); the A10G's peak is AWS's (70 dense, 140 with sparsity; the
+# A10 is another GPU of the same bandwidth).
 # pytorch/torchtitan's table (torchtitan/tools/utils.py) has the same for A100, H100, H200, B200 and L40S. Of the Ada
 # cards, L4 and L40S, some hold that bf16 with fp32 accumulation runs at half the datasheet's rate (so
 # allenai/OLMo-core's speed_monitor.py); cuBLAS has been seen above that half on an L4, so the datasheet stands.
 # Compute capabilities: NVIDIA's list "CUDA GPU Compute Capability".
 
 _GPUS = (
-    Gpu("A10G", ("NVIDIA A10G",), ("A10G",), 24 * GIB, 70 * TERA, (8, 6)),
-    Gpu("L4", ("NVIDIA L4",), ("L4",), 24 * GIB, 121 * TERA, (8, 9)),
-    Gpu("L40S", ("NVIDIA L40S",), ("L40S",), 48 * GIB, 362.05 * TERA, (8, 9)),
+    Gpu("A10G", ("NVIDIA A10G",), ("A10G",), 24 * GIB, 70 * TERA, 0.6 * TERA, (8, 6)),
+    Gpu("L4", ("NVIDIA L4",), ("L4",), 24 * GIB, 121 * TERA, 0.3 * TERA, (8, 9)),
+    Gpu("L40S", ("NVIDIA L40S",), ("L40S",), 48 * GIB, 362.05 * TERA, 0.864 * TERA, (8, 9)),
     Gpu(
         "A100-40G",
         ("NVIDIA A100-SXM4-40GB", "NVIDIA A100-PCIE-40GB"),
         ("A100-40G", "A100"),
         40 * GIB,
         312 * TERA,
+        1.555 * TERA,
         (8, 0),
     ),
     Gpu(
@@ -79,33 +85,34 @@ _GPUS = (
         ("A100-80G", "A100"),
         80 * GIB,
         312 * TERA,
+        2.039 * TERA,
         (8, 0),
     ),
-    Gpu("H100-SXM", ("NVIDIA H100 80GB HBM3",), ("H100",), 80 * GIB, 989 * TERA, (9, 0)),
-    Gpu("H100-PCIe", ("NVIDIA H100 PCIe",), ("H100",), 80 * GIB, 756 * TERA, (9, 0)),
-    Gpu("H100-NVL", ("NVIDIA H100 NVL",), ("H100",), 94 * GIB, 835 * TERA, (9, 0)),
-    Gpu("H200", ("NVIDIA H200",), ("H200",), 141 * GIB, 989 * TERA, (9, 0)),
-    Gpu("B200", ("NVIDIA B200",), ("B200",), 180 * GIB, 2250 * TERA, (10, 0)),
+    Gpu("H100-SXM", ("NVIDIA H100 80GB HBM3",), ("H100",), 80 * GIB, 989 * TERA, 3.35 * TERA, (9, 0)),
+    Gpu("H100-PCIe", ("NVIDIA H100 PCIe",), ("H100",), 80 * GIB, 756 * TERA, 2.0 * TERA, (9, 0)),
+    Gpu("H100-NVL", ("NVIDIA H100 NVL",), ("H100",), 94 * GIB, 835 * TERA, 3.9 * TERA, (9, 0)),
+    Gpu("H200", ("NVIDIA H200",), ("H200",), 141 * GIB, 989 * TERA, 4.8 * TERA, (9, 0)),
+    Gpu("B200", ("NVIDIA B200",), ("B200",), 180 * GIB, 2250 * TERA, 8.0 * TERA, (10, 0)),
 )
 
 GPUS: Mapping[str, Gpu] = MappingProxyType({gpu.name: gpu for gpu in _GPUS})
 
 
 def gpu_by_product(product: str) -> Gpu | None:
-    """The GPU of an NVML product name; None for one we do not know, a MIG slice of one we know included.
+    """Return the GPU of an NVML product name; None for an unknown one, or for a MIG slice.
 
-    Drivers before 470 left out the maker's name.
+    Drivers before 470 omit the maker's name.
     """
     return _BY_PRODUCT.get(_plain(product))
 
 
 def gpus_by_accelerator(accelerator: str) -> tuple[Gpu, ...]:
-    """Every GPU that a Ray accelerator type may stand for."""
+    """Return every GPU that a Ray accelerator type may stand for."""
     return tuple(gpu for gpu in _GPUS if accelerator in gpu.accelerators)
 
 
 def mfu(flops: float, seconds: float, gpu: Gpu | None, count: int = 1) -> float | None:
-    """The share of `count` GPUs' peak that doing `flops` in `seconds` is; None for an unknown GPU or no time."""
+    """Return the share of `count` GPUs' peak that `flops` in `seconds` reach; None for an unknown GPU or no time."""
     if gpu is None or seconds <= 0 or count < 1:
         return None
     return flops / seconds / (gpu.peak_flops * count)
@@ -119,8 +126,8 @@ _BY_PRODUCT = {_plain(product): gpu for gpu in _GPUS for product in gpu.products
 
 
 # --- Instances -------------------------------------------------------------------------------------------------------
-# GPUs, vCPUs and memory: "Specifications for Amazon EC2 accelerated computing instances" in the EC2 instance types
-# guide; m5.8xlarge as the reference describes it. Prices are in sdp/plan/prices.yaml.
+# GPUs, vCPUs, memory and network: "Specifications for Amazon EC2 accelerated computing instances" in the EC2 instance
+# types guide; m5.8xlarge as the reference describes it. Prices are in sdp/plan/prices.yaml.
 
 _INSTANCES = (
     Instance("m5.8xlarge", None, 0, 32, 128 * GIB),
@@ -148,13 +155,13 @@ _INSTANCES = (
     Instance("g6e.16xlarge", "L40S", 1, 64, 512 * GIB),
     Instance("g6e.24xlarge", "L40S", 4, 96, 768 * GIB),
     Instance("g6e.48xlarge", "L40S", 8, 192, 1536 * GIB),
-    Instance("p4d.24xlarge", "A100-40G", 8, 96, 1152 * GIB),
-    Instance("p4de.24xlarge", "A100-80G", 8, 96, 1152 * GIB),
-    Instance("p5.4xlarge", "H100-SXM", 1, 16, 256 * GIB),
-    Instance("p5.48xlarge", "H100-SXM", 8, 192, 2048 * GIB),
-    Instance("p5e.48xlarge", "H200", 8, 192, 2048 * GIB),
-    Instance("p5en.48xlarge", "H200", 8, 192, 2048 * GIB),
-    Instance("p6-b200.48xlarge", "B200", 8, 192, 2048 * GIB),
+    Instance("p4d.24xlarge", "A100-40G", 8, 96, 1152 * GIB, 400),
+    Instance("p4de.24xlarge", "A100-80G", 8, 96, 1152 * GIB, 400),
+    Instance("p5.4xlarge", "H100-SXM", 1, 16, 256 * GIB, 100),
+    Instance("p5.48xlarge", "H100-SXM", 8, 192, 2048 * GIB, 3200),
+    Instance("p5e.48xlarge", "H200", 8, 192, 2048 * GIB, 3200),
+    Instance("p5en.48xlarge", "H200", 8, 192, 2048 * GIB, 3200),
+    Instance("p6-b200.48xlarge", "B200", 8, 192, 2048 * GIB, 3200),
 )
 
 INSTANCES: Mapping[str, Instance] = MappingProxyType({instance.name: instance for instance in _INSTANCES})

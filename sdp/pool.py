@@ -1,16 +1,17 @@
-"""Units of work over a pool of equal workers: actors of Ray Data, one GPU each; or one worker in this process.
+"""A pool of equal workers for a list of tasks: actors of Ray Data, one GPU each; or one worker in this process.
 
-    crew = Crew("generate", "generators", config.scaling)
-    crew.join()
-    for made in crew.work_off(partial(Worker, orders), tasks): ...
+    pool = WorkerPool("generate", "generators", config.scaling, config.output.uri)
+    pool.join()
+    for result in pool.run(partial(GenerateWorker, spec), tasks): ...
 
-A worker is made once in each actor, by a call that travels there, and then makes one thing of each task. A single
-worker that may run anywhere needs no cluster, and none is started for it.
+Each actor makes its worker once, and the worker returns one result per task. A single worker that may run anywhere
+needs no cluster, and none is started for it.
 """
 
 import os
 import pickle
 import sys
+import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +19,9 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from sdp import cluster, telemetry
 from sdp.config import WorkersConfig
+from sdp.console import Progress, counted, duration
 from sdp.errors import SdpError, UserError, one_line
+from sdp.lease import Lease
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -30,44 +33,93 @@ _Made = TypeVar("_Made", covariant=True)
 
 _MORE = "join a larger cluster (RAY_ADDRESS)"
 _TASK_RETRIES = 30
-"""Against a task that kills its worker for ever. Of a node that has gone Ray hears after seconds, and each try
-meanwhile to reach its actors counts as one."""
+"""Limit on Ray's retries, so that a task that always kills its worker cannot loop. Ray notices a lost node only after a
+few seconds, and each attempt to reach its actors meanwhile counts."""
 
 
-class Worker(Protocol[_Task, _Made]):
-    """What is hired."""
+class PoolWorker(Protocol[_Task, _Made]):
+    """A worker of the pool."""
 
-    def make(self, task: _Task, seen: "Callable[[int], None]", /) -> _Made:
-        """Do a task; `seen` is called with the number of rows done, now and then."""
+    def make(self, task: _Task, on_rows: "Callable[[int], None]", /) -> _Made:
+        """Do a task; call `on_rows` now and then with the number of rows done since the last call."""
+
+
+@dataclass(slots=True)
+class PoolFigures:
+    """Counts and seconds of one run."""
+
+    total: int = 0
+    """Pictures that this run has to do."""
+    done: int = 0
+    elapsed_s: float = 0.0
+
+    @property
+    def rate(self) -> float:
+        """Pictures per second."""
+        return self.done / self.elapsed_s if self.elapsed_s else 0.0
+
+    def __str__(self) -> str:
+        line = f"{self.done:,} of {counted(self.total, 'picture')} · {self.rate:,.3g}/s"
+        if 0 < self.done < self.total:
+            line += f" · ETA {duration((self.total - self.done) / self.rate)}"
+        return line
+
+
+class Tracker:
+    """Counts a run's pictures, shows and emits the progress, and stops a run that has lost its lease."""
+
+    def __init__(self, job: str, output: str, lease: Lease, total: int, counter: str | None = None) -> None:
+        """`counter` is a metric that also counts the pictures."""
+        self.figures = PoolFigures(total)
+        self._job, self._lease, self._counter = job, lease, counter
+        self._telemetry, self._progress = telemetry.begin(output), Progress(job)
+        self._began = time.monotonic()
+
+    def __enter__(self) -> "Tracker":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.__exit__()
+
+    def add(self, pictures: int) -> None:
+        """Count further pictures as done."""
+        self._lease.check()
+        self.figures.done += pictures
+        self.figures.elapsed_s = time.monotonic() - self._began
+        self._progress.update(str(self.figures))
+        self._telemetry.show("sdp_job_rows", self.figures.total, job=self._job)
+        self._telemetry.show("sdp_job_rows_done", self.figures.done, job=self._job)
+        if self._counter is not None:
+            self._telemetry.reach(self._counter, self.figures.done)
 
 
 @dataclass(frozen=True, slots=True)
-class Crew:
-    """The workers that there shall be."""
+class WorkerPool:
+    """The workers of a job."""
 
     job: str
-    what: str
-    """What they are called, as in `generators`."""
+    workers: str
+    """The workers' name in messages, such as `generators`."""
     scaling: WorkersConfig
     output: str = ""
-    """What the job writes to: the name of its metrics."""
+    """URI of the job's output: the `run` label of its metrics."""
 
     @property
-    def alone(self) -> bool:
-        """Whether one worker, which may run anywhere, is all that is asked for, and no cluster has been joined."""
+    def is_local(self) -> bool:
+        """True if one worker, which may run anywhere, is enough, and no cluster has been joined."""
         ray, scaling = sys.modules.get("ray"), self.scaling
         joined = "RAY_ADDRESS" in os.environ or (ray is not None and ray.is_initialized())
         return not joined and scaling.most == 1 and scaling.gpu_each is None
 
     def require_reachable(self) -> None:
-        """Refuse a cluster that does not answer, or that nobody says how to use: before anything is written."""
-        if not self.alone:
+        """Refuse a cluster that does not answer, or for which `use_gpu` is not set: before anything is written."""
+        if not self.is_local:
             cluster.require_gpu_setting("scaling", self.scaling)
             cluster.require_reachable()
 
     def join(self) -> None:
-        """Join the cluster, refuse what could never start there, and wait until there are places for the fewest."""
-        if self.alone:
+        """Join the cluster, refuse what could never start there, and wait for the places of the fewest workers."""
+        if self.is_local:
             return
         from sdp.waiting import place_of, wait_for
 
@@ -76,49 +128,49 @@ class Crew:
         fewest = replace(place_of("scaling", self.scaling, grows=grows, more=_MORE), most=self.scaling.least)
         wait_for(self.job, [fewest], self.scaling.wait_s, grows=grows)
 
-    def work_off(
+    def run(
         self,
-        hire: Callable[[], Worker[Task, Made]],
+        make_worker: Callable[[], PoolWorker[Task, Made]],
         tasks: Sequence[Task],
-        seen: Callable[[int], None] = lambda _: None,
+        on_rows: Callable[[int], None] = lambda _: None,
     ) -> Iterator[Made]:
-        """What is made of each task, as it comes: here, or by actors on the cluster that was joined.
+        """Yield each task's result as it comes, from this process or from actors on the cluster.
 
-        Of what is done here `seen` hears within a task, too.
+        Only a worker in this process calls `on_rows` in the middle of a task.
         """
-        if self.alone:
-            worker = hire()
+        if self.is_local:
+            worker = make_worker()
             for task in tasks:
-                yield worker.make(task, seen)
+                yield worker.make(task, on_rows)
             return
         from ray.exceptions import RayError
 
         try:
-            for row in self._pipeline(hire, tasks).iter_rows():
-                made: Made | SdpError = pickle.loads(row["made"])
-                if isinstance(made, SdpError):
-                    raise made
-                yield made
+            for row in self._dataset(make_worker, tasks).iter_rows():
+                result: Made | SdpError = pickle.loads(row["made"])
+                if isinstance(result, SdpError):
+                    raise result
+                yield result
         except RayError as error:
-            raise self._in_our_words(error) from error
+            raise self._explain(error) from error
 
-    def _pipeline(self, hire: Callable[[], Worker[Task, Made]], tasks: Sequence[Task]) -> Any:
+    def _dataset(self, make_worker: Callable[[], PoolWorker[Task, Made]], tasks: Sequence[Task]) -> Any:
         import ray
         from ray.data import ActorPoolStrategy
         from ray.util.annotations import RayDeprecationWarning
 
         gpus = float(cluster.on_gpus("scaling", self.scaling))
         items = [{"task": pickle.dumps(task)} for task in tasks]
-        patience = cluster.data_settings(wait_for_min_actors_s=round(self.scaling.wait_s))
-        with patience, warnings.catch_warnings():
-            # That further arguments go away in 2.64. By default Ray tries again without end what kills its process.
+        settings = cluster.data_settings(wait_for_min_actors_s=round(self.scaling.wait_s))
+        with settings, warnings.catch_warnings():
+            # Ray announces that further arguments will go away in 2.64; its default is to retry for ever.
             warnings.simplefilter("ignore", RayDeprecationWarning)
             return ray.data.from_items(items, override_num_blocks=len(items)).map_batches(
-                _Hired,
-                fn_constructor_args=(pickle.dumps(hire), self.what.removesuffix("s"), self.output),
+                _PoolActor,
+                fn_constructor_args=(pickle.dumps(make_worker), self.workers.removesuffix("s"), self.output),
                 batch_size=1,
                 batch_format="pyarrow",
-                num_cpus=None if gpus else 1,  # Ray Data warns of asking for both
+                num_cpus=None if gpus else 1,  # Ray Data warns if both are set
                 compute=ActorPoolStrategy(
                     min_size=min(self.scaling.least, len(items)),
                     max_size=min(self.scaling.most, len(items)),
@@ -126,38 +178,38 @@ class Crew:
                 ),
                 max_restarts=_TASK_RETRIES,
                 max_task_retries=_TASK_RETRIES,
-                **cluster.placement(self.scaling.accelerator, gpus),
+                **cluster.resource_options(self.scaling.accelerator, gpus),
             )
 
-    def _in_our_words(self, error: BaseException) -> SdpError:
-        """One line about what Ray says."""
+    def _explain(self, error: BaseException) -> SdpError:
+        """Return an error of Ray in one line."""
         from ray.exceptions import GetTimeoutError
 
         if isinstance(error, GetTimeoutError):
             return UserError(
-                f"scaling.num_workers: {self.scaling.least} {self.what} have not started within "
+                f"scaling.num_workers: {self.scaling.least} {self.workers} did not start within "
                 f"{self.scaling.wait_s:g} s, though there was room; see their logs with `ray logs`"
             )
         line = one_line(error)[-300:]
-        return SdpError(f"the work of the {self.what} was broken off ({line}); run it again: it goes on where it was")
+        return SdpError(f"{self.job}: the {self.workers} failed ({line}); run the job again, it continues")
 
 
-class _Hired:
+class _PoolActor:
     """An actor of the pool."""
 
-    def __init__(self, hire: bytes, role: str, output: str) -> None:
+    def __init__(self, make_worker: bytes, role: str, output: str) -> None:
         cluster.hide_gpus_unless_granted()
-        self._worker: Worker[Any, Any] = pickle.loads(hire)()
+        self._worker: PoolWorker[Any, Any] = pickle.loads(make_worker)()
         telemetry.begin(output).process(role)
 
     def __call__(self, batch: "pa.Table") -> "pa.Table":
         import pyarrow as pa
 
-        made = [pickle.dumps(self._make(pickle.loads(data))) for data in batch["task"].to_pylist()]
-        return pa.table({"made": pa.array(made, pa.binary())})
+        results = [pickle.dumps(self._make(pickle.loads(data))) for data in batch["task"].to_pylist()]
+        return pa.table({"made": pa.array(results, pa.binary())})
 
     def _make(self, task: Any) -> Any:
-        """An error of ours is handed over as it is: raised here, it would reach the driver as a text of Ray Data's."""
+        """Do a task; return an SdpError as a value, since Ray Data would turn a raised one into text."""
         try:
             return self._worker.make(task, lambda _: None)
         except SdpError as error:

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import Any
 
+from sdp.backoff import backoff
 from sdp.console import Progress, say
 from sdp.errors import SdpError, Unavailable, UserError
 from sdp.kube.leave import LEAVING
@@ -76,7 +77,7 @@ def supervise(
             if breakdowns >= tries:
                 say(f"supervisor: the job {how}, {breakdowns} times in a row: given up; mend it and submit it again")
                 return code if code > 0 else 128 - code
-            pause = min(LONGEST_PAUSE_S, first_pause_s * 2.0 ** (breakdowns - 1))
+            pause = backoff(breakdowns - 1, first_pause_s, LONGEST_PAUSE_S)
             say(f"supervisor: the job {how}; started again in {pause:.3g} s ({breakdowns} of {tries - 1})")
             if told.wait(pause):
                 stay_if_leaving()

@@ -1,11 +1,11 @@
-"""Waiting for workers' places on a cluster that may have to grow.
+"""Waiting for the places of workers on a cluster that may have to grow.
 
     trainers = Place("scaling", {"GPU": 1}, least=24, most=32, labels={"ray.io/accelerator-type": "A100"})
     encoders = Place("encode", {"GPU": 1}, least=8, most=8, labels={"ray.io/accelerator-type": "A10G"})
     _, count = wait_for("train", [encoders, trainers], wait_s=1800, grows=True)
 
-All places are asked for at once, by placement groups: an autoscaler brings nodes for them, two jobs do not each hold
-half of what both need, and they end with the driver, however that ends.
+All places are requested at once, by placement groups: an autoscaler adds nodes for them, two jobs cannot each hold half
+of what both need, and the groups end with the driver, however it ends.
 """
 
 import threading
@@ -27,25 +27,25 @@ _POLL_S = 0.2
 _FIRST_LINE_S = 5.0
 _LINES_S = 30.0
 _SETTLE_S = 60.0
-"""How long nothing has to have changed before fewer workers than the most will do, if more could still come."""
+"""Time without a change after which fewer workers than the most will do, although more may still come."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where equal workers of one kind go."""
+    """The resources and labels that the workers of one kind need."""
 
     section: str
-    """The section of the configuration that asks for them."""
+    """The section of the configuration that sets them."""
     bundle: Mapping[str, float]
-    """The resources of one worker."""
+    """Resources of one worker."""
     least: int
     most: int
     labels: Mapping[str, str] = field(default_factory=dict)
-    """Labels of the nodes, as Ray selects by them."""
+    """Label selector of the nodes."""
 
     @property
     def capacity(self) -> int:
-        """How many workers the nodes that are alive could hold, were they free."""
+        """The number of workers that the existing nodes could hold if they were idle."""
         nodes = [node["Resources"] for node in cluster.nodes_with(self.labels)]
         return sum(
             min((int(node.get(name, 0) // need) for name, need in self.bundle.items()), default=self.least)
@@ -53,33 +53,36 @@ class Place:
         )
 
     def progress(self, count: int, clock: str = "") -> str:
-        """Say how far the cluster is with so many workers: `4 A100 GPUs (2 of 4 ready, 1:30)`."""
+        """Return the state of so many workers' places: `4 A100 GPUs (2 of 4 ready, 1:30)`."""
         resource, labels, capacity = "GPU" if "GPU" in self.bundle else "CPU", dict(self.labels), self.capacity
         name = _amount(count * self.bundle.get(resource, 1), resource, labels.pop(cluster.ACCELERATOR_LABEL, None))
-        name += f" with {cluster.told_labels(labels)}" if labels else ""
-        state = f"{capacity} of {count} ready" if capacity < count else "there, but taken"
+        name += f" with {cluster.format_labels(labels)}" if labels else ""
+        state = f"{capacity} of {count} ready" if capacity < count else "ready, but in use"
         return f"{name} ({', '.join(filter(None, (state, clock)))})"
 
 
-def place_of(section: str, workers: WorkersConfig, *, grows: bool, more: str) -> Place:
-    """Return where a job's workers go; refuse what a cluster that does not grow can never offer.
+def place_of(section: str, workers: WorkersConfig, *, grows: bool, more: str, gpus: int = 1) -> Place:
+    """Return the place of a job's workers; refuse more workers than a cluster that cannot grow could ever hold.
 
-    `more` says how to get more workers.
+    `more` is the error's advice on how to get more; `gpus` is how many each has, of one node, where they are on GPUs.
     """
     kind, resource = workers.accelerator, "GPU" if cluster.on_gpus(section, workers) else "CPU"
     cluster.require_accelerator(f"{section}.accelerator", kind, can_grow=grows)
     labels = {cluster.ACCELERATOR_LABEL: kind} if kind else {}
-    count = int(sum(node["Resources"].get(resource, 0) for node in cluster.nodes_with(labels)))
+    each = gpus if resource == "GPU" else 1
+    have = [int(node["Resources"].get(resource, 0)) for node in cluster.nodes_with(labels)]
+    count = sum(number // each for number in have)
     if workers.least > count and not grows:
+        per_worker = f", {each} for each worker" if each > 1 else ""
         raise UserError(
             f"{section}.num_workers: expected at most {count}, got {workers.least}: the cluster has "
-            f"{_amount(count, resource, kind)}; lower it, or {more}"
+            f"{_amount(sum(have), resource, kind)}{per_worker}; lower it, or {more}"
         )
-    return Place(section, {resource: 1.0}, workers.least, workers.most, labels)
+    return Place(section, {resource: float(each)}, workers.least, workers.most, labels)
 
 
 class Request:
-    """An open request for groups of workers of a place, each group together or not at all."""
+    """An open request for groups of workers at a place; each group gets all of its workers or none."""
 
     def __init__(self, place: Place, counts: Sequence[int]) -> None:
         labels, bundle = dict(place.labels), dict(place.bundle)
@@ -93,7 +96,7 @@ class Request:
 
     @property
     def ready(self) -> int:
-        """How many workers have a place."""
+        """The number of workers that have a place."""
         table = placement_group_table()
         return sum(n for n, group in self._groups if table.get(group.id.hex(), {}).get("state") == "CREATED")
 
@@ -105,10 +108,10 @@ class Request:
 def wait_for(
     job: str, places: Sequence[Place], wait_s: float, *, grows: bool, check: Callable[[], None] = lambda: None
 ) -> list[int]:
-    """Wait until all places have room for their workers; return how many workers each has room for.
+    """Wait until all places have room for their workers; return the number of workers at each.
 
-    The most are asked for. Where they do not come, fewer do, once the cluster has not changed for a while. What is
-    missing is said every half minute, and raised after `wait_s`. `check` is called meanwhile, and may raise.
+    The most are requested; if they do not come, fewer will do once the cluster has not changed for a while. Missing
+    places are logged every half minute and raised after `wait_s`. `check` is called meanwhile, and may raise.
     """
     began = changed = time.monotonic()
     pause, line_at, before = threading.Event(), began + _FIRST_LINE_S, list[tuple[int, int]]()
@@ -133,10 +136,10 @@ def wait_for(
                 line_at = now + _LINES_S
             for number in missing:
                 place, capacity = places[number], state[number][1]
-                taken = capacity >= counts[number]  # by others, or by workers that have just ended
-                settled = now - changed > (_SETTLE_S if grows or taken else 1.0)
+                in_use = capacity >= counts[number]  # by other jobs, or by workers that have just ended
+                settled = now - changed > (_SETTLE_S if grows or in_use else 1.0)
                 if settled and place.least <= capacity and place.least < counts[number]:
-                    counts[number] = place.least if taken else capacity
+                    counts[number] = place.least if in_use else capacity
                     requests[number].__exit__()
                     requests[number] = Request(place, [counts[number]])
             pause.wait(_POLL_S)
@@ -146,15 +149,15 @@ def wait_for(
 
 
 def no_place(section: str, what: str, wait_s: float, key: str | None = None) -> UserError:
-    """Say in one line what did not come, and what the cluster has instead; `key` is what asks for it."""
+    """Return the error for places that did not come, with the cluster's resources; `key` is the setting to name."""
     return UserError(
         f"{key or f'{section}.wait_s'}: no node offered {what} within {duration(wait_s)}; the cluster has {_offer()}"
-        f"{_autoscaler()}; let the cluster grow, ask for what it has, or raise {section}.wait_s"
+        f"{_autoscaler()}; let the cluster grow, request fewer, or raise {section}.wait_s"
     )
 
 
 def _offer() -> str:
-    """What the nodes that are alive have, free or not."""
+    """Return the resources of the existing nodes, free or in use."""
     amounts: Counter[tuple[str, str]] = Counter()
     for node in cluster.nodes_with({}):
         kind = node.get("Labels", {}).get(cluster.ACCELERATOR_LABEL, "")
@@ -165,14 +168,16 @@ def _offer() -> str:
 
 
 def _autoscaler() -> str:
-    """What the autoscaler is doing about it, if there is one."""
+    """Return the autoscaler's activity, if there is one."""
     from ray.autoscaler.v2.sdk import get_cluster_status
 
     status: Any = get_cluster_status(ray.get_runtime_context().gcs_address)
-    words = [f"{one.count} {one.ray_node_type_name} failed to start ({one.details})" for one in status.failed_launches]
+    words = [
+        f"{each.count} {each.ray_node_type_name} failed to start ({each.details})" for each in status.failed_launches
+    ]
     starting = [node.ray_node_type_name for node in status.pending_nodes]
-    starting += [one.ray_node_type_name for one in status.pending_launches for _ in range(one.count)]
-    words += [f"{starting.count(kind)} {kind} being started" for kind in sorted(set(starting))]
+    starting += [each.ray_node_type_name for each in status.pending_launches for _ in range(each.count)]
+    words += [f"{starting.count(kind)} {kind} starting" for kind in sorted(set(starting))]
     return f" (autoscaler: {'; '.join(words)})" if words else ""
 
 

@@ -45,6 +45,19 @@ def tiny_clip(folder: Path) -> Path:
     return folder
 
 
+def tiny_first_dino(folder: Path) -> Path:
+    """DINO's first version, a ViT, as transformers saves it."""
+    from transformers import ViTConfig, ViTImageProcessor, ViTModel
+
+    torch.manual_seed(1)
+    config = ViTConfig(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, image_size=32, patch_size=16
+    )
+    ViTModel(config, add_pooling_layer=False).save_pretrained(folder)
+    ViTImageProcessor(size={"height": 32, "width": 32}).save_pretrained(folder)
+    return folder
+
+
 def tiny_dino(folder: Path) -> Path:
     """DINOv2, as transformers saves it."""
     from transformers import BitImageProcessor, Dinov2Config, Dinov2Model

@@ -169,9 +169,9 @@ def trouble(room: int, faults: str) -> None:
             moments[pixels.amin((1, 2, 3)) > 0.99] = float("nan")
             return moments
 
-    def troubled(orders: Any, device: str | None = None) -> Any:
+    def troubled(spec: Any, device: str | None = None) -> Any:
         fail("start", torch.OutOfMemoryError("CUDA out of memory"))
-        encoder = load_encoder(orders, device)
+        encoder = load_encoder(spec, device)
         encoder._moments = Troubled(encoder._moments)
         return encoder
 
@@ -202,17 +202,17 @@ def obey(traces: str) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         return read_header(data, *rest)
 
-    def ready(orders: Any, device: str | None = None) -> Any:
-        encoder = load_encoder(orders, device)
+    def ready(spec: Any, device: str | None = None) -> Any:
+        encoder = load_encoder(spec, device)
         (folder / f"ready-{os.getpid()}").touch()
         return encoder
 
-    def noted(orders: Any, encoder: Any, chunk: Any) -> Any:
+    def noted(spec: Any, encoder: Any, chunk: Any) -> Any:
         wanted, until = int((folder / "wanted").read_text()), time.monotonic() + 100
         while len(list(folder.glob("ready-*"))) < wanted and time.monotonic() < until:
             time.sleep(0.05)
         (folder / f"{os.getpid()}-{time.monotonic_ns()}").touch()
         time.sleep(0.1)
-        return encode_chunk(orders, encoder, chunk)
+        return encode_chunk(spec, encoder, chunk)
 
     transform.read_header, work.load_encoder, work.encode_chunk = deadly, ready, noted

@@ -22,7 +22,7 @@ if "sdp.sandbox.child" in sys.orig_argv:
     original = imaging.read_header
 
     def read_header(data, *arguments):
-        text = bytes(data[-40:])
+        text = bytes(data[-200:])
         if text.endswith(b"SEGFAULT"):
             ctypes.string_at(0)
         if text.endswith(b"EXIT"):
@@ -36,6 +36,8 @@ if "sdp.sandbox.child" in sys.orig_argv:
         if text.endswith(b"BUSY"):
             while True:
                 pass
+        if b"FORGE:" in text:
+            json.dumps = lambda _: text.partition(b"FORGE:")[2].decode()
         if text.endswith(b"SPY"):
             attempts = {
                 "read": tried(open, "/etc/passwd"),

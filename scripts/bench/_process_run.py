@@ -96,16 +96,16 @@ def bare(config: Any, rate: float, side: int, chunks: int = 2, count: int = 64) 
     import torch
 
     torch.set_num_threads(1)
-    orders = prepare(config).orders
-    one: Any = Sleeper(rate, side) if rate else work.load_encoder(orders)
+    spec = prepare(config).spec
+    one: Any = Sleeper(rate, side) if rate else work.load_encoder(spec)
     pixels: NDArray[np.uint8] = np.random.default_rng(0).integers(0, 256, (count, side, side, 3), np.uint8)
     zeros = np.zeros(count, np.int16)
     tokens = np.zeros((count, 77), np.uint16)
     chunk = Chunk(np.arange(count), [""] * count, tokens, {side: [Group(np.arange(count), pixels)]}, zeros)
-    work.encode_chunk(orders, one, chunk)
+    work.encode_chunk(spec, one, chunk)
     began = time.monotonic()
     for _ in range(chunks):
-        work.encode_chunk(orders, one, chunk)
+        work.encode_chunk(spec, one, chunk)
     return chunks * count / (time.monotonic() - began)
 
 

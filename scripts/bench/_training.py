@@ -25,7 +25,7 @@ def make_trainer(case: dict[str, Any], model: Any, world: Any, callbacks: Sequen
 
     from sdp.config import parse
     from sdp.storage import open_storage
-    from sdp.train.assemble import make_conditioning, make_objective, make_unet
+    from sdp.train.assemble import make_conditioning, make_networks, make_objective
     from sdp.train.checkpoint import Checkpointer
     from sdp.train.run_folder import RunFolder
     from sdp.train.trainer import Ingredients, Trainer
@@ -37,7 +37,7 @@ def make_trainer(case: dict[str, Any], model: Any, world: Any, callbacks: Sequen
         {
             "source": {"uri": "unused"},
             "output": {"uri": output},
-            "model": {"source": str(model.source)},
+            "model": {"source": str(model.source), "train_text_encoder": case.get("train_text_encoder", False)},
             "data": {"resolution": case["resolution"], "batch_size": case["batch"]},
             "objective": {"prediction": "epsilon"},
             "precision": "bf16",
@@ -56,7 +56,7 @@ def make_trainer(case: dict[str, Any], model: Any, world: Any, callbacks: Sequen
         Ingredients(
             config=config,
             world=world,
-            unet=make_unet(config, model, world),
+            networks=make_networks(config, model, world),
             objective=make_objective(config, model, world),
             conditioning=make_conditioning(config, model, world) if case["tiny"] else _conditioning(world),
             reader=_Noise(case, world),

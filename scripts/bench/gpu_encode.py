@@ -28,7 +28,7 @@ from sdp.config.process import EncodeConfig
 from sdp.console import table
 from sdp.encode.chunk import Chunk, Group
 from sdp.encode.encoder import DTYPES, Encoder
-from sdp.encode.recipe import TEXT, Settings
+from sdp.encode.recipe import TEXT, EncoderSettings
 from sdp.model import load, sources
 from sdp.model.family import SD2
 from sdp.model.latents import to_pixels
@@ -138,8 +138,8 @@ def _check(networks: Networks) -> None:
     """Compare the device's latents with fp32 on the CPU before any timing; many small batches, two calls at a time."""
     chunk = _chunk(64, 24)
     settings = {"seed": 5, "batch_sizes": {64: 5, TEXT: 5}}
-    exact = Encoder(networks.vae(), Settings(dtype="fp32", **settings), device="cpu")(chunk)
-    tested = Encoder(networks.vae(), Settings(dtype="bf16", **settings), device=networks.device.type)
+    exact = Encoder(networks.vae(), EncoderSettings(dtype="fp32", **settings), device="cpu")(chunk)
+    tested = Encoder(networks.vae(), EncoderSettings(dtype="bf16", **settings), device=networks.device.type)
     wanted = exact.latents[64][0].values.astype(np.float32)
     with ThreadPoolExecutor(2) as pool:
         for encoded in pool.map(tested, [chunk] * 6, timeout=DEADLINE_S):
@@ -172,7 +172,7 @@ def _images(networks: Networks, side: int, batches: list[int], compiled: bool) -
 
 
 def _images_row(networks: Networks, case: Case, flops: float) -> list[str]:
-    settings = Settings(
+    settings = EncoderSettings(
         dtype=case.dtype,
         channels_last=case.channels_last,
         compile=case.compile,
@@ -237,7 +237,7 @@ def _captions(networks: Networks) -> None:
     width, batch = int(text.config.hidden_size), 64
     flops = _text_flops(networks)
     tokens = np.random.default_rng(0).integers(0, int(text.config.vocab_size), (8 * batch, 77), np.uint16)
-    settings = Settings(dtype="bf16", batch_sizes={TEXT: batch})
+    settings = EncoderSettings(dtype="bf16", batch_sizes={TEXT: batch})
     encoder = Encoder(networks.vae(), settings, text_encoder=text, device=networks.device.type)
     _begin_memory(networks)
     encoder.embed(tokens)

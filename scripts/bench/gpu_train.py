@@ -245,6 +245,8 @@ def _train(case: dict[str, Any], world: Any) -> dict[str, Any]:
     clock = Times()
     model = make_model(Path(case["folder"]) / f"model-{world.rank}", tiny=case["tiny"])
     trainer = make_trainer(case, model, world, [NameSlowest(10), RecordMetrics(10), clock])
+    if wait_s := case.get("wait_s", 0.0):  # a stand-in for a GPU that is at work
+        trainer.networks.unet.register_forward_pre_hook(lambda *_: time.sleep(wait_s))
     try:
         trainer.train()
     except Done:

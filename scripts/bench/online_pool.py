@@ -29,13 +29,14 @@ from sdp import cluster
 from sdp.charts import Line, lines
 from sdp.config import parse
 from sdp.console import table
+from sdp.encode.blocks import Note
 from sdp.encode.chunk import Chunk, Group, TransformStats
-from sdp.encode.pipeline import Note, Placement
+from sdp.encode.placement import Placement
 from sdp.model.sources import resolve
 from sdp.storage import open_storage
 from sdp.train import online
 from sdp.train.data.encoded import EncodedReader
-from sdp.train.data.images import EncodedSlice, ImagesDataset, Transformed, _orders
+from sdp.train.data.images import EncodedSlice, ImagesDataset, Transformed, _encode_spec
 from sdp.train.data.online import Online, slices_ahead
 from sdp.train.data.order import Blocks, OrderShape
 from sdp.train.data.weights import RowWeights
@@ -163,11 +164,11 @@ def make_images(folder: str, text: str) -> ImagesDataset:
     settings = {"source": {"uri": folder}, "output": {"uri": f"{folder}-run"}, "model": {"source": "builtin:tiny"}}
     config = parse("train", {**settings, "data": {"mode": "online", "resolution": SIDE}})
     storage: Any = SimpleNamespace(storage=open_storage(folder))
-    orders = _orders(config, storage, resolve("builtin:tiny"))
+    spec = _encode_spec(config, storage, resolve("builtin:tiny"))
     width = TEXT_WIDTH if text == "text_embedding" else None
-    orders = replace(orders, shape=replace(orders.shape, text_width=width))
+    spec = replace(spec, shape=replace(spec.shape, text_width=width))
     blocks = Blocks.of([[GROUP_ROWS] * 4000])
-    return ImagesDataset(open_storage(folder), ("parts/000000000.parquet",), blocks, orders, RowWeights())
+    return ImagesDataset(open_storage(folder), ("parts/000000000.parquet",), blocks, spec, RowWeights())
 
 
 class MeasuredPool(online.Pool):

@@ -93,7 +93,7 @@ def _keeping(emit: Any, times: int = 50) -> float:
     backend = emit.telemetry.backend
     began = time.thread_time()
     for _ in range(times):
-        backend.tell_again()
+        backend.refresh()
     return (time.thread_time() - began) / times
 
 

@@ -132,10 +132,10 @@ def _bare_step(config: Any, model: Any, batch: Any) -> Callable[[], None]:
     from diffusers import DDPMScheduler
 
     from sdp.model import load
-    from sdp.train.assemble import make_unet
+    from sdp.train.assemble import make_networks
     from sdp.train.world import World
 
-    unet = make_unet(config, model, World())
+    unet = make_networks(config, model, World()).unet
     encoder = load.load_text_encoder(model.path)
     empty = encoder(torch.zeros(1, 77, dtype=torch.int64)).last_hidden_state
     scheduler = DDPMScheduler.from_pretrained(model.path / "scheduler")
@@ -306,7 +306,7 @@ def _config(output: Any, *, max_steps: int, model: str = "builtin:tiny", batch_s
 
 def _trainer(config: Any, model: Any, batch: Any, callbacks: Any) -> Any:
     from sdp.storage import open_storage
-    from sdp.train.assemble import make_conditioning, make_objective, make_unet
+    from sdp.train.assemble import make_conditioning, make_networks, make_objective
     from sdp.train.checkpoint import Checkpointer
     from sdp.train.run_folder import RunFolder
     from sdp.train.trainer import Ingredients, Trainer
@@ -329,7 +329,7 @@ def _trainer(config: Any, model: Any, batch: Any, callbacks: Any) -> Any:
         Ingredients(
             config=config,
             world=world,
-            unet=make_unet(config, model, world),
+            networks=make_networks(config, model, world),
             objective=make_objective(config, model, world),
             conditioning=make_conditioning(config, model, world),
             reader=Same(),

@@ -156,6 +156,19 @@ _SAFETY = Row(
             Query(per_run(select("sdp_train_cost", RUN)), "{{run}}"),
             unit=PLAIN,
         ),
+        lines(
+            "Cost at its end",
+            "At the pace of now.",
+            Query(per_run(select("sdp_train_final_cost", RUN)), "{{run}}"),
+            unit=PLAIN,
+        ),
+        lines(
+            "Until its end",
+            "At the pace of now.",
+            Query(f"{per_run(select('sdp_train_finish_time_seconds', RUN))} - time()", "{{run}}"),
+            unit=SECONDS,
+        ),
+        lines("GPU-hours", "Trainers' and encoders'.", Query(per_run(select("sdp_train_gpu_hours", RUN)), "{{run}}")),
     ),
 )
 

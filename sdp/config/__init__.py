@@ -1,8 +1,8 @@
-"""What jobs are told: one frozen model a job, from one YAML file and `--set` overrides.
+"""Configurations: one frozen model per job, from one YAML file and `--set` overrides.
 
     config = load("download", "download.yaml", ["limit=1000"])
 
-Imports neither torch nor ray, so that a laptop and the control plane can read and check a job in no time.
+Imports neither torch nor ray, so that a laptop can check a job's configuration quickly.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _MODELS = {
 
 
 class _Jobs(Mapping[str, type[JobConfig]]):
-    """Imports a job's models when they are asked for: a mistake in one job's YAML is told without the other three."""
+    """The models by job, each imported when it is first used: a command needs those of one job."""
 
     def __getitem__(self, job: str) -> type[JobConfig]:
         model: type[JobConfig] = getattr(import_module(f"sdp.config.{job}"), _MODELS[job])
@@ -99,7 +99,7 @@ def load(job: Literal["dreambooth"], path: str | None, overrides: Sequence[str] 
 @overload
 def load(job: str, path: str | None, overrides: Sequence[str] = ()) -> JobConfig: ...
 def load(job: str, path: str | None, overrides: Sequence[str] = ()) -> JobConfig:
-    """A job's configuration from a file, if any, and overrides `a.b=c`; ConfigError lists all that is wrong."""
+    """Return the configuration of a file, if any, with overrides `a.b=c`; ConfigError lists every problem."""
     return load_into(JOBS[job], path, overrides)
 
 
@@ -118,30 +118,30 @@ def parse(job: Literal["dreambooth"], data: Mapping[str, Any]) -> DreamboothConf
 @overload
 def parse(job: str, data: Mapping[str, Any]) -> JobConfig: ...
 def parse(job: str, data: Mapping[str, Any]) -> JobConfig:
-    """A job's configuration from plain data, as a saved configuration is."""
+    """Return the configuration of plain data, such as a saved configuration."""
     return parse_into(JOBS[job], data)
 
 
-def draft(job: str, path: str | None, overrides: Sequence[str] = ()) -> Draft:
-    """As `load`, but required keys may still be missing; what there is must be right."""
-    return draft_into(JOBS[job], path, overrides)
+def draft(job: str, path: str | None, overrides: Sequence[str] = (), *, part: bool = False) -> Draft:
+    """Return the configuration like `load`, but required keys may be missing; a `part` may contradict defaults."""
+    return draft_into(JOBS[job], path, overrides, part=part)
 
 
 def dump_yaml(config: Section, *, comments: bool = True, missing: frozenset[str] = frozenset()) -> str:
-    """The resolved YAML, each key under a comment that says what it is for; it loads back to an equal configuration."""
+    """Return the resolved YAML, each key under a comment with its purpose; it loads back to an equal configuration."""
     from sdp.config import dump
 
     return dump.dump_yaml(config, comments=comments, missing=missing)
 
 
 def identity(config: JobConfig) -> dict[str, Any]:
-    """The keys that decide what is written, by dotted path, as plain data: a change of one is another output."""
+    """Return the keys that decide the output's content, by dotted path; an output keeps them for good."""
     values = config.model_dump(mode="json")
     return {key.path: _at(values, key.path) for key in keys(type(config)) if key.shapes_output}
 
 
 def json_schema(job: str) -> dict[str, Any]:
-    """The JSON schema of a job's configuration."""
+    """Return the JSON schema of a job's configuration."""
     schema = JOBS[job].model_json_schema()
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": f"sdp {job}"}
 

@@ -1,4 +1,4 @@
-"""What every job's configuration is made of: sections, described keys, and the pieces that all jobs share."""
+"""The parts of every job's configuration: sections, described keys, and the sections that all jobs share."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from sdp.storage import StorageOptions
 
 REQUIRED: Any = ...
-"""The default of a key that has none."""
+"""Marks a key without a default."""
 
 DRAFT = "draft"
-"""The validation context of a configuration that is not complete yet, and so may contradict itself."""
+"""The validation context of an incomplete configuration, which may contradict itself."""
 
 
 class Section(BaseModel):
-    """A group of keys. Nothing is guessed: an unknown key, a quoted number and `true` for a number are errors."""
+    """A group of keys, strictly typed: an unknown key, a quoted number and `true` for a number are errors."""
 
     model_config = ConfigDict(
         frozen=True,
@@ -32,11 +32,11 @@ class Section(BaseModel):
         strict=True,
         allow_inf_nan=False,
         validate_default=False,
-        defer_build=True,  # a command that needs one job does not pay for the other three
+        defer_build=True,  # a command needs the models of one job only
     )
 
     def contradictions(self) -> Iterable[Problem]:
-        """Combinations of keys that cannot work; paths are relative to this section."""
+        """Yield combinations of keys that cannot work, with paths relative to this section."""
         return ()
 
     @model_validator(mode="after")
@@ -49,11 +49,11 @@ class Section(BaseModel):
 
 
 def key(default: Any, what: str, *, shapes_output: bool = False, example: Any = None, **limits: Any) -> Any:
-    """Declare a key: its default (REQUIRED, a value, or a Section class) and what it is for, in a sentence.
+    """Declare a key: its default (REQUIRED, a value, or a Section class) and its purpose in a sentence.
 
-    `shapes_output` marks a key that decides what is written: it belongs to the identity of the output, and may not
-    change while that output is being made. The rest (concurrency, deadlines) may change from run to run.
-    `limits` are pydantic's (ge, gt, le, lt, multiple_of, min_length).
+    `shapes_output` marks a key that decides the output's content: it may not change once the output has been begun.
+    Other keys (concurrency, deadlines) may change from run to run. `limits` are pydantic's (ge, gt, le, lt,
+    multiple_of, min_length).
     """
     settings: dict[str, Any] = {
         "description": what,
@@ -69,7 +69,7 @@ def key(default: Any, what: str, *, shapes_output: bool = False, example: Any = 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """One key of a job, as documentation, errors and identities see it."""
+    """One key of a job, for documentation, errors and identities."""
 
     path: str
     field: FieldInfo
@@ -97,13 +97,13 @@ class Key:
 
 
 def section_of(field: FieldInfo) -> type[Section] | None:
-    """The class of a field that is a section, else None."""
+    """Return the class of a field that is a section, else None."""
     annotation = field.annotation
     return annotation if isinstance(annotation, type) and issubclass(annotation, Section) else None
 
 
 def fields(model: type[Section]) -> Iterator[tuple[str, FieldInfo]]:
-    """The fields of a section as a reader wants them: in the order of declaration, `storage` last."""
+    """Yield a section's fields in the order of declaration, but `storage` last."""
     for name, field in model.model_fields.items():
         if name != "storage":
             yield name, field
@@ -112,7 +112,7 @@ def fields(model: type[Section]) -> Iterator[tuple[str, FieldInfo]]:
 
 
 def keys(model: type[Section], path: str = "") -> Iterator[Key]:
-    """Every key of a model, those of its sections included."""
+    """Yield every key of a model and of its sections."""
     for name, field in fields(model):
         if inner := section_of(field):
             yield from keys(inner, f"{path}{name}.")
@@ -121,7 +121,7 @@ def keys(model: type[Section], path: str = "") -> Iterator[Key]:
 
 
 def changed(model: type[Section], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values, as JSON holds them, that differ from a model's defaults, by dotted path."""
+    """Return the JSON values that differ from a model's defaults, by dotted path."""
     defaults = {key.path: key.field.get_default(call_default_factory=True) for key in keys(model)}
     different: dict[str, Any] = {}
 
@@ -139,7 +139,7 @@ def changed(model: type[Section], values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def sections_of(model: type[Section], path: str = "") -> Iterator[tuple[str, FieldInfo, type[Section]]]:
-    """Every section below a model, parents first: its dotted path, its field and its class."""
+    """Yield every section below a model, parents first: its dotted path, its field and its class."""
     for name, field in fields(model):
         if inner := section_of(field):
             yield path + name, field, inner
@@ -148,34 +148,34 @@ def sections_of(model: type[Section], path: str = "") -> Iterator[tuple[str, Fie
 
 @dataclass(frozen=True, slots=True)
 class Says:
-    """How an error names what a key expects, where its type alone would not say it well."""
+    """The phrase for a key's expected value in errors, where its type alone would be unclear."""
 
     phrase: str
 
 
 Uri = Annotated[str, AfterValidator(check_uri), Says("a URI")]
-"""Something to read: a local path, or file://, s3://, gs://, https:// or hf://."""
+"""An input: a local path, or file://, s3://, gs://, https:// or hf://."""
 
 FolderUri = Annotated[str, AfterValidator(check_folder_uri), Says("a URI")]
-"""A folder to write: a local path, or file://, s3:// or gs://."""
+"""An output folder: a local path, or file://, s3:// or gs://."""
 
 LONGEST_S = 604_800
-"""Seconds of a week: a deadline that is longer is none, and clocks overflow at the absurd."""
+"""Seconds in a week, the longest deadline."""
 Name = Annotated[str, Field(min_length=1)]
 Endpoint = Annotated[Name, AfterValidator(check_endpoint), Says("an address such as https://host:port")]
-"""Of an S3-compatible store."""
+"""The address of an S3-compatible store."""
 HeaderText = Annotated[str, Field(min_length=1, pattern=r"^[ -~]+$"), Says("some text of printable ASCII characters")]
-"""What may stand in a header of HTTP."""
+"""Text that may appear in an HTTP header."""
 Positive = Annotated[int, Field(ge=1)]
 Resolution = Annotated[int, Field(ge=8, multiple_of=8)]
-"""Pixels of a square picture's side; the VAE divides it by 8."""
+"""Side of a square picture in pixels; the VAE divides it by 8."""
 
 
 class Range(Section):
-    """From `min` to `max` of something, as the cluster has room."""
+    """A number of workers from `min` to `max`, as the cluster has room."""
 
-    min: int = key(REQUIRED, "The fewest to go on with.", ge=1)
-    max: int = key(REQUIRED, "The most to use.", ge=1)
+    min: int = key(REQUIRED, "The fewest workers to run with.", ge=1)
+    max: int = key(REQUIRED, "The most workers to use.", ge=1)
 
     def contradictions(self) -> Iterable[Problem]:
         if self.min > self.max:
@@ -183,35 +183,35 @@ class Range(Section):
 
 
 Workers = Annotated[Positive | Range, Says("a whole number of 1 or more, or {min: N, max: N}")]
-"""A fixed number of workers, or a range to be elastic in."""
+"""A fixed number of workers, or an elastic range."""
 
 Labels = Annotated[dict[Name, Name], Says("{label: value, …}")]
-"""Ray's labels of nodes, each with the value it has to have; also !value, in(one,two) and !in(one,two)."""
+"""A selector of Ray node labels: {label: value}; a value may also be !value, in(a,b) or !in(a,b)."""
 
 
 class WorkersConfig(Section):
-    """The workers of a job: how many, and where they run."""
+    """The number and placement of a job's workers."""
 
-    num_workers: Workers = key(1, "How many workers, or a range to grow and shrink in.")
+    num_workers: Workers = key(1, "Number of workers, or a range in which it may grow and shrink.")
     accelerator: Name | None = key(
-        None, "The Ray accelerator type to run on, such as A10G: each worker gets one such GPU. null takes any node."
+        None, "Ray accelerator type to run on, such as A10G; each worker gets one such GPU. null allows any node."
     )
     use_gpu: bool | None = key(
         None,
         "Whether each worker gets a GPU where accelerator is null. null gives it one if this machine has GPUs; on a "
-        "cluster that was joined, say true or false.",
+        "joined cluster, set true or false.",
     )
 
     wait_s: float = key(
         1800.0,
-        "Seconds to wait for places on the cluster while it grows; then the job ends, and says what did not come.",
+        "Seconds to wait for places on the cluster while it grows; then the job fails and names what did not come.",
         gt=0,
         le=LONGEST_S,
     )
 
     @property
     def gpu_each(self) -> bool | None:
-        """Whether each worker gets a GPU; None where the configuration leaves it to the machine."""
+        """True if each worker gets a GPU; None if the machine decides."""
         return True if self.accelerator is not None else self.use_gpu
 
     @property
@@ -234,34 +234,51 @@ class WorkersConfig(Section):
             )
 
 
-class SourceConfig(Section):
-    """Where a job reads from."""
+class TrainersConfig(WorkersConfig):
+    """Workers that train, which may have two GPUs each."""
 
-    uri: Uri = key(REQUIRED, "Where to read from.", shapes_output=True, example="s3://bucket/input")
+    gpus_per_worker: int = key(
+        1,
+        "GPUs of a trainer: with 2 the U-Net is on the first, and the text encoder (and the VAE, where data.mode is "
+        "collocated) on the second.",
+        ge=1,
+        le=2,
+    )
+
+    def contradictions(self) -> Iterable[Problem]:
+        yield from super().contradictions()
+        if self.gpus_per_worker > 1 and self.use_gpu is False:
+            yield Problem("gpus_per_worker", "1 while use_gpu is false", str(self.gpus_per_worker), "or set use_gpu")
+
+
+class SourceConfig(Section):
+    """A job's input."""
+
+    uri: Uri = key(REQUIRED, "URI of the input.", shapes_output=True, example="s3://bucket/input")
 
 
 class OutputConfig(Section):
-    """Where a job writes to."""
+    """A job's output."""
 
     uri: FolderUri = key(
         REQUIRED,
-        "The folder to write: a local path, s3:// or gs://. Running the job again continues what is there.",
+        "Folder to write to: a local path, s3:// or gs://. Running the job again continues it.",
         example="s3://bucket/output",
     )
 
 
 class StorageConfig(Section):
-    """How object stores are reached. Credentials come from the environment's usual places and never from here."""
+    """Access to object stores. Credentials come from the environment, never from a configuration."""
 
-    endpoint: Endpoint | None = key(None, "Endpoint of an S3 store other than AWS; null takes the environment's.")
-    region: Name | None = key(None, "Region of the S3 store; null takes the environment's.")
+    endpoint: Endpoint | None = key(None, "Endpoint of an S3 store other than AWS; null uses the environment's.")
+    region: Name | None = key(None, "Region of the S3 store; null uses the environment's.")
     timeout_s: float = key(
-        60.0, "Deadline of one storage operation in seconds, its retries included.", gt=0, le=LONGEST_S
+        60.0, "Deadline of a storage operation in seconds, including its retries.", gt=0, le=LONGEST_S
     )
-    retries: int = key(5, "How often a storage operation that failed for a passing reason is tried again.", ge=0)
+    retries: int = key(5, "Retries of a storage operation after a temporary failure.", ge=0)
 
     def options(self) -> StorageOptions:
-        """The same, as sdp.storage takes it."""
+        """Return the options for sdp.storage."""
         from sdp.storage import StorageOptions
 
         return StorageOptions(
@@ -270,14 +287,14 @@ class StorageConfig(Section):
 
 
 class JobConfig(Section):
-    """What every job is told. Each job has a `source` of its own, and most have an `output` with more keys."""
+    """The configuration of any job; each has its own `source`, and most have more keys in `output`."""
 
-    source: Section = key(REQUIRED, "Where to read from.")
-    output: OutputConfig = key(REQUIRED, "Where to write to.")
+    source: Section = key(REQUIRED, "The input.")
+    output: OutputConfig = key(REQUIRED, "The output.")
     limit: Positive | None = key(
-        None, "How many rows of the source to take, from its first; null takes them all. It may be raised later."
+        None, "Number of rows to take from the start of the source; null takes all. It may be raised later."
     )
-    storage: StorageConfig = key(StorageConfig, "How object stores are reached.")
+    storage: StorageConfig = key(StorageConfig, "Access to object stores.")
 
     def contradictions(self) -> Iterable[Problem]:
         source = getattr(self.source, "uri", None)
@@ -286,5 +303,5 @@ class JobConfig(Section):
                 "output.uri",
                 f"a folder outside of source.uri, which is {source}",
                 repr(self.output.uri),
-                "what is written there would be read as source the next time",
+                "the next run would read the output as its source",
             )

@@ -1,4 +1,4 @@
-"""What `sdp download` is told: from a metadata table with URLs to a checked image dataset."""
+"""The configuration of `sdp download`: from a metadata table with URLs to a checked images dataset."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ OWN_COLUMNS = (
     *("row", "key", "url", "caption", "image", "width", "height"),
     *("original_width", "original_height", "sha256"),
 )
-"""The columns of an images dataset, whose names no carried column may have."""
+"""The columns of an images dataset, whose names a carried column may not have."""
 
 EVERYWHERE = ("0.0.0.0/0", "::/0")
 
@@ -49,176 +49,167 @@ Network = Annotated[str, AfterValidator(_network), Says("a network such as 10.1.
 class DownloadSource(SourceConfig):
     uri: Uri = key(
         REQUIRED,
-        "Parquet with URLs and captions: a file, a folder or a glob, local or at s3://, gs://, https:// or hf://.",
+        "Parquet with URLs and captions: a file, folder or glob, local or at s3://, gs://, https:// or hf://.",
         shapes_output=True,
         example="s3://bucket/laion-metadata",
     )
     url_column: Name = key("url", "The column that holds each image's URL.", shapes_output=True)
     caption_column: Name = key("caption", "The column that holds each image's caption.", shapes_output=True)
-    columns: tuple[Name, ...] = key((), "Further columns to carry along into the images dataset.", shapes_output=True)
+    columns: tuple[Name, ...] = key((), "Further columns to copy to the images dataset.", shapes_output=True)
 
     def contradictions(self) -> Iterable[Problem]:
         taken = sorted({name for name in self.columns if name in OWN_COLUMNS})
         if taken:
             yield Problem(
                 "columns",
-                "names that an images dataset does not use itself",
+                "names other than an images dataset's own",
                 ", ".join(taken),
-                "leave them out or rename them in the source",
+                "remove them, or rename them in the source",
             )
 
 
 class DownloadOutput(OutputConfig):
     rows_per_file: Positive = key(
         10_000,
-        "Source rows that one part file accounts for; aim at 128 to 256 MB a file, so take about 1,000 where images "
-        "are kept as they came.",
+        "Source rows per part file; aim for files of 128 to 256 MB, so set about 1,000 where images keep their "
+        "original size.",
         shapes_output=True,
         le=1_000_000,
     )
 
 
 class FetchConfig(Section):
-    """How images are fetched."""
+    """HTTP requests for images."""
 
     timeout_s: float = key(
         60.0,
-        "Deadline of one image in seconds, over all its attempts and redirects; waiting for its host's turn and "
-        "pauses between attempts are not counted.",
+        "Deadline of an image in seconds, over all attempts and redirects; waiting for the host's turn and pauses "
+        "between attempts do not count.",
         gt=0,
         le=86_400,
     )
-    connect_timeout_s: float = key(
-        5.0, "Deadline of making a connection in seconds, within timeout_s.", gt=0, le=86_400
-    )
+    connect_timeout_s: float = key(5.0, "Deadline of a connection in seconds, within timeout_s.", gt=0, le=86_400)
     first_byte_timeout_s: float = key(
-        10.0, "Seconds that a server may be silent, before its answer begins or in the middle of it.", gt=0, le=86_400
+        10.0, "Seconds for which a server may be silent, before or within its response.", gt=0, le=86_400
     )
-    retries: int = key(2, "How often an image is tried again after a failure that may pass.", ge=0, le=100)
+    retries: int = key(2, "Retries of an image after a temporary failure.", ge=0, le=100)
     longest_wait_s: float = key(
         60.0,
-        "The longest Retry-After that is waited for; a host that wants more is left alone as long, an hour at most, "
-        "and its rows fail.",
+        "The longest Retry-After to wait for, in seconds; a host that asks for more is left alone that long (at most "
+        "an hour) and its rows fail.",
         ge=0,
         le=86_400,
     )
-    connections: Positive = key(256, "Requests that one download worker keeps open at once.", le=10_000)
-    buffer_mb: Positive = key(
-        256, "Megabytes of fetched images that one worker holds before they are decoded.", le=1_000_000
-    )
-    max_bytes: Positive = key(
-        50_000_000, "An image of more bytes than this is a failed row.", shapes_output=True, le=1_000_000_000
-    )
-    max_redirects: int = key(5, "Redirects that are followed for one image.", ge=0, le=100)
-    user_agent: HeaderText = key("sdp (image dataset download)", "The User-Agent that servers are told.")
+    connections: Positive = key(256, "Concurrent requests of one download worker.", le=10_000)
+    buffer_mb: Positive = key(256, "Megabytes of fetched images that one worker buffers before decoding.", le=1_000_000)
+    max_bytes: Positive = key(50_000_000, "An image with more bytes fails.", shapes_output=True, le=1_000_000_000)
+    max_redirects: int = key(5, "Redirects to follow for one image.", ge=0, le=100)
+    user_agent: HeaderText = key("sdp (image dataset download)", "The User-Agent header.")
     respect_opt_out: bool = key(
         True,
-        "Leave out images whose server says noai, noimageai, noindex, noimageindex or noml in X-Robots-Tag.",
+        "Leave out images whose server sends noai, noimageai, noindex, noimageindex or noml in X-Robots-Tag.",
         shapes_output=True,
     )
-    opt_out_agent: HeaderText = key(
-        "sdp", "The name by which an X-Robots-Tag for one agent means us.", shapes_output=True
-    )
+    opt_out_agent: HeaderText = key("sdp", "This agent's name in X-Robots-Tag and robots.txt.", shapes_output=True)
     robots: Literal["ignore", "honour"] = key(
         "ignore",
-        "Whether images that a site's robots.txt disallows for fetch.opt_out_agent are left out.",
+        "Whether to leave out images that a site's robots.txt disallows for fetch.opt_out_agent.",
         shapes_output=True,
     )
     allow_private: bool = key(
-        False, "Allow URLs that lead to private, loopback or link-local addresses. For tests and intranets."
+        False, "Allow URLs that resolve to private, loopback or link-local addresses. For tests and intranets."
     )
     allow_networks: tuple[Network, ...] = key(
-        (), "Networks to allow although they are private, where allow_private would be too much."
+        (), "Private networks to allow, where allow_private would allow too much."
     )
-    use_proxy: bool = key(False, "Go through the proxies that the environment names; they decide over addresses, then.")
-    verify_tls: bool = key(True, "Refuse a server whose TLS certificate is not valid.")
-    ca_file: Name | None = key(None, "A file of certificates to trust, in place of the public ones.")
+    use_proxy: bool = key(False, "Use the environment's proxies, which then decide which addresses are allowed.")
+    verify_tls: bool = key(True, "Refuse a server with an invalid TLS certificate.")
+    ca_file: Name | None = key(None, "A file of certificates to trust in place of the public ones.")
 
     @property
     def allowed_networks(self) -> tuple[str, ...]:
-        """The networks that may be connected to though they are not public."""
+        """The networks that are allowed although they are not public."""
         return EVERYWHERE if self.allow_private else self.allow_networks
 
 
 class HostsConfig(Section):
-    """What one host is asked to bear, by all workers together. Politer than needed is a matter of patience."""
+    """Limits on the load of one host, over all workers."""
 
-    at_once: Positive = key(16, "Requests to one host at the same time.", le=10_000)
+    at_once: Positive = key(16, "Concurrent requests to one host.", le=10_000)
     per_second: float | None = key(
-        50.0, "Requests to one host that begin within a second; null is no limit.", ge=0.001, le=1_000_000
+        50.0, "Requests to one host per second; null means no limit.", ge=0.001, le=1_000_000
     )
     give_up_after: Positive = key(
         20,
-        "After so many connections in a row that failed, a host is left alone for five minutes and its rows fail.",
+        "After so many failed connections in a row, a host is left alone for five minutes and its rows fail.",
         le=1_000_000,
     )
-    count: bool = key(
-        True, "Count the hosts of the source before starting, and say when a single one will hold up the job."
-    )
+    count: bool = key(True, "Count the source's hosts before starting, and warn if a single one will delay the job.")
 
 
 class ImageConfig(Section):
-    """How images are checked and stored."""
+    """Checks and storage of images."""
 
     size: Positive | None = key(
         None,
-        "Resize to this many pixels on the shorter side; null keeps the bytes as they came.",
+        "Pixels of the shorter side after resizing; null keeps the original bytes.",
         shapes_output=True,
         le=16_383,
     )
     crop: Literal["none", "center"] = key(
-        "none", "Cut the resized image to its centre square, or keep its shape.", shapes_output=True
+        "none", "Crop the resized image to its centre square, or keep its shape.", shapes_output=True
     )
-    enlarge: bool = key(False, "Resize images that are smaller than that, too.", shapes_output=True)
+    enlarge: bool = key(False, "Also resize images that are smaller than image.size.", shapes_output=True)
     format: Literal["jpeg", "webp"] = key("jpeg", "The encoding of a resized image.", shapes_output=True)
-    quality: int = key(95, "The quality that a resized image is encoded with.", shapes_output=True, ge=1, le=100)
+    quality: int = key(95, "The encoding quality of a resized image.", shapes_output=True, ge=1, le=100)
     max_pixels: Positive = key(
         100_000_000,
-        "An image of more pixels than this is a failed row, undecoded.",
+        "An image with more pixels fails without being decoded.",
         shapes_output=True,
         le=1_000_000_000,
     )
     tiff: bool = key(
         False,
-        "Read TIFF images, too: rare on the web, and a decoder with many holes so far.",
+        "Also read TIFF images: rare on the web, and their decoder has had many security holes.",
         shapes_output=True,
     )
     least_side: Positive = key(
         8,
-        "An image with a side of fewer pixels than this is a failed row: a dot that counts visitors.",
+        "An image with a shorter side fails: it is a tracking pixel.",
         shapes_output=True,
     )
 
     def contradictions(self) -> Iterable[Problem]:
         if self.size is None and self.crop != "none":
             yield Problem(
-                "crop", "none while image.size is null", repr(self.crop), "set image.size: only resized images are cut"
+                "crop",
+                "none while image.size is null",
+                repr(self.crop),
+                "set image.size to crop",
             )
 
 
 class FiltersConfig(Section):
-    """Which rows are left out by what the source says of them. A filter that is null is off, and needs no column."""
+    """Filters on the source's columns. A filter that is null is off and needs no column."""
 
     min_side: Positive | None = key(
-        None, "The fewest pixels of the shorter side, by the source and again by the image itself.", shapes_output=True
+        None, "Least pixels of the shorter side, checked in the source and again in the image.", shapes_output=True
     )
     max_aspect: float | None = key(
         None,
-        "The longer side at most so many times the shorter, by the source and again by the image itself.",
+        "Largest ratio of the longer side to the shorter, checked in the source and again in the image.",
         shapes_output=True,
         ge=1,
     )
-    min_similarity: float | None = key(None, "The least similarity of image and caption.", shapes_output=True)
-    max_punsafe: float | None = key(None, "The highest probability of being unsafe.", shapes_output=True)
-    max_pwatermark: float | None = key(None, "The highest probability of a watermark.", shapes_output=True)
-    min_aesthetic: float | None = key(None, "The lowest aesthetic score.", shapes_output=True)
-    keep_unknown: bool = key(
-        False, "Keep rows of which the source does not say what a filter on scores wants to know.", shapes_output=True
-    )
+    min_similarity: float | None = key(None, "Least similarity of image and caption.", shapes_output=True)
+    max_punsafe: float | None = key(None, "Highest probability of unsafe content.", shapes_output=True)
+    max_pwatermark: float | None = key(None, "Highest probability of a watermark.", shapes_output=True)
+    min_aesthetic: float | None = key(None, "Least aesthetic score.", shapes_output=True)
+    keep_unknown: bool = key(False, "Keep rows whose source lacks the score that a filter needs.", shapes_output=True)
     width_column: Name | None = key(None, "The column of the image's width, if there is one.", shapes_output=True)
     height_column: Name | None = key(None, "The column of the image's height, if there is one.", shapes_output=True)
     similarity_column: Name = key("similarity", "The column of the similarity.", shapes_output=True)
-    punsafe_column: Name = key("punsafe", "The column of the probability of being unsafe.", shapes_output=True)
+    punsafe_column: Name = key("punsafe", "The column of the probability of unsafe content.", shapes_output=True)
     pwatermark_column: Name = key("pwatermark", "The column of the probability of a watermark.", shapes_output=True)
     aesthetic_column: Name = key("aesthetic", "The column of the aesthetic score.", shapes_output=True)
 
@@ -229,43 +220,42 @@ class FiltersConfig(Section):
 
 
 class BlocklistsConfig(Section):
-    """Lists of what is not to be fetched or kept: text files, one entry a line, # begins a comment.
+    """Blocklists: text files with one entry per line, where # begins a comment.
 
-    They may change from run to run, and hold for what is still to be done; `sdp audit --takedown` is for the rest."""
+    They may change from run to run and apply to rows not done yet; `sdp audit --takedown` removes the others.
+    """
 
-    urls: tuple[Uri, ...] = key((), "Files of URLs that are not fetched.")
-    domains: tuple[Uri, ...] = key((), "Files of domains that are not asked, nor anything below them.")
-    sha256: tuple[Uri, ...] = key((), "Files of SHA-256 hashes of images that are not kept.")
+    urls: tuple[Uri, ...] = key((), "Files of URLs not to fetch.")
+    domains: tuple[Uri, ...] = key((), "Files of domains not to contact, nor their subdomains.")
+    sha256: tuple[Uri, ...] = key((), "Files of SHA-256 hashes of images not to keep.")
 
 
 class DedupConfig(Section):
-    """What is left out because a lower row has it already."""
+    """Removal of duplicates: rows that repeat a lower row."""
 
     urls: bool = key(True, "Fetch each URL once in the whole source.", shapes_output=True)
     content: bool = key(
-        True, "When all images are there, look for those whose content a lower row has; later stages leave them out."
+        True, "After the download, find images with the content of a lower row; later stages leave them out."
     )
 
 
 class WorkersConfig(Section):
-    """How the work is laid on the cluster."""
+    """The size and placement of download workers."""
 
-    cpus: Positive = key(
-        4, "CPUs of one worker, each busy with decoding; a smaller node gets a smaller worker.", le=1024
-    )
+    cpus: Positive = key(4, "CPUs of one worker, all of which decode; a smaller node gets a smaller worker.", le=1024)
     units_at_once: Positive = key(
         2,
-        "Part files that one worker has begun at the same time, so that the last images of one hold up nothing; it "
-        "holds that many in memory.",
+        "Part files that a worker fills at the same time, so that slow images do not delay it; it holds that many in "
+        "memory.",
         le=16,
     )
     decoder_memory_mb: Positive = key(
-        4096, "Megabytes that decoding one image may take; one that wants more is a failed row.", le=1_000_000
+        4096, "Megabytes for decoding one image; an image that needs more fails.", le=1_000_000
     )
     node_labels: Labels = key(
         {},
-        "Ray node labels that workers are placed by, such as {ray.io/node-group: cpu}, or in(cpu,spot) for either; {} "
-        "takes any node that has CPUs.",
+        "Ray node labels for workers, such as {ray.io/node-group: cpu}, or in(cpu,spot) for either; {} allows any node "
+        "with CPUs.",
     )
 
 
@@ -275,12 +265,12 @@ class DownloadConfig(JobConfig):
     source: DownloadSource = key(REQUIRED, "The table of URLs and captions.")
     output: DownloadOutput = key(REQUIRED, "The images dataset to write.")
     concurrency: Positive | None = key(
-        None, "Download workers over the whole cluster; null starts as many as its CPUs can feed.", le=10_000
+        None, "Download workers in the whole cluster; null starts as many as its CPUs can feed.", le=10_000
     )
-    workers: WorkersConfig = key(WorkersConfig, "How the work is laid on the cluster.")
-    fetch: FetchConfig = key(FetchConfig, "How images are fetched.")
-    hosts: HostsConfig = key(HostsConfig, "What one host is asked to bear.")
-    image: ImageConfig = key(ImageConfig, "How images are checked and stored.")
-    filters: FiltersConfig = key(FiltersConfig, "Which rows are left out by what the source says of them.")
-    blocklists: BlocklistsConfig = key(BlocklistsConfig, "Lists of what is not to be fetched or kept.")
-    dedup: DedupConfig = key(DedupConfig, "What is left out because a lower row has it already.")
+    workers: WorkersConfig = key(WorkersConfig, "The size and placement of download workers.")
+    fetch: FetchConfig = key(FetchConfig, "HTTP requests for images.")
+    hosts: HostsConfig = key(HostsConfig, "Limits on the load of one host, over all workers.")
+    image: ImageConfig = key(ImageConfig, "Checks and storage of images.")
+    filters: FiltersConfig = key(FiltersConfig, "Filters on the source's columns.")
+    blocklists: BlocklistsConfig = key(BlocklistsConfig, "URLs, domains and images to leave out.")
+    dedup: DedupConfig = key(DedupConfig, "Removal of duplicates.")

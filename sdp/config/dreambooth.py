@@ -11,8 +11,8 @@ from sdp.config.base import (
     Resolution,
     Section,
     SourceConfig,
+    TrainersConfig,
     Uri,
-    WorkersConfig,
     key,
 )
 from sdp.config.process import ModelConfig
@@ -54,7 +54,8 @@ class SubjectConfig(Section):
         None, "A CLIP model as transformers saves it: pictures against their prompts (CLIP-T); null scores none."
     )
     features: Name | None = key(
-        None, "DINOv2 or CLIP as transformers saves it: drawn pictures against the subject's; null compares nothing."
+        None,
+        "DINO, DINOv2 or CLIP as transformers saves it: drawn pictures against the subject's; null compares nothing.",
     )
 
 
@@ -68,13 +69,21 @@ class DreamboothConfig(JobConfig):
     max_steps: Positive = key(800, "Steps of training.", shapes_output=True)
     batch_size: Positive = key(2, "Samples of a step on each worker: with a prior half of them are the subject's.")
     learning_rate: float | None = key(None, "The learning rate; null takes 5e-6, and 1e-4 for LoRA.", gt=0)
-    lora: LoraConfig = key(LoraConfig, "LoRA, in place of training the U-Net itself.")
+    train_text_encoder: bool = key(
+        False, "Train the text encoder as well: nearer to the subject, for more memory.", shapes_output=True
+    )
+    optimizer: Literal["adamw", "adamw_8bit"] = key(
+        "adamw",
+        "AdamW, or the same with its averages in 8 bits (adamw_8bit): less memory; needs torchao.",
+        shapes_output=True,
+    )
+    lora: LoraConfig = key(LoraConfig, "LoRA, in place of training the networks themselves.")
     activation_checkpointing: bool = key(False, "Compute activations again in the backward pass: less memory.")
     precision: Literal["bf16", "fp16", "fp32"] = key("bf16", "The arithmetic of the U-Net.")
     seed: int = key(0, "Seed of everything random.", shapes_output=True, ge=0)
     draw: DrawConfig = key(DrawConfig, "The pictures at the end.")
     evaluate: SubjectConfig = key(SubjectConfig, "How near they are to the subject.")
-    scaling: WorkersConfig = key(WorkersConfig, "The workers of every step, and where they are.")
+    scaling: TrainersConfig = key(TrainersConfig, "The workers of every step, and where they are.")
 
     def contradictions(self) -> Iterable[Problem]:
         yield from super().contradictions()

@@ -1,4 +1,4 @@
-"""A configuration as YAML that a person reads, and that loads back to the same configuration."""
+"""A configuration as YAML for people, which loads back to the same configuration."""
 
 import json
 import textwrap
@@ -12,30 +12,30 @@ from sdp.config.scalars import parse_scalar
 _WIDTH = 100
 _PLAIN_START = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ/._")
 _PLAIN = _PLAIN_START | frozenset("0123456789:@+-=~")
-# What a reader of the value beside it sees anyway.
+# Phrases that a default value makes evident.
 _EVIDENT = frozenset(
     {"text", "some text", "a URI", "true or false", "a number above 0", "a number of 0 or more"}
     | {"a whole number", "a whole number of 0 or more", "a whole number of 1 or more"}
 )
-# Text that YAML 1.1, which other tools read, takes for a truth value.
+# Text that YAML 1.1, which other tools use, reads as a boolean or null.
 _WORDS = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false", "null", "~", ""})
 
 
 def dump_yaml(config: Section, *, comments: bool = True, missing: frozenset[str] = frozenset()) -> str:
-    """The resolved YAML. Keys in `missing` stay open, with a comment that says they must be set."""
+    """Return the resolved YAML. Keys in `missing` stay empty, with a comment that they are required."""
     blocks = "".join(_blocks(config, "", comments, missing))
     return blocks.removeprefix("\n")
 
 
 def comment(key: Key) -> str:
-    """What a key is for and what it takes."""
+    """Return a key's purpose and its expected value."""
     wants = expected(key.field)
     plain = wants.removesuffix(" or null").removesuffix(",") in _EVIDENT
     return key.what if plain else f"{key.what} [{wants}]"
 
 
 def scalar(value: Any) -> str:
-    """One value as YAML, on one line."""
+    """Return a value as YAML on one line."""
     match value:
         case None:
             return "null"
@@ -44,7 +44,7 @@ def scalar(value: Any) -> str:
         case float():
             text = repr(value)
             mantissa, e, exponent = text.partition("e")
-            return f"{mantissa}.0e{exponent}" if e and "." not in mantissa else text  # YAML 1.1 wants the point
+            return f"{mantissa}.0e{exponent}" if e and "." not in mantissa else text  # YAML 1.1 requires the point
         case str():
             return _text(value)
         case dict():
@@ -55,7 +55,7 @@ def scalar(value: Any) -> str:
 
 
 def _item(value: Any) -> str:
-    # Inside brackets a plain scalar may not hold what ends it; quoting all text there is simplest.
+    # Plain text in brackets may not contain their delimiters, so all text is quoted.
     return json.dumps(value) if isinstance(value, str) and value.isascii() and value.isprintable() else scalar(value)
 
 

@@ -1,4 +1,4 @@
-"""What `sdp evaluate` is told: how good pictures are, and how well a checkpoint predicts what it has not seen."""
+"""The configuration of `sdp evaluate`: the quality of pictures, and a checkpoint's loss on held-out data."""
 
 from collections.abc import Iterable
 from typing import Literal
@@ -21,7 +21,7 @@ _PICTURES = "a dataset of sdp generate or sdp download, Parquet files, or a fold
 
 
 class PictureSource(Section):
-    """Where pictures are read from."""
+    """A set of pictures."""
 
     uri: Uri | None = key(
         None, f"The pictures to judge: {_PICTURES}; null judges none.", shapes_output=True, example="s3://bucket/images"
@@ -29,7 +29,7 @@ class PictureSource(Section):
     image_column: Name = key("image", "The column that holds the encoded pictures.", shapes_output=True)
     caption_column: Name | None = key(
         None,
-        "The column that holds the captions; null takes prompt of pictures that were drawn, else caption.",
+        "The column that holds the captions; null means prompt for pictures of sdp generate, else caption.",
         shapes_output=True,
     )
 
@@ -37,27 +37,27 @@ class PictureSource(Section):
 class ReferenceSource(PictureSource):
     uri: Uri | None = key(
         None,
-        f"The pictures to compare with: {_PICTURES}, or OUTPUT/reference of another evaluation, which is not made "
-        "again; null compares with none.",
+        f"The pictures to compare with: {_PICTURES}, or OUTPUT/reference of another evaluation, whose features are "
+        "reused; null compares with none.",
         shapes_output=True,
         example="s3://bucket/images",
     )
-    limit: Positive | None = key(None, "How many of them to take, from the first; null takes them all.")
+    limit: Positive | None = key(None, "Number of pictures to take, from the first; null takes all.")
 
 
 class EvaluateOutput(OutputConfig):
     rows_per_file: Positive = key(
-        1024, "Pictures of one part file: what one evaluator looks at in one go.", shapes_output=True
+        1024, "Pictures per part file: what one evaluator does at a time.", shapes_output=True
     )
 
 
 class ClipConfig(Section):
-    """The CLIP score: how well pictures go with their captions."""
+    """The CLIP score: how well pictures match their captions."""
 
     model: Name | None = key(
         None,
-        "A CLIP model as transformers saves it: a local or s3:// folder, or a hub id with its revision; null scores "
-        "none.",
+        "A CLIP model in transformers layout: a local or s3:// folder, or a hub id with its revision; null computes no "
+        "score.",
         shapes_output=True,
     )
 
@@ -68,29 +68,30 @@ class FeaturesConfig(Section):
     model: Name | None = key(
         None,
         "A folder (local, s3:// or on the hub) with FID's Inception weights (pt_inception-2015-12-05-6726825d.pth), "
-        "or with CLIP or DINOv2 as transformers saves them; null compares nothing.",
+        "or with CLIP, DINO or DINOv2 in transformers layout; null compares nothing.",
         shapes_output=True,
     )
     resize: Literal["clean", "tensorflow"] = key(
         "clean",
-        "How pictures reach Inception's 299 pixels: antialiased (as clean-fid does) or as the first FID did.",
+        "Resizing to Inception's 299 pixels: antialiased as in clean-fid (clean), or as in the original FID "
+        "(tensorflow).",
         shapes_output=True,
     )
 
 
 class FidConfig(Section):
-    """The Fréchet distance of the features of both sets."""
+    """FID, the Fréchet distance between the features of both sets."""
 
     infinity_points: int = key(
-        15, "Set sizes from which FID is extrapolated to a set without end (FID-infinity); 0 leaves it out.", ge=0
+        15, "Set sizes from which FID is extrapolated to an infinite set (FID-infinity); 0 leaves it out.", ge=0
     )
 
 
 class KidConfig(Section):
-    """The kernel distance of the features: its expectation does not depend on how many pictures there are."""
+    """KID, the kernel distance between the features; its expectation does not depend on the number of pictures."""
 
-    subsets: int = key(100, "Subsets that are compared; 0 leaves KID out.", ge=0)
-    subset_size: int = key(1000, "Pictures of each subset; fewer where there are fewer.", ge=2)
+    subsets: int = key(100, "Number of subsets to compare; 0 leaves KID out.", ge=0)
+    subset_size: int = key(1000, "Pictures per subset; fewer if a set has fewer.", ge=2)
 
 
 class LossConfig(Section):
@@ -100,40 +101,39 @@ class LossConfig(Section):
         None, "A checkpoint of sdp train, or a run for its newest one; null measures no loss."
     )
     weights: Literal["auto", "ema", "raw"] = key(
-        "auto", "The moving average (ema), the weights as trained (raw), or the average if there is one."
+        "auto", "The moving average (ema), the weights trained (raw), or the average if there is one (auto)."
     )
-    model: Name | None = key(None, "Where the model that it was trained from is now; null looks where training did.")
+    model: Name | None = key(None, "The source of the model that training started from; null uses that of training.")
     source: Uri | None = key(
         None,
-        "A latents dataset, of which all rows are taken; null takes what the training has held out of its own "
-        "(data.holdout).",
+        "A latents dataset, all rows of which may be used; null uses the rows that training held out (data.holdout).",
     )
-    resolution: Resolution | None = key(None, "Side of the pictures whose latents are taken; null takes training's.")
-    rows: Positive = key(1024, "How many rows to take.")
-    buckets: Positive = key(10, "Ranges of timesteps, in each of which every row is noised once.", le=1000)
-    batch_size: Positive = key(32, "Rows at once.")
+    resolution: Resolution | None = key(None, "Resolution of the latents in pixels; null uses that of training.")
+    rows: Positive = key(1024, "Number of rows to use.")
+    buckets: Positive = key(10, "Number of timestep ranges; every row is noised once in each.", le=1000)
+    batch_size: Positive = key(32, "Rows per batch.")
 
 
 class EvaluatorsConfig(WorkersConfig):
-    """The evaluators and where they are."""
+    """The number and placement of the evaluators."""
 
-    batch_size: Positive = key(64, "Pictures that an evaluator looks at at once; halved where memory is short.")
-    threads: Positive = key(4, "Threads in which an evaluator decodes and resizes pictures.")
+    batch_size: Positive = key(64, "Pictures per evaluator batch; halved where memory is short.")
+    threads: Positive = key(4, "Threads of an evaluator that decode and resize pictures.")
 
 
 class EvaluateConfig(JobConfig):
-    """Judge pictures (CLIP score, FID, KID), and the loss of a checkpoint on what it has not seen."""
+    """Measure the quality of pictures (CLIP score, FID, KID), and a checkpoint's loss on held-out data."""
 
     source: PictureSource = key(PictureSource, "The pictures to judge.")
     reference: ReferenceSource = key(ReferenceSource, "The pictures to compare with.")
     output: EvaluateOutput = key(REQUIRED, "The evaluation: features of the pictures, and evaluation.json.")
     clip: ClipConfig = key(ClipConfig, "The CLIP score.")
-    features: FeaturesConfig = key(FeaturesConfig, "What FID and KID compare.")
+    features: FeaturesConfig = key(FeaturesConfig, "The network whose features FID and KID compare.")
     fid: FidConfig = key(FidConfig, "The Fréchet distance.")
     kid: KidConfig = key(KidConfig, "The kernel distance.")
     loss: LossConfig = key(LossConfig, "The denoising loss on held-out latents.")
-    seed: int = key(0, "Seed of the subsets that KID and FID-infinity draw.", ge=0)
-    scaling: EvaluatorsConfig = key(EvaluatorsConfig, "The evaluators and where they are.")
+    seed: int = key(0, "Random seed of the subsets of KID and FID-infinity.", ge=0)
+    scaling: EvaluatorsConfig = key(EvaluatorsConfig, "The number and placement of the evaluators.")
 
     def contradictions(self) -> Iterable[Problem]:
         yield from super().contradictions()
@@ -155,10 +155,12 @@ class EvaluateConfig(JobConfig):
                 "source.uri",
                 "null while clip.model and features.model are null",
                 repr(self.source.uri),
-                "name a network that is to look at the pictures",
+                "set a network to measure the pictures with",
             )
         if (self.reference.uri is None) != (self.features.model is None):
-            there, lacking = ("features.model", "reference.uri")
+            present, missing = "features.model", "reference.uri"
             if self.features.model is None:
-                there, lacking = lacking, there
-            yield Problem(lacking, f"a value while {there} is set", "null", "FID and KID need both, or set neither")
+                present, missing = missing, present
+            yield Problem(
+                missing, f"a value while {present} is set", "null", "FID and KID need both; set both or neither"
+            )

@@ -1,4 +1,4 @@
-"""From pydantic's errors to lines that say where, what was expected, what was there, and what to do."""
+"""Errors of pydantic in sdp's words: the key, what was expected, what was found, and what to do."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -15,16 +15,16 @@ Location = tuple[int | str, ...]
 
 
 def explain(error: ValidationError, model: type[Section], data: Mapping[str, Any]) -> list[Problem]:
-    """Every problem once, in the order of the keys."""
-    found: dict[str, Problem] = {}
+    """Return one problem for each key at fault, in the order of the keys."""
+    by_path: dict[str, Problem] = {}
     for detail in error.errors(include_url=False):
         for problem in _problems(detail, model, data):
-            found.setdefault(problem.path, problem)
-    return list(found.values())
+            by_path.setdefault(problem.path, problem)
+    return list(by_path.values())
 
 
-def given(data: Any, location: Location) -> Any:
-    """What stands at a location of plain data; None where nothing does."""
+def value_at(data: Any, location: Location) -> Any:
+    """Return the value at a location of plain data; None if there is none."""
     for part in location:
         if isinstance(data, Mapping):
             data = data.get(str(part))
@@ -41,7 +41,7 @@ def _problems(detail: ErrorDetails, model: type[Section], data: Mapping[str, Any
     if location is None:
         return
     path = ".".join(map(str, location))
-    value = given(data, location)
+    value = value_at(data, location)
     if kind == "contradiction":
         for problem in context["problems"]:
             yield replace(problem, path=f"{path}.{problem.path}" if path else problem.path)
@@ -57,9 +57,9 @@ def _problems(detail: ErrorDetails, model: type[Section], data: Mapping[str, Any
 
 
 def _locate(model: type[Section], loc: Location, data: Any) -> tuple[Location | None, str]:
-    """Where an error is, without the names that pydantic gives to the members of a union, and what is expected there.
+    """Return an error's location, without pydantic's names for members of unions, and the phrase for what it expects.
 
-    No location where the error is about a member of a union that the value was not meant for.
+    The location is None if the error is about a member of a union that the value does not resemble.
     """
     annotation: Any = model
     metadata: list[Any] = []
@@ -73,7 +73,7 @@ def _locate(model: type[Section], loc: Location, data: Any) -> tuple[Location | 
             members = []
         if members:
             chosen = [member for member in members if _is_section(unwrap(member)[0])]
-            mapping = isinstance(given(data, tuple(here)), Mapping)
+            mapping = isinstance(value_at(data, tuple(here)), Mapping)
             if not chosen or not mapping:
                 return tuple(here), wants
             if chosen[0].__name__ not in str(part):
@@ -115,7 +115,7 @@ def _nearest_key(path: str, model: type[Section], siblings: list[str]) -> str:
     if near := _near(name, siblings):
         return f"did you mean {prefix}{near[0]}?"
     everywhere = [key.path for key in keys(model)]
-    same = [there for there in everywhere if there.rpartition(".")[2] == name]
+    same = [each for each in everywhere if each.rpartition(".")[2] == name]
     if near := same[:2] or _near(path, everywhere):
         return f"did you mean {' or '.join(near)}?"
     return f"the keys here are {', '.join(siblings)}" if siblings else ""
@@ -125,7 +125,7 @@ def _mend(value: Any, wants: str) -> str:
     if isinstance(value, str):
         return _mend_text(value, wants)
     if wants.startswith("a list") and isinstance(value, dict) and all(str(name).isdecimal() for name in value):
-        return "items are set by number only where the file lists them; here set the whole of it: [a, b]"
+        return "items can be set by number only if the file lists them; set the whole list: [a, b]"
     if wants.startswith("a list") and not isinstance(value, list | dict):
         return f"write [{got(value)}]"
     if isinstance(value, float) and wants.startswith("a whole number") and value.is_integer():

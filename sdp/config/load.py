@@ -1,4 +1,4 @@
-"""From a YAML file and `--set` overrides to a configuration, or to every problem that there is with them."""
+"""Configurations from a YAML file and `--set` overrides; all problems are reported at once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from sdp.config.base import DRAFT, JobConfig, Section, keys, section_of
-from sdp.config.explain import explain, given
+from sdp.config.explain import explain, value_at
 from sdp.config.phrases import got
 from sdp.config.scalars import parse_scalar
 from sdp.errors import ConfigError, Problem
@@ -23,19 +23,19 @@ Job = TypeVar("Job", bound=Section)
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A configuration with examples in the place of required keys that are not set yet."""
+    """A configuration with examples in place of required keys that are not set yet."""
 
     config: JobConfig
     missing: frozenset[str]
 
 
 def load_into(model: type[Job], path: str | None, overrides: Sequence[str] = ()) -> Job:
-    """A job's configuration from a file, if any, and overrides `a.b=c`; ConfigError lists all that is wrong."""
+    """Return the configuration of a file, if any, with overrides `a.b=c`; ConfigError lists every problem."""
     return parse_into(model, read(path, overrides))
 
 
 def parse_into(model: type[Job], data: Mapping[str, Any]) -> Job:
-    """A job's configuration from plain data."""
+    """Return the configuration of plain data."""
     filled = _with_sections(model, dict(data))
     config, problems = _validate(model, filled)
     if config is None:
@@ -43,15 +43,18 @@ def parse_into(model: type[Job], data: Mapping[str, Any]) -> Job:
     return config
 
 
-def draft_into(model: type[JobConfig], path: str | None, overrides: Sequence[str] = ()) -> Draft:
-    """What there is of a configuration: required keys may be missing, anything else must be right."""
+def draft_into(model: type[JobConfig], path: str | None, overrides: Sequence[str] = (), *, part: bool = False) -> Draft:
+    """Return an incomplete configuration: required keys may be missing, everything else must be valid.
+
+    A `part` of a configuration may contradict the defaults of the other keys.
+    """
     data = _with_sections(model, read(path, overrides))
     missing = set()
     for key in keys(model):
-        if key.required and _could_be_given(data, key.path) and given(data, tuple(key.path.split("."))) is None:
+        if key.required and _could_be_given(data, key.path) and value_at(data, tuple(key.path.split("."))) is None:
             _put(data, key.path.split("."), key.example)
             missing.add(key.path)
-    config, problems = _validate(model, data)
+    config, problems = _validate(model, data, DRAFT if part else None)
     if config is None and missing:
         config, problems = _validate(model, data, DRAFT)
     if config is None:
@@ -60,7 +63,7 @@ def draft_into(model: type[JobConfig], path: str | None, overrides: Sequence[str
 
 
 def _could_be_given(data: Mapping[str, Any], path: str) -> bool:
-    """Whether the sections that a key is in are sections."""
+    """Return whether the parents of a key are mappings, or absent."""
     here: Any = data
     for part in path.split(".")[:-1]:
         here = here.get(part)
@@ -72,7 +75,7 @@ def _could_be_given(data: Mapping[str, Any], path: str) -> bool:
 
 
 def read(path: str | None, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """The plain data of a file with the overrides applied, unchecked."""
+    """Return the plain data of a file with the overrides applied, unchecked."""
     data = _read_file(path) if path is not None else {}
     problems: list[Problem] = []
     for override in overrides:
@@ -122,7 +125,7 @@ def _apply(data: dict[str, Any], override: str) -> None:
 
 
 def _value(text: str, name: str) -> Any:
-    """Flow YAML in brackets or quotes, else one scalar, taken whole."""
+    """Parse flow YAML in brackets or quotes, or else the whole text as one scalar."""
     if text[:1] not in ("[", "{", '"', "'"):
         return parse_scalar(text)
     from sdp.config.yaml_text import parse_document
@@ -150,10 +153,10 @@ def _item(items: list[Any], part: str, parts: list[str]) -> int:
 
 
 def _unfit_text(data: Any, path: str = "") -> Iterator[Problem]:
-    """Text that is none: no file, no server and no JSON takes it."""
+    """Yield text that is not valid UTF-8 or holds null characters."""
     if isinstance(data, str):
         if "\0" in data or any("\ud800" <= character <= "\udfff" for character in data):
-            yield Problem(path, "text in UTF-8 without null characters", ascii(data)[:60], "write it anew")
+            yield Problem(path, "text in UTF-8 without null characters", ascii(data)[:60], "correct it")
     elif isinstance(data, dict):
         for name, value in data.items():
             yield from _unfit_text(value, f"{path}.{name}" if path else str(name))
@@ -163,9 +166,9 @@ def _unfit_text(data: Any, path: str = "") -> Iterator[Problem]:
 
 
 def _with_sections(model: type[Section], data: dict[str, Any]) -> dict[str, Any]:
-    """The data with every section there, so that what is missing in one is named by its own path.
+    """Return the data with every section present, so that errors name missing keys by their own path.
 
-    A section written as `fetch:` with all its keys commented out is null in YAML, and means its defaults.
+    A section that is null, such as `fetch:` with all of its keys commented out, means its defaults.
     """
     filled = dict(data)
     for name, field in model.model_fields.items():
@@ -181,7 +184,7 @@ def _validate(model: type[Job], data: dict[str, Any], context: str | None = None
     if problems := list(_unfit_text(data)):
         return None, problems
     try:
-        # As JSON, so that a list is a tuple and nothing else is taken for what it is not.
+        # From JSON, pydantic's strict mode accepts lists for tuples and converts nothing else.
         return model.model_validate_json(json.dumps(data), context=context), []
     except ValidationError as error:
         return None, explain(error, model, data)

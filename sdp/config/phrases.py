@@ -1,4 +1,4 @@
-"""What a key expects and what it got, in words."""
+"""Expected and actual values of keys, in words."""
 
 import types
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -12,12 +12,12 @@ _LONGEST = 60
 
 
 def expected(field: FieldInfo) -> str:
-    """What a key expects: `a number above 0`, `ddp or fsdp`, `a whole number of 1 or more, or null`."""
+    """Return the phrase for a key's value, such as `a whole number of 1 or more, or null` or `ddp or fsdp`."""
     return phrase(field.annotation, field.metadata)
 
 
 def phrase(annotation: Any, metadata: list[Any] | tuple[Any, ...] = ()) -> str:
-    """The same for a bare annotation."""
+    """Return the phrase for an annotation."""
     annotation, metadata = unwrap(annotation, metadata)
     for item in metadata:
         if isinstance(item, Says):
@@ -40,7 +40,7 @@ def phrase(annotation: Any, metadata: list[Any] | tuple[Any, ...] = ()) -> str:
 
 
 def unwrap(annotation: Any, metadata: list[Any] | tuple[Any, ...] = ()) -> tuple[Any, list[Any]]:
-    """An annotation without Annotated, and all the metadata that belongs to it."""
+    """Return an annotation without Annotated, and all of its metadata."""
     gathered = list(metadata)
     while get_origin(annotation) is Annotated:
         annotation, *more = get_args(annotation)
@@ -50,18 +50,18 @@ def unwrap(annotation: Any, metadata: list[Any] | tuple[Any, ...] = ()) -> tuple
 
 
 def union_members(annotation: Any) -> tuple[Any, ...]:
-    """The members of a union; none for anything else."""
+    """Return the members of a union; none for any other annotation."""
     return get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else ()
 
 
 def either(words: list[str]) -> str:
-    """`a`, `a or b`, `a, b or c`."""
+    """Join words: `a`, `a or b`, `a, b or c`."""
     *most, last = words
     return f"{', '.join(most)} or {last}" if most else last
 
 
 def got(value: Any) -> str:
-    """A value as an error shows it, as YAML would have it and never at length."""
+    """Return a value for an error: as in YAML, and shortened."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -97,24 +97,24 @@ def _scalar(annotation: Any, limits: dict[str, Any]) -> str:
 
 
 def _number(value: float) -> str:
-    """Whole numbers in full: 1000000, where Python would say 1e+06."""
+    """Return whole numbers in full: 1000000 rather than 1e+06."""
     return f"{value:.0f}" if value == int(value) and abs(value) < 1e15 else f"{value:g}"
 
 
 def _limits(metadata: list[Any] | tuple[Any, ...]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    limits: dict[str, Any] = {}
     for item in metadata:
         match item:
             case annotated_types.Ge():
-                found["ge"] = item.ge
+                limits["ge"] = item.ge
             case annotated_types.Gt():
-                found["gt"] = item.gt
+                limits["gt"] = item.gt
             case annotated_types.Le():
-                found["le"] = item.le
+                limits["le"] = item.le
             case annotated_types.Lt():
-                found["lt"] = item.lt
+                limits["lt"] = item.lt
             case annotated_types.MultipleOf():
-                found["multiple_of"] = item.multiple_of
+                limits["multiple_of"] = item.multiple_of
             case annotated_types.MinLen():
-                found["min_length"] = item.min_length
-    return found
+                limits["min_length"] = item.min_length
+    return limits

@@ -1,8 +1,4 @@
-"""What one plain YAML scalar means.
-
-By YAML 1.2, as a person expects and as JSON has it: `no` is text and not false, `1e-4` is a number, `1:30` and
-`2024-01-01` are text.
-"""
+"""Plain YAML scalars, by YAML 1.2 as in JSON: `no` is text, `1e-4` is a number, `1:30` and `2024-01-01` are text."""
 
 import math
 import re
@@ -12,12 +8,12 @@ _BOOL = re.compile(r"(?:true|True|TRUE|false|False|FALSE)")
 _INT = re.compile(r"[-+]?[0-9]+(?:_[0-9]+)*|0o[0-7]+|0x[0-9a-fA-F]+")
 _FLOAT = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:_[0-9]+)*(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?")
 _LONGEST_NUMBER = 1000
-"""Characters; Python itself refuses more than some thousand digits. What is longer means nothing, and is text."""
+"""Characters; longer scalars are text, since Python refuses to parse thousands of digits."""
 _NOT_FINITE = re.compile(r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)")
 
 
 def parse_scalar(text: str) -> str | int | float | bool | None:
-    """A plain scalar by YAML 1.2's core schema, with `_` allowed between digits."""
+    """Parse a plain scalar by YAML 1.2's core schema, with `_` allowed between digits."""
     if _NULL.fullmatch(text):
         return None
     if _BOOL.fullmatch(text):
@@ -34,5 +30,5 @@ def parse_scalar(text: str) -> str | int | float | bool | None:
 
 
 def _number(value: float, *, exponent: bool) -> int | float:
-    # 1e9 samples are a whole number; and Helm writes the large whole numbers of its values as 1.1264e+09.
+    # People write 1e9, and Helm writes large whole numbers as 1.1264e+09.
     return int(value) if exponent and math.isfinite(value) and value.is_integer() and abs(value) < 2**53 else value

@@ -13,9 +13,9 @@ from sdp.config.base import (
     Resolution,
     Section,
     SourceConfig,
+    TrainersConfig,
     Uri,
     Workers,
-    WorkersConfig,
     key,
 )
 from sdp.config.process import EncoderConfig, ModelConfig, TransformConfig
@@ -156,7 +156,8 @@ class TrainEncodeConfig(EncoderConfig):
     text: Literal["token_ids", "text_embedding"] | None = key(
         None,
         "Who runs the text encoder: the encoders (text_embedding: 158 kB of text a row to send, with SD2) or the "
-        "trainers (token_ids: 154 bytes); null takes the encoders where data.mode is online, else the trainers.",
+        "trainers (token_ids: 154 bytes); null takes the encoders where data.mode is online and "
+        "model.train_text_encoder is false, else the trainers.",
     )
 
 
@@ -202,6 +203,11 @@ class ObjectiveConfig(Section):
 class OptimizerConfig(Section):
     """AdamW and its learning rate."""
 
+    kind: Literal["adamw", "adamw_8bit"] = key(
+        "adamw",
+        "AdamW, or the same with both averages in 8 bits: 2 bytes a weight in place of 8; needs torchao, and ddp.",
+        shapes_output=True,
+    )
     learning_rate: float = key(1e-4, "The learning rate after the warm-up; it may change from job to job.", gt=0)
     schedule: Literal["constant", "cosine", "linear"] = key(
         "constant",
@@ -243,7 +249,7 @@ class GuardConfig(Section):
     )
 
 
-class ScalingConfig(WorkersConfig):
+class ScalingConfig(TrainersConfig):
     """How many trainers there are, and where."""
 
     in_driver: bool = key(
@@ -259,6 +265,8 @@ class ScalingConfig(WorkersConfig):
         yield from super().contradictions()
         if self.in_driver and self.num_workers != 1:
             yield Problem("num_workers", "1 while in_driver is on", repr(self.num_workers), "a driver is one process")
+        if self.in_driver and self.gpus_per_worker > 1:
+            yield Problem("gpus_per_worker", "1 while in_driver is on", str(self.gpus_per_worker), "train on Ray")
         for name in ("accelerator", "use_gpu") if self.in_driver else ():
             if (value := getattr(self, name)) is not None:
                 got = repr(value).lower() if value in (True, False) else repr(value)
@@ -387,13 +395,17 @@ class SamplesConfig(Section):
 class TrainModelConfig(ModelConfig):
     source: Name = key(
         REQUIRED,
-        "The model whose U-Net is trained, with its text encoder: builtin:tiny, a local or s3:// folder in diffusers "
-        "layout, or a hub id with its revision.",
+        "The model to train: builtin:tiny, a local or s3:// folder in diffusers layout, or a hub id with its revision.",
         shapes_output=True,
         example="builtin:tiny",
     )
     unet: Literal["new", "pretrained"] = key(
         "new", "Begin with new weights, drawn from the seed, or with those of the source.", shapes_output=True
+    )
+    train_text_encoder: bool = key(
+        False,
+        "Train the text encoder as well, from the source's weights; datasets must hold token ids.",
+        shapes_output=True,
     )
     start_from: Uri | None = key(
         None,
@@ -411,17 +423,22 @@ class TrainModelConfig(ModelConfig):
 
 
 class LoraConfig(Section):
-    """LoRA: small matrices that are learnt beside some of the U-Net's linear layers, which stay as they are."""
+    """LoRA: small matrices that are learnt beside some linear layers of what is trained, which stay as they are."""
 
     rank: Positive | None = key(
-        None, "Their inner size, often 4 to 64; null trains the U-Net itself.", shapes_output=True
+        None, "Their inner size, often 4 to 64; null trains the networks themselves.", shapes_output=True
     )
     alpha: float | None = key(
         None, "What they add is multiplied by alpha / rank; null takes the rank.", shapes_output=True, gt=0
     )
     targets: tuple[Name, ...] = key(
         ("to_q", "to_k", "to_v", "to_out.0"),
-        "Ends of the names of the layers that get one; these are all of attention.",
+        "Ends of the names of the U-Net's layers that get one; these are all of attention.",
+        shapes_output=True,
+    )
+    text_targets: tuple[Name, ...] = key(
+        ("q_proj", "k_proj", "v_proj", "out_proj"),
+        "The same of the text encoder's layers, where model.train_text_encoder is set.",
         shapes_output=True,
     )
 
@@ -431,8 +448,9 @@ class LoraConfig(Section):
         return 1.0 if self.alpha is None or self.rank is None else self.alpha / self.rank
 
     def contradictions(self) -> Iterable[Problem]:
-        if not self.targets:
-            yield Problem("targets", "one or more ends of names", "none", "name some, such as to_q")
+        for name, example in (("targets", "to_q"), ("text_targets", "q_proj")):
+            if not getattr(self, name):
+                yield Problem(name, "one or more ends of names", "none", f"name some, such as {example}")
 
 
 class SecondPhaseConfig(Section):
@@ -457,14 +475,25 @@ class SecondPhaseConfig(Section):
 
 
 class PricesConfig(Section):
-    """What an hour costs, for what a run has cost so far and for max_cost."""
+    """What an hour costs, for what a run has cost so far, what it will have cost at its end, and for max_cost."""
 
-    trainer_hour: float | None = key(None, "Of one trainer with its GPU, in any currency; null counts no cost.", ge=0)
-    encoder_hour: float | None = key(None, "Of one encoder with its GPU (online); null counts none.", ge=0)
+    trainer_hour: float | None = key(
+        None, "Of one trainer with its GPUs, in any currency; null takes trainer_instance's, or counts no cost.", ge=0
+    )
+    encoder_hour: float | None = key(
+        None, "Of one encoder with its GPU (online); null takes encoder_instance's, or counts none.", ge=0
+    )
+    trainer_instance: Name | None = key(
+        None,
+        "The instance type that trainers run on, whose share of sdp plan's price on demand (USD) counts for each GPU; "
+        "the chart takes it from the group's node selector.",
+        example="p4de.24xlarge",
+    )
+    encoder_instance: Name | None = key(None, "The same of encoders.", example="g5.2xlarge")
 
 
 class TrainConfig(JobConfig):
-    """Train the U-Net from latents or images, and continue from its last checkpoint when run again."""
+    """Train a model from latents or images, and continue from its last checkpoint when run again."""
 
     source: TrainSource = key(REQUIRED, "The dataset to train on.")
     output: OutputConfig = key(REQUIRED, "The run: its checkpoints, events and metrics.")
@@ -472,7 +501,7 @@ class TrainConfig(JobConfig):
         None, "How many rows of the source to take, from its first; null takes them all. Between epochs it may change."
     )
     model: TrainModelConfig = key(REQUIRED, "The model to train, with its text encoder.")
-    lora: LoraConfig = key(LoraConfig, "LoRA, in place of training the U-Net itself.")
+    lora: LoraConfig = key(LoraConfig, "LoRA, in place of training the networks themselves.")
     data: DataConfig = key(DataConfig, "How samples reach the trainers.")
     max_steps: Positive | None = key(550_000, "Stop after this many steps; null goes by max_epochs alone.")
     max_epochs: Positive | None = key(
@@ -497,7 +526,7 @@ class TrainConfig(JobConfig):
     ema: EmaConfig = key(EmaConfig, "The moving average of the weights.")
     guard: GuardConfig = key(GuardConfig, "What is done about steps that would harm the model.")
     precision: Literal["bf16", "fp16", "fp32"] = key(
-        "bf16", "The arithmetic of the U-Net; weights, loss and average stay in fp32.", shapes_output=True
+        "bf16", "The arithmetic of what is trained; weights, loss and average stay in fp32.", shapes_output=True
     )
     scaling: ScalingConfig = key(ScalingConfig, "How many trainers, and where.")
     strategy: StrategyConfig = key(StrategyConfig, "How trainers share the work.")
@@ -521,7 +550,8 @@ class TrainConfig(JobConfig):
     @property
     def text_encoded(self) -> bool:
         """Whether images' captions reach the trainers as embeddings."""
-        return (self.encode.text or ("text_embedding" if self.data.mode == "online" else None)) == "text_embedding"
+        by_encoders = self.data.mode == "online" and not self.model.train_text_encoder
+        return (self.encode.text or ("text_embedding" if by_encoders else None)) == "text_embedding"
 
     def contradictions(self) -> Iterable[Problem]:
         yield from super().contradictions()
@@ -529,7 +559,7 @@ class TrainConfig(JobConfig):
             yield Problem(
                 "max_steps", "a whole number while max_epochs is null", "null", "set one of them: a run must end"
             )
-        if self.max_cost is not None and self.prices.trainer_hour is None:
+        if self.max_cost is not None and self.prices.trainer_hour is None and self.prices.trainer_instance is None:
             yield Problem("max_cost", "null while prices.trainer_hour is null", repr(self.max_cost), "set the price")
         if self.evaluate.every_steps is not None and self.evaluate.source is None:
             if self.data.mode != "offline":
@@ -563,6 +593,15 @@ class TrainConfig(JobConfig):
             mode = f"while data.mode is {self.data.mode}"
             if self.source.also:
                 yield Problem("source.also", f"[] {mode}", "a list", "only latents can be mixed")
+        if self.model.train_text_encoder and self.encode.text == "text_embedding":
+            what = "token_ids or null while model.train_text_encoder is set"
+            yield Problem("encode.text", what, "'text_embedding'", "trainers encode with what they have learned")
+        if self.optimizer.kind == "adamw_8bit" and self.strategy.kind == "fsdp":
+            hint = "fsdp shares the averages among its workers"
+            yield Problem("optimizer.kind", "adamw while strategy.kind is fsdp", "'adamw_8bit'", hint)
+        if self.scaling.gpus_per_worker > 1 and self.strategy.kind == "fsdp":
+            hint = "fsdp shares both networks among all GPUs as it is"
+            yield Problem("scaling.gpus_per_worker", "1 while strategy.kind is fsdp", "2", hint)
         if self.scaling.in_driver and self.strategy.kind == "fsdp":
             yield Problem("strategy.kind", "ddp while scaling.in_driver is true", "'fsdp'", "one process has no shards")
         if self.scaling.in_driver and self.data.mode == "online":

@@ -1,4 +1,4 @@
-"""What counts as a URI in a configuration. Pure checks: nothing is opened."""
+"""Checks of URIs in a configuration. Nothing is opened."""
 
 import os.path
 from urllib.parse import parse_qsl, urlsplit
@@ -8,24 +8,24 @@ from pydantic_core import PydanticCustomError
 READABLE = ("file", "s3", "gs", "https", "http", "hf")
 WRITABLE = ("file", "s3", "gs")
 
-# Query parameters that carry a credential. A configuration is saved beside everything made with it.
+# Query parameters that carry a credential; a configuration is saved with every output.
 _SECRET_PARAMETERS = frozenset(
     {"access_token", "sig", "signature", "token", "x-amz-security-token", "x-amz-signature", "x-goog-signature"}
 )
 
 
 def check_uri(value: str) -> str:
-    """A URI that can be read."""
+    """Check a URI to read from."""
     return _check(value, READABLE)
 
 
 def check_folder_uri(value: str) -> str:
-    """A URI that can be written."""
+    """Check a URI to write to."""
     return _check(value, WRITABLE)
 
 
 def check_endpoint(value: str) -> str:
-    """The address of a store. Whether it is one is seen when it is asked; what must never be in it is seen here."""
+    """Refuse credentials in the address of a store; the first request checks the rest."""
     try:
         parts = urlsplit(value)
     except ValueError as error:
@@ -34,7 +34,7 @@ def check_endpoint(value: str) -> str:
         raise _problem(
             "an address without credentials",
             f"one with them, or with a query ({parts.scheme or 'https'}://…)",
-            "they belong in the environment: a configuration is saved with everything made from it",
+            "set them in the environment, since configurations are saved with every output",
         )
     return value
 
@@ -51,12 +51,12 @@ def _check(value: str, schemes: tuple[str, ...]) -> str:
         parts = urlsplit(value)
     except ValueError as error:
         raise _problem("a URI", repr(value), str(error)) from None
-    # Such a value is not repeated in the message: messages are logged.
+    # The value is not repeated, since messages are logged.
     if "@" in parts.netloc or _SECRET_PARAMETERS & {name.lower() for name, _ in parse_qsl(parts.query)}:
         raise _problem(
             "a URI without credentials",
             f"one with them ({scheme}://…)",
-            "they belong in the environment: a configuration is saved with everything made from it",
+            "set them in the environment, since configurations are saved with every output",
         )
     if scheme != "file" and not parts.netloc:
         raise _problem("a URI", repr(value), f"name the bucket or host after {scheme}://")
@@ -78,9 +78,9 @@ def _problem(expected: str, got: str, hint: str = "") -> PydanticCustomError:
 
 
 def inside(uri: str, folder: str) -> bool:
-    """Whether a place is a folder or in it."""
-    here, there = _normal(uri), _normal(folder)
-    return here == there or here.startswith(f"{there.rstrip('/')}/")
+    """Return whether a URI is a folder or in it."""
+    inner, outer = _normal(uri), _normal(folder)
+    return inner == outer or inner.startswith(f"{outer.rstrip('/')}/")
 
 
 def _normal(uri: str) -> str:

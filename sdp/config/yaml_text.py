@@ -1,7 +1,4 @@
-"""Reading the YAML of a job: the plain data of it, strictly.
-
-Keys written twice, aliases and tags are refused, and scalars are read by sdp.config.scalars.
-"""
+"""A strict YAML parser for jobs: refuses repeated keys, aliases and tags; sdp.config.scalars parses scalars."""
 
 import re
 from typing import Any
@@ -13,7 +10,7 @@ from sdp.errors import ConfigError, Problem
 
 
 def parse_document(text: str, name: str) -> Any:
-    """The data of one YAML document; a ConfigError names the line and column of what is not YAML."""
+    """Return the data of one YAML document; a ConfigError names the line and column of a fault."""
     try:
         return yaml.load(text, Loader=_Loader)
     except _RefusedError as error:
@@ -32,7 +29,7 @@ def parse_document(text: str, name: str) -> Any:
 
 
 class _RefusedError(Exception):
-    """Something that is YAML and that we do not take."""
+    """Valid YAML that a job may not use."""
 
     def __init__(self, expected: str, got: str, mark: yaml.Mark) -> None:
         self.expected, self.got, self.mark = expected, got, mark
@@ -40,7 +37,7 @@ class _RefusedError(Exception):
 
 
 class _Loader(yaml.SafeLoader):
-    """The safe loader, stricter."""
+    """PyYAML's safe loader, made stricter."""
 
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012 - PyYAML's own shape
 

@@ -1,4 +1,4 @@
-"""Sets of addresses that may be as large as a dataset, in shards: who looks at some rows reads what they lie in."""
+"""Sets of addresses as large as a dataset, stored in shards, so that a lookup reads only the shards of its rows."""
 
 from collections.abc import Iterable
 from functools import lru_cache
@@ -15,7 +15,7 @@ _SHARD_ROWS = 1 << 26
 
 
 def publish(storage: Storage, folder: str, rows: Iterable[Rows]) -> int:
-    """Write the set as FOLDER/000000.roaring and so on; returns how many addresses it has."""
+    """Write the set as FOLDER/000000.roaring and so on; return its number of addresses."""
     shards: dict[int, BitMap64] = {}
     for some in rows:
         numbers = some // _SHARD_ROWS
@@ -28,25 +28,25 @@ def publish(storage: Storage, folder: str, rows: Iterable[Rows]) -> int:
 
 
 def within(storage: Storage, folder: str, start: int, stop: int) -> BitMap64:
-    """Those of the addresses [start, stop) that are in the set."""
-    found = BitMap64()
+    """Return the addresses of [start, stop) that are in the set."""
+    members = BitMap64()
     for number in range(start // _SHARD_ROWS, max(start, stop - 1) // _SHARD_ROWS + 1):
-        found |= _shard(storage, folder, number) & BitMap64(range(start, stop))
-    return found
+        members |= _shard(storage, folder, number) & BitMap64(range(start, stop))
+    return members
 
 
 def mask(storage: Storage, folder: str, rows: Rows) -> NDArray[np.bool_]:
-    """For each address whether it is in the set."""
-    found = np.zeros(len(rows), np.bool_)
+    """Return for each address whether it is in the set."""
+    members = np.zeros(len(rows), np.bool_)
     numbers = rows // _SHARD_ROWS
     for number in np.unique(numbers[rows >= 0]).tolist():
-        shard, here = _shard(storage, folder, number), numbers == number
-        found[here] = [row in shard for row in rows[here].tolist()]
-    return found
+        shard, in_shard = _shard(storage, folder, number), numbers == number
+        members[in_shard] = [row in shard for row in rows[in_shard].tolist()]
+    return members
 
 
 def has(storage: Storage, folder: str, row: int) -> bool:
-    """Whether one address is in the set."""
+    """Return whether an address is in the set."""
     return row in _shard(storage, folder, row // _SHARD_ROWS)
 
 

@@ -1,4 +1,4 @@
-"""Many small reads at once, in order, with a bound on how many are under way."""
+"""Concurrent reads of many small files, with their results in order."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -10,7 +10,7 @@ Result = TypeVar("Result")
 
 
 def ordered_map(function: Callable[[Item], Result], items: Iterable[Item], workers: int = 32) -> Iterator[Result]:
-    """Like map(), `workers` calls at a time and at most that many results waiting to be taken."""
+    """Map like map(), with `workers` threads and at most twice as many items ahead of the caller."""
     with ThreadPoolExecutor(workers, thread_name_prefix="sdp-read") as pool:
         waiting: deque[Future[Result]] = deque()
         try:

@@ -1,20 +1,19 @@
-"""The source index: what a dataset is made from, frozen, so that an address never changes its meaning.
+"""The source index: the frozen list of the source's files, by which an address never changes its meaning.
 
-It is kept in versions beside the output (`_index/000000.parquet`, …). The first lists the source's files; a later one
-adds files that were appended, or orders another attempt at what failed. Nothing in it is ever rewritten.
+It is stored in versions beside the output (`_index/000000.parquet`, …). The first lists the source's files; a later one
+adds files that were appended, or orders another attempt at failed rows. No version is ever rewritten.
 """
 
-import json
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from sdp.datasets.records import Whole, parse
+from sdp.datasets.records import Whole, dump, parse
 from sdp.datasets.units import Extent, Rows, Unit, Units, Work
 from sdp.errors import AlreadyExists, DatasetError, one_line
 from sdp.storage import Storage
@@ -25,28 +24,28 @@ _NAME = re.compile(r"_index/\d{6}\.parquet", re.ASCII)
 
 FILES_SCHEMA = pa.schema(
     [
-        pa.field("path", pa.string(), nullable=False),  # a URI, or for a dataset's part its path in that dataset
+        pa.field("path", pa.string(), nullable=False),  # a URI; for a dataset's part, its path in that dataset
         pa.field("size", pa.int64(), nullable=False),
         pa.field("etag", pa.string()),
         pa.field("first_row", pa.int64(), nullable=False),
         pa.field("rows", pa.int64(), nullable=False),  # addresses that it spans
-        pa.field("written", pa.int64(), nullable=False),  # rows that it holds; fewer where upstream failed some
-        pa.field("attempt", pa.int16(), nullable=False),  # upstream's attempt that made it; 0 for a plain source
+        pa.field("written", pa.int64(), nullable=False),  # rows that it holds; fewer where some failed upstream
+        pa.field("attempt", pa.int16(), nullable=False),  # upstream's attempt that wrote it; 0 for a plain source
     ]
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """One order for work: new addresses, or another attempt at units that are there."""
+    """One order for work: new addresses, or another attempt at existing units."""
 
     number: int
     files: pa.Table
     extent: Extent | None = None
-    """The addresses put up for work; None for a retry."""
+    """The new addresses; None for a retry."""
     attempt: int = 0
     units: tuple[int, ...] = ()
-    """For a retry: the units to be attempted again."""
+    """The units to attempt again, in a retry."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,20 +54,20 @@ class FileSlice:
 
     path: str
     first_row: int
-    """The address of the slice's first row."""
+    """Address of the slice's first row."""
     offset: int
-    """Its position in the file, where the file holds every address of its span."""
+    """Position of that row in the file, if the file holds every address of its span."""
     length: int
 
 
 @dataclass(frozen=True)
 class Index:
-    """All versions of a source index, put together."""
+    """All versions of a source index together."""
 
     versions: tuple[Version, ...]
     unit_rows: int
     files: pa.Table = field(init=False, repr=False)
-    """The files that span the address space, by first row; what upstream's retries added stays in its version."""
+    """The files that span the address space, by first row; files of upstream's retries stay in their versions."""
     units: Units = field(init=False, repr=False)
     _first: Rows = field(init=False, repr=False)
 
@@ -82,18 +81,18 @@ class Index:
 
     @property
     def rows(self) -> int:
-        """Addresses put up for work so far."""
+        """The addresses added so far."""
         return self.units.stop
 
     @property
     def listed_rows(self) -> int:
-        """Addresses of all files listed so far; more than `rows` when a limit holds some back."""
+        """The addresses of all listed files; more than `rows` when a limit holds some back."""
         if not self.files.num_rows:
             return 0
         return int(self._first[-1]) + int(self.files["rows"][-1].as_py())
 
     def resolve(self, rows: Rows) -> tuple[Rows, Rows]:
-        """For each address, the number of its file and its position in that file's span."""
+        """Return for each address the number of its file and its position in that file's span."""
         if len(rows) and (rows.min() < 0 or rows.max() >= self.listed_rows):
             bad = rows[(rows < 0) | (rows >= self.listed_rows)][0]
             raise DatasetError(f"row {bad}: no such address; the source has rows 0…{self.listed_rows - 1}")
@@ -101,7 +100,7 @@ class Index:
         return file_no, rows - self._first[file_no]
 
     def slices(self, start: int, stop: int) -> list[FileSlice]:
-        """The pieces of files that hold the addresses [start, stop), in order."""
+        """Return the pieces of files that hold the addresses [start, stop), in order."""
         if stop <= start:
             return []
         (first, last), _ = self.resolve(np.array([start, stop - 1], dtype=np.int64))
@@ -114,18 +113,18 @@ class Index:
         return slices
 
     def works(self) -> list[Work]:
-        """Every part that has been ordered, in order: [unit 0, unit 1, …], then retries."""
+        """Return every ordered part, in order: [unit 0, unit 1, …], then retries."""
         works = [Work(unit) for unit in self.units]
         for version in self.versions:
             works += [Work(self.units[number], version.attempt) for number in version.units]
         return works
 
     def ordered(self) -> dict[tuple[int, int], Work]:
-        """The same by unit and attempt. Whatever else lies there under a part's name says nothing."""
+        """Return the same by unit and attempt; any other part in the folder is to be ignored."""
         return {(work.unit.number, work.attempt): work for work in self.works()}
 
     def parts_of(self, work: Work) -> list[str]:
-        """For a dataset made from another dataset: the parts upstream that hold the work's rows, in order."""
+        """Return the upstream parts that hold a work's rows, in order, if the source is a dataset."""
         unit = work.unit
         if work.attempt:
             version = next(v for v in self.versions if v.attempt == work.attempt)
@@ -140,7 +139,7 @@ class Index:
 
 @dataclass(frozen=True, slots=True)
 class _VersionHead:
-    """What a version's file says beside its table."""
+    """The metadata of a version's file."""
 
     extent: tuple[Whole, Whole] | None
     attempt: Whole
@@ -148,12 +147,12 @@ class _VersionHead:
 
 
 def _overlapping(tables: Sequence[pa.Table], unit: Unit) -> list[str]:
-    found: dict[str, None] = {}
+    paths: dict[str, None] = {}
     for table in tables:
         stops = pc.add(table["first_row"], table["rows"])
         mask = pc.and_(pc.less(table["first_row"], unit.stop), pc.greater(stops, unit.start))
-        found.update(dict.fromkeys(table["path"].filter(mask).to_pylist()))
-    return list(found)
+        paths.update(dict.fromkeys(table["path"].filter(mask).to_pylist()))
+    return list(paths)
 
 
 def version_name(number: int) -> str:
@@ -161,7 +160,7 @@ def version_name(number: int) -> str:
 
 
 def load(storage: Storage, unit_rows: int) -> Index:
-    """The index as it is beside an output (no versions when the output is new). Files of other names are not ours."""
+    """Load the index beside an output; a new output has no versions. Files of other names are ignored."""
     names = [name for name in storage.names(FOLDER) if _NAME.fullmatch(name)]
     versions = tuple(_read_version(storage, name, number) for number, name in enumerate(names))
     for number, name in enumerate(names):
@@ -170,7 +169,7 @@ def load(storage: Storage, unit_rows: int) -> Index:
     try:
         index = Index(versions, unit_rows)
         for number in (number for version in versions for number in version.units):
-            index.units[number]  # or a unit that is not there would be a surprise later
+            index.units[number]  # raises for a unit that does not exist
     except (ValueError, IndexError) as error:
         raise _corrupt(storage, FOLDER, error) from error
     return index
@@ -185,11 +184,11 @@ def append(
     attempt: int = 0,
     units: Sequence[int] = (),
 ) -> Index:
-    """Publish the next version. Exactly one of several writers succeeds; the others are told so."""
+    """Publish the next version. Exactly one of several writers succeeds; the others raise DatasetError."""
     version = Version(len(index.versions), files.cast(FILES_SCHEMA), extent, attempt, tuple(units))
     head = _VersionHead((extent.start, extent.stop) if extent else None, attempt, tuple(units))
     sink = pa.BufferOutputStream()
-    table = version.files.replace_schema_metadata({_KEY: json.dumps(asdict(head)).encode()})
+    table = version.files.replace_schema_metadata({_KEY: dump(head)})
     pq.write_table(table, sink, compression="zstd", write_page_checksum=True)
     try:
         storage.create(version_name(version.number), sink.getvalue())
@@ -199,14 +198,14 @@ def append(
 
 
 def files_table(files: Iterable[tuple[str, int, str | None, int, int, int, int]]) -> pa.Table:
-    """Rows of (path, size, etag, first_row, rows, written, attempt) as a table."""
+    """Return rows of (path, size, etag, first_row, rows, written, attempt) as a table."""
     columns = list(zip(*files, strict=True)) or [()] * len(FILES_SCHEMA)
     return pa.table([list(c) for c in columns], schema=FILES_SCHEMA)
 
 
 def _read_version(storage: Storage, name: str, number: int) -> Version:
     try:
-        # Not pq.read_table: that imports a query engine, for longer than the reading takes.
+        # Not pq.read_table, which imports a query engine: that takes longer than the reading.
         table = pq.ParquetFile(pa.BufferReader(storage.read(name)), page_checksum_verification=True).read()
         head = parse(_VersionHead, (table.schema.metadata or {})[_KEY])
         files = table.replace_schema_metadata(None).cast(FILES_SCHEMA)
@@ -217,6 +216,6 @@ def _read_version(storage: Storage, name: str, number: int) -> Version:
 
 def _corrupt(storage: Storage, name: str, error: Exception) -> DatasetError:
     return DatasetError(
-        f"{storage.uri_of(name)}: corrupt index ({one_line(error, 120)}); restore it from a backup: "
-        "without it the addresses of this dataset have no meaning"
+        f"{storage.uri_of(name)}: corrupt index ({one_line(error, 120)}); restore it from a backup, "
+        "since this dataset's addresses have no meaning without it"
     )

@@ -1,10 +1,11 @@
-"""The description of a dataset: what is there, what is missing, what went wrong and why."""
+"""The description of a dataset: its parts, what is missing, what is damaged, and the outcomes by reason."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from itertools import groupby
+from functools import partial
+from itertools import groupby, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -16,28 +17,28 @@ from sdp.datasets.manifest import MANIFEST, Dataset, open_dataset, repeated_rows
 from sdp.datasets.outcomes import ACCOUNT_SCHEMA, Counts
 from sdp.datasets.output import HEAD, Output, read_output
 from sdp.datasets.parts import PartInfo, iter_rows, read_footer, read_info, resolve, verify_part
-from sdp.datasets.repeated import Repeated
 from sdp.datasets.tombstones import Tombstones
 from sdp.datasets.units import PARTS, Work, parse_part_name, part_name
 from sdp.errors import DatasetError, NotFound, SdpError, UserError, one_line
 from sdp.storage import FileInfo, Storage, StorageOptions, list_source, open_source
 from sdp.storage.named import written
 
+T = TypeVar("T")
 _SHOWN = 5
 _SAMPLES, _SAMPLE_BATCH = 3, 16
 _UPSTREAM_S = 10.0
-"""How long another dataset is waited for, which this one was made from."""
+"""Deadline of reading an ancestor, in seconds."""
 
 
 @dataclass(frozen=True)
 class Description:
-    """What `sdp inspect` says about a dataset."""
+    """The description of a dataset that `sdp inspect` prints."""
 
     uri: str
     kind: str
     complete: bool
     rows: int
-    """Addresses put up for work."""
+    """Addresses in the index."""
     counts: Counts
     parts: int
     parts_ordered: int
@@ -46,9 +47,9 @@ class Description:
     missing: list[dict[str, int]] = field(default_factory=list)
     """The first units without a part: unit, start, stop, attempt."""
     problems: list[str] = field(default_factory=list)
-    """Parts that are corrupt, truncated, changed or gone, each named."""
+    """One line for each part that is corrupt, truncated, changed or gone."""
     notes: list[str] = field(default_factory=list)
-    """What else is worth knowing: files that are none of ours, and what could not be read elsewhere."""
+    """One line for each foreign file, and for each ancestor that cannot be read."""
     lineage: list[str] = field(default_factory=list)
     config: dict[str, Any] = field(default_factory=dict)
     models: dict[str, str] = field(default_factory=dict)
@@ -70,19 +71,17 @@ def describe(storage: Storage, options: StorageOptions | None = None, *, verify:
     output = read_output(storage)
     files = [f for f in storage.list(PARTS) if parse_part_name(f.path) is not None]
     ordered = output.index.ordered()
-    infos, problems = _infos(storage, files, ordered, verify)
+    problems: list[str] = []
+    infos = _infos(storage, files, ordered, problems, verify=verify)
     done = {(p.unit.number, p.attempt) for p in infos}
     missing = [work for part, work in ordered.items() if part not in done]
-    dataset, wrong = _dataset(storage)
+    dataset = _noting(problems, lambda: open_dataset(storage)) if storage.exists(MANIFEST) else None
     manifest = dataset.manifest if dataset is not None else None
-    problems += wrong
     if dataset is not None:
         problems += _against_manifest(dataset.parts, files, storage)
         problems += _against_parts(dataset, output, infos)
-    taken, lineage, notes, wrong = _surroundings(storage, options)
-    problems += wrong
-    samples, wrong = _samples(storage, [p for p in infos if p.counts.written][:1], taken)
-    problems += wrong
+    taken, lineage, notes = _surroundings(storage, options, problems)
+    samples = _samples(storage, next((p for p in infos if p.counts.written), None), taken, problems)
     return Description(
         uri=storage.uri,
         kind=output.head.kind,
@@ -112,28 +111,27 @@ def describe(storage: Storage, options: StorageOptions | None = None, *, verify:
 
 
 def accounts(storage: Storage, problems: list[str]) -> Iterator[pa.Table]:
-    """The one outcome of every address, unit by unit in order of address.
+    """Yield the outcome of every address, unit by unit in order of address.
 
-    A part that is not whole or not in its place has no say; what is wrong with it is added to `problems`.
+    A damaged or foreign part does not count; a line about it is added to `problems`.
     """
     ordered = read_output(storage).index.ordered()
     files = {part: f for f in storage.list(PARTS) if (part := parse_part_name(f.path)) in ordered}
     units = [list(attempts) for _, attempts in groupby(sorted(files), key=lambda part: part[0])]
-    again = _repeated(storage, problems)
+    repeats = _noting(problems, lambda: repeated_rows(storage))
+
+    def account_of(part: tuple[int, int]) -> pa.Table:
+        info, account = read_footer(storage, files[part])
+        _refuse_foreign(storage, info, ordered)
+        return account
 
     def unit_account(attempts: list[tuple[int, int]]) -> pa.Table:
-        found = []
-        for part in attempts:
-            try:
-                info, account = read_footer(storage, files[part])
-                _refuse_misplaced(storage, info, ordered)
-                found.append(account)
-            except DatasetError as error:
-                problems.append(str(error))
-        if not found:
+        read = (_noting(problems, partial(account_of, part)) for part in attempts)
+        by_attempt = [account for account in read if account is not None]
+        if not by_attempt:
             return ACCOUNT_SCHEMA.empty_table()
-        account = resolve(found)
-        return account if again is None else again.overlay(account)
+        account = resolve(by_attempt)
+        return account if repeats is None else repeats.overlay(account)
 
     return ordered_map(unit_account, units, workers=16)
 
@@ -141,7 +139,7 @@ def accounts(storage: Storage, problems: list[str]) -> Iterator[pa.Table]:
 def write_account(storage: Storage, file: Path) -> tuple[int, list[str]]:
     """Write every address with its outcome, reason, detail and number of attempts.
 
-    Returns how many there are, and what is wrong with parts whose addresses are missing.
+    Return their number, and a line for each part whose addresses are missing.
     """
     rows, problems = 0, list[str]()
     try:
@@ -158,83 +156,76 @@ def write_account(storage: Storage, file: Path) -> tuple[int, list[str]]:
 
 
 def with_problems(description: Description, problems: Iterable[str]) -> Description:
-    """The same, with what else was found to be wrong."""
+    """Return the description with further problems."""
     together = sorted({*description.problems, *problems})
     return replace(description, problems=together, complete=description.complete and not together)
 
 
-def _refuse_misplaced(storage: Storage, info: PartInfo, ordered: Mapping[tuple[int, int], Work]) -> None:
+def _refuse_foreign(storage: Storage, info: PartInfo, ordered: Mapping[tuple[int, int], Work]) -> None:
     work = ordered.get((info.unit.number, info.attempt))
     if work is None or work.unit != info.unit:
-        raise DatasetError(f"{storage.uri_of(info.path)}: no such part was ordered here; move it away")
+        raise DatasetError(f"{storage.uri_of(info.path)}: not a part of this dataset; move it away")
 
 
-def _infos(
-    storage: Storage, files: Iterable[FileInfo], ordered: Mapping[tuple[int, int], Work], verify: bool
-) -> tuple[list[PartInfo], list[str]]:
-    def look(file: FileInfo) -> PartInfo | str:
-        try:
-            info = verify_part(storage, file) if verify else read_info(storage, file)
-            _refuse_misplaced(storage, info, ordered)
-            return info
-        except DatasetError as error:
-            return str(error)
-
-    seen = list(ordered_map(look, files))
-    return [p for p in seen if isinstance(p, PartInfo)], [p for p in seen if isinstance(p, str)]
-
-
-def _dataset(storage: Storage) -> tuple[Dataset | None, list[str]]:
-    """The complete dataset, if it is one; a manifest that cannot be read is a problem and not the end."""
-    if not storage.exists(MANIFEST):
-        return None, []
+def _noting(problems: list[str], read: Callable[[], T]) -> T | None:
+    """Return the result of a read; on an error in the dataset, add it to the problems and return None."""
     try:
-        return open_dataset(storage), []
+        return read()
     except (DatasetError, NotFound) as error:
-        return None, [str(error)]
-
-
-def _repeated(storage: Storage, problems: list[str]) -> Repeated | None:
-    try:
-        return repeated_rows(storage)
-    except DatasetError as error:
         problems.append(str(error))
         return None
 
 
+def _infos(
+    storage: Storage,
+    files: Iterable[FileInfo],
+    ordered: Mapping[tuple[int, int], Work],
+    problems: list[str],
+    *,
+    verify: bool,
+) -> list[PartInfo]:
+    def look(file: FileInfo) -> PartInfo:
+        info = verify_part(storage, file) if verify else read_info(storage, file)
+        _refuse_foreign(storage, info, ordered)
+        return info
+
+    infos = ordered_map(lambda file: _noting(problems, lambda: look(file)), files)
+    return [info for info in infos if info is not None]
+
+
 def _surroundings(
-    storage: Storage, options: StorageOptions | None
-) -> tuple[Tombstones, list[str], list[str], list[str]]:
-    """The takedowns that hold, what the dataset was made from, what of others cannot be read, and what of its own."""
-    told = replace(options or storage.options, timeout_s=min(storage.options.timeout_s, _UPSTREAM_S))
-    chain, notes, problems = list[Storage](), list[str](), list[str]()
+    storage: Storage, options: StorageOptions | None, problems: list[str]
+) -> tuple[Tombstones, list[str], list[str]]:
+    """Return the takedowns, the ancestors, and notes about unreadable ancestors."""
+    limited = replace(options or storage.options, timeout_s=min(storage.options.timeout_s, _UPSTREAM_S))
+    chain, notes = list[Storage](), list[str]()
     try:
-        for one in tombstones.follow(storage, told):
+        for one in tombstones.follow(storage, limited):
             chain.append(one)
     except SdpError as error:
         if len(chain) > 1:
             notes.append(f"{chain[-1].uri}, which it was made from, cannot be read ({error})")
-        elif not isinstance(error, DatasetError):  # else it is about our own manifest, and has been told
-            notes.append(f"what it was made from cannot be read ({error})")
+        elif not isinstance(error, DatasetError):  # a DatasetError is about the dataset's own manifest, reported above
+            notes.append(f"the dataset that it was made from cannot be read ({error})")
     taken = Tombstones(BitMap64())
     for one in chain:
         try:
-            held = tombstones.load_from([one])
+            own = tombstones.load_from([one])
         except SdpError as error:
-            (problems if one is storage else notes).append(f"its takedowns are not known: {error}")
+            (problems if one is storage else notes).append(f"its takedowns cannot be read: {error}")
             continue
-        taken = Tombstones(taken.rows | held.rows, taken.takedowns | held.takedowns)
-    strangers = tombstones.strangers(storage)[:_SHOWN]
-    notes += [f"{storage.uri_of(name)}: no takedown list of sdp, so it is not read" for name in strangers]
-    return taken, [one.uri for one in chain[1:]], notes, problems
+        taken = Tombstones(taken.rows | own.rows, taken.takedowns | own.takedowns)
+    foreign = tombstones.foreign_files(storage)[:_SHOWN]
+    notes += [f"{storage.uri_of(name)}: not a takedown list of sdp, so it is ignored" for name in foreign]
+    return taken, [one.uri for one in chain[1:]], notes
 
 
 def _against_manifest(listed: pa.Table, files: Iterable[FileInfo], storage: Storage) -> list[str]:
-    """What has become of the parts since the manifest was written."""
-    there = {f.path: f for f in files}
+    """Return a line for each part that is gone or changed since the manifest was written."""
+    by_path = {f.path: f for f in files}
     problems = []
     for path, size in zip(listed["path"].to_pylist(), listed["size"].to_pylist(), strict=True):
-        file = there.get(path)
+        file = by_path.get(path)
         if file is None:
             problems.append(f"{storage.uri_of(path)}: gone since the manifest was written; run the job again")
         elif file.size != size:
@@ -245,25 +236,25 @@ def _against_manifest(listed: pa.Table, files: Iterable[FileInfo], storage: Stor
 
 
 def _against_parts(dataset: Dataset, output: Output, infos: Sequence[PartInfo]) -> list[str]:
-    """What the manifest says of the parts that it lists, where they say otherwise."""
+    """Return a line for each figure of the manifest that its parts contradict."""
     manifest, listed = dataset.manifest, dataset.parts
     paths = set(listed["path"].to_pylist())
     own = [info for info in infos if info.path in paths]
-    said: list[tuple[str, object, object]] = [
+    figures: list[tuple[str, object, object]] = [
         ("kind", manifest.kind, output.head.kind),
         ("parts", manifest.parts, listed.num_rows),
         ("size", manifest.size, sum(listed["size"].to_pylist())),
         ("rows", manifest.rows, max(listed["stop"].to_pylist(), default=0)),
     ]
-    if len(own) == len(paths):  # else parts are gone or broken, which is a problem of its own
-        counts = repeated.without(total(own), manifest.repeated)
-        there, told = counts.to_json(), manifest.counts.to_json()
-        said += [(f"counts.{name}", told[name], there[name]) for name in there]
+    if len(own) == len(paths):  # missing and broken parts are reported on their own
+        actual = repeated.without(total(own), manifest.repeated).to_json()
+        listed_counts = manifest.counts.to_json()
+        figures += [(f"counts.{name}", listed_counts[name], actual[name]) for name in actual]
     where = dataset.storage.uri_of(MANIFEST)
     return [
-        f"{where}: {name} is {told}, its parts say {there}; run the job again to write it anew"
-        for name, told, there in said
-        if told != there
+        f"{where}: {name} is {in_manifest}, but {in_parts} in its parts; run the job again to rewrite it"
+        for name, in_manifest, in_parts in figures
+        if in_manifest != in_parts
     ]
 
 
@@ -279,18 +270,15 @@ def _type(column: pa.Field) -> str:
     return f"{column.type} {metadata}" if metadata else str(column.type)
 
 
-def _samples(storage: Storage, infos: list[PartInfo], taken: Tombstones) -> tuple[list[dict[str, Any]], list[str]]:
-    """A few rows, none of which is taken down; and what is wrong with their part."""
-    found: list[dict[str, Any]] = []
-    try:
-        for info in infos:
-            for batch in iter_rows(storage, info.path, None, _SAMPLE_BATCH):
-                found += [row for row in batch.to_pylist() if row.get("row") not in taken.rows]
-                if len(found) >= _SAMPLES:
-                    break
-    except DatasetError as error:
-        return [], [str(error)]
-    return [{name: _short(value) for name, value in row.items()} for row in found[:_SAMPLES]], []
+def _samples(storage: Storage, part: PartInfo | None, taken: Tombstones, problems: list[str]) -> list[dict[str, Any]]:
+    """Return a few rows of a part that are not taken down; none if the part is damaged."""
+
+    def read(part: PartInfo) -> list[dict[str, Any]]:
+        batches = iter_rows(storage, part.path, None, _SAMPLE_BATCH)
+        rows = (row for batch in batches for row in batch.to_pylist() if row.get("row") not in taken.rows)
+        return [{name: _short(value) for name, value in row.items()} for row in islice(rows, _SAMPLES)]
+
+    return (part and _noting(problems, lambda: read(part))) or []
 
 
 def _short(value: Any) -> Any:
@@ -302,7 +290,7 @@ def _short(value: Any) -> Any:
 
 
 def _root(output: Output) -> list[str]:
-    """Where a dataset's rows came from at first, if it was made from plain files."""
+    """Return the source of a dataset that was made from plain files."""
     index = output.index
     if output.head.derived or not index.files.num_rows:
         return []
@@ -342,7 +330,7 @@ def _describe_plain(storage: Storage, options: StorageOptions | None) -> Descrip
 
 
 def summary(description: Description) -> str:
-    """A description as a person reads it."""
+    """Return a description as text."""
     from sdp.console import counted, size, table
 
     d = description
@@ -367,7 +355,7 @@ def summary(description: Description) -> str:
                 [(part_name(m["unit"], m["attempt"]), m["start"], m["stop"]) for m in d.missing], ("part", "from", "to")
             )
         )
-        lines.append("Run the job that writes it again: it does the rest.")
+        lines.append("Run the job that writes it again to complete it.")
     if d.problems:
         lines += ["", f"{counted(len(d.problems), 'problem')}:", *(f"  {problem}" for problem in d.problems[:20])]
     if d.notes:

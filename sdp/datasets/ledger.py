@@ -1,12 +1,14 @@
-"""The training ledger: which addresses each epoch has consumed, in a form that merges and stays small."""
+"""The training ledger: the addresses that each epoch has consumed, in a form that merges and stays small."""
 
 import json
 import struct
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 from pyroaring import BitMap64
 
+from sdp.datasets.records import Whole, parse
 from sdp.datasets.units import Rows
 from sdp.errors import DatasetError
 
@@ -14,16 +16,24 @@ _MAGIC = b"SDPLEDG1"
 NAME = "ledger.roaring"
 """The file's name in a checkpoint."""
 _RANGE_BITS = 40
-"""Where a run mixes datasets, the addresses of each have a range of their own, of 2⁴⁰."""
+"""Bits of the address range that each dataset of a mixture gets."""
 
 
 def address_offset(dataset: int) -> int:
-    """What is added to the addresses of a run's n-th dataset: 0 for the first, so that alone it is as it was."""
+    """Return the number that is added to the addresses of a run's n-th dataset, 0 for the first."""
     return dataset << _RANGE_BITS
 
 
+@dataclass(frozen=True, slots=True)
+class _Header:
+    """The ledger's epochs, and the size in bytes of each one's bitmap."""
+
+    epochs: tuple[Whole, ...]
+    sizes: tuple[Whole, ...]
+
+
 class Ledger:
-    """Consumed addresses by epoch. Several workers' ledgers are merged by union: the order does not matter."""
+    """Consumed addresses by epoch. Workers' ledgers are merged by union, so their order does not matter."""
 
     def __init__(self, epochs: Mapping[int, BitMap64] | None = None) -> None:
         self._epochs = {epoch: BitMap64(rows) for epoch, rows in (epochs or {}).items()}
@@ -33,32 +43,32 @@ class Ledger:
         self._rows(epoch).update(np.ascontiguousarray(rows, dtype=np.uint64))
 
     def add_range(self, epoch: int, start: int, stop: int) -> None:
-        """Record the addresses [start, stop): a whole unit takes a few bytes."""
+        """Record the addresses [start, stop); a whole unit takes a few bytes."""
         self._rows(epoch).add_range(start, stop)
 
     def merge(self, others: Iterable["Ledger"]) -> None:
-        """Take in what others have consumed."""
+        """Add what other ledgers have recorded."""
         for other in others:
             for epoch, rows in other._epochs.items():
                 self._rows(epoch).update(rows)
 
     def consumed(self, epoch: int) -> int:
-        """How many addresses of an epoch are consumed."""
+        """Return the number of addresses that an epoch has consumed."""
         return len(self._epochs.get(epoch, ()))
 
     def rows(self, epoch: int) -> BitMap64:
-        """The consumed addresses of an epoch; not to be changed."""
+        """Return the consumed addresses of an epoch; do not change them."""
         return self._epochs.get(epoch, BitMap64())
 
     def epochs(self) -> list[int]:
         return sorted(self._epochs)
 
     def epochs_of(self, row: int) -> list[int]:
-        """The epochs that have consumed an address."""
+        """Return the epochs that have consumed an address."""
         return [epoch for epoch in self.epochs() if row in self._epochs[epoch]]
 
     def to_bytes(self) -> bytes:
-        """The ledger as a file: a header, then one portable roaring bitmap an epoch."""
+        """Serialise the ledger: a header, then a portable roaring bitmap for each epoch."""
         blobs = []
         for epoch in self.epochs():
             bitmap = BitMap64(self._epochs[epoch])
@@ -71,16 +81,16 @@ class Ledger:
     def from_bytes(data: bytes, where: str = "ledger") -> "Ledger":
         try:
             if data[:8] != _MAGIC:
-                raise ValueError("it does not begin like one")
+                raise ValueError("wrong first bytes")
             (length,) = struct.unpack_from("<I", data, 8)
-            header = json.loads(data[12 : 12 + length])
+            header = parse(_Header, data[12 : 12 + length])
             at, ledger = 12 + length, Ledger()
-            for epoch, size in zip(header["epochs"], header["sizes"], strict=True):
+            for epoch, size in zip(header.epochs, header.sizes, strict=True):
                 if at + size > len(data):
                     raise ValueError(f"{len(data)} bytes are too few")
                 ledger._epochs[epoch] = BitMap64.deserialize(data[at : at + size])
                 at += size
-        except (ValueError, KeyError, struct.error) as error:
+        except (ValueError, struct.error) as error:
             raise DatasetError(f"{where}: not a ledger ({error}); use another checkpoint") from error
         return ledger
 

@@ -1,7 +1,7 @@
-"""Finding rows by the URL that they came from, or by the hash of their content.
+"""Lookup of rows by their URL or by the hash of their content.
 
-A part keeps a URL as the source has it, so both sides are compared in the one normal form of `sdp.urls`. Parsing is
-slow, so only what may be on a wanted host is parsed: a regular expression over whole columns tells the rest.
+A part stores URLs as the source has them, so both sides are compared in the normal form of `sdp.urls`. Parsing is slow:
+a regular expression over whole columns excludes other hosts first.
 """
 
 from collections.abc import Collection, Iterable, Iterator
@@ -21,42 +21,40 @@ from sdp.storage import Storage, StorageOptions, open_source
 from sdp.urls import BadUrl, parse
 
 Hit = tuple[str, str, int]
-"""What was wanted (`url` or `sha256`), its value, and the address of a row that has it."""
+"""`url` or `sha256`, the value, and the address of a row that has it."""
 
 _PLAIN_HOST = r"^https?://(?P<host>[a-z0-9_-]+(?:\.[a-z0-9_-]+)*)\.?(?::[0-9]*)?(?:[/?#]|$)"
-"""The host of a URL that hides nothing; whatever does not look like this is parsed."""
+"""The host of a plain URL; every other URL is parsed."""
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """What is looked for."""
+class LookupValues:
+    """The values to look up."""
 
     urls: frozenset[str] = frozenset()
-    """In normal form."""
+    """URLs in normal form."""
     hashes: frozenset[str] = frozenset()
 
     def __bool__(self) -> bool:
         return bool(self.urls or self.hashes)
 
 
-def in_parts(storage: Storage, paths: Iterable[str], wanted: Wanted) -> list[Hit]:
-    """The written rows of some parts that have a wanted URL or content."""
-    found = ordered_map(partial(_in_part, storage, wanted=wanted), paths, workers=8)
-    return [hit for hits in found for hit in hits]
+def in_parts(storage: Storage, paths: Iterable[str], wanted: LookupValues) -> list[Hit]:
+    """Find the written rows of some parts that have a wanted URL or content."""
+    by_part = ordered_map(partial(_in_part, storage, wanted=wanted), paths, workers=8)
+    return [hit for hits in by_part for hit in hits]
 
 
 def in_source(index: Index, column: str, urls: frozenset[str], options: StorageOptions | None = None) -> list[Hit]:
-    """The rows of a dataset's source that have a wanted URL, whatever became of them."""
+    """Find the rows of a dataset's source that have a wanted URL, whatever their outcome."""
     files = index.files.select(["path", "size", "first_row"]).to_pylist()
 
-    def look(file: dict[str, object]) -> list[Hit]:
-        return list(_in_file(file, column, urls, options))
-
-    return [hit for hits in ordered_map(look, files, workers=4) for hit in hits if hit[2] < index.rows]
+    by_file = ordered_map(lambda file: list(_in_file(file, column, urls, options)), files, workers=4)
+    return [hit for hits in by_file for hit in hits if hit[2] < index.rows]
 
 
 def positions(column: pa.ChunkedArray, urls: Collection[str]) -> Iterator[tuple[int, str]]:
-    """The places in a column whose cells mean one of some URLs, each with that URL in normal form."""
+    """Yield the positions in a column whose cells hold one of these URLs, with the URL in normal form."""
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
     hosts = pa.array(sorted({parse(url).host for url in urls}), pa.large_string())
@@ -75,7 +73,7 @@ def _candidates(column: pa.ChunkedArray, hosts: pa.Array) -> Iterator[tuple[int,
         yield from enumerate(map(_text, column.to_pylist()))
         return
     if not any(is_text(kind) for is_text in (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)):
-        return  # what holds no text holds no URL
+        return  # without text there are no URLs
     text = column.cast(pa.large_string())
     host = pc.struct_field(pc.extract_regex(pc.ascii_lower(text), pattern=_PLAIN_HOST), "host")
     maybe = pc.or_(pc.is_null(host), pc.is_in(host, hosts))
@@ -91,14 +89,14 @@ def _text(cell: bytes | None) -> str | None:
         return None
 
 
-def _in_part(storage: Storage, path: str, wanted: Wanted) -> list[Hit]:
+def _in_part(storage: Storage, path: str, wanted: LookupValues) -> list[Hit]:
     columns = ["row", *["url"] * bool(wanted.urls), *["sha256"] * bool(wanted.hashes)]
     table = read_rows(storage, path, columns)
     hits: list[Hit] = []
     if "url" in table.column_names:
-        found = list(positions(table["url"], wanted.urls))
-        rows = table["row"].take(pa.array([at for at, _ in found], pa.int64())).to_pylist()
-        hits += [("url", url, row) for row, (_, url) in zip(rows, found, strict=True)]
+        matches = list(positions(table["url"], wanted.urls))
+        rows = table["row"].take(pa.array([at for at, _ in matches], pa.int64())).to_pylist()
+        hits += [("url", url, row) for row, (_, url) in zip(rows, matches, strict=True)]
     if "sha256" in table.column_names:
         same = table.filter(pc.is_in(table["sha256"], pa.array(sorted(wanted.hashes), pa.string())))
         pairs = zip(same["sha256"].to_pylist(), same["row"].to_pylist(), strict=True)
@@ -113,11 +111,13 @@ def _in_file(
     try:
         source = open_source(uri, options)
         if source.size() != file["size"]:
-            raise DatasetError(f"{uri}: {source.size()} bytes, it had {file['size']} when its rows got their addresses")
+            raise DatasetError(
+                f"{uri}: {source.size()} bytes, but {file['size']} when its rows got their addresses; put it back"
+            )
         at = first
         for batch in pq.ParquetFile(source, pre_buffer=True).iter_batches(65_536, columns=[column]):
             for place, url in positions(pa.chunked_array([batch.column(0)]), urls):
                 yield "url", url, at + place
             at += batch.num_rows
     except (pa.ArrowException, OSError, IndexError) as error:
-        raise DatasetError(f"{uri}: cannot be read ({one_line(error, 120)})") from error
+        raise DatasetError(f"{uri}: cannot be read ({one_line(error, 120)}); restore this file") from error

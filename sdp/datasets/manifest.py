@@ -1,7 +1,6 @@
-"""Manifests: written last, they say that a dataset is complete, what is in it, and what it was made from."""
+"""Manifests, written last: a dataset with one is complete, and the manifest lists its content and its origin."""
 
 import hashlib
-import json
 import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,7 +19,7 @@ from sdp.datasets.concurrently import ordered_map
 from sdp.datasets.outcomes import Counts, StoredCounts
 from sdp.datasets.output import HEAD, Head, Output, read_head, read_json, refuse_other_format
 from sdp.datasets.parts import PartInfo, read_info
-from sdp.datasets.records import BadRecord, Kind, Whole, parse
+from sdp.datasets.records import BadRecord, Kind, Whole, dump, parse
 from sdp.datasets.units import PARTS, parse_part_name
 from sdp.errors import AlreadyExists, DatasetError, NotFound
 from sdp.storage import FileInfo, Storage
@@ -54,7 +53,7 @@ PARTS_SCHEMA = pa.schema(
 
 
 def _source(value: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """Check what a dataset was made from: a dataset, files at a URI, or nothing (of prompts that a file listed)."""
+    """Check a dataset's origin: a dataset, files at a URI, or nothing (if prompts came from a file)."""
     if value is None:
         return None
     for name in ("uri", "manifest_digest"):
@@ -67,12 +66,12 @@ def _source(value: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What is known of a complete dataset."""
+    """The description of a complete dataset."""
 
     kind: Kind
     version: Annotated[int, Field(ge=1)]
     rows: Whole
-    """Addresses that it accounts for (of a derived dataset: that it spans)."""
+    """Addresses that it accounts for; for a derived dataset, addresses that it spans."""
     counts: StoredCounts
     parts: Whole
     size: Whole
@@ -85,17 +84,12 @@ class Manifest:
     models: Mapping[str, str] = field(default_factory=dict)
     """Model sources by role, with the digest of their content."""
     input: Annotated[Mapping[str, Any] | None, AfterValidator(_source)] = None
-    """The dataset that it was made from: uri and manifest digest; or the source's URI."""
+    """URI and manifest digest of the dataset that it was made from, or the URI of a plain source."""
     repeated: Whole = 0
-    """Rows that are in parts and counted as filtered, since lower ones have the same content."""
+    """Rows that are in parts but counted as filtered, since lower rows have the same content."""
     sdp: str = sdp.__version__
     created: str = ""
     format: int = FORMAT
-
-    def to_bytes(self) -> bytes:
-        data = {name: getattr(self, name) for name in self.__slots__}
-        data["counts"] = self.counts.to_json()
-        return (json.dumps(data, indent=1, sort_keys=True, default=str) + "\n").encode()
 
 
 @dataclass(frozen=True)
@@ -106,7 +100,7 @@ class Dataset:
     head: Head
     manifest: Manifest
     digest: str
-    """Of the manifest: what a downstream dataset records as its lineage."""
+    """Digest of the manifest, which downstream datasets record as their lineage."""
     parts: pa.Table
 
     @property
@@ -119,15 +113,15 @@ class Dataset:
 
     @property
     def repeated_rows(self) -> repeated.Repeated | None:
-        """The rows that are in parts and to be left out, since lower ones have the same content."""
+        """The rows in parts that readers leave out, since lower rows have the same content."""
         return repeated.of(self.storage, self.manifest.repeated, self.manifest.files_digest)
 
     def units_with_failures(self) -> list[int]:
-        """The units of which some address has failed at its last attempt."""
+        """Return the units with addresses whose last attempt failed."""
         return sorted(self.failures())
 
     def failures(self) -> dict[int, int]:
-        """How many addresses of a unit have failed at their last attempt, where some have."""
+        """Return the number of addresses whose last attempt failed, for each unit that has some."""
         failed: dict[int, int] = {}
         columns = (self.parts[name].to_pylist() for name in ("unit", "failed", "retried"))
         for unit, count, retried in zip(*columns, strict=True):
@@ -136,18 +130,18 @@ class Dataset:
 
 
 def read_manifest(storage: Storage, path: str = MANIFEST) -> Manifest:
-    """The newest manifest, or an earlier one, without what it lists."""
+    """Read the newest manifest, or another version, without its list of parts."""
     where = storage.uri_of(path)
     data = read_json(storage, path)
     refuse_other_format(data, where)
     try:
         return parse(Manifest, data)
     except BadRecord as error:
-        raise DatasetError(f"{where}: not a manifest ({error}); run the job again to write it anew") from error
+        raise DatasetError(f"{where}: not a manifest ({error}); run the job again to rewrite it") from error
 
 
 def repeated_rows(storage: Storage) -> repeated.Repeated | None:
-    """The repeated rows that the newest manifest speaks of; there may be none yet."""
+    """Return the repeated rows of the newest manifest; None where there are none, or no manifest yet."""
     try:
         manifest = read_manifest(storage)
     except NotFound:
@@ -156,7 +150,7 @@ def repeated_rows(storage: Storage) -> repeated.Repeated | None:
 
 
 def open_dataset(storage: Storage, kind: str | None = None, *, version: int | None = None) -> Dataset:
-    """Open a complete dataset for reading; an incomplete one is refused. NotFound where there is no such version."""
+    """Open a complete dataset for reading, and refuse an incomplete one; raise NotFound for an unknown version."""
     path = MANIFEST if version is None else _version_name(version)
     try:
         raw = storage.read(path)
@@ -166,16 +160,18 @@ def open_dataset(storage: Storage, kind: str | None = None, *, version: int | No
         if storage.exists(HEAD):
             raise DatasetError(
                 f"{storage.uri}: incomplete (no {MANIFEST} yet); finish the job that writes it, "
-                f"`sdp inspect {storage.uri}` says what is missing"
+                f"`sdp inspect {storage.uri}` shows what is missing"
             ) from None
-        raise DatasetError(f"{storage.uri}: no dataset of sdp there (no {HEAD}); check the address") from None
+        raise DatasetError(f"{storage.uri}: not a dataset of sdp (no {HEAD}); check the address") from None
     where = storage.uri_of(path)
     manifest = read_manifest(storage, path)
     if kind is not None and manifest.kind != kind:
-        raise DatasetError(f"{storage.uri}: a dataset of {manifest.kind}, where {kind} are needed; check the address")
+        raise DatasetError(f"{storage.uri}: expected a dataset of {kind}, got {manifest.kind}; check the address")
     listing = storage.read(manifest.files)
     if hashlib.sha256(listing).hexdigest() != manifest.files_digest:
-        raise DatasetError(f"{storage.uri_of(manifest.files)}: not the list that {where} names; run the job again")
+        raise DatasetError(
+            f"{storage.uri_of(manifest.files)}: not the list of parts that {where} names; run the job again"
+        )
     parts = pq.ParquetFile(pa.BufferReader(listing)).read().cast(PARTS_SCHEMA)
     return Dataset(storage, read_head(storage), manifest, hashlib.sha256(raw).hexdigest(), parts)
 
@@ -185,20 +181,20 @@ def _version_name(version: int) -> str:
 
 
 def part_infos(storage: Storage, known: Iterable[PartInfo] = (), workers: int = 32) -> list[PartInfo]:
-    """The footers of all parts that a listing shows; those given and unchanged are not read again."""
+    """Read the footers of all existing parts, except those that are known and unchanged."""
     by_path = {info.path: info for info in known}
     files = [f for f in storage.list(PARTS) if parse_part_name(f.path) is not None]
 
     def info(file: FileInfo) -> PartInfo:
-        have = by_path.get(file.path)
-        same = have is not None and have.size == file.size and have.etag == file.etag
-        return have if same and have is not None else read_info(storage, file)
+        part = by_path.get(file.path)
+        unchanged = part is not None and (part.size, part.etag) == (file.size, file.etag)
+        return part if part is not None and unchanged else read_info(storage, file)
 
     return list(ordered_map(info, files, workers))
 
 
 def total(infos: Iterable[PartInfo]) -> Counts:
-    """The outcomes of all addresses, each counted once however often it was attempted."""
+    """Count the outcomes of all addresses, each once however often it was attempted."""
     counts, reasons = np.zeros(3, np.int64), dict[str, int]()
     for info in infos:
         superseded = info.superseded
@@ -211,19 +207,19 @@ def total(infos: Iterable[PartInfo]) -> Counts:
 
 
 def check_ledger(output: Output, parts: Sequence[PartInfo]) -> Counts:
-    """What the parts account for must be what the index put up, to the last address."""
+    """Count the outcomes in the parts; refuse parts that do not account for every address of the index."""
     where = output.storage.uri
     ordered = output.index.ordered()
     for part in parts:
         work = ordered.get((part.unit.number, part.attempt))
         if work is None or work.unit != part.unit or part.kind != output.head.kind:
-            raise DatasetError(f"{where}/{part.path}: no such part was ordered here; move it away")
+            raise DatasetError(f"{where}/{part.path}: not a part of this dataset; move it away")
     counts = total(parts)
     expected = _expected(output)
     if expected is not None and counts.input != expected:
         raise DatasetError(
-            f"{where}: the account does not add up: {expected} addresses were put up, {counts.input} have an outcome; "
-            f"`sdp inspect --verify {where}` finds the part"
+            f"{where}: the account does not add up: {expected} addresses in the index, {counts.input} with an outcome; "
+            f"`sdp inspect --verify {where}` names the part"
         )
     return counts
 
@@ -233,13 +229,12 @@ def _expected(output: Output) -> int | None:
     if not output.head.derived:
         return index.rows
     if index.rows < index.listed_rows:
-        return None  # a limit cuts a part of upstream: how many of its rows lie below is not in any listing
-    files = {path: written for v in index.versions for path, written in _written(v.files)}
+        return None  # a limit cuts an upstream part, and no listing tells how many of its rows are below
+    files: dict[str, int] = {}
+    for version in index.versions:
+        columns = (version.files[name].to_pylist() for name in ("path", "written"))
+        files.update(zip(*columns, strict=True))
     return sum(files.values())
-
-
-def _written(files: pa.Table) -> Iterable[tuple[str, int]]:
-    return zip(files["path"].to_pylist(), files["written"].to_pylist(), strict=True)
 
 
 def finish(
@@ -251,9 +246,9 @@ def finish(
     input: Mapping[str, Any] | None = None,
     find_repeated: repeated.Find | None = None,
 ) -> Dataset:
-    """Write the manifest of an output of which every part is there; the counts are checked first.
+    """Write the manifest of an output that has all its parts, after checking their counts.
 
-    A dataset that is as its newest manifest says keeps that manifest.
+    A dataset that its newest manifest still describes keeps that manifest.
     """
     storage = output.storage
     missing = output.pending()
@@ -266,15 +261,15 @@ def finish(
     listing = pa.BufferOutputStream()
     pq.write_table(parts_table(parts), listing, compression="zstd")
     digest = hashlib.sha256(listing.getvalue()).hexdigest()
-    again = find_repeated(parts, digest) if find_repeated is not None else 0
+    repeated_rows = find_repeated(parts, digest) if find_repeated is not None else 0
     versions = [name for name in storage.names("_manifests/") if _VERSION.fullmatch(name)]
     newest = _readable(storage, versions[-1]) if versions else None
     draft = Manifest(
         kind=output.head.kind,
         version=int(versions[-1][-11:-5]) + 1 if versions else 1,
         rows=output.index.rows,
-        counts=repeated.without(counts, again),
-        repeated=again,
+        counts=repeated.without(counts, repeated_rows),
+        repeated=repeated_rows,
         parts=len(parts),
         size=sum(p.size for p in parts),
         files=f"_files/{digest[:16]}.parquet",
@@ -285,20 +280,20 @@ def finish(
         input=dict(input) if input is not None else None,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
     )
-    if newest is not None and _says(newest) == _says(draft):
+    if newest is not None and _content(newest) == _content(draft):
         storage.publish(MANIFEST, storage.read(versions[-1]))
         return open_dataset(storage)
     storage.publish(draft.files, listing.getvalue())
     try:
-        storage.create(_version_name(draft.version), draft.to_bytes())
+        storage.create(_version_name(draft.version), dump(draft))
     except AlreadyExists as error:
         raise DatasetError(f"{storage.uri}: another job has just completed this dataset; run again") from error
-    storage.publish(MANIFEST, draft.to_bytes())
+    storage.publish(MANIFEST, dump(draft))
     return open_dataset(storage)
 
 
 def _readable(storage: Storage, path: str) -> Manifest | None:
-    """An earlier manifest; one that is damaged is written anew under the next number."""
+    """Read an earlier manifest; None if it is damaged, and a new one gets the next number."""
     try:
         return read_manifest(storage, path)
     except DatasetError as error:
@@ -306,13 +301,13 @@ def _readable(storage: Storage, path: str) -> Manifest | None:
         return None
 
 
-def _says(manifest: Manifest) -> tuple[object, ...]:
-    """What must not differ for a manifest to stand."""
+def _content(manifest: Manifest) -> tuple[object, ...]:
+    """Return the fields whose change needs a new manifest."""
     return manifest.files_digest, manifest.input, manifest.repeated, manifest.rows, manifest.counts
 
 
 def parts_table(parts: Iterable[PartInfo]) -> pa.Table:
-    """The list of parts, by unit and attempt."""
+    """Return the list of parts, by unit and attempt."""
     rows = [
         {
             "path": p.path,
@@ -334,7 +329,7 @@ def parts_table(parts: Iterable[PartInfo]) -> pa.Table:
 
 
 def _schema(storage: Storage, parts: Sequence[PartInfo]) -> dict[str, str]:
-    """Column names and types, as the first part has them."""
+    """Return the column names and types of the first part."""
     if not parts:
         return {}
     schema = pq.read_schema(storage.open(parts[0].path))

@@ -1,12 +1,13 @@
-"""What can become of an address: the closed sets of outcomes and reasons, and the account that records them."""
+"""The possible outcomes of an address with their reasons, and the account that records them."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pydantic import ValidatorFunctionWrapHandler, WrapValidator
+from pydantic import PlainSerializer, ValidatorFunctionWrapHandler, WrapValidator
 
 from sdp.datasets.records import Whole
 
@@ -26,7 +27,7 @@ FILTER_REASONS: Mapping[str, str] = {
     "duplicate_url": "a lower address has the same URL",
     "duplicate_content": "a lower address has the same content",
     "opt_out": "the site asks not to be used for training (X-Robots-Tag, robots.txt)",
-    "tombstone": "on a takedown list",
+    "tombstone": "taken down",
 }
 
 FAILURE_REASONS: Mapping[str, str] = {
@@ -39,18 +40,18 @@ FAILURE_REASONS: Mapping[str, str] = {
     "tls": "the certificate or the TLS handshake is bad",
     "timeout": "no whole image within the deadline",
     "http_status": "the server answered with an error",
-    "not_asked": "its host is left alone: it asked for a long pause, or could not be reached again and again",
+    "not_asked": "its host is left alone: it asked for a long pause, or could not be reached several times",
     "redirects": "too many redirects, or one that leads nowhere",
     "broken_transfer": "the connection ended in the middle of the image",
     "too_big": "more bytes than allowed",
     "empty": "no bytes at all",
-    "not_an_image": "the bytes are of no image type that is read here",
+    "not_an_image": "the bytes are of no supported image type",
     "too_many_pixels": "more pixels than allowed",
-    "no_memory": "decoding it takes more memory than allowed",
+    "no_memory": "it takes more memory to decode than allowed",
     "too_small": "fewer pixels than needed",
     "undecodable": "truncated or corrupt image",
     "not_finite": "NaN or infinite values came out of the encoder",
-    "crashed": "its worker died on it, twice",
+    "crashed": "it crashed its worker, twice",
     "internal": "an error in sdp itself: please report it",
 }
 
@@ -67,12 +68,12 @@ ACCOUNT_SCHEMA = pa.schema(
 )
 
 DETAIL_LIMIT = 200
-"""Characters of a detail that are kept: enough for a status or an exception, too few to bloat a footer."""
+"""Characters kept of a detail: enough for a status or an exception, too few to bloat a footer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one address."""
+    """The outcome of one address."""
 
     row: int
     outcome: str
@@ -88,43 +89,29 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """How many addresses came to what; `input` is always the sum of the others."""
+    """Numbers of addresses by outcome; `input` is always the sum of the others."""
 
     written: Whole = 0
     filtered: Whole = 0
     failed: Whole = 0
     reasons: Mapping[str, Whole] = field(default_factory=dict)
-    """Filtered and failed addresses by reason (the two sets of reasons have no name in common)."""
+    """Filtered and failed addresses by reason; no reason is in both sets."""
 
     @property
     def input(self) -> int:
         return self.written + self.filtered + self.failed
 
     def __add__(self, other: "Counts") -> "Counts":
-        return self._combine(other, 1)
-
-    def __sub__(self, other: "Counts") -> "Counts":
-        return self._combine(other, -1)
-
-    def _combine(self, other: "Counts", sign: int) -> "Counts":
-        reasons = dict(self.reasons)
-        for reason, count in other.reasons.items():
-            reasons[reason] = reasons.get(reason, 0) + sign * count
         return Counts(
-            self.written + sign * other.written,
-            self.filtered + sign * other.filtered,
-            self.failed + sign * other.failed,
-            {reason: count for reason, count in sorted(reasons.items()) if count},
+            self.written + other.written,
+            self.filtered + other.filtered,
+            self.failed + other.failed,
+            dict(sorted((Counter(self.reasons) + Counter(other.reasons)).items())),
         )
 
     def to_json(self) -> dict[str, Any]:
-        counts = {
-            "input": self.input,
-            "written": self.written,
-            "filtered": self.filtered,
-            "failed": self.failed,
-        }
-        return {**counts, "reasons": dict(sorted(self.reasons.items()))}
+        outcomes = {name: getattr(self, name) for name in ("input", *OUTCOMES)}
+        return {**outcomes, "reasons": dict(sorted(self.reasons.items()))}
 
 
 def _adding_up(data: Any, validate: ValidatorFunctionWrapHandler) -> Counts:
@@ -138,12 +125,12 @@ def _adding_up(data: Any, validate: ValidatorFunctionWrapHandler) -> Counts:
     return counts
 
 
-StoredCounts = Annotated[Counts, WrapValidator(_adding_up)]
-"""Counts as JSON keeps them: with their sum, `input`."""
+StoredCounts = Annotated[Counts, WrapValidator(_adding_up), PlainSerializer(Counts.to_json)]
+"""Counts in JSON, with their sum as `input`."""
 
 
 def account_table(outcomes: Sequence[Outcome]) -> pa.Table:
-    """The account of some addresses, by address."""
+    """Return the account of some addresses, by address."""
     ordered = sorted(outcomes, key=lambda o: o.row)
     columns: dict[str, list[Any]] = {name: [getattr(o, name) for o in ordered] for name in ACCOUNT_SCHEMA.names}
     columns["detail"] = [d and clean_detail(d) for d in columns["detail"]]
@@ -151,13 +138,13 @@ def account_table(outcomes: Sequence[Outcome]) -> pa.Table:
 
 
 def clean_detail(detail: str) -> str:
-    """One short line of valid text, whatever an exception or a server said."""
+    """Return a detail as one short line of valid text."""
     line = " ".join(detail.encode("utf-8", "replace").decode("utf-8").split())
     return line if len(line) <= DETAIL_LIMIT else line[: DETAIL_LIMIT - 1] + "…"
 
 
 def count(account: pa.Table) -> Counts:
-    """The counts of an account."""
+    """Count the outcomes of an account."""
     by_outcome = {v["values"]: v["counts"] for v in pc.value_counts(account["outcome"]).to_pylist()}
     refused = account.filter(pc.field("outcome") != WRITTEN)
     reasons = {v["values"]: v["counts"] for v in pc.value_counts(refused["reason"]).to_pylist()}

@@ -1,12 +1,13 @@
-"""Parts: the rows of one unit and the account of all its addresses, in one Parquet file that appears at once.
+"""Parts: a unit's rows and the account of all its addresses, in one Parquet file that appears whole.
 
-The account is a small Parquet file of its own, carried in the footer of the part (key `sdp.account`, base64), so that
-one atomic act publishes both, and the columns that training reads hold nothing but written rows.
+The account is a small Parquet file in the part's footer (key `sdp.account`, base64). So one atomic write publishes
+both, and the columns that training reads hold written rows only.
 """
 
 import base64
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,7 +27,7 @@ _PART_KEY, _ACCOUNT_KEY = b"sdp.part", b"sdp.account"
 
 @dataclass(frozen=True, slots=True)
 class PartInfo:
-    """What a part's footer tells, without reading a row."""
+    """The content of a part's footer, read without any row."""
 
     path: str
     size: int
@@ -36,9 +37,9 @@ class PartInfo:
     attempt: int
     counts: Counts
     retried: Mapping[str, int]
-    """Of its addresses, those that an earlier attempt had recorded as failed, by the reason it gave: superseded."""
+    """Failures of earlier attempts that this part supersedes, by their reason."""
     row_groups: tuple[tuple[int, int, int], ...]
-    """(rows, offset, bytes) of each."""
+    """(rows, offset, bytes) of each row group."""
 
     @property
     def work(self) -> Work:
@@ -46,7 +47,7 @@ class PartInfo:
 
     @property
     def superseded(self) -> Counts:
-        """What of earlier attempts no longer counts."""
+        """The counts of earlier attempts that no longer hold."""
         return Counts(failed=sum(self.retried.values()), reasons=self.retried)
 
 
@@ -66,7 +67,7 @@ class _PartHead:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How the rows of a kind of part are laid out; chosen by measuring how fast they are read back."""
+    """The layout of a part's rows, chosen by measured reading speed."""
 
     row_group_rows: int = 1024
     compression: Mapping[str, str] | str = "none"
@@ -83,7 +84,7 @@ def write_part(
     layout: Layout,
     retried: Mapping[str, int] | None = None,
 ) -> PartInfo:
-    """Publish a part, whole or not at all. If somebody else has published it meanwhile, theirs stands."""
+    """Publish a part, whole or not at all; one that another worker has published meanwhile stands."""
     _check_part(work, rows, account)
     data = serialise(kind, work, rows, account, layout=layout, retried=retried)
     try:
@@ -103,7 +104,7 @@ def serialise(
     layout: Layout,
     retried: Mapping[str, int] | None = None,
 ) -> pa.Buffer:
-    """The bytes of a part; the same rows and account give the same bytes."""
+    """Return the bytes of a part; the same rows and account give the same bytes."""
     head = {
         "format": FORMAT,
         "kind": kind,
@@ -125,7 +126,7 @@ def serialise(
     ) as writer:
         if rows.num_rows:
             writer.write_table(rows, row_group_size=layout.row_group_rows)
-        # Not in the schema's metadata: that is stored twice.
+        # Not in the schema's metadata, which Parquet stores twice.
         writer.add_key_value_metadata(
             {_PART_KEY: json.dumps(head).encode(), _ACCOUNT_KEY: base64.b64encode(_account_bytes(account))}
         )
@@ -133,58 +134,50 @@ def serialise(
 
 
 def read_info(storage: Storage, file: FileInfo) -> PartInfo:
-    """A part's footer."""
+    """Read a part's footer."""
     return _info(storage, file, _open(storage, file.path).metadata)
 
 
 def read_account(storage: Storage, path: str) -> pa.Table:
-    """The account of a part: every address of it, in order."""
+    """Read the account of a part: all its addresses, in order."""
     return _account(storage, path, _open(storage, path).metadata)
 
 
 def read_footer(storage: Storage, file: FileInfo) -> tuple[PartInfo, pa.Table]:
-    """Both of them, for one look into the file."""
+    """Read a part's footer and account with one access to the file."""
     footer = _open(storage, file.path).metadata
     return _info(storage, file, footer), _account(storage, file.path, footer)
 
 
 def read_rows(storage: Storage, path: str, columns: Sequence[str] | None = None) -> pa.Table:
-    """The written rows of a part. Every page's checksum is verified."""
+    """Read the written rows of a part, verifying every page's checksum."""
     file = _open(storage, path, verify=True)
-    try:
+    with _reading(storage, path):
         return file.read(columns=None if columns is None else list(columns))
-    except (pa.ArrowException, OSError) as error:
-        raise _corrupt(storage, path, error) from error
 
 
 def iter_rows(storage: Storage, path: str, columns: Sequence[str] | None, batch_rows: int) -> Iterator[pa.RecordBatch]:
-    """The written rows of a part in batches, so that a large part need not be held whole."""
+    """Read the written rows of a part in batches, so that a large part need not be held whole."""
     file = _open(storage, path, verify=True)
-    try:
+    with _reading(storage, path):
         yield from file.iter_batches(batch_rows, columns=None if columns is None else list(columns))
-    except (pa.ArrowException, OSError) as error:
-        raise _corrupt(storage, path, error) from error
 
 
 def verify_part(storage: Storage, file: FileInfo) -> PartInfo:
-    """Read all of a part and check that it keeps its own account."""
-    part = _open(storage, file.path, verify=True)
-    info = _info(storage, file, part.metadata)
-    account = _account(storage, file.path, part.metadata)
+    """Read all of a part and check that its rows are those of its account."""
+    info, account = read_footer(storage, file)
     rows = read_rows(storage, file.path)
-    try:
+    with _reading(storage, file.path):
         _check_part(info.work, rows, account)
-    except ValueError as error:
-        raise _corrupt(storage, file.path, error) from error
-    if count(account) != info.counts:
-        raise _corrupt(storage, file.path, ValueError("its counts are not those of its account"))
+        if count(account) != info.counts:
+            raise ValueError("its counts are not those of its account")
     return info
 
 
 def resolve(accounts: Sequence[pa.Table]) -> pa.Table:
-    """One outcome for each address, out of the accounts of a unit's attempts in their order.
+    """Merge the accounts of a unit's attempts, in their order, into one outcome for each address.
 
-    A later attempt supersedes an earlier one for the addresses it names; tries add up.
+    A later attempt supersedes an earlier one for the addresses it names; attempts add up.
     """
     if len(accounts) == 1:
         return accounts[0]
@@ -201,12 +194,12 @@ def resolve(accounts: Sequence[pa.Table]) -> pa.Table:
 
 
 def failed_rows(account: pa.Table) -> Rows:
-    """The addresses that failed."""
+    """Return the addresses that failed."""
     return np.asarray(account.filter(pc.field("outcome") == FAILED)["row"].to_numpy(), dtype=np.int64)
 
 
 def _check_part(work: Work, rows: pa.Table, account: pa.Table) -> None:
-    """A programmer's error if it fails: what is about to be published contradicts itself."""
+    """Raise ValueError if rows and account contradict each other."""
     unit = work.unit
     if account.schema != ACCOUNT_SCHEMA:
         raise ValueError(f"{work.name}: the account has another schema: {account.schema}")
@@ -220,17 +213,17 @@ def _check_part(work: Work, rows: pa.Table, account: pa.Table) -> None:
     if np.any(np.diff(held) <= 0):
         raise ValueError(f"{work.name}: rows are out of order or share an address")
     if not np.array_equal(held, written):
-        raise ValueError(f"{work.name}: the rows are not those that the account calls written")
+        raise ValueError(f"{work.name}: the rows are not the account's written rows")
     for outcome, reasons in REASONS.items():
         named = account.filter(pc.field("outcome") == outcome)["reason"]
         unknown = set(pc.unique(named).to_pylist()) - set(reasons)
         if unknown:
-            raise ValueError(f"{work.name}: no such reason for {outcome}: {', '.join(map(str, unknown))}")
+            raise ValueError(f"{work.name}: unknown reason for {outcome}: {', '.join(map(str, unknown))}")
 
 
 def _account_bytes(account: pa.Table) -> bytes:
     sink = pa.BufferOutputStream()
-    # Consecutive addresses take next to nothing as deltas.
+    # Consecutive addresses take almost no space as deltas.
     pq.write_table(
         account,
         sink,
@@ -245,14 +238,12 @@ def _account_bytes(account: pa.Table) -> bytes:
 
 def _open(storage: Storage, path: str, *, verify: bool = False) -> pq.ParquetFile:
     source = storage.open(path)
-    try:
+    with _reading(storage, path):
         return pq.ParquetFile(source, pre_buffer=True, page_checksum_verification=verify)
-    except (pa.ArrowException, OSError) as error:
-        raise _corrupt(storage, path, error) from error
 
 
 def _info(storage: Storage, file: FileInfo, footer: pq.FileMetaData) -> PartInfo:
-    try:
+    with _reading(storage, file.path):
         head = parse(_PartHead, _metadata(footer, _PART_KEY))
         info = PartInfo(
             path=file.path,
@@ -265,15 +256,14 @@ def _info(storage: Storage, file: FileInfo, footer: pq.FileMetaData) -> PartInfo
             retried=head.retried,
             row_groups=tuple(_row_group(footer.row_group(i)) for i in range(footer.num_row_groups)),
         )
-    except ValueError as error:
-        raise _corrupt(storage, file.path, error) from error
-    if head.format != FORMAT:
-        raise DatasetError(
-            f"{storage.uri_of(file.path)}: written in format {head.format}, this sdp reads {FORMAT}; use a newer sdp"
-        )
-    if parse_part_name(file.path) != (info.unit.number, info.attempt):
-        raise _corrupt(storage, file.path, ValueError(f"it is part {info.work.name} under another name"))
-    return info
+        if head.format != FORMAT:
+            raise DatasetError(
+                f"{storage.uri_of(file.path)}: written in format {head.format}, but this sdp reads format {FORMAT}; "
+                "use a newer sdp"
+            )
+        if parse_part_name(file.path) != (info.unit.number, info.attempt):
+            raise ValueError(f"it is part {info.work.name} under another name")
+        return info
 
 
 def _row_group(group: pq.RowGroupMetaData) -> tuple[int, int, int]:
@@ -283,22 +273,25 @@ def _row_group(group: pq.RowGroupMetaData) -> tuple[int, int, int]:
 
 
 def _account(storage: Storage, path: str, footer: pq.FileMetaData) -> pa.Table:
-    try:
+    with _reading(storage, path):
         data = base64.b64decode(_metadata(footer, _ACCOUNT_KEY), validate=True)
         return pq.ParquetFile(pa.BufferReader(data)).read().cast(ACCOUNT_SCHEMA)
-    except (KeyError, ValueError, pa.ArrowException, OSError) as error:
-        raise _corrupt(storage, path, error) from error
 
 
 def _metadata(footer: pq.FileMetaData, key: bytes) -> bytes:
-    found = (footer.metadata or {}).get(key)
-    if found is None:
-        raise ValueError(f"no part of sdp: its footer has no {key.decode()}")
-    return bytes(found)
+    value = (footer.metadata or {}).get(key)
+    if value is None:
+        raise ValueError(f"not a part of sdp: its footer has no {key.decode()}")
+    return bytes(value)
 
 
-def _corrupt(storage: Storage, path: str, error: Exception) -> DatasetError:
-    cause = one_line(error, 160)
-    return DatasetError(
-        f"{storage.uri_of(path)}: corrupt part ({cause}); delete this file and run the job again: it makes it anew"
-    )
+@contextmanager
+def _reading(storage: Storage, path: str) -> Iterator[None]:
+    """Turn errors from a part's content into one line."""
+    try:
+        yield
+    except (KeyError, ValueError, pa.ArrowException, OSError) as error:
+        raise DatasetError(
+            f"{storage.uri_of(path)}: corrupt part ({one_line(error, 160)}); delete this file and run the job again, "
+            "which rewrites it"
+        ) from error

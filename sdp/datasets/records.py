@@ -1,4 +1,4 @@
-"""JSON kept beside a dataset: dataclasses, checked by pydantic as they are read."""
+"""JSON records stored beside a dataset: dataclasses that pydantic reads, checks and writes."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -14,10 +14,10 @@ from sdp.errors import DatasetError, one_line
 T = TypeVar("T")
 
 LARGEST = 1 << 53
-"""The largest whole number up to which JSON readers keep all exactly."""
+"""The largest whole number that every JSON reader keeps exactly."""
 Whole = Annotated[int, Field(ge=0, le=LARGEST)]
 Kind = Annotated[str, Field(pattern="^[a-z_]{1,40}$")]
-"""The name of a kind of dataset, or of a job."""
+"""The name of a kind of dataset or of a job."""
 
 
 _EXPECTED = {
@@ -31,38 +31,45 @@ _EXPECTED = {
     "string_type": "some text",
     "tuple_type": "a list",
 }
-"""Our words for pydantic's types of error, where it has one type for each kind of value."""
+"""Phrases for pydantic's error types."""
 
 
 class BadRecord(ValueError):
-    """A record that is not what it should be: the field, what was expected, what is there."""
+    """A malformed record; the message names the field, what was expected and what was read."""
 
 
 def parse(kind: type[T], data: bytes | Mapping[str, Any]) -> T:
-    """Return the record of this dataclass that JSON holds, without the fields that only a newer sdp knows."""
+    """Read a record of this dataclass from JSON; fields that only a newer sdp knows are ignored."""
     try:
         text = data if isinstance(data, bytes) else json.dumps(data)
         record: T = _adapter(kind).validate_json(text, strict=True)  # type: ignore[arg-type]  # classes are hashable
         return record
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
-    path = ".".join(map(str, problem["loc"])) or "the whole of it"
+    path = ".".join(map(str, problem["loc"])) or "the record"
     if problem["type"] == "missing":
         raise BadRecord(f"{path}: missing")
-    if problem["type"] == "value_error":  # raised by a validator of ours, which names the field itself
+    if problem["type"] == "value_error":  # raised by a validator of sdp's, which names the field
         raise BadRecord(problem["msg"].removeprefix("Value error, "))
     expected = _EXPECTED.get(problem["type"]) or problem["msg"].removeprefix("Input should be ")
     raise BadRecord(f"{path}: expected {expected}, got {got(problem['input'])}")
 
 
+def dump(record: Any) -> bytes:
+    """Write a record as the JSON that `parse` reads."""
+    adapter = _adapter(type(record))  # type: ignore[arg-type]  # classes are hashable
+    data = adapter.dump_python(record, mode="json", fallback=str)
+    return (json.dumps(data, indent=1, sort_keys=True) + "\n").encode()
+
+
 @contextmanager
 def reading(where: str, hint: str) -> Iterator[None]:
-    """Turn what a file's content lacks, or has of another type, into one line that names the file."""
+    """Turn errors from malformed content into one line that names the file."""
     try:
         yield
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, ZeroDivisionError) as error:
         cause = one_line(f"{type(error).__name__}: {error}", 120)
-        raise DatasetError(f"{where}: not what sdp writes there ({cause}); {hint}") from error
+        raise DatasetError(f"{where}: malformed ({cause}); {hint}") from error
 
 
 @cache

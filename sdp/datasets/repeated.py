@@ -1,13 +1,12 @@
-"""Rows of an images dataset whose content a lower row has: found when all parts are there, and left out from then on.
+"""Rows of an images dataset that repeat the content of a lower row, found once all parts exist.
 
-The parts stay as they are. Beside them lies, for each list of parts that a manifest has named, the set of those rows;
-the manifest counts them as filtered, and what reads the dataset leaves them out.
+The parts stay as they are. For each list of parts that a manifest names, the set of repeated rows is stored beside
+them; the manifest counts these rows as filtered, and readers leave them out.
 
-    _repeated/DIGEST.json            how many; written last
-    _repeated/DIGEST/000000.roaring  which
+    _repeated/DIGEST.json            the number of rows; written last
+    _repeated/DIGEST/000000.roaring  the rows
 """
 
-import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -20,7 +19,7 @@ from sdp.datasets import address_sets
 from sdp.datasets.concurrently import ordered_map
 from sdp.datasets.outcomes import FILTERED, WRITTEN, Counts
 from sdp.datasets.parts import PartInfo, read_rows
-from sdp.datasets.records import BadRecord, Whole, parse
+from sdp.datasets.records import BadRecord, Whole, dump, parse
 from sdp.datasets.units import Rows
 from sdp.errors import NotFound
 from sdp.storage import Storage
@@ -31,12 +30,15 @@ _PARTITION_ROWS = 16_000_000
 
 Keys = NDArray[np.uint64]
 Find = Callable[[Sequence[PartInfo], str], int]
-"""Finds the repeated rows of some parts, whose list has this digest, and keeps them; returns how many there are."""
+"""A function that finds and stores the repeated rows of some parts, whose list has this digest, and counts them."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
+class _Record:
+    """The content of `_repeated/DIGEST.json`."""
+
     rows: Whole
+    reason: str = REASON
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,69 +55,70 @@ class Repeated:
         return address_sets.mask(self.storage, self.folder, rows)
 
     def overlay(self, account: pa.Table) -> pa.Table:
-        """An account in which they are what they are to readers: filtered."""
-        again = pa.array(self.mask(account["row"].to_numpy()))
-        again = pc.and_(again, pc.equal(account["outcome"], WRITTEN))
+        """Return an account with the repeated rows as filtered."""
+        is_repeated = pa.array(self.mask(account["row"].to_numpy()))
+        is_repeated = pc.and_(is_repeated, pc.equal(account["outcome"], WRITTEN))
         for name, value in (("outcome", FILTERED), ("reason", REASON)):
             at = account.schema.get_field_index(name)
-            changed = pc.if_else(again, pa.scalar(value, account.schema.field(at).type), account[name])
+            changed = pc.if_else(is_repeated, pa.scalar(value, account.schema.field(at).type), account[name])
             account = account.set_column(at, account.schema.field(at), changed)
         return account
 
 
 def of(storage: Storage, manifest_repeated: int, files_digest: str) -> Repeated | None:
-    """The repeated rows that a manifest speaks of."""
+    """Return the repeated rows that a manifest counts."""
     return Repeated(storage, _folder(files_digest)) if manifest_repeated else None
 
 
 def known(storage: Storage, files_digest: str) -> int | None:
-    """How many a list of parts has, if that has been found out already."""
+    """Return the number of repeated rows in a list of parts; None if they have not been found yet."""
     try:
-        return parse(_Known, storage.read(f"{_folder(files_digest)}.json")).rows
-    except (NotFound, BadRecord):  # or what was written down is damaged: it is found out anew
+        return parse(_Record, storage.read(f"{_folder(files_digest)}.json")).rows
+    except (NotFound, BadRecord):  # a damaged record is replaced
         return None
 
 
 def keep(storage: Storage, files_digest: str, rows: Iterable[Rows]) -> int:
-    """Write down which they are."""
+    """Store the repeated rows; return their number."""
     folder = _folder(files_digest)
     count = address_sets.publish(storage, folder, rows)
-    storage.publish(f"{folder}.json", json.dumps({"rows": count, "reason": REASON}).encode())
+    storage.publish(f"{folder}.json", dump(_Record(count)))
     return count
 
 
 def without(counts: Counts, repeated: int) -> Counts:
-    """The counts with so many written rows filtered."""
+    """Return the counts with so many written rows as filtered."""
     if not repeated:
         return counts
     reasons = {**counts.reasons, REASON: counts.reasons.get(REASON, 0) + repeated}
     return Counts(counts.written - repeated, counts.filtered + repeated, counts.failed, dict(sorted(reasons.items())))
 
 
-# --- finding them ----------------------------------------------------------------------------------------------------
+# --- the search ------------------------------------------------------------------------------------------------------
 
 
 def pieces(parts: Sequence[PartInfo]) -> list[list[str]]:
-    """The parts with rows in them, in pieces of about PIECE_ROWS rows."""
-    found: list[list[str]] = []
+    """Group the parts that have rows into pieces of about PIECE_ROWS rows."""
+    groups: list[list[str]] = []
     room = 0
     for part in parts:
         if not part.counts.written:
             continue
         if room < part.counts.written:
-            found.append([])
+            groups.append([])
             room = PIECE_ROWS
-        found[-1].append(part.path)
+        groups[-1].append(part.path)
         room -= part.counts.written
-    return found
+    return groups
 
 
 def partitions_for(rows: int) -> int:
+    """Return the number of partitions by which the search for repeated keys is divided."""
     return max(1, -(-rows // _PARTITION_ROWS))
 
 
 def look(storage: Storage, paths: Sequence[str], partitions: int) -> list[tuple[Keys, Rows]]:
-    """The rows of some parts and 64 bits of their hashes, spread over partitions."""
+    """Read the rows of some parts with 64 bits of their hashes, by partition."""
     tables = ordered_map(lambda path: read_rows(storage, path, ["row", "sha256"]), paths, workers=8)
     table = pa.concat_tables(list(tables))
     rows = table["row"].to_numpy()
@@ -125,11 +128,11 @@ def look(storage: Storage, paths: Sequence[str], partitions: int) -> list[tuple[
 
 
 def repeated(keys: Iterable[Keys], rows: Iterable[Rows]) -> Rows:
-    """Of all addresses of a partition those whose key a lower address has, too; in order."""
+    """Return the addresses of a partition whose key a lower address has too, in order."""
     all_keys, all_rows = np.concatenate([*keys, np.zeros(0, np.uint64)]), np.concatenate([*rows, np.zeros(0, np.int64)])
     order = np.lexsort((all_rows, all_keys))
-    again = np.flatnonzero(np.diff(all_keys[order]) == 0) + 1
-    return np.sort(all_rows[order[again]])
+    second = np.flatnonzero(np.diff(all_keys[order]) == 0) + 1
+    return np.sort(all_rows[order[second]])
 
 
 def _folder(files_digest: str) -> str:

@@ -1,6 +1,6 @@
-"""Freezing a source: from what is listed now to addresses that stay."""
+"""Assignment of permanent addresses to the rows of a source."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 
 import pyarrow as pa
@@ -17,8 +17,10 @@ from sdp.errors import DatasetError, one_line
 from sdp.storage import SourceFile, StorageOptions, open_source
 
 Progress = Callable[[int, int], None]
-"""Called with (files counted, files listed)."""
+"""A function that is called with (files counted, files listed)."""
 
+_FileVersions = dict[str, tuple[int, str | None]]
+"""Size and etag by path."""
 _GROUP = 256
 _BYTES = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view, pa.types.is_fixed_size_binary)
 
@@ -33,19 +35,16 @@ def freeze_source(
     progress: Progress | None = None,
     publish: bool = True,
 ) -> Output:
-    """Give addresses to the rows of Parquet files: `limit` of them in all, or every one.
+    """Give addresses to the rows of Parquet files: to the first `limit` of them, or to every one.
 
-    What has an address keeps it. Files that have come since are appended; one that has changed is refused. Without
-    `publish` nothing is written: see what it would be, and make it so with `publish_plan`, if at all.
+    Rows keep their addresses. Files that are new since the last run are appended; a changed file is refused. Without
+    `publish` nothing is written, and `publish_plan` can write the result later.
     """
     if not files:
-        raise DatasetError("source.uri: no Parquet files there; check the address")
+        raise DatasetError("source.uri: no Parquet files; check the address")
     index = output.index
-    known = _known(index)
-    _refuse_changed({f.uri: (f.size, f.etag) for f in files}, known)
-    fresh = sorted((f for f in files if f.uri not in known), key=lambda f: f.uri)
-
-    rows, found, kinds = index.listed_rows, [], dict[str, tuple[str, str]]()
+    fresh = _new_files(index, files)
+    rows, listed, kinds = index.listed_rows, [], dict[str, tuple[str, str]]()
     for start in range(0, len(fresh), _GROUP):  # in groups, so that a small limit opens few files
         if limit is not None and rows >= limit:
             break
@@ -53,15 +52,15 @@ def freeze_source(
         for file, footer in zip(group, ordered_map(lambda f: _footer(f, columns, options), group), strict=True):
             count = footer.num_rows
             _refuse_other_types(file, footer, columns, kinds)
-            found.append((file.uri, file.size, file.etag, rows, count, count, 0))
+            listed.append((file.uri, file.size, file.etag, rows, count, count, 0))
             rows += count
             if progress:
-                progress(len(found), len(fresh))
+                progress(len(listed), len(fresh))
             if limit is not None and rows >= limit:
                 break
     if rows == 0:
-        raise DatasetError(f"source.uri: {len(files)} Parquet files, but no row in them; check the address")
-    extent, table = _next_extent(index, rows, limit), files_table(found)
+        raise DatasetError(f"source.uri: {len(files)} Parquet files without any row; check the address")
+    extent, table = _next_extent(index, rows, limit), files_table(listed)
     if publish:
         return _append(output, table, extent)
     if extent is None and not table.num_rows:
@@ -77,18 +76,16 @@ def freeze_files(
     limit: int | None = None,
     count: Callable[[str], int] | None = None,
 ) -> Output:
-    """Give an address to each of some files, such as pictures, or to as many rows as `count` finds in each, by name.
+    """Give an address to each file, such as a picture, or to each of the rows that `count` counts in it.
 
-    As of Parquet files, what has an address keeps it, what has come since is appended, and what has changed is refused.
+    As with Parquet files, rows keep their addresses, new files are appended, and a changed file is refused.
     """
     index = output.index
-    known = _known(index)
-    _refuse_changed({f.uri: (f.size, f.etag) for f in files}, known)
-    fresh = sorted((f for f in files if f.uri not in known), key=lambda f: f.uri)
+    fresh = _new_files(index, files)
     counts = list(ordered_map(lambda file: count(file.uri), fresh)) if count else [1] * len(fresh)
     stops = list(accumulate(counts, initial=index.listed_rows))
     if not stops[-1]:
-        raise DatasetError(f"source.uri: {len(files)} files, but no row in them; check the address")
+        raise DatasetError(f"source.uri: {len(files)} files without any row; check the address")
     table = files_table(
         (file.uri, file.size, file.etag, stop - rows, rows, rows, 0)
         for file, rows, stop in zip(fresh, counts, stops[1:], strict=True)
@@ -97,16 +94,16 @@ def freeze_files(
 
 
 def publish_plan(output: Output, planned: Output) -> Output:
-    """Write the index versions that `planned` has more than the output."""
+    """Write the index versions that `planned` has and the output lacks."""
     for version in planned.index.versions[len(output.index.versions) :]:
         output = _append(output, version.files, version.extent)
     return output
 
 
 def freeze_upstream(output: Output, upstream: Dataset, *, limit: int | None = None) -> Output:
-    """Take over the addresses of another dataset; what it has got since the last time is appended.
+    """Adopt the addresses of another dataset; its new ones since the last run are appended.
 
-    New addresses become new units. Rows that upstream's retries have rescued become another attempt at their units.
+    New addresses become new units. Rows that a retry upstream has written become another attempt at their units.
     """
     index = output.index
     parts = upstream.parts
@@ -114,18 +111,12 @@ def freeze_upstream(output: Output, upstream: Dataset, *, limit: int | None = No
         (p["path"], p["size"], p["etag"], p["start"], p["stop"] - p["start"], p["written"], p["attempt"])
         for p in parts.select(["path", "size", "etag", "start", "stop", "written", "attempt"]).to_pylist()
     ).sort_by([("attempt", "ascending"), ("first_row", "ascending")])
-    known = _known(index)
-    listing = zip(table["path"].to_pylist(), table["size"].to_pylist(), table["etag"].to_pylist(), strict=True)
-    _refuse_changed({path: (size, etag) for path, size, etag in listing}, known)
+    known = _known_files(index, _versions_of(table))
     fresh = table.filter(pc.invert(pc.is_in(table["path"], pa.array(list(known), pa.string()))))
 
     rescued = fresh.filter((pc.field("attempt") > 0) & (pc.field("first_row") < index.rows) & (pc.field("written") > 0))
     if rescued.num_rows:
-        attempt = 1 + max((v.attempt for v in index.versions), default=0)
-        units = _units_of(index, rescued)
-        output = output.with_index(
-            index_files.append(output.storage, index, files=rescued, extent=None, attempt=attempt, units=units)
-        )
+        output = _append_attempt(output, rescued, _units_of(index, rescued))
 
     extent = _next_extent(output.index, upstream.rows, limit)
     if extent is None:
@@ -138,20 +129,20 @@ def freeze_upstream(output: Output, upstream: Dataset, *, limit: int | None = No
 
 
 def order_retry(output: Output, dataset: Dataset) -> Output:
-    """Order another attempt at every unit with failures; one that is still under way is continued instead."""
+    """Order another attempt at every unit with failures; an unfinished retry is continued instead."""
     retries = [v for v in output.index.versions if v.attempt]
     if retries:
         done = output.done()
         if any((unit, retries[-1].attempt) not in done for unit in retries[-1].units):
             return output
     units = dataset.units_with_failures()
-    if not units:
-        return output
-    attempt = 1 + max((v.attempt for v in retries), default=0)
-    files = index_files.FILES_SCHEMA.empty_table()
-    return output.with_index(
-        index_files.append(output.storage, output.index, files=files, extent=None, attempt=attempt, units=units)
-    )
+    return _append_attempt(output, index_files.FILES_SCHEMA.empty_table(), units) if units else output
+
+
+def _append_attempt(output: Output, files: pa.Table, units: Sequence[int]) -> Output:
+    attempt = 1 + max((version.attempt for version in output.index.versions), default=0)
+    index = index_files.append(output.storage, output.index, files=files, extent=None, attempt=attempt, units=units)
+    return output.with_index(index)
 
 
 def _append(output: Output, files: pa.Table, extent: Extent | None) -> Output:
@@ -165,28 +156,35 @@ def _next_extent(index: Index, available: int, limit: int | None) -> Extent | No
     return Extent(index.rows, stop) if stop > index.rows else None
 
 
-def _known(index: Index) -> dict[str, tuple[int, str | None]]:
-    known = {}
+def _new_files(index: Index, files: Sequence[SourceFile]) -> list[SourceFile]:
+    """Return the files that the index does not list yet, by URI; refuse a listed one that has changed."""
+    known = _known_files(index, {file.uri: (file.size, file.etag) for file in files})
+    return sorted((file for file in files if file.uri not in known), key=lambda file: file.uri)
+
+
+def _known_files(index: Index, listed: _FileVersions) -> _FileVersions:
+    """Return the files in the index; refuse one that the listing shows changed."""
+    known: dict[str, tuple[int, str | None]] = {}
     for version in index.versions:
-        files = version.files
-        for path, size, etag in zip(*(files[name].to_pylist() for name in ("path", "size", "etag")), strict=True):
-            known[path] = (size, etag)
+        known.update(_versions_of(version.files))
+    for path, (size, etag) in listed.items():
+        before = known.get(path)
+        if before is None or (size == before[0] and (etag == before[1] or None in (etag, before[1]))):
+            continue
+        raise DatasetError(
+            f"source.uri: {path} has changed since its rows got their addresses (from {before[0]} bytes, etag "
+            f"{before[1]}, to {size} bytes, etag {etag}); put it back, or choose a new output.uri"
+        )
     return known
 
 
-def _refuse_changed(listed: Mapping[str, tuple[int, str | None]], known: Mapping[str, tuple[int, str | None]]) -> None:
-    for path, (size, etag) in listed.items():
-        was = known.get(path)
-        if was is None or (size == was[0] and (etag == was[1] or None in (etag, was[1]))):
-            continue
-        raise DatasetError(
-            f"source.uri: {path} has changed since its rows got their addresses (it was {was[0]} bytes, etag {was[1]}; "
-            f"it is {size} bytes, etag {etag}); put it back, or begin a new output.uri"
-        )
+def _versions_of(files: pa.Table) -> _FileVersions:
+    columns = (files[name].to_pylist() for name in ("path", "size", "etag"))
+    return {path: (size, etag) for path, size, etag in zip(*columns, strict=True)}
 
 
 def _units_of(index: Index, files: pa.Table) -> list[int]:
-    """The units, among those ordered so far, that the files' addresses touch."""
+    """Return the ordered units that the files' addresses touch."""
     units: set[int] = set()
     for first, rows in zip(files["first_row"].to_pylist(), files["rows"].to_pylist(), strict=True):
         ends = pa.array([first, min(first + rows, index.rows) - 1]).to_numpy()
@@ -201,7 +199,7 @@ def _footer(file: SourceFile, columns: Sequence[str], options: StorageOptions | 
         names = footer.schema.to_arrow_schema().names
     except (pa.ArrowException, OSError) as error:
         cause = one_line(error, 120)
-        raise DatasetError(f"{file.uri}: not a Parquet file ({cause}); remove it from source.uri or mend it") from error
+        raise DatasetError(f"{file.uri}: not a Parquet file ({cause}); remove it from source.uri or fix it") from error
     missing = [column for column in columns if column not in names]
     if missing:
         raise DatasetError(
@@ -209,14 +207,14 @@ def _footer(file: SourceFile, columns: Sequence[str], options: StorageOptions | 
         )
     twice = [column for column in columns if names.count(column) > 1]
     if twice:
-        raise DatasetError(f"{file.uri}: {names.count(twice[0])} columns are called {twice[0]}; write the file anew")
+        raise DatasetError(f"{file.uri}: {names.count(twice[0])} columns are named {twice[0]}; rename all but one")
     return footer
 
 
 def _refuse_other_types(
     file: SourceFile, footer: pq.FileMetaData, columns: Sequence[str], kinds: dict[str, tuple[str, str]]
 ) -> None:
-    """Files that are read together must agree on what their columns hold; `kinds` are those of the files before."""
+    """Refuse a file whose columns differ in kind from `kinds`, those of the files before it."""
     schema = footer.schema.to_arrow_schema()
     for column in columns:
         kind = kind_of(schema.field(column).type)
@@ -225,13 +223,13 @@ def _refuse_other_types(
         known, where = kinds.setdefault(column, (kind, file.uri))
         if kind != known:
             raise DatasetError(
-                f"{file.uri}: column {column} holds {kind}, in {where} it holds {known}; write one of them "
-                "anew, or leave the column out"
+                f"{file.uri}: column {column} holds {kind}, but {known} in {where}; convert one of the files, or leave "
+                "the column out"
             )
 
 
 def kind_of(column: pa.DataType) -> str:
-    """What a column holds, in a word: text, numbers, bytes, or Arrow's own word for anything else."""
+    """Name what a column holds: text, numbers, bytes, or Arrow's name for any other type."""
     if pa.types.is_dictionary(column):
         return kind_of(column.value_type)
     if pa.types.is_string(column) or pa.types.is_large_string(column) or pa.types.is_string_view(column):

@@ -1,17 +1,16 @@
-"""Tombstones: takedowns kept beside a dataset, which every stage and every epoch from then on leaves out.
+"""Takedowns beside a dataset, which every later stage and epoch leaves out.
 
-A takedown names an address, a URL or a content hash. Addresses are the same in every dataset made from this one; the
-addresses of URLs and hashes are looked up in the images dataset's parts, so that what a stage reads is a set of rows.
+A takedown names an address, a URL or a content hash. Addresses are the same in every dataset made from this one. URLs
+and hashes are looked up in the images dataset's parts, so that stages read a set of rows.
 
-    _tombstones/000000.parquet         a list: written first, so that whoever comes later knows of it
-    _tombstones/looked/000000.parquet  the rows that have what the lists name, and in which parts they were looked for
+    _tombstones/000000.parquet         a list, written before any lookup so that no later reader misses it
+    _tombstones/looked/000000.parquet  a lookup: the rows that match the lists, and the parts that were searched
 
-A part that nobody has looked into (a download that began before the list was there has written it since) is looked
-into by whoever loads the takedowns, so that none is missed; `settle` keeps what was found, so that this is done once.
+Loading searches every part that no lookup covers, such as one that a running download has written since. `settle`
+stores the result, so that it is searched once.
 """
 
 import base64
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,10 +20,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyroaring import BitMap64
 
-from sdp.datasets.lookup import Hit, Wanted, in_parts
+from sdp.datasets.lookup import Hit, LookupValues, in_parts
 from sdp.datasets.manifest import read_manifest
 from sdp.datasets.output import parts_in, read_head, read_output
-from sdp.datasets.records import Whole
+from sdp.datasets.records import Whole, dump
 from sdp.datasets.records import parse as parse_record
 from sdp.datasets.units import part_name
 from sdp.errors import AlreadyExists, DatasetError, NotFound, UserError, one_line
@@ -45,15 +44,15 @@ class Takedown:
 
     kind: str
     value: str
-    """A URL in its normal form, a hash in lower case."""
+    """The address; the URL in its normal form; or the hash in lower case."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tombstones:
-    """The takedowns of a dataset and of all that it was made from."""
+    """The takedowns of a dataset and of its ancestors."""
 
     rows: BitMap64
-    """Every address that is to be left out."""
+    """Every address to leave out."""
     takedowns: frozenset[Takedown] = frozenset()
 
     @property
@@ -65,45 +64,45 @@ class Tombstones:
         return frozenset(t.value for t in self.takedowns if t.kind == "sha256")
 
     def mask(self, rows: Sequence[int]) -> list[bool]:
-        """For each address, whether it has been taken down."""
+        """Return for each address whether it has been taken down."""
         return [row in self.rows for row in rows]
 
     def __len__(self) -> int:
-        """How many takedowns there are, each once however many rows it means."""
+        """Count the takedowns, each once however many rows it matches."""
         return len(self.takedowns)
 
 
 @dataclass(frozen=True, slots=True)
 class Added:
-    """What adding a list has come to."""
+    """The result of adding a takedown list."""
 
     recorded: list[Takedown]
-    """Those that were not there yet."""
+    """Entries that are new."""
     known: int
-    """How many were."""
+    """Number of entries that were recorded before."""
     rows: dict[Takedown, list[int]]
-    """The addresses in this dataset of all that the list names."""
+    """The addresses in this dataset that each entry matches."""
     unmatched: list[Takedown]
-    """Those that nothing in this dataset has; they hold for whatever comes."""
+    """Entries that match nothing in this dataset yet; they hold for rows that are written later."""
 
 
-# --- lists as they are given -----------------------------------------------------------------------------------------
+# --- lists from users ------------------------------------------------------------------------------------------------
 
 
 def parse_list(text: str, where: str) -> list[Takedown]:
-    """A takedown list: one `row 123`, `url https://…` or `sha256 ab12…` a line; # after a blank begins a comment."""
-    found = []
+    """Parse a list: one `row 123`, `url https://…` or `sha256 ab12…` a line; # after a blank begins a comment."""
+    takedowns = []
     for number, line in enumerate(text.removeprefix("\ufeff").split("\n"), 1):
         entry = re.split(r"(?:^|\s)#", line, maxsplit=1)[0].strip()
         if not entry:
             continue
         kind, *rest = entry.split(None, 1)
-        found.append(takedown(kind.lower(), rest[0] if rest else "", f"{where}:{number}", "mend the line"))
-    return found
+        takedowns.append(takedown(kind.lower(), rest[0] if rest else "", f"{where}:{number}", "correct the line"))
+    return takedowns
 
 
 def takedown(kind: str, value: str, where: str, hint: str) -> Takedown:
-    """A takedown of what is written so, in normal form; UserError where it can mean none."""
+    """Return a takedown in normal form; raise UserError for an invalid one."""
     value = value.strip()
     if kind == "row" and re.fullmatch(r"[0-9]{1,18}", value):
         return Takedown(kind, str(int(value)))
@@ -126,13 +125,12 @@ def takedown(kind: str, value: str, where: str, hint: str) -> Takedown:
 
 
 def add(storage: Storage, takedowns: Iterable[Takedown]) -> Added:
-    """Record takedowns beside a dataset, and look up the rows that they mean.
+    """Record takedowns beside a dataset, and look up the rows that they match.
 
-    What matches nothing is recorded all the same, and holds for whatever is written later. Adding a list again finds
-    what has come since.
+    One that matches nothing is recorded too, and holds for rows that are written later.
     """
     head = read_head(storage)
-    wanted = sorted({takedown(t.kind, t.value, "takedown", "give another one") for t in takedowns})
+    wanted = sorted({takedown(t.kind, t.value, "takedown", "correct it") for t in takedowns})
     if head.kind != "images" and (unknown := [t for t in wanted if t.kind != "row"]):
         raise DatasetError(
             f"{storage.uri}: a dataset of {head.kind} has no URLs or hashes; add {unknown[0].kind} takedowns to the "
@@ -141,24 +139,24 @@ def add(storage: Storage, takedowns: Iterable[Takedown]) -> Added:
     before = _Book.read(storage)
     fresh = [t for t in wanted if t not in before.takedowns]
     if fresh:
-        # Before anything is looked up: a download that ends meanwhile then sees it, or we see what it has written.
+        # Before the lookup: a download that ends meanwhile sees either the list, or its parts are searched here.
         entries = [(t.kind, t.value, int(t.value) if t.kind == "row" else None) for t in fresh]
         _create(storage, FOLDER, before.next_list, _table(entries))
     settle(storage)
     stop, known = read_output(storage).index.rows, _Book.read(storage).known
-    rows = {t: found for t in wanted if (found := sorted(row for row in known.get(t, ()) if row < stop))}
+    rows = {t: matches for t in wanted if (matches := sorted(row for row in known.get(t, ()) if row < stop))}
     return Added(fresh, len(wanted) - len(fresh), rows, [t for t in wanted if t not in rows])
 
 
 def settle(storage: Storage) -> int:
-    """Keep the addresses of what has been written since they were last looked up, so that readers find them.
+    """Look up takedowns in the parts written since the last lookup, and store the result for readers.
 
-    Returns how many they are: rows that were written though they were taken down in the meantime.
+    Return the number of matching rows, which were written although they had been taken down meanwhile.
     """
     book = _Book.read(storage)
     if (lookup := book.look()) is None:
         return 0
-    table = _table(lookup.hits).replace_schema_metadata({_KEY: lookup.head()})
+    table = _table(lookup.hits).replace_schema_metadata({_KEY: dump(lookup.head())})
     _create(storage, f"{FOLDER}looked/", book.next_lookup, table)
     return len({row for _, _, row in lookup.hits})
 
@@ -167,12 +165,12 @@ def settle(storage: Storage) -> int:
 
 
 def load(storage: Storage, options: StorageOptions | None = None) -> Tombstones:
-    """The takedowns that hold for a dataset: its own and those of everything upstream that still exists."""
+    """Load the takedowns that hold for a dataset: its own and those of every ancestor that still exists."""
     return load_from(lineage(storage, options))
 
 
 def load_from(chain: Iterable[Storage]) -> Tombstones:
-    """The takedowns that are kept beside some datasets."""
+    """Load the takedowns beside some datasets."""
     rows, takedowns = BitMap64(), set[Takedown]()
     for book in map(_Book.read, chain):
         takedowns |= book.takedowns
@@ -183,12 +181,12 @@ def load_from(chain: Iterable[Storage]) -> Tombstones:
 
 
 def lineage(storage: Storage, options: StorageOptions | None = None) -> list[Storage]:
-    """A dataset and those it was made from, nearest first; one that was deleted since ends the chain."""
+    """Return a dataset and its ancestors, nearest first; a deleted one ends the chain."""
     return list(follow(storage, options))
 
 
 def follow(storage: Storage, options: StorageOptions | None = None) -> Iterator[Storage]:
-    """The same one by one, so that whoever meets one that cannot be read has had those before it."""
+    """Yield the same one by one, so that an unreadable ancestor comes as an error after those before it."""
     seen = set[str]()
     while storage.uri not in seen:
         seen.add(storage.uri)
@@ -202,16 +200,18 @@ def follow(storage: Storage, options: StorageOptions | None = None) -> Iterator[
         storage = open_storage(upstream["uri"], options)
 
 
-def strangers(storage: Storage) -> list[str]:
-    """Files among the takedowns that are none of ours, and so are not read."""
+def foreign_files(storage: Storage) -> list[str]:
+    """Return the files in the takedowns' folder that sdp has not written, and so does not read."""
     return [n for n in storage.names(FOLDER) if not _LIST.fullmatch(n) and not _LOOKED.fullmatch(n)]
 
 
-# --- what lies there -------------------------------------------------------------------------------------------------
+# --- stored lists and lookups ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class _LookupHead:
+    """The metadata of a lookup's file; `parts` holds each attempt's units as a bitmap in base64."""
+
     lists: Whole
     digest: str | None
     parts: Mapping[str, str]
@@ -219,19 +219,19 @@ class _LookupHead:
 
 @dataclass(frozen=True)
 class _Lookup:
-    """What was looked for, where, and what was found."""
+    """One search of parts for the takedowns of the lists."""
 
     lists: int
-    """The lists of lower numbers were."""
+    """The search covered the lists of lower numbers."""
     digest: str | None
-    """Of the list of parts that the manifest named then, all of which were looked into."""
+    """Digest of the manifest's list of parts, all of which were searched."""
     parts: Mapping[int, BitMap64]
-    """The units that were looked into, by attempt."""
+    """The units that were searched, by attempt."""
     hits: list[Hit]
 
-    def head(self) -> bytes:
+    def head(self) -> _LookupHead:
         units = {str(attempt): base64.b64encode(some.serialize()).decode() for attempt, some in self.parts.items()}
-        return json.dumps({"lists": self.lists, "digest": self.digest, "parts": units}).encode()
+        return _LookupHead(self.lists, self.digest, units)
 
     @staticmethod
     def load(data: bytes) -> "_Lookup":
@@ -246,18 +246,18 @@ class _Lookup:
 
 @dataclass(frozen=True)
 class _Book:
-    """All that is kept beside one dataset."""
+    """All lists and lookups beside one dataset."""
 
     storage: Storage
     lists: dict[int, list[Takedown]]
     lookups: list[_Lookup]
     known: dict[Takedown, set[int]]
-    """The addresses that the takedowns of the lists are known to mean."""
+    """The addresses that each listed takedown is known to match."""
     next_lookup: int
 
     @property
     def next_list(self) -> int:
-        """A number that no list has had: one that was deleted may have been looked up."""
+        """A number that no list has had, including deleted lists that a lookup covered."""
         return max([0, *(number + 1 for number in self.lists), *(lookup.lists for lookup in self.lookups)])
 
     @property
@@ -269,38 +269,37 @@ class _Book:
         lists, lookups, next_lookup = dict[int, list[Takedown]](), list[_Lookup](), 0
         known: dict[Takedown, set[int]] = {}
         for name in storage.names(FOLDER):
-            if found := _LIST.fullmatch(name):
-                lists[int(found[1])] = some = []
+            if match := _LIST.fullmatch(name):
+                lists[int(match[1])] = entries = []
                 for kind, value, row in _list_entries(storage, name):
-                    some.append(Takedown(kind, value))
-                    known.setdefault(some[-1], set()).update([] if row is None else [row])
-            elif found := _LOOKED.fullmatch(name):
-                next_lookup = int(found[1]) + 1
+                    entries.append(Takedown(kind, value))
+                    known.setdefault(entries[-1], set()).update([] if row is None else [row])
+            elif match := _LOOKED.fullmatch(name):
+                next_lookup = int(match[1]) + 1
                 try:
                     lookups.append(_Lookup.load(storage.read(name)))
                 except (ValueError, KeyError, RecursionError, pa.ArrowException, OSError):
-                    continue  # damaged: nothing is lost, it is all looked up anew
+                    continue  # damaged: its parts are searched again
         for kind, value, row in (hit for lookup in lookups for hit in lookup.hits):
-            # A list that was deleted takes what it meant with it.
+            # Matches of a deleted list are dropped.
             known.get(Takedown(kind, value), set()).add(row)
         return _Book(storage, lists, lookups, known, next_lookup)
 
     def look(self) -> _Lookup | None:
-        """What is still to be looked up, looked up now; None where nothing is."""
+        """Search the parts that no lookup covers; None where there are none."""
         by_content = {number for number, some in self.lists.items() if any(t.kind != "row" for t in some)}
         if not by_content:
             return None
         newest = max(by_content)
-        # A lookup is for all lists of its time, so whatever an older one has not seen is looked for again.
+        # A lookup covers only the lists of its time, so older lookups do not count.
         done = [lookup for lookup in self.lookups if lookup.lists > newest]
         digest = _files_digest(self.storage)
         if digest is not None and any(lookup.digest == digest for lookup in done):
             return None
-        there = parts_in(self.storage)
-        parts = sorted(part for part in there if not any(lookup.has(part) for lookup in done))
+        parts = sorted(part for part in parts_in(self.storage) if not any(lookup.has(part) for lookup in done))
         if not parts and digest is None:
             return None
-        wanted = Wanted(
+        wanted = LookupValues(
             frozenset(t.value for t in self.takedowns if t.kind == "url"),
             frozenset(t.value for t in self.takedowns if t.kind == "sha256"),
         )
@@ -314,20 +313,20 @@ class _Book:
 def _files_digest(storage: Storage) -> str | None:
     try:
         return read_manifest(storage).files_digest
-    except (NotFound, DatasetError):  # incomplete, or damaged: the listing tells what is there
+    except (NotFound, DatasetError):  # incomplete or damaged: the listing shows the parts
         return None
 
 
 def _list_entries(storage: Storage, name: str) -> list[tuple[str, str, int | None]]:
-    """A list that cannot be read is an error: what it names must not come back."""
+    """Read a list. A damaged one is an error, since its entries must not come back."""
     try:
-        found = list(_entries(_read(storage.read(name))))
-        for kind, value, row in found:
+        entries = list(_entries(_read(storage.read(name))))
+        for kind, value, row in entries:
             if kind not in KINDS or not isinstance(value, str) or (row is not None and row < 0):
-                raise ValueError(f"{kind} {value} {row} is no takedown")
+                raise ValueError(f"{kind} {value} {row} is not a takedown")
             if kind == "row" and row is None:
                 raise ValueError(f"row {value} without its address")
-        return [(kind, _normal(kind, value), row) for kind, value, row in found]
+        return [(kind, _normal(kind, value), row) for kind, value, row in entries]
     except (ValueError, pa.ArrowException, OSError) as error:
         raise DatasetError(
             f"{storage.uri_of(name)}: corrupt takedown list ({one_line(error, 120)}); restore it from a "
@@ -364,8 +363,8 @@ def _create(storage: Storage, folder: str, first: int, table: pa.Table) -> None:
             storage.create(f"{folder}{number:06d}.parquet", sink.getvalue())
             return
         except AlreadyExists:
-            continue  # somebody else has just added one; ours is the next
-    raise DatasetError(f"{storage.uri_of(folder)}: too many takedown lists")
+            continue  # another process has just written this number
+    raise DatasetError(f"{storage.uri_of(folder)}: too many takedown lists; merge some of them")
 
 
 def _bitmap(rows: Iterable[int]) -> BitMap64:

@@ -18,7 +18,7 @@ Rows = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, order=True)
 class Extent:
-    """Addresses that were put up for work at one time: [start, stop)."""
+    """The addresses [start, stop) that one run of a job added."""
 
     start: int
     stop: int
@@ -38,7 +38,7 @@ class Unit:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Work:
-    """One part to be made: a unit, and which attempt at it (0 is the first)."""
+    """One part to write: a unit, and the number of the attempt at it (0 is the first)."""
 
     unit: Unit
     attempt: int = 0
@@ -49,13 +49,13 @@ class Work:
 
 
 def part_name(unit: int, attempt: int = 0) -> str:
-    """Where the part of a unit lies, relative to its dataset."""
+    """Return the path of a unit's part, relative to the dataset."""
     suffix = f".a{attempt:03d}" if attempt else ""
     return f"{PARTS}{unit:09d}{suffix}.parquet"
 
 
 def parse_part_name(path: str) -> tuple[int, int] | None:
-    """The unit and attempt of a part's path, or None for a path that is no part's."""
+    """Return the unit and attempt of a part's path; None for any other path."""
     match = _NAME.fullmatch(path)
     return (int(match[1]), int(match[2] or 0)) if match else None
 
@@ -63,7 +63,7 @@ def parse_part_name(path: str) -> tuple[int, int] | None:
 class Units:
     """The units of a dataset, by number and by address.
 
-    Units never cross an extent, so that a source that grows leaves the units that are already there as they are.
+    Units never cross an extent, so that existing units stay the same when a source grows.
     """
 
     def __init__(self, extents: Sequence[Extent], unit_rows: int) -> None:
@@ -96,7 +96,7 @@ class Units:
                 yield Unit(next(number), start, min(start + self.unit_rows, extent.stop))
 
     def of_rows(self, rows: Rows) -> Rows:
-        """The unit number of each address."""
+        """Return the unit number of each address."""
         if len(rows) and (not self.extents or rows.min() < self.start or rows.max() >= self.stop):
             outside = rows[(rows < self.start) | (rows >= self.stop)][0]
             raise DatasetError(f"row {outside}: no such address; the dataset has rows {self.start}…{self.stop - 1}")

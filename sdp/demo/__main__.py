@@ -21,6 +21,7 @@ from typing import Any
 import yaml
 
 from sdp.console import duration, say, table
+from sdp.demo import subject
 from sdp.demo.server import serve
 from sdp.demo.shapes import dominant_shape_color, write_metadata
 from sdp.errors import SdpError, UserError
@@ -140,23 +141,38 @@ def _job(folder: Path, job: str, what: str, config: dict[str, Any], name: str | 
 
 
 def run(folder: Path, images: int) -> list[tuple[str, str]]:
-    """Run every step; return each title with the time that it took."""
+    """Run every step of the pipeline; return each title with the time that it took."""
     folder.mkdir(parents=True, exist_ok=True)
-    times = []
     with _server(folder, images):
-        for step in steps(folder):
-            if step.config:
-                name, content = step.config
-                (folder / name).write_text(yaml.safe_dump(content, sort_keys=False))
-            say(f"\n── {step.title}\n$ sdp {' '.join(step.command)}")
-            start = time.monotonic()
-            code = _call([sys.executable, "-m", "sdp", *step.command])
-            if code:
-                raise SdpError(
-                    f"demo: `sdp {' '.join(step.command)}` ended with exit code {code}; its message is above"
-                )
-            times.append((step.title, duration(time.monotonic() - start)))
+        return take(folder, steps(folder))
+
+
+def take(folder: Path, some: Sequence[Step]) -> list[tuple[str, str]]:
+    """Run some steps; return each title with the time that it took."""
+    times = []
+    for step in some:
+        if step.config:
+            name, content = step.config
+            (folder / name).write_text(yaml.safe_dump(content, sort_keys=False))
+        say(f"\n── {step.title}\n$ sdp {' '.join(step.command)}")
+        start = time.monotonic()
+        code = _call([sys.executable, "-m", "sdp", *step.command])
+        if code:
+            raise SdpError(f"demo: `sdp {' '.join(step.command)}` ended with exit code {code}; its message is above")
+        times.append((step.title, duration(time.monotonic() - start)))
     return times
+
+
+def run_dreambooth(folder: Path, images: int) -> list[tuple[str, str]]:
+    """Teach the demo's model a subject, which it makes first where it is not there."""
+    times = []
+    if not subject.has_base(folder):
+        times += run(folder, images)
+        times += take(folder, [Step("export: the model that the demo has trained", subject.export_command(folder))])
+    subject.own_pictures(folder)
+    prompts = tuple(prompt for prompt, _ in PROMPTS)
+    learn = _job(folder, "dreambooth", "teach it a shape from five pictures", subject.config(folder, SIDE, prompts))
+    return [*times, *take(folder, [learn])]
 
 
 def _call(command: Sequence[str]) -> int:
@@ -182,23 +198,11 @@ def _stop(number: int, _: object) -> None:
 
 def colours(samples: Path) -> list[tuple[str, str, str]]:
     """Return each picture's prompt, the colour that it asks for, and the colour that is seen."""
-    import io
-
-    from PIL import Image
-
-    from sdp.datasets.manifest import open_dataset
-    from sdp.datasets.parts import read_rows
-    from sdp.storage import open_storage
-
-    dataset = open_dataset(open_storage(str(samples)), "samples")
     wanted = dict(PROMPTS)
-    seen = []
-    for part in dataset.parts["path"].to_pylist():
-        for row in read_rows(dataset.storage, part, ["prompt", "image"]).to_pylist():
-            picture = Image.open(io.BytesIO(row["image"])).convert("RGB")
-            background = row["prompt"].split()[-2]
-            seen.append((row["prompt"], wanted[row["prompt"]], dominant_shape_color(picture, background)))
-    return seen
+    return [
+        (prompt, wanted[prompt], dominant_shape_color(picture, prompt.split()[-2]))
+        for prompt, picture in subject.pictures(samples)
+    ]
 
 
 def judge(folder: Path) -> None:
@@ -261,13 +265,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="make demo", description=__doc__)
     parser.add_argument("--folder", type=Path, default=Path(".demo"), help="where everything is kept")
     parser.add_argument("--images", type=int, default=IMAGES, help="how many images the server has")
+    parser.add_argument("--dreambooth", action="store_true", help="go on: teach the demo's model a shape of its own")
     options = parser.parse_args(argv)
     for number in _SIGNALS:
         signal.signal(number, _stop)
     start = time.monotonic()
     try:
-        times = run(options.folder, options.images)
-        judge(options.folder)
+        if options.dreambooth:
+            times = run_dreambooth(options.folder, options.images)
+            subject.judge(options.folder, dict(PROMPTS))
+        else:
+            times = run(options.folder, options.images)
+            judge(options.folder)
     except SdpError as error:
         say(f"sdp: {error}")
         return error.exit_code

@@ -1,33 +1,33 @@
-"""Which network addresses may be connected to: a table of URLs must not lead us into our own network."""
+"""The network addresses that may be connected to: a table of URLs must not lead into our own network."""
 
 from collections.abc import Iterable
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 
 _TRANSLATED = ip_network("64:ff9b::/96")
-"""IPv6 addresses that stand for the IPv4 address in their last 32 bits."""
+"""IPv6 addresses that embed an IPv4 address in their last 32 bits."""
 
 _SPECIAL = tuple(
     map(
         ip_network,
         (
-            # What the standard library takes for global in one version and not in another.
+            # Python versions disagree on whether these are global.
             *("192.0.0.0/24", "192.88.99.0/24", "fec0::/10", "2001::/23"),
-            "64:ff9b:1::/48",  # translated to IPv4 inside one network only (RFC 8215), in any of several ways
-            "168.63.129.16/32",  # Azure's host, seen from each of its virtual machines
+            "64:ff9b:1::/48",  # local translation to IPv4 (RFC 8215), which varies by network
+            "168.63.129.16/32",  # the host of each of Azure's virtual machines
         ),
     )
 )
-"""Networks that are not public, though their addresses may look so."""
+"""Networks that are not public, although `is_global` may say so."""
 
 
 class Networks:
-    """Decides over addresses: those of the internet, and those of the networks that are allowed by name."""
+    """The networks that may be connected to: the internet, and those that the configuration allows."""
 
     def __init__(self, allowed: Iterable[str] = ()) -> None:
         self._allowed = [ip_network(network) for network in allowed]
 
     def refuses(self, address: str) -> bool:
-        """Whether a connection to this address is not to be made; what is no address is refused."""
+        """Return whether connections to this address are refused; anything that is not an address is."""
         try:
             ip = effective(ip_address(address.partition("%")[0]))
         except ValueError:
@@ -36,7 +36,7 @@ class Networks:
 
 
 def effective(ip: IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:
-    """The IPv4 address that an IPv6 one stands for, if it does."""
+    """Return the IPv4 address that an IPv6 one embeds, or the address itself."""
     if isinstance(ip, IPv4Address):
         return ip
     if ip in _TRANSLATED:
@@ -45,7 +45,7 @@ def effective(ip: IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:
 
 
 def is_public(ip: IPv4Address | IPv6Address) -> bool:
-    """Reachable in the whole internet: not private, shared, loopback, link-local, reserved, multicast or unset."""
+    """Return whether an address is on the internet: not private, shared, link-local, reserved or multicast."""
     special = any(_contains(network, ip) for network in _SPECIAL)
     return ip.is_global and not ip.is_multicast and not ip.is_reserved and not special
 

@@ -1,4 +1,4 @@
-"""Lists of URLs, domains and content hashes that are not to be in the dataset."""
+"""Lists of URLs, domains and content hashes to leave out of the dataset."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ import numpy.typing as npt
 from sdp.config.download import BlocklistsConfig
 from sdp.errors import UserError
 from sdp.storage import StorageOptions, open_source
-from sdp.urls import BadUrl, Url, key64, parents, parse
+from sdp.urls import BadUrl, key64, parents, parse
 
 Keys = npt.NDArray[np.uint64]
 
@@ -20,7 +20,7 @@ _NONE = np.zeros(0, np.uint64)
 
 @dataclass(frozen=True)
 class Blocklists:
-    """All lists together: 8 bytes a URL or hash, so that many millions fit into each worker."""
+    """All lists together, with 8 bytes a URL or hash, so that many millions fit into each worker."""
 
     urls: Keys = field(default_factory=lambda: _NONE)
     domains: frozenset[str] = frozenset()
@@ -30,7 +30,7 @@ class Blocklists:
         return _has(self.urls, key)
 
     def has_host(self, host: str) -> bool:
-        """Whether the host, or a domain that it belongs to, is listed."""
+        """Return whether the host, or a domain above it, is listed."""
         return bool(self.domains) and any(domain in self.domains for domain in parents(host))
 
     def has_content(self, sha256: str) -> bool:
@@ -38,7 +38,7 @@ class Blocklists:
 
 
 def load(config: BlocklistsConfig, options: StorageOptions | None = None) -> Blocklists:
-    """Read all lists; an entry that cannot be one is an error, with its line."""
+    """Read all lists; an invalid entry is an error that names its line."""
     return Blocklists(
         urls=_keys(_url_key(entry, where) for uri in config.urls for where, entry in _entries(uri, options)),
         domains=frozenset(_domain(entry, where) for uri in config.domains for where, entry in _entries(uri, options)),
@@ -47,27 +47,20 @@ def load(config: BlocklistsConfig, options: StorageOptions | None = None) -> Blo
 
 
 def hash_keys(hashes: Iterable[str]) -> Keys:
-    """The keys of SHA-256 hashes in hexadecimal."""
+    """Return the keys of SHA-256 hashes in hexadecimal."""
     return _keys(int(digits[:16], 16) for digits in hashes)
 
 
 def url_keys(urls: Iterable[str]) -> Keys:
-    """The keys of URLs that are known to be fit; others match nothing."""
-    return _keys(key64(url.text) for text in urls if (url := _parsed(text)) is not None)
-
-
-def _parsed(text: str) -> Url | None:
-    try:
-        return parse(text)
-    except BadUrl:
-        return None
+    """Return the keys of URLs in normal form."""
+    return _keys(map(key64, urls))
 
 
 def _entries(uri: str, options: StorageOptions | None) -> Iterator[tuple[str, str]]:
-    """Each entry of a list with where it stands."""
+    """Yield each entry of a list, with the file and line that it is on."""
     with open_source(uri, options) as source:
         if source.size() > _LARGEST_FILE:
-            raise UserError(f"{uri}: a list of {source.size()} bytes, at most {_LARGEST_FILE} are read; split it")
+            raise UserError(f"{uri}: a list of {source.size()} bytes, more than {_LARGEST_FILE}; split it")
         rest, before = b"", 0
         while block := source.read(1 << 20):
             *lines, rest = (rest + bytes(block)).split(b"\n")
@@ -75,7 +68,9 @@ def _entries(uri: str, options: StorageOptions | None) -> Iterator[tuple[str, st
                 yield from _entry(uri, number, line)
             before += len(lines)
             if len(rest) > _LONGEST_LINE:
-                raise UserError(f"{uri}:{before + 1}: a line of more than {_LONGEST_LINE} bytes; this is no list")
+                raise UserError(
+                    f"{uri}:{before + 1}: a line of more than {_LONGEST_LINE} bytes; name a text file, one entry a line"
+                )
         yield from _entry(uri, before + 1, rest)
 
 
@@ -89,20 +84,20 @@ def _url_key(entry: str, where: str) -> int:
     try:
         return key64(parse(entry).text)
     except BadUrl as error:
-        raise UserError(f"{where}: expected a URL, got {entry[:80]!r} ({error}); mend the line") from None
+        raise UserError(f"{where}: expected a URL, got {entry[:80]!r} ({error}); correct the line") from None
 
 
 def _domain(entry: str, where: str) -> str:
     try:
         return parse(f"http://{entry.lstrip('.*')}/").host
     except BadUrl as error:
-        raise UserError(f"{where}: expected a domain, got {entry[:80]!r} ({error}); mend the line") from None
+        raise UserError(f"{where}: expected a domain, got {entry[:80]!r} ({error}); correct the line") from None
 
 
 def _hash_key(entry: str, where: str) -> int:
     digits = entry.lower().split()[0]
     if len(digits) != 64 or not set(digits) <= set("0123456789abcdef"):
-        raise UserError(f"{where}: expected a SHA-256 of 64 hexadecimal digits, got {entry[:80]!r}; mend the line")
+        raise UserError(f"{where}: expected a SHA-256 of 64 hexadecimal digits, got {entry[:80]!r}; correct the line")
     return int(digits[:16], 16)
 
 
@@ -111,6 +106,5 @@ def _keys(keys: Iterable[int]) -> Keys:
 
 
 def _has(keys: Keys, key: int) -> bool:
-    wanted = np.uint64(key)
-    at = int(np.searchsorted(keys, wanted))
-    return at < len(keys) and keys[at] == wanted
+    at = int(np.searchsorted(keys, np.uint64(key)))
+    return at < len(keys) and int(keys[at]) == key

@@ -1,7 +1,7 @@
-"""Columns of a source in plain types: what a part holds does not depend on the library that wrote the source.
+"""Columns of a source in plain types, so that a part's content does not depend on the library that wrote the source.
 
-Arrow has many types for one thing: text as a dictionary, as a view, with offsets of 64 bits. Not every function takes
-all of them, and files of one source may differ in theirs.
+Arrow has several types for the same values: text may be a dictionary, a view, or have offsets of 64 bits. Not every
+function accepts all of them, and files of one source may differ.
 """
 
 from typing import Any
@@ -13,7 +13,7 @@ _BYTES = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view)
 
 
 def plain(table: pa.Table) -> pa.Table:
-    """The same values in plain types. Nothing is checked: text may be no UTF-8."""
+    """Return the same values in plain types. Text is not checked and may be invalid UTF-8."""
     schema = pa.schema([field.with_type(plain_type(field.type)) for field in table.schema])
     if schema.equals(table.schema):
         return table
@@ -22,7 +22,7 @@ def plain(table: pa.Table) -> pa.Table:
 
 
 def plain_type(kind: pa.DataType) -> pa.DataType:
-    """One type for all ways to hold the same."""
+    """Return the one type for all representations of the same values."""
     if isinstance(kind, pa.BaseExtensionType):
         return plain_type(kind.storage_type)
     if pa.types.is_dictionary(kind):
@@ -35,22 +35,22 @@ def plain_type(kind: pa.DataType) -> pa.DataType:
 
 
 def readable(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """A plain column whose text is UTF-8: what is none becomes U+FFFD, as in captions, and all else stays as it is."""
+    """Return a plain column with valid UTF-8: invalid bytes become U+FFFD, as in captions."""
     try:
         column.validate(full=True)
     except pa.ArrowInvalid:
-        cells = [_mended(cell, column.type) for cell in column.cast(_raw_type(column.type)).to_pylist()]
+        cells = [_decoded(cell, column.type) for cell in column.cast(_raw_type(column.type)).to_pylist()]
         return pa.chunked_array([pa.array(cells, column.type)], column.type)
     return column
 
 
 def _raw_type(kind: pa.DataType) -> pa.DataType:
-    """The type with bytes in place of text."""
+    """Return the type with bytes in place of text."""
     return pa.binary() if pa.types.is_string(kind) else _rebuilt(kind, _raw_type)
 
 
 def _rebuilt(kind: pa.DataType, inner: Any) -> pa.DataType:
-    """A nested type out of other types."""
+    """Return a nested type with its inner types changed."""
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         return pa.list_(kind.value_field.with_type(inner(kind.value_type)))
     if pa.types.is_fixed_size_list(kind):
@@ -62,16 +62,16 @@ def _rebuilt(kind: pa.DataType, inner: Any) -> pa.DataType:
     return kind
 
 
-def _mended(cell: Any, kind: pa.DataType) -> Any:
-    """A cell of the raw type as one of the plain type."""
+def _decoded(cell: Any, kind: pa.DataType) -> Any:
+    """Return a cell of the raw type as one of the plain type."""
     if cell is None:
         return None
     if pa.types.is_string(kind):
         return cell.decode("utf-8", "replace")
     if pa.types.is_list(kind) or pa.types.is_fixed_size_list(kind):
-        return [_mended(each, kind.value_type) for each in cell]
+        return [_decoded(each, kind.value_type) for each in cell]
     if pa.types.is_map(kind):
-        return [(_mended(key, kind.key_type), _mended(item, kind.item_type)) for key, item in cell]
+        return [(_decoded(key, kind.key_type), _decoded(item, kind.item_type)) for key, item in cell]
     if pa.types.is_struct(kind):
-        return {field.name: _mended(cell[field.name], field.type) for field in kind.fields}
+        return {field.name: _decoded(cell[field.name], field.type) for field in kind.fields}
     return cell

@@ -1,5 +1,8 @@
 """All requests of one worker: libcurl's multi interface, driven by epoll, in one thread.
 
+A multi handle looks names up in 20 threads at most. There are several, each for some of the hosts, so that names whose
+servers do not answer do not hold up all others.
+
 A request waits in the turnstile for its host's turn and gets one of a fixed number of handles. What ends badly but may
 pass comes back after a pause. Redirects are followed here, one request each, so that every hop is treated like the
 first.
@@ -10,26 +13,26 @@ import heapq
 import itertools
 import math
 import os
-import random
 import select
 import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 import pycurl
 
+from sdp.backoff import backoff
 from sdp.config.download import FetchConfig
 from sdp.download import transfer
 from sdp.download.addresses import Networks
-from sdp.download.courier import Courier
 from sdp.download.memory import Buffer
-from sdp.download.politeness import Gate, SharedGate, Turnstile
 from sdp.download.robots import Robots, site_of
 from sdp.download.slot import Slot
 from sdp.download.transfer import Failure
+from sdp.download.turnstile import Courier, Gate, SharedGate, Turnstile
 from sdp.urls import BadUrl, Url, parse, redirected
 
 Token = TypeVar("Token")
@@ -41,6 +44,7 @@ _SERVES_S = 60.0
 """For so long after a response a host counts as alive, whatever else stalls."""
 _SERVED_HOSTS = 10_000
 _CLOSED_HOST_S = 300.0
+_MULTIS = 16
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
 _JOIN_S = 30.0
 
@@ -71,7 +75,7 @@ class _Job(Generic[Token]):
     following: bool = False
     """Following a redirect, which is no new attempt."""
     failure: Failure | None = None
-    """How the last attempt ended."""
+    """The failure of the last attempt."""
     robots_of: str = ""
     """The site whose robots.txt this request is for; empty for an image."""
 
@@ -105,7 +109,7 @@ class Fetcher(Generic[Token]):
         self._serial = itertools.count()
         self._strikes: dict[str, int] = defaultdict(int)
         self._served: dict[str, float] = {}
-        """When each host last responded; the latest at the end."""
+        """Time of each host's last response; the latest is at the end."""
         self._closed: dict[str, tuple[float, Failure]] = {}
         self._hungry = threading.Condition()
         self._closing = False
@@ -158,13 +162,17 @@ class Fetcher(Generic[Token]):
                 self._hungry.notify_all()
 
     def _open(self) -> None:
-        self._multi = pycurl.CurlMulti()
-        self._multi.setopt(pycurl.M_MAXCONNECTS, self._fetch.connections + 16)
-        self._multi.setopt(pycurl.M_SOCKETFUNCTION, self._watch)
-        self._multi.setopt(pycurl.M_TIMERFUNCTION, self._set_timer)
+        self._multis = [pycurl.CurlMulti() for _ in range(_MULTIS)]
         self._epoll = select.epoll()
         self._epoll.register(self._wake_fd, select.EPOLLIN)
-        self._timer_at: float | None = None
+        self._watched: dict[int, Any] = {}
+        """The multi handle of each socket."""
+        self._timers: dict[Any, float] = {}
+        """The time at which each multi handle with a timer is due."""
+        for multi in self._multis:
+            multi.setopt(pycurl.M_MAXCONNECTS, self._fetch.connections // _MULTIS + 16)
+            multi.setopt(pycurl.M_SOCKETFUNCTION, partial(self._watch, multi))
+            multi.setopt(pycurl.M_TIMERFUNCTION, partial(self._set_timer, multi))
         self._ticked_at = 0.0
         self._paused: deque[Slot] = deque()
         self._slots = [
@@ -184,44 +192,50 @@ class Fetcher(Generic[Token]):
             mask = (pycurl.CSELECT_IN if events & ~select.EPOLLOUT else 0) | (
                 pycurl.CSELECT_OUT if events & select.EPOLLOUT else 0
             )
-            self._act(fd, mask)
+            if fd in self._watched:  # by now: handling another event may have closed it
+                self._act(self._watched[fd], fd, mask)
         now = time.monotonic()
-        if self._timer_at is not None and now >= self._timer_at:
-            self._timer_at = None
-            self._act(pycurl.SOCKET_TIMEOUT, 0)
+        for multi in [multi for multi, at in self._timers.items() if at <= now]:
+            del self._timers[multi]
+            self._act(multi, pycurl.SOCKET_TIMEOUT, 0)
         self._resume()
         self._collect()
         if now - self._ticked_at >= _TICK_S:
             self._ticked_at = now
             self._expire(now)
 
-    def _act(self, fd: int, events: int) -> None:
+    def _act(self, multi: Any, fd: int, events: int) -> None:
         """Have libcurl handle an event."""
         try:
-            self._multi.socket_action(fd, events)
+            multi.socket_action(fd, events)
         except pycurl.error as error:
             # The handle as a whole has failed: it accepts new transfers only once all others are removed.
-            for slot in list(self._active.values()):
+            for slot in [slot for slot in self._active.values() if slot.multi is multi]:
                 self._settle(slot, transfer.of_multi(error))
 
     def _patience(self, now: float) -> float:
         """Return the seconds until the next timer."""
-        ends = [now + _TICK_S, self._timer_at, self._turnstile.next_at(), self._later[0][0] if self._later else None]
+        later = self._later[0][0] if self._later else None
+        ends = [now + _TICK_S, *self._timers.values(), self._turnstile.next_at(), later]
         return max(0.0, min(end for end in ends if end is not None) - now)
 
-    def _watch(self, what: int, fd: int, *_: object) -> None:
+    def _watch(self, multi: Any, what: int, fd: int, *_: object) -> None:
         if what == pycurl.POLL_REMOVE:
+            self._watched.pop(fd, None)
             with contextlib.suppress(OSError):  # closed already, and so unregistered
                 self._epoll.unregister(fd)
             return
         events = (select.EPOLLIN if what & pycurl.POLL_IN else 0) | (select.EPOLLOUT if what & pycurl.POLL_OUT else 0)
+        self._watched[fd] = multi
         try:
             self._epoll.modify(fd, events)
         except FileNotFoundError:
             self._epoll.register(fd, events)
 
-    def _set_timer(self, timeout_ms: int) -> None:
-        self._timer_at = None if timeout_ms < 0 else time.monotonic() + timeout_ms / 1000
+    def _set_timer(self, multi: Any, timeout_ms: int) -> None:
+        self._timers.pop(multi, None)
+        if timeout_ms >= 0:
+            self._timers[multi] = time.monotonic() + timeout_ms / 1000
 
     def _take_in(self, now: float) -> None:
         if self._courier is not None:
@@ -280,9 +294,10 @@ class Fetcher(Generic[Token]):
                 break
             slot = self._free.pop()
             self._active[slot.curl] = slot
+            slot.multi = self._multis[hash(taken[1].url.host) % _MULTIS]
             try:
                 slot.begin(taken[1], now)
-                self._multi.add_handle(slot.curl)
+                slot.multi.add_handle(slot.curl)
             except pycurl.error as error:
                 self._settle(slot, transfer.of_multi(error))
         if self._is_hungry():
@@ -311,19 +326,22 @@ class Fetcher(Generic[Token]):
 
     def _collect(self) -> None:
         """Settle the transfers that libcurl has finished."""
-        more = 1
-        while more:
-            more, done, failed = self._multi.info_read()
-            for curl in done:
-                self._settle(self._active[curl], None)
-            for curl, code, message in failed:
-                self._settle(self._active[curl], self._active[curl].failure(code, message))
+        for multi in self._multis:
+            more = 1
+            while more:
+                more, done, failed = multi.info_read()
+                for curl in done:
+                    self._settle(self._active[curl], None)
+                for curl, code, message in failed:
+                    self._settle(self._active[curl], self._active[curl].failure(code, message))
 
     def _expire(self, now: float) -> None:
         for slot in list(self._active.values()):
             failure = None if slot.paused_at else slot.overdue(now)
             if failure is not None:
                 self._settle(slot, failure)
+            elif self._paused and not slot.paused_at:
+                slot.trim(now)
 
     def _settle(self, slot: Slot, failure: Failure | None) -> None:
         """End a request: deliver its image, follow its redirect, retry it or record its failure."""
@@ -331,7 +349,7 @@ class Fetcher(Generic[Token]):
         job: _Job[Token] = slot.job
         del self._active[slot.curl]
         try:
-            self._multi.remove_handle(slot.curl)
+            slot.multi.remove_handle(slot.curl)
         except pycurl.error:  # never added, or no longer usable
             slot.curl.close()
             slot.open()
@@ -433,12 +451,13 @@ class Fetcher(Generic[Token]):
     def _shut(self) -> None:
         for slot in getattr(self, "_slots", ()):
             slot.curl.close()  # which takes it out of the multi handle, too
-        if hasattr(self, "_multi"):
-            self._multi.close()
+        for multi in getattr(self, "_multis", ()):
+            multi.close()
+        if hasattr(self, "_epoll"):
             self._epoll.close()
 
 
 def pause_s(attempts: int, retry_after: float | None) -> float:
-    """Return the seconds before the next attempt: doubling, randomly half to all of it, at least Retry-After."""
-    pause = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** max(0, attempts - 1)) * random.uniform(0.5, 1.0)
+    """Return the seconds before the next attempt, at least Retry-After."""
+    pause = backoff(max(0, attempts - 1), _FIRST_PAUSE_S, _LONGEST_PAUSE_S, spread=True)
     return max(pause, retry_after or 0.0)

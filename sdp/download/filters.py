@@ -1,4 +1,4 @@
-"""The filters on what the source says of an image, before anything is fetched."""
+"""The filters on the source's columns, applied before anything is fetched."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ Mask = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """A bound on one number of the source."""
+    """A bound on one column of numbers."""
 
     reason: str
     column: str
@@ -23,7 +23,7 @@ class Score:
     most: float | None = None
 
     def mask(self, table: pa.Table, *, keep_unknown: bool) -> Mask:
-        """Which rows are left out."""
+        """Return the rows to leave out."""
         values = _numbers(table, self.column)
         beyond = np.zeros(len(values), bool)
         with np.errstate(invalid="ignore"):
@@ -35,7 +35,7 @@ class Score:
 
 
 def scores(filters: FiltersConfig) -> list[Score]:
-    """The filters on scores that are on."""
+    """Return the active filters on scores."""
     every = (
         Score("similarity", filters.similarity_column, least=filters.min_similarity),
         Score("punsafe", filters.punsafe_column, most=filters.max_punsafe),
@@ -46,15 +46,15 @@ def scores(filters: FiltersConfig) -> list[Score]:
 
 
 def columns(filters: FiltersConfig) -> list[str]:
-    """The columns that the filters read."""
+    """Return the columns that the filters read."""
     sides = [filters.width_column, filters.height_column] if _by_size(filters) else []
     return [name for name in [*sides, *(score.column for score in scores(filters))] if name is not None]
 
 
 def masks(table: pa.Table, filters: FiltersConfig) -> Iterator[tuple[str, Mask]]:
-    """Each filter's reason, and which rows it leaves out."""
+    """Yield each filter's reason, and the rows that it leaves out."""
     if _by_size(filters) and filters.width_column and filters.height_column:
-        # A size that the source does not know is seen when the image is there.
+        # A row without a size is filtered by its image instead.
         width, height = _numbers(table, filters.width_column), _numbers(table, filters.height_column)
         shorter, longer = np.fmin(width, height), np.fmax(width, height)
         with np.errstate(invalid="ignore"):
@@ -71,7 +71,7 @@ def _by_size(filters: FiltersConfig) -> bool:
 
 
 def _numbers(table: pa.Table, column: str) -> npt.NDArray[np.float64]:
-    """A column as numbers; NaN where there is none."""
+    """Return a column as numbers, NaN for any other value."""
     values = table[column]
     if not (pa.types.is_floating(values.type) or pa.types.is_integer(values.type) or pa.types.is_decimal(values.type)):
         values = pa.chunked_array([pa.nulls(len(values), pa.float64())]) if len(values) else values.cast(pa.float64())

@@ -1,21 +1,21 @@
-"""How many bytes of images one worker holds: taken before they are read, given back when the image is decoded."""
+"""The memory for one worker's images, reserved before they are read and released once they are decoded."""
 
 import threading
 from collections.abc import Callable
 
 
 class Buffer:
-    """A bound on bytes in memory."""
+    """A limit on bytes in memory."""
 
     def __init__(self, limit: int, on_release: Callable[[], None] = lambda: None) -> None:
         self._limit = limit
         self._used = 0
         self._lock = threading.Lock()
         self.on_release = on_release
-        """Called from the thread that gives back."""
+        """A function that the releasing thread calls."""
 
     def reserve(self, size: int, *, spare: int = 0, beyond_limit: bool = False) -> bool:
-        """Take so many bytes if they are free and `spare` (half the limit at most) stay free, or in any case."""
+        """Reserve bytes if they are free and `spare` (at most half the limit) stay free; `beyond_limit` always does."""
         with self._lock:
             if self._used + size > self._limit - min(spare, self._limit // 2) and not beyond_limit:
                 return False

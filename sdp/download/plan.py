@@ -1,5 +1,7 @@
-"""Which rows of a piece of the source are fetched, and what becomes of the others."""
+"""The rows of the source that are fetched, and the outcomes of the others."""
 
+import re
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -12,80 +14,86 @@ from sdp.datasets.outcomes import FAILED, FILTERED, Outcome
 from sdp.datasets.units import Rows
 from sdp.download import filters as source_filters
 from sdp.download.blocklists import Blocklists
-from sdp.download.captions import normalised
 from sdp.urls import BadUrl, Url, key64, parse
+
+_KEPT = frozenset("\u200c\u200d")
+"""Invisible characters with a meaning: the joiners of scripts and emoji."""
+_ESCAPES = re.compile(
+    r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"  # colours, moves
+    r"|(?:\x1b\]|\x9d)[^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)"  # titles, links
+    r"|\x1b[ -/]*[0-Z\\^-~]"
+)
+"""Escape sequences of terminals, whose later characters look like text."""
 
 
 @dataclass(frozen=True)
 class Rules:
-    """What decides over a row before it is fetched; picklable."""
+    """The rules that decide about a row before it is fetched; picklable."""
 
     source: DownloadSource
     filters: FiltersConfig
     blocklists: Blocklists = field(default_factory=Blocklists)
     taken_down: Blocklists = field(default_factory=Blocklists)
-    """URLs and hashes of takedown lists."""
+    """URLs and hashes of takedowns."""
     taken_down_rows: BitMap64 = field(default_factory=BitMap64)
 
     def columns(self) -> list[str]:
-        """The columns of the source that are read, each once."""
+        """Return the columns of the source that are read, each once."""
         source = self.source
         wanted = [source.url_column, source.caption_column, *source_filters.columns(self.filters), *source.columns]
         return list(dict.fromkeys(wanted))
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class RowToFetch:
     """A row to fetch."""
 
     row: int
     at: int
-    """Its place in the table."""
+    """Position in the table."""
     url: Url
     caption: str
 
 
 @dataclass(frozen=True, slots=True)
 class RowPlan:
-    """A piece of the source, split."""
+    """The rows to fetch, and the outcomes of the others."""
 
-    wanted: list[Wanted]
+    to_fetch: list[RowToFetch]
     refused: list[Outcome]
 
 
 def plan(table: pa.Table, rows: Rows, rules: Rules, duplicates: BitMap64 | None = None) -> RowPlan:
-    """Split the rows with these addresses; `duplicates` are addresses whose URL a lower one has."""
-    refused: list[Outcome] = []
-    wanted: list[Wanted] = []
-    left_out = _filtered(table, rules.filters)
+    """Plan the rows with these addresses; `duplicates` are addresses whose URL a lower one has."""
+    filtered = _filtered(table, rules.filters)
     urls = _cells(table, rules.source.url_column)
     captions = _cells(table, rules.source.caption_column)
-    for at, row in enumerate(rows.tolist()):
+
+    def decide(at: int, row: int) -> RowToFetch | Outcome:
         if row in rules.taken_down_rows:
-            refused.append(Outcome(row, FILTERED, "tombstone", attempts=0))
-            continue
-        if left_out[at] is not None:
-            refused.append(Outcome(row, FILTERED, left_out[at], attempts=0))
-            continue
+            return Outcome(row, FILTERED, "tombstone", attempts=0)
+        if filtered[at] is not None:
+            return Outcome(row, FILTERED, filtered[at], attempts=0)
         try:
             url = parse(urls[at])
         except BadUrl as error:
-            refused.append(Outcome(row, FAILED, "bad_url", str(error), attempts=0))
-            continue
-        caption = normalised(captions[at])
-        if caption is None:
-            refused.append(Outcome(row, FAILED, "no_caption", attempts=0))
-        elif (reason := _blocked(url, rules)) is not None:
-            refused.append(Outcome(row, FILTERED, reason, attempts=0))
-        elif duplicates is not None and row in duplicates:
-            refused.append(Outcome(row, FILTERED, "duplicate_url", attempts=0))
-        else:
-            wanted.append(Wanted(row, at, url, caption))
-    return RowPlan(wanted, refused)
+            return Outcome(row, FAILED, "bad_url", str(error), attempts=0)
+        if (caption := normalised(captions[at])) is None:
+            return Outcome(row, FAILED, "no_caption", attempts=0)
+        if (reason := _blocked(url, rules)) is not None:
+            return Outcome(row, FILTERED, reason, attempts=0)
+        if duplicates is not None and row in duplicates:
+            return Outcome(row, FILTERED, "duplicate_url", attempts=0)
+        return RowToFetch(row, at, url, caption)
+
+    decided = [decide(at, row) for at, row in enumerate(rows.tolist())]
+    return RowPlan(
+        [row for row in decided if isinstance(row, RowToFetch)], [row for row in decided if isinstance(row, Outcome)]
+    )
 
 
 def _filtered(table: pa.Table, filters: FiltersConfig) -> list[str | None]:
-    """For each row the first filter that leaves it out."""
+    """Return for each row the first filter that leaves it out."""
     reasons: list[str | None] = [None] * table.num_rows
     for reason, mask in source_filters.masks(table, filters):
         for at in np.flatnonzero(mask).tolist():
@@ -106,7 +114,7 @@ def _blocked(url: Url, rules: Rules) -> str | None:
 
 
 def _cells(table: pa.Table, column: str) -> Sequence[object]:
-    """A column's cells: text, also where the source calls it bytes; what is no UTF-8 as the bytes that it is."""
+    """Return a column's cells as text, even where the source has bytes; invalid UTF-8 stays bytes."""
     values = table[column]
     if pa.types.is_binary(values.type):
         return [as_text(cell) for cell in values.to_pylist()]
@@ -118,8 +126,32 @@ def _cells(table: pa.Table, column: str) -> Sequence[object]:
 
 
 def as_text(cell: object) -> object:
-    """Bytes that are UTF-8 as text; anything else as it is."""
+    """Return valid UTF-8 as text, and anything else unchanged."""
     try:
         return cell.decode() if isinstance(cell, bytes) else cell
     except UnicodeDecodeError:
         return cell
+
+
+def normalised(caption: object) -> str | None:
+    """Return a caption as one line of valid, composed (NFC) text; None if nothing is left.
+
+    Bytes are decoded as UTF-8 with U+FFFD for invalid ones. Terminals' escape sequences are removed, and other control
+    characters and runs of blanks become one blank.
+    """
+    if isinstance(caption, bytes):
+        caption = caption.decode("utf-8", "replace")
+    if not isinstance(caption, str):
+        return None
+    if caption.isascii() and caption.isprintable():
+        return " ".join(caption.split()) or None
+    text = caption.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    text = unicodedata.normalize("NFC", _ESCAPES.sub("", text))
+    text = "".join(" " if _is_control(letter) else letter for letter in text)
+    text = " ".join(text.split())
+    return text if any(letter != "\ufffd" and letter not in _KEPT for letter in text) else None
+
+
+def _is_control(letter: str) -> bool:
+    # Cc: control, Cs: lone surrogate, Cf: format marks such as a byte-order mark.
+    return unicodedata.category(letter) in ("Cc", "Cs", "Cf") and letter not in _KEPT

@@ -1,4 +1,4 @@
-"""What a server asks of those who fetch its images: X-Robots-Tag, and robots.txt where a job honours it."""
+"""Servers' requests to leave images out: X-Robots-Tag, and robots.txt where a job honours it."""
 
 from collections.abc import Collection
 from urllib.parse import urlsplit
@@ -8,22 +8,22 @@ from sdp.datasets.outcomes import FILTERED
 from sdp.download.transfer import Failure
 
 DIRECTIVES = frozenset({"noai", "noimageai", "noindex", "noimageindex", "noml"})
-"""What keeps an image out of a dataset for training."""
+"""The directives that keep an image out of a training dataset."""
 
 _WITH_VALUE = frozenset({"max-snippet", "max-image-preview", "max-video-preview", "unavailable_after"})
-"""Directives that have a colon themselves, and so are not the name of an agent."""
+"""Directives with a colon of their own, which are not an agent's name."""
 
 MAX_BYTES = 512_000
-"""Of a robots.txt that are read; RFC 9309 asks for 500 KiB at least."""
+"""Bytes of a robots.txt that are read; RFC 9309 asks for at least 500 KiB."""
 _VALID_S, _RETRY_S = 86_400.0, 300.0
 _CACHE_BYTES, _ENTRY_BYTES = 8_000_000, 1_000
-"""Of all robots.txt that are kept, and the least that one counts."""
+"""Bytes of all cached robots.txt, and the fewest that each counts for."""
 _ABSENT = frozenset({"empty", "redirects"})
-"""Failures that mean a site without rules, besides all 4xx."""
+"""Failures, besides any status 4xx, that mean a site without rules."""
 
 
 class Robots:
-    """The rules of the sites that have been asked lately (RFC 9309)."""
+    """The rules of recently used sites (RFC 9309)."""
 
     def __init__(self, agent: str) -> None:
         self._agent = agent
@@ -31,11 +31,11 @@ class Robots:
         self._bytes = 0
 
     def knows(self, site: str, now: float) -> bool:
-        """Return whether a site's rules are here and still valid."""
+        """Return whether a site's rules are cached and still valid."""
         return site in self._rules and now < self._rules[site][0]
 
     def refusal(self, site: str, url: str) -> Failure | None:
-        """Return why a URL of a known site is not fetched, if it is not."""
+        """Return the failure of a URL that a known site disallows; None for any other."""
         rules = self._rules[site][2]
         if isinstance(rules, Failure):
             return rules
@@ -44,7 +44,7 @@ class Robots:
         return Failure("opt_out", f"{site}/robots.txt disallows it for {self._agent}", FILTERED)
 
     def note(self, site: str, text: bytes, failure: Failure | None, now: float) -> None:
-        """Keep a site's rules: none where it has no robots.txt, and no access where that cannot be read."""
+        """Cache a site's rules: all allowed where it has no robots.txt, nothing where that cannot be read."""
         rules: RobotFileParser | Failure
         if failure is None or failure.reason in _ABSENT or _is_4xx(failure):
             rules = RobotFileParser()
@@ -63,26 +63,23 @@ def _is_4xx(failure: Failure) -> bool:
 
 
 def site_of(url: str) -> str:
-    """Return the scheme, host and port that a robots.txt holds for."""
+    """Return the scheme, host and port that a robots.txt applies to."""
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc}"
 
 
 def opt_out(value: str, agent: str, directives: Collection[str] = DIRECTIVES) -> str | None:
-    """The directive in one X-Robots-Tag header that asks us to leave the image, if any.
+    """Return the directive in an X-Robots-Tag header that asks `agent` to leave the image out, if any.
 
-    A header may be for everybody (`noai, noindex`) or for one agent by name (`somebot: noai`); a name holds until the
-    next name in the same header. `agent` is the name that we go by.
+    A header may apply to all agents (`noai, noindex`) or to one (`somebot: noai`); a name applies up to the next name.
     """
-    ours = True
+    applies = True
     for item in value.lower().split(","):
         name, colon, rest = item.partition(":")
         if colon and name.strip() not in _WITH_VALUE:
-            ours = name.strip() in (agent.lower(), "*")
+            applies = name.strip() in (agent.lower(), "*")
             item = rest
         directive = item.strip()
-        if ours and directive in directives:
-            return directive
-        if ours and directive == "none" and "noindex" in directives:
+        if applies and (directive in directives or (directive == "none" and "noindex" in directives)):
             return directive
     return None

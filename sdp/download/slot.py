@@ -20,12 +20,13 @@ from sdp.download.transfer import Failure
 
 _EXPECTED_BYTES = 1 << 20
 """Reserved for a body of unknown length."""
+_TRIMMED_AFTER_S = 2.0
 _ERROR_BODY = 64 << 10
 """A longer error page is not read to its end: a new connection is cheaper."""
 _HEADERS = ("Accept: image/jpeg,image/png,image/webp;q=0.9,image/*;q=0.8,*/*;q=0.5", "Accept-Encoding: identity")
 """Decoders undo a compression that a server applies unasked: of a paused transfer libcurl would hold megabytes."""
 _RECEIVE_BYTES = 64 << 10
-"""What libcurl reads at once, and so the most that it holds of a paused transfer."""
+"""Bytes that libcurl reads at once, and so holds of a paused transfer at most."""
 
 
 @dataclass(slots=True, eq=False)
@@ -38,12 +39,14 @@ class Slot:
     waiting: "deque[Slot]"
     """The queue of slots that wait for memory."""
     curl: Any = field(init=False)
+    multi: Any = None
+    """The multi handle that the request runs in."""
     job: Any = None
     pieces: list[bytes] = field(default_factory=list)
     size: int = 0
     reserved: int = 0
     unbound: bool = False
-    """Whether this slot may exceed the buffer's limit, as one may when all wait."""
+    """True if this slot may exceed the buffer's limit, as one may when all wait."""
     status: int = 0
     length: int | None = None
     location: str = ""
@@ -53,7 +56,7 @@ class Slot:
     too_big: bool = False
     cut_short: bool = False
     moved_at: float = 0.0
-    """When the last header line or piece of the body arrived."""
+    """Time of the last header line or piece of the body."""
     paused_at: float = 0.0
     paused_s: float = 0.0
     began_at: float = 0.0
@@ -157,6 +160,13 @@ class Slot:
         self.reserved += wanted
         return True
 
+    def trim(self, now: float) -> None:
+        """Give back memory for bytes that do not come in time: announcing many costs a server nothing."""
+        active, unused = self.active_s(now), self.reserved - self.size - _EXPECTED_BYTES
+        if unused > 0 and active > _TRIMMED_AFTER_S and self.size * self.options.timeout_s < self.reserved * active:
+            self.reserved -= unused
+            self.buffer.release(unused)
+
     def resume(self, now: float) -> None:
         self.paused_s += now - self.paused_at
         self.paused_at, self.moved_at = 0.0, now
@@ -178,13 +188,14 @@ class Slot:
         self.moved_at = time.monotonic()
         if line.startswith(b"HTTP/"):
             code = line.split(None, 2)[1:2]
-            self.status = int(code[0]) if code and code[0].isdigit() else 0
+            self.status = int(code[0][:9]) if code and code[0].isdigit() else 0
             self.length, self.location, self.retry_after, self.opted_out = None, "", None, None
             return
         name, _, value = line.partition(b":")
         name = name.lower()
         if name == b"content-length":
-            self.length = min(int(value[:20]), self.options.max_bytes) if value.strip().isdigit() else None
+            value = value.strip()
+            self.length = min(int(value[:20]), self.options.max_bytes) if value.isdigit() else None
         elif name == b"location":
             self.location = value.strip().decode("utf-8", "replace")
         elif name == b"retry-after":

@@ -1,4 +1,4 @@
-"""Runs of units that are read from the source together, and the reading itself."""
+"""Runs of units that are read from the source together."""
 
 import random
 from collections import Counter
@@ -26,16 +26,16 @@ _BATCH_ROWS = 16_384
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Works of one attempt whose units follow one another, with where their rows lie."""
+    """Works of one attempt with consecutive units, and the places of their rows."""
 
     works: tuple[Work, ...]
     slices: tuple[FileSlice, ...]
     earlier: tuple[tuple[str, ...], ...] = ()
-    """For a retry: of each work the parts of the attempts before."""
+    """For each work of a retry, the parts of its earlier attempts."""
 
 
 def spans(index: Index, pending: Sequence[Work], workers: int, seed: int = 0) -> list[Span]:
-    """The pending works in runs, shuffled so that neighbours in the source are not fetched by all workers at once."""
+    """Group pending works into runs, shuffled so that workers do not all fetch neighbours in the source at once."""
     longest = max(1, min(_MOST_UNITS, len(pending) // (_SPANS_A_WORKER * workers)))
     runs: list[list[Work]] = []
     for work in sorted(pending, key=lambda w: (w.attempt, w.unit.number)):
@@ -55,7 +55,7 @@ def spans(index: Index, pending: Sequence[Work], workers: int, seed: int = 0) ->
 def read_span(
     span: Span, columns: Sequence[str], output: Storage, options: StorageOptions | None = None
 ) -> Iterator[UnitTask]:
-    """The tasks of a span, each with its rows of the source, as soon as they are read."""
+    """Yield the tasks of a span, each with its rows of the source, as soon as they are read."""
     tables = iter_units([work.unit.stop - work.unit.start for work in span.works], span.slices, columns, options)
     for number, (work, table) in enumerate(zip(span.works, tables, strict=True)):
         rows: Rows = np.arange(work.unit.start, work.unit.stop, dtype=np.int64)
@@ -72,7 +72,7 @@ def read_span(
 def iter_units(
     lengths: Sequence[int], slices: Sequence[FileSlice], columns: Sequence[str], options: StorageOptions | None = None
 ) -> Iterator[pa.Table]:
-    """The rows of consecutive slices, cut into tables of these lengths."""
+    """Read the rows of consecutive slices into tables of these lengths."""
     batches = _batches(slices, columns, options)
     waiting: list[pa.Table] = []
     have = 0
@@ -83,9 +83,11 @@ def iter_units(
             have += table.num_rows
         try:
             whole = pa.concat_tables(waiting, promote_options="permissive") if waiting else _empty(columns)
-        except pa.ArrowException as error:  # files that came at different times
+        except pa.ArrowException as error:  # files of different runs, which freezing has not compared
             cause = one_line(error, 120)
-            raise DatasetError(f"source.uri: files that disagree on what a column holds ({cause})") from error
+            raise DatasetError(
+                f"source.uri: files whose columns differ in type ({cause}); convert one of the files"
+            ) from error
         yield whole.slice(0, length).combine_chunks()
         waiting, have = [whole.slice(length)], have - length
 
@@ -108,14 +110,14 @@ def _batches(slices: Sequence[FileSlice], columns: Sequence[str], options: Stora
         except (pa.ArrowException, OSError) as error:
             cause = one_line(error, 160)
             raise DatasetError(
-                f"{piece.path}: cannot be read ({cause}); mend or restore this file of source.uri"
+                f"{piece.path}: cannot be read ({cause}); fix or restore this file of source.uri"
             ) from error
         if left:
-            raise DatasetError(f"{piece.path}: {left} rows fewer than it had; put it back, or begin a new output.uri")
+            raise DatasetError(f"{piece.path}: {left} rows fewer than before; put it back, or choose a new output.uri")
 
 
 def _groups(footer: pq.FileMetaData, offset: int, length: int) -> tuple[list[int], int]:
-    """The row groups that hold these rows, and how many rows of the first come before."""
+    """Return the row groups that hold these rows, and the number of rows to skip in the first."""
     groups: list[int] = []
     before = skip = 0
     for number in range(footer.num_row_groups):

@@ -1,4 +1,4 @@
-"""How one request ended, in our words: which failure it is, and whether another try may help."""
+"""Failures of a request: their reason, and whether a retry may help."""
 
 import re
 from dataclasses import dataclass
@@ -30,13 +30,13 @@ _TLS = frozenset(
 _CERTIFICATE = frozenset({pycurl.E_PEER_FAILED_VERIFICATION, pycurl.E_SSL_CACERT, pycurl.E_SSL_ISSUER_ERROR})
 _UNREACHABLE = frozenset({"dns", "connect"})
 LONGEST_BELIEVED_S = 86_400.0
-"""Servers have asked for eight thousand years."""
+"""The longest Retry-After that is believed; servers have asked for eight thousand years."""
 _NO_ADDRESS_IN = re.compile(r"\s+")
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why there is no image."""
+    """The reason for not getting an image."""
 
     reason: str
     detail: str
@@ -47,19 +47,19 @@ class Failure:
 
     @property
     def unreachable(self) -> bool:
-        """There is no connection to the host."""
+        """Return whether the host could not be connected to."""
         return self.reason in _UNREACHABLE
 
     @property
     def silent(self) -> bool:
-        """The host was connected to, and did not answer."""
+        """Return whether the host was connected to and did not answer."""
         return self.reason == "timeout"
 
 
 def of_curl(code: int, message: str, *, connected: bool) -> Failure:
-    """The failure behind one of libcurl's error codes."""
+    """Return the failure behind one of libcurl's error codes."""
     detail = _NO_ADDRESS_IN.sub(" ", message)[:160] or pycurl.Curl().errstr() or f"libcurl error {code}"
-    if code == pycurl.E_COULDNT_RESOLVE_HOST:
+    if code == pycurl.E_COULDNT_RESOLVE_HOST or message.startswith("Resolving timed out"):
         return Failure("dns", detail, retry=True)
     if code == pycurl.E_COULDNT_CONNECT or (code == pycurl.E_OPERATION_TIMEDOUT and not connected):
         return Failure("connect", detail, retry=True)
@@ -73,12 +73,12 @@ def of_curl(code: int, message: str, *, connected: bool) -> Failure:
         return Failure("bad_url", detail)
     if code == pycurl.E_OUT_OF_MEMORY:
         return Failure("internal", detail, retry=True)
-    # Cut short, reset, hung up, not HTTP, a chunk without a size, a head without an end: many things, one meaning.
+    # Cut short, reset, closed, not HTTP, a malformed chunk or header.
     return Failure("broken_transfer", detail, retry=True)
 
 
 def of_multi(error: pycurl.error) -> Failure:
-    """The failure of a transfer that libcurl could not begin, or dropped together with all others."""
+    """Return the failure of a transfer that libcurl could not begin, or dropped together with all others."""
     return Failure("internal", f"libcurl: {error.args[-1]}", retry=True)
 
 
@@ -91,10 +91,7 @@ def of_status(status: int, retry_after: float | None) -> Failure:
 
 
 def retry_after_s(value: str, now: datetime | None = None) -> float | None:
-    """The seconds of a Retry-After header, which are a number or a date; None for what is neither.
-
-    No more than LONGEST_BELIEVED_S is believed.
-    """
+    """Parse a Retry-After header, a number or a date, to at most LONGEST_BELIEVED_S; None for anything else."""
     value = value.strip()
     if value.isascii() and value.isdigit():
         return min(LONGEST_BELIEVED_S, float(value[:9]))

@@ -1,4 +1,4 @@
-"""One unit in the making: its rows come in any order from several threads, and go out as a table and an account."""
+"""One unit under way: several threads settle its rows in any order, and it becomes a table and an account."""
 
 import threading
 from collections.abc import Sequence
@@ -12,12 +12,13 @@ from sdp.datasets.outcomes import Outcome, account_table
 from sdp.datasets.parts import Layout
 from sdp.datasets.units import Rows, Work
 from sdp.download.columns import readable
+from sdp.download.image import Checked
 from sdp.download.plan import RowPlan, as_text
 from sdp.urls import Url
 
 ROW_GROUP_ROWS = 256
 _PLAIN = ("row", "image", "width", "height", "original_width", "original_height")
-"""Columns that compression would not make smaller: encoded images and small numbers."""
+"""Columns that compression does not shrink: encoded images and small numbers."""
 
 SCHEMA = pa.schema(
     [
@@ -37,29 +38,17 @@ SCHEMA = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class UnitTask:
-    """One part to make."""
+    """One part to write."""
 
     work: Work
     rows: Rows
-    """The addresses to account for: all of the unit, or for a retry those that had failed."""
+    """The addresses to account for: the whole unit, or in a retry the failed ones."""
     table: pa.Table
     """Their rows of the source, in the same order."""
     retried: dict[str, int] = field(default_factory=dict)
-    """For a retry: the reasons that are superseded, with how often each was given."""
+    """Failures that a retry supersedes, by reason."""
     duplicates: BitMap64 | None = None
     """Addresses whose URL a lower one has."""
-
-
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """A row that will be written."""
-
-    image: bytes
-    width: int
-    height: int
-    original_width: int
-    original_height: int
-    sha256: str
 
 
 class Unit:
@@ -69,17 +58,17 @@ class Unit:
         self.task, self.plan = task, plan
         self._source = source
         self._outcomes: dict[int, Outcome] = {outcome.row: outcome for outcome in plan.refused}
-        self._stored: dict[int, Stored] = {}
+        self._images: dict[int, Checked] = {}
         self._changed = threading.Condition()
 
-    def settle(self, outcome: Outcome, stored: Stored | None = None) -> None:
-        """What became of a row; `stored` where it is to be written."""
+    def settle(self, outcome: Outcome, image: Checked | None = None) -> None:
+        """Record the outcome of a row, and its image if it is to be written."""
         with self._changed:
             if outcome.row in self._outcomes:
                 raise ValueError(f"row {outcome.row} has an outcome already: {self._outcomes[outcome.row]}")
             self._outcomes[outcome.row] = outcome
-            if stored is not None:
-                self._stored[outcome.row] = stored
+            if image is not None:
+                self._images[outcome.row] = image
             if self.complete:
                 self._changed.notify_all()
 
@@ -88,7 +77,7 @@ class Unit:
         return len(self._outcomes) == len(self.task.rows)
 
     def wait(self, timeout_s: float) -> bool:
-        """Until every row has its outcome, or for so long."""
+        """Wait until every row has its outcome; return whether that happened in time."""
         with self._changed:
             return self._changed.wait_for(lambda: self.complete, timeout_s)
 
@@ -96,20 +85,20 @@ class Unit:
         return account_table(list(self._outcomes.values()))
 
     def rows(self) -> pa.Table:
-        """The rows to be written, by address."""
-        wanted = sorted((w for w in self.plan.wanted if w.row in self._stored), key=lambda w: w.row)
-        stored = [self._stored[w.row] for w in wanted]
+        """Return the rows to be written, by address."""
+        wanted = sorted((w for w in self.plan.to_fetch if w.row in self._images), key=lambda w: w.row)
+        images = [self._images[w.row] for w in wanted]
         source = self.task.table.take(pa.array([w.at for w in wanted], pa.int64()))
         columns = {
             "row": pa.array([w.row for w in wanted], pa.int64()),
             "key": pa.array([f"{w.row:012d}" for w in wanted], pa.string()),
             "url": pa.array(list(map(_shown, source[self._source.url_column].to_pylist(), [w.url for w in wanted]))),
             "caption": pa.array([w.caption for w in wanted], pa.string()),
-            "image": _chunked([s.image for s in stored]),
-            "sha256": pa.array([s.sha256 for s in stored], pa.string()),
+            "image": _chunked([image.data or b"" for image in images]),
+            "sha256": pa.array([image.sha256 for image in images], pa.string()),
         }
         for name in ("width", "height", "original_width", "original_height"):
-            columns[name] = pa.array([getattr(s, name) for s in stored], pa.int32())
+            columns[name] = pa.array([getattr(image, name) for image in images], pa.int32())
         own = pa.table([columns[name] for name in SCHEMA.names], schema=SCHEMA)
         for name in dict.fromkeys(self._source.columns):
             own = own.append_column(source.schema.field(name), readable(source[name]))
@@ -121,15 +110,15 @@ class Unit:
 
 
 def _shown(cell: object, url: Url) -> str:
-    """The URL as the source has it, unless control characters stick to it."""
+    """Return the URL as the source has it, unless it has control characters."""
     text = as_text(cell)
     return text if isinstance(text, str) and text.isprintable() else url.text
 
 
 def _chunked(images: Sequence[bytes]) -> pa.ChunkedArray:
-    """In chunks of a row group: one array holds no more than 2 GB."""
+    """Return the images in chunks of a row group, since one array holds no more than 2 GB."""
     starts = range(0, len(images), ROW_GROUP_ROWS)
     chunks = [pa.array(images[at : at + ROW_GROUP_ROWS], pa.binary()) for at in starts]
-    # Of more than 2 GB it makes several by itself.
+    # pyarrow makes several chunks of more than 2 GB.
     pieces = [piece for chunk in chunks for piece in (chunk.chunks if isinstance(chunk, pa.ChunkedArray) else [chunk])]
     return pa.chunked_array(pieces, pa.binary())

@@ -1,27 +1,28 @@
-"""One process of a download: takes units, fetches and checks their images, and writes their parts.
+"""One process of a download, which fetches and checks the images of units and writes their parts.
 
     fetcher (a thread) ── bytes ──> decoders (a process each) ── checked images ──> unit ── whole ──> part
 
-Several units may be under way: the next one begins when the connections have nothing left to do for those before it.
+Several units may be under way: the next one begins when connections would be idle otherwise.
 """
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
-from sdp.config.download import DownloadConfig, FetchConfig
+from sdp.backoff import backoff
+from sdp.config.download import DownloadConfig
 from sdp.datasets.outcomes import FILTERED, WRITTEN, Outcome
 from sdp.datasets.parts import PartInfo, read_info, write_part
-from sdp.download.courier import Courier
+from sdp.download.budgets import Answer, Ask, HostLimits
 from sdp.download.fetch import Fetched, Fetcher
 from sdp.download.figures import DownloadFigures, Host
-from sdp.download.image import ImageRules, examine, examined
+from sdp.download.image import Checked, ImageRules, examine, examined
 from sdp.download.memory import Buffer
-from sdp.download.plan import Rules, Wanted, plan
-from sdp.download.politeness import Answer, Ask, HostLimits, LocalGate, SharedGate
-from sdp.download.unit import Stored, Unit, UnitTask
+from sdp.download.plan import RowToFetch, Rules, plan
+from sdp.download.turnstile import Courier, LocalGate, SharedGate
+from sdp.download.unit import Unit, UnitTask
 from sdp.errors import SdpError, Unavailable
 from sdp.sandbox.child import DecoderSettings, Reply
 from sdp.sandbox.decoders import Decoders, Piece
@@ -31,32 +32,31 @@ KIND = "images"
 
 _LOOK_S = 1.0
 _WRITE_TRIES = 5
-_WRITE_PAUSE_S = 15.0
+_WRITE_PAUSE_S, _LONGEST_PAUSE_S = 15.0, 60.0
 
 
 @dataclass(frozen=True)
 class WorkerSettings:
     """The settings of one worker; picklable."""
 
+    config: DownloadConfig
     output: Storage
     rules: Rules
-    fetch: FetchConfig
-    give_up_host_after: int
-    limits: HostLimits
-    images: ImageRules
-    decoders: int
-    buffer_bytes: int
-    decoder_memory_bytes: int
+    cpus: int
+
+    @property
+    def limits(self) -> HostLimits:
+        return HostLimits(self.config.hosts.at_once, self.config.hosts.per_second)
 
 
 class _Token(NamedTuple):
     unit: Unit
-    wanted: Wanted
+    wanted: RowToFetch
     attempts: int = 0
 
 
 class DownloadWorker:
-    """A maker of parts; `make` may be called from several threads at once."""
+    """A writer of parts; `make` may be called from several threads at once."""
 
     def __init__(
         self,
@@ -66,22 +66,23 @@ class DownloadWorker:
         exchange: Callable[[Ask], Answer] | None = None,
         exchange_every_s: float = 0.05,
     ) -> None:
-        """With `exchange`, all workers share the hosts' budgets, which are kept elsewhere."""
-        self._settings = settings
+        """Start the threads and decoders. With `exchange`, the worker asks shared budgets of hosts."""
+        self._settings, config = settings, settings.config
         self._lock = threading.Lock()
         self._figures = DownloadFigures()
         self._closing = threading.Event()
         self._turn = threading.Lock()
-        decoder_settings = DecoderSettings(partial(examine, settings.images), settings.decoder_memory_bytes)
-        self._decoders: Decoders[_Token] = Decoders(decoder_settings, settings.decoders, self._decoded)
-        self._buffer = Buffer(settings.buffer_bytes)
+        handler = partial(examine, ImageRules(config.image, config.filters, config.fetch.max_bytes))
+        decoder_settings = DecoderSettings(handler, config.workers.decoder_memory_mb * 1_000_000)
+        self._decoders: Decoders[_Token] = Decoders(decoder_settings, settings.cpus, self._decoded)
+        self._buffer = Buffer(config.fetch.buffer_mb * 1_000_000)
         self._courier = None
         gate: LocalGate | SharedGate = LocalGate(settings.limits)
         if exchange is not None:
-            gate = SharedGate(name, 2 * settings.fetch.connections)
+            gate = SharedGate(name, 2 * config.fetch.connections)
             self._courier = Courier(exchange, exchange_every_s)
         self._fetcher: Fetcher[_Token] = Fetcher(
-            settings.fetch, settings.give_up_host_after, gate, self._buffer, self._fetched, self._courier
+            config.fetch, config.hosts.give_up_after, gate, self._buffer, self._fetched, self._courier
         )
 
     def make(self, task: UnitTask) -> PartInfo:
@@ -96,7 +97,7 @@ class DownloadWorker:
                 self._figures.note(outcome)
         with self._turn:  # the next unit's requests come after this one's
             self._fetcher.wait_until_hungry(self._is_broken)
-            self._fetcher.submit((_Token(unit, wanted), wanted.url) for wanted in planned.wanted)
+            self._fetcher.submit((_Token(unit, wanted), wanted.url) for wanted in planned.to_fetch)
         while not unit.wait(_LOOK_S):
             self._check()
         info = self._write(unit)
@@ -108,9 +109,7 @@ class DownloadWorker:
         """Return the figures so far, without the hosts."""
         with self._lock:
             total = DownloadFigures()
-            hosts, self._figures.hosts = self._figures.hosts, {}
-            total.merge(self._figures)
-            self._figures.hosts = hosts
+            total.merge(replace(self._figures, hosts={}))
             return total
 
     def take_hosts(self) -> dict[str, Host]:
@@ -134,7 +133,7 @@ class DownloadWorker:
                 size=fetched.size,
                 seconds=fetched.seconds,
                 attempts=fetched.attempts,
-                came=fetched.failure is None,
+                fetched=fetched.failure is None,
             )
         if fetched.body is not None:
             token = _Token(unit, wanted, fetched.attempts)
@@ -159,25 +158,17 @@ class DownloadWorker:
         elif rules.blocklists.has_content(checked.sha256):
             self._settle(unit, Outcome(wanted.row, FILTERED, "blocked_content", checked.sha256, attempts))
         else:
-            stored = Stored(
-                b"".join(data) if checked.data is None else checked.data,
-                checked.width,
-                checked.height,
-                checked.original_width,
-                checked.original_height,
-                checked.sha256,
-            )
-            self._settle(unit, outcome, stored)
+            self._settle(unit, outcome, checked if checked.data else replace(checked, data=b"".join(data)))
 
-    def _settle(self, unit: Unit, outcome: Outcome, stored: Stored | None = None) -> None:
+    def _settle(self, unit: Unit, outcome: Outcome, image: Checked | None = None) -> None:
         with self._lock:
             self._figures.note(outcome)
-        unit.settle(outcome, stored)
+        unit.settle(outcome, image)
 
     def _write(self, unit: Unit) -> PartInfo:
-        """Publish the part; retry for minutes while the store is away, rather than lose the unit."""
+        """Publish the part; retry for minutes while the store is unavailable, rather than lose the unit."""
         task = unit.task
-        for attempt in range(_WRITE_TRIES):
+        for retry in range(_WRITE_TRIES):
             try:
                 return write_part(
                     self._settings.output,
@@ -189,7 +180,7 @@ class DownloadWorker:
                     retried=task.retried,
                 )
             except Unavailable:
-                if attempt == _WRITE_TRIES - 1 or self._closing.wait(_WRITE_PAUSE_S * (attempt + 1)):
+                if retry == _WRITE_TRIES - 1 or self._closing.wait(backoff(retry, _WRITE_PAUSE_S, _LONGEST_PAUSE_S)):
                     raise
         raise AssertionError("unreachable: the last try returns or raises")
 
@@ -203,31 +194,3 @@ class DownloadWorker:
                 raise SdpError(f"a download worker broke down ({type(error).__name__}: {error})") from error
         if self._closing.is_set():
             raise SdpError("the download worker is closing")
-
-
-def worker_settings(config: DownloadConfig, output: Storage, rules: Rules, cpus: int) -> WorkerSettings:
-    """Return a worker's settings from the configuration."""
-    fetch, image, hosts = config.fetch, config.image, config.hosts
-    return WorkerSettings(
-        output=output,
-        rules=rules,
-        fetch=fetch,
-        give_up_host_after=hosts.give_up_after,
-        limits=HostLimits(hosts.at_once, hosts.per_second),
-        images=ImageRules(
-            size=image.size,
-            crop=image.crop == "center",
-            enlarge=image.enlarge,
-            format=image.format,
-            quality=image.quality,
-            max_bytes=fetch.max_bytes,
-            max_pixels=image.max_pixels,
-            tiff=image.tiff,
-            least_side=image.least_side,
-            min_side=config.filters.min_side,
-            max_aspect=config.filters.max_aspect,
-        ),
-        decoders=cpus,
-        buffer_bytes=fetch.buffer_mb * 1_000_000,
-        decoder_memory_bytes=config.workers.decoder_memory_mb * 1_000_000,
-    )

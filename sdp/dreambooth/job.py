@@ -3,27 +3,40 @@
 Nothing is remembered but what these folders hold: the same command again goes on with the step that is not done.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from sdp.config import parse
+import pyarrow.compute as pc
+
+from sdp.config import JobConfig, parse
 from sdp.config.dreambooth import DreamboothConfig
 from sdp.console import say, table
+from sdp.datasets.manifest import open_dataset
 from sdp.datasets.output import HEAD
+from sdp.datasets.parts import read_rows
 from sdp.encode.pictures import open_pictures
 from sdp.encode.recipe import Recipe
 from sdp.encode.transform import SandboxedCrops
 from sdp.errors import UserError
 from sdp.imaging import RowError
 from sdp.model import sources
-from sdp.storage import open_source, open_storage
+from sdp.model.layout import INDEX
+from sdp.storage import StorageOptions, open_source, open_storage
 
-CLASS, CLASS_LATENTS, OWN_LATENTS = "class", "class-latents", "subject-latents"
+if TYPE_CHECKING:
+    from sdp.report.page import Section
+
+MODEL, CLASS, CLASS_LATENTS, OWN_LATENTS = "model", "class", "class-latents", "subject-latents"
 RUN, PICTURES, EVALUATION, PAGE = "run", "pictures", "evaluation", "report.html"
+CLASS_AFTER, DRIFT = "class-after", "class-evaluation"
+_DRIFT = 50
+"""The most pictures of the class that are drawn again, to see how far it has moved."""
+_SHOWN = 8
+"""Pictures of each row of the page."""
 _LOOKED_AT = 100
 """The most pictures of a subject that are decoded before anything begins."""
 
@@ -47,6 +60,8 @@ class Summary:
 def run(config: DreamboothConfig, *, dry_run: bool = False) -> Summary:
     """Take the steps that are left, or say what they are."""
     _look(config)
+    if not dry_run:
+        config = keep_model(config)
     steps = steps_of(config)
     parsed = [parse(step.job, step.config) for step in steps]  # all that can be wrong is told before anything is taken
     if dry_run:
@@ -64,21 +79,57 @@ def run(config: DreamboothConfig, *, dry_run: bool = False) -> Summary:
     return Summary(steps)
 
 
+def keep_model(config: DreamboothConfig) -> DreamboothConfig:
+    """Fetch a model of the hub to the output, once, so that no worker asks the hub; return what names it there."""
+    options = config.storage.options()
+    source = sources.parse(config.model.source)
+    if source.kind != "hub":
+        return config
+    kept = open_storage(config.output.uri, options).child(MODEL)
+    if not kept.exists(INDEX):
+        say(f"dreambooth: fetch {source} to {kept.uri}")
+        path = sources.resolve(source, storage=options).path
+        for name in sorted(
+            sources.present(path), key=lambda name: (name == INDEX, name)
+        ):  # without it nothing is there
+            kept.publish(name, (path / name).read_bytes())
+    return config.model_copy(update={"model": config.model.model_copy(update={"source": kept.uri})})
+
+
 def steps_of(config: DreamboothConfig) -> tuple[Step, ...]:
     """The jobs and what each is told."""
     folder = config.output.uri.rstrip("/")
-    at = {name: f"{folder}/{name}" for name in (CLASS, CLASS_LATENTS, OWN_LATENTS, RUN, PICTURES, EVALUATION)}
-    prior, scaling = config.prior, config.scaling.model_dump(mode="json")
+    names = (CLASS, CLASS_LATENTS, OWN_LATENTS, RUN, PICTURES, EVALUATION, CLASS_AFTER, DRIFT)
+    at = {name: f"{folder}/{name}" for name in names}
+    prior, scaling = config.prior, config.scaling.model_dump(mode="json", exclude={"gpus_per_worker"})
     common = {"storage": config.storage.model_dump(mode="json")}
     sampler = {"steps": config.draw.steps, "guidance_scale": config.draw.guidance_scale}
-    drawing = {
-        **common,
-        "resolution": config.resolution,
-        "seed": config.seed,
-        "sampler": sampler,
-        "precision": config.precision,
-        "scaling": scaling,
-    }
+
+    def draw(prompts: Sequence[str], count: int, checkpoint: str, output: str, **more: Any) -> dict[str, Any]:
+        return {
+            **common,
+            "prompts": list(prompts),
+            "images_per_prompt": count,
+            "checkpoint": checkpoint,
+            "output": {"uri": output, **more},
+            "resolution": config.resolution,
+            "seed": config.seed,
+            "sampler": sampler,
+            "precision": config.precision,
+            "scaling": scaling,
+        }
+
+    def compare(pictures: str, reference: str, output: str, **more: Any) -> dict[str, Any]:
+        features = config.evaluate.features
+        return {
+            **common,
+            "source": {"uri": pictures},
+            "reference": {"uri": reference if features is not None else None},
+            "output": {"uri": output},
+            "features": {"model": features},
+            "scaling": scaling,
+            **more,
+        }
 
     def process(source: Mapping[str, Any], output: str) -> dict[str, Any]:
         return {
@@ -96,14 +147,8 @@ def steps_of(config: DreamboothConfig) -> tuple[Step, ...]:
     steps = [Step("encode the subject's pictures", "process", encode_own)]
     trained: dict[str, Any] = {"uri": at[OWN_LATENTS]}
     if prior.prompt is not None:
-        draw = {
-            **drawing,
-            "prompts": [prior.prompt],
-            "images_per_prompt": prior.pictures,
-            "checkpoint": config.model.source,
-            "output": {"uri": at[CLASS], "image_files": False},
-        }
-        steps.append(Step(f"draw {prior.pictures} pictures of the class", "generate", draw))
+        classes = draw([prior.prompt], prior.pictures, config.model.source, at[CLASS], image_files=False)
+        steps.append(Step(f"draw {prior.pictures} pictures of the class", "generate", classes))
         steps.append(Step("encode the class", "process", process({"uri": at[CLASS]}, at[CLASS_LATENTS])))
         # An epoch is one pass over the class, and the subject's go round. The mean over both is what DreamBooth
         # calls the loss of the subject plus `weight` times that of the class, up to a factor.
@@ -113,40 +158,41 @@ def steps_of(config: DreamboothConfig) -> tuple[Step, ...]:
         **common,
         "source": trained,
         "output": {"uri": at[RUN]},
-        "model": {"source": config.model.source, "unet": "pretrained"},
+        "model": {
+            "source": config.model.source,
+            "unet": "pretrained",
+            "train_text_encoder": config.train_text_encoder,
+        },
         "lora": config.lora.model_dump(mode="json"),
         "data": {"resolution": config.resolution, "batch_size": config.batch_size},
         "max_steps": config.max_steps,
         "objective": {"caption_dropout": 0.0},
-        "optimizer": {"learning_rate": rate, "warmup_steps": 0, "clip_norm": 1.0},
+        "optimizer": {"kind": config.optimizer, "learning_rate": rate, "warmup_steps": 0, "clip_norm": 1.0},
         "ema": {"decay": None},
         "precision": config.precision,
         "strategy": {"activation_checkpointing": config.activation_checkpointing},
         "checkpoint": {"every_steps": max(1, config.max_steps // 4)},
-        "scaling": scaling,
+        "scaling": {**scaling, "gpus_per_worker": config.scaling.gpus_per_worker},
         "seed": config.seed,
     }
     steps.append(Step(f"train {config.max_steps} steps", "train", train))
-    pictures = {
-        **drawing,
-        "prompts": list(config.draw.prompts or (config.source.caption,)),
-        "images_per_prompt": config.draw.images_per_prompt,
-        "checkpoint": at[RUN],
-        "output": {"uri": at[PICTURES]},
-    }
-    steps.append(Step("draw the subject", "generate", pictures))
+    prompts, count = config.draw.prompts or (config.source.caption,), config.draw.images_per_prompt
+    steps.append(Step("draw the subject", "generate", draw(prompts, count, at[RUN], at[PICTURES])))
     if config.evaluate.clip is not None or config.evaluate.features is not None:
-        evaluate = {
-            **common,
-            "source": {"uri": at[PICTURES]},
-            "reference": {"uri": config.source.uri if config.evaluate.features is not None else None},
-            "output": {"uri": at[EVALUATION]},
-            "clip": {"model": config.evaluate.clip},
-            "features": {"model": config.evaluate.features},
-            "scaling": scaling,
-        }
+        clip = {"model": config.evaluate.clip}
+        evaluate = compare(at[PICTURES], config.source.uri, at[EVALUATION], clip=clip)
         steps.append(Step("compare them with the subject's pictures", "evaluate", evaluate))
+    if config.evaluate.features is not None and prior.prompt is not None:
+        again = draw([prior.prompt], min(prior.pictures, _DRIFT), at[RUN], at[CLASS_AFTER])
+        steps.append(Step("draw the class again", "generate", again))
+        steps.append(Step("compare it with what it was", "evaluate", compare(at[CLASS_AFTER], at[CLASS], at[DRIFT])))
     return tuple(steps)
+
+
+def training_of(config: DreamboothConfig) -> JobConfig:
+    """Return the configuration of the training among the steps, with as many rows as it draws of the class."""
+    train = next(step.config for step in steps_of(config) if step.job == "train")
+    return parse("train", {**train, "limit": config.prior.pictures if config.prior.prompt is not None else None})
 
 
 def _look(config: DreamboothConfig) -> None:
@@ -164,21 +210,50 @@ def _look(config: DreamboothConfig) -> None:
     if config.lora.rank is not None:
         from sdp.model.trained import refuse_lora  # brings torch
 
-        refuse_lora(config.lora, model, options)
+        refuse_lora(config.lora, model, options, text_encoder=config.train_text_encoder)
     if open_storage(config.output.uri, options).exists(HEAD):
         raise UserError(f"output.uri: {config.output.uri} is a dataset; choose a folder of its own")
 
 
 def _report(config: DreamboothConfig, steps: Sequence[Step]) -> str:
     """Write the page on all that was made; return where it is."""
-    from sdp.report.write import write_report
+    from sdp.report.sections import gather
+    from sdp.report.write import write_page
 
     output = open_storage(config.output.uri, config.storage.options())
     made = [str(step.config["output"]["uri"]) for step in steps]
     with TemporaryDirectory(prefix="sdp-dreambooth-") as scratch:
-        file, _ = write_report(made, Path(scratch) / PAGE, title=config.source.caption, options=output.options)
+        file = Path(scratch) / PAGE
+        write_page(config.source.caption, [_side_by_side(config), *gather(made, output.options)], file)
         output.publish(PAGE, file.read_bytes())
     return output.uri_of(PAGE)
+
+
+def _side_by_side(config: DreamboothConfig) -> "Section":
+    """Return the subject's own pictures above those that were drawn."""
+    from sdp.report.data import small
+    from sdp.report.page import Section, Strips, Tile
+
+    options, folder = config.storage.options(), f"{config.output.uri.rstrip('/')}/{PICTURES}"
+    own = open_pictures("source", config.source.uri, options, text=config.source.caption)
+    files = own.files[:_SHOWN] if own.kind == "pictures" else ()
+    rows: dict[str, list[Tile]] = {
+        config.source.uri: [Tile(small(open_source(file.uri, options).read()), file.uri) for file in files]
+    }
+    for prompt, picture in drawn(folder, options):
+        rows.setdefault(prompt, []).append(Tile(picture, prompt))
+    strips = Strips(
+        "Its own pictures, and those drawn", [(name, tiles[:_SHOWN]) for name, tiles in rows.items() if tiles]
+    )
+    return Section("Subject", folder, f"{config.source.caption}, learnt from {own.size}.", blocks=[strips])
+
+
+def drawn(samples: str, options: StorageOptions | None = None) -> Iterator[tuple[str, bytes]]:
+    """Yield the prompts and pictures of a samples dataset."""
+    dataset = open_dataset(open_storage(samples, options), "samples")
+    for part in dataset.parts.filter(pc.field("written") > 0)["path"].to_pylist():
+        for row in read_rows(dataset.storage, part, ["prompt", "image"]).to_pylist():
+            yield row["prompt"], row["image"]
 
 
 def _next(config: DreamboothConfig, page: str) -> list[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""Rows on their way: as they come from the source, after the transform, and after encoding."""
+"""The forms that rows take on their way: read from the source, transformed, encoded."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +11,7 @@ from sdp.datasets.outcomes import Outcome
 
 @dataclass(frozen=True, slots=True)
 class SourceRow:
-    """One row as the transform takes it."""
+    """One row of the source."""
 
     row: int
     key: str
@@ -24,23 +24,23 @@ class Group:
     """Crops of one shape."""
 
     where: NDArray[np.int64]
-    """Which of the chunk's items they are."""
+    """Their positions among the chunk's items."""
     values: NDArray[Any]
-    """Items × rows × columns × RGB as uint8; of latents items × channels × rows × columns as fp16."""
+    """Pixels: items × rows × columns × RGB, uint8. Latents: items × channels × rows × columns, fp16."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Some addresses of a unit after the transform. An item is the crop of one image."""
+    """Some addresses of a unit after the transform; an item is the crops of one image."""
 
     rows: NDArray[np.int64]
     keys: list[str]
     tokens: NDArray[np.uint16]
     crops: dict[int, list[Group]]
-    """By resolution; one group, or as many as there are shapes where crops keep their aspect."""
+    """By resolution: one group, or one for each shape where crops keep their aspect."""
     buckets: NDArray[np.int16]
     outcomes: list[Outcome] = field(default_factory=list)
-    """Of the addresses that became no item."""
+    """Outcomes of the addresses that became no item."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -48,12 +48,12 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class TransformStats:
-    """How many items a transform made, and how long it took."""
+    """The number of items that a transform made, and the time it took."""
 
     items: int = 0
     seconds: float = 0.0
     reading_s: float = 0.0
-    """Waiting for the source, which `seconds` leaves out."""
+    """Time spent waiting for the source; not part of `seconds`."""
 
     def __add__(self, other: "TransformStats") -> "TransformStats":
         return TransformStats(self.items + other.items, self.seconds + other.seconds, self.reading_s + other.reading_s)
@@ -61,13 +61,13 @@ class TransformStats:
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """What came out for a chunk's items."""
+    """A chunk's items after encoding."""
 
     chunk: Chunk
     latents: dict[int, list[Group]]
     """By resolution."""
     text: NDArray[np.float16] | None
     good: NDArray[np.bool_]
-    """Which items to keep: all that came out for their row are finite numbers."""
+    """True for each item that is kept: all of its numbers are finite."""
     outcomes: list[Outcome]
-    """Of the addresses that are not kept."""
+    """Outcomes of the addresses that are not kept."""

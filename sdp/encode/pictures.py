@@ -1,4 +1,4 @@
-"""Where pictures come from: a dataset of sdp, Parquet files, tars as WebDataset writes them, or a folder of files."""
+"""Sources of pictures: a dataset of sdp, Parquet files, WebDataset tars, or a folder of image files."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -15,38 +15,38 @@ from sdp.errors import DatasetError, UserError
 from sdp.storage import SourceFile, StorageOptions, is_read_only, list_source, open_storage
 
 _CAPTIONS = {"samples": "prompt", "images": "caption"}
-"""By kind of dataset."""
+"""The captions' column, by kind of dataset."""
 _PART_MARK = b"sdp.part"
-"""In the footer of every part of a dataset."""
+"""Metadata in the footer of every part of a dataset."""
 
 
 @dataclass(frozen=True)
 class Pictures:
-    """A set of pictures, and how they are read."""
+    """A set of pictures, and the columns to read."""
 
     uri: str
     columns: Columns
     captioned: bool
-    """Whether there are captions, as far as the first file shows."""
+    """True if the first file has captions."""
     dataset: Dataset | None = None
     files: tuple[SourceFile, ...] = ()
-    """Else these, all of one kind."""
+    """Files of one kind, where there is no dataset."""
     kind: str = "Parquet files"
 
     @property
     def input(self) -> dict[str, Any]:
-        """What a manifest says of them."""
+        """The manifest's entry for this input."""
         return self.dataset.lineage if self.dataset else {"uri": self.uri}
 
     @property
     def size(self) -> str:
-        """How much there is, as far as that is known without reading."""
+        """The number of pictures or files, without reading any."""
         if self.dataset is not None:
             return f"{self.dataset.manifest.counts.written:,} pictures, {self.dataset.head.kind}"
         return f"{len(self.files):,} {self.kind}"
 
     def freeze(self, output: Output, limit: int | None, options: StorageOptions) -> Output:
-        """Give them their addresses: those that they have in a dataset, else by the order of names and rows."""
+        """Assign addresses: a dataset's own, or else the order of file names and rows."""
         if self.dataset is not None:
             return freeze_upstream(output, self.dataset, limit=limit)
         if self.kind == "pictures":
@@ -57,7 +57,7 @@ class Pictures:
         return freeze_source(output, self.files, columns, limit=limit, options=options)
 
     def planner(self, output: Output, piece_rows: int, options: StorageOptions) -> Planner:
-        """Return what cuts units into pieces to be read."""
+        """Return the planner that cuts units into pieces."""
         return Planner(output.index, self.dataset, piece_rows, options)
 
 
@@ -71,10 +71,9 @@ def open_pictures(
     text: str | None = None,
     required: bool = False,
 ) -> Pictures:
-    """The pictures that a section of this name speaks of, looked at as far as that takes little.
+    """Open the pictures of a configuration section; errors name it by `key`. Reads one footer at most.
 
-    `caption` names the column (of tars the field of the JSON), `text` is one caption for all; `required` says that
-    there must be captions.
+    `caption` names the captions' column, or the field in a tar's JSON; `text` is one caption for all pictures.
     """
     needed = text is None and (required or caption is not None)
     folder = None if is_read_only(uri) or "*" in uri else open_storage(uri, options)
@@ -82,12 +81,12 @@ def open_pictures(
         dataset = open_dataset(folder)
         kind = dataset.manifest.kind
         if kind not in _CAPTIONS:
-            raise DatasetError(f"{key}.uri: {folder.uri}: a dataset of {kind}, where pictures are needed; check it")
+            raise DatasetError(f"{key}.uri: {folder.uri}: expected a dataset of pictures, got one of {kind}; check it")
         written = dataset.parts.filter(pc.field("written") > 0)["path"].to_pylist()
         if not written:
-            raise DatasetError(f"{key}.uri: {folder.uri}: no picture was written into it; choose another dataset")
+            raise DatasetError(f"{key}.uri: {folder.uri}: the dataset holds no pictures; choose another one")
         columns = Columns(image, caption or _CAPTIONS[kind], text)
-        captioned = _look(key, columns, folder.uri_of(written[0]), options, needed)
+        captioned = _check_columns(key, columns, folder.uri_of(written[0]), options, needed)
         return Pictures(folder.uri, columns, captioned, dataset)
     columns = Columns(image, caption or "caption", text)
     files = list_source(uri, options, suffixes=(".parquet", TAR, *PICTURES, TEXT))
@@ -96,50 +95,50 @@ def open_pictures(
         "tars": tuple(file for file in files if file.uri.lower().endswith(TAR)),
     }
     kinds["Parquet files"] = tuple(file for file in files if not file.uri.lower().endswith((TAR, TEXT, *PICTURES)))
-    there = [kind for kind, some in kinds.items() if some]
-    if not there:
+    present = [kind for kind, members in kinds.items() if members]
+    if not present:
         raise UserError(f"{key}.uri: no pictures, tars or Parquet files at {uri}; check the address")
-    if len(there) > 1:
-        raise UserError(f"{key}.uri: {uri}: both {' and '.join(there)}; name a folder or a pattern of one of them")
-    (kind,) = there
+    if len(present) > 1:
+        raise UserError(f"{key}.uri: {uri}: both {' and '.join(present)}; name a folder or a pattern of one kind")
+    (kind,) = present
     captioned = kind == "tars" or any(file.uri.endswith(TEXT) for file in files)
     if kind == "Parquet files":
-        captioned = _look(key, columns, kinds[kind][0].uri, options, needed, plain=True)
+        captioned = _check_columns(key, columns, kinds[kind][0].uri, options, needed, plain=True)
     elif needed and not captioned:
         raise UserError(
-            f"{key}.caption: the pictures at {uri} have no captions beside them (a.jpg, a.txt); set one for all of them"
+            f"{key}.caption: the pictures at {uri} have no captions beside them (a.jpg, a.txt); set one for all"
         )
     return Pictures(uri, columns, captioned, files=kinds[kind], kind=kind)
 
 
-def _look(
+def _check_columns(
     key: str, columns: Columns, uri: str, options: StorageOptions, captions: bool, *, plain: bool = False
 ) -> bool:
-    """Return whether a first file has captions; refuse a misspelt column before anything is written."""
+    """Refuse a misspelt column before anything is written; return whether the first file has captions."""
     footer = footer_of(uri, options)
     if plain and _PART_MARK in (footer.metadata or {}):
         raise DatasetError(
-            f"{key}.uri: {uri} is a part of a dataset of sdp: name the whole folder, with its _dataset.json, "
-            "or its takedowns and its account would not be heeded"
+            f"{key}.uri: {uri} is a part of a dataset of sdp; name the dataset's folder, with its _dataset.json, so "
+            "that its takedowns and its account apply"
         )
-    there = footer.schema.to_arrow_schema()
-    captioned = columns.caption in there.names
-    wanted = [("image_column", columns.image, _holds_images, "bytes")]
+    schema = footer.schema.to_arrow_schema()
+    captioned = columns.caption in schema.names
+    checks = [("image_column", columns.image, _holds_images, "bytes")]
     if captions or captioned:
-        wanted.append(("caption_column", columns.caption, _holds_text, "text"))
-    for column, name, fits, content in wanted:
-        if name not in there.names:
-            raise DatasetError(f"{key}.{column}: no column {name} in {uri}; it has {', '.join(there.names)}")
-        if there.names.count(name) > 1:
-            raise DatasetError(f"{key}.{column}: {uri} has {there.names.count(name)} columns {name}; write it anew")
-        kind = there.field(name).type
+        checks.append(("caption_column", columns.caption, _holds_text, "text"))
+    for column, name, fits, content in checks:
+        if name not in schema.names:
+            raise DatasetError(f"{key}.{column}: no column {name} in {uri}; it has {', '.join(schema.names)}")
+        if schema.names.count(name) > 1:
+            raise DatasetError(f"{key}.{column}: {uri} has {schema.names.count(name)} columns {name}; write it again")
+        kind = schema.field(name).type
         if not fits(kind):
             raise DatasetError(f"{key}.{column}: expected a column of {content}, but {name} in {uri} is of {kind}")
     return captioned
 
 
 def _holds_images(kind: pa.DataType) -> bool:
-    """Bytes, or the hub's struct of bytes and path."""
+    """Return whether a type is bytes, or the Hugging Face hub's struct of bytes and path."""
     if pa.types.is_struct(kind):
         return kind.get_field_index("bytes") >= 0 and _holds_images(kind.field("bytes").type)
     return _is_binary(kind)

@@ -1,8 +1,8 @@
-"""Where rows come from: the pieces that a unit is worked off in, and the reading of one.
+"""Reading the source: units cut into pieces, and the rows of a piece.
 
-A piece is some row groups of the source's files, so that nothing is read twice. Row groups are the smallest thing that
-Parquet lets one read: where they are larger than a piece should be, several pieces share one and each reads all of it.
-A picture that is a file is a row group of one row; of a tar the samples of a unit are one.
+A piece is a few row groups of the source's files, so that nothing is read twice. A row group is the least that Parquet
+can read: where one is larger than a piece, several pieces share it and each reads all of it. An image file counts as a
+row group of one row; a unit's samples in a tar count as one row group.
 """
 
 import io
@@ -30,16 +30,16 @@ from sdp.errors import DatasetError, NotFound, one_line
 from sdp.storage import StorageOptions, open_source
 
 PICTURES = (".png", ".jpg", ".jpeg", ".webp")
-"""Ends of the names of files that are a picture each."""
+"""File suffixes of images."""
 TAR = ".tar"
 TEXT = ".txt"
-"""A picture's caption lies beside it, under the same name."""
+"""File suffix of an image's caption, which has the image's name."""
 _FILES_AT_ONCE = 16
 _FOOTERS = 64
 _FEW = 32
-"""Rows that are tried one by one rather than cut again."""
+"""Rows of a piece from which on it is cut into single rows."""
 _LARGEST_MEMBER = 1 << 28
-"""Bytes of a tar's member beyond which it is no picture."""
+"""Bytes; a larger member of a tar is not read."""
 _TAR_BUFFER = 1 << 20
 
 
@@ -49,52 +49,52 @@ class RowGroup:
 
     uri: str
     number: int
-    """Of a tar the place of its first sample."""
+    """The row group's number in a Parquet file; the first sample's number in a tar."""
     rows: int
     first_row: int | None
-    """The address of its first row, if its rows have consecutive ones; else its `row` column tells them."""
+    """Address of its first row, if addresses are consecutive; else they are in the column `row`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Some rows of a unit that travel together: out of the row groups' rows, `take` from `skip` on."""
+    """Rows of a unit that travel together: `take` rows of the row groups, after the first `skip`."""
 
     work: Work
     order: int
-    """Its place in the unit."""
+    """Position in the unit."""
     groups: tuple[RowGroup, ...]
     skip: int
     take: int
 
     def cut(self, count: int) -> "list[Piece]":
-        """The same rows in about `count` pieces."""
+        """Return the same rows in about `count` pieces."""
         size = max(1, -(-self.take // count))
         return [replace(self, skip=self.skip + at, take=min(size, self.take - at)) for at in range(0, self.take, size)]
 
     def narrow(self) -> "list[Piece]":
         """Return the same rows in smaller pieces, to find the one that kills its worker."""
-        # In roots rather than halves: each level costs two more workers.
+        # By the square root rather than in halves: each level costs two more workers.
         return self.cut(self.take if self.take <= _FEW else math.isqrt(self.take))
 
     @property
     def reads(self) -> int:
-        """Rows that have to be read for it."""
+        """The number of rows read to get its own."""
         return sum(group.rows for group in self.groups)
 
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """What the source calls its columns."""
+    """Names of the source's columns."""
 
     image: str = "image"
     caption: str = "caption"
-    """Of tars the field of the JSON."""
+    """In tars, the field of a sample's JSON."""
     text: str | None = None
-    """One caption for all rows, whatever they bring themselves."""
+    """One caption for all rows, in place of their own."""
 
 
 class Planner:
-    """The pieces of units, from what the index and the manifest say; a plain source's footers are read as needed."""
+    """Cuts units into pieces by the index and the manifest; reads footers where the source is plain Parquet."""
 
     def __init__(
         self, index: Index, upstream: Dataset | None, piece_rows: int, options: StorageOptions | None = None
@@ -102,10 +102,10 @@ class Planner:
         self._index, self._upstream = index, upstream
         self._piece_rows = piece_rows
         self._options = options
-        self._groups_of = self._listed(upstream) if upstream else {}
+        self._groups_of = self._groups_by_part(upstream) if upstream else {}
 
     def __call__(self, work: Work) -> list[Piece]:
-        """The pieces of a unit; none where upstream has no rows for it."""
+        """Return the pieces of a unit; none if upstream has no rows for it."""
         if self._upstream is not None:
             return self._pieces(work, [g for p in self._index.parts_of(work) for g in self._groups_of.get(p, ())])
         groups: list[RowGroup] = []
@@ -117,17 +117,17 @@ class Planner:
         return self._pieces(work, groups)
 
     def _pieces(self, work: Work, groups: Iterable[RowGroup]) -> list[Piece]:
-        together: list[list[RowGroup]] = []
+        batches: list[list[RowGroup]] = []
         for group in groups:
-            if together and sum(g.rows for g in together[-1]) + group.rows <= self._piece_rows:
-                together[-1].append(group)
+            if batches and sum(g.rows for g in batches[-1]) + group.rows <= self._piece_rows:
+                batches[-1].append(group)
             else:
-                together.append([group])
+                batches.append([group])
         pieces = []
-        for order, some in enumerate(together):
-            total = sum(group.rows for group in some)
+        for order, batch in enumerate(batches):
+            total = sum(group.rows for group in batch)
             if total:
-                pieces += Piece(work, order, tuple(some), 0, total).cut(-(-total // self._piece_rows))
+                pieces += Piece(work, order, tuple(batch), 0, total).cut(-(-total // self._piece_rows))
         return pieces
 
     def _footer_groups(self, uri: str, first_row: int, unit: Unit) -> Iterator[RowGroup]:
@@ -140,7 +140,7 @@ class Planner:
             at += rows
 
     @staticmethod
-    def _listed(upstream: Dataset) -> dict[str, list[RowGroup]]:
+    def _groups_by_part(upstream: Dataset) -> dict[str, list[RowGroup]]:
         parts = upstream.parts.select(["path", "row_groups"]).to_pylist()
         return {
             part["path"]: [
@@ -158,30 +158,30 @@ def read_piece(
     options: StorageOptions | None = None,
     only: NDArray[np.int64] | None = None,
 ) -> Iterator[SourceRow]:
-    """The rows of a piece that lie in its unit (and, with `only`, are among those), a row group at a time."""
-    # A row group is read while the rows of the one before are worked on; of files, which are small, several are.
+    """Yield the rows of a piece that belong to its unit and, if given, to `only`; read a row group at a time."""
+    # The next row group is read while this one's rows are worked on; image files are small, so several are.
     workers = _FILES_AT_ONCE if piece.groups[0].uri.lower().endswith(PICTURES) else 1
     for table, rows in ordered_map(lambda span: _read(span, columns, options), _spans(piece), workers):
-        wanted = (rows >= piece.work.unit.start) & (rows < piece.work.unit.stop)
+        selected = (rows >= piece.work.unit.start) & (rows < piece.work.unit.stop)
         if only is not None:
-            wanted &= np.isin(rows, only)
-        if not wanted.all():
-            table, rows = table.filter(pa.array(wanted)), rows[wanted]
+            selected &= np.isin(rows, only)
+        if not selected.all():
+            table, rows = table.filter(pa.array(selected)), rows[selected]
         yield from _rows_of(table, rows, columns)
 
 
 def addresses(piece: Piece, options: StorageOptions | None = None) -> NDArray[np.int64]:
-    """The addresses of a piece, without its images."""
-    found = np.concatenate([_read(span, None, options)[1] for span in _spans(piece)])
+    """Return the addresses of a piece, without reading its images."""
+    rows = np.concatenate([_read(span, None, options)[1] for span in _spans(piece)])
     unit = piece.work.unit
-    return found[(found >= unit.start) & (found < unit.stop)]
+    return rows[(rows >= unit.start) & (rows < unit.stop)]
 
 
 _Span = tuple[RowGroup, int, int]
 
 
 def _spans(piece: Piece) -> Iterator[_Span]:
-    """(row group, start, stop) of a piece's rows."""
+    """Yield (row group, start, stop) of a piece's rows."""
     at = 0
     for group in piece.groups:
         start, stop = max(0, piece.skip - at), min(group.rows, piece.skip + piece.take - at)
@@ -200,7 +200,7 @@ def _rows_of(table: pa.Table, rows: NDArray[np.int64], columns: Columns) -> Iter
 
 
 def _bytes(value: pa.Scalar) -> memoryview | None:
-    """An image's bytes where they lie; the hub's sets keep them in a struct of bytes and path."""
+    """Return a view of an image's bytes; the Hugging Face hub's datasets keep them in a struct of bytes and path."""
     if pa.types.is_struct(value.type):
         value = value["bytes"] if value.is_valid else value
     buffer = value.as_buffer() if value.is_valid else None
@@ -208,18 +208,18 @@ def _bytes(value: pa.Scalar) -> memoryview | None:
 
 
 def _text(value: pa.Scalar | None) -> str | None:
-    """Text, of a column of text or of bytes (as old writers leave it); None where the bytes are no text."""
+    """Return the text of a cell, which may hold bytes; None if they are not UTF-8."""
     if value is None or not value.is_valid:
         return None
     try:
         text = value.as_py()
         return text.decode() if isinstance(text, bytes) else str(text)
-    except UnicodeDecodeError:  # Parquet's readers do not look whether what is called text is UTF-8
+    except UnicodeDecodeError:  # Parquet's readers do not check that text is UTF-8
         return None
 
 
 def _read(span: _Span, columns: Columns | None, options: StorageOptions | None) -> tuple[pa.Table, NDArray[np.int64]]:
-    """Those of the columns that there are, and the addresses; without columns, these alone."""
+    """Return those of the columns that exist, and the addresses; without columns, the addresses alone."""
     group, start, stop = span
     names = () if columns is None else ("key", columns.image, columns.caption)
     if group.first_row is None:
@@ -255,7 +255,7 @@ def _picture(uri: str, columns: Columns, options: StorageOptions | None) -> _Sam
 
 
 def count_samples(uri: str, options: StorageOptions | None = None) -> int:
-    """How many pictures there are in a tar."""
+    """Return the number of images in a tar."""
     with _opened(uri, options) as tar:
         return sum(1 for _ in _members(tar))
 
@@ -270,13 +270,13 @@ def _samples_of(uri: str, columns: Columns, start: int, stop: int, options: Stor
         for key, members in islice(_members(tar), start, stop):
             image = next(member for suffix, member in members.items() if suffix in PICTURES)
             caption = content(members.get(TEXT))
-            if caption is None and (told := content(members.get(".json"))) is not None:
-                caption = _field(told, columns.caption)
+            if caption is None and (data := content(members.get(".json"))) is not None:
+                caption = _field(data, columns.caption)
             yield key, content(image), None if caption is None else caption.decode("utf-8", "replace").strip()
 
 
 def _members(tar: tarfile.TarFile) -> Iterator[tuple[str, dict[str, tarfile.TarInfo]]]:
-    """The samples of a WebDataset, members in a row with one name up to its first dot: each one's members by suffix."""
+    """Yield a WebDataset's samples: consecutive members with one name up to its first dot, by suffix."""
 
     def key(member: tarfile.TarInfo) -> str:
         folder, _, name = member.name.rpartition("/")
@@ -293,17 +293,17 @@ def _opened(uri: str, options: StorageOptions | None) -> Iterator[tarfile.TarFil
     try:
         file = io.BufferedReader(open_source(uri, options), _TAR_BUFFER)
         file.seek(-min(tarfile.BLOCKSIZE, file.seek(0, io.SEEK_END)), io.SEEK_END)
-        if file.read().strip(b"\0"):  # the library takes what was cut short for whole
+        if file.read().strip(b"\0"):  # tarfile accepts a truncated file
             raise tarfile.ReadError("its end is missing")
         file.seek(0)
         with tarfile.open(fileobj=file, mode="r:") as tar:
             yield tar
     except tarfile.TarError as error:
-        raise DatasetError(f"{uri}: not a tar that can be read ({one_line(error, 160)}); make it anew") from error
+        raise DatasetError(f"{uri}: not a readable tar ({one_line(error, 160)}); make it again") from error
 
 
 def _field(data: bytes, name: str) -> bytes | None:
-    """A text of a JSON object; None where there is none."""
+    """Return a text field of a JSON object; None if there is none."""
     try:
         value = json.loads(data)[name]
     except (ValueError, KeyError, TypeError):
@@ -321,7 +321,7 @@ def _read_group(group: RowGroup, columns: Sequence[str], options: StorageOptions
         table = file.read_row_group(group.number, columns=names, use_threads=False)
     except (pa.ArrowException, OSError) as error:
         cause = one_line(error, 160)
-        raise DatasetError(f"{group.uri}: corrupt row group {group.number} ({cause}); make the file anew") from error
+        raise DatasetError(f"{group.uri}: corrupt row group {group.number} ({cause}); make the file again") from error
     if table.num_rows != group.rows:
         raise DatasetError(f"{group.uri}: changed while it was read; start again")
     return table
@@ -332,7 +332,7 @@ _lock = Lock()
 
 
 def footer_of(uri: str, options: StorageOptions | None) -> pq.FileMetaData:
-    """A file's footer; the last few are kept, since a file's pieces come one after another."""
+    """Return a file's footer; the latest few are cached, since a file's pieces are read one after another."""
     with _lock:
         if uri in _footers:
             _footers.move_to_end(uri)
@@ -341,7 +341,7 @@ def footer_of(uri: str, options: StorageOptions | None) -> pq.FileMetaData:
         footer = pq.read_metadata(open_source(uri, options))
     except (pa.ArrowException, OSError) as error:
         cause = one_line(error, 160)
-        raise DatasetError(f"{uri}: not a Parquet file that can be read ({cause}); make it anew") from error
+        raise DatasetError(f"{uri}: not a readable Parquet file ({cause}); make it again") from error
     with _lock:
         _footers[uri] = footer
         while len(_footers) > _FOOTERS:

@@ -1,8 +1,8 @@
-"""How images become crops and crops latents, and the random numbers that belong to a row.
+"""EncoderSettings of crops and encoders, and the random numbers that belong to a row.
 
-Random numbers are drawn from (seed, epoch, row) and nothing else. Philox is a bijection of a counter under a
-key, so each row's numbers can be drawn anywhere, in any order, and no two rows share any. They are drawn on the host:
-the bits are the same whatever the device, the number of devices or the batch.
+Random numbers depend on (seed, epoch, row) and nothing else. Philox is a bijection of a counter under a key, so a
+row's numbers can be drawn anywhere and in any order, and no two rows share any. They are drawn on the host, so that the
+bits are the same whatever the device, the number of devices or the batch.
 """
 
 from collections.abc import Mapping
@@ -15,39 +15,39 @@ from numpy.typing import NDArray
 from sdp.imaging import MAX_PIXELS
 
 TEXT = 0
-"""Stands for the text encoder where others are named by their resolution."""
+"""The text encoder's key in mappings by resolution."""
 CROP = 1
-"""The counter's word for crops, which keeps them apart from noise; noise uses its resolution."""
+"""The counter's word for crops; noise uses its resolution instead, so the two never share numbers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How an image becomes crops; part of what the output is."""
+    """EncoderSettings that decide an image's crops, and so the output."""
 
     resolutions: tuple[int, ...]
     crop: Literal["center", "random", "buckets"] = "center"
     seed: int = 0
     max_upscale: float = 2.0
     oversample: float = 1.0
-    """A JPEG is decoded to at least this many times the size it is cut at."""
+    """A JPEG is decoded to at least this many times the size of its crop."""
     max_pixels: int = MAX_PIXELS
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
-    """How to encode."""
+class EncoderSettings:
+    """EncoderSettings of an encoder."""
 
     seed: int = 0
     content: Literal["sample", "moments"] = "sample"
     dtype: str = "fp32"
     batch_sizes: Mapping[int, int] = field(default_factory=dict)
-    """Images at once, by resolution; TEXT for captions."""
+    """Images per batch, by resolution; captions under TEXT."""
     channels_last: bool = True
     compile: bool = False
 
 
 def place(seed: int, row: int, epoch: int = 0) -> tuple[float, float]:
-    """Return where a crop lies in the room that it has: two numbers in [0, 1)."""
+    """Return a random crop's position, across and down: 0 is one edge of the image, 1 the other."""
     across, down = _generator(seed, epoch, row, CROP).random(2)
     return float(across), float(down)
 

@@ -1,4 +1,4 @@
-"""What is stored: the columns of a latents dataset, and how encoded chunks become rows of it.
+"""The columns of a latents dataset, and encoded chunks as its rows.
 
 Latents are fixed-size binary (fp16 bytes): training reads them several times faster than lists or tensors. Shape, dtype
 and scaling are in each column's own metadata.
@@ -28,18 +28,18 @@ EMPTY_TEXT = "_text/empty.npy"
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What decides the columns."""
+    """The choices that decide the columns."""
 
     resolutions: tuple[int, ...]
     scaling_factor: float
     content: Literal["sample", "moments"] = "sample"
     text_width: int | None = None
-    """Of the embeddings; None where token ids are stored."""
+    """Width of the embeddings; None where token ids are stored."""
     buckets: bool = False
 
 
 def schema(shape: Shape) -> pa.Schema:
-    """The columns, each saying what its bytes mean."""
+    """Return the columns, each with the meaning of its bytes in its metadata."""
     fields = [pa.field("row", pa.int64(), nullable=False)]
     fields.append(pa.field("key", pa.string()))
     if shape.buckets:
@@ -49,17 +49,18 @@ def schema(shape: Shape) -> pa.Schema:
 
 
 def column(shape: Shape, side: int) -> str:
+    """Return the name of the column of a resolution's latents."""
     return f"latents_{side}" if shape.content == "sample" else f"moments_{side}"
 
 
 def bytes_per_row(shape: Shape) -> int:
-    """About what a row takes, all columns together."""
+    """Estimate the size of a row, all columns together."""
     latents = sum(2 * math.prod(_values(shape, side)) for side in shape.resolutions)
     return latents + caption_bytes(shape.text_width) + 40
 
 
 def rows_of(encoded: Encoded, shape: Shape) -> pa.Table:
-    """The rows of a chunk that go into the dataset, by address."""
+    """Return the rows of a chunk that are kept, in the dataset's columns."""
     chunk, good = encoded.chunk, encoded.good
     columns: dict[str, Any] = {"row": chunk.rows[good]}
     columns["key"] = [key for key, keep in zip(chunk.keys, good.tolist(), strict=True) if keep]
@@ -70,23 +71,23 @@ def rows_of(encoded: Encoded, shape: Shape) -> pa.Table:
     if shape.text_width is not None:
         assert encoded.text is not None
         columns["text_embedding"] = _fixed(encoded.text[good], 2 * TOKENS * shape.text_width)
-    wanted = schema(shape)
-    return pa.table({name: columns[name] for name in wanted.names}, schema=wanted)
+    fields = schema(shape)
+    return pa.table({name: columns[name] for name in fields.names}, schema=fields)
 
 
 def assemble(pieces: Sequence[tuple[pa.Table, Sequence[Outcome]]], shape: Shape) -> tuple[pa.Table, pa.Table]:
-    """The rows of a unit by address, and the account of all its addresses, out of its pieces."""
-    rows = pa.concat_tables([schema(shape).empty_table(), *(some for some, _ in pieces)])
+    """Join a unit's pieces; return its rows by address, and the account of all its addresses."""
+    rows = pa.concat_tables([schema(shape).empty_table(), *(table for table, _ in pieces)])
     addresses = rows["row"].to_numpy()
-    if np.any(np.diff(addresses) < 0):  # upstream's retries lie behind its first attempts
+    if np.any(np.diff(addresses) < 0):  # the source's retried rows come after its first attempts
         rows = rows.take(pa.array(np.argsort(addresses, kind="stable")))
-    outcomes = [outcome for _, some in pieces for outcome in some]
+    outcomes = [outcome for _, piece_outcomes in pieces for outcome in piece_outcomes]
     written = [Outcome(row, WRITTEN) for row in addresses.tolist()]
     return rows, account_table([*outcomes, *written])
 
 
 def npy_bytes(values: NDArray[np.float16]) -> bytes:
-    """An array as a file of numpy's."""
+    """Return an array in numpy's file format."""
     sink = io.BytesIO()
     np.save(sink, values, allow_pickle=False)
     return sink.getvalue()
@@ -102,7 +103,7 @@ def _latents_field(shape: Shape, side: int) -> pa.Field:
     }
     kind = pa.binary(2 * math.prod(values))
     if shape.buckets:
-        # Shapes differ from row to row: the column `bucket` says which of these a row has.
+        # A row's shape is the one that its column `bucket` numbers.
         shapes = [_values(shape, wide, tall) for wide, tall in bucket_shapes(side)]
         metadata["shapes"], kind = json.dumps(shapes), pa.binary()
     else:
@@ -130,7 +131,7 @@ def _latents(groups: Sequence[Group], good: NDArray[np.bool_], shape: Shape, sid
 
 
 def _fixed(values: NDArray[Any], width: int) -> pa.Array:
-    """Items as fixed-size binary, without a copy."""
+    """Return items as fixed-size binary, without a copy."""
     items = np.ascontiguousarray(values)
     return pa.FixedSizeBinaryArray.from_buffers(pa.binary(width), len(items), [None, pa.py_buffer(items)])
 

@@ -1,7 +1,7 @@
-"""The CPU's half: image bytes to uint8 crops, captions to token ids.
+"""The CPU's half of encoding: image bytes to uint8 crops, captions to token ids.
 
-Only uint8 leaves this step: a quarter of what the same pixels take as float32, and the device normalises them. A row
-that cannot be used travels on as an outcome with its reason.
+Pixels leave this step as uint8, a quarter of their size as float32; the device normalises them. A row that cannot be
+used travels on as an outcome with its reason.
 """
 
 import math
@@ -37,13 +37,13 @@ if TYPE_CHECKING:
     from transformers import CLIPTokenizer
 
 Crops = tuple[int, dict[int, Pixels]]
-"""The bucket of an image, and its crop's pixels by resolution."""
+"""An image's bucket, and its crops by resolution."""
 
 _ROW_BYTES = 8
 
 
 def bucket_shapes(resolution: int) -> list[tuple[int, int]]:
-    """(width, height) of the shapes for crops that keep their aspect: multiples of an eighth, area near the square's.
+    """Return the shapes (width, height) of crops that keep their aspect: whole eighths, of about the square's area.
 
     >>> bucket_shapes(512)[0], bucket_shapes(512)[4]
     ((256, 1024), (512, 512))
@@ -55,7 +55,7 @@ def bucket_shapes(resolution: int) -> list[tuple[int, int]]:
 
 
 def choose_bucket(width: int, height: int) -> int:
-    """The number of the shape whose aspect is nearest to an image's."""
+    """Return the number of the shape whose aspect is nearest to an image's."""
     aspects = np.array([wide / tall for wide, tall in bucket_shapes(64)])
     return int(np.argmin(np.abs(np.log(aspects) - math.log(width / height))))
 
@@ -73,7 +73,7 @@ def crop_image(
     aspect = shapes[largest][0] / shapes[largest][1]
     enlarged = shapes[largest][0] / centre_box(width, height, aspect).width
     if enlarged > recipe.max_upscale:
-        raise RowError("too_small", f"{width} × {height} pixels would have to be enlarged {enlarged:.1f} times")
+        raise RowError("too_small", f"{width} × {height} pixels would be enlarged {enlarged:.1f} times")
     needed = math.ceil(min(width, height) * min(1.0, enlarged * recipe.oversample))
     image = decode(data, min_side=needed, max_pixels=recipe.max_pixels)
     if recipe.crop == "random":
@@ -84,13 +84,13 @@ def crop_image(
 
 
 class SandboxedCrops:
-    """Crops of images that nobody has checked: decoders without files, network and secrets make them."""
+    """Crops of images from unknown sources, made by decoders that have no files, network or secrets."""
 
     def __init__(self, recipe: Recipe) -> None:
         self._recipe, self._sandbox = recipe, Sandbox(partial(_crop_in_sandbox, recipe), recipe.max_pixels)
 
     def __call__(self, data: bytes | memoryview, row: int) -> Crops:
-        """Return what `crop_image` makes of an image."""
+        """Return the same crops as `crop_image`."""
         reply, pixels = self._sandbox(row.to_bytes(_ROW_BYTES, "little"), data)
         crops, at = {}, 0
         for side, (wide, tall) in _shapes(self._recipe, reply["bucket"]).items():
@@ -100,7 +100,7 @@ class SandboxedCrops:
 
 
 def _crop_in_sandbox(recipe: Recipe, data: memoryview, seen: Callable[[Header], None]) -> tuple[dict[str, Any], bytes]:
-    """Make crops of an image with its row's number before it."""
+    """Make the crops of an image; the data begins with its row's number."""
     bucket, crops = crop_image(data[_ROW_BYTES:], recipe, int.from_bytes(data[:_ROW_BYTES], "little"), seen)
     return {"bucket": bucket}, b"".join(crops[side].tobytes() for side in recipe.resolutions)
 
@@ -113,43 +113,43 @@ def _shapes(recipe: Recipe, bucket: int) -> dict[int, tuple[int, int]]:
 
 
 def _crops(image: Image, box: Box, shapes: dict[int, tuple[int, int]]) -> dict[int, Pixels]:
-    """The largest is cut from the image, the others from the largest: it has all that they need, and no more."""
+    """Cut the largest crop from the image, and shrink it to the others."""
     sides = sorted(shapes, reverse=True)
     first = cut(image, box, *shapes[sides[0]])
     return {sides[0]: first} | {side: shrink(first, *shapes[side]) for side in sides[1:]}
 
 
 class Transform:
-    """Source rows to a chunk; holds no more than a recipe and a tokenizer."""
+    """The step from source rows to a chunk."""
 
     def __init__(
         self,
         recipe: Recipe,
         tokenizer: "CLIPTokenizer",
-        left_out: Callable[[int], str | None] = lambda _: None,
+        reason_to_skip: Callable[[int], str | None] = lambda _: None,
         crop: Callable[[bytes | memoryview, int], Crops] | None = None,
     ) -> None:
-        """`left_out` gives the reason why an address is not to be encoded, if there is one.
+        """Set up the step; without `crop`, images are decoded in this process.
 
-        Without `crop`, images are decoded in this process.
+        `reason_to_skip` returns the reason to leave an address out, if there is one.
         """
         self._recipe = recipe
         self._tokenizer = tokenizer
-        self._left_out = left_out
+        self._reason_to_skip = reason_to_skip
         self._crop = crop or (lambda data, row: crop_image(data, recipe, row))
 
     def __call__(self, source: Iterable[SourceRow]) -> Chunk:
         outcomes: list[Outcome] = []
         items: list[_Item] = []
         for each in source:
-            if (why := self._left_out(each.row)) is not None:
-                outcomes.append(Outcome(each.row, FILTERED, why))
+            if (reason := self._reason_to_skip(each.row)) is not None:
+                outcomes.append(Outcome(each.row, FILTERED, reason))
                 continue
             try:
                 items.append(self._item(each))
             except RowError as error:
                 outcomes.append(Outcome(each.row, FAILED, error.reason, error.detail))
-            except Exception as error:  # noqa: BLE001 (one bad row must not take the others with it: it is recorded)
+            except Exception as error:  # noqa: BLE001 (recorded: one bad row must not fail the others)
                 outcomes.append(Outcome(each.row, FAILED, "internal", f"{type(error).__name__}: {error}"))
         return Chunk(
             rows=np.array([item.row for item in items], np.int64),
@@ -169,7 +169,7 @@ class Transform:
         if source.caption is None or not source.caption.strip():
             raise RowError("no_caption", "")
         bucket, crop = self._crop(source.image, source.row)
-        # Without the image's bytes: they would keep the row group they lie in from being let go of.
+        # Not the image's bytes: they would keep their whole row group in memory.
         return _Item(source.row, source.key, source.caption, bucket, crop)
 
 
@@ -183,11 +183,11 @@ class _Item:
 
 
 def _grouped(items: Sequence[_Item], side: int) -> list[Group]:
-    """Crops of one shape lie in one array, so that they cross the object store without being copied apart."""
-    found: dict[tuple[int, ...], list[int]] = {}
+    """Stack crops of one shape in one array, which crosses the object store without copies."""
+    by_shape: dict[tuple[int, ...], list[int]] = {}
     for number, item in enumerate(items):
-        found.setdefault(item.crop[side].shape, []).append(number)
+        by_shape.setdefault(item.crop[side].shape, []).append(number)
     return [
         Group(np.array(where, np.int64), np.stack([items[n].crop[side] for n in where]))
-        for _, where in sorted(found.items())
+        for _, where in sorted(by_shape.items())
     ]

@@ -1,4 +1,4 @@
-"""What a worker does with a piece or a unit; the cluster's side of it is `job`."""
+"""The work on one piece or unit, as plain functions; `pipeline` and the stages' `job` run them on a cluster."""
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +18,7 @@ from sdp.datasets.units import Work
 from sdp.encode import table
 from sdp.encode.chunk import Chunk, SourceRow, TransformStats
 from sdp.encode.reading import Columns, Piece, read_piece
-from sdp.encode.recipe import Recipe, Settings
+from sdp.encode.recipe import EncoderSettings, Recipe
 from sdp.encode.table import Shape
 from sdp.encode.transform import SandboxedCrops, Transform
 from sdp.model import load, sources
@@ -29,98 +29,98 @@ if TYPE_CHECKING:
     from sdp.encode.encoder import Encoder
 
 TRIES = 2
-"""Deaths of a piece after which it is not tried again."""
+"""Deaths after which a piece is not tried again."""
 Rows = tuple[pa.Table, list[Outcome]]
-"""What a piece comes to: rows to store, and the outcomes of the others."""
+"""A piece's result: rows to store, and the outcomes of the other addresses."""
 
 
 @dataclass(frozen=True)
-class Orders:
-    """What every worker is told."""
+class EncodeSpec:
+    """The settings of a job's transforms and encoders, as sent to every worker."""
 
     model: ModelSource
-    """With the digest that it must have, so that no worker encodes with another model."""
+    """Pinned by its digest, so that no worker encodes with another model."""
     recipe: Recipe
-    settings: Settings
+    settings: EncoderSettings
     shape: Shape
     columns: Columns
     storage: StorageOptions
     output: Storage
     taken_down: bytes = b""
-    """A bitmap of the addresses on takedown lists."""
+    """Addresses on takedown lists, as a serialised bitmap."""
     repeated: Repeated | None = None
-    """The source's rows whose content a lower one has."""
+    """Rows of the source that repeat the content of a lower row."""
     foreign: bool = True
-    """Whether the images have not been decoded by `sdp download`, and so are by none but sandboxed decoders."""
+    """True if only sandboxed decoders may read the images: `sdp download` has not checked them."""
 
 
 @dataclass(frozen=True)
 class Encoding:
-    """The pipeline's stages for pieces of a dataset. An item is a piece and, of its rows, those to encode (or None)."""
+    """The pipeline's stages for pieces of a dataset. An item is a piece, and the rows of it to encode (None: all)."""
 
-    orders: Orders
+    spec: EncodeSpec
 
     def transform(self, item: "tuple[Piece, NDArray[np.int64] | None]") -> tuple[Chunk, TransformStats]:
-        """Read a piece and make crops and tokens of it."""
-        return transform_piece(self.orders, *item)
+        """Read a piece and return its crops and tokens."""
+        return transform_piece(self.spec, *item)
 
     def load(self) -> "Encoder":
         """Load the encoder; where captions are embedded, store the empty caption's embedding."""
-        orders = self.orders
-        encoder = load_encoder(orders)
-        if orders.shape.text_width is not None and not orders.output.exists(table.EMPTY_TEXT):
-            orders.output.publish(table.EMPTY_TEXT, table.npy_bytes(embed_empty(orders, encoder)))
+        spec = self.spec
+        encoder = load_encoder(spec)
+        if spec.shape.text_width is not None and not spec.output.exists(table.EMPTY_TEXT):
+            spec.output.publish(table.EMPTY_TEXT, table.npy_bytes(embed_empty(spec, encoder)))
         return encoder
 
     def encode(self, encoder: "Encoder", chunk: Chunk) -> Rows:
         """Encode a chunk."""
-        return encode_chunk(self.orders, encoder, chunk)
+        return encode_chunk(self.spec, encoder, chunk)
 
 
-def transform_piece(orders: Orders, piece: Piece, only: NDArray[np.int64] | None) -> tuple[Chunk, TransformStats]:
-    """Read a piece of the source and make crops and tokens of it."""
-    transform = _transform(orders)
+def transform_piece(spec: EncodeSpec, piece: Piece, only: NDArray[np.int64] | None) -> tuple[Chunk, TransformStats]:
+    """Read a piece of the source and return its crops and tokens."""
+    transform = _make_transform(spec)
     began = time.perf_counter()
-    source = _Timed(read_piece(piece, orders.columns, options=orders.storage, only=only))
+    source = _TimedRows(read_piece(piece, spec.columns, options=spec.storage, only=only))
     chunk = transform(source)
     seconds = time.perf_counter() - began
     return chunk, TransformStats(len(chunk), seconds - source.seconds, source.seconds)
 
 
-def load_encoder(orders: Orders, device: str | None = None) -> "Encoder":
-    """The encoder, with the model that was checked."""
-    from sdp.encode.encoder import Encoder  # torch: not for those who only transform
+def load_encoder(spec: EncodeSpec, device: str | None = None) -> "Encoder":
+    """Load the encoder, with the model that was checked."""
+    from sdp.encode.encoder import Encoder  # imports torch, which transforms do not need
 
-    model = sources.resolve(orders.model, storage=orders.storage)
-    text = load.load_text_encoder(model.path) if orders.shape.text_width is not None else None
-    return Encoder(load.load_vae(model.path), orders.settings, text_encoder=text, device=device)
+    model = sources.resolve(spec.model, storage=spec.storage)
+    text = load.load_text_encoder(model.path) if spec.shape.text_width is not None else None
+    return Encoder(load.load_vae(model.path), spec.settings, text_encoder=text, device=device)
 
 
-def embed_empty(orders: Orders, encoder: "Encoder") -> NDArray[np.float16]:
-    """The embedding of the empty caption: what caption dropout puts in the place of a caption."""
-    model = sources.resolve(orders.model, storage=orders.storage)
+def embed_empty(spec: EncodeSpec, encoder: "Encoder") -> NDArray[np.float16]:
+    """Return the embedding of the empty caption, which caption dropout puts in place of a caption."""
+    model = sources.resolve(spec.model, storage=spec.storage)
     return encoder.embed(load.tokenize(load.load_tokenizer(model.path), [""]))
 
 
-def encode_chunk(orders: Orders, encoder: "Encoder", chunk: Chunk) -> Rows:
-    """A chunk's rows, ready to be stored."""
+def encode_chunk(spec: EncodeSpec, encoder: "Encoder", chunk: Chunk) -> Rows:
+    """Encode a chunk; return its rows, ready to be stored."""
     encoded = encoder(chunk)
-    return table.rows_of(encoded, orders.shape), encoded.outcomes
+    return table.rows_of(encoded, spec.shape), encoded.outcomes
 
 
-def nothing(orders: Orders, outcomes: Sequence[Outcome]) -> Rows:
-    """No rows, and why."""
-    return table.schema(orders.shape).empty_table(), list(outcomes)
+def without_rows(spec: EncodeSpec, outcomes: Sequence[Outcome]) -> Rows:
+    """Return the result of a piece that has outcomes alone."""
+    return table.schema(spec.shape).empty_table(), list(outcomes)
 
 
-def write_unit(orders: Orders, kind: str, work: Work, pieces: Sequence[Rows], retried: Mapping[str, int]) -> PartInfo:
+def write_unit(spec: EncodeSpec, kind: str, work: Work, pieces: Sequence[Rows], retried: Mapping[str, int]) -> PartInfo:
     """Publish the part of a unit."""
-    rows, account = table.assemble(pieces, orders.shape)
-    return write_part(orders.output, kind, work, rows, account, layout=table.LAYOUT, retried=retried)
+    rows, account = table.assemble(pieces, spec.shape)
+    return write_part(spec.output, kind, work, rows, account, layout=table.LAYOUT, retried=retried)
 
 
-class _Timed:
-    """Rows, and how long they had to be waited for."""
+class _TimedRows:
+    """Rows, and the time spent waiting for them."""
 
     def __init__(self, rows: Iterator[SourceRow]) -> None:
         self._rows = rows
@@ -137,25 +137,26 @@ class _Timed:
             self.seconds += time.perf_counter() - began
 
 
-def _transform(orders: Orders) -> Transform:
-    tokenizer = _tokenizer(orders.model, orders.storage)
-    taken_down = BitMap64.deserialize(orders.taken_down) if orders.taken_down else BitMap64()
+def _make_transform(spec: EncodeSpec) -> Transform:
+    tokenizer = _tokenizer(spec.model, spec.storage)
+    taken_down = BitMap64.deserialize(spec.taken_down) if spec.taken_down else BitMap64()
 
-    def left_out(row: int) -> str | None:
+    def reason_to_skip(row: int) -> str | None:
         if row in taken_down:
             return "tombstone"
-        return REASON if orders.repeated is not None and row in orders.repeated else None
+        return REASON if spec.repeated is not None and row in spec.repeated else None
 
-    return Transform(orders.recipe, tokenizer, left_out, _sandboxed_crops(orders.recipe) if orders.foreign else None)
+    crops = _sandboxed_crops(spec.recipe) if spec.foreign else None
+    return Transform(spec.recipe, tokenizer, reason_to_skip, crops)
 
 
 @lru_cache(maxsize=1)
 def _sandboxed_crops(recipe: Recipe) -> SandboxedCrops:
-    """Started once a process: a decoder takes longer to start than a piece."""
+    """Start the decoders, once per process: they take longer to start than a piece takes."""
     return SandboxedCrops(recipe)
 
 
 @lru_cache(maxsize=1)
 def _tokenizer(model: ModelSource, storage: StorageOptions) -> Any:
-    """Loaded once a process: it takes longer than a piece."""
+    """Load the tokenizer, once per process: loading takes longer than a piece."""
     return load.load_tokenizer(sources.resolve(model, storage=storage).path)

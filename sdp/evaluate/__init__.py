@@ -1,1 +1,1 @@
-"""Evaluate: how good pictures are, and how well a checkpoint predicts what it has not seen."""
+"""Quality of pictures (CLIP score, FID, KID), and a checkpoint's loss on held-out data."""

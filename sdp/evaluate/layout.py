@@ -1,4 +1,4 @@
-"""The files of an evaluation: their names, and which pictures or run it is about. Needs no torch."""
+"""Names of an evaluation's files, and the pictures or the run that it is about. Without torch."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from sdp.errors import DatasetError
 from sdp.storage import Storage
 
 KIND = "features"
-"""Of the datasets in GENERATED and REFERENCE: a row for each picture that was looked at."""
+"""Kind of the datasets in GENERATED and REFERENCE, with a row of features for each picture."""
 GENERATED, REFERENCE = "generated", "reference"
 RESULT = "evaluation.json"
 FEATURES, CLIP = "features", "clip"

@@ -12,21 +12,22 @@ from sdp.model import sources
 from sdp.model.checkpoints import CONFIG, find_checkpoint, read_marker
 from sdp.model.sources import ModelSource
 from sdp.storage import Storage, StorageOptions, open_storage
+from sdp.train.data.latents import open_latents, refuse_embeddings
 
 _PARTS = ("unet", "text_encoder", "tokenizer", "scheduler")
 
 
 @dataclass(frozen=True)
-class LossOrders:
-    """What is to be measured, settled."""
+class LossSpec:
+    """A resolved measurement of the loss."""
 
     checkpoint: Storage
     ema: bool
     training: Mapping[str, Any]
-    """The configuration that the checkpoint was trained by, with the resolution and the source to measure on."""
+    """The checkpoint's training configuration, with the resolution and the source to measure on."""
     model: ModelSource
     source: str | None
-    """A dataset of which all rows are taken; None: what the training has held out."""
+    """A dataset, all rows of which may be used; None for the rows that training held out."""
     rows: int
     buckets: int
     batch_size: int
@@ -34,13 +35,13 @@ class LossOrders:
 
     @property
     def dataset(self) -> str:
-        """What is measured on."""
+        """URI of the latents to measure on."""
         return self.source or str(self.training["source"]["uri"])
 
 
 @dataclass(frozen=True)
-class LossFound:
-    """What was measured."""
+class MeasuredLoss:
+    """The losses of a checkpoint."""
 
     by_timestep: Mapping[str, float]
     mean: float
@@ -48,36 +49,38 @@ class LossFound:
     rows: int
 
 
-def plan_loss(config: EvaluateConfig) -> LossOrders | None:
-    """What a configuration asks for; all is looked at that can be for little, without torch."""
-    told = config.loss
+def plan_loss(config: EvaluateConfig) -> LossSpec | None:
+    """Resolve and check the section `loss`, without torch; None if it names no checkpoint."""
+    section = config.loss
     options = config.storage.options()
-    if told.checkpoint is None:
+    if section.checkpoint is None:
         return None
     try:
-        folder = find_checkpoint(told.checkpoint, options)
+        folder = find_checkpoint(section.checkpoint, options)
     except DatasetError as error:
         raise UserError(f"loss.checkpoint: {error}") from error
     marker = read_marker(folder)
     training = _training(folder)
-    if told.resolution is not None:
+    if section.resolution is not None:
         training = training.model_copy(
-            update={"data": training.data.model_copy(update={"resolution": told.resolution})}
+            update={"data": training.data.model_copy(update={"resolution": section.resolution})}
         )
-    _refuse_seen(training, told.source, folder)
-    if told.weights == "ema" and training.ema.decay is None:
+    _refuse_seen(training, section.source, folder)
+    if section.weights == "ema" and training.ema.decay is None:
         raise UserError(f"loss.weights: expected raw or auto, got 'ema': {folder.uri} has no moving average")
-    open_dataset(open_storage(told.source or training.source.uri, options), "latents")
-    source = sources.check(told.model or training.model.source, _PARTS, storage=options)
-    return LossOrders(
+    dataset = open_dataset(open_storage(section.source or training.source.uri, options), "latents")
+    if section.source is not None:
+        refuse_embeddings(training, open_latents(dataset, training.data.resolution), section.source)
+    source = sources.check(section.model or training.model.source, _PARTS, storage=options)
+    return LossSpec(
         checkpoint=folder,
-        ema=training.ema.decay is not None and told.weights != "raw",
+        ema=training.ema.decay is not None and section.weights != "raw",
         training=training.model_dump(mode="json"),
         model=replace(source, sha256=marker["model"]["digest"]),
-        source=told.source,
-        rows=told.rows,
-        buckets=told.buckets,
-        batch_size=told.batch_size,
+        source=section.source,
+        rows=section.rows,
+        buckets=section.buckets,
+        batch_size=section.batch_size,
         storage=options,
     )
 
@@ -86,10 +89,10 @@ def _training(folder: Storage) -> TrainConfig:
     try:
         return parse("train", read_json(folder, CONFIG))
     except NotFound as error:
-        raise DatasetError(f"{folder.uri}: no {CONFIG} in it; take another checkpoint") from error
+        raise DatasetError(f"{folder.uri}: no {CONFIG}; use another checkpoint") from error
     except ConfigError as error:
         raise DatasetError(
-            f"{folder.uri}: its {CONFIG} is not one of this sdp ({error.problems[0]}); use the sdp that wrote it"
+            f"{folder.uri}: its {CONFIG} is from another version of sdp ({error.problems[0]}); use that version"
         ) from error
 
 
@@ -106,31 +109,31 @@ def _refuse_seen(training: TrainConfig, source: str | None, folder: Storage) -> 
 
 
 class LossWorker:
-    """Measures: an evaluator like those of pictures, with one task."""
+    """An evaluator whose one task is to measure the loss."""
 
-    def make(self, orders: LossOrders, seen: Callable[[int], None] = lambda _: None) -> LossFound:
-        """The losses; `seen` is called with the number of rows."""
+    def make(self, spec: LossSpec, on_rows: Callable[[int], None] = lambda _: None) -> MeasuredLoss:
+        """Measure the losses; call `on_rows` with the number of rows."""
         from sdp.model.trained import load_trained
         from sdp.train.assemble import make_conditioning, make_objective
         from sdp.train.strategies import Replicated
         from sdp.train.validation import load_unseen, measure, unseen_of
         from sdp.train.world import World, choose_device
 
-        training = parse("train", orders.training)
+        training = parse("train", spec.training)
         world = World(device=choose_device())
-        model = sources.resolve(orders.model, storage=orders.storage)
-        unet = load_trained(orders.checkpoint, model.path, ema=orders.ema, name=str(orders.model))
-        unet = unet.to(world.device).eval().requires_grad_(False)
-        batch = load_unseen(unseen_of(training, orders.source), orders.rows, world, orders.batch_size)
-        found = measure(
-            unet,
+        model = sources.resolve(spec.model, storage=spec.storage)
+        networks = load_trained(spec.checkpoint, model.path, ema=spec.ema, name=str(spec.model))
+        networks = networks.to(world.device).eval().requires_grad_(False)
+        batch = load_unseen(unseen_of(training, spec.source), spec.rows, world, spec.batch_size)
+        loss = measure(
+            networks,
             make_objective(training, model, world),
             make_conditioning(training, model, world),
             batch,
-            buckets=orders.buckets,
-            batch_size=orders.batch_size,
+            buckets=spec.buckets,
+            batch_size=spec.batch_size,
             world=world,
-            forward=Replicated(unet, world, training.precision).forward,
+            forward=Replicated(networks, world, training.precision).forward,
         )
-        seen(found.rows)
-        return LossFound(found.by_timestep, found.mean, found.error, found.rows)
+        on_rows(loss.rows)
+        return MeasuredLoss(loss.by_timestep, loss.mean, loss.error, loss.rows)

@@ -1,4 +1,4 @@
-"""Distances between sets of pictures, from the features of each: FID, FID-infinity and KID. Numbers in, numbers out.
+"""Distances between two sets of pictures by their features: FID, FID-infinity and KID. Numbers in, numbers out.
 
     frechet = Frechet(Moments.of(reference).gaussian())
     frechet.to(Moments.of(generated).gaussian())
@@ -14,13 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 Features = NDArray[np.floating]
-"""A row for each picture."""
+"""Features, one row for each picture."""
 Doubles = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Gaussian:
-    """The normal distribution that is fitted to a set of features."""
+    """The normal distribution fitted to a set of features."""
 
     count: int
     mean: Doubles
@@ -28,7 +28,7 @@ class Gaussian:
 
 
 class Moments:
-    """Sums over features that come in batches: a set of any size takes the same memory."""
+    """Sums over batches of features, in the same memory for a set of any size."""
 
     def __init__(self, width: int) -> None:
         self.count = 0
@@ -38,18 +38,18 @@ class Moments:
 
     @staticmethod
     def of(features: Features, batch: int = 4096) -> "Moments":
-        """Of features that are all there."""
+        """Return the moments of features in memory."""
         moments = Moments(features.shape[1])
         for start in range(0, len(features), batch):
             moments.add(features[start : start + batch])
         return moments
 
     def add(self, features: Features) -> None:
-        """Take in a batch."""
+        """Add a batch."""
         if not len(features):
             return
         rows = features.astype(np.float64)
-        if self._shift is None:  # about where the mean is, so that no large sums are taken from each other
+        if self._shift is None:  # near the mean, so that no large sums are subtracted
             self._shift = rows.mean(axis=0)
         rows -= self._shift
         self.count += len(rows)
@@ -57,9 +57,9 @@ class Moments:
         self._products += rows.T @ rows
 
     def gaussian(self) -> Gaussian:
-        """The mean and the unbiased covariance."""
+        """Return the mean and the unbiased covariance."""
         if self.count < 2 or self._shift is None:
-            raise ValueError(f"{self.count} pictures have no covariance")
+            raise ValueError(f"expected 2 pictures or more for a covariance, got {self.count}")
         mean = self._sum / self.count
         covariance = (self._products - self.count * np.outer(mean, mean)) / (self.count - 1)
         return Gaussian(self.count, self._shift + mean, covariance)
@@ -67,29 +67,31 @@ class Moments:
 
 @dataclass(frozen=True)
 class Frechet:
-    """Distances from one set."""
+    """Fréchet distances from a reference."""
 
     reference: Gaussian
 
     @cached_property
     def _root(self) -> Doubles:
-        """The covariance's square root, a symmetric one."""
+        """The covariance's symmetric square root."""
         values, vectors = np.linalg.eigh(self.reference.covariance)
         root: Doubles = (vectors * np.sqrt(values.clip(min=0))) @ vectors.T
         return root
 
     def to(self, other: Gaussian) -> float:
-        """‖m₁ − m₂‖² + Tr(C₁ + C₂ − 2·√(C₁C₂)), the last of these by the eigenvalues of √C₁·C₂·√C₁: the same as
-        C₁C₂'s, and real whatever the rounding."""
-        apart = self.reference.mean - other.mean
+        """Return ‖m₁ − m₂‖² + Tr(C₁ + C₂ − 2·√(C₁C₂)).
+
+        √(C₁C₂) is taken from the eigenvalues of √C₁·C₂·√C₁, which equal those of C₁C₂ and are real despite rounding.
+        """
+        difference = self.reference.mean - other.mean
         between = np.linalg.eigvalsh(self._root @ other.covariance @ self._root).clip(min=0)
         spread = np.trace(self.reference.covariance) + np.trace(other.covariance)
-        return float(apart @ apart + spread - 2 * np.sqrt(between).sum())
+        return float(difference @ difference + spread - 2 * np.sqrt(between).sum())
 
 
 @dataclass(frozen=True, slots=True)
 class Extrapolated:
-    """FID for a set without end, and what it was extrapolated from."""
+    """FID extrapolated to an infinite set, with the sizes and values behind it."""
 
     value: float
     sizes: tuple[int, ...]
@@ -97,13 +99,14 @@ class Extrapolated:
 
 
 LEAST_FOR_INFINITY = 1000
-"""Pictures below which an extrapolation says nothing."""
+"""Fewest pictures for an extrapolation."""
 
 
 def frechet_infinity(features: Features, frechet: Frechet, points: int, seed: int) -> Extrapolated | None:
-    """FID's bias falls with the number of pictures as 1/N: a line through distances at several N, at 1/N = 0.
+    """Extrapolate FID to infinitely many pictures (Chong and Forsyth, 1911.07023); None for too small a set.
 
-    (Chong and Forsyth, 1911.07023.) None of too small a set. The reference's own size is not extrapolated.
+    FID's bias falls as 1/N, so this fits a line through distances at several N and reads it at 1/N = 0. The
+    reference's size is not extrapolated.
     """
     if points < 2 or len(features) < LEAST_FOR_INFINITY:
         return None
@@ -118,7 +121,7 @@ def frechet_infinity(features: Features, frechet: Frechet, points: int, seed: in
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """A mean over subsets, and how far they lie apart."""
+    """A mean over subsets, and their standard deviation."""
 
     mean: float
     deviation: float
@@ -127,9 +130,9 @@ class Spread:
 
 
 def kernel_distance(these: Features, those: Features, subsets: int, size: int, seed: int) -> Spread | None:
-    """KID: the squared maximum mean discrepancy under (x·y/d + 1)³, over random subsets of both sets.
+    """Return KID: the squared maximum mean discrepancy under (x·y/d + 1)³, over random subsets of both sets.
 
-    None where no subset of two pictures can be had.
+    None if a set has fewer than two pictures.
     """
     size = min(size, len(these), len(those))
     if subsets < 1 or size < 2:
@@ -137,14 +140,14 @@ def kernel_distance(these: Features, those: Features, subsets: int, size: int, s
     draw = np.random.RandomState(seed)
     values = []
     for _ in range(subsets):
-        ours = these[draw.choice(len(these), size, replace=False)]
-        theirs = those[draw.choice(len(those), size, replace=False)]
-        values.append(squared_discrepancy(ours.astype(np.float64), theirs.astype(np.float64)))
+        first = these[draw.choice(len(these), size, replace=False)]
+        second = those[draw.choice(len(those), size, replace=False)]
+        values.append(squared_discrepancy(first.astype(np.float64), second.astype(np.float64)))
     return Spread(float(np.mean(values)), float(np.std(values)), subsets, size)
 
 
 def squared_discrepancy(these: Doubles, those: Doubles) -> float:
-    """The unbiased estimate of the squared maximum mean discrepancy of two sets of the same size."""
+    """Return the unbiased estimate of the squared maximum mean discrepancy of two sets of equal size."""
     count = len(these)
 
     def kernel(a: Doubles, b: Doubles) -> Doubles:
@@ -156,39 +159,41 @@ def squared_discrepancy(these: Doubles, those: Doubles) -> float:
 
 
 def mean_and_error(values: NDArray[np.floating]) -> tuple[float, float]:
-    """The mean, and its standard error."""
+    """Return the mean and its standard error."""
     doubles = values.astype(np.float64)
     error = doubles.std(ddof=1) / np.sqrt(len(doubles)) if len(doubles) > 1 else 0.0
     return float(doubles.mean()), float(error)
 
 
 @dataclass
-class Held:
-    """Features as they come by: the moments of all, and so many rows of them, drawn evenly, to take subsets of."""
+class FeatureSample:
+    """The moments of all features of a set, and a uniform sample of its rows to draw subsets from."""
 
     most: int
+    """Rows in the sample, at most."""
     total: int
-    """Rows that there will be."""
+    """Rows of the whole set."""
     seed: int
     moments: Moments | None = None
 
     def __post_init__(self) -> None:
         chosen = np.random.RandomState(self.seed).permutation(self.total)[: self.most]
-        self._wanted = np.zeros(self.total, np.bool_)
-        self._wanted[chosen] = True
+        self._in_sample = np.zeros(self.total, np.bool_)
+        self._in_sample[chosen] = True
         self._seen = 0
         self._rows: list[Features] = []
 
-    def take(self, batches: Iterable[Features]) -> "Held":
+    def take(self, batches: Iterable[Features]) -> "FeatureSample":
+        """Add all batches; return this sample."""
         for features in batches:
             self.moments = self.moments or Moments(features.shape[1])
             self.moments.add(features)
-            wanted = self._wanted[self._seen : self._seen + len(features)]
-            self._rows.append(features[wanted])
+            in_sample = self._in_sample[self._seen : self._seen + len(features)]
+            self._rows.append(features[in_sample])
             self._seen += len(features)
         return self
 
     @property
     def rows(self) -> Features:
-        """Those that were kept."""
+        """The sampled rows."""
         return np.concatenate(self._rows)

@@ -1,6 +1,6 @@
-"""What looks at pictures: networks that make a row of features of each.
+"""Feature networks: each turns a picture into a row of features.
 
-Every one takes a picture in two steps: `prepare` on the CPU, in any thread, and `look` at many on the device.
+A network works in two steps: `prepare` one picture on the CPU, in any thread, and `embed` many on the device.
 """
 
 import tempfile
@@ -20,42 +20,44 @@ from sdp.model.load import whole
 from sdp.model.networks import FeatureNetwork
 
 Rows = NDArray[np.float32]
-"""A row of features for each picture."""
+"""Features, one row for each picture."""
 Prepared = NDArray[Any]
-"""A picture as a network takes it."""
+"""A picture in the form that a network expects."""
 
 _FIDELITY = "torch_fidelity"
-"""A library that only Inception needs, and that is not among our requirements: who wants it installs it."""
+"""A library that only Inception needs; it is not among sdp's requirements."""
 _SIDE = 299
-"""Of the pictures that Inception sees."""
+"""Side of Inception's input pictures."""
 _INCEPTION = (
     *("Conv2d_1a_3x3", "Conv2d_2a_3x3", "Conv2d_2b_3x3", "MaxPool_1", "Conv2d_3b_1x1", "Conv2d_4a_3x3", "MaxPool_2"),
     *("Mixed_5b", "Mixed_5c", "Mixed_5d", "Mixed_6a", "Mixed_6b", "Mixed_6c", "Mixed_6d", "Mixed_6e"),
     *("Mixed_7a", "Mixed_7b", "Mixed_7c", "AvgPool"),
 )
-"""Its layers up to the 2048 features, in their order."""
+"""Inception's layers up to the 2048 features, in order."""
 
 
 class Network(Protocol):
-    """A feature network, ready."""
+    """A loaded feature network."""
 
     width: int
-    """Features of a picture."""
+    """Number of features per picture."""
 
     def prepare(self, pixels: Pixels) -> Prepared: ...
 
-    def look(self, pictures: Sequence[Prepared]) -> Rows: ...
+    def embed(self, pictures: Sequence[Prepared]) -> Rows: ...
 
 
-def load_network(found: FeatureNetwork, resize: str, device: torch.device) -> "Network":
-    """The network of a folder; `resize` is FeaturesConfig's and for Inception alone."""
-    if found.kind == "inception":
-        return Inception(found.weights, resize, device)
-    return Clip(found.path, device) if found.kind == "clip" else Dino(found.path, device)
+def load_network(network: FeatureNetwork, resize: str, device: torch.device) -> "Network":
+    """Load the network of a folder; `resize` is the setting `features.resize`, for Inception alone."""
+    if network.kind == "inception":
+        return Inception(network.weights, resize, device)
+    if network.kind == "clip":
+        return Clip(network.path, device)
+    return Dino(network.path, device, first=network.kind == "vit")
 
 
 def square(pixels: Pixels) -> Pixels:
-    """The square in the middle: what training takes of a picture, too."""
+    """Return the centre square, as training crops it."""
     height, width = pixels.shape[:2]
     side = min(height, width)
     top, left = (height - side) // 2, (width - side) // 2
@@ -63,7 +65,7 @@ def square(pixels: Pixels) -> Pixels:
 
 
 class Inception:
-    """The network of FID: 2048 features of torch-fidelity's InceptionV3 with the weights of 2015."""
+    """The network of FID: the 2048 features of torch-fidelity's InceptionV3 with the weights of 2015."""
 
     width = 2048
 
@@ -72,7 +74,7 @@ class Inception:
         self._network = _inception(weights).to(device)
 
     def prepare(self, pixels: Pixels) -> Prepared:
-        """As it is where the network's own way of resizing is wanted, else antialiased and not rounded."""
+        """Return the square, resized with antialiasing and without rounding unless the network is to resize it."""
         from PIL import Image
 
         pixels = square(pixels)
@@ -85,7 +87,7 @@ class Inception:
         ]
         return np.stack(channels, axis=2).clip(0, 255)
 
-    def look(self, pictures: Sequence[Prepared]) -> Rows:
+    def embed(self, pictures: Sequence[Prepared]) -> Rows:
         with torch.no_grad():
             rows = self._resized(pictures)
             rows = (rows - 128) / 128
@@ -106,11 +108,11 @@ class Inception:
 
 
 class _Transformers:
-    """A vision network of transformers with its own way of preparing pictures."""
+    """A vision network of transformers, with its own image processor."""
 
     width: int
 
-    def __init__(self, path: Path, device: torch.device, kind: Any, processor: Any) -> None:
+    def __init__(self, path: Path, device: torch.device, kind: Any, processor: Any, **options: Any) -> None:
         from transformers.utils import logging
 
         quiet: Any = logging.disable_progress_bar
@@ -118,7 +120,9 @@ class _Transformers:
         self._device = device
 
         def read() -> Any:
-            return kind.from_pretrained(path, dtype=torch.float32, use_safetensors=True, output_loading_info=True)
+            return kind.from_pretrained(
+                path, dtype=torch.float32, use_safetensors=True, output_loading_info=True, **options
+            )
 
         self._network: Any = whole(read, path).to(device).eval().requires_grad_(False)
         self._processor = processor.from_pretrained(path)
@@ -128,7 +132,7 @@ class _Transformers:
         prepared: Prepared = tensors[0].numpy()
         return prepared
 
-    def look(self, pictures: Sequence[Prepared]) -> Rows:
+    def embed(self, pictures: Sequence[Prepared]) -> Rows:
         with torch.no_grad():
             rows: Rows = self._rows(torch.from_numpy(np.stack(pictures)).to(self._device)).float().cpu().numpy()
         return rows
@@ -138,7 +142,7 @@ class _Transformers:
 
 
 class Clip(_Transformers):
-    """CLIP: its embeddings of pictures, and of captions in the same space."""
+    """CLIP: embeddings of pictures, and of captions in the same space."""
 
     def __init__(self, path: Path, device: torch.device) -> None:
         from transformers import CLIPImageProcessor, CLIPModel, CLIPTokenizer
@@ -148,22 +152,22 @@ class Clip(_Transformers):
         self._longest = int(self._network.config.text_config.max_position_embeddings)
         try:
             self._tokenizer: Any = CLIPTokenizer.from_pretrained(path)
-        except Exception as error:  # the library beneath raises nothing more special
+        except Exception as error:  # transformers raises many types
             line = one_line(error, 200)
             raise ModelError(f"{path}: not a CLIP tokenizer ({line}); compare with the original") from error
 
     def scores(self, rows: Rows, captions: Sequence[str]) -> NDArray[np.float32]:
-        """For each picture's embedding 100 times its cosine with its caption's, which is cut where it is too long."""
+        """Return, for each picture, 100 times the cosine between its embedding and its caption's, cut if too long."""
         if not captions:
             return np.zeros(0, np.float32)
         tokens = self._tokenizer(
             list(captions), padding=True, truncation=True, max_length=self._longest, return_tensors="pt"
         ).to(self._device)
         with torch.no_grad():
-            told = self._network.get_text_features(
+            output = self._network.get_text_features(
                 input_ids=tokens["input_ids"], attention_mask=tokens["attention_mask"]
             )
-        texts = _embedding(told).float().cpu().numpy()
+        texts = _embedding(output).float().cpu().numpy()
         norms = np.linalg.norm(rows, axis=1) * np.linalg.norm(texts, axis=1)
         cosines: NDArray[np.float32] = (rows * texts).sum(axis=1) / norms
         return 100 * cosines
@@ -173,22 +177,25 @@ class Clip(_Transformers):
 
 
 class Dino(_Transformers):
-    """DINOv2: the feature of the whole picture."""
+    """DINOv2, or DINO as a ViT (the DreamBooth paper's is ViT-S/16): the feature of the whole picture."""
 
-    def __init__(self, path: Path, device: torch.device) -> None:
-        from transformers import AutoImageProcessor, Dinov2Model
+    def __init__(self, path: Path, device: torch.device, *, first: bool) -> None:
+        from transformers import AutoImageProcessor, Dinov2Model, ViTModel
 
-        super().__init__(path, device, Dinov2Model, AutoImageProcessor)
+        if first:
+            super().__init__(path, device, ViTModel, AutoImageProcessor, add_pooling_layer=False)
+        else:
+            super().__init__(path, device, Dinov2Model, AutoImageProcessor)
         self.width = int(self._network.config.hidden_size)
 
     def _rows(self, pixels: Tensor) -> Tensor:
-        rows: Tensor = self._network(pixel_values=pixels).pooler_output
+        rows: Tensor = self._network(pixel_values=pixels).last_hidden_state[:, 0]
         return rows
 
 
-def _embedding(told: Any) -> Tensor:
-    """Older versions of transformers give it as it is."""
-    embedding: Tensor = told if isinstance(told, Tensor) else told.pooler_output
+def _embedding(output: Any) -> Tensor:
+    """Return the embedding in a network's output, which older versions of transformers return bare."""
+    embedding: Tensor = output if isinstance(output, Tensor) else output.pooler_output
     return embedding
 
 
@@ -197,13 +204,13 @@ def _channels_first(pictures: NDArray[Any], device: torch.device) -> Tensor:
 
 
 def _inception(weights: Path) -> Any:
-    """torch-fidelity's network with these weights, of which nothing is run: they are tensors, or refused."""
+    """Return torch-fidelity's network with these weights; a file that holds anything but tensors is refused."""
     try:
         extractors = import_module(f"{_FIDELITY}.feature_extractor_inceptionv3")
     except ModuleNotFoundError as error:
         raise UserError(
-            "features.model: Inception needs the library torch-fidelity, which is not installed here; install it, or "
-            "take CLIP or DINOv2"
+            "features.model: Inception needs the library torch-fidelity, which is not installed; install it, or use "
+            "CLIP or DINOv2"
         ) from error
     with tempfile.TemporaryDirectory() as folder:
         plain = Path(folder) / "inception.pth"
@@ -214,7 +221,7 @@ def _inception(weights: Path) -> Any:
             )
         except RuntimeError as error:
             line = one_line(error, 200)
-            raise ModelError(f"{weights}: not the weights of FID's Inception ({line}); fetch them again") from error
+            raise ModelError(f"{weights}: not the weights of FID's Inception ({line}); download them again") from error
 
 
 def _tensors(weights: Path) -> dict[str, Tensor]:
@@ -228,7 +235,7 @@ def _tensors(weights: Path) -> dict[str, Tensor]:
         tensors: dict[str, Tensor] = read(weights)
     except (OSError, RuntimeError, ValueError, EOFError, UnpicklingError, SafetensorError) as error:
         line = one_line(error, 200)
-        raise ModelError(f"{weights}: not a file of weights that can be read ({line}); fetch it again") from error
+        raise ModelError(f"{weights}: not a readable file of weights ({line}); download it again") from error
     return tensors
 
 
@@ -237,4 +244,4 @@ def _unpickled(file: Path) -> Any:
 
 
 _BICUBIC = 3
-"""Pillow's number of it."""
+"""Pillow's number for bicubic resampling."""

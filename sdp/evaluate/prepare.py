@@ -1,4 +1,4 @@
-"""Everything that is settled before anything costly begins: the networks, the pictures, the checkpoint."""
+"""Checks and decisions before anything costly begins: networks, pictures, checkpoint."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,31 +11,31 @@ from sdp.datasets.output import HEAD, Head, Output, open_output, read_head
 from sdp.encode.pictures import Pictures, open_pictures
 from sdp.errors import DatasetError, UserError
 from sdp.evaluate.layout import GENERATED, KIND, REFERENCE
-from sdp.evaluate.loss import LossOrders, plan_loss
+from sdp.evaluate.loss import LossSpec, plan_loss
 from sdp.model import networks
 from sdp.model.networks import FeatureNetwork
 from sdp.storage import Storage, StorageOptions, is_read_only, open_storage
 
 
 @dataclass(frozen=True)
-class Side:
-    """One of the two sets of pictures, and the dataset of features that is made of it."""
+class PictureSet:
+    """One of the two sets of pictures, and the dataset of its features."""
 
     name: str
     pictures: Pictures
     clip: FeatureNetwork | None
-    """For the set that is judged alone."""
+    """The network of the CLIP score; None for the reference."""
     storage: Storage
-    """Of its features."""
+    """The folder of its features."""
     head: Head
     limit: int | None
 
     def begin(self, options: StorageOptions) -> Output:
-        """Open the features' dataset, and give new pictures their addresses."""
+        """Open the dataset of features, and assign addresses to new pictures."""
         return self.pictures.freeze(open_output(self.storage, self.head), self.limit, options)
 
     def taken_down(self, options: StorageOptions) -> bytes:
-        """The addresses that are taken down as of now, as a serialised bitmap."""
+        """Return the addresses that are taken down now, as a serialised bitmap."""
         dataset = self.pictures.dataset
         if dataset is None:
             return b""
@@ -44,36 +44,36 @@ class Side:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What is going to be done."""
+class EvaluatePlan:
+    """A checked evaluation."""
 
     config: EvaluateConfig
     clip: FeatureNetwork | None
     features: FeatureNetwork | None
-    sides: tuple[Side, ...]
-    made: Dataset | None
-    """The reference's features, where an earlier evaluation has made them."""
-    loss: LossOrders | None
+    sets: tuple[PictureSet, ...]
+    reused: Dataset | None
+    """The reference's features, if an earlier evaluation made them."""
+    loss: LossSpec | None
 
     @property
     def options(self) -> StorageOptions:
         return self.config.storage.options()
 
 
-def prepare(config: EvaluateConfig) -> Plan:
-    """Look at everything that can be wrong. Nothing is written."""
+def prepare(config: EvaluateConfig) -> EvaluatePlan:
+    """Check everything that is cheap to check. Writes nothing."""
     options = config.storage.options()
     output = open_storage(config.output.uri, options)
     loss = plan_loss(config)
-    sides: list[Side] = []
-    made = _made_before(config, options)
+    sets: list[PictureSet] = []
+    reused = _find_reused(config, options)
     generated = _open("source", config.source, options) if config.source.uri is not None else None
-    wanted = config.reference.uri is not None and made is None
-    reference = _open("reference", config.reference, options) if wanted else None
+    opens_reference = config.reference.uri is not None and reused is None
+    reference = _open("reference", config.reference, options) if opens_reference else None
     if config.clip.model is not None and generated is not None and not generated.captioned:
         raise UserError(
-            f"source.uri: {generated.uri} has no captions for a CLIP score; name source.caption_column, give the "
-            "dataset that the pictures are from, or remove clip.model"
+            f"source.uri: {generated.uri} has no captions for a CLIP score; set source.caption_column, use the dataset "
+            "that the pictures are from, or remove clip.model"
         )
     clip = networks.find(config.clip.model, "clip.model", storage=options) if config.clip.model is not None else None
     if clip is not None and clip.kind != "clip":
@@ -81,27 +81,27 @@ def prepare(config: EvaluateConfig) -> Plan:
     model = config.features.model
     features = networks.find(model, "features.model", storage=options) if model is not None else None
     if generated is not None:
-        sides.append(_side(GENERATED, generated, features, clip, output, config))
+        sets.append(_picture_set(GENERATED, generated, features, clip, output, config))
     if reference is not None:
-        sides.append(_side(REFERENCE, reference, features, None, output, config))
-    if made is not None:
-        _refuse_other_features(made, features, config)
-    return Plan(config, clip, features, tuple(sides), made, loss)
+        sets.append(_picture_set(REFERENCE, reference, features, None, output, config))
+    if reused is not None:
+        _refuse_other_features(reused, features, config)
+    return EvaluatePlan(config, clip, features, tuple(sets), reused, loss)
 
 
-def _open(key: str, told: PictureSource, options: StorageOptions) -> Pictures:
-    assert told.uri is not None
-    return open_pictures(key, told.uri, options, image=told.image_column, caption=told.caption_column)
+def _open(key: str, section: PictureSource, options: StorageOptions) -> Pictures:
+    assert section.uri is not None
+    return open_pictures(key, section.uri, options, image=section.image_column, caption=section.caption_column)
 
 
-def _side(
+def _picture_set(
     name: str,
     pictures: Pictures,
     features: FeatureNetwork | None,
     clip: FeatureNetwork | None,
     output: Storage,
     config: EvaluateConfig,
-) -> Side:
+) -> PictureSet:
     identity: dict[str, Any] = {"source.uri": pictures.uri, "image_column": pictures.columns.image}
     if features is not None:
         identity |= identity_of(features, config)
@@ -109,16 +109,16 @@ def _side(
         identity |= {"clip.digest": clip.digest, "caption_column": pictures.columns.caption}
     head = Head(KIND, config.output.rows_per_file, pictures.dataset is not None, identity)
     limit = config.limit if name == GENERATED else config.reference.limit
-    return Side(name, pictures, clip, output.child(name), head, limit)
+    return PictureSet(name, pictures, clip, output.child(name), head, limit)
 
 
 def identity_of(features: FeatureNetwork, config: EvaluateConfig) -> dict[str, Any]:
-    """What decides the features of a picture."""
+    """Return the keys that decide a picture's features."""
     resize = config.features.resize if features.kind == "inception" else None
     return {"features.digest": features.digest, "features.resize": resize}
 
 
-def _made_before(config: EvaluateConfig, options: StorageOptions) -> Dataset | None:
+def _find_reused(config: EvaluateConfig, options: StorageOptions) -> Dataset | None:
     uri = config.reference.uri
     if uri is None or "*" in uri or is_read_only(uri):
         return None
@@ -128,17 +128,17 @@ def _made_before(config: EvaluateConfig, options: StorageOptions) -> Dataset | N
     return open_dataset(folder, KIND)
 
 
-def _refuse_other_features(made: Dataset, features: FeatureNetwork | None, config: EvaluateConfig) -> None:
-    assert features is not None  # or the configuration would have been refused
+def _refuse_other_features(reused: Dataset, features: FeatureNetwork | None, config: EvaluateConfig) -> None:
+    assert features is not None  # the configuration requires it with a reference
     for name, value in identity_of(features, config).items():
-        there = made.head.identity.get(name)
-        if there != value:
+        earlier = reused.head.identity.get(name)
+        if earlier != value:
             raise DatasetError(
-                f"reference.uri: {made.storage.uri} has features by another network or resizing ({name} was {there!r} "
-                f"there and is {value!r} now); take the same, or name the pictures themselves"
+                f"reference.uri: {reused.storage.uri} has features of another network or resizing (there {name} is "
+                f"{earlier!r}, here {value!r}); use the same, or name the pictures themselves"
             )
 
 
 def pinned(network: FeatureNetwork) -> str:
-    """How a result names a network."""
+    """Return a network's name and digest, for a result."""
     return f"{replace(network.source, sha256=None)} sha256:{network.digest}"

@@ -1,4 +1,4 @@
-"""From features to the figures of an evaluation, and what is said of them."""
+"""The figures of an evaluation, computed from features, and remarks on them."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -16,11 +16,11 @@ from sdp.config import EvaluateConfig
 from sdp.datasets.manifest import Dataset
 from sdp.datasets.parts import iter_rows
 from sdp.evaluate.layout import CLIP, FEATURES
-from sdp.evaluate.loss import LossFound, LossOrders
+from sdp.evaluate.loss import LossSpec, MeasuredLoss
 from sdp.evaluate.metrics import (
     LEAST_FOR_INFINITY,
+    FeatureSample,
     Frechet,
-    Held,
     frechet_infinity,
     kernel_distance,
     mean_and_error,
@@ -28,32 +28,33 @@ from sdp.evaluate.metrics import (
 
 FORMAT = 1
 _MOST_HELD = 50_000
-"""Pictures of a set of which the features are held in memory, for subsets: 400 MB of Inception's."""
+"""Most pictures of a set whose features are kept in memory for subsets: 400 MB of Inception's."""
 _BATCH = 4096
 _SMALL = 10_000
-"""Pictures below which FID is told with a warning."""
+"""FID of fewer pictures comes with a warning."""
 
 
 @dataclass(frozen=True)
-class Looked:
-    """A set of pictures that was looked at, and the addresses of it that are taken down by now."""
+class FeatureSet:
+    """The features of a set of pictures, and the addresses that have been taken down since."""
 
     dataset: Dataset
     taken_down: bytes = b""
 
     def batches(self, column: str) -> Iterator[pa.RecordBatch]:
-        gone = BitMap64.deserialize(self.taken_down) if self.taken_down else BitMap64()
+        """Yield batches of `row` and a column, without rows taken down."""
+        taken_down = BitMap64.deserialize(self.taken_down) if self.taken_down else BitMap64()
         parts = self.dataset.parts
         for path, written in zip(parts["path"].to_pylist(), parts["written"].to_pylist(), strict=True):
             if not written:
                 continue
             for batch in iter_rows(self.dataset.storage, path, ["row", column], _BATCH):
-                if gone:
-                    batch = batch.filter(pa.array([row not in gone for row in batch["row"].to_pylist()]))
+                if taken_down:
+                    batch = batch.filter(pa.array([row not in taken_down for row in batch["row"].to_pylist()]))
                 yield batch
 
     def features(self) -> Iterator[NDArray[np.float32]]:
-        """All of them, a batch at a time."""
+        """Yield all features, a batch at a time."""
         for batch in self.batches(FEATURES):
             column = batch[FEATURES]
             width = column.type.byte_width
@@ -61,83 +62,86 @@ class Looked:
             yield raw.view(np.float32).reshape(len(column), width // 4)
 
     def scores(self) -> NDArray[np.float32]:
-        """The CLIP scores that there are."""
+        """Return the CLIP scores of all pictures that have one."""
         columns = [batch[CLIP].drop_null().to_numpy() for batch in self.batches(CLIP)]
         return np.concatenate([np.zeros(0, np.float32), *columns])
 
 
-def clip_score(looked: Looked) -> dict[str, Any]:
-    """The mean of 100 · cosine."""
-    scores = looked.scores()
+def clip_score(features: FeatureSet) -> dict[str, Any]:
+    """Return the CLIP score: the mean of 100 · cosine."""
+    scores = features.scores()
     if not len(scores):
         return {"score": None, "pictures": 0}
     mean, error = mean_and_error(scores)
     return {"score": mean, "standard_error": error, "pictures": len(scores)}
 
 
-def distances(generated: Looked, reference: Looked, config: EvaluateConfig) -> dict[str, Any]:
-    """FID, FID-infinity and KID."""
-    ours, theirs = (_held(side, config.seed) for side in (generated, reference))
-    assert ours.moments is not None
-    assert theirs.moments is not None
-    frechet = Frechet(theirs.moments.gaussian())
-    counts = {"generated": ours.moments.count, "reference": theirs.moments.count}
-    found: dict[str, Any] = {"fid": {"value": frechet.to(ours.moments.gaussian()), **counts}}
-    infinity = frechet_infinity(ours.rows, frechet, config.fid.infinity_points, config.seed)
-    found["fid_infinity"] = asdict(infinity) if infinity is not None else None
-    kid = kernel_distance(ours.rows, theirs.rows, config.kid.subsets, config.kid.subset_size, config.seed)
-    found["kid"] = asdict(kid) if kid is not None else None
-    return found
+def distances(generated: FeatureSet, reference: FeatureSet, config: EvaluateConfig) -> dict[str, Any]:
+    """Return FID, FID-infinity and KID."""
+    sample, target = (_sample(features, config.seed) for features in (generated, reference))
+    assert sample.moments is not None
+    assert target.moments is not None
+    frechet = Frechet(target.moments.gaussian())
+    infinity = frechet_infinity(sample.rows, frechet, config.fid.infinity_points, config.seed)
+    kid = kernel_distance(sample.rows, target.rows, config.kid.subsets, config.kid.subset_size, config.seed)
+    return {
+        "fid": {
+            "value": frechet.to(sample.moments.gaussian()),
+            "generated": sample.moments.count,
+            "reference": target.moments.count,
+        },
+        "fid_infinity": asdict(infinity) if infinity is not None else None,
+        "kid": asdict(kid) if kid is not None else None,
+    }
 
 
-def similarity(generated: Looked, reference: Looked) -> float:
-    """The mean cosine over all pairs of a picture of each set: CLIP-I and DINO of the DreamBooth paper."""
-    ours, theirs = (_mean_direction(side) for side in (generated, reference))
-    return float(ours @ theirs)
+def similarity(generated: FeatureSet, reference: FeatureSet) -> float:
+    """Return the mean cosine over all pairs of pictures, one of each set: CLIP-I and DINO of the DreamBooth paper."""
+    return float(_mean_direction(generated) @ _mean_direction(reference))
 
 
-def _mean_direction(looked: Looked) -> NDArray[np.float64]:
-    rows = np.concatenate(list(looked.features())).astype(np.float64)
+def _mean_direction(features: FeatureSet) -> NDArray[np.float64]:
+    rows = np.concatenate(list(features.features())).astype(np.float64)
     mean: NDArray[np.float64] = (rows / np.linalg.norm(rows, axis=1, keepdims=True)).mean(axis=0)
     return mean
 
 
-def _held(looked: Looked, seed: int) -> Held:
-    return Held(_MOST_HELD, looked.dataset.manifest.counts.written, seed).take(looked.features())
+def _sample(features: FeatureSet, seed: int) -> FeatureSample:
+    return FeatureSample(_MOST_HELD, features.dataset.manifest.counts.written, seed).take(features.features())
 
 
-def loss_figures(orders: LossOrders, found: LossFound) -> dict[str, Any]:
-    """The loss of a checkpoint."""
+def loss_figures(spec: LossSpec, loss: MeasuredLoss) -> dict[str, Any]:
+    """Return the entry of a checkpoint's loss."""
     return {
-        "checkpoint": orders.checkpoint.uri,
-        "run": orders.checkpoint.uri.rpartition("/checkpoints/")[0],
-        "weights": "ema" if orders.ema else "raw",
-        "dataset": orders.dataset,
-        "held_out_of_training": orders.source is None,
-        "mean": found.mean,
-        "standard_error": found.error,
-        "rows": found.rows,
-        "by_timestep": dict(found.by_timestep),
+        "checkpoint": spec.checkpoint.uri,
+        "run": spec.checkpoint.uri.rpartition("/checkpoints/")[0],
+        "weights": "ema" if spec.ema else "raw",
+        "dataset": spec.dataset,
+        "held_out_of_training": spec.source is None,
+        "mean": loss.mean,
+        "standard_error": loss.error,
+        "rows": loss.rows,
+        "by_timestep": dict(loss.by_timestep),
     }
 
 
 def notes(figures: Mapping[str, Any], config: EvaluateConfig) -> list[str]:
-    """What a reader has to know before comparing."""
-    said = []
+    """Return remarks that a reader needs before comparing figures."""
+    remarks = []
     if "fid" in figures:
         least = min(figures["fid"]["generated"], figures["fid"]["reference"])
         if least < _SMALL:
-            said.append(
-                f"FID of {least:,} pictures is too high, and the more so the fewer there are: compare it with sets of "
-                "the same sizes alone; KID does not depend on them"
+            remarks.append(
+                f"FID of {least:,} pictures is biased upwards, more so the fewer there are: compare it only with sets "
+                "of the same sizes; KID has no such bias"
             )
         if figures["fid_infinity"] is None and config.fid.infinity_points:
-            said.append(f"no FID-infinity: it needs {LEAST_FOR_INFINITY:,} pictures")
-    return said
+            remarks.append(f"no FID-infinity: it needs {LEAST_FOR_INFINITY:,} pictures")
+    return remarks
 
 
 def to_bytes(figures: Mapping[str, Any], config: EvaluateConfig) -> bytes:
-    """evaluation.json."""
+    """Return the content of evaluation.json."""
     data = {
         "format": FORMAT,
         "kind": "evaluation",

@@ -1,4 +1,4 @@
-"""What an evaluator does with a unit: look at its pictures and publish their features as a part."""
+"""An evaluator's work on a unit: compute the features of its pictures and publish them as a part."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -30,12 +30,12 @@ from sdp.storage import Storage, StorageOptions
 
 LAYOUT = Layout(row_group_rows=1024)
 Task = tuple[str, Work, Sequence[Piece]]
-"""The name of a set, a unit of it, and what is to be read."""
+"""The name of a set, a unit of it, and the pieces to read."""
 
 
 @dataclass(frozen=True)
-class Orders:
-    """What every evaluator is told about one set of pictures."""
+class EvaluateSpec:
+    """The settings of the evaluators for one set of pictures."""
 
     features: FeatureNetwork | None
     clip: FeatureNetwork | None
@@ -46,171 +46,170 @@ class Orders:
     output: Storage
     storage: StorageOptions
     taken_down: bytes = b""
-    """Addresses, as a serialised bitmap."""
+    """Addresses to leave out, as a serialised bitmap."""
     repeated: Repeated | None = None
     foreign: bool = True
-    """Whether the pictures are not of a dataset of sdp, and so are decoded by none but sandboxed decoders."""
+    """True if the pictures are not a dataset of sdp, so that only sandboxed decoders may read them."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Ready:
-    """A picture as the networks take it."""
+class _Prepared:
+    """A picture in the forms that the networks expect."""
 
     row: int
     views: tuple[Prepared, ...]
-    """For each network."""
+    """One for each network."""
     caption: str
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
-    """What the networks made of some pictures."""
+class _Batch:
+    """The networks' results for a batch of pictures."""
 
     rows: Sequence[int]
     features: Rows | None
     scores: NDArray[np.float32] | None
-    """NaN where there is no caption to go with."""
+    """CLIP scores; NaN without a caption."""
 
 
-class Worker:
-    """One evaluator, for units of several sets: a network is loaded with the first unit that needs it."""
+class EvaluateWorker:
+    """An evaluator for units of several sets; it loads a network with the first unit that needs it."""
 
-    def __init__(self, orders: Mapping[str, Orders]) -> None:
-        self._orders = orders
+    def __init__(self, spec: Mapping[str, EvaluateSpec]) -> None:
+        self._spec = spec
         self._loaded: dict[str, Network] = {}
         self._sandbox: Sandbox | None = None
 
-    def make(self, task: Task, seen: Callable[[int], None] = lambda _: None) -> tuple[str, PartInfo]:
-        """Look at the pictures of a unit of a set; `seen` is called with how many were done, now and then."""
+    def make(self, task: Task, on_rows: Callable[[int], None] = lambda _: None) -> tuple[str, PartInfo]:
+        """Compute a unit's features and publish them; call `on_rows` with the number of pictures after each batch."""
         name, work, pieces = task
-        orders = self._orders[name]
-        if orders.foreign and self._sandbox is None:
-            self._sandbox = Sandbox(child.pixels, MAX_PIXELS, orders.threads)
-        return name, _Look(orders, self._networks(orders), self._sandbox).at(work, pieces, seen)
+        spec = self._spec[name]
+        if spec.foreign and self._sandbox is None:
+            self._sandbox = Sandbox(child.pixels, MAX_PIXELS, spec.threads)
+        return name, _UnitRun(spec, self._networks(spec), self._sandbox).run(work, pieces, on_rows)
 
-    def _networks(self, orders: Orders) -> dict[str, Network]:
-        """Those that look at a set, by their digests."""
+    def _networks(self, spec: EvaluateSpec) -> dict[str, Network]:
+        """Return the networks of a set, by digest."""
         device = choose_device()
-        wanted: dict[str, Network] = {}
-        for key, network in (("features.model", orders.features), ("clip.model", orders.clip)):
+        selected: dict[str, Network] = {}
+        for key, network in (("features.model", spec.features), ("clip.model", spec.clip)):
             if network is None:
                 continue
             if network.digest not in self._loaded:
-                here = networks.find(network.source, key, storage=orders.storage)  # this may be another machine
-                self._loaded[network.digest] = load_network(here, orders.resize, device)
-            wanted[network.digest] = self._loaded[network.digest]
-        return wanted
+                local = networks.find(network.source, key, storage=spec.storage)  # on this machine
+                self._loaded[network.digest] = load_network(local, spec.resize, device)
+            selected[network.digest] = self._loaded[network.digest]
+        return selected
 
 
-class _Look:
-    """Looks at one unit."""
+class _UnitRun:
+    """The work on one unit."""
 
-    def __init__(self, orders: Orders, networks: Mapping[str, Network], sandbox: Sandbox | None) -> None:
-        self._orders, self._networks, self._sandbox = orders, networks, sandbox
-        self._batch = orders.batch_size
-        self._taken_down = BitMap64.deserialize(orders.taken_down) if orders.taken_down else BitMap64()
+    def __init__(self, spec: EvaluateSpec, networks: Mapping[str, Network], sandbox: Sandbox | None) -> None:
+        self._spec, self._networks, self._sandbox = spec, networks, sandbox
+        self._batch = spec.batch_size
+        self._taken_down = BitMap64.deserialize(spec.taken_down) if spec.taken_down else BitMap64()
 
-    def at(self, work: Work, pieces: Sequence[Piece], seen: Callable[[int], None]) -> PartInfo:
+    def run(self, work: Work, pieces: Sequence[Piece], on_rows: Callable[[int], None]) -> PartInfo:
         outcomes: list[Outcome] = []
-        found: list[_Seen] = []
-        batch: list[_Ready] = []
-        columns, storage = self._orders.columns, self._orders.storage
+        results: list[_Batch] = []
+        batch: list[_Prepared] = []
+        columns, storage = self._spec.columns, self._spec.storage
         pictures = (row for piece in pieces for row in read_piece(piece, columns, options=storage))
-        for each in ordered_map(self._prepare, pictures, self._orders.threads):
+        for each in ordered_map(self._prepare, pictures, self._spec.threads):
             if isinstance(each, Outcome):
                 outcomes.append(each)
                 continue
             batch.append(each)
             if len(batch) >= self._batch:
-                found += self._look(batch, outcomes)
-                seen(len(batch))
+                results += self._embed(batch, outcomes)
+                on_rows(len(batch))
                 batch = []
-        found += self._look(batch, outcomes)
-        table = self._table(found).sort_by("row")
+        results += self._embed(batch, outcomes)
+        table = self._table(results).sort_by("row")
         outcomes += [Outcome(row, WRITTEN) for row in table["row"].to_pylist()]
-        return write_part(self._orders.output, KIND, work, table, account_table(outcomes), layout=LAYOUT)
+        return write_part(self._spec.output, KIND, work, table, account_table(outcomes), layout=LAYOUT)
 
-    def _prepare(self, picture: SourceRow) -> _Ready | Outcome:
+    def _prepare(self, picture: SourceRow) -> _Prepared | Outcome:
         row = picture.row
         if row in self._taken_down:
             return Outcome(row, FILTERED, "tombstone")
-        if self._orders.repeated is not None and row in self._orders.repeated:
+        if self._spec.repeated is not None and row in self._spec.repeated:
             return Outcome(row, FILTERED, REASON)
         try:
             if picture.image is None:
                 raise RowError("empty", "the row has no image")
-            pixels = self._decoded(picture.image)
+            pixels = self._decode(picture.image)
             views = tuple(network.prepare(pixels) for network in self._networks.values())
         except RowError as error:
             return Outcome(row, FAILED, error.reason, error.detail)
-        return _Ready(row, views, (picture.caption or "").strip())
+        return _Prepared(row, views, (picture.caption or "").strip())
 
-    def _decoded(self, data: bytes | memoryview) -> Pixels:
-        if not self._orders.foreign:
+    def _decode(self, data: bytes | memoryview) -> Pixels:
+        if not self._spec.foreign:
             return decode(data).pixels
         assert self._sandbox is not None
-        reply, pixels = self._sandbox(data)
-        return np.frombuffer(pixels, np.uint8).reshape(reply["shape"])
+        return child.unpacked(*self._sandbox(data))
 
-    def _look(self, batch: Sequence[_Ready], outcomes: list[Outcome]) -> list[_Seen]:
-        """In as many goes as memory has room for."""
-        seen: list[_Seen] = []
+    def _embed(self, batch: Sequence[_Prepared], outcomes: list[Outcome]) -> list[_Batch]:
+        """Compute features, in smaller batches if memory is short."""
+        results: list[_Batch] = []
         at = 0
         while at < len(batch):
-            some = batch[at : at + self._batch]
+            pictures = batch[at : at + self._batch]
             try:
-                seen.append(self._finite(self._features(some), outcomes))
-                at += len(some)
+                results.append(self._keep_finite(self._features(pictures), outcomes))
+                at += len(pictures)
             except torch.OutOfMemoryError as error:
                 if self._batch == 1:
                     raise SdpError(
-                        "scaling.batch_size: no memory for a single picture; take a larger GPU (scaling.accelerator)"
+                        "scaling.batch_size: no memory for a single picture; choose a larger GPU (scaling.accelerator)"
                     ) from error
                 self._batch //= 2
-        return seen
+        return results
 
-    def _features(self, batch: Sequence[_Ready]) -> _Seen:
-        orders = self._orders
+    def _features(self, batch: Sequence[_Prepared]) -> _Batch:
+        spec = self._spec
         rows = {
-            digest: network.look([each.views[n] for each in batch])
+            digest: network.embed([each.views[n] for each in batch])
             for n, (digest, network) in enumerate(self._networks.items())
         }
         scores = None
-        if orders.clip is not None:
-            clip = self._networks[orders.clip.digest]
+        if spec.clip is not None:
+            clip = self._networks[spec.clip.digest]
             assert isinstance(clip, Clip)
             captioned = np.array([bool(each.caption) for each in batch])
             scores = np.full(len(batch), np.nan, np.float32)
             scores[captioned] = clip.scores(
-                rows[orders.clip.digest][captioned], [each.caption for each in batch if each.caption]
+                rows[spec.clip.digest][captioned], [each.caption for each in batch if each.caption]
             )
-        return _Seen([each.row for each in batch], rows[orders.features.digest] if orders.features else None, scores)
+        return _Batch([each.row for each in batch], rows[spec.features.digest] if spec.features else None, scores)
 
-    def _finite(self, seen: _Seen, outcomes: list[Outcome]) -> _Seen:
-        """Without what came to NaN or infinity."""
-        if seen.features is None:
-            return seen
-        good = np.logical_and.reduce(np.isfinite(seen.features), axis=1)
-        outcomes += [Outcome(row, FAILED, "not_finite") for row, ok in zip(seen.rows, good, strict=True) if not ok]
-        rows = [row for row, ok in zip(seen.rows, good, strict=True) if ok]
-        return _Seen(rows, seen.features[good], None if seen.scores is None else seen.scores[good])
+    def _keep_finite(self, batch: _Batch, outcomes: list[Outcome]) -> _Batch:
+        """Return the rows without NaN or infinity; record the others as failed."""
+        if batch.features is None:
+            return batch
+        good = np.logical_and.reduce(np.isfinite(batch.features), axis=1)
+        outcomes += [Outcome(row, FAILED, "not_finite") for row, ok in zip(batch.rows, good, strict=True) if not ok]
+        rows = [row for row, ok in zip(batch.rows, good, strict=True) if ok]
+        return _Batch(rows, batch.features[good], None if batch.scores is None else batch.scores[good])
 
-    def _table(self, found: Sequence[_Seen]) -> pa.Table:
-        orders = self._orders
-        rows = pa.array([row for seen in found for row in seen.rows], pa.int64())
+    def _table(self, results: Sequence[_Batch]) -> pa.Table:
+        spec = self._spec
+        rows = pa.array([row for batch in results for row in batch.rows], pa.int64())
         columns, schema = [rows], [pa.field("row", pa.int64(), nullable=False)]
-        if orders.features is not None:
-            width = self._networks[orders.features.digest].width
+        if spec.features is not None:
+            width = self._networks[spec.features.digest].width
             empty = np.zeros((0, width), np.float32)
-            features = np.concatenate([empty, *(seen.features for seen in found if seen.features is not None)])
+            features = np.concatenate([empty, *(batch.features for batch in results if batch.features is not None)])
             kind = pa.binary(4 * width)
             data = pa.py_buffer(np.ascontiguousarray(features, np.float32))
             columns.append(pa.FixedSizeBinaryArray.from_buffers(kind, len(features), [None, data]))
             metadata = {"shape": json.dumps([width]), "dtype": "float32"}
             schema.append(pa.field(FEATURES, kind, nullable=False, metadata=metadata))
-        if orders.clip is not None:
+        if spec.clip is not None:
             none = np.zeros(0, np.float32)
-            scores = np.concatenate([none, *(seen.scores for seen in found if seen.scores is not None)])
+            scores = np.concatenate([none, *(batch.scores for batch in results if batch.scores is not None)])
             columns.append(pa.array(scores, pa.float32(), mask=np.isnan(scores)))
             schema.append(pa.field(CLIP, pa.float32()))
         return pa.table(columns, schema=pa.schema(schema))

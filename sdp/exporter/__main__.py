@@ -58,23 +58,23 @@ def serve(options: argparse.Namespace) -> int:
     if not 0 < options.timeout_s <= 60:
         raise UserError(f"--timeout-s: expected more than 0 and at most 60, got {options.timeout_s:g}")
     if not (options.host_proc / "self").exists():
-        raise UserError(f"--host-proc: {options.host_proc} is no proc file system")
+        raise UserError(f"--host-proc: {options.host_proc} is not a proc file system")
     if bool(options.tls_cert) != bool(options.tls_key) or (options.tls_client_ca and not options.tls_cert):
         raise UserError("--tls-cert, --tls-key: expected both, or neither of them and no --tls-client-ca")
     try:
         from prometheus_client import CollectorRegistry, ProcessCollector
 
-        from sdp.exporter.collect import Collector, Settings
+        from sdp.exporter.collect import Collector, ExporterSettings
         from sdp.exporter.server import Server, Tls
     except ModuleNotFoundError as error:
         raise UserError(f"{error.name} is not installed: pip install 'sdp[exporter]'") from error
 
-    # Blocked in every thread and taken by sigwait below, so that no handler interrupts anything.
+    # Blocked in every thread and received by sigwait below, so that no handler interrupts other code.
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP)
     registry = CollectorRegistry()
     ProcessCollector(namespace="sdp_exporter", registry=registry)
     collector = Collector(
-        Settings(
+        ExporterSettings(
             node=options.node or os.environ.get("NODE_NAME", "") or os.uname().nodename,
             timeout_s=options.timeout_s,
             proc=options.host_proc,
@@ -86,7 +86,7 @@ def serve(options: argparse.Namespace) -> int:
     server = Server(options.address, options.port, registry, tls)
     server.start()
     say(f"sdp.exporter: listening on {server.url}")
-    collector.scrape()  # logs at once what there is, and opens the driver before the first client's scrape
+    collector.scrape()  # logs the GPUs, and opens the driver before the first client's scrape
     signal.sigwait(STOP)
     server.stop()
     collector.stop()
@@ -98,5 +98,5 @@ if __name__ == "__main__":
     code = main()
     logging.shutdown()
     sys.stderr.flush()
-    # A thread may hang inside the driver's library, whose cleanup would then hang too: skip it.
+    # Skip cleanup, which would hang if a thread hangs inside the driver's library.
     os._exit(code)

@@ -1,20 +1,8 @@
-"""Every metric that the exporter may export. Nothing else is exported."""
+"""Every metric that the exporter exports."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
-
-UNITS = {
-    "_bytes_per_second": "bytes/second",
-    "_bytes": "bytes",
-    "_watts": "watts",
-    "_joules": "joules",
-    "_celsius": "celsius",
-    "_hertz": "hertz",
-    "_ratio": "ratio",
-    "_seconds": "seconds",
-}
-"""Unit by the end of a name, but for `_total`; other metrics are counts, flags or numbers without a unit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,26 +15,21 @@ class Metric:
     def type(self) -> Literal["gauge", "counter"]:
         return "counter" if self.name.endswith("_total") else "gauge"
 
-    @property
-    def unit(self) -> str:
-        base = self.name.removesuffix("_total")
-        return next((unit for end, unit in UNITS.items() if base.endswith(end)), "")
-
 
 NODE = ("node",)
 GPU = ("gpu", "uuid", "product", "node")
-"""The labels of all metrics of a GPU: its index on the node, its UUID, its product name, and the node."""
+"""Labels of every metric of a GPU: its index on the node, its UUID, its product name, and the node."""
 MIG = (*GPU, "mig_uuid", "mig_profile", "gpu_instance", "compute_instance")
 OWNER = (
     *("container_pid", "process", "namespace", "pod", "pod_uid", "container", "container_id"),
     *("ray_cluster", "ray_group"),
 )
-"""`container_pid` is the pid inside the container, as in `sdp_process_info`; PROCESS's `pid` is the host's."""
+"""`container_pid` is the pid inside the container, as in `sdp_process_info`; `pid` in PROCESS is the host's."""
 PROCESS = (*GPU, "mig_uuid", "pid", *OWNER)
 
 HELP: Mapping[tuple[str, ...], Mapping[str, str]] = {
     GPU: {
-        "sdp_gpu_up": "1 if the GPU answered this scrape, 0 if it is known and did not.",
+        "sdp_gpu_up": "1 if the GPU answered this scrape, 0 if it is known but did not.",
         "sdp_gpu_reading_age_seconds": "Time since the GPU last answered.",
         "sdp_gpu_utilization_ratio": "Share of the driver's last sampling period in which any kernel ran.",
         "sdp_gpu_memory_utilization_ratio": "Share of that period in which memory was read or written.",
@@ -76,12 +59,12 @@ HELP: Mapping[tuple[str, ...], Mapping[str, str]] = {
         "sdp_gpu_nvlink_active_links": "NVLinks that are up.",
         "sdp_gpu_xid_errors_total": "XID errors reported by the driver since the exporter started.",
         "sdp_gpu_row_remap_pending": "1 if a memory row is replaced at the next reset.",
-        "sdp_gpu_row_remap_failed": "1 if a memory row could not be replaced: have the board exchanged.",
+        "sdp_gpu_row_remap_failed": "1 if a memory row could not be replaced: exchange the board.",
         "sdp_gpu_retired_pages_pending": "1 if memory pages are retired at the next reboot.",
     },
     (*GPU, "pci_bus_id", "minor", "vbios", "mig"): {"sdp_gpu_info": "1; what the GPU is."},
     (*GPU, "mig_uuid", "namespace", "pod", "container"): {
-        "sdp_gpu_pod_info": "1 for each container to which the kubelet has allotted the GPU or a slice; idle ones too.",
+        "sdp_gpu_pod_info": "1 for each container to which the kubelet has allotted the GPU or a slice, even if idle.",
     },
     (*GPU, "limit"): {
         "sdp_gpu_temperature_limit_celsius": "Temperature at which the GPU slows down or shuts down, or its maximum.",
@@ -91,7 +74,7 @@ HELP: Mapping[tuple[str, ...], Mapping[str, str]] = {
         "sdp_gpu_clock_max_hertz": "Highest clock of that part.",
     },
     (*GPU, "reason"): {
-        "sdp_gpu_throttle_reason": "1 if this lowers clocks; gpu_idle and applications_clocks_setting are no fault.",
+        "sdp_gpu_throttle_reason": "1 if this lowers clocks; gpu_idle and applications_clocks_setting are not faults.",
     },
     (*GPU, "cause"): {
         "sdp_gpu_throttled_seconds_total": "Time of lowered clocks by cause, since the driver was loaded.",
@@ -123,11 +106,11 @@ HELP: Mapping[tuple[str, ...], Mapping[str, str]] = {
         "sdp_exporter_up": "1 if the driver answered this scrape and, if there are GPUs, at least one of them did.",
         "sdp_exporter_gpus": "GPUs that the driver counts.",
         "sdp_exporter_reading_age_seconds": "Time since sdp_exporter_up was last 1; absent before the first time.",
-        "sdp_exporter_read_seconds": "Time that this scrape took to read everything.",
+        "sdp_exporter_read_seconds": "Duration of this scrape.",
         "sdp_exporter_kubelet_up": "1 if the kubelet's pod-resources API answered this scrape.",
     },
     (*NODE, "gpu", "call", "error"): {
-        "sdp_exporter_errors_total": "Failed calls by GPU (if about one), call and error; timeout: did not return.",
+        "sdp_exporter_errors_total": "Failed calls by GPU (if about one), call and error; timeout: no return.",
     },
     (*NODE, "state"): {
         "sdp_exporter_processes": "Processes on GPUs: known, unreadable (environment), unknown (not in /proc).",

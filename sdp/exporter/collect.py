@@ -1,4 +1,4 @@
-"""One scrape: asks the driver, all GPUs at once, /proc and the kubelet, and goes on without late replies."""
+"""One scrape: asks the driver, all GPUs at once, /proc and the kubelet, and continues without late replies."""
 
 import logging
 import threading
@@ -17,19 +17,19 @@ from sdp.exporter.metrics import Snapshot, families
 from sdp.exporter.nvml import CallError, Driver, DriverReader, Gpu, GpuReader, Identity, Reading
 from sdp.exporter.podresources import Allotment
 from sdp.exporter.processes import Facts, Owner, Processes, owner_of
-from sdp.exporter.worker import Worker
+from sdp.exporter.reader_thread import ReaderThread
 
 LOG = logging.getLogger(__name__)
 T = TypeVar("T")
 Allotments = Mapping[str, tuple[Allotment, ...]]
 FOR_DEVICES = 0.8
-"""Share of a scrape's time for the driver and the kubelet; the rest is for /proc."""
+"""Share of a scrape's time for the driver and the kubelet; /proc gets the rest."""
 MAX_GPUS = 64
-"""No machine has more; a driver that counts more is not believed."""
+"""Limit on the GPUs that a driver may report; no machine has more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class ExporterSettings:
     """The exporter's options."""
 
     node: str
@@ -40,25 +40,27 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True)
-class _GpuWorker:
+class _GpuThreads:
+    """The threads that read one GPU."""
+
     reader: GpuReader
-    worker: Worker[Reading[Gpu]]
-    pcie: Worker[None]
+    readings: ReaderThread[Reading[Gpu]]
+    pcie: ReaderThread[None]
 
 
 class Collector:
     """Prometheus' collector: each `collect` is one scrape. Concurrent scrapes share readings."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: ExporterSettings) -> None:
         self._settings = settings
         self._patience_s = settings.timeout_s * FOR_DEVICES
         self._driver_reader = DriverReader()
-        self._driver = Worker("driver", self._read_driver, patience_s=self._patience_s)
-        self._gpus: dict[int, _GpuWorker] = {}
-        self._kubelet = Worker("kubelet", self._read_kubelet, patience_s=self._patience_s)
+        self._driver = ReaderThread("driver", self._read_driver, patience_s=self._patience_s)
+        self._gpus: dict[int, _GpuThreads] = {}
+        self._kubelet = ReaderThread("kubelet", self._read_kubelet, patience_s=self._patience_s)
         self._processes = Processes(settings.proc)
         self._pids: frozenset[int] = frozenset()
-        self._proc = Worker("processes", self._read_proc, patience_s=self._patience_s)
+        self._proc = ReaderThread("processes", self._read_proc, patience_s=self._patience_s)
         self._facts: Mapping[int, Facts | None] = {}
         self._xids = XidWatch()
         self._lock = threading.Lock()
@@ -109,19 +111,19 @@ class Collector:
             )
 
     def stop(self) -> None:
-        """End the threads that are idle. Those that hang in the driver cannot be ended; they are daemons."""
+        """End the idle threads. Threads that hang in the driver cannot be ended; they are daemons."""
         self._xids.stop()
         with self._lock:
-            gpus = [worker for one in self._gpus.values() for worker in (one.worker, one.pcie)]
-        workers: list[Worker[Any]] = [self._driver, self._kubelet, self._proc, *gpus]
-        for worker in workers:
-            worker.stop()
+            gpus = [thread for one in self._gpus.values() for thread in (one.readings, one.pcie)]
+        threads: list[ReaderThread[Any]] = [self._driver, self._kubelet, self._proc, *gpus]
+        for thread in threads:
+            thread.stop()
 
     def _wait(
-        self, worker: Worker[T], ticket: int, until: float, call: Callable[[], str], *, gpu: str = ""
+        self, thread: ReaderThread[T], ticket: int, until: float, call: Callable[[], str], *, gpu: str = ""
     ) -> T | None:
-        """Return a worker's reading; None, and an error that is counted, if it is late or failed."""
-        answer = worker.answer(ticket, until)
+        """Return a thread's reading; count an error and return None if it is late or failed."""
+        answer = thread.answer(ticket, until)
         if answer.value is None:
             self._count([CallError(gpu, call() or "read", "timeout" if answer.late else "exception")])
         return answer.value
@@ -136,18 +138,18 @@ class Collector:
         return reading.value if reading else None
 
     def _ask_gpus(self, count: int, until: float) -> dict[int, Gpu | None]:
-        workers = [self._gpu(index) for index in range(min(count, MAX_GPUS))]
-        tickets = [one.worker.ask() for one in workers]
+        threads = [self._gpu(index) for index in range(min(count, MAX_GPUS))]
+        tickets = [one.readings.ask() for one in threads]
         gpus: dict[int, Gpu | None] = {}
-        for index, (one, ticket) in enumerate(zip(workers, tickets, strict=True)):
-            reading = self._wait(one.worker, ticket, until, one.reader.current_call, gpu=str(index))
+        for index, (one, ticket) in enumerate(zip(threads, tickets, strict=True)):
+            reading = self._wait(one.readings, ticket, until, one.reader.current_call, gpu=str(index))
             gpus[index] = reading.value if reading else None
-            one.pcie.ask()  # for the next scrape: nobody waits for it
+            one.pcie.ask()  # for the next scrape, so nothing waits for it here
             if one.pcie.stuck:
                 self._count([CallError(str(index), one.reader.pcie.calls.current, "timeout")])
         return gpus
 
-    def _gpu(self, index: int) -> _GpuWorker:
+    def _gpu(self, index: int) -> _GpuThreads:
         with self._lock:
             if index not in self._gpus:
                 reader = GpuReader(index)
@@ -157,13 +159,15 @@ class Collector:
                     self._count(reading.errors)
                     return reading
 
-                worker = Worker(f"gpu-{index}", read, patience_s=self._patience_s)
-                pcie = Worker(f"pcie-{index}", lambda: self._count(reader.pcie.read()), patience_s=self._patience_s)
-                self._gpus[index] = _GpuWorker(reader, worker, pcie)
+                readings = ReaderThread(f"gpu-{index}", read, patience_s=self._patience_s)
+                pcie = ReaderThread(
+                    f"pcie-{index}", lambda: self._count(reader.pcie.read()), patience_s=self._patience_s
+                )
+                self._gpus[index] = _GpuThreads(reader, readings, pcie)
             return self._gpus[index]
 
     def _lost(self, gpus: Iterable[Gpu], indexes: Iterable[int]) -> tuple[Identity, ...]:
-        """Return known GPUs that did not answer, and indexes that the driver counts and no known GPU had."""
+        """Return known GPUs that did not answer, and indexes that the driver counts but no known GPU has."""
         present = {gpu.identity.uuid for gpu in gpus}
         lost = [identity for uuid, (identity, _) in self._answered.items() if uuid not in present]
         named = {gpu.identity.index for gpu in gpus} | {identity.index for identity in lost}
@@ -175,7 +179,7 @@ class Collector:
         return self._processes.look_up(sorted(pids))
 
     def _ask_proc(self, gpus: Iterable[Gpu], until: float) -> Mapping[int, Facts | None]:
-        """Return the earlier result if /proc does not answer: reading an environment may hang with its process."""
+        """Return the processes' facts, or the previous ones if /proc hangs, as an environment may with its process."""
         pids = frozenset(process.pid for gpu in gpus for process in gpu.processes)
         if not pids:
             return {}

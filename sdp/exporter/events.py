@@ -1,4 +1,4 @@
-"""Listens for XID errors, which the driver reports once, as events, to those that listen at the time."""
+"""Listens for XID errors, which the driver reports only once, as events, to current listeners."""
 
 import logging
 import threading
@@ -9,18 +9,19 @@ from typing import Any
 
 import pynvml  # type: ignore[import-untyped]  # NVIDIA ships it without types
 
+from sdp.backoff import backoff
 from sdp.exporter.nvml import UNSUPPORTED, address_of
 
 LOG = logging.getLogger(__name__)
 LISTEN_MS = 1000
-"""How long one call listens; it returns at once when there is an event."""
+"""Timeout of one call, which returns earlier if there is an event."""
 PAUSE_S = 5.0
 """Pause after a failure; doubles with each further one."""
 MAX_PAUSE_S = 300.0
 ATTEMPTS = 5
-"""At registering for a GPU's events. A GPU that is lost and comes back gets as many anew."""
+"""Attempts to register for a GPU's events; a lost GPU that returns gets as many again."""
 MAX_XIDS = 256
-"""Different XIDs kept for a GPU; there are fewer than 200."""
+"""Limit on the different XIDs kept for a GPU; fewer than 200 exist."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,7 @@ class Xids:
 
 @dataclass(frozen=True, slots=True)
 class _Failure:
-    """Failed attempts at registering for a GPU's events."""
+    """Failed attempts to register for a GPU's events."""
 
     attempts: int = 0
     next_at: float = 0.0
@@ -42,9 +43,9 @@ class _Failure:
 
 
 class XidWatch:
-    """A thread that counts XIDs, by UUID: an index may be another GPU's after a reset.
+    """A thread that counts XIDs by GPU UUID, since an index may be another GPU's after a reset.
 
-    A lost GPU loses its registration for events, so a GPU that comes back is registered anew.
+    A lost GPU loses its registration for events, so a GPU that returns is registered again.
     """
 
     def __init__(self) -> None:
@@ -58,7 +59,7 @@ class XidWatch:
         self._seen: dict[str, Xids] = {}
 
     def watch(self, gpus: Mapping[str, int]) -> None:
-        """Listen to the GPUs that answer now (UUID -> index); costs nothing if they are known."""
+        """Listen to the GPUs that answer now (UUID -> index); cheap if they are known."""
         with self._changed:
             for gone in self._present.keys() - gpus.keys():
                 self._registered.discard(gone)
@@ -81,7 +82,7 @@ class XidWatch:
             self._changed.notify_all()
 
     def _is_due(self) -> bool:
-        """Return whether a GPU is to be registered."""
+        """Return whether a GPU is due for registration."""
         missing = (self._failures.get(uuid, _Failure()) for uuid in self._present if uuid not in self._registered)
         return any(failure.attempts < ATTEMPTS and time.monotonic() >= failure.next_at for failure in missing)
 
@@ -96,14 +97,14 @@ class XidWatch:
                 self._listen()
                 failed = 0
             except pynvml.NVMLError as error:
-                pause_s = min(PAUSE_S * 2**failed, MAX_PAUSE_S)
-                failed = min(failed + 1, 10)
+                pause_s = backoff(failed, PAUSE_S, MAX_PAUSE_S)
+                failed += 1
                 LOG.warning("listening for XID errors: %s; trying again in %g s", error, pause_s)
                 with self._changed:
                     self._changed.wait_for(lambda: self._stopped, pause_s)
 
     def _listen(self) -> None:
-        """Listen until a GPU is to be registered, which takes a new set: in the old one it could be twice."""
+        """Listen until a GPU is due for registration, which needs a new event set: the old one could hold it twice."""
         events = pynvml.nvmlEventSetCreate()
         try:
             names = self._register(events)
@@ -124,7 +125,7 @@ class XidWatch:
             return not self._stopped and not self._is_due()
 
     def _register(self, events: Any) -> dict[int, tuple[str, int]]:
-        """Return each handle's address -> its GPU. A GPU that cannot be registered is left out."""
+        """Register the GPUs; return those that succeeded, by their handles' addresses."""
         with self._changed:
             self._registered.clear()
             present, failures = dict(self._present), dict(self._failures)
@@ -152,11 +153,12 @@ class XidWatch:
         if error.value not in UNSUPPORTED:
             LOG.warning("gpu %d: cannot listen for XID errors (%d of %d): %s", index, attempts, ATTEMPTS, error)
         with self._changed:
-            self._failures[uuid] = _Failure(attempts, time.monotonic() + PAUSE_S * 2**failure.attempts)
+            pause_s = backoff(failure.attempts, PAUSE_S, MAX_PAUSE_S)
+            self._failures[uuid] = _Failure(attempts, time.monotonic() + pause_s)
 
     def _count(self, gpu: tuple[str, int] | None, xid: int) -> None:
         if gpu is None:
-            LOG.warning("XID %d of an unknown GPU", xid)
+            LOG.warning("XID %d from an unknown GPU", xid)
             return
         uuid, index = gpu
         LOG.warning("gpu %d: XID %d", index, xid)

@@ -1,6 +1,6 @@
-"""One unary gRPC call over a Unix socket, by hand: grpcio would cost more memory than the rest of the exporter.
+"""One unary gRPC call over a Unix socket, by hand: grpcio would take more memory than the rest of the exporter.
 
-HTTP/2 as far as such a call needs it. The answer's headers are not decoded: a call that fails is one without a message.
+This implements only the HTTP/2 that such a call needs. Response headers are not decoded: a failed call has no message.
 """
 
 import socket
@@ -20,15 +20,11 @@ _STREAM = 1
 
 
 class CallFailed(SdpError):
-    """The server is not there, does not answer in time, or answers with an error."""
+    """The server is missing, does not answer in time, or returns an error."""
 
 
 def call(path: Path, method: str, request: bytes, *, timeout_s: float) -> bytes:
-    """The response message of `/package.Service/Method`.
-
-    Raises:
-        CallFailed: See there.
-    """
+    """Call `/package.Service/Method` and return the response message; raise CallFailed if there is none."""
     until = time.monotonic() + timeout_s
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
@@ -41,7 +37,7 @@ def call(path: Path, method: str, request: bytes, *, timeout_s: float) -> bytes:
 
 
 def _opening(method: str, request: bytes) -> bytes:
-    """All that the client has to say."""
+    """Return all bytes that the client sends."""
     headers = [
         (":method", "POST"),
         (":scheme", "http"),
@@ -68,20 +64,23 @@ def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
 
 
 def _header(name: str, value: str) -> bytes:
-    """Literal, not indexed, not compressed: what every server must take (RFC 7541, 6.2.2). Shorter than 127 each."""
+    """Encode a header literally, without index or compression, as every server must accept (RFC 7541, 6.2.2).
+
+    Name and value must be shorter than 127 bytes.
+    """
     parts = name.encode("ascii"), value.encode("ascii")
     return b"\0" + b"".join(bytes((len(part),)) + part for part in parts)
 
 
 def _answer(connection: socket.socket, until: float) -> bytes:
-    """The bytes of all DATA frames of our stream."""
+    """Return the bytes of all DATA frames of the stream."""
     data = bytearray()
     while True:
         head = _receive(connection, 9, until)
         length, kind, flags = int.from_bytes(head[:3], "big"), head[3], head[4]
         stream = int.from_bytes(head[5:], "big") & 0x7FFFFFFF
         if length + len(data) > MAX_ANSWER:
-            raise CallFailed(f"the answer is larger than {MAX_ANSWER} bytes")
+            raise CallFailed(f"the response is larger than {MAX_ANSWER} bytes")
         payload = _receive(connection, length, until)
         if kind == _SETTINGS and not flags & _ACK:
             connection.sendall(_frame(_SETTINGS, _ACK, 0, b""))
@@ -105,15 +104,15 @@ def _receive(connection: socket.socket, count: int, until: float) -> bytes:
         connection.settimeout(left)
         part = connection.recv(count - len(data))
         if not part:
-            raise CallFailed("the server closed the connection in the middle of its answer")
+            raise CallFailed("the server closed the connection before the end of its response")
         data += part
     return bytes(data)
 
 
 def _message(data: bytes) -> bytes:
-    """Take the message out of gRPC's own framing."""
+    """Return the message without gRPC's framing."""
     if not data:
-        raise CallFailed("the server answered without a message: it refuses the call, or does not know it")
+        raise CallFailed("the response has no message: the server refuses the call, or does not know it")
     if len(data) < 5 or data[0] != 0 or int.from_bytes(data[1:5], "big") != len(data) - 5:
-        raise CallFailed("the server's answer is not one whole uncompressed message")
+        raise CallFailed("the response is not one whole uncompressed message")
     return data[5:]

@@ -1,4 +1,4 @@
-"""Turns the result of a scrape into Prometheus' metric families. Pure: no driver, no clock."""
+"""Prometheus' metric families from the result of a scrape. Pure: no driver, no clock."""
 
 import platform
 from collections.abc import Iterable, Iterator, Mapping
@@ -26,12 +26,12 @@ class Snapshot:
     driver: Driver | None = None
     gpus: tuple[Gpu, ...] = ()
     lost: tuple[Identity, ...] = ()
-    """GPUs that are known, or counted by the driver, and did not answer."""
+    """GPUs that are known, or counted by the driver, but did not answer."""
     ages: Mapping[Identity, float] = field(default_factory=dict)
     """Seconds since each GPU last answered."""
     age: float | None = None
     xids: Mapping[str, Xids] = field(default_factory=dict)
-    """By UUID of the GPU; no entry if the driver does not report XIDs."""
+    """XIDs by GPU UUID; no entry if the driver does not report XIDs."""
     owners: Mapping[tuple[int, str, int], Owner] = field(default_factory=dict)
     """(index of the GPU, slice, pid) -> owner."""
     process_states: Mapping[str, int] = field(default_factory=dict)
@@ -44,7 +44,7 @@ class Snapshot:
 
 
 class Families:
-    """Collects samples into families. Refuses what the catalogue does not have."""
+    """Samples collected into families; a metric must be in the catalogue."""
 
     def __init__(self) -> None:
         self._families: dict[str, Family] = {}
@@ -60,12 +60,12 @@ class Families:
         self._families[name].add_sample(name, labels, float(value))
 
     def __iter__(self) -> Iterator[Family]:
-        """In the catalogue's order."""
+        """Yield the families in the catalogue's order."""
         return (self._families[name] for name in _ROWS if name in self._families)
 
 
 def families(snapshot: Snapshot) -> Iterable[Family]:
-    """Return all that a scrape exports, but for the exporter's own process."""
+    """Return all metrics of a scrape except those of the exporter's own process."""
     result = Families()
     node = {"node": snapshot.node}
     for gpu in snapshot.gpus:

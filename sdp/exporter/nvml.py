@@ -1,7 +1,7 @@
-"""Reads NVML, the driver's library, by nvidia-ml-py: one class for the driver as a whole, one for each GPU.
+"""Readers of NVML, the driver's library, through nvidia-ml-py: one for the driver as a whole, one for each GPU.
 
-A call that the hardware or the driver does not support gives None. A call that fails gives None as well, and an error
-in the reading. Calls may hang for any time, so each reader runs in a thread of its own (worker.py).
+A call that the hardware or the driver does not support returns None. A failed call returns None, too, and adds an error
+to the reading. Calls may hang for any time, so each reader runs in a thread of its own (reader_thread.py).
 """
 
 import ctypes
@@ -28,7 +28,7 @@ def _constants(prefix: str, **names: str) -> dict[str, int]:
 
 
 UNSUPPORTED = _codes("NOT_SUPPORTED", "FUNCTION_NOT_FOUND", "ARGUMENT_VERSION_MISMATCH", "DEPRECATED")
-"""Replies of an older driver or a smaller GPU; no fault."""
+"""Errors of an older driver or a smaller GPU, which are not faults."""
 GONE = _codes(
     *("UNINITIALIZED", "DRIVER_NOT_LOADED", "LIBRARY_NOT_FOUND", "LIB_RM_VERSION_MISMATCH"),
     *("GPU_IS_LOST", "RESET_REQUIRED", "GPU_NOT_FOUND"),
@@ -36,7 +36,7 @@ GONE = _codes(
 """After one of these, further calls about the same GPU are useless."""
 ABSENT = _codes("NOT_FOUND")
 _FIELD_ABSENT = UNSUPPORTED | ABSENT | _codes("INVALID_ARGUMENT", "NO_DATA")
-"""Invalid argument: a field that this driver does not know."""
+"""Errors of fields that this driver does not know; it reports some as invalid arguments."""
 _ERROR_NAMES: Mapping[int, str] = {
     value: name.removeprefix("NVML_ERROR_").lower()
     for name, value in vars(pynvml).items()
@@ -46,7 +46,7 @@ _UNION_MEMBER = {0: "dVal", 1: "uiVal", 2: "ulVal", 3: "ullVal", 4: "sllVal", 5:
 _ALL_LINKS = 0xFFFFFFFF
 PCIE_COUNTERS = _constants("NVML_PCIE_UTIL_", transmit="TX_BYTES", receive="RX_BYTES")
 PCIE_SAMPLE_MAX_AGE_S = 300.0
-"""A sample is taken after each scrape for the next one; an older one is not reported."""
+"""Age from which a sample, which is taken after the previous scrape, is not reported."""
 
 
 def percent(value: float) -> float:
@@ -118,7 +118,7 @@ FIELDS: Mapping[str, tuple[str, int, str, dict[str, str], Convert]] = {
     "retired_uncorrected": ("RETIRED_DBE", 0, "sdp_gpu_retired_pages_total", {"cause": "uncorrected"}, float),
     "retired_pending": ("RETIRED_PENDING", 0, "sdp_gpu_retired_pages_pending", {}, bool),
 }
-"""Values that NVML gives by number, all in one call: (NVML_FI_DEV_ field, scope, metric, labels, conversion)."""
+"""Values that NVML returns by field number in one call: (NVML_FI_DEV_ field, scope, metric, labels, conversion)."""
 THROTTLE_REASONS = {
     reason: getattr(pynvml, f"nvmlClocksThrottleReason{reason.title().replace('_', '')}")
     for reason in (
@@ -150,7 +150,7 @@ class Driver:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The properties of a GPU that stay while the driver is loaded."""
+    """The properties of a GPU that do not change while the driver is loaded."""
 
     index: int
     uuid: str = ""
@@ -177,7 +177,7 @@ class Gpu:
     identity: Identity
     samples: tuple[Sample, ...] = ()
     mig: bool = False
-    """Whether MIG is on."""
+    """True if MIG is enabled."""
     slices: tuple[str, ...] = ()
     """UUIDs of the MIG slices."""
     processes: tuple[GpuProcess, ...] = ()
@@ -185,31 +185,27 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Reading(Generic[T]):
-    """A reading of the driver or of a GPU; None if it did not answer."""
+    """A reading of the driver or of a GPU; its value is None if there was no answer."""
 
     value: T | None
     errors: tuple[CallError, ...]
 
 
 class Gone(Exception):
-    """The GPU or the driver does not reply to any more calls of this reading."""
+    """The GPU or the driver will answer no further calls of this reading."""
 
 
 class Calls:
-    """Calls NVML and keeps the errors."""
+    """Calls to NVML, and their errors."""
 
     def __init__(self, gpu: str = "") -> None:
         self.errors: list[CallError] = []
         self.current = ""
-        """The call under way, or the last one: it names a call that hangs."""
+        """The call under way, or the last one; it names a call that hangs."""
         self._gpu = gpu
 
     def __call__(self, function: str, *arguments: Any, absent: frozenset[int] = frozenset()) -> Any:
-        """Return the result; None if it is unsupported, absent or failed.
-
-        Raises:
-            Gone: The GPU is lost, or the driver is.
-        """
+        """Return the result; None if it is unsupported, absent or failed. Raise Gone if the GPU or driver is lost."""
         self.current = function
         try:
             return getattr(pynvml, function)(*arguments)
@@ -223,7 +219,7 @@ class Calls:
             return None
 
     def first(self, handle: Any, *functions: str) -> Any:
-        """Return the result of the first call that has one: the newest way first, then those of older drivers."""
+        """Return the result of the first call that has one; list the newest call first, then those of older drivers."""
         for function in functions:
             if (value := self(function, handle)) is not None:
                 return value
@@ -234,7 +230,7 @@ class Calls:
 
 
 class DriverReader:
-    """Opens the library, trying again at each reading until it succeeds, and counts the GPUs."""
+    """Opens the library, retrying at each reading, and counts the GPUs."""
 
     def __init__(self) -> None:
         self._open = False
@@ -260,13 +256,13 @@ class DriverReader:
                     cuda="" if cuda is None else f"{cuda // 1000}.{cuda % 1000 // 10}",
                 )
         except Gone:
-            # Not closed: another thread may be in a call. A second init of an open library does no harm.
+            # Not closed, since another thread may be in a call; a second init of an open library is harmless.
             self._open = False
         return Reading(driver, tuple(calls.errors))
 
 
 class PcieSampler:
-    """Measures PCIe throughput for the next reading: NVML takes 20 ms for each direction, too long for a scrape."""
+    """Measures PCIe throughput for the next reading, since NVML takes 20 ms for each direction."""
 
     def __init__(self, index: int) -> None:
         self._index = index
@@ -293,7 +289,7 @@ class PcieSampler:
 
 
 class GpuReader:
-    """Reads one GPU. Not for two threads at once."""
+    """Reads one GPU. Not thread-safe."""
 
     def __init__(self, index: int) -> None:
         self.index = index
@@ -330,7 +326,7 @@ class GpuReader:
         return Gpu(identity, tuple(samples), mig, tuple(slices), processes)
 
     def _identity(self, calls: Calls, handle: Any) -> Identity:
-        """Read once for each handle, which names the same GPU for as long as the driver is loaded."""
+        """Read the identity once for each handle, which refers to the same GPU while the driver is loaded."""
         address = address_of(handle)
         if address in self._identities:
             return self._identities[address]
@@ -349,7 +345,7 @@ class GpuReader:
         return identity
 
     def _read_processes(self, calls: Calls, handle: Any, slices: Mapping[str, Any]) -> tuple[GpuProcess, ...]:
-        """With MIG on, processes belong to slices; the GPU as a whole would list them a second time."""
+        """Read the processes; with MIG, those of the slices, which the whole GPU would list again."""
         if slices:
             return tuple(p for uuid, inner in slices.items() for p in _list_processes(calls, inner, uuid))
         processes = _list_processes(calls, handle, "")
@@ -362,13 +358,13 @@ class GpuReader:
         try:
             samples = pynvml.nvmlDeviceGetProcessUtilization(handle, self._last_sample_us)
         except pynvml.NVMLError as error:
-            # "Not found": no new sample; pynvml raises "success" if there is nothing to copy.
+            # "Not found" means no new sample; pynvml raises "success" if there is nothing to copy.
             if error.value not in UNSUPPORTED | ABSENT | {pynvml.NVML_SUCCESS}:
                 calls.failed(calls.current, int(error.value))
             return {}
         by_pid: dict[int, list[int]] = {}
         for sample in samples:
-            if sample.smUtil <= 100:  # the driver reports nonsense for a process that has just ended
+            if sample.smUtil <= 100:  # the driver reports garbage for a process that has just ended
                 by_pid.setdefault(sample.pid, []).append(sample.smUtil)
             self._last_sample_us = max(self._last_sample_us, sample.timeStamp)
         return {pid: sum(values) / len(values) / 100 for pid, values in by_pid.items()}
@@ -384,7 +380,7 @@ def _sample(name: str, value: Any, convert: Convert = float, **labels: str) -> l
 
 
 def _read_samples(calls: Calls, handle: Any) -> Iterator[Sample]:
-    """Yield all values of a GPU but those of its slices and processes."""
+    """Yield all values of a GPU except those of its slices and processes."""
     for name, convert, function in NUMBERS:
         yield from _sample(name, calls(function, handle), convert)
     for name, label, convert, function, arguments in BY_LABEL:
@@ -433,7 +429,7 @@ def _read_fields(calls: Calls, handle: Any) -> Iterator[Sample]:
 
 
 def _read_memory(calls: Calls, handle: Any, prefix: str, **labels: str) -> Iterator[Sample]:
-    """The newer call counts the driver's reserve apart; the older one counts it as used."""
+    """Yield memory samples; the newer call counts the driver's reserve separately, the older one as used."""
     parts = ["total", "used", "free"]
     memory = calls("nvmlDeviceGetMemoryInfo", handle, pynvml.nvmlMemory_v2)
     if memory is None:
@@ -445,7 +441,7 @@ def _read_memory(calls: Calls, handle: Any, prefix: str, **labels: str) -> Itera
 
 
 def _read_slices(calls: Calls, handle: Any) -> Iterator[tuple[str, Any, list[Sample]]]:
-    """Yield UUID, handle and samples of each slice. Indexes have holes where a slice was removed."""
+    """Yield UUID, handle and samples of each slice; indexes of removed slices are missing."""
     for index in range(calls("nvmlDeviceGetMaxMigDeviceCount", handle) or 0):
         inner = calls("nvmlDeviceGetMigDeviceHandleByIndex", handle, index, absent=ABSENT)
         if inner is None:

@@ -1,4 +1,4 @@
-"""Asks the kubelet which container has which device: its pod-resources API, a socket on the node."""
+"""The kubelet's pod-resources API, a socket on the node that lists the containers of each device."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -20,16 +20,12 @@ class Allotment:
 
 
 def list_allotments(path: Path, *, timeout_s: float) -> dict[str, tuple[Allotment, ...]]:
-    """Return the containers that have each device, by its id; a shared device has several.
-
-    Raises:
-        sdp.exporter.grpc.CallFailed: The kubelet does not reply, or not as it should.
-    """
+    """Return the containers of each device by its id, several for a shared one; raise CallFailed on a bad response."""
     return parse(grpc.call(path, LIST, b"", timeout_s=timeout_s))
 
 
 def parse(message: bytes) -> dict[str, tuple[Allotment, ...]]:
-    """Read a ListPodResourcesResponse. A replica of a shared GPU ("GPU-…::3") counts as the GPU."""
+    """Parse a ListPodResourcesResponse. A replica of a shared GPU ("GPU-…::3") counts as the GPU."""
     result: dict[str, dict[Allotment, None]] = {}
     for pod in _messages(message, 1):
         name, namespace = _text(pod, 1), _text(pod, 2)
@@ -45,7 +41,7 @@ def parse(message: bytes) -> dict[str, tuple[Allotment, ...]]:
 def of_device(
     allotments: Mapping[str, tuple[Allotment, ...]], *, uuid: str, minor: int | None = None
 ) -> tuple[Allotment, ...]:
-    """Return a device's containers: NVIDIA's plugin names devices by UUID, GKE's by the number of the device file."""
+    """Return a device's containers; NVIDIA's plugin names devices by UUID, GKE's by the device file's number."""
     return allotments.get(uuid, ()) or allotments.get(f"nvidia{minor}", ())
 
 
@@ -59,7 +55,7 @@ def _text(message: bytes, number: int) -> str:
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield the fields of protobuf's wire format; numbers are skipped."""
+    """Yield the length-delimited fields of protobuf's wire format; skip numbers."""
     at = 0
     while at < len(message):
         tag, at = _varint(message, at)
@@ -68,10 +64,10 @@ def _fields(message: bytes) -> Iterator[tuple[int, bytes]]:
             _, at = _varint(message, at)
             continue
         if kind not in (_FIXED64, _BYTES, _FIXED32):
-            raise grpc.CallFailed(f"the kubelet's answer is no protobuf: wire type {kind} at byte {at}")
+            raise grpc.CallFailed(f"the kubelet's response is not protobuf: wire type {kind} at byte {at}")
         length, at = _varint(message, at) if kind == _BYTES else ({_FIXED64: 8, _FIXED32: 4}[kind], at)
         if at + length > len(message):
-            raise grpc.CallFailed("the kubelet's answer is cut off")
+            raise grpc.CallFailed("the kubelet's response is truncated")
         if kind == _BYTES:
             yield tag >> 3, message[at : at + length]
         at += length
@@ -81,7 +77,7 @@ def _varint(message: bytes, at: int) -> tuple[int, int]:
     value = shift = 0
     while True:
         if at >= len(message) or shift > 63:
-            raise grpc.CallFailed("the kubelet's answer is cut off")
+            raise grpc.CallFailed("the kubelet's response is truncated")
         byte = message[at]
         at += 1
         value |= (byte & 0x7F) << shift

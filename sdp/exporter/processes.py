@@ -1,7 +1,7 @@
-"""Finds the owner of a process: by /proc (its cgroup, its pid inside, some of its environment) and the kubelet.
+"""The owners of processes, by /proc (cgroup, pid in the container, parts of the environment) and the kubelet.
 
-NVML gives the host's pids, so this needs them: `hostPID: true` on Kubernetes. Environments of other users can be read
-only with CAP_SYS_PTRACE; without them the pod's uid (from the cgroup) remains.
+NVML reports the host's pids, so this needs `hostPID: true` on Kubernetes. Reading other users' environments needs
+CAP_SYS_PTRACE; without it only the pod's uid is known, from the cgroup.
 """
 
 import re
@@ -12,7 +12,7 @@ from pathlib import Path
 from sdp.exporter.podresources import Allotment
 
 MAX_LABEL = 128
-"""Characters of a name that a process gives itself; longer ones are cut."""
+"""Limit on the characters of a name that a process sets itself."""
 MAX_ENVIRONMENT = 1 << 20
 WANTED = frozenset(
     {
@@ -21,7 +21,7 @@ WANTED = frozenset(
         *("POD_NAME", "POD_NAMESPACE", "HOSTNAME", "KUBERNETES_SERVICE_HOST"),
     }
 )
-"""The only variables that are kept of an environment, which holds secrets as well."""
+"""The only variables read from an environment, which also holds secrets."""
 
 # kubepods-burstable-pod1234abcd_….slice (systemd), pod1234abcd-… (cgroupfs), pod<32 hex> (a static pod).
 _POD = re.compile(r"pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})(?=[./:]|$)")
@@ -37,7 +37,7 @@ class Cgroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Owner:
-    """The owner of a process, as far as it is known."""
+    """The owner of a process, as far as known."""
 
     container_pid: str = ""
     process: str = ""
@@ -59,14 +59,14 @@ class Facts:
     cgroup: Cgroup = Cgroup()
     environment: Mapping[str, str] = field(default_factory=dict)
     readable: bool = True
-    """Whether its environment could be read."""
+    """True if its environment could be read."""
 
 
 def parse_cgroup(text: str) -> Cgroup:
-    """Read /proc/PID/cgroup, of either version and every runtime: docker, containerd, CRI-O; cgroupfs or systemd.
+    """Parse /proc/PID/cgroup of either version and any runtime: docker, containerd, CRI-O; cgroupfs or systemd.
 
-    With version 2 and a cgroup namespace the path is relative and may lead upwards; the pod is in it all the same.
-    A Kubernetes inside a container (kind) shows an outer container first: the pod's is below the pod.
+    With version 2 and a cgroup namespace, the path is relative and may lead upwards, but still contains the pod. In
+    Kubernetes inside a container (kind), an outer container comes first; the pod's container is below the pod.
     """
     outside = ""
     for line in text.splitlines():
@@ -93,21 +93,21 @@ def parse_environment(raw: bytes) -> dict[str, str]:
 
 
 def as_label(text: str) -> str:
-    """Return the printable characters, cut: the process chose the text."""
+    """Return the printable characters of a text that a process chose, shortened."""
     return "".join(c for c in text if c.isprintable())[:MAX_LABEL]
 
 
 def pid_inside(status: str) -> str:
-    """Return the pid that the process sees itself: the innermost of the line NSpid in /proc/PID/status."""
+    """Return the pid inside the container: the innermost in the line NSpid of /proc/PID/status."""
     match = re.search(r"^NSpid:.*?(\d+)\s*$", status, re.MULTILINE)
     return match[1] if match else ""
 
 
 def owner_of(facts: Facts | None, allotted: Sequence[Allotment]) -> Owner:
-    """Combine a process's own properties and the containers to which the kubelet has allotted its device.
+    """Combine a process's own properties with the containers to which the kubelet has allotted its device.
 
-    The kubelet counts for processes in pods only. If a device is shared, or the process names another pod, it counts
-    for the pod that the process names: a monitoring agent on the same GPU is not the trainer's.
+    The kubelet's answer applies only to processes in pods. If a device is shared, or the process names another pod, the
+    pod that the process names decides: a monitoring agent on the same GPU does not belong to the trainer's pod.
     """
     if facts is None:
         return Owner()
@@ -136,20 +136,20 @@ def owner_of(facts: Facts | None, allotted: Sequence[Allotment]) -> Owner:
 
 
 class Processes:
-    """Looks processes up in /proc, each one once: these properties do not change while a process lives."""
+    """Looks up processes in /proc, each once, since these properties do not change while a process lives."""
 
     def __init__(self, proc: Path) -> None:
         self._proc = proc
         self._known: dict[tuple[int, str], Facts] = {}
 
     def look_up(self, pids: Iterable[int]) -> dict[int, Facts | None]:
-        """Return each process's properties; None if it is hidden, absent, or gone before all of it was read."""
+        """Return each process's properties; None if it is hidden, absent, or ended during the read."""
         result: dict[int, Facts | None] = {}
         known: dict[tuple[int, str], Facts] = {}
         for pid in pids:
             result[pid] = None
             try:
-                # With the start time: the pid alone may be another process's by now.
+                # With the start time, since the pid may have been reused.
                 key = (pid, _start_time((self._proc / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")))
                 facts = self._known.get(key) or self._read(pid)
             except (FileNotFoundError, ProcessLookupError, PermissionError):
@@ -177,5 +177,5 @@ class Processes:
 
 
 def _start_time(stat: str) -> str:
-    """Field 22 of /proc/PID/stat; the name, in parentheses before it, may hold anything."""
+    """Return field 22 of /proc/PID/stat; the name before it, in parentheses, may contain anything."""
     return stat.rpartition(")")[2].split()[19]

@@ -1,7 +1,7 @@
-"""Serves /metrics and /healthz by prometheus_client's server, which no slow or silent client can fill.
+"""Serves /metrics and /healthz with prometheus_client's server, protected from slow or silent clients.
 
-Each connection has a thread and a deadline. Beyond MAX_CONNECTIONS the one that has waited longest without sending a
-request is closed, and /metrics gets only a part of the room, so a scrape and the kubelet's probe are always answered.
+Each connection has a thread and a deadline. Beyond MAX_CONNECTIONS, the connection that has been silent for longest is
+closed, and /metrics gets only a part of the connections, so a scrape and the kubelet's probe are always answered.
 """
 
 import io
@@ -30,9 +30,9 @@ REPLY_S = 70.0
 """Time for the reply: the longest --timeout-s, and ten seconds for a slow reader."""
 MAX_CONNECTIONS = 32
 MAX_SCRAPES = 24
-"""Requests for /metrics that are answered at once; further ones get 503."""
+"""Concurrent requests for /metrics; further ones get 503."""
 GRACE_S = 5.0
-"""Time that a stop leaves to open connections."""
+"""Time for open connections to finish at a stop."""
 PAGES = {
     "/": ("text/html; charset=utf-8", b'<!doctype html><title>sdp exporter</title><a href="/metrics">Metrics</a>\n'),
     "/healthz": ("text/plain; charset=utf-8", b"ok\n"),
@@ -40,7 +40,7 @@ PAGES = {
 
 
 class Tls:
-    """The server's certificate; with a client authority, only clients with a certificate of it may connect."""
+    """The server's certificate; with a client authority, only clients with its certificates may connect."""
 
     def __init__(self, cert: Path, key: Path, client_ca: Path | None = None) -> None:
         self._files = {"--tls-cert": cert, "--tls-key": key}
@@ -50,13 +50,13 @@ class Tls:
         self._context = self._load()
 
     def context(self) -> ssl.SSLContext:
-        """Return the context for a new connection. Renewed files are loaded; broken ones are logged and not used."""
+        """Return the context for a new connection. Renewed files are loaded; invalid ones are logged and ignored."""
         version = self._read_version()
         if version != self._version:
             self._version = version
             try:
                 self._context = self._load()
-                LOG.info("the TLS certificates were loaded again")
+                LOG.info("reloaded the TLS certificates")
             except UserError as error:
                 LOG.error("%s; the previous certificates stay in use", error)
         return self._context
@@ -78,7 +78,7 @@ class Tls:
             except OSError as error:
                 raise UserError(f"{option}: {path}: {error.strerror}") from error
         try:
-            context.load_cert_chain(cert, key, password=lambda: b"")  # otherwise OpenSSL asks at the terminal
+            context.load_cert_chain(cert, key, password=lambda: b"")  # otherwise OpenSSL prompts at the terminal
         except (OSError, ValueError) as error:
             reason = getattr(error, "reason", None) or "expected a PEM certificate and its unencrypted key"
             raise UserError(f"--tls-cert, --tls-key: {cert}, {key}: {reason}") from error
@@ -99,9 +99,9 @@ class Server(ThreadingWSGIServer):
     def __init__(self, address: str, port: int, registry: CollectorRegistry, tls: Tls | None = None) -> None:
         self._tls = tls
         self._deadlines: dict[socket.socket, float] = {}
-        """When each open connection is closed, in the order in which they were opened."""
+        """Deadlines of open connections, oldest connection first."""
         self._silent: dict[socket.socket, None] = {}
-        """The connections that have not sent a request yet."""
+        """Connections that have not sent a request yet."""
         self._changed = threading.Condition()
         try:
             if not 0 <= port <= 65535:
@@ -125,20 +125,20 @@ class Server(ThreadingWSGIServer):
         threading.Thread(target=self.serve_forever, name="sdp-server", daemon=True).start()
 
     def stop(self) -> None:
-        """Accept no more connections, and let the open ones finish."""
+        """Accept no more connections, and let open ones finish."""
         self.shutdown()
         self.server_close()
         with self._changed:
             self._changed.wait_for(lambda: not self._deadlines, GRACE_S)
 
     def server_bind(self) -> None:
-        socketserver.TCPServer.server_bind(self)  # HTTPServer's asks DNS for the host's name
+        socketserver.TCPServer.server_bind(self)  # HTTPServer's own looks up the host's name in DNS
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
         self.setup_environ()
 
     def get_request(self) -> tuple[socket.socket, Any]:
         connection, client = super().get_request()
-        if self._tls is not None:  # the handshake is left to the connection's own thread: its first read makes it
+        if self._tls is not None:  # the handshake happens at the first read, in the connection's own thread
             context = self._tls.context()
             connection = context.wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
         return connection, client
@@ -147,7 +147,7 @@ class Server(ThreadingWSGIServer):
         with self._changed:
             if len(self._deadlines) >= MAX_CONNECTIONS:
                 LOG.warning("more than %d connections: closing the one that was silent for longest", MAX_CONNECTIONS)
-                self._close(next(iter({**self._silent, **self._deadlines})))  # the oldest, where none is silent
+                self._close(next(iter({**self._silent, **self._deadlines})))  # the oldest if none is silent
             self._deadlines[request] = time.monotonic() + REQUEST_S
             self._silent[request] = None
         super().process_request(request, client_address)
@@ -159,16 +159,16 @@ class Server(ThreadingWSGIServer):
                 self._deadlines[request] = time.monotonic() + REPLY_S
 
     def service_actions(self) -> None:
-        """Close connections past their deadline; the serving thread calls this twice a second."""
+        """Close connections past their deadline; called twice a second by the serving thread."""
         with self._changed:
             for request in [one for one, deadline in self._deadlines.items() if deadline < time.monotonic()]:
                 self._close(request)
 
     def _close(self, request: socket.socket) -> None:
-        """Wake the connection's thread, which then ends."""
+        """Shut the connection down, which ends its thread."""
         self._forget(request)
         with suppress(OSError):  # the client has closed it
-            socket.socket.shutdown(request, socket.SHUT_RDWR)  # of SSLSocket, too: without a TLS farewell
+            socket.socket.shutdown(request, socket.SHUT_RDWR)  # an SSLSocket's own would first say goodbye
 
     def _forget(self, request: socket.socket) -> None:
         with self._changed:
@@ -194,7 +194,7 @@ class Handler(WSGIRequestHandler):
         return super().get_environ()
 
     def get_stderr(self) -> io.StringIO:
-        """Return where wsgiref writes of clients that went away; make_app logs what fails here."""
+        """Discard wsgiref's messages on disconnected clients; make_app logs errors of this server."""
         return io.StringIO()
 
     def log_message(self, format: str, *args: Any) -> None:
@@ -202,7 +202,7 @@ class Handler(WSGIRequestHandler):
 
 
 def make_app(registry: CollectorRegistry) -> WSGIApplication:
-    """Return the application: prometheus_client's at /metrics, and PAGES."""
+    """Return the WSGI application: prometheus_client's at /metrics, and PAGES."""
     metrics = make_wsgi_app(registry)
     scrapes = threading.BoundedSemaphore(MAX_SCRAPES)
 
@@ -214,7 +214,7 @@ def make_app(registry: CollectorRegistry) -> WSGIApplication:
                     return list(metrics(environ, start_response))
                 except Exception:
                     LOG.exception("a scrape failed")
-                    status, page = "500 Internal Server Error", b"the scrape failed; the exporter's log says why\n"
+                    status, page = "500 Internal Server Error", b"the scrape failed; see the exporter's log\n"
                 finally:
                     scrapes.release()
             else:

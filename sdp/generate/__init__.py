@@ -1,5 +1,5 @@
-"""From prompts to pictures.
+"""Pictures for prompts.
 
-`sample` is the loop from noise to pictures, `painter` adds the text and the memory limits, `worker` makes a part of
-them, `job` lays that on Ray. Each picture's noise is drawn from (seed, address) alone.
+`sample` is the loop from noise to pictures, `painter` adds the text encoder and memory limits, `worker` writes a part,
+and `job` runs workers on Ray. A picture's noise is drawn from (seed, address) alone.
 """

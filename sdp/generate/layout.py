@@ -1,4 +1,4 @@
-"""The names of what lies in an output besides its parts."""
+"""Names of the files in an output besides its parts."""
 
 KIND = "samples"
 IMAGES = "images/"
@@ -6,5 +6,5 @@ SHEET = "contact-sheet.png"
 
 
 def image_name(row: int) -> str:
-    """Where the picture of an address lies as a file of its own."""
+    """Return the name of the file that holds an address's picture."""
     return f"{IMAGES}{row:09d}.png"

@@ -1,4 +1,4 @@
-"""Prompts to pictures with loaded networks: what a generator keeps warm."""
+"""Loaded networks that turn prompts into pictures."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,10 +13,10 @@ from torch import Tensor
 from sdp.device import choose_device
 from sdp.errors import SdpError
 from sdp.generate.sample import Networks, Sampling, Text, denoise, develop
-from sdp.generate.source import Drawer
+from sdp.generate.source import GenerateModel
 from sdp.model import load, sources
 from sdp.model.family import encode_text
-from sdp.model.trained import load_trained
+from sdp.model.trained import TrainedNetworks, load_networks, load_trained
 from sdp.storage import StorageOptions
 
 Picture = NDArray[np.uint8]
@@ -26,29 +26,29 @@ _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 @dataclass
 class Painter:
-    """Draws pictures of prompts."""
+    """Draws pictures for prompts."""
 
     networks: Networks
     encode: Callable[[Sequence[str]], Tensor]
-    """Prompts to what the U-Net is given, on the device that draws."""
-    how: Sampling
+    """Returns the prompts' embeddings, on the device."""
+    sampling: Sampling
     negative_prompt: str = ""
     batch_size: int = 8
-    """Halved, and left so, when memory has no room for it."""
+    """Halved for good when memory is too short."""
     _negative: Tensor | None = None
 
     def paint(self, prompts: Sequence[str], seeds: Sequence[int]) -> list[Picture | None]:
-        """A picture for each prompt, by its seed; None where the networks came to NaN or infinity."""
+        """Return a picture for each prompt, by its seed; None where the networks returned NaN or infinity."""
         pictures: list[Picture | None] = []
         while len(pictures) < len(prompts):
-            some = slice(len(pictures), len(pictures) + self.batch_size)
+            batch = slice(len(pictures), len(pictures) + self.batch_size)
             try:
-                pictures += self._paint(prompts[some], seeds[some])
+                pictures += self._paint(prompts[batch], seeds[batch])
             except torch.OutOfMemoryError as error:
                 if self.batch_size == 1:
                     raise SdpError(
-                        f"resolution: no memory for a single picture of {self.how.resolution} pixels; lower it, or "
-                        "take a larger GPU (scaling.accelerator)"
+                        f"resolution: no memory for a single picture of {self.sampling.resolution} pixels; lower it, "
+                        "or choose a larger GPU (scaling.accelerator)"
                     ) from error
                 self.batch_size //= 2
         return pictures
@@ -57,41 +57,40 @@ class Painter:
         if self._negative is None:
             self._negative = self.encode([self.negative_prompt])[0]
         text = Text(self.encode(prompts), self._negative)
-        latents = denoise(self.networks, text, seeds, self.how)
+        latents = denoise(self.networks, text, seeds, self.sampling)
         finite = latents.isfinite().flatten(1).all(1)
         images = iter(develop(self.networks.vae, latents[finite]) if finite.any() else ())
         return [next(images) if good else None for good in finite.tolist()]
 
 
 def load_painter(
-    drawer: Drawer,
-    how: Sampling,
+    model: GenerateModel,
+    sampling: Sampling,
     *,
     negative_prompt: str = "",
     batch_size: int = 8,
     precision: str = "fp32",
     options: StorageOptions | None = None,
 ) -> Painter:
-    """A painter with the networks that were chosen, on this process's GPU if it has one."""
+    """Load the model's networks on this process's GPU, if it has one, and return a painter."""
     device = choose_device()
     dtype = _DTYPES[precision] if device.type == "cuda" else torch.float32
-    path = sources.resolve(drawer.model, storage=options).path
-    unet = _load_unet(drawer, path).eval().requires_grad_(False).to(device)
-    unet = torch.nn.Module.to(unet, dtype)  # that of diffusers warns on the terminal
+    path = sources.resolve(model.base, storage=options).path
+    trained = _load_networks(model, path).eval().requires_grad_(False).to(device, dtype)
     tokenizer = load.load_tokenizer(path)
-    text_encoder: Any = load.load_text_encoder(path, dtype=dtype, device=device)
+    text_encoder: Any = trained.text_encoder or load.load_text_encoder(path, dtype=dtype, device=device)
 
     def encode(prompts: Sequence[str]) -> Tensor:
         ids = torch.from_numpy(load.tokenize(tokenizer, prompts).astype(np.int64)).to(device)
         with torch.no_grad():
             return encode_text(text_encoder, ids)
 
-    schedule = {**load.load_scheduler_config(path), **drawer.scheduler}
-    networks = Networks(unet, load.load_vae(path, device=device), schedule, dtype)
-    return Painter(networks, encode, how, negative_prompt, batch_size)
+    schedule = {**load.load_scheduler_config(path), **model.scheduler}
+    networks = Networks(trained.unet, load.load_vae(path, device=device), schedule, dtype)
+    return Painter(networks, encode, sampling, negative_prompt, batch_size)
 
 
-def _load_unet(drawer: Drawer, path: Path) -> Any:
-    if drawer.checkpoint is None:
-        return load.load_unet(path, pretrained=True)
-    return load_trained(drawer.checkpoint, path, ema=drawer.ema, name=str(drawer.model))
+def _load_networks(model: GenerateModel, path: Path) -> TrainedNetworks:
+    if model.checkpoint is None:
+        return load_networks(path, text_encoder=False)
+    return load_trained(model.checkpoint, path, ema=model.ema, name=str(model.base))

@@ -1,7 +1,7 @@
-"""Prompts and their addresses: picture k of prompt p has the address p · images_per_prompt + k, for ever.
+"""Prompts and their addresses: picture k of prompt p always has the address p · images_per_prompt + k.
 
-The prompts are frozen beside the output (`_prompts/000000.parquet`, …), and the output's index is made of those files.
-More prompts may follow later at the end; one that has changed is refused.
+The prompts are frozen beside the output (`_prompts/000000.parquet`, …), and the output's index lists those files.
+Prompts may be added at the end later; a changed one is refused.
 """
 
 import hashlib
@@ -25,52 +25,52 @@ from sdp.storage import SourceFile, Storage, StorageOptions, is_read_only, list_
 FOLDER = "_prompts/"
 
 Prompt = str | None
-"""None where a caption is missing or blank: it has its addresses, and none of them a picture."""
+"""None for a missing or blank caption, whose addresses get no pictures."""
 
 _MAGIC = b"PAR1"
 _LINE_END = re.compile(r"\r\n|\n|\r")
 _PART = re.compile(r"/parts/[^/]*\.parquet$")
-"""A part of a dataset: what lies before it is the dataset."""
+"""A part of a dataset; the URI before it is the dataset's."""
 _SHOWN = 60
 
 
 def read_prompts(config: GenerateConfig) -> list[Prompt]:
-    """The prompts that a job is told, in order, `limit` of them at most."""
+    """Return a job's prompts in order, at most `limit`."""
     if config.source.uri is None:
         return [_clean(prompt) for prompt in config.prompts[: config.limit]]
     uri, options = config.source.uri, config.storage.options()
     files = list_source(uri, options, suffixes=(".parquet", ".txt"))
     prompts = list(islice(_read_files(files, config.source, options), config.limit))
     if not any(prompts):
-        raise UserError(f"source.uri: {uri}: no prompt in it; write one a line, or Parquet with a caption column")
+        raise UserError(f"source.uri: {uri}: no prompts; expected one per line, or Parquet with a caption column")
     return prompts
 
 
 def taken_down(config: GenerateConfig) -> frozenset[int]:
-    """Of prompts that are captions out of a dataset of sdp the numbers of those whose image is taken down by now.
+    """Return the numbers of prompts that are captions of images taken down from a dataset of sdp.
 
-    They keep their addresses, or all others would move; no picture is drawn for them.
+    They keep their addresses, so that no other prompt's change; no picture is drawn for them.
     """
     uri, options = config.source.uri, config.storage.options()
     if uri is None or is_read_only(uri):
         return frozenset()
     files = list_source(uri, options, suffixes=(".parquet", ".txt"))
     roots = {file.uri: _PART.sub("", file.uri) for file in files if _PART.search(file.uri)}
-    gone = {root: _gone(open_storage(root, options)) for root in set(roots.values())}
-    if not any(gone.values()):
+    rows_of = {root: _taken_down_rows(open_storage(root, options)) for root in set(roots.values())}
+    if not any(rows_of.values()):
         return frozenset()
-    found, number = set[int](), 0
+    numbers, first = set[int](), 0
     for file in files:
-        if (rows := gone.get(roots.get(file.uri, ""))) is not None:
+        if (rows := rows_of.get(roots.get(file.uri, ""))) is not None:
             addresses = _addresses(file.uri, options)
-            found.update(number + place for place, row in enumerate(addresses) if row in rows)
-            number += len(addresses)
+            numbers.update(first + place for place, row in enumerate(addresses) if row in rows)
+            first += len(addresses)
         else:
-            number += sum(1 for _ in _read_files([file], config.source, options))
-    return frozenset(one for one in found if config.limit is None or one < config.limit)
+            first += sum(1 for _ in _read_files([file], config.source, options))
+    return frozenset(number for number in numbers if config.limit is None or number < config.limit)
 
 
-def _gone(root: Storage) -> BitMap64:
+def _taken_down_rows(root: Storage) -> BitMap64:
     return tombstones.load(root).rows if root.exists(HEAD) else BitMap64()
 
 
@@ -79,23 +79,23 @@ def _addresses(uri: str, options: StorageOptions) -> list[int]:
         rows: list[int] = pq.ParquetFile(open_source(uri, options)).read(["row"])["row"].to_pylist()
     except (pa.ArrowException, OSError, KeyError) as error:
         cause = one_line(error, 120)
-        raise UserError(f"source.uri: {uri}: its addresses cannot be read ({cause}); mend it or remove it") from error
+        raise UserError(f"source.uri: {uri}: its addresses cannot be read ({cause}); fix or remove it") from error
     return rows
 
 
 def frozen_prompts(storage: Storage, index: Index) -> list[Prompt]:
-    """The prompts that have addresses already."""
+    """Return the prompts that already have addresses."""
     prompts: list[Prompt] = []
     for path, etag in zip(index.files["path"].to_pylist(), index.files["etag"].to_pylist(), strict=True):
         data = storage.read(path)
         if hashlib.sha256(data).hexdigest() != etag:
-            raise DatasetError(f"{storage.uri_of(path)}: has changed; restore it, or begin a new output.uri")
+            raise DatasetError(f"{storage.uri_of(path)}: has changed; restore it, or choose another output.uri")
         prompts += pq.ParquetFile(pa.BufferReader(data)).read()["prompt"].to_pylist()
     return prompts
 
 
 def freeze(output: Output, prompts: Sequence[Prompt], config: GenerateConfig, *, publish: bool = True) -> Output:
-    """Give the prompts their addresses; without `publish` only in memory."""
+    """Assign addresses to the prompts; without `publish`, only in memory."""
     index, known = output.index, frozen_prompts(output.storage, output.index)
     _refuse_changed(known, prompts, config.limit)
     fresh = prompts[len(known) :]
@@ -108,7 +108,7 @@ def freeze(output: Output, prompts: Sequence[Prompt], config: GenerateConfig, *,
     extent = Extent(index.rows, index.rows + rows)
     if not publish:
         return output.with_index(Index((*index.versions, Version(len(index.versions), files, extent)), index.unit_rows))
-    output.storage.publish(name, data)  # the index names it: a file without a version is written again
+    output.storage.publish(name, data)  # before the index names it
     return output.with_index(index_files.append(output.storage, index, files=files, extent=extent))
 
 
@@ -116,13 +116,13 @@ def _refuse_changed(known: Sequence[Prompt], prompts: Sequence[Prompt], limit: i
     for number, (was, now) in enumerate(zip(known, prompts, strict=False)):
         if was != now:
             raise DatasetError(
-                f"prompt {number}: was {_shown(was)} when this output was begun and is {_shown(now)} now; prompts may "
-                "be added at the end: put it back, or choose another output.uri"
+                f"prompt {number}: was {_shown(was)} when this output began, is {_shown(now)} now; restore it (prompts "
+                "may only be added at the end), or choose another output.uri"
             )
     if len(prompts) < (len(known) if limit is None else min(len(known), limit)):
         raise DatasetError(
-            f"prompt {len(prompts)}: was {_shown(known[len(prompts)])} when this output was begun and is gone now; put "
-            "it back, or choose another output.uri"
+            f"prompt {len(prompts)}: was {_shown(known[len(prompts)])} when this output began, is missing now; restore "
+            "it, or choose another output.uri"
         )
 
 
@@ -135,13 +135,13 @@ def _read_files(files: Sequence[SourceFile], source: PromptSource, options: Stor
 
 
 def _text(uri: str, data: bytes) -> Iterator[Prompt]:
-    """One prompt a line; blank lines are none."""
+    """Return one prompt per line that is not blank."""
     try:
-        lines = _LINE_END.split(data.decode("utf-8-sig"))  # splitlines would end lines where no editor does
+        lines = _LINE_END.split(data.decode("utf-8-sig"))  # splitlines splits at more characters than editors do
     except UnicodeDecodeError as error:
         line = data[: error.start].count(b"\n") + 1
         raise UserError(
-            f"source.uri: {uri}: line {line} is not UTF-8 text; save it as UTF-8, or give a Parquet file"
+            f"source.uri: {uri}: line {line} is not UTF-8 text; save the file as UTF-8, or use Parquet"
         ) from error
     return (line.strip() for line in lines if line.strip())
 
@@ -159,7 +159,7 @@ def _parquet(uri: str, data: pa.NativeFile, column: str) -> Iterator[Prompt]:
             yield from (_clean(prompt) for prompt in batch.column(0).to_pylist())
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         cause = one_line(error, 120)
-        raise UserError(f"source.uri: {uri}: cannot be read as Parquet ({cause}); mend it or remove it") from error
+        raise UserError(f"source.uri: {uri}: not readable as Parquet ({cause}); fix or remove it") from error
 
 
 def _is_text(kind: pa.DataType) -> bool:

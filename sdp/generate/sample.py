@@ -1,10 +1,10 @@
-"""From noise to pictures: the sampling loop, and nothing of files, configurations or clusters.
+"""The sampling loop from noise to pictures; no files, configurations or clusters.
 
-    latents = denoise(networks, text, seeds, how)
-    images = develop(networks.vae, latents)          # bytes, N × height × width × 3
+    latents = denoise(networks, text, seeds, sampling)
+    images = develop(networks.vae, latents)          # uint8, N × height × width × 3
 
-`sample` does both. A picture's noise comes from its own seed, so it does not matter with which others it is drawn, or
-by whom; the seed is what diffusers' pipelines take too: `torch.Generator().manual_seed(seed)`.
+`sample` does both. A picture's noise comes from its own seed, so it does not depend on the batch or the process that
+draws it. Seeds are those of diffusers' pipelines: `torch.Generator().manual_seed(seed)`.
 """
 
 import inspect
@@ -29,31 +29,31 @@ SCHEDULERS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "euler_a": ("EulerAncestralDiscreteScheduler", {}),
     "ddpm": ("DDPMScheduler", {}),
 }
-"""The samplers by their names here: diffusers' class, and its settings."""
+"""Samplers by name: the class of diffusers, and its settings."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How pictures are drawn."""
+    """Settings of the sampling loop."""
 
     scheduler: str = "ddim"
     steps: int = 50
     guidance_scale: float = 7.5
-    """How far to go from the negative prompt's prediction through the prompt's; 1 takes the prompt's alone."""
+    """The prompt's weight against the negative prompt; 1 uses the prompt alone."""
     resolution: int = 512
 
 
 @dataclass(frozen=True)
 class Networks:
-    """What draws. The networks stay as they are: evaluation mode, device and autocast are the caller's affair."""
+    """The networks that draw. The caller sets evaluation mode, device and autocast."""
 
     unet: Any
-    """Called by `family.predict`, whatever it is wrapped in."""
+    """Called by `family.predict`."""
     vae: Any
     schedule: Mapping[str, Any]
-    """A scheduler configuration of diffusers, as `sdp.model.load.load_scheduler_config` gives it."""
+    """A scheduler configuration of diffusers, from `sdp.model.load.load_scheduler_config`."""
     dtype: torch.dtype = torch.float32
-    """Of what the U-Net is given."""
+    """The dtype of the U-Net's inputs."""
 
 
 @dataclass(frozen=True)
@@ -61,53 +61,53 @@ class Text:
     """The text encoder's output."""
 
     prompts: Tensor
-    """For each picture: N × tokens × width, on the device that draws."""
+    """One for each picture: N × tokens × width, on the device that draws."""
     negative: Tensor
-    """For all of them: tokens × width. What guidance leads away from; the encoded empty string, if nothing else."""
+    """The negative prompt of all pictures: tokens × width. Usually the encoded empty string."""
 
 
-def sample(networks: Networks, text: Text, seeds: Sequence[int], how: Sampling) -> NDArray[np.uint8]:
-    """A picture for each prompt."""
-    return develop(networks.vae, denoise(networks, text, seeds, how))
+def sample(networks: Networks, text: Text, seeds: Sequence[int], sampling: Sampling) -> NDArray[np.uint8]:
+    """Draw a picture for each prompt."""
+    return develop(networks.vae, denoise(networks, text, seeds, sampling))
 
 
-def denoise(networks: Networks, text: Text, seeds: Sequence[int], how: Sampling) -> Tensor:
-    """Latents, fp32 and scaled as the U-Net sees them, of a picture for each prompt."""
-    *_, latents = denoising(networks, text, seeds, how)
+def denoise(networks: Networks, text: Text, seeds: Sequence[int], sampling: Sampling) -> Tensor:
+    """Return the latents of a picture for each prompt, in fp32 and scaled as the U-Net sees them."""
+    *_, latents = denoising(networks, text, seeds, sampling)
     return latents
 
 
-def denoising(networks: Networks, text: Text, seeds: Sequence[int], how: Sampling) -> Iterator[Tensor]:
-    """The same step by step: the latents after each call of the U-Net, so that something else can be done between."""
+def denoising(networks: Networks, text: Text, seeds: Sequence[int], sampling: Sampling) -> Iterator[Tensor]:
+    """Yield the latents after each call of the U-Net, so that a caller can do other work in between."""
     if len(seeds) != len(text.prompts):
-        raise ValueError(f"{len(text.prompts)} prompts and {len(seeds)} seeds")
+        raise ValueError(f"expected a seed for each of {len(text.prompts)} prompts, got {len(seeds)}")
     device = text.prompts.device
-    scheduler = make_scheduler(networks.schedule, how.scheduler)
-    scheduler.set_timesteps(how.steps, device=device)
-    # On the CPU, whose numbers are the same everywhere.
+    scheduler = make_scheduler(networks.schedule, sampling.scheduler)
+    scheduler.set_timesteps(sampling.steps, device=device)
+    # On the CPU, where the numbers are the same on every machine.
     generators = [torch.Generator().manual_seed(seed) for seed in seeds]
     randomness = {"generator": generators} if "generator" in inspect.signature(scheduler.step).parameters else {}
-    guided = how.guidance_scale > 1
+    guided = sampling.guidance_scale > 1
     context = text.prompts
     if guided:
         context = torch.cat((text.negative.to(device).expand_as(text.prompts), text.prompts))
     context = context.to(networks.dtype)
-    shape = latent_shape(how.resolution)
+    shape = latent_shape(sampling.resolution)
     noise = torch.cat([torch.randn(1, *shape, generator=generator) for generator in generators])
     latents: Tensor = noise.to(device) * scheduler.init_noise_sigma
     for timestep in scheduler.timesteps:
-        with torch.no_grad():  # not around the loop: it would hold for whoever takes a step
+        with torch.no_grad():  # not around the loop: it would also apply to the caller between steps
             seen = scheduler.scale_model_input(torch.cat((latents, latents)) if guided else latents, timestep)
             predicted = predict(networks.unet, seen.to(networks.dtype), timestep, context).float()
             if guided:
                 negative, positive = predicted.chunk(2)
-                predicted = negative + how.guidance_scale * (positive - negative)
+                predicted = negative + sampling.guidance_scale * (positive - negative)
             latents = scheduler.step(predicted, timestep, latents, **randomness).prev_sample
         yield latents
 
 
 def develop(vae: Any, latents: Tensor) -> NDArray[np.uint8]:
-    """The pictures of scaled latents."""
+    """Decode scaled latents to pictures."""
     with torch.no_grad():
         pixels = conventions.decode(vae, latents.to(vae.dtype))
         images: NDArray[np.uint8] = conventions.to_images(pixels).cpu().numpy()
@@ -115,18 +115,18 @@ def develop(vae: Any, latents: Tensor) -> NDArray[np.uint8]:
 
 
 def make_scheduler(schedule: Mapping[str, Any], name: str) -> Any:
-    """One of diffusers' samplers for a model's noise schedule."""
+    """Return one of diffusers' samplers for a model's noise schedule."""
     import diffusers
 
     kind_name, settings = SCHEDULERS[name]
     kind: Any = getattr(diffusers, kind_name)
-    # clip_sample is for pixels and steps_offset for DDIM's and DDPM's spacing: as StableDiffusionPipeline sets them.
-    wanted = {**schedule, "clip_sample": False, "steps_offset": 1, **settings}
-    takes = inspect.signature(kind.__init__).parameters
-    return kind(**{key: value for key, value in wanted.items() if key in takes})
+    # As StableDiffusionPipeline sets them: clip_sample is for pixels, steps_offset for DDIM's and DDPM's spacing.
+    options = {**schedule, "clip_sample": False, "steps_offset": 1, **settings}
+    parameters = inspect.signature(kind.__init__).parameters
+    return kind(**{key: value for key, value in options.items() if key in parameters})
 
 
 def image_seed(seed: int, address: int) -> int:
-    """The seed of the picture at an address; 63 bits, so that it fits a column."""
+    """Return the seed of an address's picture, of 63 bits to fit an int64 column."""
     (word,) = np.random.SeedSequence(seed, spawn_key=(address,)).generate_state(1, np.uint64)
     return int(word) >> 1

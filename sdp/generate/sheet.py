@@ -1,4 +1,4 @@
-"""A contact sheet: many pictures on one, by prompt, with the prompt under them."""
+"""The contact sheet: one image with many pictures, by prompt, each prompt below its pictures."""
 
 import io
 from collections.abc import Sequence
@@ -7,21 +7,21 @@ from dataclasses import dataclass
 from PIL import Image, ImageDraw, ImageFont
 
 _WIDTH = 1280
-"""About how wide a sheet becomes."""
+"""Approximate width of a sheet in pixels."""
 _GAP, _LINE, _LINES = 8, 16, 2
 _PAPER, _INK, _NOTHING = "white", "#222222", "#d8d8d8"
 
 
 @dataclass(frozen=True, slots=True)
 class Strip:
-    """A prompt with its pictures, encoded; None for one that there is not."""
+    """A prompt and its encoded pictures; None for a missing one."""
 
     caption: str
     pictures: Sequence[bytes | None]
 
 
 def contact_sheet(strips: Sequence[Strip], side: int) -> bytes:
-    """A PNG of all strips, each picture at most `side` pixels wide and high."""
+    """Return a PNG of all strips, each picture at most `side` pixels wide and high."""
     side = min(side, _WIDTH // max((len(strip.pictures) for strip in strips), default=1) - _GAP)
     most = max((len(strip.pictures) for strip in strips), default=1)
     width = most * (side + _GAP) - _GAP
@@ -52,16 +52,16 @@ def _paste(sheet: Image.Image, pen: ImageDraw.ImageDraw, data: bytes | None, at:
     with Image.open(io.BytesIO(data)) as opened:
         picture = opened.convert("RGB")
     scale = side / max(picture.size)
-    if scale != 1:  # small pictures are magnified as they are, so that their pixels can be seen
+    if scale != 1:
         size = (max(1, round(picture.width * scale)), max(1, round(picture.height * scale)))
-        how = Image.Resampling.NEAREST if scale > 1 else Image.Resampling.LANCZOS
-        picture = picture.resize(size, how)
+        # Small pictures are enlarged without smoothing, so that their pixels can be seen.
+        picture = picture.resize(size, Image.Resampling.NEAREST if scale > 1 else Image.Resampling.LANCZOS)
     sheet.paste(picture, at)
 
 
 def _wrapped(text: str, font: ImageFont.ImageFont | ImageFont.FreeTypeFont, width: int) -> list[str]:
-    """The text in as many lines as there is room for, with … where it goes on."""
-    # What there could be room for at most, and one word more, so that it is seen that it goes on.
+    """Return the text in as many lines as fit, with … where it is cut."""
+    # At most the words that could fit, and one more to show that the text continues.
     words, lines = text[: 4 * _LINES * width].split()[: _LINES * width + 1], list[str]()
     while words and len(lines) < _LINES:
         last = len(lines) == _LINES - 1

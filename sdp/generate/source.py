@@ -1,6 +1,6 @@
-"""What pictures are drawn with: a checkpoint of sdp train, or a model.
+"""The model that draws: a checkpoint of sdp train, or a whole model.
 
-Found out on the driver, without torch, before anything costly is taken; loaded by `painter`.
+Resolved on the driver, without torch, before anything costly begins; `painter` loads it.
 """
 
 import hashlib
@@ -17,29 +17,29 @@ from sdp.model.layout import INDEX
 from sdp.model.sources import ModelSource
 from sdp.storage import Storage, StorageOptions, open_storage
 
-_AROUND = ("vae", "text_encoder", "tokenizer", "scheduler")
-"""What a checkpoint, which is of the U-Net alone, needs besides."""
+_BESIDE_TRAINED = ("vae", "text_encoder", "tokenizer", "scheduler")
+"""The parts that are read beside a checkpoint; of a text encoder that it holds, the configuration alone counts."""
 
 
 @dataclass(frozen=True)
-class Drawer:
-    """What to draw with, settled."""
+class GenerateModel:
+    """The resolved model that draws."""
 
     uri: str
-    """What each picture names as its checkpoint."""
+    """The checkpoint that each picture's row names."""
     digest: str
-    """Changes with the weights."""
-    model: ModelSource
-    """The VAE, the text encoder, the tokenizer and, without a checkpoint, the U-Net; its digest is pinned."""
+    """Identifies the weights."""
+    base: ModelSource
+    """The VAE, the tokenizer and every network that a checkpoint does not hold; pinned by its digest."""
     checkpoint: Storage | None = None
-    """Where the U-Net's weights are, if not in the model."""
+    """The folder of the weights that were trained, if they are not the base model's."""
     ema: bool = False
     scheduler: Mapping[str, Any] = field(default_factory=dict)
-    """What the training settled, over the model's own scheduler configuration."""
+    """Settings of the training that override the base model's scheduler configuration."""
 
 
-def choose(config: GenerateConfig, begun: str | None = None) -> Drawer:
-    """What `checkpoint` means. `begun` is what the output has been begun with, if it has been."""
+def choose(config: GenerateConfig, begun: str | None = None) -> GenerateModel:
+    """Resolve the setting `checkpoint`; `begun` is the checkpoint that an existing output was begun with."""
     options = config.storage.options()
     source = sources.parse(config.checkpoint)
     if source.kind in ("hub", "builtin"):
@@ -58,7 +58,7 @@ def choose(config: GenerateConfig, begun: str | None = None) -> Drawer:
 
 
 def _begun_with(newest: Storage, config: GenerateConfig, begun: str | None, options: StorageOptions) -> Storage:
-    """The checkpoint itself; or of a run the one that the output was begun with, however the run has gone on."""
+    """Return the checkpoint itself; for a run, the checkpoint that the output was begun with, if it still exists."""
     run = newest.uri.rpartition("/checkpoints/")[0]
     named = newest.uri == open_storage(config.checkpoint, options).uri
     if begun is None or named or begun == newest.uri or not begun.startswith(f"{run}/checkpoints/"):
@@ -66,46 +66,44 @@ def _begun_with(newest: Storage, config: GenerateConfig, begun: str | None, opti
     older = open_storage(begun, options)
     if not older.exists(COMPLETE):
         raise UserError(
-            f"checkpoint: {config.output.uri} was begun with {begun}, which is gone since; choose another output.uri "
-            f"for {newest.uri}"
+            f"checkpoint: {config.output.uri} was begun with {begun}, which no longer exists; choose another "
+            f"output.uri for {newest.uri}"
         )
     return older
 
 
-def _of_model(config: GenerateConfig, source: ModelSource, options: StorageOptions) -> Drawer:
+def _of_model(config: GenerateConfig, source: ModelSource, options: StorageOptions) -> GenerateModel:
     if config.weights != "auto":
-        raise UserError(
-            f"weights: expected auto where checkpoint is a model, got {config.weights!r}; a model has one set"
-        )
+        raise UserError(f"weights: expected auto where checkpoint is a model, got {config.weights!r}; it has one set")
     if config.model is not None:
         raise UserError("model: expected null where checkpoint is a model, which has all of its parts; remove it")
-    found = sources.resolve(sources.check(source, storage=options), storage=options)
+    digest = sources.resolve(sources.check(source, storage=options), storage=options).digest
     uri = str(source) if source.kind in ("hub", "builtin") else open_storage(source.uri, options).uri
-    return Drawer(uri, found.digest, replace(source, sha256=found.digest))
+    return GenerateModel(uri, digest, replace(source, sha256=digest))
 
 
-def _of_checkpoint(config: GenerateConfig, folder: Storage, options: StorageOptions) -> Drawer:
+def _of_checkpoint(config: GenerateConfig, folder: Storage, options: StorageOptions) -> GenerateModel:
     marker = read_marker(folder)
     try:
         trained = read_json(folder, CONFIG)
     except NotFound as error:
-        raise DatasetError(f"{folder.uri}: no {CONFIG} in it; take another checkpoint") from error
+        raise DatasetError(f"{folder.uri}: no {CONFIG}; use another checkpoint") from error
     try:
-        told, pinned = trained["model"]["source"], marker["model"]["digest"]
+        trained_on, pinned = trained["model"]["source"], marker["model"]["digest"]
         objective, decay = trained["objective"], trained["ema"]["decay"]
         overrides = trained_scheduler(objective["prediction"], bool(objective["zero_terminal_snr"]))
     except (KeyError, TypeError) as error:
-        raise DatasetError(f"{folder.uri}: its {CONFIG} lacks {error}; take another checkpoint") from error
+        raise DatasetError(f"{folder.uri}: no {error} in its {CONFIG}; use another checkpoint") from error
     if config.weights == "ema" and decay is None:
         raise UserError(
             f"weights: expected raw or auto, got 'ema': {folder.uri} has no moving average (ema.decay was null)"
         )
-    source = sources.check(config.model or told, _AROUND, storage=options)
+    source = sources.check(config.model or trained_on, _BESIDE_TRAINED, storage=options)
     model = sources.resolve(replace(source, sha256=pinned), storage=options)
-    return Drawer(
+    return GenerateModel(
         uri=folder.uri,
         digest=hashlib.sha256(folder.read(COMPLETE) + folder.read("tensors.json")).hexdigest(),
-        model=model.source,
+        base=model.source,
         checkpoint=folder,
         ema=decay is not None and config.weights != "raw",
         scheduler=overrides,
@@ -113,8 +111,8 @@ def _of_checkpoint(config: GenerateConfig, folder: Storage, options: StorageOpti
 
 
 def trained_scheduler(prediction: str, zero_terminal_snr: bool) -> dict[str, Any]:
-    """What a training's objective settles of a sampler's configuration."""
+    """Return the scheduler settings that follow from a training's objective."""
     settings: dict[str, Any] = {"prediction_type": "v_prediction" if prediction == "v" else "epsilon"}
-    if zero_terminal_snr:  # the last timestep must be among those sampled: there all is noise
+    if zero_terminal_snr:  # the last timestep, which is pure noise, must be sampled
         settings |= {"rescale_betas_zero_snr": True, "timestep_spacing": "trailing"}
     return settings

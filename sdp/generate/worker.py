@@ -1,4 +1,4 @@
-"""What a generator does with a unit: draw its pictures and publish their part."""
+"""A generator's work on a unit: draw its pictures and publish their part."""
 
 import hashlib
 import io
@@ -14,7 +14,7 @@ from sdp.generate.layout import KIND, image_name
 from sdp.generate.painter import Painter, Picture, load_painter
 from sdp.generate.prompts import Prompt
 from sdp.generate.sample import Sampling, image_seed
-from sdp.generate.source import Drawer
+from sdp.generate.source import GenerateModel
 from sdp.storage import Storage, StorageOptions
 
 SCHEMA = pa.schema(
@@ -38,70 +38,69 @@ LAYOUT = Layout(row_group_rows=64, dictionary=("prompt", *_SAME))
 
 
 @dataclass(frozen=True)
-class Orders:
-    """What every generator is told."""
+class GenerateSpec:
+    """The settings of a job's generators, as sent to every one."""
 
-    drawer: Drawer
-    how: Sampling
+    model: GenerateModel
+    sampling: Sampling
     negative_prompt: str
     seed: int
     batch_size: int
     precision: str
     output: Storage
     image_files: bool
-    """Each picture also as a file of its own."""
+    """True to write each picture as a file, too."""
     storage: StorageOptions
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A unit, with the prompt of each of its addresses."""
+    """A unit, and the prompt of each of its addresses."""
 
     work: Work
     prompts: tuple[Prompt, ...]
     taken_down: frozenset[int] = frozenset()
-    """Of its addresses those whose prompt is the caption of an image that is taken down."""
+    """Addresses whose prompt is the caption of an image that was taken down."""
 
 
 def tasks_of(
     pending: Sequence[Work], prompts: Sequence[Prompt], per_prompt: int, taken_down: frozenset[int] = frozenset()
 ) -> list[Task]:
-    """Units with their prompts, of which those of some numbers are taken down."""
-    rows = [(work, range(work.unit.start, work.unit.stop)) for work in pending]
+    """Return the units with their prompts; `taken_down` are numbers of prompts."""
     return [
         Task(
             work,
-            tuple(prompts[row // per_prompt] for row in some),
-            frozenset(row for row in some if row // per_prompt in taken_down),
+            tuple(prompts[row // per_prompt] for row in rows),
+            frozenset(row for row in rows if row // per_prompt in taken_down),
         )
-        for work, some in rows
+        for work, rows in ((work, range(work.unit.start, work.unit.stop)) for work in pending)
     ]
 
 
-class Worker:
-    """One generator: its networks are loaded with its first unit."""
+class GenerateWorker:
+    """A generator; it loads its networks with its first unit."""
 
-    def __init__(self, orders: Orders) -> None:
-        self._orders = orders
+    def __init__(self, spec: GenerateSpec) -> None:
+        self._spec = spec
         self._painter: Painter | None = None
 
-    def make(self, task: Task, drawn: Callable[[int], None] = lambda _: None) -> PartInfo:
-        """Draw a unit and publish it; `drawn` is called with the number of pictures now and then."""
-        orders, unit = self._orders, task.work.unit
+    def make(self, task: Task, on_rows: Callable[[int], None] = lambda _: None) -> PartInfo:
+        """Draw a unit and publish it; call `on_rows` with the number of pictures after each batch."""
+        spec, unit = self._spec, task.work.unit
         rows: list[dict[str, object]] = []
         outcomes: list[Outcome] = []
-        wanted: list[tuple[int, str]] = []
+        to_draw: list[tuple[int, str]] = []
         for row, prompt in zip(range(unit.start, unit.stop), task.prompts, strict=True):
             if row in task.taken_down:
                 outcomes.append(Outcome(row, FILTERED, "tombstone", attempts=0))
             elif prompt is None:
                 outcomes.append(Outcome(row, FAILED, "no_caption", attempts=0))
             else:
-                wanted.append((row, prompt))
-        # Cut by the unit alone, so that a picture is drawn with the same others whoever draws it.
-        for start in range(0, len(wanted), orders.batch_size):
-            batch = wanted[start : start + orders.batch_size]
-            seeds = [image_seed(orders.seed, row) for row, _ in batch]
+                to_draw.append((row, prompt))
+        # Batches depend on the unit alone, so that the same pictures share a batch in every run.
+        for start in range(0, len(to_draw), spec.batch_size):
+            batch = to_draw[start : start + spec.batch_size]
+            seeds = [image_seed(spec.seed, row) for row, _ in batch]
             pictures = self._load().paint([prompt for _, prompt in batch], seeds)
             for (row, prompt), seed, picture in zip(batch, seeds, pictures, strict=True):
                 if picture is None:
@@ -109,24 +108,24 @@ class Worker:
                 else:
                     rows.append(self._row(row, prompt, seed, picture))
                     outcomes.append(Outcome(row, WRITTEN))
-            drawn(len(batch))
+            on_rows(len(batch))
         table = pa.Table.from_pylist(rows, schema=SCHEMA)
-        return write_part(orders.output, KIND, task.work, table, account_table(outcomes), layout=LAYOUT)
+        return write_part(spec.output, KIND, task.work, table, account_table(outcomes), layout=LAYOUT)
 
     def _row(self, row: int, prompt: str, seed: int, picture: Picture) -> dict[str, object]:
-        orders, data = self._orders, encode_png(picture)
-        if orders.image_files:  # before the part, so that a part that is there has its files
-            orders.output.publish(image_name(row), data)
+        spec, data = self._spec, encode_png(picture)
+        if spec.image_files:  # before the part, so that an existing part implies its files
+            spec.output.publish(image_name(row), data)
         return {
             "row": row,
             "prompt": prompt,
             "image": data,
             "seed": seed,
-            "checkpoint": orders.drawer.uri,
-            "scheduler": orders.how.scheduler,
-            "steps": orders.how.steps,
-            "guidance_scale": orders.how.guidance_scale,
-            "negative_prompt": orders.negative_prompt,
+            "checkpoint": spec.model.uri,
+            "scheduler": spec.sampling.scheduler,
+            "steps": spec.sampling.steps,
+            "guidance_scale": spec.sampling.guidance_scale,
+            "negative_prompt": spec.negative_prompt,
             "width": picture.shape[1],
             "height": picture.shape[0],
             "sha256": hashlib.sha256(data).hexdigest(),
@@ -134,20 +133,20 @@ class Worker:
 
     def _load(self) -> Painter:
         if self._painter is None:
-            orders = self._orders
+            spec = self._spec
             self._painter = load_painter(
-                orders.drawer,
-                orders.how,
-                negative_prompt=orders.negative_prompt,
-                batch_size=orders.batch_size,
-                precision=orders.precision,
-                options=orders.storage,
+                spec.model,
+                spec.sampling,
+                negative_prompt=spec.negative_prompt,
+                batch_size=spec.batch_size,
+                precision=spec.precision,
+                options=spec.storage,
             )
         return self._painter
 
 
 def encode_png(picture: Picture) -> bytes:
-    """A picture's PNG; the same picture gives the same bytes."""
+    """Return a picture as PNG; equal pictures give equal bytes."""
     from PIL import Image
 
     sink = io.BytesIO()

@@ -11,4 +11,4 @@ Object = dict[str, Any]
 """A Kubernetes object as JSON."""
 
 Say = Callable[[str], None]
-"""Tells the person at the terminal one line."""
+"""Prints a line for the person at the terminal."""

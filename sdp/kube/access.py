@@ -1,4 +1,4 @@
-"""Which cluster to talk to, and as whom: KUBECONFIG and --context, or the pod's own service account."""
+"""The cluster and the credentials to use: KUBECONFIG and --context, or the pod's own service account."""
 
 import contextlib
 import logging
@@ -20,24 +20,24 @@ class Access:
     """A cluster and the credentials for it."""
 
     configuration: Any
-    """The official client's, with certificates, tokens and how to renew them."""
+    """The official client's configuration, with certificates, tokens and their renewal."""
     namespace: str
-    """The context's own, or the pod's; `default` where neither names one."""
+    """The context's or the pod's namespace; `default` if neither names one."""
     context: str
-    """The context's name; empty for a pod's own service account."""
+    """The context's name; empty for a pod's service account."""
 
 
 def access(context: str | None = None, environ: Mapping[str, str] = os.environ) -> Access:
-    """Return the cluster that KUBECONFIG (or ~/.kube/config) and a context name; in a pod without either, its own."""
+    """Return the cluster of a context in KUBECONFIG or ~/.kube/config; without either file, that of this pod."""
     variable = environ.get("KUBECONFIG", "")
     files = [Path(part).expanduser() for part in (variable or DEFAULT_FILE).split(os.pathsep) if part]
     if any(file.is_file() for file in files):
         return _from_files(os.pathsep.join(map(str, files)), context)
     if variable:
-        raise UserError(f"KUBECONFIG: expected a file that is there, got {variable}; export KUBECONFIG=FILE")
+        raise UserError(f"KUBECONFIG: expected an existing file, got {variable}; export KUBECONFIG=FILE")
     if (SERVICE_ACCOUNT / "token").is_file():
         return _from_pod()
-    raise UserError(f"KUBECONFIG: not set, and there is no {DEFAULT_FILE}; export KUBECONFIG=FILE, as for kubectl")
+    raise UserError(f"KUBECONFIG: not set, and {DEFAULT_FILE} does not exist; export KUBECONFIG=FILE, as for kubectl")
 
 
 def _from_files(files: str, context: str | None) -> Access:
@@ -54,7 +54,7 @@ def _from_files(files: str, context: str | None) -> Access:
         name = context or merged.value.get("current-context") or ""
         if context is not None and context not in contexts:
             have = ", ".join(sorted(contexts)) or "none"
-            raise UserError(f"--context: there is no context {context!r} in {files}; there are {have}")
+            raise UserError(f"--context: no context {context!r} in {files}; it has {have}")
         with _logged_errors() as errors:
             config.load_kube_config(files, context=context, client_configuration=settings, persist_config=False)
     except config.ConfigException as error:
@@ -69,7 +69,7 @@ def _from_files(files: str, context: str | None) -> Access:
 
 @contextlib.contextmanager
 def _logged_errors() -> Iterator[list[logging.LogRecord]]:
-    """Collect what the client logs: it reports a login command that fails nowhere else."""
+    """Collect the client's log, the only place where it reports a failed login command."""
     handler = logging.handlers.MemoryHandler(100, logging.CRITICAL + 1, flushOnClose=False)
     logging.getLogger().addHandler(handler)
     try:

@@ -1,7 +1,7 @@
-"""`python -m sdp.kube.allreduce`: how fast the GPUs of several nodes add up a tensor, which is what a step waits for.
+"""`python -m sdp.kube.allreduce`: measures an all-reduce between the GPUs of several nodes, as in a training step.
 
-`sdp doctor --all-reduce` runs it on the cluster. It takes whole nodes, one process a GPU, and reports the network that
-NCCL used: a cluster whose NCCL has not found EFA trains at a third of its speed, and nothing else shows it.
+`sdp doctor --all-reduce` runs it on the cluster. It takes whole nodes, with a process for each GPU, and reports the
+network that NCCL used: without EFA a cluster trains at a third of its speed, and nothing else shows it.
 """
 
 import argparse
@@ -31,36 +31,36 @@ class AllReduce:
 
     nodes: int
     gpus: int
-    """Of all nodes together; 0 where CPUs did it."""
+    """GPUs of all nodes; 0 for a measurement on CPUs."""
     megabytes: int
     seconds: float
-    """Of one all-reduce."""
+    """Time of one all-reduce."""
     gb_per_s: float
-    """Over the slowest link, whatever the number of ranks: size / time × 2 (n - 1) / n."""
+    """Rate over the slowest link: size / time × 2 (n - 1) / n for n ranks."""
     network: str
-    """The network that NCCL reported; empty where there is none, or no NCCL."""
+    """The network that NCCL reported; empty without NCCL."""
     memlock: str
-    """The lowest `ulimit -l` of the processes: KiB, or unlimited. EFA locks a lot of memory."""
+    """The lowest `ulimit -l` of all processes: KiB, or unlimited. EFA locks a lot of memory."""
 
     def __str__(self) -> str:
-        where = f"{self.nodes} nodes, {f'{self.gpus} GPUs' if self.gpus else 'processors alone'}"
+        where = f"{self.nodes} nodes, {f'{self.gpus} GPUs' if self.gpus else 'CPUs only'}"
         took = f"{self.seconds * 1e3:.3g} ms{f', through {self.network}' if self.network else ''}"
         rate = f"all-reduce of {self.megabytes} MB: {self.gb_per_s:.3g} GB/s"
         return f"{rate} ({where}, {took}; ulimit -l: {self.memlock})"
 
 
 def bus_rate(size: int, seconds: float, ranks: int) -> float:
-    """Return GB/s over the slowest link: each rank sends and receives all but its own share, twice."""
+    """Return GB/s over the slowest link; each rank sends and receives all but its own share, twice."""
     return size / seconds * 2 * (ranks - 1) / ranks / 1e9
 
 
 def network_of(log: str) -> str:
-    """Return the network that NCCL uses, by its log."""
+    """Return the network that NCCL's log names."""
     return str((_NETWORK.findall(log) or [""])[-1])
 
 
 def memory_lock() -> str:
-    """Return what this process may lock of its memory, as `ulimit -l` prints it."""
+    """Return this process's limit on locked memory, as `ulimit -l` prints it."""
     import resource
 
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
@@ -73,7 +73,7 @@ def least_lock(limits: Sequence[str]) -> str:
 
 
 def measure(nodes: int, gpus: int, accelerator: str | None, megabytes: int, wait_s: float) -> AllReduce:
-    """Take whole nodes of the connected cluster and measure between them; `gpus` is of each, 0 uses processors."""
+    """Take whole nodes of the connected cluster and measure; `gpus` is the number per node, 0 uses CPUs."""
     import ray
     from ray.exceptions import RayError
     from ray.util.placement_group import placement_group, remove_placement_group
@@ -88,7 +88,7 @@ def measure(nodes: int, gpus: int, accelerator: str | None, megabytes: int, wait
         if not group.wait(wait_s):
             kind = f" with {gpus} {accelerator or 'GPUs'}" if gpus else ""
             raise SdpError(
-                f"all-reduce: {nodes} nodes{kind} did not come within {wait_s:.0f} s; see sdp status and the groups"
+                f"all-reduce: {nodes} nodes{kind} did not start within {wait_s:.0f} s; see sdp status and the groups"
             )
         ranks = [
             remote.options(
@@ -119,13 +119,13 @@ def measure(nodes: int, gpus: int, accelerator: str | None, megabytes: int, wait
 
 
 def failure(error: Exception) -> SdpError:
-    """Return the error of processes that failed: ours as it is, of any other the last line."""
+    """Return the error of failed processes: an SdpError as it is, any other by its last line."""
     from ray.exceptions import GetTimeoutError, RayTaskError
 
     if isinstance(error, RayTaskError) and isinstance(error.cause, SdpError):
         return error.cause
     if isinstance(error, GetTimeoutError):
-        return SdpError(f"all-reduce: not ended within {MEASURE_S:.0f} s; look at the nodes' network and their GPUs")
+        return SdpError(f"all-reduce: not finished within {MEASURE_S:.0f} s; check the nodes' network and GPUs")
     words = error.cause if isinstance(error, RayTaskError) else error
     lines = [line for line in str(words).splitlines() if line.strip()] or [type(words).__name__]
     return SdpError(f"all-reduce: a process failed: {one_line(lines[-1], 400)}; the nodes' logs may say more")
@@ -138,7 +138,7 @@ class _Rank:
         self._number, self._count = number, count
 
     def address(self) -> str:
-        """Return the address where the ranks meet: here."""
+        """Return an address on this node at which the ranks meet."""
         import socket
 
         import ray.util
@@ -149,13 +149,13 @@ class _Rank:
             return f"{util.get_node_ip_address()}:{probe.getsockname()[1]}"
 
     def run(self, address: str, megabytes: int) -> tuple[float, str, str]:
-        """Return the seconds of one all-reduce, NCCL's network, and what memory may be locked here."""
+        """Return the seconds of one all-reduce, NCCL's network, and this process's limit on locked memory."""
         from sdp.train.network import network_error
 
         try:
             return *self._run(address, megabytes), memory_lock()
         except RuntimeError as error:
-            # Here, since the workers' pods name the network that NCCL has to use.
+            # Explained on the worker, whose environment names the network that NCCL must use.
             known = network_error(error)
             if known is None:
                 raise
@@ -204,13 +204,13 @@ def _settled(tensor: Any) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Measure as the command line says, and print the result."""
+    """Run the measurement and print the result."""
     parser = argparse.ArgumentParser(prog="python -m sdp.kube.allreduce", description=__doc__.partition("\n")[0])
     parser.add_argument("--nodes", type=int, default=2)
-    parser.add_argument("--gpus", type=int, default=0, help="of each node; 0 uses processors")
+    parser.add_argument("--gpus", type=int, default=0, help="per node; 0 uses CPUs")
     parser.add_argument("--accelerator", help="Ray accelerator type of the nodes")
     parser.add_argument("--megabytes", type=int, default=1000)
-    parser.add_argument("--wait", type=float, default=1800.0, help="seconds for the nodes to come")
+    parser.add_argument("--wait", type=float, default=1800.0, help="seconds to wait for the nodes")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args(arguments)
     try:

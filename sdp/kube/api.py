@@ -1,4 +1,4 @@
-"""The API server through the official client: plain JSON in and out, a timeout on everything, errors as one line."""
+"""The API server, through the official client: plain JSON, timeouts on every request, errors of one line."""
 
 import contextlib
 import json
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, urlsplit
 
+from sdp.backoff import backoff
 from sdp.errors import SdpError, UserError, one_line
 from sdp.kube import Object
 from sdp.kube.access import Access
@@ -20,15 +21,15 @@ _MAY_PASS = (429, 500, 502, 503, 504)
 
 
 class Unreachable(SdpError):
-    """No answer, none in time, or a passing error: trying again may help."""
+    """No response in time, or a temporary error: a retry may help."""
 
 
 class Forbidden(UserError):
-    """These credentials may not do that."""
+    """The credentials lack a right."""
 
 
 class Missing(UserError):
-    """There is no such object."""
+    """The object does not exist."""
 
 
 class NoSuchKind(UserError):
@@ -36,7 +37,7 @@ class NoSuchKind(UserError):
 
 
 class AlreadyThere(UserError):
-    """There is an object of that name."""
+    """An object of that name exists."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,24 +47,24 @@ class Timing:
     connect_s: float = 10.0
     answer_s: float = 30.0
     attempts: int = 3
-    """Of requests that only read."""
+    """Attempts of requests that only read."""
     first_pause_s: float = 0.5
     longest_pause_s: float = 10.0
     watch_s: float = 30.0
-    """How long one watch lasts before the state is read anew."""
+    """Duration of one watch, after which the state is read again."""
     quiet_s: float = 60.0
-    """A log's connection without a byte for so long is replaced."""
+    """Time without a byte after which a log's connection is replaced."""
     lost_s: float = 900.0
-    """A job is followed for so long without an answer from the API server."""
+    """Time without a response from the API server after which following a job ends."""
     closing_s: float = 60.0
-    """For the last lines of a job that has ended."""
+    """Time for the last lines of a job that has ended."""
 
     def pause(self, attempt: int) -> float:
-        return min(self.longest_pause_s, self.first_pause_s * 2.0**attempt)
+        return backoff(attempt, self.first_pause_s, self.longest_pause_s)
 
 
 def pause(seconds: float) -> None:
-    """Wait for somebody else's recovery, which nobody announces."""
+    """Wait before a retry: there is no event for a server's recovery."""
     threading.Event().wait(seconds)
 
 
@@ -90,7 +91,7 @@ class Api:
         client = library.client.ApiClient(self._settings)
         self._tls = _tls(self._settings)
         client.rest_client.pool_manager.connection_pool_kw["ssl_context"] = self._tls
-        # Paths are known here, and discovery would cost each command two more requests.
+        # Discovery would cost each command two more requests, and the paths are known.
         self._client = library.dynamic.DynamicClient(client, discoverer=lambda *_: None)
 
     # --- objects ---
@@ -114,11 +115,11 @@ class Api:
         return self._json("POST", path, body=body)
 
     def delete(self, path: str) -> None:
-        """Delete an object, and in the background what depends on it."""
+        """Delete an object, and its dependents in the background."""
         self._json("DELETE", path, {"propagationPolicy": "Background"})
 
     def mine(self, kind: str, name: str = "", group: str = RAY) -> str:
-        """Return the path of a kind of object, or of one, in our namespace."""
+        """Return the path of a kind of objects, or of one object, in this namespace."""
         path = f"{group}/namespaces/{quote(self.namespace, safe='')}/{kind}"
         return f"{path}/{quote(name, safe=':')}" if name else path
 
@@ -140,9 +141,9 @@ class Api:
         try:
             with contextlib.closing(events), self.explained("GET", path):
                 next(events, None)
-        except Forbidden:  # to watch; reading now and then is allowed
+        except Forbidden:  # watching is not allowed, but reading is
             pause(min(seconds, 5.0))
-        except SdpError:  # such as a version that is too old to be watched from
+        except SdpError:  # such as a resource version that is too old to watch from
             pause(min(seconds, 1.0))
 
     # --- requests ---
@@ -155,7 +156,7 @@ class Api:
             except ValueError:
                 host = urlsplit(self._settings.host).netloc
                 raise UserError(
-                    f"kubernetes: {host}: expected an API server, its answer is no JSON; check KUBECONFIG"
+                    f"kubernetes: {host}: expected an API server, got a response that is not JSON; check KUBECONFIG"
                 ) from None
 
     def response(
@@ -168,7 +169,7 @@ class Api:
         headers: Mapping[str, str] | None = None,
         quiet_s: float | None = None,
     ) -> Any:
-        """Send a request; returns urllib3's response, to be read as it arrives. The client's errors are not explained.
+        """Send a request and return urllib3's response as a stream; wrap the call in `explained`.
 
         A silence of `quiet_s` is an error.
         """
@@ -183,7 +184,7 @@ class Api:
         )
 
     def forward(self, pod: str, port: int) -> Any:
-        """Return urllib3's connection pool over a port of a pod. Needs the right to create pods/portforward."""
+        """Return a connection pool of urllib3 over a pod's port. Needs the right to create pods/portforward."""
         import websocket
         from kubernetes.stream import ws_client
 
@@ -194,7 +195,7 @@ class Api:
         headers = [f"{each['key']}: {each['value']}" for each in self._settings.auth_settings().values()]
         stream: Any = ws_client
         proxy = stream.websocket_proxycare({}, self._settings, url, {})
-        # The client's own create_websocket would wait for ever.
+        # The client's own create_websocket has no timeout.
         socket: Any = websocket.WebSocket(
             sslopt={"context": self._tls, "server_hostname": self._settings.tls_server_name}
         )
@@ -205,7 +206,7 @@ class Api:
 
     @contextlib.contextmanager
     def explained(self, method: str, path: str) -> Iterator[None]:
-        """Turn the clients' errors into ours, of one line each."""
+        """Turn errors of the client libraries into SdpErrors of one line."""
         from kubernetes.client.exceptions import ApiException
         from urllib3.exceptions import HTTPError
         from websocket import WebSocketBadStatusException, WebSocketException
@@ -228,21 +229,21 @@ class Api:
 
 
 def explain(method: str, path: str, status: int, body: bytes | str | None) -> SdpError:
-    """Return the error that an answer of 400 or more means."""
+    """Return the error for a response of status 400 or more."""
     text = body.decode("utf-8", "replace") if isinstance(body, bytes) else body or ""
     data = status_object(text)
     words = one_line(data.get("message") or text) or f"answer {status}"
     words = words if len(words) <= 400 else f"{words[:399]}…"
     if status == 401:
         return UserError(
-            "kubernetes: the API server does not take these credentials (401); log in again, or take another --context"
+            "kubernetes: the API server refuses these credentials (401); log in again, or use another --context"
         )
     if status == 403 and "system:anonymous" in words:
         return UserError(
-            "kubernetes: no credentials were sent; the login of this context has failed (kubectl would say why)"
+            "kubernetes: no credentials were sent; the login of this context failed (kubectl shows the reason)"
         )
     if status == 403:
-        return Forbidden(f"kubernetes: {words}; ask for that right, or take another --context or --namespace")
+        return Forbidden(f"kubernetes: {words}; ask for that right, or use another --context or --namespace")
     if status == 404 and data.get("reason") == "NotFound" and (data.get("details") or {}).get("name"):
         return Missing(f"kubernetes: {words}")
     if status == 404:
@@ -256,7 +257,7 @@ def explain(method: str, path: str, status: int, body: bytes | str | None) -> Sd
 
 
 def status_object(text: str) -> Object:
-    """Return the `Status` with which the API server describes an error; {} where the text is something else."""
+    """Return the `Status` object in which the API server describes an error; {} if the text is not one."""
     try:
         data = json.loads(text)
     except ValueError:
@@ -267,7 +268,7 @@ def status_object(text: str) -> Object:
 def _tls(settings: Any) -> ssl.SSLContext:
     try:
         context = ssl.create_default_context(cafile=settings.ssl_ca_cert, cadata=settings.ca_cert_data)
-        # Many clusters' own authorities lack what Python 3.13 asks of them by default, and kubectl does not.
+        # Many clusters' authorities fail Python 3.13's stricter default checks, which kubectl does not make.
         context.verify_flags &= ~ssl.VERIFY_X509_STRICT
         if not settings.verify_ssl:
             context.check_hostname = False
@@ -276,6 +277,6 @@ def _tls(settings: Any) -> ssl.SSLContext:
             context.load_cert_chain(settings.cert_file, settings.key_file)
     except (OSError, ssl.SSLError) as error:
         raise UserError(
-            f"KUBECONFIG: its certificates cannot be used ({error}); kubectl must work with it first"
+            f"KUBECONFIG: its certificates cannot be used ({error}); check that kubectl works with it"
         ) from error
     return context

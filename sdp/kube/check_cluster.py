@@ -1,4 +1,4 @@
-"""Checks of one RayCluster: that it is ready, that a node could take each of its pods, that all it names exists."""
+"""Checks of one RayCluster: readiness, nodes that fit its pods, GPU drivers, and objects that its pods refer to."""
 
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -15,29 +15,29 @@ from sdp.kube.site import Finding, Site, failed, ok, warning
 from sdp.kube.state import ClusterState, cluster_state
 
 SHARED = "-SHARED"
-"""The device plugin's suffix for the product of a GPU that pods take turns on."""
+"""The device plugin's suffix for the product of a time-shared GPU."""
 
 DRIVER = "nvidia.com/cuda.driver-version.major", "nvidia.com/cuda.driver.major"
 """Node labels of GPU feature discovery, the newer one first."""
 
 STARTING_S = 1800.0
-"""A node that boots and an image that is pulled take minutes: what has not started by then waits for something else."""
+"""Time that a new node and a large image may take; pods that start later wait for something else."""
 
 _STUCK = {
     "ImagePullBackOff": "check image, tag and imagePullSecrets",
     "ErrImagePull": "check image, tag and imagePullSecrets",
     "InvalidImageName": "check image.repository and image.tag",
-    "CrashLoopBackOff": "kubectl logs --previous says why",
-    "CreateContainerConfigError": "something that it refers to is missing",
+    "CrashLoopBackOff": "kubectl logs --previous shows the reason",
+    "CreateContainerConfigError": "an object that it refers to is missing",
 }
 
 
 def cluster(site: Site) -> Iterator[Finding]:
-    """Check that there is a cluster, and that it is ready."""
+    """Check that the cluster exists and is ready."""
     try:
         raycluster = site.cluster
     except Forbidden:
-        raise  # it may exist: not to be allowed to look is no failure
+        raise  # the cluster may exist
     except UserError as error:
         yield failed("cluster", str(error).removeprefix("--cluster: "))
         return
@@ -51,14 +51,14 @@ def cluster(site: Site) -> Iterator[Finding]:
 
 
 def judge_state(state: ClusterState, pods: "list[Finding]", now: datetime) -> Finding:
-    """Judge a cluster's state: one whose pods are on their way is no failure, unless they have been for long."""
+    """Judge a cluster's state: pods that are starting fail the check only after STARTING_S."""
     if state.state == "ready":
         return ok("cluster", f"{state.name} is ready: {state.workers} of {state.wanted} workers")
     words = f"{state.name} is {state.state}{f': {state.message}' if state.message else ''}"
     age_s = (now - state.started).total_seconds() if state.started else 0.0
     hopeless = state.state != "starting" or state.refused or any(each.state == "failed" for each in pods)
     if not hopeless and age_s <= STARTING_S:
-        return warning("cluster", words, "pods are on their way: sdp doctor again in a few minutes")
+        return warning("cluster", words, "pods are starting: run sdp doctor again in a few minutes")
     age = "" if hopeless else f", for {age_s / 60:.0f} minutes"
     return failed("cluster", f"{words}{age}", f"kubectl describe raycluster {state.name}")
 
@@ -78,7 +78,7 @@ def _stuck_pods(site: Site, name: str) -> Iterator[Finding]:
 
 
 def groups(site: Site) -> Iterator[Finding]:
-    """Check that a node could take each group's pods, and that it has the GPU that their label promises."""
+    """Check that nodes fit each group's pods and have the GPU of the group's accelerator label."""
     specs = {group["groupName"]: group for group in site.worker_groups}
     for name, pod in templates(site.cluster_or_none):
         fit = place(pod, site.nodes)
@@ -88,50 +88,50 @@ def groups(site: Site) -> Iterator[Finding]:
 
 
 def judge(name: str, wanted: tuple[int, int], fit: Fit, makers: "list[str]") -> Finding:
-    """Judge where a group's pods fit, of which it wants at least and at most so many."""
+    """Judge whether a group's pods, at least and at most so many as `wanted`, fit the nodes."""
     check, (least, most), who = f"group {name}", wanted, " and ".join(makers)
     room = f"{len(fit.nodes)} node{'s' * (len(fit.nodes) != 1)} with room for {fit.room} pods"
     if most == 0:
-        return ok(check, "asks for no pods")
+        return ok(check, "needs no pods")
     if fit.room >= most:
         return ok(check, f"{room}, up to {most} wanted")
     if makers and fit.nodes:
-        return ok(check, f"{room} of up to {most}; {who} makes more")
+        return ok(check, f"{room} of up to {most}; {who} adds more")
     why = fit.why_not() or "there are no nodes"
     if makers:
-        return warning(check, f"no node fits now ({why})", f"{who} must be able to make one")
+        return warning(check, f"no node fits now ({why})", f"{who} must be able to add one")
     if not fit.nodes:
-        return failed(check, f"no node would ever take its pods: {why}", f"change groups.{name} or the nodes")
+        return failed(check, f"no node can take its pods: {why}", f"change groups.{name} or the nodes")
     if fit.room < least:
-        return failed(check, f"{room}, {least} are wanted at least ({why})", "add nodes, or lower it")
-    return warning(check, f"{room}, up to {most} are wanted", "lower maxReplicas or add nodes")
+        return failed(check, f"{room}, at least {least} wanted ({why})", "add nodes, or lower it")
+    return warning(check, f"{room}, up to {most} wanted", "lower maxReplicas or add nodes")
 
 
 def judge_products(name: str, label: str, pod: Object, nodes: "list[Object]") -> Iterator[Finding]:
-    """Check that the nodes of a group have the GPU that jobs select it for."""
+    """Check that a group's nodes have the GPU that its accelerator label names."""
     check = f"group {name}"
     if not requests(pod).get(GPU):
         return
     if not label:
         do = f"set groups.{name}.accelerator"
-        yield failed(check, f"has GPUs and no label {ACCELERATOR_LABEL}: jobs cannot ask for them", do)
+        yield failed(check, f"has GPUs but no label {ACCELERATOR_LABEL}, so jobs cannot select them", do)
         return
     known = {product.replace(" ", "-") for gpu in gpus_by_accelerator(label) for product in gpu.products}
     products = {(each["metadata"].get("labels") or {}).get(PRODUCT, "") for each in nodes} - {""}
     shared = {product for product in products if product.endswith(SHARED)}
     wrong = sorted({product.removesuffix(SHARED) for product in products} - known)
     if not known:
-        yield warning(check, f"accelerator {label} is not in the catalogue: no cost and no MFU will be known for it")
+        yield warning(check, f"accelerator {label} is not in the catalogue: its cost and MFU will be missing")
     elif wrong:
-        says = f"says {label} ({' or '.join(sorted(known))}), but its pods land on {', '.join(wrong)}"
+        says = f"is labelled {label} ({' or '.join(sorted(known))}), but its pods run on {', '.join(wrong)}"
         yield failed(check, says, f"set groups.{name}.nodeSelector to {PRODUCT}")
     if shared:
-        says = f"its GPUs are shared in turns ({', '.join(sorted(shared))})"
-        yield warning(check, says, "take whole ones for training")
+        says = f"its GPUs are time-shared ({', '.join(sorted(shared))})"
+        yield warning(check, says, "use whole GPUs for training")
 
 
 def drivers(site: Site) -> Iterator[Finding]:
-    """Check that the nodes of groups with GPUs have a driver that runs the image's CUDA."""
+    """Check that GPU nodes have a driver that supports the image's CUDA."""
     pods = [pod for _, pod in templates(site.cluster_or_none) if requests(pod).get(GPU)]
     if pods:
         names = {name for pod in pods for name in place(pod, site.nodes).nodes}
@@ -139,7 +139,7 @@ def drivers(site: Site) -> Iterator[Finding]:
 
 
 def judge_drivers(nodes: "list[Object]") -> Finding:
-    """Judge the drivers that these nodes report, if they do."""
+    """Judge the drivers that these nodes report, if any."""
     least = DRIVERS[CUDA_MAJOR]
     needs = f"the image's CUDA {CUDA_MAJOR} needs driver {least} or later"
     versions: dict[str, str] = {}
@@ -149,24 +149,11 @@ def judge_drivers(nodes: "list[Object]") -> Finding:
             versions[node["metadata"]["name"]] = version
     old = [f"{name} has {version}" for name, version in sorted(versions.items()) if int(version) < least]
     if old:
-        return failed("drivers", f"{needs}; {', '.join(old)}", "update the driver of these nodes, or their AMI")
+        return failed("drivers", f"{needs}; {', '.join(old)}", "update the driver or the AMI of these nodes")
     if not versions:
-        return ok("drivers", f"{needs}; no node reports its own (label {DRIVER[0]})")
+        return ok("drivers", f"{needs}; no node reports its driver (label {DRIVER[0]})")
     says = f"{len(versions)} of {len(nodes)} GPU nodes report {', '.join(sorted(set(versions.values())))}"
     return ok("drivers", f"{needs}; {says}")
-
-
-def network(site: Site) -> Iterator[Finding]:
-    """Name the groups between whose nodes nothing is measured here, since that takes whole nodes."""
-    most: dict[str, int] = {}
-    for group in site.worker_groups:
-        label = accelerator_of(group)
-        if label and requests(group["template"]["spec"]).get(GPU):
-            most[label] = most.get(label, 0) + pods_wanted(group)[1]
-    for label, count in most.items():
-        if count > 1:
-            do = f"sdp doctor --all-reduce {label} takes two of them for a minute"
-            yield warning("all-reduce", f"between {label} nodes is not measured", do)
 
 
 def references(site: Site) -> Iterator[Finding]:
@@ -186,11 +173,11 @@ def references(site: Site) -> Iterator[Finding]:
         except Forbidden:
             hidden.append(f"{kind} {name}")
     if missing:
-        yield failed("references", f"not there: {', '.join(missing)}", "make them before the pods")
+        yield failed("references", f"missing: {', '.join(missing)}", "create them before the pods")
     if hidden:
-        yield warning("references", f"may not be looked at: {', '.join(hidden)}")
+        yield warning("references", f"no right to read: {', '.join(hidden)}")
     if site.cluster_or_none and not missing and not hidden:
-        says = f"all {len(users)} secrets, ConfigMaps and service accounts that the pods name are there"
+        says = f"all {len(users)} secrets, ConfigMaps and service accounts that the pods refer to exist"
         yield ok("references", says)
 
 
@@ -203,7 +190,7 @@ _SOURCES = {
 
 
 def named_by(pod: Object) -> Iterator[tuple[str, str]]:
-    """Yield what a pod cannot start without: (kind, name)."""
+    """Yield the objects (kind, name) without which a pod cannot start."""
     for secret in pod.get("imagePullSecrets") or ():
         yield "Secret", secret["name"]
     if pod.get("serviceAccountName"):
@@ -222,13 +209,13 @@ def named_by(pod: Object) -> Iterator[tuple[str, str]]:
 
 
 def token(site: Site) -> Iterator[Finding]:
-    """Check that the cluster asks for a token, and that it has one."""
+    """Check that the cluster requires a token, and that its secret exists."""
     raycluster = site.cluster_or_none
     if raycluster is None:
         return
     name = token_secret(raycluster)
     if name is None:
-        says = "authentication is off: whoever reaches the head runs code there"
+        says = "authentication is off: anyone who reaches the head can run code there"
         yield warning("token", says, "set auth.mode: token")
         return
     own = bool((raycluster["spec"].get("authOptions") or {}).get("secretName"))
@@ -236,14 +223,14 @@ def token(site: Site) -> Iterator[Finding]:
         data = site.api.get(site.api.mine("secrets", name, "/api/v1")).get("data") or {}
     except Missing:
         if site.rendered and not own:
-            yield ok("token", f"asked for; the operator will make secret {name}")
+            yield ok("token", f"required; the operator will create secret {name}")
         else:
-            do = f"make it, with the token under {TOKEN_KEY}" if own else "the operator makes it: see its log"
-            yield failed("token", f"secret {name} is not there", do)
+            do = f"create it, with the token under {TOKEN_KEY}" if own else "the operator creates it: see its log"
+            yield failed("token", f"secret {name} is missing", do)
     except Forbidden:
-        yield warning("token", f"secret {name} may not be read: no logs and no stop from here", "ask for get on it")
+        yield warning("token", f"no right to read secret {name}: no logs and no stop from here", "ask for get on it")
     else:
         if data.get(TOKEN_KEY):
-            yield ok("token", f"secret {name} holds it")
+            yield ok("token", f"in secret {name}")
         else:
-            yield failed("token", f"secret {name} has no {TOKEN_KEY}", "put the token there")
+            yield failed("token", f"secret {name} has no {TOKEN_KEY}", "add the token")

@@ -1,20 +1,26 @@
-"""Checks of the jobs' configurations: that they load, that the cluster has what they place work on, and that storage
-and models are within reach, by the credentials of whoever runs the check."""
+"""Checks of the jobs' configurations: syntax, GPUs in the cluster, and access to storage and models.
+
+Storage and models are reached with the credentials of whoever runs the check.
+"""
 
 import math
 import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sdp.config import JOBS, JobConfig, Range, draft, keys
+from sdp.config import JOBS, JobConfig, Range, TrainConfig, draft, keys
 from sdp.errors import AccessDenied, ConfigError, NotFound, SdpError
 from sdp.kube import Object
 from sdp.kube.clusters import accelerator_of, pods_wanted
 from sdp.kube.placing import GPU, requests
 from sdp.kube.site import Finding, failed, ok, warning
 from sdp.kube.submit import as_file
+from sdp.model.family import Family
+from sdp.model.sources import family
+from sdp.plan.memory import each_phase, fit
 
 PROBE = "sdp-doctor-"
 TIMEOUT_S = 20.0
@@ -23,7 +29,7 @@ _KIND = re.compile(rf"({'|'.join(JOBS)})")
 
 @dataclass(frozen=True, slots=True)
 class JobDraft:
-    """A job's configuration, of which some keys may still be missing."""
+    """A job's configuration, some keys of which may be missing."""
 
     name: str
     job: str
@@ -31,7 +37,7 @@ class JobDraft:
     missing: frozenset[str]
 
     def value(self, path: str) -> Any:
-        """Return a key's value; None where it is not set."""
+        """Return a key's value; None if it is not set."""
         value: Any = None if path in self.missing else self.config
         for part in path.split("."):
             value = getattr(value, part, None)
@@ -39,7 +45,7 @@ class JobDraft:
 
 
 def read(texts: Mapping[str, str]) -> tuple[list[JobDraft], list[Finding]]:
-    """Load the configurations; returns those that load, and what is wrong with the others."""
+    """Load the configurations; return those that load, and findings on the others."""
     drafts, findings = [], []
     for name, text in texts.items():
         kind = _KIND.match(name)
@@ -54,15 +60,15 @@ def read(texts: Mapping[str, str]) -> tuple[list[JobDraft], list[Finding]]:
             continue
         drafts.append(JobDraft(name, kind[1], loaded.config, loaded.missing))
         if loaded.missing:
-            says = f"{name}.yaml: {', '.join(sorted(loaded.missing))} still to be set"
-            findings.append(warning("jobs", says, "in the values, or by sdp submit --set"))
+            says = f"{name}.yaml: {', '.join(sorted(loaded.missing))} not set"
+            findings.append(warning("jobs", says, "set it in the values, or with sdp submit --set"))
     if drafts and not findings:
         findings.append(ok("jobs", f"{len(drafts)} configurations load: {', '.join(each.name for each in drafts)}"))
     return drafts, findings
 
 
 def accelerators(drafts: list[JobDraft], cluster: Object) -> Iterator[Finding]:
-    """Check that a group has each accelerator that a job places work on, and as many as it asks for."""
+    """Check that groups have the accelerators that jobs select, and as many as they need."""
     gpus = gpus_of(cluster)
     have = ", ".join(sorted(gpus)) or "none"
     wanted = [
@@ -73,17 +79,17 @@ def accelerators(drafts: list[JobDraft], cluster: Object) -> Iterator[Finding]:
     ]
     for key, accelerator in wanted:
         if accelerator not in gpus:
-            says = f"{key}: {accelerator}, which no group of the cluster has (they have {have})"
+            says = f"{key}: no group of the cluster has {accelerator} (they have {have})"
             yield failed("placement", says, "add a group, or set it to one of these or to null")
             return
     short = [finding for each in drafts for finding in _short_of(each, gpus)]
     yield from short
     if wanted and not short:
-        yield ok("placement", "each accelerator that jobs ask for is some group's, in the number that they ask for")
+        yield ok("placement", "the groups have the accelerators that jobs select, and as many as they need")
 
 
 def gpus_of(cluster: Object) -> dict[str, int]:
-    """Return how many GPUs of each accelerator a cluster may grow to; one that does not grow has what it has."""
+    """Return the GPUs of each accelerator that a cluster may grow to, or has if it does not grow."""
     grows = bool(cluster["spec"].get("enableInTreeAutoscaling"))
     gpus: dict[str, int] = {}
     for group in cluster["spec"].get("workerGroupSpecs") or ():
@@ -96,10 +102,10 @@ def gpus_of(cluster: Object) -> dict[str, int]:
 
 
 def _short_of(job: JobDraft, gpus: Mapping[str, int]) -> Iterator[Finding]:
-    """Report GPUs that a job asks for and the groups do not grow to.
+    """Report GPUs that a job needs beyond those of the groups.
 
-    Trainers start together or not at all, so they come first; encoders and generators work with what they get. Workers
-    that name no accelerator are not counted: they may do without GPUs.
+    Trainers come first, since they start together or not at all; encoders and generators work with what is left.
+    Workers that name no accelerator do not count, since they may run without GPUs.
     """
     left = dict(gpus)
     sections = ("scaling", "encode") if job.job != "train" or job.value("data.mode") == "online" else ("scaling",)
@@ -113,18 +119,42 @@ def _short_of(job: JobDraft, gpus: Mapping[str, int]) -> Iterator[Finding]:
         left[accelerator] = max(0, free - math.ceil(needed))
         says = (
             f"{job.name}.yaml: {section}.num_workers: {count} on {accelerator} need {needed:g} GPUs, "
-            f"of which the groups grow to {free:g}"
+            f"and the groups grow to {free:g}"
         )
         together = section == "scaling" and job.job == "train"
         if free < (needed if together else min(needed, math.ceil(each))):
             beside = " beside the trainers" if free < gpus.get(accelerator, 0) else ""
-            yield failed("placement", f"{says}{beside}: they never come", "raise maxReplicas, or lower it")
+            yield failed("placement", f"{says}{beside}: they cannot start", "raise maxReplicas, or lower num_workers")
         elif free < needed:
-            yield warning("placement", f"{says}: fewer will run", "raise maxReplicas, or lower it")
+            yield warning("placement", f"{says}: fewer will run", "raise maxReplicas, or lower num_workers")
+
+
+def memory(drafts: list[JobDraft]) -> Iterator[Finding]:
+    """Check that trainers fit the accelerator that they name, where the model can be looked at from here."""
+    for job in drafts:
+        source = job.value("model.source")
+        if not isinstance(job.config, TrainConfig) or source is None or not job.config.scaling.accelerator:
+            continue
+        options = replace(job.config.storage.options(), timeout_s=TIMEOUT_S, retries=1)
+        with suppress(SdpError):  # `reach` says what is wrong with the model
+            known = family(source, storage=options)
+            for phase in each_phase(job.config):
+                yield from _fits(job.name, phase, known)
+
+
+def _fits(name: str, phase: TrainConfig, known: Family | None) -> Iterator[Finding]:
+    check = f"{name} memory at {phase.data.resolution} px"
+    try:
+        if tight := fit(phase, known, embedded=True):  # a lower bound: the dataset may hold embeddings
+            yield warning(check, tight)
+        elif known is not None:
+            yield ok(check, f"{phase.data.batch_size} a GPU fit {phase.scaling.accelerator}")
+    except ConfigError as error:
+        yield failed(check, str(error))
 
 
 def reach(drafts: list[JobDraft], *, in_pod: bool) -> Iterator[Finding]:
-    """Check that sources and models can be read and outputs written, from where we are."""
+    """Check that sources and models can be read from here, and outputs written."""
     tried: set[tuple[str, str]] = set()
     for path, attempt in (("source.uri", _readable), ("output.uri", _writable), ("model.source", _has_model)):
         for job in drafts:
@@ -137,14 +167,14 @@ def reach(drafts: list[JobDraft], *, in_pod: bool) -> Iterator[Finding]:
 def _reached(job: JobDraft, path: str, uri: str, attempt: Callable[[str, Any], str], *, in_pod: bool) -> Finding:
     check, here = f"{job.name} {path}", "from this pod" if in_pod else "from here"
     if attempt is _has_model and not in_pod and _is_folder(uri):
-        return warning(check, f"{uri} is a folder, which each pod looks for on its own disk", "s3:// is for all")
+        return warning(check, f"{uri} is a local folder, which each pod would look for on its own disk", "use s3://")
     try:
         says = attempt(uri, replace(job.config.storage.options(), timeout_s=TIMEOUT_S, retries=1))
     except SdpError as error:
         if isinstance(error, NotFound) and attempt is _readable and job.job != "download":
-            return ok(check, f"{uri} is not there yet: the job before it makes it")
+            return ok(check, f"{uri} does not exist yet: an earlier job writes it")
         if isinstance(error, AccessDenied) and not in_pod:
-            do = "pods have credentials of their own: run sdp doctor in the head's pod to be sure"
+            do = "pods have other credentials: run sdp doctor in the head's pod to be sure"
             return warning(check, f"{error} ({here})", do)
         return failed(check, f"{error} ({here})")
     return ok(check, f"{uri} {says} ({here})")
@@ -160,7 +190,7 @@ def _readable(uri: str, options: Any) -> str:
         return f"can be read: {len(files)} file{'s' * (len(files) != 1)}"
     names = open_storage(uri, options).names()
     if not names:
-        raise NotFound(f"{uri}: there is nothing in it")
+        raise NotFound(f"{uri}: empty or missing")
     return f"can be listed: {len(names)} objects"
 
 
@@ -172,17 +202,17 @@ def _writable(uri: str, options: Any) -> str:
     folder.create(name, content)
     try:
         if folder.read(name) != content:
-            raise SdpError(f"{uri}: what was written came back as something else")
+            raise SdpError(f"{uri}: a test object was read back with other content")
     finally:
         folder.delete(name)
-    return "can be written, read and deleted from"
+    return "can be written to, read and deleted from"
 
 
 def _has_model(source: str, options: Any) -> str:
     from sdp.model.sources import check
 
     check(source, storage=options)
-    return "is there, with all its parts"
+    return "is complete"
 
 
 def _is_folder(source: str) -> bool:

@@ -1,4 +1,4 @@
-"""Checks of the API server: that it answers, that clocks agree, that KubeRay and Prometheus are there; our rights."""
+"""Checks of the API server: response, clocks, KubeRay's CRDs and operator, Prometheus, and the user's rights."""
 
 import email.utils
 import json
@@ -10,7 +10,7 @@ from sdp.kube.api import OPERATOR_HINT, Forbidden
 from sdp.kube.site import Finding, Site, failed, ok, warning
 
 SKEW_NOTED_S, SKEW_REFUSED_S = 5.0, 300.0
-"""Tokens and certificates bear a little; logins are often refused from 5 minutes on, requests to S3 from 15."""
+"""Logins are often refused with a clock 5 minutes off, S3 requests with one 15 minutes off."""
 OLDEST_OPERATOR = (1, 7)
 
 FIELDS: dict[str, dict[str, tuple[str, ...]]] = {
@@ -22,7 +22,7 @@ FIELDS: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "rayjobs": {"spec": ("submissionMode", "clusterSelector", "runtimeEnvYAML", "entrypoint")},
 }
-"""The fields of ray.io/v1 that the chart and the manifests use, and that older CRDs silently drop."""
+"""Fields of ray.io/v1 that the chart and the manifests use and that older CRDs silently drop."""
 
 Right = tuple[str, str, str, str]
 """verb, API group, resource, subresource"""
@@ -34,12 +34,12 @@ NEEDED: tuple[Right, ...] = (
     ("list", "", "pods", ""),
 )
 WAYS_IN: tuple[Right, ...] = (("create", "", "pods", "portforward"), ("get", "", "services", "proxy"))
-"""One of them leads to logs."""
+"""Logs need one of these."""
 USEFUL: tuple[Right, ...] = (("watch", "ray.io", "rayjobs", ""), ("list", "", "events", ""))
 
 
 def server(site: Site) -> Iterator[Finding]:
-    """Check that the API server answers, and that our clocks agree."""
+    """Check that the API server answers, and that its clock agrees with this machine's."""
     with site.api.explained("GET", "/version"):
         before = time.time()
         response = site.api.response("GET", "/version")
@@ -51,22 +51,22 @@ def server(site: Site) -> Iterator[Finding]:
 
 
 def judge_clock(now: float, date: str | None) -> Finding:
-    """Compare our clock with the server's Date."""
+    """Compare this machine's clock with the server's Date header."""
     try:
-        # A Date has whole seconds: it has left out half of one on average.
+        # Date is truncated to whole seconds, by half a second on average.
         ahead = now - (email.utils.parsedate_to_datetime(date or "").timestamp() + 0.5)
     except ValueError:
-        return warning("clock", "the API server told no time")
+        return warning("clock", "the API server sent no Date")
     words = f"this machine's is {abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} the API server's"
     if abs(ahead) > SKEW_REFUSED_S:
-        return failed("clock", words, "set it: logins and signed requests are refused")
+        return failed("clock", words, "set it: logins and signed requests will be refused")
     if abs(ahead) > SKEW_NOTED_S:
-        return warning("clock", words, "let it be set by NTP")
+        return warning("clock", words, "synchronise it by NTP")
     return ok("clock", "agrees with the API server's within 5 s")
 
 
 def resources(site: Site) -> Iterator[Finding]:
-    """Check that ray.io/v1 is served, with the fields that we use."""
+    """Check that ray.io/v1 is served, with the fields that sdp uses."""
     missing = [kind for kind in FIELDS if not site.serves("/apis/ray.io/v1", kind)]
     if missing:
         yield failed("CRDs", f"ray.io/v1 does not have {' and '.join(missing)}", OPERATOR_HINT)
@@ -76,18 +76,18 @@ def resources(site: Site) -> Iterator[Finding]:
         try:
             crd = site.api.get(f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{kind}.ray.io")
         except Forbidden:
-            yield warning("CRDs", f"{kind}.ray.io is there; its fields may not be looked at")
+            yield warning("CRDs", f"{kind}.ray.io exists; no right to read its fields")
             return
         lacking += [f"{kind}: {path}" for path in lacking_fields(crd, wanted)]
     if lacking:
-        do = "apply those of KubeRay 1.7 or later server-side (helm upgrade of the operator leaves CRDs as they are)"
+        do = "apply those of KubeRay 1.7 or later server-side (helm upgrade of the operator does not update CRDs)"
         yield failed("CRDs", f"older than the chart: no {', '.join(lacking)}", do)
     else:
-        yield ok("CRDs", "ray.io/v1 has RayCluster and RayJob with all that the chart uses")
+        yield ok("CRDs", "ray.io/v1 has RayCluster and RayJob with every field that the chart uses")
 
 
 def lacking_fields(crd: Object, wanted: dict[str, tuple[str, ...]]) -> list[str]:
-    """Return the fields that version v1 of a CRD does not have."""
+    """Return the fields that version v1 of a CRD lacks."""
     version: Object = next((each for each in crd["spec"]["versions"] if each["name"] == "v1"), {"served": False})
     if not version.get("served", True):
         return ["v1"]
@@ -103,7 +103,7 @@ def _fields(schema: Object, path: str) -> Object:
 
 
 def operator(site: Site) -> Iterator[Finding]:
-    """Check that KubeRay's operator runs, is new enough, and watches our namespace."""
+    """Check that KubeRay's operator runs, is new enough, and watches this namespace."""
     try:
         operators, hidden = site.operators, False
     except Forbidden:
@@ -114,9 +114,9 @@ def operator(site: Site) -> Iterator[Finding]:
         return
     cluster = site.cluster_or_none if not site.rendered else None
     if cluster is not None and "observedGeneration" in (cluster.get("status") or {}):
-        yield ok("operator", "no deployment of it is to be seen, but it looks after the cluster")
+        yield ok("operator", "no deployment is visible, but it manages the cluster")
     elif hidden:
-        yield warning("operator", "deployments of other namespaces may not be listed, and no cluster shows its work")
+        yield warning("operator", "no right to list deployments of other namespaces, and no cluster shows its work")
     else:
         yield failed("operator", "no deployment of KubeRay's operator", OPERATOR_HINT)
 
@@ -127,13 +127,13 @@ def _judge_operator(deployment: Object, namespace: str) -> Finding:
     version = version_of(metadata, container)
     dotted = ".".join(map(str, version or ()))
     if not (deployment.get("status") or {}).get("availableReplicas"):
-        return failed("operator", f"{name} does not run", f"kubectl -n {metadata['namespace']} describe pods")
+        return failed("operator", f"{name} is not running", f"kubectl -n {metadata['namespace']} describe pods")
     if version and version[:2] < OLDEST_OPERATOR:
-        return failed("operator", f"{name} is {dotted}", "upgrade it to 1.7 or later, its CRDs too")
+        return failed("operator", f"{name} is {dotted}", "upgrade it and its CRDs to 1.7 or later")
     if not watches(container, namespace):
         return failed("operator", f"{name} does not watch namespace {namespace}", "see its --watch-namespace")
     if version is None:
-        return warning("operator", f"{name} runs, which version its image does not say", "1.7 or later is needed")
+        return warning("operator", f"{name} runs, of unknown version", "1.7 or later is needed")
     return ok("operator", f"{name} runs, version {dotted}")
 
 
@@ -159,9 +159,9 @@ def watches(container: Object, namespace: str) -> bool:
 
 
 def rights(site: Site) -> Iterator[Finding]:
-    """Check that we may do what submit, logs and stop do; a pod's own account is not the one that does it."""
+    """Check the rights that submit, logs and stop need; not in a pod, whose account does not submit jobs."""
     if not site.api.context:
-        yield ok("rights", "left out: jobs are submitted by people, not by this pod's account")
+        yield ok("rights", "not checked: people submit jobs, not this pod's account")
         return
     lacking = [right for right in NEEDED if not _allowed(site, right)]
     ways = [right for right in WAYS_IN if _allowed(site, right)]
@@ -169,9 +169,9 @@ def rights(site: Site) -> Iterator[Finding]:
     if lacking:
         yield failed("rights", f"may not {_words(lacking)}", f"ask for a role with these in {site.api.namespace}")
     if not ways:
-        yield failed("rights", f"no way to logs: may not {_words(WAYS_IN, ' or ')}", "ask for the first")
+        yield failed("rights", f"no access to logs: may not {_words(WAYS_IN, ' or ')}", "ask for the first")
     if useful:
-        yield warning("rights", f"may not {_words(useful)}", "sdp asks now and then instead")
+        yield warning("rights", f"may not {_words(useful)}", "sdp polls instead")
     if not lacking and ways and not useful:
         yield ok("rights", f"enough to submit, follow and stop jobs in {site.api.namespace}")
 
@@ -192,9 +192,9 @@ def _words(rights: Sequence[Right], between: str = ", ") -> str:
 
 
 def scraping(site: Site) -> Iterator[Finding]:
-    """Check that Prometheus can be told what to scrape."""
+    """Check that Prometheus has the PodMonitor CRD."""
     if site.serves("/apis/monitoring.coreos.com/v1", "podmonitors"):
-        yield ok("Prometheus", "PodMonitors are known here")
+        yield ok("Prometheus", "the PodMonitor CRD exists")
     else:
-        says = "no PodMonitor CRD: metrics are scraped by nobody"
+        says = "no PodMonitor CRD: nothing scrapes the metrics"
         yield warning("Prometheus", says, "install kube-prometheus-stack if you want them")

@@ -1,4 +1,4 @@
-"""The RayClusters of a namespace: the one that is meant, and what its pods are given."""
+"""The RayClusters of a namespace, and what their pods get."""
 
 from collections.abc import Iterator
 
@@ -10,7 +10,7 @@ from sdp.kube.rayjob import DEFAULT_CLUSTER, JOBS_FOLDER
 
 
 def find_cluster(api: Api, name: str | None) -> Object:
-    """Return the RayCluster of this name; without one, `sdp`, or the only one there is."""
+    """Return the RayCluster of this name; without a name, `sdp` or the only one."""
     if name is not None:
         try:
             cluster: Object = api.get(api.mine("rayclusters", name))
@@ -27,7 +27,7 @@ def find_cluster(api: Api, name: str | None) -> Object:
 
 
 def standing(api: Api) -> list[Object]:
-    """Return the clusters that were made to stay, and not by a RayJob for itself."""
+    """Return the clusters that no RayJob created for itself."""
     return [
         each
         for each in api.list(api.mine("rayclusters"))
@@ -40,7 +40,7 @@ def _names(clusters: list[Object]) -> str:
 
 
 def _none(clusters: list[Object], api: Api, name: str = "") -> str:
-    do = "helm install sdp charts/sdp-cluster, or take another --namespace"
+    do = "helm install sdp charts/sdp-cluster, or use another --namespace"
     have = f"there are {_names(clusters)}" if clusters else do
     return f"there is no RayCluster{f' {name}' if name else ''} in namespace {api.namespace!r}; {have}"
 
@@ -54,7 +54,7 @@ def templates(raycluster: Object | None) -> Iterator[tuple[str, Object]]:
 
 
 def accelerator_of(group: Object) -> str:
-    """Return the accelerator that jobs select a worker group by; empty where it has none."""
+    """Return the accelerator label by which jobs select a worker group; empty if it has none."""
     return str((group.get("labels") or {}).get(ACCELERATOR_LABEL, ""))
 
 
@@ -67,7 +67,7 @@ def pods_wanted(group: Object) -> tuple[int, int]:
 
 
 def jobs_map(raycluster: Object) -> str | None:
-    """Return the ConfigMap that the head mounts at /etc/sdp/jobs; None where there is none."""
+    """Return the ConfigMap that the head mounts at /etc/sdp/jobs; None if there is none."""
     pod = raycluster["spec"]["headGroupSpec"]["template"]["spec"]
     mounts = {
         mount["name"]
@@ -82,7 +82,7 @@ def jobs_map(raycluster: Object) -> str | None:
 
 
 def job_texts(api: Api, raycluster: Object) -> dict[str, str]:
-    """Return the configurations that a cluster holds, by file name without .yaml."""
+    """Return a cluster's job configurations, by file name without .yaml."""
     name = jobs_map(raycluster)
     return yaml_entries(api.get(api.mine("configmaps", name, "/api/v1"))) if name else {}
 
@@ -94,7 +94,7 @@ def yaml_entries(config_map: Object) -> dict[str, str]:
 
 
 def token_secret(raycluster: Object) -> str | None:
-    """Return the secret that holds the token of a cluster; None where it asks for none."""
+    """Return the secret of a cluster's token; None if it requires none."""
     auth = raycluster["spec"].get("authOptions")
     if not auth or auth.get("mode", "token") == "disabled":
         return None

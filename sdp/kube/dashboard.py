@@ -1,7 +1,7 @@
-"""Ray's job API in the head, reached through the API server: by port forwarding, or by its service proxy.
+"""Ray's job API in the head, reached through the API server by port forwarding or by its service proxy.
 
-A forwarded port ends inside the pod, so no NetworkPolicy blocks it; the proxy is for users who may not forward.
-The cluster's token is sent as X-Ray-Authorization, since the API server keeps Authorization to itself.
+A forwarded port ends inside the pod, so no NetworkPolicy blocks it; the proxy is for users who may not forward ports.
+The cluster's token is sent as X-Ray-Authorization, since the API server consumes Authorization.
 """
 
 import base64
@@ -20,11 +20,11 @@ PORT = 8265
 PORT_NAME = "dashboard"
 TOKEN_KEY = "auth_token"
 TOKEN_ENV = "RAY_AUTH_TOKEN"
-"""Ray's own name for it."""
+"""Ray's name for the token's variable."""
 
 
 class RayRefused(SdpError):
-    """The head answered, and refused."""
+    """The head refused a request."""
 
     def __init__(self, status: int, message: str) -> None:
         self.status = status
@@ -32,24 +32,24 @@ class RayRefused(SdpError):
 
 
 class Dashboard:
-    """The head of one cluster. Its pod is looked up for each connection, since heads are replaced."""
+    """The job API of one cluster's head, whose pod is looked up for each connection, since heads are replaced."""
 
     def __init__(self, api: Api, cluster: str, environ: Mapping[str, str] = os.environ) -> None:
         self._api, self.cluster, self._environ = api, cluster, environ
         self._by_proxy = False
 
     def job(self, submission: str) -> Object | None:
-        """Return what Ray knows of a job; None where it knows none of that id."""
+        """Return Ray's record of a job; None if it has none."""
         return self._json("GET", f"/api/jobs/{quote(submission, safe='')}")
 
     def stop(self, submission: str) -> bool:
-        """Tell a job to stop; False where there is nothing to stop."""
+        """Tell a job to stop; return False if there is nothing to stop."""
         return bool((self._json("POST", f"/api/jobs/{quote(submission, safe='')}/stop") or {}).get("stopped"))
 
     def log(self, submission: str, node: str, *, lines: int = -1, follow: bool = False) -> Any:
-        """Open a job's log, from its first byte or of its last lines; followed, it does not end by itself.
+        """Open a job's log, whole or its last lines, and return urllib3's response; a followed log does not end.
 
-        `node` is the driver's: driver_node_id of the job. Returns urllib3's response.
+        `node` is the job's driver_node_id.
         """
         query = {"node_id": node, "submission_id": submission, "lines": str(lines), "timeout": "30"}
         if follow:
@@ -118,13 +118,13 @@ class Dashboard:
             )
         if status in (401, 403):
             return UserError(
-                f"ray: the head of {self.cluster!r} does not take the token of its secret, or of {TOKEN_ENV} "
-                f"({status}); pods that are older than the secret have to be made anew"
+                f"ray: the head of {self.cluster!r} refuses the token of its secret, or of {TOKEN_ENV} ({status}); "
+                "restart pods that are older than the secret"
             )
         return RayRefused(status, f"ray: the head of {self.cluster!r} says: {text[-300:]} ({status})")
 
     def _head_pod(self, cluster: Object) -> str:
-        """Return the head's pod that is running now."""
+        """Return the head's running pod."""
         selector = f"ray.io/cluster={self.cluster},ray.io/node-type=head"
         reported = ((cluster.get("status") or {}).get("head") or {}).get("podName")
         try:
@@ -143,7 +143,7 @@ class Dashboard:
         raise Unreachable(f"ray: the head of {self.cluster!r} is not running; sdp status shows the cluster")
 
     def _token(self, cluster: Object) -> dict[str, str]:
-        """Return the header that a cluster with token authentication wants."""
+        """Return the header for a cluster's token."""
         secret = token_secret(cluster)
         if secret is None:
             return {}
@@ -155,7 +155,7 @@ class Dashboard:
             if not token:
                 raise UserError(
                     f"ray: the cluster's token is in secret {secret!r}, which cannot be read ({error}); "
-                    f"or set {TOKEN_ENV} to it"
+                    f"ask for the right, or set {TOKEN_ENV}"
                 ) from error
         return {"x-ray-authorization": f"Bearer {token}"} if token else {}
 

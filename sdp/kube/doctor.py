@@ -1,7 +1,7 @@
-"""`sdp doctor`: what usually goes wrong on a cluster, found before money is spent.
+"""`sdp doctor`: checks for the usual problems of a cluster, before money is spent.
 
-Each check is a function that looks at one thing. None changes anything, except that an object of 64 bytes is written to
-each output and deleted again.
+Each check looks at one thing. None changes anything, except that an object of 64 bytes is written to each output and
+deleted again.
 """
 
 import json
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from sdp.errors import SdpError, UserError
-from sdp.kube import Say, check_cluster, check_dns, check_jobs, check_policy, check_server
+from sdp.kube import Say, check_cluster, check_jobs, check_network, check_server
 from sdp.kube.api import Api, Forbidden, Unreachable
 from sdp.kube.clusters import accelerator_of, find_cluster
 from sdp.kube.follow import follow
@@ -31,19 +31,19 @@ CHECKS: tuple[tuple[str, Check], ...] = (
     ("drivers", check_cluster.drivers),
     ("references", check_cluster.references),
     ("token", check_cluster.token),
-    ("network policy", check_policy.operator_let_in),
-    ("all-reduce", check_cluster.network),
+    ("network policy", check_network.operator_let_in),
+    ("all-reduce", check_network.all_reduce),
     ("Prometheus", check_server.scraping),
 )
 
 
 def examine(site: Site | None, no_site: str = "", *, jobs_folder: Path | None = None) -> Iterator[Finding]:
-    """Yield every finding. `no_site` says why no cluster is looked at, as in a pod without an account."""
+    """Yield every finding. `no_site` is the reason for checking without a cluster, as in a pod without an account."""
     texts = mounted_texts(jobs_folder)
     in_pod = bool(texts)
     if site is None:
         finding = warning if in_pod else failed
-        yield finding("server", no_site, "the checks of Kubernetes are left out" if in_pod else "")
+        yield finding("server", no_site, "the checks of Kubernetes are skipped" if in_pod else "")
     else:
         server = list(guarded("server", check_server.server, site))
         yield from server
@@ -56,14 +56,15 @@ def examine(site: Site | None, no_site: str = "", *, jobs_folder: Path | None = 
             try:
                 texts = site.texts
             except SdpError as error:
-                yield warning("jobs", f"the cluster's configurations cannot be read: {error}")
+                yield warning("jobs", f"cannot read the cluster's configurations: {error}")
     drafts, findings = check_jobs.read(texts)
     yield from findings
     if site is not None:
         yield from guarded("placement", lambda site: _placement(drafts, site), site)
-        yield from guarded("DNS", lambda site: check_dns.of_groups(drafts, site.cluster_or_none), site)
+        yield from guarded("DNS", lambda site: check_network.dns_of_groups(drafts, site.cluster_or_none), site)
     if in_pod and any(draft.job == "download" for draft in drafts):
-        yield from check_dns.of_this_machine()
+        yield from check_network.dns_of_this_machine()
+    yield from check_jobs.memory(drafts)
     yield from check_jobs.reach(drafts, in_pod=in_pod)
 
 
@@ -72,9 +73,9 @@ def _placement(drafts: list[check_jobs.JobDraft], site: Site) -> Iterable[Findin
 
 
 def all_reduce(api: Api, accelerator: str, nodes: int, cluster: str | None, out: BinaryIO, say: Say) -> int:
-    """Measure an all-reduce between whole nodes of a group, on the cluster; returns the job's exit code."""
+    """Measure an all-reduce between whole nodes of a group on the cluster; return the job's exit code."""
     if nodes < 2:
-        raise UserError(f"--nodes: expected 2 or more, got {nodes}; there is no network in one node")
+        raise UserError(f"--nodes: expected 2 or more, got {nodes}; one node has no network to measure")
     raycluster = find_cluster(api, cluster)
     groups = {accelerator_of(group): group for group in raycluster["spec"].get("workerGroupSpecs") or ()}
     if not accelerator or accelerator not in groups:
@@ -86,22 +87,22 @@ def all_reduce(api: Api, accelerator: str, nodes: int, cluster: str | None, out:
 
 
 def guarded(name: str, check: Check, site: Site) -> Iterator[Finding]:
-    """Yield a check's findings; that it could not be made is one, too."""
+    """Yield a check's findings, or one that says why the check failed."""
     try:
         yield from check(site)
     except Forbidden as error:
-        yield warning(name, f"could not be looked at: {error}")
+        yield warning(name, f"not checked: {error}")
     except (UserError, Unreachable) as error:
         yield failed(name, str(error))
 
 
 def totals(findings: Sequence[Finding]) -> str:
-    """Return the last line."""
+    """Return the summary line."""
     counts = {state: sum(each.state == state for each in findings) for state in ("failed", "warning", "ok")}
-    return f"{counts['ok']} ok, {counts['warning']} to look at, {counts['failed']} failed"
+    return f"{counts['ok']} ok, {counts['warning']} warnings, {counts['failed']} failed"
 
 
 def as_json(findings: Sequence[Finding]) -> str:
-    """Return all findings, for programs."""
+    """Return all findings as JSON."""
     healthy = all(each.state != "failed" for each in findings)
     return json.dumps({"ok": healthy, "findings": [asdict(each) for each in findings]}, indent=2)

@@ -1,7 +1,7 @@
-"""Following a job: its state on standard error, its log on standard output, across dropped connections.
+"""Follows a job: its state on standard error, its log on standard output, across dropped connections.
 
-A thread copies the log and counts the bytes it has written: a connection that breaks is replaced and continues at that
-byte. The job notices none of this, nor that we stop following.
+A thread copies the log and counts the bytes written; a new connection continues at that byte after a break. Following
+does not affect the job, nor does its end.
 """
 
 import contextlib
@@ -17,11 +17,11 @@ from sdp.kube.state import JobState, job_state
 
 
 class ReaderGone(Exception):
-    """Whoever read our output has closed it; not a network failure, though it has the same type."""
+    """The reader of standard output has closed it; unlike BrokenPipeError, never a network failure."""
 
 
 def write_out(out: BinaryIO, data: bytes) -> None:
-    """Write the data at once."""
+    """Write and flush the data."""
     try:
         out.write(data)
         out.flush()
@@ -45,20 +45,20 @@ class LogPump:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the copying, wherever it is."""
+        """Stop copying."""
         self._stopping.set()
         if response := self._response:
-            with contextlib.suppress(OSError, ValueError, RuntimeError):  # it has been closed meanwhile
+            with contextlib.suppress(OSError, ValueError, RuntimeError):  # already closed
                 response.shutdown()
 
     def finish(self) -> None:
-        """Copy what is left of the log of a job that has ended."""
+        """Copy the rest of the log of a job that has ended."""
         from urllib3.exceptions import HTTPError
 
         self.stop()
         self._thread.join(self._timing.closing_s)
         if self._thread.is_alive():
-            self._say("the last lines of the log did not come in time; sdp logs may show them")
+            self._say("the last lines of the log did not arrive in time; sdp logs may show them")
             return
         for attempt in range(self._timing.attempts):
             try:
@@ -84,21 +84,21 @@ class LogPump:
             except ReaderGone:
                 self.reader_gone = True
                 return
-            except (SdpError, HTTPError, OSError, ValueError) as error:  # ValueError: closed while it was read
+            except (SdpError, HTTPError, OSError, ValueError) as error:  # ValueError: closed during a read
                 quiet = isinstance(error, TimeoutError) or self._written > before or self._stopping.is_set()
                 failures = 0 if quiet else failures + 1
                 if failures > 1 and str(error) != reported:
                     reported = str(error)
-                    self._say(f"no log just now: {error}")
+                    self._say(f"the log is interrupted: {error}")
             self._stopping.wait(self._timing.pause(failures))
 
     def _copy(self, *, follow: bool) -> None:
-        """Copy the log on one connection, from where we are to its end or to a break."""
+        """Copy the log on one connection, from the last byte written to its end or to a break."""
         job = self._dashboard.job(self.submission) or {}
         if job.get("driver_node_id") is None:
-            raise Unreachable("the head has not begun the job (again)")
+            raise Unreachable("the head has not started the job")
         if self._start_time not in (None, job.get("start_time")):
-            self._say("the job was submitted to a new head; its log begins again")
+            self._say("the job was submitted to a new head; its log starts again")
             self._written = 0
         self._start_time = job.get("start_time")
         skip = self._written
@@ -113,7 +113,7 @@ class LogPump:
 
 
 def follow(api: Api, name: str, out: BinaryIO, say: Say) -> int:
-    """Report what becomes of a job until it has ended; returns its exit code."""
+    """Report a job's state and copy its log until it has ended; return its exit code."""
     pump: LogPump | None = None
     reported = ""
     try:
@@ -123,8 +123,8 @@ def follow(api: Api, name: str, out: BinaryIO, say: Say) -> int:
             if line != reported:
                 reported = line
                 say(line)
-            over_before_we_looked = state.finished and pump is None and state.started
-            if state.submission and (state.state == "running" or over_before_we_looked):
+            ended_before = state.finished and pump is None and state.started
+            if state.submission and (state.state == "running" or ended_before):
                 if pump and pump.submission != state.submission:
                     pump.finish()
                     pump = None
@@ -140,7 +140,7 @@ def follow(api: Api, name: str, out: BinaryIO, say: Say) -> int:
                 raise BrokenPipeError
         return state.exit_code
     except KeyboardInterrupt as error:
-        error.add_note(f"the job goes on without us; sdp logs {name} --follow looks again, sdp stop {name} ends it")
+        error.add_note(f"the job continues; sdp logs {name} --follow follows it again, sdp stop {name} ends it")
         raise
     finally:
         if pump:
@@ -148,7 +148,7 @@ def follow(api: Api, name: str, out: BinaryIO, say: Say) -> int:
 
 
 def wait_until_finished(api: Api, name: str, seconds: float) -> JobState:
-    """Return the state of a job when it has ended, or after so many seconds."""
+    """Wait until a job has ended, at most so many seconds; return its state."""
     deadline = time.monotonic() + seconds
     while True:
         rayjob = api.get(api.mine("rayjobs", name))
@@ -160,7 +160,7 @@ def wait_until_finished(api: Api, name: str, seconds: float) -> JobState:
 
 
 def _read_job(api: Api, name: str, say: Say) -> tuple[JobState, dict[str, Any]]:
-    """Read the job's state; an API server that does not answer is asked again, up to a deadline."""
+    """Return the job's state and object; retry up to a deadline if the API server does not answer."""
     lost_at: float | None = None
     attempt = 0
     while True:
@@ -170,15 +170,13 @@ def _read_job(api: Api, name: str, say: Say) -> tuple[JobState, dict[str, Any]]:
                 say("the API server answers again")
             return job_state(rayjob), rayjob
         except Missing as error:
-            raise Missing(
-                f"{name}: somebody has deleted this RayJob, and with it the job; sdp submit runs it again"
-            ) from error
+            raise Missing(f"{name}: this RayJob was deleted, and the job with it; sdp submit runs it again") from error
         except Unreachable as error:
             now = time.monotonic()
             if lost_at is None:
                 lost_at = now
-                say(f"{error}; asking again for up to {api.timing.lost_s / 60:.3g} minutes, the job goes on")
+                say(f"{error}; retrying for up to {api.timing.lost_s / 60:.3g} minutes, the job continues")
             if now - lost_at > api.timing.lost_s:
-                raise Unreachable(f"{error}; given up, sdp logs {name} --follow looks again") from error
+                raise Unreachable(f"{error}; gave up, sdp logs {name} --follow tries again") from error
         pause(api.timing.pause(attempt))
         attempt += 1

@@ -7,7 +7,7 @@ from urllib3 import HTTPConnectionPool
 
 
 class ForwardedPort(HTTPConnectionPool):
-    """A pool of the one connection that a port forwarding is."""
+    """A connection pool of urllib3 that holds one forwarded port."""
 
     def __init__(self, websocket: Any, port: int) -> None:
         super().__init__("localhost", port, retries=False)
@@ -20,18 +20,17 @@ class ForwardedPort(HTTPConnectionPool):
         return connection
 
     def error(self) -> str:
-        """Return what the API server or the pod's node reported; empty where nothing is wrong."""
+        """Return the error that the API server or the pod's node reported; empty if there is none."""
         return str(self._tunnel.error(self.port) or "").strip()
 
 
 class _Tunnel(PortForward):
-    """The official client's forwarding, whose thread would print a traceback when the connection breaks, and leave
-    the reader waiting."""
+    """The official client's port forwarding, but a broken connection ends the reader's wait without a traceback."""
 
     def _proxy(self) -> None:
         try:
             PortForward._proxy(self)  # type: ignore[no-untyped-call]
-        except Exception as error:  # noqa: BLE001 - whatever it is, it ends the connection, and the reader is told
+        except Exception as error:  # noqa: BLE001 (any error ends the connection, and the reader sees it)
             for port in self.local_ports.values():
                 port.error = port.error or str(error)
                 port.python.close()

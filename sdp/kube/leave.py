@@ -1,8 +1,8 @@
 """`python -m sdp.kube.leave SECONDS`: the preStop hook of the head's pod.
 
-Drivers live on the head. The hook tells their supervisors that the node goes; each stops its job, which makes a last
-checkpoint, and stays alive, so that Ray still calls the job running when the head ends: KubeRay submits such a job
-again, and it continues from there. A job that had ended would stay ended.
+Drivers run on the head. The hook signals their supervisors; each stops its job, which writes a last checkpoint, but
+stays alive itself, so that Ray still reports the job as running when the head ends. KubeRay submits a running job
+again, and it continues from the checkpoint; it does not submit a job that has ended.
 """
 
 import math
@@ -18,11 +18,11 @@ from sdp.console import say
 
 PROC = Path("/proc")
 LEAVING = signal.SIGUSR1
-"""The signal that tells a supervisor."""
+"""The signal to a supervisor."""
 
 
 def leave(seconds: float, is_supervisor: Callable[[Sequence[str]], bool] | None = None) -> list[int]:
-    """Tell this pod's supervisors to stop their jobs and wait for them; returns the pids of those that are late."""
+    """Tell this pod's supervisors to stop their jobs, and wait; return the pids of those that are late."""
     deadline = time.monotonic() + seconds
     pids = [pid for pid in _processes() if (is_supervisor or supervises)(_words(pid))]
     for pid in pids:
@@ -37,7 +37,7 @@ def leave(seconds: float, is_supervisor: Callable[[Sequence[str]], bool] | None 
 
 
 def supervises(words: Sequence[str]) -> bool:
-    """Return whether a command line is a supervisor's own, not that of a shell which started one."""
+    """Return whether a command line is a supervisor's, rather than that of a shell that started one."""
     return list(words[1:3]) == ["-m", "sdp.supervisor"]
 
 
@@ -60,7 +60,7 @@ def _children(pid: int) -> list[str]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the hook, within so many seconds."""
+    """Run the hook with the number of seconds it may take."""
     try:
         (word,) = arguments
         seconds = float(word)

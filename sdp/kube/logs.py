@@ -1,4 +1,4 @@
-"""`sdp logs`: what a job's driver has written."""
+"""`sdp logs`: the log of a job's driver."""
 
 import sys
 from typing import BinaryIO
@@ -14,7 +14,7 @@ from sdp.kube.state import JobState, job_state
 def logs(
     api: Api, name: str, say: Say, *, following: bool = False, lines: int = -1, out: BinaryIO | None = None
 ) -> int:
-    """Write a job's log to standard output; following it, until the job has ended, whose exit code is returned."""
+    """Write a job's log to standard output; if following, until the job has ended, and return its exit code."""
     from urllib3.exceptions import HTTPError
 
     target = out or sys.stdout.buffer
@@ -23,12 +23,12 @@ def logs(
         return follow(api, name, target, say)
     if not state.submission or state.started is None:
         why = f" ({state.message})" if state.message else ""
-        raise UserError(f"logs: {name} has not begun: it is {state.state}{why}; --follow waits for it")
+        raise UserError(f"logs: {name} has not started: it is {state.state}{why}; --follow waits for it")
     dashboard = Dashboard(api, state.cluster)
     try:
         node = (dashboard.job(state.submission) or {}).get("driver_node_id")
         if node is None:
-            raise UserError(f"logs: the head of {state.cluster!r} knows nothing of {name} (any more)")
+            raise UserError(f"logs: the head of {state.cluster!r} has no record of {name}; it may have been replaced")
         with dashboard.log(state.submission, node, lines=lines) as response:
             while chunk := response.read1(65_536):
                 write_out(target, chunk)
@@ -39,14 +39,14 @@ def logs(
     except RayRefused as error:
         raise UserError(f"logs: the head of {state.cluster!r} has no log of {name}: {error}") from error
     except (HTTPError, OSError) as error:
-        raise Unreachable(f"logs: the head of {state.cluster!r} stopped in the middle ({error}); try again") from error
+        raise Unreachable(f"logs: the head of {state.cluster!r} closed the log ({error}); try again") from error
     return 0
 
 
 def find_job(api: Api, name: str) -> JobState:
-    """Return a RayJob's state; an error that names the others where there is none."""
+    """Return a RayJob's state; if it does not exist, raise an error that lists the others."""
     try:
         return job_state(api.get(api.mine("rayjobs", name)))
     except Missing as error:
         have = ", ".join(each["metadata"]["name"] for each in api.list(api.mine("rayjobs"))[:10]) or "none"
-        raise UserError(f"there is no RayJob {name!r} in namespace {api.namespace!r}; there are {have}") from error
+        raise UserError(f"no RayJob {name!r} in namespace {api.namespace!r}; it has {have}") from error

@@ -1,7 +1,7 @@
-"""Whether any node could take a group's pods: its node selector, the node's taints, and what the node can allocate.
+"""Nodes that fit a group's pods, by node selector, taints and allocatable resources.
 
-This is a look at the nodes before pods exist, above all for groups that begin with none. Whatever else the scheduler
-weighs (affinity, volumes, what is in use), it reports itself, on the pods.
+This works before pods exist, as in groups that start with none. The scheduler itself reports other obstacles (affinity,
+volumes, resources in use) on the pods.
 """
 
 from collections import Counter
@@ -19,22 +19,22 @@ PRODUCT = "nvidia.com/gpu.product"
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """The nodes that could take the pods of a group."""
+    """The nodes that fit the pods of a group."""
 
     nodes: tuple[str, ...]
     room: int
-    """How many pods they could take together, if they were empty."""
+    """Pods that fit these nodes together if they are idle."""
     reasons: Mapping[str, int]
-    """Why other nodes could not, with the number of nodes of each reason."""
+    """Reasons why other nodes do not fit, each with its number of nodes."""
 
     def why_not(self) -> str:
-        """Return the reasons in a line, the most frequent first."""
+        """Return the reasons in one line, the most frequent first."""
         ordered = sorted(self.reasons.items(), key=lambda each: -each[1])
         return "; ".join(f"{count} node{'s' * (count > 1)}: {reason}" for reason, count in ordered[:4])
 
 
 def place(pod: Object, nodes: Iterable[Object]) -> Fit:
-    """Return the nodes that could take a pod, by its spec, and how many such pods."""
+    """Return the nodes that fit a pod's spec, and how many such pods they fit."""
     needed = requests(pod)
     names, room = [], 0
     reasons: Counter[str] = Counter()
@@ -50,11 +50,11 @@ def place(pod: Object, nodes: Iterable[Object]) -> Fit:
 
 
 def requests(pod: Object) -> dict[str, Decimal]:
-    """Return what a pod's containers request together."""
+    """Return the sum of the containers' requests."""
     total: dict[str, Decimal] = {}
     for container in pod.get("containers") or ():
         resources = container.get("resources") or {}
-        # A limit without a request is a request, too.
+        # A limit without a request counts as a request.
         for name, amount in _parsed({**(resources.get("limits") or {}), **(resources.get("requests") or {})}).items():
             total[name] = total.get(name, Decimal(0)) + amount
     return dict(sorted(total.items()))
@@ -100,7 +100,7 @@ def _parsed(amounts: Mapping[str, str]) -> dict[str, Decimal]:
 
 
 def _shown(amount: Decimal, resource: str) -> str:
-    """Return memory in GiB, the rest as a number."""
+    """Return an amount as text, memory in GiB."""
     if resource.endswith(("memory", "storage")) or "hugepages-" in resource:
         return f"{float(amount / 2**30):.4g}Gi"
     return f"{float(amount):.6g}"

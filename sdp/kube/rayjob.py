@@ -1,7 +1,7 @@
-"""The RayJob of a job: the same object as manifests/JOB.yaml, made from the command line.
+"""The RayJob of a job: the object in manifests/JOB.yaml, built from the command line.
 
-A configuration that comes with the job travels in an environment variable, since running pods get no new files:
-`sdp submit JOB --config FILE` puts it there, and the supervisor writes it to a file.
+`sdp submit JOB --config FILE` sends the configuration in an environment variable, since running pods get no new files;
+the supervisor writes it to a file.
 """
 
 import difflib
@@ -20,12 +20,12 @@ from sdp.kube import Object
 
 CONFIG_ENV = "SDP_JOB_CONFIG"
 CONFIG_FLAG = "--config-env"
-"""Of the supervisor's command line: the variable to take the configuration from."""
+"""The supervisor's option that names the variable with the configuration."""
 JOBS_FOLDER = "/etc/sdp/jobs"
-"""Where the pods of the chart's cluster have their jobs' configurations."""
+"""The folder of the jobs' configurations in the pods of the chart's cluster."""
 STOP_WAIT_ENV = "RAY_JOB_STOP_WAIT_TIME_S"
 STOP_WAIT_S = 300
-"""Between SIGTERM and SIGKILL: enough for a last checkpoint, for which Ray's own three seconds are not."""
+"""Seconds between SIGTERM and SIGKILL, enough for a last checkpoint; Ray's default is three."""
 DEFAULT_CLUSTER = "sdp"
 LARGEST_CONFIG = 100_000
 """Bytes. Linux allows 131,072 in one environment variable."""
@@ -34,32 +34,32 @@ LONGEST_NAME = 47
 _REST = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 _NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 _BREAKS = frozenset("\x85\u2028\u2029")
-"""Line breaks of YAML 1.1 that nothing else treats as one."""
+"""Characters that only YAML 1.1 treats as line breaks."""
 _SUFFIX = "bcdfghjklmnpqrstvwxz2456789"
-"""The characters with which Kubernetes ends generated names: none that could form a word."""
+"""The characters of Kubernetes' generated name suffixes, which cannot form words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RayJobOptions:
-    """What may differ from the manifest."""
+    """The options in which a RayJob may differ from its manifest."""
 
     cluster: str = DEFAULT_CLUSTER
     """The RayCluster to run on."""
     name: str | None = None
-    """The RayJob's name; None makes one of JOB and five letters."""
+    """The RayJob's name; None generates one from JOB and five characters."""
     overrides: Sequence[str] = ()
-    """As `--set` takes them; they override the configuration, whichever it is."""
+    """Arguments of `--set`, which override the configuration."""
 
 
 def kind_of(job: str) -> str:
-    """Return the kind of a job, of which the cluster may hold several configurations: train-online is a train."""
+    """Return the kind of a job, which may have several named configurations: `train` for train-online."""
     return job.partition("-")[0]
 
 
 def make_rayjob(job: str, config_text: str | None = None, options: RayJobOptions | None = None) -> Object:
-    """Return the RayJob that runs a job (KIND, or KIND-NAME) under the supervisor, on a cluster that stands.
+    """Return the RayJob that runs a job (KIND or KIND-NAME) under the supervisor on an existing cluster.
 
-    Without `config_text` the job runs by the cluster's configuration, at /etc/sdp/jobs.
+    Without `config_text` the job uses the cluster's configuration in /etc/sdp/jobs.
     """
     options = options or RayJobOptions()
     env = {STOP_WAIT_ENV: str(STOP_WAIT_S)}
@@ -80,9 +80,7 @@ def make_all_reduce(nodes: int, gpus: int, accelerator: str, options: RayJobOpti
 
 def _rayjob(job: str, kind: str, words: Sequence[str], env: Mapping[str, str], options: RayJobOptions) -> Object:
     if options.name is None and len(job) > LONGEST_NAME - len("sdp--12345"):
-        raise UserError(
-            f"--name: needed for a job with a name as long as {job!r}, of at most {LONGEST_NAME} characters"
-        )
+        raise UserError(f"--name: required for a job with a name as long as {job!r}; at most {LONGEST_NAME} characters")
     name = {"generateName": f"sdp-{job}-"} if options.name is None else {"name": checked_name(options.name)}
     return {
         "apiVersion": "ray.io/v1",
@@ -98,7 +96,7 @@ def _rayjob(job: str, kind: str, words: Sequence[str], env: Mapping[str, str], o
 
 
 def unpacked(arguments: Sequence[str], environ: Mapping[str, str], folder: str) -> list[str]:
-    """Replace `--config-env NAME` of a command line by `--config FILE`, a file in the folder."""
+    """Replace `--config-env NAME` in a command line with `--config FILE`, a file in the folder."""
     words = list(arguments)
     if CONFIG_FLAG not in words:
         return words
@@ -115,19 +113,19 @@ def unpacked(arguments: Sequence[str], environ: Mapping[str, str], folder: str) 
 
 
 def checked_job(job: str, kinds: Sequence[str]) -> str:
-    """Return a job that the chart could hold a configuration of: KIND, or KIND-NAME."""
+    """Return a valid job name: KIND, or KIND-NAME."""
     kind, hyphen, name = job.partition("-")
     if kind not in kinds:
         near = difflib.get_close_matches(kind, kinds, 1, 0.6)
         hint = f"did you mean {near[0]}{hyphen}{name}?" if near else "see sdp submit --help"
         raise UserError(f"submit: JOB: expected {', '.join(kinds)}, or one of these and -NAME, got {job!r}; {hint}")
     if hyphen and not _REST.fullmatch(name):
-        raise UserError(f"submit: JOB: expected small letters, digits and hyphens after {kind}-, got {job!r}")
+        raise UserError(f"submit: JOB: expected lower-case letters, digits and hyphens after {kind}-, got {job!r}")
     return job
 
 
 def with_name(rayjob: Object) -> Object:
-    """Return the RayJob with a generated name of its own, so that creating it twice does not make two."""
+    """Return the RayJob with its name generated here, so that a repeated request does not create a second one."""
     metadata = dict(rayjob["metadata"])
     prefix = metadata.pop("generateName", None)
     if prefix is None:
@@ -140,24 +138,25 @@ def checked_name(name: str) -> str:
     """Return a name that KubeRay accepts for a RayJob."""
     if len(name) > LONGEST_NAME or not _NAME.fullmatch(name):
         raise UserError(
-            f"--name: expected at most {LONGEST_NAME} small letters, digits and hyphens, a letter first, got {name!r}"
+            f"--name: expected at most {LONGEST_NAME} lower-case letters, digits and hyphens, a letter first, "
+            f"got {name!r}"
         )
     return name
 
 
 def as_yaml(data: Any) -> str:
-    """Return YAML for people: text of several lines as a block, keys in their order."""
+    """Return YAML for people: multi-line text as blocks, keys in order."""
     text: str = yaml.dump(data, Dumper=_Readable, sort_keys=False, allow_unicode=True, width=10**6)
     return text
 
 
 class _Readable(yaml.SafeDumper):
-    """Writes text of several lines as a block, where YAML allows it."""
+    """A dumper that writes multi-line text as blocks where YAML allows it."""
 
 
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
     style = "|" if "\n" in text else None
-    if _BREAKS & set(text):  # PyYAML would write them as they are, and read them back as spaces
+    if _BREAKS & set(text):  # PyYAML would read them back as spaces
         style = '"'
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
@@ -169,8 +168,8 @@ def _fitting(config_text: str) -> str:
     size = len(config_text.encode())
     if size > LARGEST_CONFIG:
         raise UserError(
-            f"--config: expected at most {LARGEST_CONFIG:,} bytes to send along with a job, got {size:,}; "
-            "put it into the chart's values (jobs)"
+            f"--config: expected at most {LARGEST_CONFIG:,} bytes to send with a job, got {size:,}; "
+            "put it in the chart's values (jobs)"
         )
     if "\0" in config_text:
         raise UserError("--config: expected text, got a null byte")

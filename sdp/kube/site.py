@@ -1,5 +1,4 @@
-"""What the doctor's checks look at, each thing read once (a RayCluster, its nodes, its jobs' configurations), and
-what they report."""
+"""The objects that the doctor checks, each read once, and the findings that it reports."""
 
 import os
 from collections.abc import Mapping
@@ -19,13 +18,13 @@ from sdp.kube.rayjob import JOBS_FOLDER
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of a check: one line of the doctor's."""
+    """The result of a check: one line of output."""
 
     check: str
     state: Literal["ok", "warning", "failed"]
     says: str
     do: str = ""
-    """What to do about it; empty where nothing is to be done."""
+    """The remedy; empty if none is needed."""
 
     def __str__(self) -> str:
         line = f"{self.state:8}{self.check}: {self.says}"
@@ -46,23 +45,23 @@ def failed(check: str, says: str, do: str = "") -> Finding:
 
 @dataclass
 class Site:
-    """A cluster as it is, or as a rendered chart would make it."""
+    """A cluster as it exists, or as a rendered chart would create it."""
 
     api: Api
     cluster_name: str | None = None
     rendered: list[Object] = field(default_factory=list)
-    """Manifests that are not applied yet; with none, what exists is looked at."""
+    """Manifests not applied yet; if empty, the existing objects are checked."""
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
 
     @cached_property
     def cluster(self) -> Object:
-        """The RayCluster; UserError where there is none."""
+        """The RayCluster; raises UserError if there is none."""
         for each in self.rendered:
             if each["kind"] == "RayCluster" and self.cluster_name in (None, each["metadata"]["name"]):
                 return each
         if self.rendered:
-            raise UserError("--manifest: expected a RayCluster in it, got none; helm template makes one")
-        # In a pod, KubeRay names the cluster that it belongs to; its account may look at no other.
+            raise UserError("--manifest: expected a RayCluster in it, got none; helm template writes one")
+        # In a pod, KubeRay names the pod's cluster; the account may read no other.
         own = not self.api.context and self.environ.get("RAY_CLUSTER_NAMESPACE") == self.api.namespace
         return find_cluster(self.api, self.cluster_name or (self.environ.get("RAY_CLUSTER_NAME") if own else None))
 
@@ -83,13 +82,13 @@ class Site:
 
     @cached_property
     def operators(self) -> list[Object]:
-        """The deployments of KubeRay's operator, in whichever namespace."""
+        """The deployments of KubeRay's operator in any namespace."""
         selector = "app.kubernetes.io/name in (kuberay-operator,kuberay)"
         return self.api.list("/apis/apps/v1/deployments", labelSelector=selector)
 
     @cached_property
     def makers_of_nodes(self) -> list[str]:
-        """What would add nodes when pods wait for some."""
+        """The autoscalers that add nodes for waiting pods."""
         makers = ["Karpenter"] if self.serves("/apis/karpenter.sh/v1") else []
         try:
             self.api.get("/api/v1/namespaces/kube-system/configmaps/cluster-autoscaler-status")
@@ -107,12 +106,12 @@ class Site:
         return job_texts(self.api, self.cluster_or_none)
 
     def made(self, kind: str, name: str) -> Object | None:
-        """Return an object that the manifests would make."""
+        """Return an object of the manifests."""
         of_kind = [each for each in self.rendered if each["kind"] == kind]
         return next((each for each in of_kind if each["metadata"]["name"] == name), None)
 
     def serves(self, path: str, resource: str = "") -> bool:
-        """Return whether the API server knows a group, or a resource in it."""
+        """Return whether the API server serves a group, or a resource in it."""
         try:
             group: dict[str, Any] = self.api.get(path)
         except (NoSuchKind, Missing):
@@ -132,5 +131,5 @@ def read_manifests(text: str, name: str) -> list[Object]:
 
 
 def mounted_texts(folder: Path | None = None) -> dict[str, str]:
-    """Return the jobs' configurations in a pod of the chart's; {} anywhere else."""
+    """Return the jobs' configurations in a pod of the chart; {} elsewhere."""
     return {path.stem: path.read_text("utf-8") for path in sorted((folder or Path(JOBS_FOLDER)).glob("*.yaml"))}

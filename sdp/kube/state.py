@@ -1,4 +1,4 @@
-"""The state of RayJobs and RayClusters in a few words."""
+"""States of RayJobs and RayClusters, in a few words each."""
 
 import re
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from sdp.errors import one_line
 from sdp.kube.rayjob import JOBS_FOLDER
 
 ENDED = frozenset({"Complete", "Failed", "ValidationFailed"})
-"""The states that a RayJob of ours never leaves."""
+"""The final states of a RayJob."""
 
 _WAITING = {"": "new", "Initializing": "waiting", "ValidationFailed": "refused"}
 _BY_CONFIG = re.compile(rf"sdp\.supervisor \S+ --config {JOBS_FOLDER}/(\S+)\.yaml(?= |$)")
@@ -23,7 +23,7 @@ class JobState:
 
     name: str
     job: str
-    """download, process, train, train-online …; empty for somebody else's RayJob."""
+    """download, process, train, train-online …; empty for a RayJob that is not of sdp."""
     state: str
     """new, waiting, pending, running, succeeded, failed, stopped, refused, retrying, suspended or suspending."""
     cluster: str
@@ -33,10 +33,10 @@ class JobState:
     ended: datetime | None
     attempts: int
     message: str
-    """Why, in one line; empty where there is nothing to say."""
+    """The reason for the state in one line, if there is one."""
     finished: bool
     exit_code: int
-    """Of a finished job: 0, 2 where a person has to fix something, else 1."""
+    """A finished job's exit code: 0, 2 for an error that the user can fix, else 1."""
 
     def took_s(self, now: datetime) -> float | None:
         if self.started is None:
@@ -57,11 +57,11 @@ class ClusterState:
     workers: int
     wanted: int
     head: str
-    """The head's pod; empty while there is none."""
+    """The head's pod; empty if there is none."""
     started: datetime | None
     message: str
     refused: bool
-    """Kubernetes refuses to create its pods, for example where a quota is used up."""
+    """True if Kubernetes refuses to create its pods, for example because a quota is used up."""
 
     def to_json(self) -> dict[str, Any]:
         return _json(asdict(self), "refused")
@@ -97,7 +97,7 @@ def job_state(rayjob: Mapping[str, Any]) -> JobState:
 
 
 def _job(metadata: Mapping[str, Any], spec: Mapping[str, Any]) -> str:
-    """Return the cluster's configuration that the job runs by, else its kind, from our label."""
+    """Return the name of the cluster's configuration that the job uses, or else its kind, by its label."""
     kind = str((metadata.get("labels") or {}).get("sdp/job", ""))
     match = _BY_CONFIG.search(str(spec.get("entrypoint") or "")) if kind else None
     return match[1] if match else kind
@@ -112,7 +112,7 @@ def _state(deployment: str, ray_status: str) -> str:
 
 
 def _reason(status: Mapping[str, Any], message: str) -> str:
-    """Return the message's first line, or that of the cluster which is waited for."""
+    """Return the message's first line, or the state of a cluster that the job waits for."""
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     reason = str(status.get("reason") or "")
     if lines:
@@ -143,7 +143,7 @@ def cluster_state(raycluster: Mapping[str, Any]) -> ClusterState:
 
 
 def trouble(status: Mapping[str, Any]) -> str:
-    """Return what a RayCluster reports to be wrong with it, in one line."""
+    """Return the problem that a RayCluster reports, in one line."""
     for condition in status.get("conditions") or ():
         kind, holds = condition.get("type"), condition.get("status") == "True"
         if (kind == "HeadPodReady" and not holds) or (kind == "ReplicaFailure" and holds):

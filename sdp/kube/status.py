@@ -1,27 +1,31 @@
-"""`sdp status`: the RayClusters and RayJobs of a namespace, or one of them with the latest events about it."""
+"""`sdp status`: the RayClusters and RayJobs of a namespace, or one of them with its latest events."""
 
+import io
 import json
+from contextlib import suppress
 from datetime import UTC, datetime
 
 from sdp.console import duration, table
-from sdp.errors import UserError, one_line
+from sdp.errors import SdpError, UserError, one_line
 from sdp.kube import Object
 from sdp.kube.api import Api, Forbidden, Missing
+from sdp.kube.logs import logs
+from sdp.kube.rayjob import kind_of
 from sdp.kube.state import ClusterState, JobState, cluster_state, job_state
 
 _LONGEST_MESSAGE = 60
 _EVENTS = 8
+_LAST_LINES = 200
+"""Lines of a log among which a progress line is looked for."""
 
 
 def status(api: Api, name: str | None = None, *, as_json: bool = False) -> str:
-    """Return what to print."""
+    """Return the text to print."""
     objects = {kind: _objects(api, kind, name) for kind in ("rayclusters", "rayjobs")}
     clusters = [cluster_state(each) for each in objects["rayclusters"]]
     jobs = sorted(map(job_state, objects["rayjobs"]), key=_newest_last)
     if name and not clusters and not jobs:
-        raise UserError(
-            f"status: there is no RayJob or RayCluster {name!r} in namespace {api.namespace!r}; see sdp status"
-        )
+        raise UserError(f"status: no RayJob or RayCluster {name!r} in namespace {api.namespace!r}; see sdp status")
     events = [event for kind in objects.values() for each in kind for event in _events(api, each)] if name else []
     if as_json:
         data = {"clusters": [each.to_json() for each in clusters], "jobs": [each.to_json() for each in jobs]}
@@ -31,16 +35,29 @@ def status(api: Api, name: str | None = None, *, as_json: bool = False) -> str:
         states: list[ClusterState | JobState] = [*clusters, *jobs]
         parts += [f"{each.name}: {each.message}" for each in states if len(each.message) > _LONGEST_MESSAGE]
         lines = [f"  {each['at']}  {each['reason']}: {each['message']}" for each in events]
-        parts.append("\n".join(["what Kubernetes says:", *lines]) if lines else "")
+        parts.append("\n".join(["events:", *lines]) if lines else "")
         follow = ["" if each.finished else " --follow" for each in jobs]
+        parts += [f"{each.name}: {line}" for each in jobs if (line := _progress(api, each))]
         parts += [
             f"sdp logs {each.name}{flag} shows its log"
             for each, flag in zip(jobs, follow, strict=True)
             if each.submission
         ]
     return "\n\n".join(part for part in parts if part) or (
-        f"nothing in namespace {api.namespace!r}; helm install sdp charts/sdp-cluster, or take another --namespace"
+        f"nothing in namespace {api.namespace!r}; helm install sdp charts/sdp-cluster, or use another --namespace"
     )
+
+
+def _progress(api: Api, job: JobState) -> str:
+    """Return the newest progress line of a running job's log, which says when it ends; empty where none can be read."""
+    if job.state != "running" or not job.submission:
+        return ""
+    log = io.BytesIO()
+    with suppress(SdpError):
+        logs(api, job.name, lambda _: None, lines=_LAST_LINES, out=log)
+    kind = kind_of(job.job)
+    lines = [line for line in log.getvalue().decode("utf-8", "replace").splitlines() if line.startswith(f"{kind}: ")]
+    return next((line for line in reversed(lines) if " · " in line), "")
 
 
 def _objects(api: Api, kind: str, name: str | None) -> list[Object]:
@@ -51,7 +68,7 @@ def _objects(api: Api, kind: str, name: str | None) -> list[Object]:
 
 
 def clusters_table(clusters: list[ClusterState]) -> str:
-    """Return a line for each cluster."""
+    """Return a table of clusters."""
     rows = [
         (each.name, each.state, f"{each.workers} of {each.wanted}", each.head, _short(each.message))
         for each in clusters
@@ -60,7 +77,7 @@ def clusters_table(clusters: list[ClusterState]) -> str:
 
 
 def jobs_table(jobs: list[JobState], now: datetime) -> str:
-    """Return a line for each job."""
+    """Return a table of jobs."""
     rows = [
         (each.name, each.state, _started(each), _took(each, now), each.attempts, each.cluster, _short(each.message))
         for each in jobs
@@ -69,7 +86,7 @@ def jobs_table(jobs: list[JobState], now: datetime) -> str:
 
 
 def _events(api: Api, item: Object) -> list[dict[str, str]]:
-    """Return the latest events about an object, oldest first."""
+    """Return the latest events of an object, oldest first."""
     path, selector = api.mine("events", group="/api/v1"), f"involvedObject.uid={item['metadata']['uid']}"
     try:
         items = api.list(path, fieldSelector=selector)

@@ -1,4 +1,4 @@
-"""`sdp stop`: end a job, with time for a last checkpoint."""
+"""`sdp stop`: ends a job, with time for a last checkpoint."""
 
 from sdp.errors import SdpError
 from sdp.kube import Say
@@ -10,24 +10,24 @@ from sdp.kube.rayjob import STOP_WAIT_S
 from sdp.kube.state import JobState
 
 NOTICED_S = 60.0
-"""The operator may take so long to notice that a job has ended."""
+"""Time in which the operator notices that a job has ended."""
 
 
 class StopFailed(SdpError):
-    """The head could not be told, or the job has not ended in time."""
+    """The head could not be reached, or the job did not end in time."""
 
 
 def stop(api: Api, name: str, say: Say, *, wait: bool = True, delete: bool = False) -> None:
     """Stop a job: its driver gets SIGTERM, writes a checkpoint and ends. It can be submitted again.
 
-    KubeRay cannot suspend a job on a shared cluster, so the job itself is stopped, and its RayJob stays as a record;
-    one that has not begun has nothing to record and is deleted.
+    KubeRay cannot suspend a job on a shared cluster, so Ray stops the job, and its RayJob stays as a record; the RayJob
+    of a job that has not started is deleted.
     """
     state = find_job(api, name)
     if state.finished:
-        say(f"{name} has ended before: {state.state}")
+        say(f"{name} has already ended: {state.state}")
     elif not state.submission or state.started is None:
-        say(f"{name} had not begun; its RayJob is deleted")
+        say(f"{name} had not started; deleting its RayJob")
         delete = True
     else:
         _stop(api, state, delete=delete, say=say)
@@ -48,10 +48,10 @@ def _stop(api: Api, state: JobState, *, delete: bool, say: Say) -> None:
         stopping = Dashboard(api, state.cluster).stop(state.submission)
     except (Missing, Unreachable, RayRefused) as error:
         if not delete:
-            raise StopFailed(f"{error}; sdp stop {name} --delete takes the RayJob away all the same") from error
-        say(f"{error}; the RayJob is deleted all the same")
+            raise StopFailed(f"{error}; sdp stop {name} --delete deletes the RayJob anyway") from error
+        say(f"{error}; deleting the RayJob anyway")
         return
-    last = f"{name} is told to stop; it has up to {STOP_WAIT_S} s for a last checkpoint"
+    last = f"{name} is stopping; it has up to {STOP_WAIT_S} s for a last checkpoint"
     say(last if stopping else f"{name} is ending")
 
 
@@ -61,7 +61,7 @@ def _wait(api: Api, name: str, say: Say) -> None:
     except Missing:
         return
     except KeyboardInterrupt as error:
-        error.add_note(f"{name} goes on stopping; sdp status {name} shows it")
+        error.add_note(f"{name} keeps stopping; sdp status {name} shows it")
         raise
     if not state.finished:
         raise StopFailed(

@@ -1,6 +1,7 @@
-"""`sdp submit`: create a job's RayJob on a cluster that stands, and follow it."""
+"""`sdp submit`: creates a job's RayJob on an existing cluster and follows it."""
 
 import contextlib
+import re
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -8,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from sdp.config import JOBS, JobConfig, keys, load
+from sdp.config import JOBS, JobConfig, draft, keys, load
 from sdp.errors import UserError
 from sdp.kube import Object, Say
 from sdp.kube.api import AlreadyThere, Api, Forbidden, Missing, Unreachable, pause
@@ -29,12 +30,12 @@ from sdp.kube.state import cluster_state, job_state
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submission:
-    """A job to submit, as the command line describes it."""
+    """A job to submit, from the command line."""
 
     job: str
-    """A kind (train), or a kind and a name as the cluster's configurations have them (train-online)."""
+    """A kind (train), or a kind and the name of one of the cluster's configurations (train-online)."""
     config: str | None = None
-    """A configuration file; None takes the cluster's own."""
+    """A configuration file; None uses the cluster's own."""
     overrides: Sequence[str] = ()
     cluster: str | None = None
     name: str | None = None
@@ -42,7 +43,7 @@ class Submission:
 
 
 def submit(api: Api, submission: Submission, say: Say, out: BinaryIO | None = None) -> int:
-    """Submit a job; returns its exit code where it is followed, else 0."""
+    """Submit a job; return its exit code if it is followed, else 0."""
     checked_job(submission.job, tuple(JOBS))
     if submission.name is not None:
         checked_name(submission.name)
@@ -61,13 +62,13 @@ def submit(api: Api, submission: Submission, say: Say, out: BinaryIO | None = No
     name = create(api, rayjob, say)
     say(f"submitted {name} to cluster {where!r} in namespace {api.namespace!r}")
     if not submission.follow:
-        say(f"sdp logs {name} --follow shows what it does, sdp status {name} how it is, sdp stop {name} ends it")
+        say(f"sdp logs {name} --follow shows its log, sdp status {name} its state, sdp stop {name} ends it")
         return 0
     return follow(api, name, out or sys.stdout.buffer, say)
 
 
 def dry_run(submission: Submission, say: Say) -> str:
-    """Return the RayJob as YAML, for kubectl create; no cluster is asked, so its own configuration is not checked."""
+    """Return the RayJob as YAML, for kubectl create; no cluster is asked: without --config, only --set is checked."""
     checked_job(submission.job, tuple(JOBS))
     cluster = submission.cluster or DEFAULT_CLUSTER
     options = RayJobOptions(cluster=cluster, name=submission.name, overrides=submission.overrides)
@@ -75,7 +76,7 @@ def dry_run(submission: Submission, say: Say) -> str:
 
 
 def create(api: Api, rayjob: Object, say: Say) -> str:
-    """Create a RayJob, once, even where an answer is lost, and replace a finished one; returns its name."""
+    """Create a RayJob once, even if a response is lost, and replace a finished one; return its name."""
     rayjob = with_name(rayjob)
     name: str = rayjob["metadata"]["name"]
     unsure = False
@@ -84,7 +85,7 @@ def create(api: Api, rayjob: Object, say: Say) -> str:
             api.post(api.mine("rayjobs"), rayjob)
             return name
         except AlreadyThere:
-            if unsure:  # the answer that was lost was a yes
+            if unsure:  # the request whose response was lost succeeded
                 return name
             _make_room(api, name, say)
         except Unreachable:
@@ -92,7 +93,7 @@ def create(api: Api, rayjob: Object, say: Say) -> str:
                 raise
             unsure = True
             pause(api.timing.pause(attempt))
-    raise UserError(f"--name: the finished RayJob {name!r} does not go away; delete it, or take another name")
+    raise UserError(f"--name: the finished RayJob {name!r} is not deleted; delete it, or use another name")
 
 
 def _make_room(api: Api, name: str, say: Say) -> None:
@@ -102,39 +103,44 @@ def _make_room(api: Api, name: str, say: Say) -> None:
             raise UserError(
                 f"--name: RayJob {name!r} has not ended; sdp logs {name} --follow shows it, sdp stop {name} ends it"
             )
-        say(f"{name} has run before and is made anew: it continues from storage")
+        say(f"{name} has run before and is created again: it continues from storage")
         api.delete(api.mine("rayjobs", name))
         api.changed(api.mine("rayjobs"), existing, 10.0)
 
 
 def _checked_file(submission: Submission, say: Say) -> str | None:
-    """Return the configuration file's text, if there is one, and the job accepts it with the overrides."""
+    """Check the configuration file with the overrides, and return its text.
+
+    Without a file, check the names and types of the overrides, except for items of lists, which only the cluster has.
+    """
     if submission.config is None:
+        named = [each for each in submission.overrides if not re.search(r"\.\d", each.partition("=")[0])]
+        draft(kind_of(submission.job), None, named, part=True)
         return None
     _mention_local_paths(load(kind_of(submission.job), submission.config, submission.overrides), say)
     return Path(submission.config).read_text(encoding="utf-8-sig")
 
 
 def _check_against(api: Api, cluster: Object, submission: Submission, say: Say) -> None:
-    """Refuse what the job would refuse, if we may read the cluster's configurations."""
+    """Check the cluster's configuration with the overrides, if it may be read."""
     name, where, job = jobs_map(cluster), cluster["metadata"]["name"], submission.job
     if name is None:
-        raise UserError(f"--config: needed, since cluster {where!r} has no configurations of its own at /etc/sdp/jobs")
+        raise UserError(f"--config: required, since cluster {where!r} has no configurations in /etc/sdp/jobs")
     try:
         texts = job_texts(api, cluster)
     except Forbidden:
-        say(f"the ConfigMap {name!r} may not be read, so the configuration is not checked before the job starts")
+        say(f"no right to read ConfigMap {name!r}: before the job starts, only --set is checked")
         return
     if job not in texts:
         have = ", ".join(sorted(texts)) or "none"
-        raise UserError(f"--config: needed, since ConfigMap {name!r} has no {job}.yaml (it has {have})")
+        raise UserError(f"--config: required, since ConfigMap {name!r} has no {job}.yaml (it has {have})")
     with as_file(job, texts[job]) as file:
         _mention_local_paths(load(kind_of(job), file, submission.overrides), say)
 
 
 @contextlib.contextmanager
 def as_file(name: str, text: str) -> Iterator[str]:
-    """Write a text to a temporary file, for readers of files."""
+    """Yield the path of a temporary file with this text."""
     with tempfile.TemporaryDirectory(prefix="sdp-") as folder:
         path = Path(folder) / f"{name}.yaml"
         path.write_text(text, encoding="utf-8")
@@ -142,7 +148,7 @@ def as_file(name: str, text: str) -> Iterator[str]:
 
 
 def local_paths(config: JobConfig) -> dict[str, str]:
-    """Return the keys of a configuration that name a place on one machine, which each pod looks for on its own disk."""
+    """Return the keys of a configuration that name local paths, and the paths."""
     paths = {}
     for key in keys(type(config)):
         if key.path.endswith(("source", "uri", "checkpoint")):
@@ -156,13 +162,13 @@ def local_paths(config: JobConfig) -> dict[str, str]:
 
 def _mention_local_paths(config: JobConfig, say: Say) -> None:
     for path, value in local_paths(config).items():
-        say(f"{path}: {value} is a local path, which each pod looks for on its own disk; s3:// or gs:// is for all")
+        say(f"{path}: {value} is a local path, which each pod looks for on its own disk; use s3:// or gs://")
 
 
 def _mention_others(api: Api, submission: Submission, cluster: str, say: Say) -> None:
-    """Two jobs may not write one output; the second one would find out only when it runs."""
+    """Warn of other jobs of the kind: if two write one output, the second is refused only when it runs."""
     kind = kind_of(submission.job)
     others = api.list(api.mine("rayjobs"), labelSelector=f"sdp/job={kind}")
     for state in map(job_state, others):
         if not state.finished and state.cluster == cluster and state.name != submission.name:
-            say(f"{state.name} does {kind}, too, and is {state.state}; where both write one output, one is refused")
+            say(f"{state.name} is also a {kind} job and is {state.state}; if both write one output, one is refused")

@@ -4,7 +4,8 @@ A folder with the tensors (`sharded`), under the names
 
     model.<parameter>, ema.<parameter>, exp_avg.<parameter>, exp_avg_sq.<parameter>
 
-with ledger.roaring and config.json, and with complete.json, without which it is no checkpoint.
+(with adamw_8bit exp_avg_codes and exp_avg_scales in place of exp_avg), with ledger.roaring and config.json, and with
+complete.json, without which it is no checkpoint.
 """
 
 import re
@@ -162,7 +163,7 @@ def way_out(folder: Storage) -> str:
 
 
 def read_weights(folder: Storage, *, ema: bool) -> "dict[str, Tensor]":
-    """The U-Net's weights, or their moving average, by the names of its parameters."""
+    """Return the weights that were trained, or their moving average, by their names without the prefix."""
     from sdp.model import sharded
 
     prefix = EMA if ema else MODEL

@@ -1,6 +1,7 @@
 """From a checkpoint to what others load: a folder in diffusers layout, or a single file."""
 
 import json
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,10 +14,11 @@ from sdp.model.checkpoints import CONFIG, find_checkpoint, read_marker, read_wei
 from sdp.model.layout import INDEX, PARTS
 from sdp.model.lora import diffusers_lora
 from sdp.model.single_file import single_file
-from sdp.model.trained import load_trained, lora_of
+from sdp.model.trained import by_network, load_trained, lora_of
 from sdp.storage import Storage, StorageOptions, open_storage
 
 SCHEDULER = "scheduler/scheduler_config.json"
+TEXT_ENCODER = "text_encoder/config.json"
 Dtype = Literal["fp32", "fp16"]
 Form = Literal["folder", "single-file", "lora"]
 
@@ -30,6 +32,15 @@ class Exported:
     step: int
     ema: bool
     files: int
+
+    @property
+    def drawing(self) -> str:
+        """Return the command that draws a picture with a local folder; empty for anything else."""
+        if "://" in self.uri or self.uri.endswith(".safetensors"):
+            return ""
+        folder = json.dumps(self.uri, ensure_ascii=False)
+        code = f'SD.from_pretrained({folder})("a red circle").images[0].save("picture.png")'
+        return shlex.join(["python", "-c", f"from diffusers import StableDiffusionPipeline as SD; {code}"])
 
 
 def export(
@@ -66,19 +77,25 @@ def export(
         tensors = _lora(folder, ema=ema) if form == "lora" else _whole(folder, source, ema=ema)
         target.publish(file, _serialised(tensors, dtype))
         return Exported(target.uri_of(file), folder.uri, step, ema, 1)
-    unet = load_trained(folder, source, ema=ema, name=config["model"]["source"])
+    networks: Any = load_trained(folder, source, ema=ema, name=config["model"]["source"])
     with TemporaryDirectory(prefix="sdp-export-") as scratch:
-        unet.save_pretrained(Path(scratch) / "unet", safe_serialization=True)
+        for part, network in networks.named_children():
+            network.save_pretrained(Path(scratch) / part, safe_serialization=True)
         made = {path.relative_to(scratch).as_posix(): path for path in Path(scratch).rglob("*") if path.is_file()}
-        copied = {name: source / name for name in sources.present(source) if not name.startswith("unet/")}
+        parts = {name.partition("/")[0] for name in made}
+        copied = {name: source / name for name in sources.present(source) if name.partition("/")[0] not in parts}
         # What a folder is known by comes last: without it the folder is visibly unfinished.
         names = sorted({**copied, **made}, key=lambda name: (name == INDEX, name))
         for name in names:
             data = {**copied, **made}[name].read_bytes()
             if name.endswith(".safetensors"):
                 data = _in_dtype(data, dtype)
-            elif name in (SCHEDULER, INDEX):
-                data = _scheduler(data, config) if name == SCHEDULER else _index(data)
+            elif name == SCHEDULER:
+                data = _scheduler(data, config)
+            elif name == INDEX:
+                data = _index(data)
+            elif name == TEXT_ENCODER:
+                data = _text_encoder(data)
             target.publish(name, data)
     return Exported(target.uri, folder.uri, step, ema, len(names))
 
@@ -101,12 +118,12 @@ def _lora(folder: Storage, *, ema: bool) -> dict[str, Any]:
     lora = lora_of(folder)
     if lora.rank is None:
         raise UserError(f"export: --lora: {folder.uri} was trained without lora.rank; leave --lora out")
-    return diffusers_lora(read_weights(folder, ema=ema), lora.scale)
+    return diffusers_lora(by_network(read_weights(folder, ema=ema)), lora.scale)
 
 
 def _whole(folder: Storage, source: Path, *, ema: bool) -> dict[str, Any]:
-    unet = load_trained(folder, source, ema=ema, name=str(source))
-    return single_file(unet, load.load_vae(source), load.load_text_encoder(source))
+    networks = load_trained(folder, source, ema=ema, name=str(source))
+    return single_file(networks.unet, load.load_vae(source), networks.text_encoder or load.load_text_encoder(source))
 
 
 def _in_dtype(data: bytes, dtype: Dtype) -> bytes:
@@ -142,6 +159,15 @@ def _scheduler(data: bytes, config: dict[str, Any]) -> bytes:
     if objective["zero_terminal_snr"]:
         told |= {"rescale_betas_zero_snr": True, "timestep_spacing": "trailing"}
     return _json(told)
+
+
+def _text_encoder(data: bytes) -> bytes:
+    """The text encoder's configuration, loaded in fp32 unless the caller names a type, as diffusers loads the others.
+
+    transformers would take the type of the weights, or one that the source names, and no picture could be drawn.
+    """
+    config = {name: value for name, value in json.loads(data).items() if name != "torch_dtype"}
+    return _json({**config, "dtype": "float32"})
 
 
 def _json(content: dict[str, Any]) -> bytes:

@@ -103,6 +103,13 @@ def blocks(unet: Any) -> "Iterator[torch.nn.Module]":
             yield from (module for module in pair if module is not None)
 
 
+def text_blocks(text_encoder: Any) -> "Iterator[torch.nn.Module]":
+    """Yield the text encoder's layers in the order of a forward pass."""
+    from transformers.models.clip.modeling_clip import CLIPEncoderLayer
+
+    yield from (module for module in text_encoder.modules() if isinstance(module, CLIPEncoderLayer))
+
+
 def unet_flops(architecture: Mapping[str, Any], resolution: int) -> float:
     """Floating-point operations of the U-Net's forward and backward pass for one sample (a multiply-add is two)."""
     import torch

@@ -59,6 +59,13 @@ def load_text_encoder(
     return encoder
 
 
+def new_text_encoder(path: Path) -> "CLIPTextModel":
+    """Return a text encoder with new weights, to look at what layers it has."""
+    from transformers import CLIPTextConfig, CLIPTextModel
+
+    return CLIPTextModel(CLIPTextConfig.from_pretrained(path / "text_encoder"))
+
+
 def load_tokenizer(path: Path) -> "CLIPTokenizer":
     """The tokenizer; `tokenize` applies it."""
     from transformers import CLIPTokenizer

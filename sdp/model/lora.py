@@ -43,13 +43,14 @@ class LoraLinear(nn.Linear):
         return layer
 
 
-def add_lora(network: nn.Module, rank: int, scale: float, targets: Sequence[str]) -> None:
+def add_lora(network: nn.Module, rank: int, scale: float, targets: Sequence[str], key: str = "lora.targets") -> None:
     """Freeze a network, and put LoRA beside its linear layers whose names end with one of the targets."""
     network.requires_grad_(False)
     chosen = list(_layers(network, nn.Linear, targets))
     for target in targets:
         if not any(_ends_with(name, target) for name, *_ in chosen):
-            raise UserError(f"lora.targets: no linear layer has a name that ends with {target}; expected such as to_q")
+            some = next(_layers(network, nn.Linear, ("",)))[2]
+            raise UserError(f"{key}: no linear layer has a name that ends with {target}; expected such as {some}")
     for name, parent, child, layer in chosen:
         if rank > (most := min(layer.in_features, layer.out_features)):
             raise UserError(f"lora.rank: expected at most {most}, the size of layer {name}, got {rank}; lower it")
@@ -64,7 +65,7 @@ def merge_lora(network: nn.Module) -> None:
 
 def diffusers_lora(weights: Mapping[str, Tensor], scale: float) -> dict[str, Tensor]:
     """Return LoRA's tensors as diffusers' `load_lora_weights` takes them: its scale is 1, so B takes it up."""
-    return {f"unet.{name}": value * (scale if ".lora_B." in name else 1) for name, value in weights.items()}
+    return {name: value * (scale if ".lora_B." in name else 1) for name, value in weights.items()}
 
 
 def _layers(

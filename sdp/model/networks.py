@@ -1,6 +1,6 @@
 """Feature networks, which judge pictures: from the same kinds of sources as models, each in a folder of its own layout.
 
-    config.json, model.safetensors, preprocessor_config.json      CLIP or DINOv2, as transformers saves them
+    config.json, model.safetensors, preprocessor_config.json      CLIP, DINO or DINOv2, as transformers saves them
     and CLIP's tokenizer files
     pt_inception-2015-12-05-6726825d.pth                          FID's Inception: any *inception*.pth or .safetensors
 
@@ -21,7 +21,7 @@ from sdp.model.sources import ModelSource
 if TYPE_CHECKING:
     from sdp.storage import FileInfo, Storage, StorageOptions
 
-Kind = Literal["clip", "dinov2", "inception"]
+Kind = Literal["clip", "dinov2", "vit", "inception"]
 
 PATTERNS = (
     "config.json",
@@ -36,6 +36,7 @@ PATTERNS = (
 _NEEDED = {
     "clip": ("model.safetensors", "preprocessor_config.json", "tokenizer_config.json"),
     "dinov2": ("model.safetensors", "preprocessor_config.json"),
+    "vit": ("model.safetensors", "preprocessor_config.json"),
 }
 _SHARDED = "model.safetensors.index.json"
 
@@ -147,7 +148,7 @@ def _lacking(path: Path) -> str | None:
         except (ValueError, AttributeError):
             return "its config.json is not a JSON object; fetch it again"
         if kind not in _NEEDED:
-            return f"a network of type {kind!r}, expected clip, dinov2 or Inception's weights; take another one"
+            return f"a network of type {kind!r}, expected clip, dinov2, vit or Inception's weights; take another one"
         missing = [name for name in _NEEDED[kind] if name not in names and not (_SHARDED in names and "model" in name)]
         if missing:
             return f"{missing[0]} is missing; a network of type {kind} needs {', '.join(_NEEDED[kind])}"

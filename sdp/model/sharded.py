@@ -66,6 +66,9 @@ class Staged:
             stream.wait_event(self._ready)
             self._files = self._copied(pin=True)
         stream.synchronize()
+        # What lies on another GPU is copied by that one's stream.
+        for device in {shard.device for shards in self._shards.values() for shard in shards} - {self._device}:
+            torch.cuda.current_stream(device).synchronize()
 
     def _copied(self, *, pin: bool) -> "list[_File]":
         files = []

@@ -15,11 +15,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from sdp.errors import ModelError
 from sdp.model import layout
-from sdp.model.family import MIRROR
+from sdp.model.family import MIRROR, SD1, SD2, Family
 from sdp.model.layout import PARTS, Exists
 
 if TYPE_CHECKING:
@@ -137,7 +137,28 @@ def resolve(
 
 def prediction_type(source: ModelSource | str, *, storage: "StorageOptions | None" = None) -> Literal["epsilon", "v"]:
     """Return what a source's U-Net has learned to predict, by its scheduler_config.json; reads nothing else."""
-    source, name = check(source, ("scheduler",), storage=storage), "scheduler/scheduler_config.json"
+    name = "scheduler/scheduler_config.json"
+    prediction = _settings(source, name, storage).get("prediction_type", "epsilon")
+    if prediction == "epsilon":
+        return "epsilon"
+    if prediction == "v_prediction":
+        return "v"
+    raise ModelError(
+        f"model source {source}: {name}: prediction_type: expected epsilon or v_prediction, got {prediction!r}; take "
+        "another model"
+    )
+
+
+def family(source: ModelSource | str, *, storage: "StorageOptions | None" = None) -> Family | None:
+    """Return the published model that a source's U-Net has the size of; None for another size."""
+    unet = _settings(source, "unet/config.json", storage)
+    keys = ("block_out_channels", "layers_per_block", "cross_attention_dim")
+    return next((known for known in (SD2, SD1) if all(unet.get(key) == known.unet[key] for key in keys)), None)
+
+
+def _settings(source: ModelSource | str, name: str, storage: "StorageOptions | None") -> dict[str, Any]:
+    """Read one JSON file of a source."""
+    source = check(source, (name.partition("/")[0],), storage=storage)
     if source.kind == "hub":
         from sdp.model import hub
 
@@ -149,17 +170,10 @@ def prediction_type(source: ModelSource | str, *, storage: "StorageOptions | Non
     else:
         data = (local_folder(source) / name).read_bytes()
     try:
-        prediction = json.loads(data).get("prediction_type", "epsilon")
-    except (ValueError, AttributeError) as error:
+        settings: dict[str, Any] = {**json.loads(data)}
+    except (ValueError, TypeError) as error:
         raise ModelError(f"model source {source}: {name} is not a JSON object; fetch it again") from error
-    if prediction == "epsilon":
-        return "epsilon"
-    if prediction == "v_prediction":
-        return "v"
-    raise ModelError(
-        f"model source {source}: {name}: prediction_type: expected epsilon or v_prediction, got {prediction!r}; take "
-        "another model"
-    )
+    return settings
 
 
 def present(folder: Path) -> list[str]:

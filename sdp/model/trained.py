@@ -1,60 +1,139 @@
-"""What a run has learnt, as a network: its own weights, or the model's with the run's LoRA merged into them."""
+"""The networks that a run trains, as one list that everybody asks; and how they come back from its checkpoints."""
 
+from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from sdp.config.train import LoraConfig
 from sdp.datasets.output import read_json
 from sdp.errors import DatasetError, ModelError, one_line
 from sdp.model import load, sources
 from sdp.model.checkpoints import CONFIG, read_weights
+from sdp.model.family import blocks, encode_text, predict, text_blocks
 from sdp.model.lora import add_lora, merge_lora
 from sdp.model.sources import ModelSource
 from sdp.storage import Storage, StorageOptions
 
+_UNET, _TEXT_ENCODER = "unet.", "text_encoder."
 
-def load_trained(checkpoint: Storage, path: Path, *, ema: bool, name: str) -> Any:
-    """The U-Net of a checkpoint, by the configuration of the model (in the folder `path`) that it was trained from."""
-    weights, lora = read_weights(checkpoint, ema=ema), lora_of(checkpoint)
-    unet = empty_unet(path, lora)
-    frozen = {n for n, weight in unet.named_parameters() if not weight.requires_grad}
+
+class TrainedNetworks(nn.Module):
+    """The U-Net, and the text encoder where it is trained too: one module, for one strategy around both.
+
+    Its children's names are those of a model's parts. In checkpoints the U-Net's parameters have the names that they
+    have in the U-Net alone, and the text encoder's begin with `text_encoder.`.
+    """
+
+    def __init__(self, unet: Any, text_encoder: Any = None) -> None:
+        super().__init__()
+        self.unet: Any = unet
+        self.text_encoder: Any = text_encoder
+
+    def forward(self, latents: Tensor, timesteps: Tensor, text: Tensor) -> Tensor:
+        """Return the U-Net's prediction; `text` is token ids where the text encoder is trained, else its output."""
+        if self.text_encoder is not None:  # it may have a device of its own
+            device = next(self.text_encoder.parameters()).device
+            text = encode_text(self.text_encoder, text.to(device)).to(latents.device)
+        return predict(self.unet, latents, timesteps, text)
+
+    def weights(self) -> dict[str, nn.Parameter]:
+        """Return all parameters by their names in checkpoints."""
+        return {name.removeprefix(_UNET): parameter for name, parameter in self.named_parameters()}
+
+    def trained(self) -> dict[str, nn.Parameter]:
+        """Return those that are trained."""
+        return {name: parameter for name, parameter in self.weights().items() if parameter.requires_grad}
+
+    def blocks(self) -> Iterator[nn.Module]:
+        """Yield the modules that are sharded one by one, in the order of a forward pass."""
+        if self.text_encoder is not None:
+            yield from text_blocks(self.text_encoder)
+        yield from blocks(self.unet)
+
+    def recompute_activations(self) -> None:
+        """Compute activations again in the backward pass instead of keeping them."""
+        self.unet.enable_gradient_checkpointing()
+        for layer in text_blocks(self.text_encoder) if self.text_encoder is not None else ():
+            layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
+
+    def add_lora(self, lora: LoraConfig) -> None:
+        """Freeze all weights, and train LoRA beside them."""
+        assert lora.rank is not None
+        add_lora(self.unet, lora.rank, lora.scale, lora.targets, "lora.targets")
+        if self.text_encoder is not None:
+            add_lora(self.text_encoder, lora.rank, lora.scale, lora.text_targets, "lora.text_targets")
+
+
+def load_networks(
+    path: Path,
+    *,
+    text_encoder: bool,
+    pretrained: bool = True,
+    device: torch.device | str = "cpu",
+    second: torch.device | None = None,
+) -> TrainedNetworks:
+    """Load what is to be trained: the model's U-Net, or one with new weights, and its text encoder if asked for."""
+    unet, encoder = load.load_unet(path, pretrained=pretrained, device=device), None
+    if text_encoder:
+        encoder = load.load_text_encoder(path, device=second or device).requires_grad_(True).train()
+    return TrainedNetworks(unet, encoder)
+
+
+def empty_networks(path: Path, lora: LoraConfig, *, text_encoder: bool) -> TrainedNetworks:
+    """Return networks that take a run's weights: without LoRA the U-Net is on torch's meta device."""
+    if lora.rank is not None:
+        networks = load_networks(path, text_encoder=text_encoder)
+        networks.add_lora(lora)
+        return networks
+    with torch.device("meta"):  # new weights would only be drawn to be thrown away
+        unet = load.load_unet(path, pretrained=False, device="meta")
+    # The text encoder has more than weights.
+    encoder = load.load_text_encoder(path).requires_grad_(True) if text_encoder else None
+    return TrainedNetworks(unet, encoder)
+
+
+def load_trained(folder: Storage, path: Path, *, ema: bool, name: str) -> TrainedNetworks:
+    """Load the networks of a checkpoint that was trained from the model in the folder `path`; LoRA is merged."""
+    weights, lora = read_weights(folder, ema=ema), lora_of(folder)
+    networks = empty_networks(path, lora, text_encoder=any(n.startswith(_TEXT_ENCODER) for n in weights))
+    frozen = {n for n, weight in networks.named_parameters() if not weight.requires_grad}
     try:
-        found = unet.load_state_dict(weights, strict=lora.rank is None, assign=True)
-        if lost := [*found.unexpected_keys, *(set(found.missing_keys) - frozen)]:
+        result = networks.load_state_dict(by_network(weights), strict=lora.rank is None, assign=True)
+        if lost := [*result.unexpected_keys, *(set(result.missing_keys) - frozen)]:
             raise RuntimeError(f"of {len(lost)} names, such as {lost[0]}")
     except RuntimeError as error:
         cause = one_line(error, 200)
         raise ModelError(
-            f"{checkpoint.uri}: not weights of the U-Net of {name} ({cause}); set model to the one that it was trained "
-            "from"
+            f"{folder.uri}: not weights of the networks of {name} ({cause}); set model to the one that it was "
+            "trained from"
         ) from error
     if not all(torch.isfinite(tensor).all() for tensor in weights.values()):
-        raise DatasetError(f"{checkpoint.uri}: has NaN or infinite weights; take an earlier checkpoint")
-    merge_lora(unet)
-    return unet
+        raise DatasetError(f"{folder.uri}: has NaN or infinite weights; take an earlier checkpoint")
+    merge_lora(networks)
+    return networks
 
 
-def empty_unet(path: Path, lora: LoraConfig) -> Any:
-    """A U-Net that takes a run's weights: on torch's meta device, or the model's own with LoRA beside it."""
-    if lora.rank is None:
-        with torch.device("meta"):  # new weights would only be drawn to be thrown away
-            return load.load_unet(path, pretrained=False, device="meta")
-    unet: Any = load.load_unet(path, pretrained=True)
-    add_lora(unet, lora.rank, lora.scale, lora.targets)
-    return unet
+def by_network(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return a checkpoint's tensors by names that all begin with their network's."""
+    return {name if name.startswith(_TEXT_ENCODER) else f"{_UNET}{name}": value for name, value in weights.items()}
 
 
-def refuse_lora(lora: LoraConfig, source: str | ModelSource, options: StorageOptions) -> None:
-    """UserError where a model's U-Net has no room for such a LoRA."""
+def refuse_lora(
+    lora: LoraConfig, source: str | ModelSource, options: StorageOptions, *, text_encoder: bool = False
+) -> None:
+    """Raise UserError where a model's networks have no room for such a LoRA."""
     if lora.rank is not None:
         with torch.device("meta"):
             path = sources.resolve(source, storage=options).path
-            unet: Any = load.load_unet(path, pretrained=False, device="meta")
-            add_lora(unet, lora.rank, lora.scale, lora.targets)
+            unet = load.load_unet(path, pretrained=False, device="meta")
+            TrainedNetworks(unet, load.new_text_encoder(path) if text_encoder else None).add_lora(lora)
 
 
-def lora_of(checkpoint: Storage) -> LoraConfig:
-    """What a checkpoint's run was told of LoRA."""
-    return LoraConfig.model_validate(read_json(checkpoint, CONFIG).get("lora", {}), strict=False)
+def lora_of(folder: Storage) -> LoraConfig:
+    """Return the LoRA that a checkpoint's run was configured with."""
+    return LoraConfig.model_validate(read_json(folder, CONFIG).get("lora", {}), strict=False)

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
 
@@ -13,7 +13,7 @@ from sdp.model.family import SD2, caption_bytes
 from sdp.plan import model
 from sdp.plan.model import Group, Interruptions, Plan, Stage, encoders_needed, stage
 from sdp.plan.prices import Prices, reference
-from sdp.plan.speeds import Speeds, from_run, unet_flops
+from sdp.plan.speeds import Figure, Speeds, unet_flops
 
 MODES = ("offline", "online", "collocated")
 _TRAINER_MEMORY = 40 * GIB
@@ -51,6 +51,7 @@ class Work:
     trainer_count: int
     """Instances."""
     trainer_gpus: int
+    """Of them those that the U-Net is on, one for each trainer."""
     encoders: Instance
     encoder_gpus: int | None
     """None takes as many as trainers need, or the published number for an offline pass."""
@@ -60,6 +61,10 @@ class Work:
     checkpoint_samples: int = 0
     """From one checkpoint to the next."""
     checkpoints: int = 0
+    egress_gb: float = 0.0
+    """Gigabytes that leave the store's region."""
+    gpus_each: int = 1
+    """GPUs of a trainer."""
 
     @property
     def name(self) -> str:
@@ -67,7 +72,7 @@ class Work:
 
     def on(self, trainers: Instance, count: int) -> "Work":
         """Return the same work on other trainers, with as many encoders as they need."""
-        gpus = count * trainers.gpus
+        gpus = count * trainers.gpus // self.gpus_each
         return replace(self, trainers=trainers, trainer_count=count, trainer_gpus=gpus, encoder_gpus=None)
 
 
@@ -80,6 +85,7 @@ class Options:
     rows: int | None = None
     terms: str = "on-demand"
     have: str = "images"
+    egress_gb: float = 0.0
 
 
 # --- from a configuration --------------------------------------------------------------------------------------------
@@ -105,6 +111,7 @@ def work_of(config: JobConfig, prices: Prices, options: Options) -> Work:
         encoder_gpus=count or (encode.most if encode else None),
         terms=options.terms,
         have="images" if encode else "nothing",
+        egress_gb=options.egress_gb,
     )
 
 
@@ -123,7 +130,7 @@ def _training(config: TrainConfig, prices: Prices, options: Options) -> Work:
         rows=options.rows or config.limit or samples,
         mode=data.mode,
         trainers=trainers,
-        trainer_count=math.ceil(gpus / trainers.gpus),
+        trainer_count=math.ceil(gpus * config.scaling.gpus_per_worker / trainers.gpus),
         trainer_gpus=gpus,
         encoders=encoders,
         encoder_gpus=count or (config.encode.most if data.mode == "online" else None),
@@ -131,6 +138,8 @@ def _training(config: TrainConfig, prices: Prices, options: Options) -> Work:
         have=options.have,
         checkpoint_samples=config.checkpoint.every_steps * batch,
         checkpoints=config.checkpoint.keep_last,
+        gpus_each=config.scaling.gpus_per_worker,
+        egress_gb=options.egress_gb,
     )
 
 
@@ -147,7 +156,7 @@ def _trainers(config: TrainConfig, prices: Prices, options: Options) -> tuple[In
     if options.trainers is None:
         return _instance(config.scaling.accelerator or "A100", prices, options.terms, "--trainers"), config.scaling.most
     instance, count = _group("--trainers", options.trainers)
-    return instance, count * instance.gpus if count else config.scaling.most
+    return instance, count * instance.gpus // config.scaling.gpus_per_worker if count else config.scaling.most
 
 
 def _encoders(accelerator: str | None, prices: Prices, options: Options) -> tuple[Instance, int | None]:
@@ -177,10 +186,13 @@ def _group(option: str, given: str) -> tuple[Instance, int | None]:
     return INSTANCES[match[2]], int(match[1]) if match[1] else None
 
 
-def speeds_of(config: JobConfig, work: Work, run: str | None) -> Speeds:
-    """Return the speeds to reckon with: of a run, if one is named, and else as published for the strategy."""
+def speeds_of(
+    config: JobConfig, work: Work, measured: Mapping[int, Figure] | None = None, gpu: str | None = None
+) -> Speeds:
+    """Return the speeds to reckon with: by resolution as measured on a GPU, the trainers' if none is named, else as
+    published."""
     strategy = config.strategy.kind + "+compile" * config.strategy.compile if isinstance(config, TrainConfig) else "ddp"
-    return from_run(run, strategy, str(work.trainers.gpu)) if run else Speeds(strategy)
+    return Speeds(strategy, measured or {}, gpu or str(work.trainers.gpu))
 
 
 # --- from work to a plan ---------------------------------------------------------------------------------------------
@@ -196,6 +208,8 @@ def plan(work: Work, speeds: Speeds, prices: Prices) -> Plan:
     stages += [_train(phase, work, speeds, prices) for phase in work.phases if phase.samples]
     if work.trainer_gpus:
         stages.append(_storage(work, sum(each.hours for each in stages), prices))
+    if work.egress_gb:
+        stages.append(_egress(work.egress_gb, prices))
     return Plan(work.name, tuple(stages))
 
 
@@ -219,7 +233,7 @@ def _train(phase: Phase, work: Work, speeds: Speeds, prices: Prices) -> Stage:
     gpu = str(work.trainers.gpu)
     figure = (speeds.collocated if work.mode == "collocated" else speeds.train)(gpu, phase.resolution)
     rate, limit, source = figure.value * work.trainer_gpus, "trainers", figure.source
-    groups = [_priced(work.trainers, work.trainer_count, work.trainer_gpus, work, prices)]
+    groups = [_priced(work.trainers, work.trainer_count, work.trainer_gpus * work.gpus_each, work, prices)]
     if work.mode == "online":
         encode = speeds.encode(str(work.encoders.gpu), phase.resolution)
         count = work.encoder_gpus or encoders_needed(rate, encode.value)
@@ -238,6 +252,12 @@ def _storage(work: Work, hours: float, prices: Prices) -> Stage:
     gigabytes = work.checkpoints * _CHECKPOINT_GB + (work.rows * a_row / 1e9 if work.mode == "offline" else 0.0)
     cost = gigabytes * prices.storage.per_gb_month * hours / _MONTH_H
     return Stage("storage", 0, 0.0, 0.0, 0.0, cost, source=f"{gigabytes:,.0f} GB while the job runs")
+
+
+def _egress(gigabytes: float, prices: Prices) -> Stage:
+    if prices.storage.egress_per_gb is None:
+        raise UserError("plan: --egress: expected a price in storage.egress_per_gb, got none; add it with --prices")
+    return Stage("egress", 0, 0.0, 0.0, 0.0, gigabytes * prices.storage.egress_per_gb, source=f"{gigabytes:,.0f} GB")
 
 
 def captions(work: Work, own: Plan, prices: Prices) -> str:
@@ -308,7 +328,11 @@ def modes(work: Work, speeds: Speeds, prices: Prices) -> list[Plan]:
 def others(work: Work, speeds: Speeds, prices: Prices) -> list[Plan]:
     """Return the plans on other kinds of GPU, with as many trainers, the cheapest first."""
     plans = [
-        plan(replace(work.on(instance, math.ceil(work.trainer_gpus / instance.gpus)), mode=mode), speeds, prices)
+        plan(
+            replace(work.on(instance, math.ceil(work.trainer_gpus * work.gpus_each / instance.gpus)), mode=mode),
+            speeds,
+            prices,
+        )
         for instance in _candidates(work, prices)
         if instance is not work.trainers
         for mode in MODES

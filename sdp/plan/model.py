@@ -11,7 +11,7 @@ class Group:
 
     instance: str
     count: int
-    gpus: int
+    gpus: float
     """GPUs of all of them."""
     per_hour: float
     """Price of all of them."""
@@ -22,7 +22,7 @@ class Stage:
     """One step of a plan."""
 
     name: str
-    samples: int
+    samples: float
     rate: float
     """Images a second."""
     hours: float
@@ -46,7 +46,8 @@ class Plan:
     def basis(self) -> str:
         """Return how well its speeds are known."""
         sources = [stage.source for stage in self.stages if stage.limit]
-        return next((word for word in ("estimate", "published") if any(word in each for each in sources)), "measured")
+        words = ("estimate", "published", "calibrated")
+        return next((word for word in words if any(word in each for each in sources)), "measured")
 
     @property
     def hours(self) -> float:
@@ -63,7 +64,7 @@ class Plan:
 
 def stage(
     name: str,
-    samples: int,
+    samples: float,
     rate: float,
     groups: Sequence[Group],
     *,

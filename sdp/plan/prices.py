@@ -37,6 +37,7 @@ class StoragePrice(Section):
     """The price of an object store."""
 
     per_gb_month: float = key(REQUIRED, "What a gigabyte (1e9 bytes) costs in a month.", ge=0)
+    egress_per_gb: float | None = key(None, "What a gigabyte costs that leaves the region; null is not known.", ge=0)
     as_of: date = key(REQUIRED, "When.")
     source: Name = key(REQUIRED, "Who says so.")
 
@@ -72,6 +73,11 @@ class Prices(Section):
             if (row := self.row(instance.name, terms)) is not None
         ]
         return INSTANCES[min(priced)[2]] if priced else None
+
+    def gpu_hour(self, instance: str) -> float | None:
+        """Return what an hour of one of an instance's GPUs costs on demand; None where that is not known."""
+        row = self.row(instance, "on-demand") if instance in INSTANCES and INSTANCES[instance].gpus else None
+        return None if row is None else row.per_hour / INSTANCES[row.instance].gpus
 
     def need(self, instance: str, terms: str) -> Row:
         """Return a price; a UserError says how to supply one that is missing."""

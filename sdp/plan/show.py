@@ -4,11 +4,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from sdp.config import JobConfig, TrainConfig
 from sdp.console import table
+from sdp.hardware import GIB, GPUS, INSTANCES
 from sdp.plan import make
 from sdp.plan.make import Work
 from sdp.plan.model import Plan, best_interval, encoders_needed, stretch
 from sdp.plan.prices import Prices
+from sdp.plan.roofline import line, rooflines
 from sdp.plan.speeds import Speeds
 
 HEADER = ("", "stage", "images", "img/s", "limit", "hours", "GPU-hours")
@@ -28,7 +31,15 @@ class Answer:
     sources: Sequence[str]
 
 
-def answer(work: Work, speeds: Speeds, prices: Prices, *, deadline_h: float | None, budget: float | None) -> Answer:
+def answer(
+    config: JobConfig,
+    work: Work,
+    speeds: Speeds,
+    prices: Prices,
+    *,
+    deadline_h: float | None = None,
+    budget: float | None = None,
+) -> Answer:
     """Return the plan of the work, its alternatives and what follows from them."""
     own = make.plan(work, speeds, prices)
     trains = bool(work.trainer_gpus)
@@ -40,6 +51,8 @@ def answer(work: Work, speeds: Speeds, prices: Prices, *, deadline_h: float | No
         notes["cheapest"] = _brief(min(plans, key=lambda each: each.cost), prices)
         notes["fastest"] = _brief(min(plans, key=lambda each: each.hours), prices)
         notes["encoders"] = _encoders(work, speeds)
+    if isinstance(config, TrainConfig):
+        notes["roofline"] = "; ".join(line(each, work, speeds) for each in rooflines(config, work))
     if trains and work.mode == "offline":
         notes["captions"] = make.captions(work, own, prices)
     if trains and (interruptions := make.interruptions_of(work, prices)):
@@ -86,6 +99,50 @@ def as_json(answer: Answer, prices: Prices) -> dict[str, Any]:
         "notes": dict(answer.notes),
         "sources": list(answer.sources),
     }
+
+
+def values(config: JobConfig, work: Work, own: Plan) -> dict[str, Any]:
+    """Return values of charts/sdp-cluster: the plan's worker groups with GPUs, and the jobs placed on them."""
+    groups: dict[str, Any] = {"a10g": None, "a100": None}
+    jobs: dict[str, Any] = {"process": None, "train": None, "train-online": None, "generate": None}
+    trained = [stage.groups for stage in own.stages if stage.limit]
+    processed = [stage.groups[0] for stage in own.stages if stage.name == "process"]
+    online = [group for some in trained for group in some[1:]]
+    place = dict[str, dict[str, Any]]()
+    for role, section, some in (
+        ("trainers", "scaling", [some[0] for some in trained]),
+        ("encoders", "encode", [*processed, *online]),
+    ):
+        if not some:
+            continue
+        most = max(some, key=lambda group: group.count)
+        instance = INSTANCES[most.instance]
+        accelerator = getattr(config, section).accelerator or GPUS[str(instance.gpu)].accelerators[-1]
+        place[role] = {
+            "accelerator": accelerator,
+            "num_workers": work.trainer_gpus if role == "trainers" else int(most.gpus),
+        }
+        groups[role] = {
+            "cpu": instance.vcpus - max(1, instance.vcpus // 24),
+            "memory": f"{instance.memory_bytes // GIB * 7 // 8}Gi",
+            "shmSize": f"{instance.memory_bytes // GIB // 4}Gi",
+            "gpus": instance.gpus,
+            "accelerator": accelerator,
+            "nodeSelector": {"node.kubernetes.io/instance-type": instance.name},
+            "minReplicas": 0,
+            "maxReplicas": most.count,
+        }
+        if work.terms == "spot" and role == "trainers":
+            groups[role]["nodeSelector"]["karpenter.sh/capacity-type"] = "spot"
+    if processed:
+        jobs["process"] = {"encode": place["encoders"]}
+    if trained:
+        jobs["train"] = {"data": {"mode": work.mode}, "scaling": place["trainers"]}
+        if online:
+            jobs["train"]["encode"] = place["encoders"]
+    if place:
+        jobs["generate"] = {"scaling": {"accelerator": next(iter(place.values()))["accelerator"]}}
+    return {"groups": groups, "jobs": jobs}
 
 
 def _json(plan: Plan) -> dict[str, Any]:

@@ -3,13 +3,10 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from statistics import median
 from typing import Any
 
-from sdp.errors import UserError
 from sdp.hardware import GPUS
 from sdp.plan.prices import reference
-from sdp.storage import open_storage
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +48,9 @@ class Speeds:
 
     def encode(self, gpu: str, resolution: int) -> Figure:
         """Return the speed of an encoder: the VAE and the text encoder."""
-        rows = [dict(row, per_gpu=row["img_per_s"]) for row in reference()["encoding"]]
+        rows = [
+            dict(row, per_gpu=row["img_per_s"], source=f"published, {row['source']}") for row in reference()["encoding"]
+        ]
         rows = [row for row in rows if row["gpu"] == gpu] or [row for row in rows if row["gpu"] == "A100-80G"]
         return _nearest(rows, gpu, resolution, encoder_flops)
 
@@ -87,38 +86,3 @@ def encoder_flops(resolution: int) -> float:
 def _power(known: Mapping[str, float], resolution: int) -> float:
     """Return the value at a resolution on the power law through those at 256 and 512 px."""
     return float(known["256"] * (known["512"] / known["256"]) ** math.log2(resolution / 256))
-
-
-def from_run(uri: str, strategy: str, gpu: str) -> Speeds:
-    """Return the speeds in a run's metrics: the median of the later half, less the time spent waiting for data."""
-    from sdp.model.checkpoints import PHASES
-    from sdp.train.run_folder import RunFolder
-
-    storage = open_storage(uri)
-    measured = dict[int, Figure]()
-    for folder in (storage, *(storage.child(phase) for phase in PHASES)):
-        lines = RunFolder(folder).metrics()
-        lines = [line for line in lines[len(lines) // 2 :] if line["samples_per_s"] and line.get("step_seconds")]
-        resolution = _resolution(folder)
-        if lines and resolution:
-            speeds = [_own_speed(line) for line in lines]
-            measured[resolution] = Figure(median(speeds), f"measured in {folder.uri}, {len(lines)} lines of metrics")
-    if not measured:
-        raise UserError(
-            f"plan: --run: {uri}: expected a run with metrics, got none; let it train for a few hundred steps"
-        )
-    return Speeds(strategy, measured, gpu)
-
-
-def _own_speed(line: Mapping[str, Any]) -> float:
-    busy = 1 - line.get("time", {}).get("data", 0.0) / line["step_seconds"]
-    return float(line["samples_per_s"] / line["workers"] / max(busy, 1e-3))
-
-
-def _resolution(folder: Any) -> int | None:
-    from sdp.datasets.audit import RUN
-    from sdp.datasets.output import read_json
-
-    identity = read_json(folder, RUN).get("identity") if folder.exists(RUN) else None
-    value = identity.get("data.resolution") if isinstance(identity, dict) else None
-    return value if isinstance(value, int) else None

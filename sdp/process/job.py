@@ -1,8 +1,8 @@
-"""`sdp process`: units of addresses through `sdp.encode.pipeline`, each written as one part.
+"""`sdp process`: runs units of addresses through `sdp.encode.pipeline` and writes each as one part.
 
-A unit is cut into pieces, which come back in any order. The rows of a unit whose pieces are all there are written by a
-task that gets references: they do not pass through here. A piece that kills its worker is cut into smaller ones until
-the row that kills is alone; that one is recorded as crashed, and the rest of its unit is not held up by it.
+A unit is cut into pieces, which come back in any order. When all of a unit's pieces are back, a task gets references to
+their rows and writes the part: rows never pass through the driver. A piece that kills its worker is cut until the row
+at fault is alone; that row is recorded as crashed, and the rest of the unit is written.
 """
 
 import os
@@ -29,51 +29,52 @@ from sdp.datasets.output import Output
 from sdp.datasets.parts import PartInfo
 from sdp.datasets.units import Work
 from sdp.encode import work as worker
-from sdp.encode.pipeline import Note, Pipeline, State, pack, plan_placement, unpack
+from sdp.encode.blocks import Note, pack, unpack
+from sdp.encode.desk import State
+from sdp.encode.pipeline import Pipeline
+from sdp.encode.placement import plan_placement
 from sdp.encode.reading import Piece, addresses
-from sdp.encode.work import TRIES, Encoding, Orders
+from sdp.encode.work import TRIES, EncodeSpec, Encoding
 from sdp.errors import SdpError, Unavailable, one_line
 from sdp.lease import Lease
-from sdp.process.figures import Figures
 from sdp.process.prepare import KIND, Prepared, Retry, begin, prepare, retry_of, with_tombstones
-from sdp.process.report import emit, forecast, progress_line, spent, summary
+from sdp.process.report import ProcessFigures, emit, forecast, progress_line, summary, time_spent
 
 _WRITES = 4
-"""Parts written at once; also how many may wait before further units begin."""
-_PATIENCE = 3
-"""How often the writing of a part is tried again."""
+"""Parts written at once; also the most that may wait before further units begin."""
+_WRITE_RETRIES = 3
 _WAIT_S = 0.5
 _WINDOW_S = 30.0
-"""Over which the progress line's rates are taken."""
+"""Time over which the progress line averages its rates."""
 _EMIT_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Summary:
+class ProcessSummary:
     """The result of a run."""
 
     dataset: Dataset | None
     """None after a dry run."""
-    figures: Figures
-    """Of this run."""
+    figures: ProcessFigures
+    """This run's own."""
 
 
-def run(config: ProcessConfig, *, dry_run: bool = False, only_failed: bool = False) -> Summary:
-    """Encode what is not encoded yet; with `only_failed` try again what failed."""
+def run(config: ProcessConfig, *, dry_run: bool = False, only_failed: bool = False) -> ProcessSummary:
+    """Encode what is missing; with `only_failed`, retry the failed rows."""
     prepared = prepare(config)
     if dry_run:
         say(table(forecast(prepared, begin(prepared, only_failed=only_failed, write=False))))
-        return Summary(None, Figures())
+        return ProcessSummary(None, ProcessFigures())
     cluster.require_gpu_setting("encode", config.encode)
     cluster.require_reachable()
-    with Lease.acquire(prepared.orders.output, "sdp process") as lease:
+    with Lease.acquire(prepared.spec.output, "sdp process") as lease:
         output = begin(prepared, only_failed=only_failed)
-        figures, infos, noted = Figures(), list[PartInfo](), runs.begin("process")
+        figures, infos, record = ProcessFigures(), list[PartInfo](), runs.begin("process")
         pending = output.pending()
         if pending:
-            say(f"process: {len(pending)} of {len(output.index.works())} parts to make")
+            say(f"process: {len(pending)} of {len(output.index.works())} parts to write")
             with Progress("process") as progress:
-                infos = _Run(prepared, output, pending, lease, figures, progress).work_off()
+                infos = _Run(prepared, output, pending, lease, figures, progress).run()
         dataset = manifest.finish(
             output,
             infos=infos,
@@ -81,9 +82,9 @@ def run(config: ProcessConfig, *, dry_run: bool = False, only_failed: bool = Fal
             models={"encoder": f"{config.model.source} sha256:{prepared.digest}"},
             input=prepared.pictures.input,
         )
-        runs.keep(output.storage, noted.ended(infos, **spent(figures)))
+        runs.keep(output.storage, record.ended(infos, **time_spent(figures)))
     say(table(summary(config, dataset, figures)))
-    return Summary(dataset, figures)
+    return ProcessSummary(dataset, figures)
 
 
 @dataclass(slots=True)
@@ -96,7 +97,7 @@ class _Unit:
 
 
 class Units:
-    """Which piece goes next, and which unit is complete. Knows nothing of Ray."""
+    """The order of pieces, and the units whose pieces are all back. Independent of Ray."""
 
     def __init__(self, planned: Iterator[tuple[Work, list[Piece], Retry | None]]) -> None:
         self._planned = planned
@@ -107,11 +108,11 @@ class Units:
 
     @property
     def finished(self) -> bool:
-        """Whether everything is written."""
+        """True once everything is written."""
         return self._exhausted and not self.open
 
     def next_piece(self) -> Piece | None:
-        """Return the next piece; None while units wait to be written, or at the end."""
+        """Return the next piece; None at the end, and while too many units wait to be written."""
         while True:
             if self._queue:
                 return self._queue.popleft()
@@ -124,45 +125,45 @@ class Units:
                 return None
             self.open[work] = _Unit(set(pieces), retry)
             self._queue.extend(pieces)
-            self._settle(work)  # a unit without pieces has a part all the same
+            self._check_complete(work)  # a unit without pieces has a part, too
 
     def gather(self, piece: Piece, rows: "ObjectRef[pa.Table]") -> None:
-        """Take a piece's rows."""
+        """Store a piece's rows."""
         unit = self.open[piece.work]
         unit.missing.remove(piece)
         unit.gathered[piece] = rows
-        self._settle(piece.work)
+        self._check_complete(piece.work)
 
     def cut(self, piece: Piece) -> None:
-        """Replace a piece by smaller ones."""
+        """Replace a piece with smaller ones."""
         unit = self.open[piece.work]
-        parts = piece.narrow()
-        unit.missing = (unit.missing - {piece}) | set(parts)
-        self._queue.extendleft(reversed(parts))
+        smaller = piece.narrow()
+        unit.missing = (unit.missing - {piece}) | set(smaller)
+        self._queue.extendleft(reversed(smaller))
 
     def next_complete(self) -> "tuple[Work, list[ObjectRef[pa.Table]]] | None":
-        """Return a unit to write and its rows in the order of the source."""
+        """Return a complete unit and its rows in the source's order; None if there is none."""
         if not self._complete:
             return None
         work = self._complete.popleft()
         gathered = self.open[work].gathered
         return work, [gathered[piece] for piece in sorted(gathered, key=lambda piece: (piece.order, piece.skip))]
 
-    def begin_again(self, work: Work) -> None:
-        """Hand out all pieces of a unit again: rows were lost with a node before they were written."""
+    def restart(self, work: Work) -> None:
+        """Queue all pieces of a unit again: rows were lost with a node before they were written."""
         unit = self.open[work]
         self._queue.extendleft(unit.gathered)
         unit.missing |= set(unit.gathered)
         unit.gathered.clear()
-        self._settle(work)
+        self._check_complete(work)
 
-    def _settle(self, work: Work) -> None:
+    def _check_complete(self, work: Work) -> None:
         if not self.open[work].missing:
             self._complete.append(work)
 
 
 class _Run:
-    """One run, from its units to their parts."""
+    """One run over the pending units."""
 
     def __init__(
         self,
@@ -170,7 +171,7 @@ class _Run:
         output: Output,
         pending: list[Work],
         lease: Lease,
-        figures: Figures,
+        figures: ProcessFigures,
         progress: Progress,
     ) -> None:
         config = prepared.config
@@ -179,30 +180,30 @@ class _Run:
         cluster.require_labels("transform.node_labels", config.transform.node_labels, can_grow=can_grow)
         self._prepared, self._output, self._lease = prepared, output, lease
         self._figures, self._progress = figures, progress
-        self._orders: Orders = with_tombstones(prepared)
+        self._spec: EncodeSpec = with_tombstones(prepared)
         self._placement = plan_placement(config.encode, config.transform, config.output.uri, resources)
         self._done_before = output.done()
         self._units = Units(self._planned(pending))
         self._under_way = 0
         self._writing: dict[ObjectRef[PartInfo], Work] = {}
-        self._told = ray.put(self._orders)
+        self._spec_ref = ray.put(self._spec)
         self._infos: list[PartInfo] = []
-        self._batch_sizes = dict(self._orders.settings.batch_sizes)
+        self._batch_sizes = dict(self._spec.settings.batch_sizes)
         figures.rows_total = sum(len(work.unit) for work in pending)
         figures.images_total = prepared.images_of(figures.rows_total)
         self._recent: deque[tuple[float, int, int]] = deque()
         self._began = time.monotonic()
         self._telemetry, self._emitted = telemetry.begin(config.output.uri), 0.0
 
-    def work_off(self) -> list[PartInfo]:
-        """Make every part."""
-        piece_bytes = self._prepared.piece_rows * sum(3 * side * side for side in self._orders.recipe.resolutions)
-        with Pipeline(Encoding(self._orders), self._placement, piece_bytes) as pipeline:
+    def run(self) -> list[PartInfo]:
+        """Write every pending part."""
+        piece_bytes = self._prepared.piece_rows * sum(3 * side * side for side in self._spec.recipe.resolutions)
+        with Pipeline(Encoding(self._spec), self._placement, piece_bytes) as pipeline:
             while not self._units.finished:
                 self._lease.check()
                 self._feed(pipeline)
                 for piece, note, rows in pipeline.results(_WAIT_S if self._under_way else 0):
-                    self._came(piece, note, rows)
+                    self._receive(piece, note, rows)
                 self._write()
                 self._show(pipeline.state())
         return self._infos
@@ -224,30 +225,31 @@ class _Run:
             self._under_way += 1
             pipeline.feed(piece, (piece, None if retry is None else retry.rows))
 
-    def _came(self, piece: Piece, note: Note, rows: "ObjectRef[pa.Table]") -> None:
+    def _receive(self, piece: Piece, note: Note, rows: "ObjectRef[pa.Table]") -> None:
         self._under_way -= 1
         if note.died is not None:
-            self._lost(piece, note.died)
+            self._isolate(piece, note.died)
         else:
             self._units.gather(piece, rows)
-            figures, made = self._figures, note.transformed
-            figures.images_encoded += made.items
-            figures.transformed_on[note.transformed_on] += made.items
-            figures.encoded_on[note.encoded_on] += made.items
+            figures, items = self._figures, note.transformed.items
+            figures.images_encoded += items
+            figures.transformed_on[note.transformed_on] += items
+            figures.encoded_on[note.encoded_on] += items
             figures.busy_s += note.busy_s
             figures.idle_s += note.idle_s
-            for what, count in note.batch_limits.items():  # memory had no room for a larger batch
-                if count < self._batch_sizes[what]:
-                    self._batch_sizes[what] = figures.fitting[what] = count
+            for side, count in note.batch_limits.items():
+                if count < self._batch_sizes[side]:  # memory was too short for a larger batch
+                    self._batch_sizes[side] = figures.fitting[side] = count
 
-    def _lost(self, piece: Piece, detail: str) -> None:
+    def _isolate(self, piece: Piece, detail: str) -> None:
+        """Cut a piece that kills its workers; record a single row as crashed."""
         if piece.take > 1:
             self._units.cut(piece)
             return
         rows, retry = addresses(piece, self._prepared.options), self._units.open[piece.work].retry
         rows = rows if retry is None else rows[np.isin(rows, retry.rows)]
         outcomes = [Outcome(row, FAILED, "crashed", detail, attempts=TRIES) for row in rows.tolist()]
-        self._units.gather(piece, ray.put(pack(None, worker.nothing(self._orders, outcomes))))
+        self._units.gather(piece, ray.put(pack(None, worker.without_rows(self._spec, outcomes))))
 
     # --- parts -------------------------------------------------------------------------------------------------------
 
@@ -256,18 +258,18 @@ class _Run:
             self._lease.check()
             work, pieces = complete
             retry = self._units.open[work].retry
-            write: Any = _write.options(max_retries=_PATIENCE, retry_exceptions=[Unavailable])
-            self._writing[write.remote(self._told, work, dict(retry.reasons) if retry else {}, *pieces)] = work
+            write: Any = _write.options(max_retries=_WRITE_RETRIES, retry_exceptions=[Unavailable])
+            self._writing[write.remote(self._spec_ref, work, dict(retry.reasons) if retry else {}, *pieces)] = work
         if self._writing:
-            ended, _ = ray.wait([*self._writing], timeout=0 if self._under_way else _WAIT_S)
-            for ref in ended:
-                self._written(self._writing.pop(ref), ref)
+            done, _ = ray.wait([*self._writing], timeout=0 if self._under_way else _WAIT_S)
+            for ref in done:
+                self._finish(self._writing.pop(ref), ref)
 
-    def _written(self, work: Work, ref: "ObjectRef[PartInfo]") -> None:
+    def _finish(self, work: Work, ref: "ObjectRef[PartInfo]") -> None:
         try:
             info = ray.get(ref)
         except ObjectLostError:
-            self._units.begin_again(work)
+            self._units.restart(work)
             return
         except RayTaskError as error:
             cause = error.cause
@@ -284,13 +286,13 @@ class _Run:
         figures.bytes_written += info.size
         figures.parts_written += 1
 
-    # --- what a person sees ------------------------------------------------------------------------------------------
+    # --- progress ----------------------------------------------------------------------------------------------------
 
     def _show(self, state: State) -> None:
         figures, now = self._figures, time.monotonic()
         figures.elapsed_s = now - self._began
-        made, figures.deaths = state.transformed_stats, sum(state.deaths.values())
-        figures.images_transformed, figures.transform_s, figures.reading_s = made.items, made.seconds, made.reading_s
+        stats, figures.deaths = state.transformed_stats, sum(state.deaths.values())
+        figures.images_transformed, figures.transform_s, figures.reading_s = stats.items, stats.seconds, stats.reading_s
         figures.encoders, figures.transforms, figures.ready = state.encoders, state.transforms, state.ready
         figures.encoders_most = max(figures.encoders_most, figures.encoders)
         figures.transforms_most = max(figures.transforms_most, figures.transforms)
@@ -304,6 +306,6 @@ class _Run:
 
 
 @ray.remote(num_cpus=0.1)
-def _write(orders: Orders, work: Work, retried: dict[str, int], *pieces: pa.Table) -> PartInfo:
+def _write(spec: EncodeSpec, work: Work, retried: dict[str, int], *pieces: pa.Table) -> PartInfo:
     """Publish the part of a unit."""
-    return worker.write_unit(orders, KIND, work, [unpack(piece)[1] for piece in pieces], retried)
+    return worker.write_unit(spec, KIND, work, [unpack(piece)[1] for piece in pieces], retried)

@@ -1,4 +1,4 @@
-"""Everything that is settled before anything costly begins: the source, the model, the output, what is left to do."""
+"""Checks and decisions before anything costly begins: source, model, output, and the units left to do."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
@@ -15,69 +15,69 @@ from sdp.datasets.output import Head, Output, open_output, peek_output
 from sdp.datasets.source import order_retry
 from sdp.datasets.units import Work, part_name
 from sdp.encode.pictures import Pictures, open_pictures
-from sdp.encode.recipe import TEXT, Recipe, Settings
+from sdp.encode.recipe import TEXT, EncoderSettings, Recipe
 from sdp.encode.table import Shape, bytes_per_row
-from sdp.encode.work import Orders
+from sdp.encode.work import EncodeSpec
 from sdp.errors import UserError
 from sdp.model import family, sources
 from sdp.storage import Storage, StorageOptions, open_storage
 
 KIND = "latents"
 _PIECE_BYTES = 1024 * 3 * 256 * 256
-"""The most pixels of a piece, about 200 MB: Ray Data costs the driver some 14 ms a piece, however large it is."""
+"""Most bytes of pixels in a piece, about 200 MB: a piece costs the driver some 14 ms, however large it is."""
 _PIECE_ROWS = 256
-"""The most rows of a piece of smaller pictures: their transforms take about a second of a core."""
+"""Most rows of a piece at lower resolutions, where the transform of 256 rows takes about a second of a core."""
 _TEXT_BATCH = 64
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A job that can begin."""
+    """A checked job."""
 
     config: ProcessConfig
-    orders: Orders
+    spec: EncodeSpec
     pictures: Pictures
     head: Head
     digest: str
-    """Of the model."""
+    """The model's digest."""
 
     @property
     def upstream(self) -> Dataset | None:
-        """The dataset that the pictures are in, if it is one of ours."""
+        """The source, if it is a dataset of sdp."""
         return self.pictures.dataset
 
     @property
     def options(self) -> StorageOptions:
-        return self.orders.storage
+        return self.spec.storage
 
     @property
     def piece_rows(self) -> int:
-        """Return how many rows travel together; by the recipe alone, so that every run cuts a unit the same way."""
-        resolutions = self.orders.recipe.resolutions
+        """The number of rows in a piece; it depends on the recipe alone, so that every run cuts a unit the same way."""
+        resolutions = self.spec.recipe.resolutions
         fits = _PIECE_BYTES // sum(3 * side * side for side in resolutions)
         return 1 << max(1, fits if max(resolutions) >= 256 else min(fits, _PIECE_ROWS)).bit_length() - 1
 
     def images_of(self, rows: int) -> int:
-        """Estimate how many images so many addresses come to: upstream's failures bring none."""
-        there = self.upstream.manifest.counts.written / max(1, self.upstream.rows) if self.upstream else 1.0
-        return round(rows * there)
+        """Estimate the images among so many addresses: rows that failed upstream have none."""
+        share = self.upstream.manifest.counts.written / max(1, self.upstream.rows) if self.upstream else 1.0
+        return round(rows * share)
 
 
 def prepare(config: ProcessConfig) -> Prepared:
-    """Check all that can be checked for little. Nothing is written."""
+    """Check everything that is cheap to check. Writes nothing."""
     options = config.storage.options()
     output = open_storage(config.output.uri, options)
-    wanted = ("vae", "tokenizer", "text_encoder") if config.encode.text == "text_embedding" else ("vae", "tokenizer")
-    source = sources.check(config.model.source, wanted, storage=options)
-    told = config.source
+    needed = ("vae", "tokenizer", "text_encoder") if config.encode.text == "text_embedding" else ("vae", "tokenizer")
+    source = sources.check(config.model.source, needed, storage=options)
+    section = config.source
     pictures = open_pictures(
-        "source", told.uri, options,
-        image=told.image_column, caption=told.caption_column, text=told.caption, required=True,
+        "source", section.uri, options,
+        image=section.image_column, caption=section.caption_column, text=section.caption, required=True,
     )  # fmt: skip
     model = sources.resolve(source, storage=options)
     shape = _shape(config, model)
     _refuse_unfit(config, shape)
-    orders = Orders(
+    spec = EncodeSpec(
         model=replace(source, sha256=model.digest),
         recipe=_recipe(config),
         settings=_settings(config),
@@ -88,46 +88,46 @@ def prepare(config: ProcessConfig) -> Prepared:
         foreign=pictures.dataset is None,
     )
     unit_rows = config.output.rows_per_file or _unit_rows(config.output.target_bytes, shape, pictures.dataset)
-    # A higher limit is more of the same dataset, not another one.
-    decided = {path: value for path, value in identity(config).items() if path != "limit"}
-    head = Head(KIND, unit_rows, pictures.dataset is not None, {**decided, "model.digest": model.digest})
-    return Prepared(config, orders, pictures, head, model.digest)
+    # A higher limit extends the same dataset.
+    identifying = {path: value for path, value in identity(config).items() if path != "limit"}
+    head = Head(KIND, unit_rows, pictures.dataset is not None, {**identifying, "model.digest": model.digest})
+    return Prepared(config, spec, pictures, head, model.digest)
 
 
 def begin(prepared: Prepared, *, only_failed: bool, write: bool = True) -> Output:
-    """Open the output and give the source's new rows their addresses; without `write`, only in memory."""
+    """Open the output and assign addresses to the source's new rows; without `write`, only in memory."""
     config = prepared.config
     if write:
-        output = open_output(prepared.orders.output, prepared.head)
+        output = open_output(prepared.spec.output, prepared.head)
     else:
-        output = peek_output(prepared.orders.output, prepared.head)
+        output = peek_output(prepared.spec.output, prepared.head)
         output = Output(_Unwritten(output.storage), output.head, output.index)  # type: ignore[arg-type] # stands in
     if only_failed:
-        return order_retry(output, open_dataset(prepared.orders.output, KIND))
+        return order_retry(output, open_dataset(prepared.spec.output, KIND))
     return prepared.pictures.freeze(output, config.limit, prepared.options)
 
 
-def with_tombstones(prepared: Prepared) -> Orders:
-    """What workers are told, with the takedowns that hold for the source and the output as of now."""
-    folders = [prepared.orders.output] + ([prepared.upstream.storage] if prepared.upstream else [])
+def with_tombstones(prepared: Prepared) -> EncodeSpec:
+    """Return the workers' settings with the source's and the output's current takedowns."""
+    folders = [prepared.spec.output] + ([prepared.upstream.storage] if prepared.upstream else [])
     rows = BitMap64()
     for folder in folders:
         rows |= tombstones.load(folder, prepared.options).rows
-    again = prepared.upstream.repeated_rows if prepared.upstream else None
-    return replace(prepared.orders, taken_down=rows.serialize(), repeated=again)
+    repeated = prepared.upstream.repeated_rows if prepared.upstream else None
+    return replace(prepared.spec, taken_down=rows.serialize(), repeated=repeated)
 
 
 @dataclass(frozen=True)
 class Retry:
-    """What an attempt at a unit is to do again."""
+    """The rows that another attempt at a unit retries."""
 
     rows: NDArray[np.int64]
     reasons: Mapping[str, int]
-    """Why they failed before, for the new part to say what it supersedes."""
+    """Their earlier failures by reason, recorded in the part that supersedes them."""
 
 
 def retry_of(output: Output, work: Work, done: Collection[tuple[int, int]]) -> Retry | None:
-    """For an attempt at what failed here: those rows. None for a first attempt, and for rows that upstream rescued."""
+    """Return the rows that failed here, for a retry; None for a first attempt, and for rows that upstream retried."""
     if not work.attempt:
         return None
     version = next(v for v in output.index.versions if v.attempt == work.attempt)
@@ -145,26 +145,26 @@ def retry_of(output: Output, work: Work, done: Collection[tuple[int, int]]) -> R
 
 
 def _recipe(config: ProcessConfig) -> Recipe:
-    told = config.transform
+    transform = config.transform
     return Recipe(
         resolutions=tuple(config.resolutions),
-        crop=told.crop,
+        crop=transform.crop,
         seed=config.seed,
-        max_upscale=told.max_upscale,
-        oversample=told.oversample,
-        max_pixels=told.max_pixels,
+        max_upscale=transform.max_upscale,
+        oversample=transform.oversample,
+        max_pixels=transform.max_pixels,
     )
 
 
-def _settings(config: ProcessConfig) -> Settings:
-    told = config.encode
-    return Settings(
+def _settings(config: ProcessConfig) -> EncoderSettings:
+    encode = config.encode
+    return EncoderSettings(
         seed=config.seed,
-        content=told.latents,
-        dtype=told.dtype,
-        batch_sizes={**told.batch_sizes(config.resolutions), TEXT: _TEXT_BATCH},
-        channels_last=told.channels_last,
-        compile=told.compile,
+        content=encode.latents,
+        dtype=encode.dtype,
+        batch_sizes={**encode.batch_sizes(config.resolutions), TEXT: _TEXT_BATCH},
+        channels_last=encode.channels_last,
+        compile=encode.compile,
     )
 
 
@@ -179,10 +179,10 @@ def _shape(config: ProcessConfig, model: sources.LocalModel) -> Shape:
 
 
 def _unit_rows(target_bytes: int, shape: Shape, upstream: Dataset | None) -> int:
-    """Rows of a part of about the target's size; whole units of upstream where it holds some, so that none is split."""
+    """Return the rows of a part of about the target size; whole units of upstream if it holds any."""
     rows = max(1, target_bytes // bytes_per_row(shape))
-    theirs = upstream.head.unit_rows if upstream else 1
-    return rows - rows % theirs if rows > theirs else rows
+    upstream_rows = upstream.head.unit_rows if upstream else 1
+    return rows - rows % upstream_rows if rows > upstream_rows else rows
 
 
 def _refuse_unfit(config: ProcessConfig, shape: Shape) -> None:
@@ -194,7 +194,7 @@ def _refuse_unfit(config: ProcessConfig, shape: Shape) -> None:
 
 
 class _Unwritten:
-    """A storage that takes writes and forgets them: for saying what a job would do."""
+    """A storage that ignores writes, for dry runs."""
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage

@@ -1,29 +1,95 @@
-"""What a person sees of a run: before, during and after it."""
+"""A run's figures, and what a person and Prometheus see of them: forecast, progress line, summary, metrics."""
 
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import TypedDict
 
 from sdp.config import ProcessConfig
-from sdp.console import duration, size
+from sdp.console import counted, duration, size
 from sdp.datasets.manifest import Dataset
 from sdp.datasets.outcomes import FAILED, FILTERED, WRITTEN
 from sdp.datasets.output import Output
 from sdp.encode.recipe import TEXT
 from sdp.encode.table import bytes_per_row
 from sdp.model.family import SD2, caption_bytes
-from sdp.process.figures import Figures, suggestion
 from sdp.process.prepare import Prepared
 from sdp.telemetry import Telemetry
 
+STARVED = 0.1
+"""Encoders that wait for a larger share of their time than this make the transforms the bottleneck."""
 
-def progress_line(figures: Figures, recent: Sequence[tuple[float, int, int]]) -> str:
-    """Where a run is, how fast, and what holds it up."""
+
+@dataclass(slots=True)
+class ProcessFigures:
+    """Counts and seconds of one run; seconds are summed over workers."""
+
+    rows_total: int = 0
+    """Addresses that this run has to do."""
+    images_total: int = 0
+    """An estimate of their images."""
+    rows_done: int = 0
+    """Addresses of units that are written."""
+    written: int = 0
+    filtered: int = 0
+    failed: int = 0
+    images_transformed: int = 0
+    images_encoded: int = 0
+    bytes_written: int = 0
+    parts_written: int = 0
+    reading_s: float = 0.0
+    transform_s: float = 0.0
+    busy_s: float = 0.0
+    """Time that encoders worked."""
+    idle_s: float = 0.0
+    """Time that encoders waited for input, after their first."""
+    transforms: int = 0
+    """Transforms under way now."""
+    transforms_most: int = 0
+    ready: int = 0
+    """Pieces that wait for an encoder now."""
+    encoders: int = 0
+    """Encoders ready now."""
+    encoders_most: int = 0
+    deaths: int = 0
+    """Workers that died and were replaced."""
+    fitting: dict[int, int] = field(default_factory=dict)
+    """The size to which batches were split where memory was short, by resolution (or TEXT)."""
+    elapsed_s: float = 0.0
+    transformed_on: Counter[str] = field(default_factory=Counter)
+    encoded_on: Counter[str] = field(default_factory=Counter)
+    """Images, by the node that encoded them."""
+
+    @property
+    def wait(self) -> float:
+        """The share of their time that encoders waited for input."""
+        return self.idle_s / (self.busy_s + self.idle_s) if self.busy_s + self.idle_s else 0.0
+
+    @property
+    def bytes_per_image(self) -> float:
+        return self.bytes_written / self.written if self.written else 0.0
+
+
+def suggestion(figures: ProcessFigures, concurrency: int | None) -> str:
+    """Name the bottleneck and what would help."""
+    waited = f"waited {figures.wait * 100:.0f} % of their time for input"
+    if figures.wait < STARVED:
+        return f"the encoders ({waited}); raise encode.num_workers or add GPUs"
+    if figures.reading_s > figures.transform_s:
+        return f"the source's storage (encoders {waited}); raise transform.concurrency"
+    if concurrency is not None and figures.transforms_most >= concurrency:
+        return f"the transforms (encoders {waited}); raise transform.concurrency (now {concurrency}) or add CPU nodes"
+    return f"the transforms (encoders {waited}); add CPU nodes, or use fewer encoders"
+
+
+def progress_line(figures: ProcessFigures, recent: Sequence[tuple[float, int, int]]) -> str:
+    """Return the run's progress: rows, rates, waiting and time left."""
     (since, transformed, encoded), (now, transformed_now, encoded_now) = recent[0], recent[-1]
-    passed = max(now - since, 1e-9)
-    rate = (encoded_now - encoded) / passed
+    seconds = max(now - since, 1e-9)
+    rate = (encoded_now - encoded) / seconds
     line = (
         f"{figures.rows_done:,} of {figures.rows_total:,} rows · encode {rate:.0f} img/s · "
-        f"transform {(transformed_now - transformed) / passed:.0f} img/s · encoders wait {figures.wait * 100:.0f} %"
+        f"transform {(transformed_now - transformed) / seconds:.0f} img/s · encoders wait {figures.wait * 100:.0f} %"
     )
     if figures.written:
         line += f" · {size(figures.bytes_per_image)} an image"
@@ -35,15 +101,15 @@ def progress_line(figures: Figures, recent: Sequence[tuple[float, int, int]]) ->
     return line
 
 
-def _share_done(figures: Figures) -> float:
-    """By images, which are finer than parts; by rows, where many of them turned out to be no images."""
+def _share_done(figures: ProcessFigures) -> float:
+    """Return the share done, by images; by rows where that is more, since many rows may have no image."""
     images = figures.images_encoded / figures.images_total if figures.images_total else 0.0
     rows = figures.rows_done / figures.rows_total if figures.rows_total else 0.0
     return max(images, rows)
 
 
-def emit(telemetry: Telemetry, figures: Figures) -> None:
-    """The same as metrics."""
+def emit(telemetry: Telemetry, figures: ProcessFigures) -> None:
+    """Emit the figures as metrics."""
     telemetry.show("sdp_job_rows", figures.rows_total, job="process")
     telemetry.show("sdp_job_rows_done", figures.rows_done, job="process")
     for outcome, count in ((WRITTEN, figures.written), (FILTERED, figures.filtered), (FAILED, figures.failed)):
@@ -61,16 +127,16 @@ def emit(telemetry: Telemetry, figures: Figures) -> None:
     telemetry.show("sdp_process_ready", figures.ready)
 
 
-class Spent(TypedDict):
-    """What the record of a run is told besides its parts."""
+class TimeSpent(TypedDict):
+    """The run record's entries on time and workers."""
 
     work: dict[str, dict[str, float]]
     workers: dict[str, int]
     replaced: int
 
 
-def spent(figures: Figures) -> Spent:
-    """Where a run's time went, and who worked."""
+def time_spent(figures: ProcessFigures) -> TimeSpent:
+    """Return the run record's entries on time and workers."""
     return {
         "work": {
             "encoders": {"at work": figures.busy_s, "waiting for input": figures.idle_s},
@@ -81,8 +147,8 @@ def spent(figures: Figures) -> Spent:
     }
 
 
-def summary(config: ProcessConfig, dataset: Dataset, figures: Figures) -> list[tuple[str, str]]:
-    """The closing summary: what there is now, what this run did, what to do next."""
+def summary(config: ProcessConfig, dataset: Dataset, figures: ProcessFigures) -> list[tuple[str, str]]:
+    """Return the closing table: the dataset's counts, this run's figures, the next command."""
     counts = dataset.manifest.counts
     lines: list[tuple[str, str]] = [
         (
@@ -96,61 +162,67 @@ def summary(config: ProcessConfig, dataset: Dataset, figures: Figures) -> list[t
         rate = figures.images_encoded / max(figures.elapsed_s, 1e-9)
         lines += [
             ("this run", f"{figures.images_encoded:,} images in {duration(figures.elapsed_s)}, {rate:.0f} img/s"),
+            *([("GPU-hours", f"{gpu_hours:,.2f}")] if (gpu_hours := _gpu_hours(config, figures)) else []),
             ("an image", size(figures.bytes_per_image)),
-            ("encoders", f"{figures.encoders_most}, waiting {figures.wait * 100:.0f} % of their time"),
+            ("encoders", f"{figures.encoders_most}, idle {figures.wait * 100:.0f} % of their time"),
             ("transforms", f"up to {figures.transforms_most}, {_per_core(figures)}"),
             ("bottleneck", suggestion(figures, config.transform.concurrency)),
         ]
-        for what, count in sorted(figures.fitting.items()):
-            batches = "captions" if what == TEXT else f"images of {what} px"
-            then = "" if what == TEXT else "; set encode.batch_size to what fits"
-            lines.append(("memory", f"batches of {batches} were too large and were split to {count}{then}"))
+        for side, count in sorted(figures.fitting.items()):
+            batches = "captions" if side == TEXT else f"images of {side} px"
+            advice = "" if side == TEXT else f"; set encode.batch_size to {count}"
+            lines.append(("memory", f"batches of {batches} did not fit and were split to {count}{advice}"))
         if figures.deaths:
-            lines.append(("replaced", f"{figures.deaths} workers that died"))
+            lines.append(("replaced", f"{counted(figures.deaths, 'worker')} that died"))
     else:
-        lines.append(("this run", "nothing to do: every part was there"))
+        lines.append(("this run", "nothing to do: all parts existed"))
     if counts.failed:
-        lines.append(("next", "sdp process --only-failed tries the failed rows again"))
+        lines.append(("next", "sdp process --only-failed retries the failed rows"))
     return lines
 
 
+def _gpu_hours(config: ProcessConfig, figures: ProcessFigures) -> float:
+    """Return the GPU-hours of the encoders, at work or waiting."""
+    return bool(config.encode.gpu_each) * config.encode.gpus_per_worker * (figures.busy_s + figures.idle_s) / 3600
+
+
 def _captions(config: ProcessConfig, rows: int) -> str:
-    """Return what captions cost as they are stored, and the other way; with Stable Diffusion 2's text encoder."""
+    """Return the cost of captions as stored, and of the alternative (for Stable Diffusion 2's text encoder)."""
     ids, embeddings = (
         f"{a_row:,} bytes each, {size(rows * a_row)}"
         for a_row in map(caption_bytes, (None, SD2.text_encoder["hidden_size"]))
     )
-    # 45 of 45 + 539 GFLOP; an A100 trained on 184.6 images a second at best without the text encoder.
+    # 45 of 45 + 539 GFLOP; the best A100 rate without the text encoder was 184.6 images/s.
     work = "45 of 584 GFLOP a sample at 256 px, 0.13 A100-hours a million samples"
     if config.encode.text == "text_embedding":
         return f"as embeddings, {embeddings}: training runs no text encoder, {work}; token ids take {ids}"
     return f"as token ids, {ids}: training runs the text encoder, {work}; embeddings (SD2's) take {embeddings}"
 
 
-def _per_core(figures: Figures) -> str:
+def _per_core(figures: ProcessFigures) -> str:
     busy = figures.transform_s + figures.reading_s
     return f"{figures.images_transformed / busy:.0f} img/s each" if busy else "idle"
 
 
 def forecast(prepared: Prepared, output: Output) -> list[tuple[str, str]]:
-    """What a run would do."""
+    """Return the dry run's table: what a run would do."""
     works, pending = output.index.works(), output.pending()
     rows = sum(len(work.unit) for work in pending)
     config = prepared.config
-    on = config.encode.accelerator or "any node"
+    node = config.encode.accelerator or "any node"
     lines = [
         ("source", f"{config.source.uri}: {prepared.pictures.size}"),
-        ("output", f"{config.output.uri}: {len(works) - len(pending)} of {len(works)} parts are there"),
+        ("output", f"{config.output.uri}: {len(works) - len(pending)} of {len(works)} parts exist"),
         ("to do", f"{len(pending)} parts of up to {output.head.unit_rows:,} rows, {rows:,} rows in all"),
-        ("to write", f"about {size(prepared.images_of(rows) * bytes_per_row(prepared.orders.shape))}"),
+        ("to write", f"about {size(prepared.images_of(rows) * bytes_per_row(prepared.spec.shape))}"),
         ("captions", _captions(config, prepared.images_of(rows))),
         ("model", f"{config.model.source} (sha256 {prepared.digest[:16]}…)"),
         (
             "encoders",
-            f"{config.encode.num_workers} on {on}, {config.encode.gpus_per_worker:g} GPU each where there are any",
+            f"{config.encode.num_workers} on {node}, {config.encode.gpus_per_worker:g} GPU each if there are GPUs",
         ),
     ]
     planner = prepared.pictures.planner(output, prepared.piece_rows, prepared.options)
     if pending and sum(piece.reads - piece.take for piece in planner(pending[0])):
-        lines.append(("beware", "row groups are larger than a piece, and are read several times: write smaller ones"))
+        lines.append(("warning", "row groups are larger than a piece and are read several times; write smaller ones"))
     return lines

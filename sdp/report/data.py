@@ -189,7 +189,7 @@ def _galleries(
     )
     if drawn:
         return [_by_prompt(rows, left_out)], problems
-    tiles = [Tile(_small(row["image"]), str(row.get("caption", "")), _note(row)) for row in rows]
+    tiles = [Tile(small(row["image"]), str(row.get("caption", "")), _note(row)) for row in rows]
     return [Gallery(f"{counted(len(tiles), 'picture')} from all over it{left_out}", tiles)], problems
 
 
@@ -199,7 +199,7 @@ def _by_prompt(rows: Sequence[dict[str, Any]], left_out: str) -> Block:
     for row in sorted(rows, key=lambda row: int(row["row"])):
         prompt = str(row["prompt"])
         note = f"row {row['row']}, seed {row.get('seed', '?')}"
-        prompts.setdefault(prompt, []).append(Tile(_small(row["image"]), prompt, note))
+        prompts.setdefault(prompt, []).append(Tile(small(row["image"]), prompt, note))
     if any(len(tiles) > 1 for tiles in prompts.values()):
         return Strips(f"Pictures by prompt{left_out}", sorted(prompts.items()))
     return Gallery(f"Pictures by prompt{left_out}", [tile for _, (tile,) in sorted(prompts.items())], wide=True)
@@ -255,7 +255,7 @@ def _examples(storage: Storage, names: list[str]) -> Block:
     return Table("Examples", ("reason", "row", "detail", "tries"), sorted(rows))
 
 
-def _small(data: bytes) -> bytes:
+def small(data: bytes) -> bytes:
     """Return a picture as large as a page of many needs it."""
     if len(data) < _LARGE:
         return data

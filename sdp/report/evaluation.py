@@ -58,6 +58,8 @@ def _figures(result: Mapping[str, Any]) -> list[tuple[str, str]]:
         figures.append(("FID-infinity", f"{result['fid_infinity']['value']:.3f}"))
     if result.get("kid"):
         figures.append(("KID", f"{result['kid']['mean']:.5f} ± {result['kid']['deviation']:.5f}"))
+    if "similarity" in result:
+        figures.append(("similarity", f"{result['similarity']:.4f}"))
     if "loss" in result:
         figures.append(("loss", f"{result['loss']['mean']:.4f} ± {result['loss']['standard_error']:.4f}"))
     return figures

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from sdp import lease
 from sdp.config import JOBS
 from sdp.config.base import changed
-from sdp.console import counted, duration, size, table
+from sdp.console import counted, size, spent, table
 from sdp.datasets import tombstones
 from sdp.datasets.inspect import Description
 from sdp.datasets.inspect import describe as describe_dataset
@@ -65,6 +65,7 @@ class Checkpoint:
     """Rows in the ledger, by epoch."""
     loss: float | None
     seconds: float
+    gpu_hours: float
     cost: float
     created: str
     sdp: str
@@ -229,6 +230,7 @@ def _described(folder: Storage, options: StorageOptions | None) -> Checkpoint:
         consumed=consumed,
         loss=state["loss"],
         seconds=state["seconds"],
+        gpu_hours=state.get("gpu_hours", 0.0),
         cost=state.get("cost", 0.0),
         created=marker["created"],
         sdp=marker["sdp"],
@@ -406,9 +408,7 @@ def _last(line: Mapping[str, Any], step: int | None) -> list[tuple[str, str]]:
         rows.append(("GPU memory", size(line["memory_peak"])))
     if slow := line.get("slowest"):
         rows.append(("slowest worker", f"{slow['rank']} on {slow['host']}: {slow['seconds']:.3f} s a step on its own"))
-    rows.append(("trained for", duration(line["seconds"])))
-    if line.get("cost"):
-        rows.append(("cost", f"{line['cost']:,.2f}"))
+    rows.append(("trained for", spent(line["seconds"], line.get("gpu_hours") or 0.0, line.get("cost") or 0.0)))
     return rows
 
 
@@ -422,7 +422,7 @@ def _checkpoint_lines(c: Checkpoint, *, alone: bool = True) -> list[str]:
         ("epoch", f"{c.epoch}{done}"),
         ("in the ledger", _epochs(c.consumed)),
         ("loss, smoothed", _number(c.loss)),
-        ("trained for", duration(c.seconds) + (f", cost {c.cost:,.2f}" if c.cost else "")),
+        ("trained for", spent(c.seconds, c.gpu_hours, c.cost)),
     ]
     lines += ["", table(rows)]
     stored = [(kind, f"{s['tensors']:,}", f"{s['values']:,}", size(s["bytes"])) for kind, s in c.sizes.items()]

@@ -1,25 +1,30 @@
-"""The page of a plan: its tables, and throughput and money against the number of encoders."""
+"""The section of a plan: its tables, and throughput and money against the number of encoders."""
 
-from pathlib import Path
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
 
 from sdp import charts
 from sdp.charts import Line
-from sdp.plan import make
-from sdp.plan.make import Work
+from sdp.config import TrainConfig, parse
+from sdp.errors import SdpError
+from sdp.plan import make, show
+from sdp.plan.make import Options, Work
 from sdp.plan.model import encoders_needed
-from sdp.plan.prices import Prices
+from sdp.plan.prices import Prices, load_prices
 from sdp.plan.show import HEADER, OTHERS, Answer, brief_rows, rows
 from sdp.plan.speeds import Speeds
 from sdp.report.page import Block, Drawing, Section, Table, listing
-from sdp.report.write import write_page
+from sdp.storage import Storage
+from sdp.train.run_folder import measured_speeds
 
 _POINTS = 40
 _BEYOND = 1.6
 """How far the curves go, as a multiple of the encoders that trainers need."""
 
 
-def write_plan(answer: Answer, work: Work, speeds: Speeds, prices: Prices, out: Path) -> None:
-    """Write the plan as one page."""
+def plan_section(answer: Answer, work: Work, speeds: Speeds, prices: Prices) -> Section:
+    """Return the plan as a section of a page."""
     shown = list(answer.modes) or [answer.own]
     blocks: list[Block] = [Table("Modes", (*HEADER, prices.currency), [row for each in shown for row in rows(each)])]
     for phase in work.phases if work.trainer_gpus else ():
@@ -31,7 +36,18 @@ def write_plan(answer: Answer, work: Work, speeds: Speeds, prices: Prices, out: 
     own = answer.own
     figures = [("hours", f"{own.hours:,.1f}"), ("GPU-hours", f"{own.gpu_hours:,.0f}")]
     figures += [(prices.currency, f"{own.cost:,.0f}"), ("speeds", own.basis)]
-    write_page("sdp plan", [Section("Plan", own.name, answer.notes.get("cheapest", ""), True, figures, blocks)], out)
+    return Section("Plan", own.name, answer.notes.get("cheapest", ""), True, figures, blocks)
+
+
+def plan_of_run(run: Storage, config: Mapping[str, Any]) -> Section | None:
+    """Return the plan of a run at the speed that it has measured; None where its accelerator has no price here."""
+    with suppress(SdpError):
+        parsed, prices = parse("train", config), load_prices(None)
+        if isinstance(parsed, TrainConfig) and parsed.scaling.accelerator is not None:
+            work = make.work_of(parsed, prices, Options())
+            speeds = make.speeds_of(parsed, work, measured_speeds(run))
+            return plan_section(show.answer(parsed, work, speeds, prices), work, speeds, prices)
+    return None
 
 
 def _encoders(phase: make.Phase, work: Work, speeds: Speeds, prices: Prices) -> list[Block]:

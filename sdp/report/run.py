@@ -8,7 +8,7 @@ from typing import Any
 
 from sdp import charts
 from sdp.charts import Line
-from sdp.console import counted, duration, size
+from sdp.console import clock, counted, duration, size
 from sdp.datasets.audit import RUN
 from sdp.datasets.output import read_json
 from sdp.datasets.records import reading
@@ -16,6 +16,7 @@ from sdp.errors import DatasetError, NotFound
 from sdp.model.checkpoints import PHASES
 from sdp.report.inspect import TROUBLE, Run, describe_run
 from sdp.report.page import Bar, Block, Drawing, Folded, Section, Strips, Table, Tile, listing
+from sdp.report.plan import plan_of_run
 from sdp.storage import Storage
 from sdp.train.run_folder import RunFolder, samples_folder
 from sdp.train.timeline import SUMMARY, drawing
@@ -29,8 +30,8 @@ _CURVES = 4
 """Ranges of timesteps that have a validation curve of their own, besides that of all."""
 
 
-def run_section(storage: Storage, pictures: int = 48) -> Section:
-    """Return the section of a run of one phase."""
+def run_sections(storage: Storage, pictures: int = 48) -> list[Section]:
+    """Return the section of a run of one phase, and that of its plan where prices are known."""
     run = describe_run(storage)
     metrics, events, problems = run.metrics, run.events, list(run.problems)
     blocks: list[Block] = _curves(metrics) if metrics else []
@@ -46,9 +47,11 @@ def run_section(storage: Storage, pictures: int = 48) -> Section:
     if run.newest is not None:
         blocks.append(Folded("Configuration", json.dumps(run.newest.config, indent=1)))
     ended = bool(events) and events[-1]["event"] == "end"
-    figures = _figures(metrics) if metrics else _few_figures(run)
+    figures = _figures(metrics, ended=ended) if metrics else _few_figures(run)
     title = f"Training, {mode}" if (mode := _mode(storage)) else "Training"
-    return Section(title, storage.uri, _verdict(run), ended and not problems, figures, blocks, _glance(figures))
+    plan = plan_of_run(storage, run.newest.config) if run.newest is not None else None
+    section = Section(title, storage.uri, _verdict(run), ended and not problems, figures, blocks, _glance(figures))
+    return [section, *([plan] if plan is not None else [])]
 
 
 def _mode(storage: Storage) -> str:
@@ -78,7 +81,16 @@ def _verdict(run: Run) -> str:
     return f"Not ended: the last that is known is {where}{survived}."
 
 
-def _figures(metrics: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+def _ahead(last: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return when a run that goes on ends, and what it will have cost, by its newest line."""
+    return [
+        ("ends", clock(last["finish_time"]) if last.get("left_s") else ""),
+        ("GPU-hours at its end", f"{last['final_gpu_hours']:,.2f}" if last.get("final_gpu_hours") else ""),
+        ("cost at its end", f"{last['final_cost']:,.2f}" if last.get("final_cost") else ""),
+    ]
+
+
+def _figures(metrics: Sequence[Mapping[str, Any]], *, ended: bool) -> list[tuple[str, str]]:
     last = metrics[-1]
     shares = [line["mfu"] for line in metrics if line.get("mfu")]
     peaks = [line["memory_peak"] for line in metrics if line.get("memory_peak")]
@@ -94,7 +106,9 @@ def _figures(metrics: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
         ("of peak", f"{median(shares):.1%}" if shares else ""),
         ("GPU memory", size(max(peaks)) if peaks else ""),
         ("encoders", f"{last['encoders']:g}" if last.get("encoders") else ""),
-        ("cost", f"${last['cost']:,.2f}" if last.get("cost") else ""),
+        ("GPU-hours", f"{last['gpu_hours']:,.2f}" if last.get("gpu_hours") else ""),
+        ("cost", f"{last['cost']:,.2f}" if last.get("cost") else ""),
+        *_ahead(last if not ended else {}),
         ("skipped steps", f"{last['skipped']:,}" if last.get("skipped") else ""),
     ]
     return [(name, value) for name, value in figures if value]

@@ -11,7 +11,7 @@ from sdp.evaluate.layout import evaluated
 from sdp.report.data import dataset_section
 from sdp.report.evaluation import evaluation_section
 from sdp.report.page import Section
-from sdp.report.run import run_section
+from sdp.report.run import run_sections
 from sdp.report.subject import identify, kind_of, phases_of
 from sdp.storage import Storage, StorageOptions, open_storage
 
@@ -19,7 +19,7 @@ _DEEPEST = 8
 """How many steps up the lineage are followed."""
 IN_RUN = re.compile(r"/checkpoints(/.*)?$")
 """What follows a run's address in those of its checkpoints."""
-_ORDER = ("Images", "Latents", "Training", "Pictures drawn", "Evaluation")
+_ORDER = ("Images", "Latents", "Training", "Plan", "Pictures drawn", "Evaluation")
 
 
 def gather(uris: Sequence[str], options: StorageOptions | None = None, *, pictures: int = 48) -> list[Section]:
@@ -35,7 +35,7 @@ def gather(uris: Sequence[str], options: StorageOptions | None = None, *, pictur
     sections, errors = list[Section](), list[SdpError]()
     for storage in seen.values():
         try:
-            sections.append(_section(storage, pictures))
+            sections += _sections(storage, pictures)
         except DatasetError as error:
             errors.append(error)
             sections.append(Section("Damaged", storage.uri, f"Cannot be shown: {error}", False))
@@ -60,14 +60,14 @@ def _things_at(storage: Storage, options: StorageOptions | None) -> list[Storage
     return phases_of(storage) or [storage]
 
 
-def _section(storage: Storage, pictures: int) -> Section:
+def _sections(storage: Storage, pictures: int) -> list[Section]:
     match kind_of(storage):
         case "run":
-            return run_section(storage, pictures)
+            return run_sections(storage, pictures)
         case "evaluation":
-            return evaluation_section(storage)
+            return [evaluation_section(storage)]
         case _:
-            return dataset_section(storage, pictures)
+            return [dataset_section(storage, pictures)]
 
 
 def _upstream(storage: Storage, options: StorageOptions | None) -> Iterator[Storage]:

@@ -1,4 +1,4 @@
 """Processes that decode strangers' images and can do nothing else.
 
-Read in this order: `decoders` (the parent's side), `child` (the process), `confine` (what the kernel takes from it).
+Read in this order: `decoders` (the parent's side), `child` (the process), `confine` (the kernel's restrictions on it).
 """

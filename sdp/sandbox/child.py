@@ -1,8 +1,8 @@
-"""The process that decodes: bytes in on one pipe, checked pictures out on the other.
+"""The process that decodes: image bytes in on one pipe, checked pictures out on the other.
 
-A decoder is a large body of C that reads what strangers wrote. If it crashes, hangs or eats all memory, this process
-dies, and its parent knows which image it was. An image that takes the process over gains nothing: there are no
-secrets in the environment, no files and no network (see `confine`).
+Decoders are large bodies of C that read strangers' bytes. If one crashes, hangs or uses all memory, only this process
+dies, and its parent knows which image it was. An image that takes over the process gains nothing: it has no secrets in
+its environment, no files and no network (see `confine`).
 """
 
 import json
@@ -19,8 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from sdp.datasets.outcomes import FAILED
-from sdp.imaging import Header, RowError, decode, lacks_memory, read_header
+from sdp.imaging import Header, Pixels, RowError, decode, lacks_memory, read_header
 from sdp.sandbox.confine import confine
 
 _CPU_S_A_PIXEL = 0.25e-6
@@ -28,10 +30,10 @@ _CPU_S_A_PIXEL = 0.25e-6
 HEAD = struct.Struct("<Q")
 
 Reply = dict[str, Any]
-"""What JSON holds: a hostile image must not reach beyond its decoder, as it could with a pickle."""
+"""A JSON object, since a hostile image could reach beyond its decoder by a pickle."""
 Handler = Callable[[memoryview, Callable[[Header], None]], tuple[Reply, bytes | memoryview]]
-"""A picklable function of an image's bytes. It calls its second argument with the header before it decodes, and may
-raise whatever the bytes make it raise."""
+"""A picklable function of an image's bytes. It calls its second argument with the header before decoding, and may raise
+any exception."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,7 @@ class DecoderSettings:
 def main() -> None:
     """Serve until the parent closes its end."""
     source, sink = os.dup(0), os.dup(1)
-    os.dup2(2, 1)  # whatever a library prints must not get between the answers
+    os.dup2(2, 1)  # a library's prints must not get between the replies
     settings: DecoderSettings = pickle.loads(_read(source, _number(source) or 0))
     _load_codecs()
     base = _address_space() + settings.memory_bytes
@@ -56,7 +58,7 @@ def main() -> None:
         sys.stderr.write(f"sdp: this kernel confines decoders without {', '.join(missing)}\n")
     send(sink, [b"ready"])
     while (count := _number(source)) is not None:
-        # All are read before the first reply is written, so that the two ends never wait for each other.
+        # All images are read before the first reply is written, so that the two ends never wait for each other.
         images = [_read(source, _number(source) or 0) for _ in range(count)]
         with _limited(base + sum(map(len, images))):
             for image in images:
@@ -66,10 +68,21 @@ def main() -> None:
 
 
 def pixels(data: memoryview, seen: Callable[[Header], None]) -> tuple[Reply, memoryview]:
-    """Decode an image whole: the handler for those who need all its pixels."""
+    """Decode an image whole; the handler for callers that need all its pixels."""
     seen(read_header(data))
     decoded = decode(data).pixels
     return {"shape": decoded.shape}, decoded.data.cast("B")
+
+
+def unpacked(reply: Reply, data: memoryview) -> Pixels:
+    """Return the pixels that a reply of `pixels` holds."""
+    try:
+        result = np.frombuffer(data, np.uint8).reshape(reply["shape"])
+        if result.size and result.shape[2:] == (3,):
+            return result
+    except (KeyError, TypeError, ValueError):
+        pass
+    raise RowError("crashed", "its decoder sent a malformed reply")
 
 
 def _load_codecs() -> None:
@@ -89,7 +102,7 @@ def _handled(image: memoryview, settings: DecoderSettings) -> tuple[Reply, bytes
         return settings.handle(
             image, lambda header: _limit_cpu(settings.cpu_s + header.width * header.height * _CPU_S_A_PIXEL)
         )
-    except Exception as error:  # noqa: BLE001 (what corrupt bytes make a codec raise is not to be foreseen)
+    except Exception as error:  # noqa: BLE001 (corrupt bytes make codecs raise any exception)
         reason, detail = "internal", f"{type(error).__name__}: {error}"
         if lacks_memory(error):
             reason, detail = "no_memory", f"decoding takes more than {settings.memory_bytes / 1e6:.0f} MB"
@@ -99,7 +112,7 @@ def _handled(image: memoryview, settings: DecoderSettings) -> tuple[Reply, bytes
 
 
 def _limit_cpu(seconds: float) -> None:
-    """Have the kernel end this process after so many more CPU seconds."""
+    """Have the kernel kill this process after so many more CPU seconds."""
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
     resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(time.process_time() + seconds), hard))
 

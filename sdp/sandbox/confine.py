@@ -1,6 +1,6 @@
-"""What a process that decodes strangers' bytes may still do: compute, and answer on the pipes that it has.
+"""The restrictions of a process that decodes strangers' bytes: it may only compute, and write to its pipes.
 
-The kernel's filters are set by raw system calls: three of them need no library.
+They are set by three raw system calls, which need no library.
 """
 
 import ctypes
@@ -16,7 +16,7 @@ _CREATE_RULESET, _RESTRICT_SELF = 444, 446
 _FILTER, _ALL_THREADS = 1, 1
 _LOAD, _JUMP_IF_EQUAL, _RETURN = 0x20, 0x15, 0x06
 _ALLOW, _REFUSE = 0x7FFF0000, 0x00050000 | 1
-"""EPERM rather than a signal: a library that asks for more than it needs goes on without."""
+"""EPERM rather than a signal, so that a library that tries a call it does not need continues."""
 _NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT = 0, 4, 16
 _MACHINES = {
     "x86_64": (
@@ -48,7 +48,7 @@ _MACHINES = {
         *(93, 94),
     ),
 }
-"""By machine: the kernel's number of the architecture, seccomp, prlimit64; and the system calls that decoding takes."""
+"""By machine: the kernel's number of the architecture, seccomp, prlimit64; and the system calls that decoding needs."""
 _OPEN_FILES = 16
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -60,7 +60,7 @@ def hide() -> None:
 
 
 def confine() -> list[str]:
-    """Give up files, network and processes for good. Returns what the kernel does not offer, with why."""
+    """Give up files, network and processes for good; return the restrictions that the kernel lacks, with the reason."""
     resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_NOFILE, (_OPEN_FILES, _OPEN_FILES))
@@ -79,7 +79,7 @@ def confine() -> list[str]:
 
 
 def _forbid_files() -> None:
-    """Open no file and connect to nothing, as far as this kernel's Landlock goes."""
+    """Forbid opening files and connecting, as far as this kernel's Landlock supports it."""
     version = _libc.syscall(_CREATE_RULESET, None, 0, 1)
     _checked(version)
     rights = (1 << {1: 13, 2: 14, 3: 15, 4: 15}.get(version, 16)) - 1
@@ -93,7 +93,7 @@ def _forbid_files() -> None:
 
 
 def _forbid_calls() -> None:
-    """Refuse all system calls but those that decoding takes; limits only of this process."""
+    """Refuse all system calls that decoding does not need; prlimit64 is allowed on this process only."""
     if platform.machine() not in _MACHINES:
         raise OSError(0, f"no filter for {platform.machine()}")
     (architecture, seccomp, prlimit), *allowed = _MACHINES[platform.machine()]

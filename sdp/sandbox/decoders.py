@@ -1,7 +1,7 @@
-"""The processes that decode for one worker, and what happens when an image kills one.
+"""The processes that decode for one worker, and the recovery when an image kills one.
 
-An image whose decoder dies, or does not reply in time, is tried once more, alone; if that kills the decoder too, the
-image is recorded as crashed. Nothing else is lost or done twice.
+An image whose decoder dies or does not reply in time is tried once more, alone. If that kills the decoder too, the
+image is recorded as crashed. No other image is lost or decoded twice.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 import sdp
-from sdp.datasets.outcomes import FAILED
+from sdp.datasets.outcomes import FAILED, FAILURE_REASONS
 from sdp.errors import SdpError
 from sdp.imaging import RowError
 from sdp.sandbox.child import HEAD, DecoderSettings, Handler, Reply, send
@@ -41,17 +41,17 @@ _STOP_S = 5.0
 _TRIES = 2
 _LOOK_S = 1.0
 _MEMORY_BYTES, _BYTES_A_PIXEL = 512 << 20, 16
-"""What a sandbox's decoder may take for an image; more than any codec does."""
+"""Memory limit of a sandbox's decoder for an image; more than any codec uses."""
 _ENVIRONMENT = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PYTHONHOME")
-"""What a decoder inherits: what Python needs to start, and no secret."""
+"""Variables that a decoder inherits: those that Python needs to start, and no secret."""
 
 
 class _Died(Exception):
-    """The decoder ended or was ended."""
+    """The decoder ended or was killed."""
 
 
 class _TookTooLong(_Died):
-    """The decoder used up its CPU time; another try would, too."""
+    """The decoder used up its CPU time, as it would in another try."""
 
 
 @dataclass(slots=True)
@@ -82,7 +82,7 @@ class Decoders(Generic[Token]):
         self._changed = threading.Condition()
         self._closing = False
         self.error: BaseException | None = None
-        """Why decoding has stopped for good, if it has."""
+        """The error that has stopped decoding for good, if any."""
         self._threads = [threading.Thread(target=self._run, name=f"sdp-decode-{n}", daemon=True) for n in range(count)]
         for thread in self._threads:
             thread.start()
@@ -94,12 +94,12 @@ class Decoders(Generic[Token]):
             self._changed.notify()
 
     def join(self, timeout_s: float) -> None:
-        """Wait for the threads to end; by themselves they do so only after an error."""
+        """Wait for the threads to end, which they do by themselves only after an error."""
         for thread in self._threads:
             thread.join(timeout_s)
 
     def close(self) -> None:
-        """End the processes; what is still queued is forgotten."""
+        """End the processes, and drop the queue."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -166,7 +166,7 @@ class Decoders(Generic[Token]):
 
 
 class Sandbox:
-    """Decoders that a thread calls and waits for; their processes end with this object."""
+    """Decoders whose caller waits for the result; their processes end with this object."""
 
     def __init__(self, handle: Handler, max_pixels: int, count: int = 1) -> None:
         settings = DecoderSettings(handle, _MEMORY_BYTES + max_pixels * _BYTES_A_PIXEL)
@@ -176,15 +176,15 @@ class Sandbox:
         weakref.finalize(self, self._decoders.close)
 
     def __call__(self, *data: Piece) -> tuple[Reply, memoryview]:
-        """Return what the handler makes of an image, given in pieces; raise RowError where it makes nothing of it."""
+        """Return the handler's result for an image, given in pieces; raise RowError for an image that it refuses."""
         future: Future[tuple[Reply, memoryview]] = Future()
         self._decoders.put(future, data)
         while not wait([future], _LOOK_S).done:
             if self._decoders.error is not None:
                 raise self._decoders.error
         reply, result = future.result()
-        if reply.get("reason") is not None:
-            raise RowError(reply["reason"], str(reply.get("detail")))
+        if (reason := reply.get("reason")) is not None:
+            raise RowError(reason if reason in list(FAILURE_REASONS) else "crashed", str(reply.get("detail")))
         return reply, result
 
 
@@ -213,11 +213,11 @@ class _Child:
         self._poll.register(self._source, select.POLLIN)
         try:
             send(self._sink, [pickle.dumps(settings, protocol=5)])
-            self._message(_START_S)  # that it is ready: a decoder that cannot start is no image's fault
+            self._message(_START_S)  # its first message: no image is blamed for a decoder that cannot start
         except (BrokenPipeError, _Died) as error:
             self.end()
             raise SdpError(
-                f"a decoder process does not start ({error}); its own words are in the worker's log"
+                f"a decoder process does not start ({error}); see the worker's log for its messages"
             ) from error
 
     def send(self, images: Sequence[Sequence[Piece]]) -> None:
@@ -230,7 +230,14 @@ class _Child:
 
     def receive(self, within_s: float) -> tuple[Reply, memoryview]:
         text, data = self._message(within_s), self._message(within_s)
-        return json.loads(bytes(text)), data
+        try:
+            reply = json.loads(bytes(text))
+        except (ValueError, RecursionError):
+            reply = None
+        if not isinstance(reply, dict):  # an image that has taken the decoder over may write anything
+            self._process.kill()
+            raise _Died("sent a malformed reply")
+        return reply, data
 
     def _message(self, within_s: float) -> memoryview:
         deadline = time.monotonic() + within_s

@@ -1,7 +1,7 @@
-"""Where S3 credentials, region and endpoint come from: the places that every AWS tool looks in, in the same order.
+"""S3 credentials, region and endpoint, from the places and in the order of every AWS tool.
 
-Environment variables, web identity (IRSA), the profile in ~/.aws, the container's endpoint, the instance's metadata.
-obstore knows all but the profile, and takes them from the environment by itself; the profile is read here.
+They are environment variables, web identity (IRSA), the profile in ~/.aws, the container's endpoint and the instance's
+metadata. obstore reads all but the profile by itself; the profile is read here.
 """
 
 import configparser
@@ -30,7 +30,7 @@ LOOKED_IN = (
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """How to reach S3. `credentials` is None where obstore finds them itself; `looked_in` is for the error."""
+    """The settings of a connection to S3. `credentials` is None where obstore gets them; errors quote `looked_in`."""
 
     region: str
     endpoint: str | None
@@ -40,7 +40,7 @@ class Access:
 
 
 def find_access(uri: str, options: StorageOptions, env: Mapping[str, str]) -> Access:
-    """Everything needed to open a bucket; AccessDenied where it is known already that there are no credentials."""
+    """Return the settings for a bucket; raise AccessDenied where there are certainly no credentials."""
     name = env.get("AWS_PROFILE") or env.get("AWS_DEFAULT_PROFILE") or "default"
     looked_in = LOOKED_IN.format(profile=name)
     profile = _Profile.load(name, env)
@@ -49,9 +49,9 @@ def find_access(uri: str, options: StorageOptions, env: Mapping[str, str]) -> Ac
     endpoint = _endpoint(uri, options, env, profile)
     if endpoint:
         config["endpoint"] = endpoint
-        config["aws_endpoint_url_s3"] = endpoint  # obstore would let the variable of that name win
+        config["aws_endpoint_url_s3"] = endpoint  # or obstore would prefer the variable of that name
     config["metadata_endpoint"] = _metadata(env)
-    # One DELETE an object: bulk deletion is not implemented by every S3-compatible server.
+    # Not every S3-compatible server implements bulk deletion.
     config["disable_bulk_delete"] = True
     credentials = None
     if not _obstore_finds_them(uri, env):
@@ -69,7 +69,7 @@ def no_credentials(uri: str, looked_in: str) -> str:
 
 
 def _obstore_finds_them(uri: str, env: Mapping[str, str]) -> bool:
-    """Whether the environment has what comes before a profile (or says that no credentials are wanted)."""
+    """Return whether the environment has credentials that precede a profile, or asks for unsigned requests."""
     key, secret = env.get("AWS_ACCESS_KEY_ID"), env.get("AWS_SECRET_ACCESS_KEY")
     if bool(key) != bool(secret):
         missing = "AWS_SECRET_ACCESS_KEY" if key else "AWS_ACCESS_KEY_ID"
@@ -87,19 +87,19 @@ def _metadata(env: Mapping[str, str]) -> str:
 
 
 def _metadata_answers(env: Mapping[str, str]) -> bool:
-    """Whether there is an instance metadata service that we can hear.
+    """Return whether instance metadata can be reached.
 
-    In a pod there often is one that we cannot: with a hop limit of 1 its answers never arrive, and waiting for them
-    would take until the deadline of whatever is done first.
+    In a pod its responses often never arrive (a hop limit of 1), and the first operation would wait for them until its
+    deadline.
     """
     if env.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true":
         return False
-    at = urlsplit(_metadata(env))
-    connection = HTTPConnection(at.hostname or "", at.port or 80, timeout=_METADATA_S)
+    address = urlsplit(_metadata(env))
+    connection = HTTPConnection(address.hostname or "", address.port or 80, timeout=_METADATA_S)
     try:
         connection.request("PUT", "/latest/api/token", headers={"X-aws-ec2-metadata-token-ttl-seconds": "60"})
         connection.getresponse()
-        return True  # whatever it says: that is for obstore to understand
+        return True  # obstore interprets the response
     except (OSError, HTTPException):
         return False
     finally:
@@ -122,7 +122,7 @@ def _endpoint(uri: str, options: StorageOptions, env: Mapping[str, str], profile
 
 
 class _Profile:
-    """A profile of ~/.aws/credentials and ~/.aws/config; empty where it is not there."""
+    """A profile of ~/.aws/credentials and ~/.aws/config; empty where there is none."""
 
     def __init__(self, name: str, values: Mapping[str, str], services: Mapping[str, str]) -> None:
         self.name = name
@@ -142,7 +142,7 @@ class _Profile:
         return self._values.get(key) or None
 
     def endpoint(self) -> str | None:
-        nested = self._services.get("s3", "")  # "\nendpoint_url = …" in lines of its own
+        nested = self._services.get("s3", "")  # lines of "endpoint_url = …"
         for line in nested.splitlines():
             key, _, value = line.partition("=")
             if key.strip() == "endpoint_url":
@@ -150,7 +150,7 @@ class _Profile:
         return self.get("endpoint_url")
 
     def credentials(self, uri: str) -> "Credentials | None":
-        """A function that gives current credentials; None where the profile has none."""
+        """Return a function that returns current credentials; None where the profile has none."""
         if self.get("aws_access_key_id") and self.get("aws_secret_access_key"):
             static: S3Credential = {
                 "access_key_id": self._values["aws_access_key_id"],
@@ -159,18 +159,18 @@ class _Profile:
                 "expires_at": None,
             }
             return lambda: static
-        wanted = next((k for k in _BY_BOTO3 if self.get(k)), None)
-        return self._boto3(uri, wanted) if wanted else None
+        key = next((key for key in _BY_BOTO3 if self.get(key)), None)
+        return self._boto3(uri, key) if key else None
 
-    def _boto3(self, uri: str, wanted: str) -> Credentials:
-        """Single sign-on, roles and external processes: what only the AWS library itself can do."""
+    def _boto3(self, uri: str, key: str) -> Credentials:
+        """Return boto3's credentials: only it implements single sign-on, roles and external processes."""
         try:
             import boto3
             from botocore.exceptions import BotoCoreError
             from obstore.auth.boto3 import Boto3CredentialProvider
         except ImportError:
             raise AccessDenied(
-                f"{uri}: profile '{self.name}' has {wanted}, which needs boto3; "
+                f"{uri}: profile '{self.name}' has {key}, which needs boto3; "
                 "pip install 'sdp[worker]', or put keys into the environment (aws configure export-credentials)"
             ) from None
         try:

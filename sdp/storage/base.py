@@ -1,8 +1,7 @@
-"""What every storage can do, whatever is behind it."""
+"""The interface of every storage, local or remote."""
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -13,74 +12,72 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 Data: TypeAlias = "bytes | bytearray | memoryview | pa.Buffer"
-"""The whole of an object, serialised: storages take nothing that can fail half-way through being produced."""
+"""A whole object, already serialised: nothing that could fail half-way through a write."""
 
 HIDDEN = ".sdp-"
-"""Names of this beginning are the storage's own (drafts, locks): no listing shows them, nobody may use them."""
+"""The prefix of the storage's own names (drafts, locks), which no listing shows and no caller may use."""
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
 @dataclass(frozen=True, slots=True)
 class StorageOptions:
-    """How to reach a store, and for how long to try."""
+    """The address of a store, and the limits of each operation."""
 
     endpoint: str | None = None
-    """Of an S3-compatible server; else AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, the AWS config file, Amazon."""
+    """S3-compatible server; None asks AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, the AWS config file, then Amazon."""
     region: str | None = None
-    """Of the bucket; else AWS_REGION, AWS_DEFAULT_REGION, the AWS config file, us-east-1."""
+    """Region of the bucket; None asks AWS_REGION, AWS_DEFAULT_REGION, the AWS config file, then us-east-1."""
     timeout_s: float = 60.0
-    """Deadline of one operation, all of its attempts included; of one page where a listing has many."""
+    """Deadline of one operation with all its attempts; in a long listing, of each page."""
     connect_timeout_s: float = 5.0
     retries: int = 5
-    """Attempts after the first one, made only where trying again can help."""
+    """Attempts after the first, made only where another one can help."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileInfo:
-    """One object. What was just written has the writer's clock as its `modified`."""
+    """One object. Right after a write, `modified` is by the writer's clock."""
 
     path: str
     """Relative to the storage's folder."""
     size: int
     etag: str | None
-    """Changes whenever the content is written anew; what `replace` compares."""
+    """A tag that changes with every write; `replace` compares it."""
     modified: datetime
 
 
 Files: TypeAlias = list[FileInfo]
-Names: TypeAlias = list[str]  # inside the class `list` is the method
+Names: TypeAlias = list[str]  # inside the class, `list` is the method
 
 
 class Storage(ABC):
     """A folder: local, or a prefix of an s3:// or gs:// bucket.
 
-    Cheap to make (nothing is contacted before the first operation), safe to share between threads, and pickled as
-    what it was made from, so that each process finds its own credentials. An object is written whole or not at all.
+    Cheap to create (nothing is contacted before the first operation) and safe to share between threads. A pickle holds
+    the location and options only, so that each process finds its own credentials. An object is written whole or not
+    at all.
     """
 
-    uri: str
-    options: StorageOptions
-
     def __init__(self, location: uris.Location, options: StorageOptions) -> None:
+        self.location, self.options = location, options
         self.uri = location.uri
-        self.options = options
 
     @abstractmethod
     def list(self, prefix: str = "") -> Files:
-        """All objects below the folder `prefix` ("" is everything), sorted by path; [] if there are none."""
+        """Return all objects below the folder `prefix` ("" is everything), sorted by path; [] if there are none."""
 
     @abstractmethod
     def names(self, prefix: str = "", limit: int | None = None) -> Names:
-        """The paths that `list` gives, for less: the way to look at 200,000 objects; any `limit` of them, sorted."""
+        """Return the paths of `list`, at less cost: use it for 200,000 objects; any `limit` of them, sorted."""
 
     @abstractmethod
     def folders(self) -> Names:
-        """The names of the folders directly below, sorted; nothing else is listed."""
+        """Return the names of the folders directly below, sorted, without listing what is in them."""
 
     @abstractmethod
     def stat(self, path: str) -> FileInfo:
-        """Raises NotFound where there is no object."""
+        """Describe an object; raise NotFound where there is none."""
 
     @abstractmethod
     def exists(self, path: str) -> bool: ...
@@ -90,40 +87,38 @@ class Storage(ABC):
 
     @abstractmethod
     def read_range(self, path: str, start: int, length: int) -> bytes:
-        """At most `length` bytes from `start` on: fewer where the object ends before."""
+        """Return at most `length` bytes from `start`; fewer where the object ends before."""
 
     @abstractmethod
     def open(self, path: str) -> "pa.NativeFile":
-        """For random access, as pyarrow.parquet likes it; use pre_buffer=True there."""
+        """Open for random access; read Parquet from it with pre_buffer=True."""
 
     @abstractmethod
     def publish(self, path: str, data: Data) -> FileInfo:
-        """Write whole or not at all, over whatever is there."""
+        """Write an object, over any earlier version."""
 
     @abstractmethod
     def create(self, path: str, data: Data) -> FileInfo:
-        """Write where nothing is: of several that try at once exactly one succeeds, the rest get AlreadyExists."""
+        """Write a new object. Of several writers exactly one succeeds; the others get AlreadyExists."""
 
     @abstractmethod
     def replace(self, path: str, data: Data, etag: str) -> FileInfo:
-        """Write over the version that has this etag; Conflict where there is another one, or none."""
+        """Write over the version with this etag; raise Conflict where another one, or none, is stored."""
 
     @abstractmethod
     def delete(self, path: str) -> None:
-        """Absent is fine."""
+        """Delete an object, if it exists."""
 
     @abstractmethod
     def child(self, path: str) -> "Storage":
-        """A folder below this one."""
+        """Return a folder below this one."""
 
     def uri_of(self, path: str) -> str:
         return uris.join(self.uri, path)
 
     def with_options(self, **changes: Any) -> "Storage":
-        """The same folder with some options changed, e.g. a shorter `timeout_s`."""
-        from sdp.storage.opening import open_storage
-
-        return open_storage(self.uri, replace(self.options, **changes))
+        """Return the same folder with some options changed, such as a shorter `timeout_s`."""
+        return type(self)(self.location, replace(self.options, **changes))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Storage) and self.uri == other.uri
@@ -134,14 +129,12 @@ class Storage(ABC):
     def __repr__(self) -> str:
         return f"Storage({self.uri!r})"
 
-    def __reduce__(self) -> "tuple[Callable[..., Any], tuple[Any, ...]]":
-        from sdp.storage.opening import open_storage
-
-        return open_storage, (self.uri, self.options)
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.location, self.options)
 
 
 def checked(path: str) -> str:
-    """A path below a storage's folder; ValueError for what cannot be one (the caller's mistake, not the user's)."""
+    """Return a path below a storage's folder; ValueError if it is not one (the caller's mistake, not the user's)."""
     segments = path.split("/")
     if any(segment in ("", ".", "..") for segment in segments) or _CONTROL.search(path):
         raise ValueError(f"{path!r}: not a relative path without empty, '.' or '..' segments")
@@ -151,13 +144,13 @@ def checked(path: str) -> str:
 
 
 def folder(prefix: str) -> str:
-    """A listing's prefix: "" or a checked path."""
+    """Return a listing's prefix: "" or a checked path."""
     prefix = prefix.rstrip("/")
     return checked(prefix) if prefix else ""
 
 
 def view(data: Data) -> memoryview:
-    """Serialised data as bytes in a row; TypeError for anything that is yet to be produced."""
+    """Return serialised data as contiguous bytes; TypeError for anything else."""
     return memoryview(data).cast("B")
 
 

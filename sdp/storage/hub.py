@@ -1,6 +1,6 @@
-"""Data sets on the Hugging Face Hub, for reading: hf://datasets/OWNER/NAME[@REVISION]/path.
+"""Files of datasets on the Hugging Face Hub, read from hf://datasets/OWNER/NAME[@REVISION]/path.
 
-The Hub is the one that HF_ENDPOINT names, else huggingface.co; the token is HF_TOKEN, or what `hf auth login` has kept.
+HF_ENDPOINT names the Hub, huggingface.co by default; the token is HF_TOKEN, or the one that `hf auth login` stored.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from sdp.errors import UserError, one_line
 from sdp.storage import web
 from sdp.storage.base import StorageOptions
 from sdp.storage.explain import Failure, Reported
-from sdp.storage.retry import Patience, persist, wait
+from sdp.storage.retry import Attempt, persist, wait
 
 T = TypeVar("T")
 
@@ -32,15 +32,15 @@ class HubPath:
     repo: str
     revision: str
     path: str
-    """Inside the repository, without slashes around it."""
+    """Path inside the repository, without outer slashes."""
     root: str
-    """The URI of the repository's top, as it was given."""
+    """URI of the repository's top, as written by the user."""
 
     @classmethod
     def parse(cls, uri: str) -> "HubPath":
         match = _FORM.fullmatch(uri)
         if not match:
-            raise UserError(f"{uri}: not an address on the Hub; write {FORM}")
+            raise UserError(f"{uri}: not a dataset on the Hub; write {FORM}")
         path = (match["path"] or "").strip("/")
         root = uri[: match.start("path")].rstrip("/") if match["path"] is not None else uri
         return cls(match["repo"], unquote(match["revision"] or "main"), path, root)
@@ -54,7 +54,7 @@ class HubFile:
 
 
 def list_hub(folder: HubPath, options: StorageOptions, *, recursive: bool = True) -> list[HubFile]:
-    """The files of a folder of a repository, with the hash of the content as etag; [] if there is no such folder."""
+    """List the files of a folder, with the content's hash as etag; [] if there is no such folder."""
 
     def listing() -> list[HubFile]:
         from huggingface_hub.errors import EntryNotFoundError
@@ -74,19 +74,19 @@ def list_hub(folder: HubPath, options: StorageOptions, *, recursive: bool = True
             return []
         return [HubFile(f.path, f.size, f.lfs.sha256 if f.lfs else f.blob_id) for f in files]
 
-    async def call(patience: Patience, _: Failure | None) -> list[HubFile]:
-        # Its HTTP client waits without limit, so it waits in a thread that can be left behind.
-        return await patience(asyncio.wrap_future(_in_thread(listing)))
+    async def call(attempt: Attempt) -> list[HubFile]:
+        # The Hub's HTTP client has no deadline, so it runs in a thread that can be left behind.
+        return await attempt(asyncio.wrap_future(_in_thread(listing)))
 
     return wait(lambda: persist(call, options, web.explaining(f"{folder.root}/{folder.path}".rstrip("/"))))
 
 
 def open_hub(uri: str, options: StorageOptions) -> web.WebFile:
-    at = HubPath.parse(uri)
-    if not at.path:
+    file = HubPath.parse(uri)
+    if not file.path:
         raise UserError(f"{uri}: names a repository, not a file; write {FORM}")
     token = _token()
-    url = f"{_endpoint()}/datasets/{at.repo}/resolve/{quote(at.revision, safe='')}/{quote(at.path)}"
+    url = f"{_endpoint()}/datasets/{file.repo}/resolve/{quote(file.revision, safe='')}/{quote(file.path)}"
     return web.WebFile(url, options, headers={"authorization": f"Bearer {token}"} if token else {}, name=uri)
 
 
@@ -95,7 +95,6 @@ def _endpoint() -> str:
 
 
 def _token() -> str | None:
-    """Of HF_TOKEN, or of `hf auth login`."""
     from huggingface_hub import get_token
 
     return get_token()
@@ -108,7 +107,7 @@ def _in_thread(work: Callable[[], T]) -> "Future[T]":
         future.set_running_or_notify_cancel()
         try:
             future.set_result(work())
-        except Exception as error:  # noqa: BLE001 (handed to whoever waits)
+        except Exception as error:  # noqa: BLE001 (raised in the waiting thread)
             future.set_exception(Reported(_failure(error)))
 
     threading.Thread(target=run, name="sdp-hub", daemon=True).start()
@@ -116,15 +115,15 @@ def _in_thread(work: Callable[[], T]) -> "Future[T]":
 
 
 def _failure(error: Exception) -> Failure:
-    """What an exception of huggingface_hub, or of the HTTP library below it, means."""
+    """Return the failure behind an exception of huggingface_hub or of its HTTP library."""
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 
     status = getattr(getattr(error, "response", None), "status_code", 0)
-    hidden = isinstance(error, RepositoryNotFoundError)  # the Hub answers 401 for what it does not know
-    if isinstance(error, GatedRepoError) or (status in (401, 403) and not hidden):
-        return Failure("denied", f"HTTP {status}; HF_TOKEN must belong to an account that may read this data set")
-    if hidden:
-        return Failure("missing", "no such data set, or a private one that needs HF_TOKEN")
+    unknown = isinstance(error, RepositoryNotFoundError)  # the Hub answers 401 for an unknown dataset
+    if isinstance(error, GatedRepoError) or (status in (401, 403) and not unknown):
+        return Failure("denied", f"HTTP {status}; HF_TOKEN must belong to an account that may read this dataset")
+    if unknown:
+        return Failure("missing", "no such dataset, or a private one that needs HF_TOKEN")
     if isinstance(error, RevisionNotFoundError):
         return Failure("missing", "no such revision")
     if status == 429 or status >= 500:

@@ -1,8 +1,8 @@
-"""A folder of this machine, or one that it has mounted.
+"""A local or mounted folder.
 
-A file is drafted without a name, synced, and then linked or renamed to where it belongs: it is there whole or not at
-all, and a writer that is killed leaves nothing behind (on file systems without O_TMPFILE, such as NFS, it leaves a
-hidden draft). Operations wait for the kernel: the deadline covers waiting for other writers, not a disk that hangs.
+A file is written without a name, synced, and then linked or renamed into place, so it appears whole or not at all. A
+killed writer leaves nothing behind; on file systems without O_TMPFILE, such as NFS, it leaves a hidden draft. The
+deadline covers the wait for other writers, not a disk that hangs.
 """
 
 import errno
@@ -19,18 +19,7 @@ from stat import S_ISDIR
 from typing import TYPE_CHECKING
 
 from sdp.errors import AccessDenied, AlreadyExists, Conflict, NotFound, StorageError, Unavailable
-from sdp.storage.base import (
-    HIDDEN,
-    Data,
-    FileInfo,
-    Files,
-    Names,
-    Storage,
-    checked,
-    checked_range,
-    folder,
-    view,
-)
+from sdp.storage.base import HIDDEN, Data, FileInfo, Files, Names, Storage, checked, checked_range, folder, view
 from sdp.storage.uri import Location
 
 if TYPE_CHECKING:
@@ -54,12 +43,12 @@ _CAUSES: dict[int, tuple[type[StorageError], str]] = {
 
 class LocalStorage(Storage):
     def list(self, prefix: str = "") -> Files:
-        found = []
+        files = []
         with _explained(self.uri):
             for path, entry in self._walk(prefix):
                 with suppress(FileNotFoundError):  # deleted since
-                    found.append(_info(path, entry.stat()))
-        return sorted(found, key=lambda info: info.path)
+                    files.append(_info(path, entry.stat()))
+        return sorted(files, key=lambda info: info.path)
 
     def names(self, prefix: str = "", limit: int | None = None) -> Names:
         with _explained(self.uri):
@@ -71,9 +60,8 @@ class LocalStorage(Storage):
         return []
 
     def _walk(self, prefix: str) -> "Iterator[tuple[str, os.DirEntry[str]]]":
-        start = folder(prefix)
-        pending = [start]
-        linked: set[tuple[int, int]] = set()  # folders entered through a link, each once: links may go in circles
+        pending = [folder(prefix)]
+        linked: set[tuple[int, int]] = set()  # folders that were entered through a link, which may form a circle
         while pending:
             inside = pending.pop()
             try:
@@ -93,10 +81,10 @@ class LocalStorage(Storage):
 
     def stat(self, path: str) -> FileInfo:
         with _explained(self.uri_of(path)):
-            found = self._file(path).stat()
-            if S_ISDIR(found.st_mode):
+            status = self._file(path).stat()
+            if S_ISDIR(status.st_mode):
                 raise IsADirectoryError(errno.EISDIR, "")
-            return _info(path, found)
+            return _info(path, status)
 
     def exists(self, path: str) -> bool:
         with _explained(self.uri_of(path)):
@@ -118,7 +106,7 @@ class LocalStorage(Storage):
     def open(self, path: str) -> "pa.NativeFile":
         import pyarrow as pa
 
-        # Not memory-mapped: a failing disk or a truncated file would then be a SIGBUS instead of an error.
+        # Not memory-mapped: a failing disk or a truncated file would be a SIGBUS instead of an error.
         with _explained(self.uri_of(path)):
             self.stat(path)
             return pa.OSFile(str(self._file(path)), mode="r")
@@ -138,9 +126,9 @@ class LocalStorage(Storage):
 
     def replace(self, path: str, data: Data, etag: str) -> FileInfo:
         with self._drafted(path, data) as (draft, target), self._locked(target):
-            found = _etag(target.stat()) if target.exists() else None
-            if found != etag:
-                what = "has been changed" if found else "has been deleted"
+            stored = _etag(target.stat()) if target.exists() else None
+            if stored != etag:
+                what = "has been changed" if stored else "has been deleted"
                 raise Conflict(f"{self.uri_of(path)}: {what} by another writer; read it again")
             draft.replace(target)
             return _info(path, target.stat())
@@ -158,7 +146,7 @@ class LocalStorage(Storage):
 
     @contextmanager
     def _drafted(self, path: str, data: Data) -> Iterator[tuple[Path, Path]]:
-        """The data as a complete, synced file under a hidden name beside its target; gone in the end."""
+        """Yield a complete, synced file under a hidden name, and its target beside it; the draft is removed at last."""
         content, target = view(data), self._file(path)
         inside = target.parent
         draft = inside / f"{HIDDEN}draft-{token_hex(8)}"
@@ -173,7 +161,7 @@ class LocalStorage(Storage):
 
     @contextmanager
     def _locked(self, target: Path) -> Iterator[None]:
-        """One writer at a time in the target's folder, so that `replace` compares and swaps in one act."""
+        """Lock the target's folder against other writers, so that `replace` compares and swaps atomically."""
         inside = target.parent
         descriptor = os.open(inside, os.O_RDONLY | os.O_DIRECTORY)
         try:
@@ -182,7 +170,7 @@ class LocalStorage(Storage):
             except OSError as error:
                 if error.errno != errno.EBADF:
                     raise
-                # NFS locks only what is open for writing, which a folder never is.
+                # NFS locks only files that are open for writing, which a folder never is.
                 os.close(descriptor)
                 descriptor = os.open(inside / f"{HIDDEN}lock", os.O_RDWR | os.O_CREAT, 0o666)
                 self._lock(descriptor, inside)
@@ -198,13 +186,14 @@ class LocalStorage(Storage):
             except BlockingIOError:
                 if time.monotonic() >= deadline:
                     raise Unavailable(
-                        f"{inside}: locked by another writer for {self.options.timeout_s:g} s; see who hangs there"
+                        f"{inside}: locked by another writer for {self.options.timeout_s:g} s; find the process that "
+                        "holds it (lsof), then run the same command again"
                     ) from None
             time.sleep(0.002)  # flock has no deadline of its own, so it is polled
 
 
 def _write(draft: Path, content: memoryview) -> None:
-    """Write and sync a file that has its name only when it is complete, where the file system can do that."""
+    """Write and sync a file, which gets its name when it is complete where the file system supports that."""
     inside = draft.parent
     try:
         descriptor, unnamed = os.open(inside, os.O_TMPFILE | os.O_WRONLY, 0o666), True
@@ -216,12 +205,12 @@ def _write(draft: Path, content: memoryview) -> None:
         written = 0
         while written < len(content):
             written += os.write(descriptor, content[written:])
-        # Kernel timestamps are coarse: two versions within one tick, in one reused inode, would share their etag.
+        # Kernel timestamps are coarse: two versions within a tick, in a reused inode, would have the same etag.
         now = time.time_ns()
         os.utime(descriptor, ns=(now, now))
         os.fsync(descriptor)
         if unnamed:
-            # src_dir_fd is ignored for an absolute path, but with it os.link follows the link that /proc has.
+            # The path is absolute, so src_dir_fd only makes os.link follow the link in /proc.
             os.link(f"/proc/self/fd/{descriptor}", draft, src_dir_fd=descriptor)
     finally:
         os.close(descriptor)
@@ -236,24 +225,24 @@ def _sync_folder(path: Path) -> None:
 
 
 def _first_visit(entry: "os.DirEntry[str]", seen: set[tuple[int, int]]) -> bool:
-    found = entry.stat()
-    identity = (found.st_dev, found.st_ino)
-    fresh = identity not in seen
+    status = entry.stat()
+    identity = (status.st_dev, status.st_ino)
+    first = identity not in seen
     seen.add(identity)
-    return fresh
+    return first
 
 
-def _info(path: str, found: os.stat_result) -> FileInfo:
-    return FileInfo(path, found.st_size, _etag(found), datetime.fromtimestamp(found.st_mtime, UTC))
+def _info(path: str, status: os.stat_result) -> FileInfo:
+    return FileInfo(path, status.st_size, _etag(status), datetime.fromtimestamp(status.st_mtime, UTC))
 
 
-def _etag(found: os.stat_result) -> str:
-    return f"{found.st_ino:x}-{found.st_mtime_ns:x}-{found.st_size:x}"
+def _etag(status: os.stat_result) -> str:
+    return f"{status.st_ino:x}-{status.st_mtime_ns:x}-{status.st_size:x}"
 
 
 @contextmanager
 def _explained(uri: str) -> Iterator[None]:
-    """Turn what the kernel says into one line of ours."""
+    """Turn an OSError into an error of one line."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""A file that a person has named on the command line."""
+"""Output files that are named on the command line."""
 
 import os
 import re
@@ -16,18 +16,18 @@ _DESCRIPTOR = re.compile(r"/dev/(stdout|stderr|fd/([0-9]{1,4}))", re.ASCII)
 
 @contextmanager
 def written(path: Path) -> Iterator[IO[bytes]]:
-    """A file to write to, which takes the place of `path` once it is whole.
+    """Yield a file to write to, which replaces `path` once it is whole.
 
-    What is no file (a device, a pipe, another program's stdout) cannot be replaced: it is written to.
+    A device, a pipe or another program's stdout cannot be replaced, so the whole content is written to it.
     """
     if _is_special(path):
         with tempfile.TemporaryFile() as whole:
             yield whole
             whole.seek(0)
-            with _opened(path) as there:
-                shutil.copyfileobj(whole, there)
+            with _opened(path) as special:
+                shutil.copyfileobj(whole, special)
         return
-    target = path.resolve()  # of a link, what it leads to is written anew
+    target = path.resolve()  # a link stays, and its target is replaced
     draft = target.with_name(f"{target.name}.{token_hex(4)}.part")
     try:
         with draft.open("wb") as file:
@@ -38,13 +38,13 @@ def written(path: Path) -> Iterator[IO[bytes]]:
 
 
 def _opened(path: Path) -> IO[bytes]:
-    """What is there, to be written to; our own stdout where it stands, and not from its file's beginning again."""
-    if (found := _DESCRIPTOR.fullmatch(str(path))) is None:
+    """Open a special file; one of this process's descriptors continues at its position."""
+    if (match := _DESCRIPTOR.fullmatch(str(path))) is None:
         return path.open("wb")
     sys.stdout.flush()
-    return os.fdopen(os.dup({"stdout": 1, "stderr": 2}.get(found[1]) or int(found[2])), "wb")
+    return os.fdopen(os.dup({"stdout": 1, "stderr": 2}.get(match[1]) or int(match[2])), "wb")
 
 
 def _is_special(path: Path) -> bool:
-    # /dev/stdout may lead to a file, which the shell holds open: another one in its place would be lost to it.
+    # /dev/stdout may lead to a file that the shell holds open: the shell would not see a replacement.
     return path.absolute().is_relative_to("/dev") or (path.exists() and not path.is_file() and not path.is_dir())

@@ -1,14 +1,32 @@
-"""From a URI to the storage behind it."""
+"""Storages and source files, opened by URI: local, in a bucket, on the web or on the Hub."""
 
-from sdp.errors import UserError
+import os.path
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sdp.errors import NotFound, UserError
 from sdp.storage.base import Storage, StorageOptions
-from sdp.storage.uri import WRITABLE, parse, shown
+from sdp.storage.uri import WEB, WRITABLE, join, parse, shown
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_GLOB = re.compile(r"[*?\[]")
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFile:
+    uri: str
+    size: int
+    etag: str | None
+    """A tag that changes with the content; None where the server sends none."""
 
 
 def open_storage(uri: str, options: StorageOptions | None = None) -> Storage:
-    """The storage at a local path, file://, s3:// or gs:// URI; nothing is contacted yet."""
-    location = parse(uri)
-    options = options or StorageOptions()
+    """Return the storage at a local path, file://, s3:// or gs:// URI; nothing is contacted yet."""
+    location, options = parse(uri), options or StorageOptions()
     if location.scheme == "file":
         from sdp.storage.local import LocalStorage
 
@@ -18,5 +36,153 @@ def open_storage(uri: str, options: StorageOptions | None = None) -> Storage:
 
         return ObjectStorage(location, options)
     raise UserError(
-        f"{shown(uri)}: {location.scheme}:// can only be read from, as a source; use a local path, s3:// or gs:// here"
+        f"{shown(uri)}: {location.scheme}:// can only be read, as a source; use a local path, s3:// or gs:// here"
     )
+
+
+def list_source(
+    uri: str | Sequence[str],
+    options: StorageOptions | None = None,
+    *,
+    suffixes: tuple[str, ...] = (".parquet",),
+) -> list[SourceFile]:
+    """Return the files that one or several URIs name, sorted by URI, each once.
+
+    A URI names a file; a folder: all files below it with one of these suffixes, except names and folders that begin
+    with '.' or '_'; or a pattern: * and ? match within a name, ** across folders. Web servers have no folders.
+    Raise NotFound where a URI names no file.
+    """
+    files: dict[str, SourceFile] = {}
+    for each in [uri] if isinstance(uri, str) else uri:
+        files.update((file.uri, file) for file in _files_of(each, options or StorageOptions(), suffixes))
+    return sorted(files.values(), key=lambda file: file.uri)
+
+
+def open_source(uri: str, options: StorageOptions | None = None) -> "pa.NativeFile":
+    """Open a source file for random access."""
+    options, location = options or StorageOptions(), parse(uri)
+    if location.scheme in WEB:
+        from sdp.storage.web import WebFile
+
+        return WebFile(uri, options).open()
+    if location.scheme == "hf":
+        from sdp.storage.hub import open_hub
+
+        return open_hub(uri, options).open()
+    folder, _, name = location.uri.rpartition("/")
+    if not name or not location.path:
+        raise UserError(f"{uri}: names a folder, not a file; name a file in it")
+    return open_storage(folder or "/", options).open(name)
+
+
+def _files_of(uri: str, options: StorageOptions, suffixes: tuple[str, ...]) -> Iterable[SourceFile]:
+    if parse(uri).scheme in WEB:
+        return [_on_the_web(uri, options)]
+    base, pattern = split_pattern(uri)
+    if pattern:
+        match = translate(pattern)
+        files = [file for path, file in _below(base, options) if match.fullmatch(path)]
+        if not files:
+            raise NotFound(f"{uri}: no file matches; check the pattern")
+        return files
+    looks_like_a_file = uri.lower().endswith(suffixes)
+    if looks_like_a_file and (file := _file_at(uri, options)):
+        return [file]
+    files = [file for path, file in _below(uri, options) if path.lower().endswith(suffixes) and not _is_hidden(path)]
+    if not files and not looks_like_a_file and (file := _file_at(uri, options)):
+        return [file]
+    if not files:
+        raise NotFound(f"{uri}: no such file, and no folder with {' or '.join(suffixes)} files; check the URI")
+    return files
+
+
+def split_pattern(uri: str) -> tuple[str, str]:
+    """Return the folder above the first wildcard, and the pattern below it.
+
+    The pattern is "" where there is no wildcard, or where a local file has just this name.
+    """
+    wildcard = _GLOB.search(uri)
+    if not wildcard or (parse(uri).scheme == "file" and os.path.lexists(parse(uri).path)):
+        return uri, ""
+    cut = uri.rfind("/", 0, wildcard.start())
+    if uri[: cut + 1].endswith("://"):
+        raise UserError(f"{uri}: a bucket cannot be a wildcard; name it")
+    return (uri[:cut] or "/") if cut >= 0 else ".", uri[cut + 1 :]
+
+
+def translate(pattern: str) -> re.Pattern[str]:
+    """Translate a pattern over paths into a regular expression: * ? [abc] [!abc] within a name, ** across folders."""
+    parts = {"**/": r"(?:.*/)?", "**": r".*", "*": r"[^/]*", "?": r"[^/]"}
+    out = ""
+    for token in re.findall(r"\*\*/|\*\*|\*|\?|\[!?\]?[^]/]*\]|.", pattern):
+        if token in parts:
+            out += parts[token]
+        elif len(token) > 1:
+            inner = token[1:-1].replace("\\", r"\\").replace("^", r"\^").replace("[", r"\[")
+            out += f"(?!/)[{'^' + inner[1:] if inner.startswith('!') else inner}]"
+        else:
+            out += re.escape(token)
+    try:
+        return re.compile(out)
+    except re.error as error:
+        raise UserError(f"{pattern}: not a pattern ({error.msg}); correct the brackets") from None
+
+
+def _is_hidden(path: str) -> bool:
+    """Return whether a name in the path marks it as not data: _SUCCESS, _temporary/, .crc."""
+    return any(segment.startswith((".", "_")) for segment in path.split("/"))
+
+
+def _below(uri: str, options: StorageOptions) -> Iterable[tuple[str, SourceFile]]:
+    """Yield every file below a folder, with its path from there."""
+    if parse(uri).scheme == "hf":
+        from sdp.storage.hub import HubPath, list_hub
+
+        folder = HubPath.parse(uri)
+        above = f"{folder.path}/" if folder.path else ""
+        for entry in list_hub(folder, options):
+            yield entry.path[len(above) :], SourceFile(join(folder.root, entry.path), entry.size, entry.etag)
+        return
+    storage = open_storage(uri, options)
+    for info in storage.list():
+        yield info.path, SourceFile(storage.uri_of(info.path), info.size, _lasting(uri, info.etag))
+
+
+def _file_at(uri: str, options: StorageOptions) -> SourceFile | None:
+    """Return the file at exactly this URI, if there is one."""
+    if parse(uri).scheme == "hf":
+        from sdp.storage.hub import HubPath, list_hub
+
+        file = HubPath.parse(uri)
+        folder = HubPath(file.repo, file.revision, file.path.rpartition("/")[0], file.root)
+        for entry in list_hub(folder, options, recursive=False):
+            if entry.path == file.path:
+                return SourceFile(join(file.root, entry.path), entry.size, entry.etag)
+        return None
+    location = parse(uri)
+    above, _, name = location.uri.rpartition("/")
+    if not location.path.strip("/"):
+        return None
+    storage = open_storage(above or "/", options)
+    try:
+        info = storage.stat(name)
+    except NotFound:
+        if not storage.exists(name):  # this raises where the bucket is missing
+            return None
+        raise
+    return SourceFile(location.uri, info.size, _lasting(uri, info.etag))
+
+
+def _lasting(uri: str, etag: str | None) -> str | None:
+    """Return a local etag without its inode, which differs once the file is copied or mounted elsewhere."""
+    return etag.partition("-")[2] if etag and parse(uri).scheme == "file" else etag
+
+
+def _on_the_web(uri: str, options: StorageOptions) -> SourceFile:
+    from sdp.storage.web import WebFile
+
+    path = uri.partition("?")[0]
+    if "*" in path or "[" in path:
+        raise UserError(f"{shown(uri)}: a web server cannot be listed; name each file")
+    file = WebFile(uri, options)
+    return SourceFile(uri, file.size, file.etag)

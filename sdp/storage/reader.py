@@ -1,8 +1,8 @@
 """Random access to a remote object through ranged reads, for pyarrow.parquet.
 
-The last bytes come with the first request, because Parquet begins reading there; small reads fetch somewhat more than
-they ask for, large ones (pre_buffer=True makes them) go out in parallel. All parts are of one version of the object:
-if it is written anew in between, that is an error and not a mixture.
+The first request fetches the last bytes, where Parquet begins reading. Small reads fetch more than they need; large
+ones (pre_buffer=True makes them) go out in parallel. All reads are of one version of the object: a write in between is
+an error.
 """
 
 import asyncio
@@ -16,24 +16,24 @@ import obstore
 from sdp.errors import SdpError
 from sdp.storage.base import StorageOptions
 from sdp.storage.explain import REPORTED, Failure, classify
-from sdp.storage.retry import Patience, persist, wait
+from sdp.storage.retry import Attempt, persist, wait
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 TAIL = 64 * 1024
-"""What pyarrow reads of a Parquet file's end at first."""
+"""Bytes of a Parquet file's end that pyarrow reads first."""
 AHEAD = 1024 * 1024
-"""What a small read fetches that goes on where the last one ended."""
+"""Bytes that a small read fetches where it continues the one before."""
 PIECE = 8 * 1024 * 1024
-"""What one request of a parallel read fetches."""
+"""Bytes of one request of a parallel read."""
 _PARALLEL = 8
 
 Explain = Callable[[Failure, str], SdpError]
 
 
-class Remote:
-    """An object as the first request found it: its size, its version, its last bytes."""
+class RemoteObject:
+    """One version of an object: its size, etag and last bytes, as the first request returned them."""
 
     def __init__(self, store: Any, key: str, options: StorageOptions, explain: Explain) -> None:
         self._store = store
@@ -43,26 +43,26 @@ class Remote:
         self.size, self.etag, self.tail, self.ranged = wait(self._open)
 
     async def _open(self) -> tuple[int, str | None, bytes, bool]:
-        async def call(patience: Patience, _: Failure | None) -> tuple[int, str | None, bytes, bool]:
+        async def call(attempt: Attempt) -> tuple[int, str | None, bytes, bool]:
             try:
-                answer = await patience(obstore.get_async(self._store, self._key, options={"range": {"suffix": TAIL}}))
-                tail = (await patience(answer.bytes_async(), TAIL)).to_bytes()
-                return answer.meta["size"], answer.meta["e_tag"], tail, True
+                response = await attempt(obstore.get_async(self._store, self._key, options={"range": {"suffix": TAIL}}))
+                tail = (await attempt(response.bytes_async(), TAIL)).to_bytes()
+                return response.meta["size"], response.meta["e_tag"], tail, True
             except REPORTED as error:
                 kind = classify(error).kind
-                if kind == "unreadable":  # an answer to HEAD has a status and no page
-                    await patience(obstore.head_async(self._store, self._key))
-                # "beyond" is also what an empty object is answered with: there is no last byte of it.
+                if kind == "unreadable":  # a response to HEAD has a status and no page
+                    await attempt(obstore.head_async(self._store, self._key))
+                # An empty object is "beyond" too: it has no last byte.
                 if kind not in ("unranged", "beyond"):
                     raise
-            answer = await patience(obstore.get_async(self._store, self._key))
-            size: int = answer.meta["size"]
-            return size, answer.meta["e_tag"], b"", size == 0
+            response = await attempt(obstore.get_async(self._store, self._key))
+            size: int = response.meta["size"]
+            return size, response.meta["e_tag"], b"", size == 0
 
         return await persist(call, self._options, self._explain)
 
     def fetch(self, start: int, length: int) -> bytes:
-        """Exactly this range, in pieces that are fetched (and tried again) on their own."""
+        """Return exactly this range; a large one is fetched in pieces, each with its own retries."""
         starts = range(start, start + length, PIECE)
         if len(starts) == 1:
             return wait(lambda: self._piece(start, length))
@@ -84,26 +84,32 @@ class Remote:
             raise several.exceptions[0] from None
 
     async def _piece(self, start: int, length: int) -> bytes:
-        async def call(patience: Patience, _: Failure | None) -> bytes:
+        async def call(attempt: Attempt) -> bytes:
             end = start + length
-            answer = await patience(obstore.get_async(self._store, self._key, options={"range": (start, end)}))
-            if (answer.meta["size"], answer.meta["e_tag"]) != (self.size, self.etag):
+            response = await attempt(obstore.get_async(self._store, self._key, options={"range": (start, end)}))
+            if (response.meta["size"], response.meta["e_tag"]) != (self.size, self.etag):
                 raise obstore.exceptions.PreconditionError("another version")
-            return (await patience(answer.bytes_async(), length)).to_bytes()
+            return (await attempt(response.bytes_async(), length)).to_bytes()
 
         return await persist(call, self._options, self._explain)
 
+    def open(self) -> "pa.NativeFile":
+        """Open the object as a pyarrow file."""
+        import pyarrow as pa
+
+        return pa.PythonFile(RangeFile(self) if self.ranged else self.spool(), mode="r")
+
     def spool(self) -> IO[bytes]:
-        """The whole object in a temporary file, for a server that sends whole files only."""
+        """Fetch the whole object into a temporary file, from a server that sends whole files only."""
         file = tempfile.TemporaryFile(prefix="sdp-source-")  # noqa: SIM115 (the reader closes it)
 
-        async def download(patience: Patience, _: Failure | None) -> None:
-            # A stream that broke cannot be gone on with (it would look as if it had ended): each attempt starts over.
+        async def download(attempt: Attempt) -> None:
+            # A broken stream would look as if it had ended, so each attempt starts over.
             await asyncio.to_thread(file.truncate, 0)
             await asyncio.to_thread(file.seek, 0)
-            answer = await patience(obstore.get_async(self._store, self._key))
-            stream = answer.stream()
-            while (chunk := await patience(anext(stream, None), PIECE)) is not None:
+            response = await attempt(obstore.get_async(self._store, self._key))
+            stream = response.stream()
+            while (chunk := await attempt(anext(stream, None), PIECE)) is not None:
                 await asyncio.to_thread(file.write, chunk)
 
         wait(lambda: persist(download, self._options, self._explain))
@@ -112,13 +118,13 @@ class Remote:
 
 
 class RangeFile:
-    """A read-only file over ranged reads, as pyarrow.PythonFile wants one; it calls with a lock of its own held."""
+    """A read-only file over ranged reads, for pyarrow.PythonFile, which serialises its calls with a lock."""
 
-    def __init__(self, remote: Remote) -> None:
+    def __init__(self, remote: RemoteObject) -> None:
         self._remote = remote
         self._at = 0
         self._ahead = (0, b"")
-        self._end = -1  # of the last read
+        self._end = -1  # where the last read ended
         self.closed = False
 
     def readable(self) -> bool:
@@ -162,11 +168,3 @@ class RangeFile:
     def close(self) -> None:
         self.closed = True
         self._ahead = (0, b"")
-
-
-def open_ranges(store: Any, key: str, options: StorageOptions, explain: Explain) -> "pa.NativeFile":
-    """The object as a pyarrow file."""
-    import pyarrow as pa
-
-    remote = Remote(store, key, options, explain)
-    return pa.PythonFile(RangeFile(remote) if remote.ranged else remote.spool(), mode="r")

@@ -1,9 +1,9 @@
 """A prefix of an S3 or Google Cloud Storage bucket, over obstore.
 
-A write is one PUT of data that was serialised before it starts: the store has all of it or none. `create` and `replace`
-are conditional requests that the server decides: If-None-Match and If-Match on S3, generations on Google Cloud Storage.
-Only what one PUT cannot take goes up in parts, to be seen when it is completed. obstore does not always abort such an
-upload when it fails, so a bucket that gets objects of that size needs a rule that clears incomplete uploads away.
+A write is one PUT of serialised data, so the store has all of it or none. The server decides the conditions of `create`
+and `replace`: If-None-Match and If-Match on S3, generations on Google Cloud Storage. Only an object too large for one
+PUT is uploaded in parts, and appears when the upload completes. obstore does not always abort a failed upload, so a
+bucket for such objects needs a lifecycle rule that removes incomplete uploads.
 """
 
 import os
@@ -19,7 +19,7 @@ from sdp.errors import AccessDenied, AlreadyExists, Conflict, NotFound, SdpError
 from sdp.storage import aws
 from sdp.storage.base import Data, FileInfo, Files, Names, Storage, StorageOptions, checked, checked_range, folder, view
 from sdp.storage.explain import Failure, Kind, classify
-from sdp.storage.retry import Patience, persist, wait
+from sdp.storage.retry import Attempt, persist, wait
 from sdp.storage.uri import Location, shown
 
 if TYPE_CHECKING:
@@ -28,36 +28,38 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 MULTIPART = 4 * 1024**3
-"""S3 takes 5 GiB in one PUT."""
+"""Bytes from which an object is uploaded in parts; S3 accepts 5 GiB in one PUT."""
 _PART = 64 * 1024 * 1024
-_PAGE = 1000  # what S3 lists at once
+_PAGE = 1000  # objects that S3 lists at once
 
 
 class Bucket:
-    """The connections to a bucket, made when first used and shared by a storage and its children."""
+    """The connections to a bucket, opened at first use and shared by a storage and its children."""
 
     def __init__(self, location: Location, options: StorageOptions) -> None:
         self._scheme = location.scheme
         self.name = location.bucket
+        self.uri = location.uri
+        """The folder that was opened first: the one that somebody has named."""
         self._options = options
         self._access: aws.Access | None = None
         self._stores: dict[int, S3Store | GCSStore] = {}
 
     def access(self, uri: str) -> aws.Access | None:
-        """None for Google Cloud Storage, where obstore finds everything itself."""
+        """Return the settings for S3; None for Google Cloud Storage, where obstore finds everything itself."""
         if self._access is None and self._scheme == "s3":
             self._access = aws.find_access(uri, self._options, os.environ)
         return self._access
 
     def store(self, uri: str, retries: int = 0) -> "S3Store | GCSStore":
-        """obstore's own retries are for multipart uploads: a part is safe to send again, and only it can do that."""
+        """Return the store. obstore retries by itself only in multipart uploads: only it can send a part again."""
         if retries not in self._stores:
             self._stores[retries] = self._make(self.access(uri), retries)
         return self._stores[retries]
 
     def _make(self, access: aws.Access | None, retries: int) -> "S3Store | GCSStore":
         options, limit = self._options, timedelta(seconds=self._options.timeout_s)
-        # GOOGLE_BASE_URL is obstore's name for the address of something that stands in for Google's.
+        # obstore reads GOOGLE_BASE_URL for the address of a server in place of Google's.
         endpoint = (access.endpoint if access else os.environ.get("GOOGLE_BASE_URL")) or ""
         shared: dict[str, Any] = {
             "client_options": {
@@ -77,32 +79,30 @@ class Bucket:
 class ObjectStorage(Storage):
     def __init__(self, location: Location, options: StorageOptions, bucket: Bucket | None = None) -> None:
         super().__init__(location, options)
-        self._location = location
         self._bucket = bucket or Bucket(location, options)
+        self._root = f"{location.path}/" if location.path else ""
 
     def list(self, prefix: str = "") -> Files:
-        found = self._listed(prefix, _info)
-        return [found[path] for path in sorted(found)]
+        files = self._listed(prefix, _info)
+        return [files[path] for path in sorted(files)]
 
     def names(self, prefix: str = "", limit: int | None = None) -> Names:
         return sorted(self._listed(prefix, lambda path, _: path, limit))[:limit]
 
     def folders(self) -> Names:
-        root = f"{self._location.path}/" if self._location.path else ""
         store = self._ready("")
 
-        async def call(patience: Patience, _: Failure | None) -> Any:
-            return await patience(obstore.list_with_delimiter_async(store, root or None))
+        async def call(attempt: Attempt) -> Any:
+            return await attempt(obstore.list_with_delimiter_async(store, self._root or None))
 
         listed = self._run("", call, missing="bucket")
-        return sorted(prefix[len(root) :].strip("/") for prefix in listed["common_prefixes"])
+        return sorted(prefix[len(self._root) :].strip("/") for prefix in listed["common_prefixes"])
 
     def _listed(self, prefix: str, make: Callable[[str, Any], T], limit: int | None = None) -> dict[str, T]:
-        """The deadline is one page's: a listing takes as long as it is long, but never without progress."""
+        """List page by page; the deadline is one page's, so that a long listing may go on while it progresses."""
         inside = folder(prefix)
-        root = f"{self._location.path}/" if self._location.path else ""
-        below = f"{root}{inside}".rstrip("/") or None
-        found: dict[str, T] = {}
+        below = f"{self._root}{inside}".rstrip("/") or None
+        listed: dict[str, T] = {}
         empty: set[str] = set()
         last: str | None = None
         store = self._ready(inside)
@@ -111,27 +111,27 @@ class ObjectStorage(Storage):
             nonlocal last
             stream: Any = None
 
-            async def page(patience: Patience, failed: Failure | None) -> Any:
+            async def page(attempt: Attempt) -> Any:
                 nonlocal stream
-                if stream is None or failed:  # go on behind what has been listed
+                if stream is None or attempt.before:  # continue behind the last listed object
                     stream = obstore.list(store, below, offset=last, chunk_size=_PAGE)
-                return await patience(anext(stream, None))
+                return await attempt(anext(stream, None))
 
             # A folder is never missing: a 404 means the bucket.
             while batch := await persist(page, self.options, self._explain(inside, missing="bucket")):
                 last = batch[-1]["path"]
                 for meta in batch:
-                    path = meta["path"][len(root) :]
-                    found[path] = make(path, meta)
+                    path = meta["path"][len(self._root) :]
+                    listed[path] = make(path, meta)
                     if not meta["size"]:
                         empty.add(path)
-                if limit is not None and len(found) >= limit:
+                if limit is not None and len(listed) >= limit:
                     return
 
         wait(pages)
-        for marker in _markers(found, empty):
-            del found[marker]
-        return found
+        for marker in _markers(listed, empty):
+            del listed[marker]
+        return listed
 
     def stat(self, path: str) -> FileInfo:
         info = self._head(path)
@@ -143,17 +143,17 @@ class ObjectStorage(Storage):
         return self._head(path) is not None
 
     def _head(self, path: str) -> FileInfo | None:
-        """None where there is no object, and that is all that is wrong."""
+        """Describe an object; None where only the object is missing, and not the bucket."""
         key, store = self._key(path), self._ready(path)
 
-        async def call(patience: Patience, _: Failure | None) -> FileInfo | None:
+        async def call(attempt: Attempt) -> FileInfo | None:
             try:
-                return _info(path, await patience(obstore.head_async(store, key)))
+                return _info(path, await attempt(obstore.head_async(store, key)))
             except FileNotFoundError:
                 pass
-            # The answer to HEAD has no body: only GET tells a missing object from a missing bucket.
+            # A response to HEAD has no body: only GET distinguishes a missing object from a missing bucket.
             try:
-                return _info(path, (await patience(obstore.get_async(store, key))).meta)
+                return _info(path, (await attempt(obstore.get_async(store, key))).meta)
             except FileNotFoundError as error:
                 if classify(error).kind == "missing":
                     return None
@@ -164,9 +164,9 @@ class ObjectStorage(Storage):
     def read(self, path: str) -> bytes:
         key, store = self._key(path), self._ready(path)
 
-        async def call(patience: Patience, _: Failure | None) -> bytes:
-            answer = await patience(obstore.get_async(store, key))
-            return (await patience(answer.bytes_async(), answer.meta["size"])).to_bytes()
+        async def call(attempt: Attempt) -> bytes:
+            response = await attempt(obstore.get_async(store, key))
+            return (await attempt(response.bytes_async(), response.meta["size"])).to_bytes()
 
         return self._run(path, call)
 
@@ -176,21 +176,21 @@ class ObjectStorage(Storage):
             return b""
         key, store = self._key(path), self._ready(path)
 
-        async def call(patience: Patience, _: Failure | None) -> bytes:
+        async def call(attempt: Attempt) -> bytes:
             try:
-                answer = await patience(obstore.get_async(store, key, options={"range": (start, start + length)}))
+                response = await attempt(obstore.get_async(store, key, options={"range": (start, start + length)}))
             except obstore.exceptions.BaseError as error:
                 if classify(error).kind == "beyond":
                     return b""
                 raise
-            return (await patience(answer.bytes_async(), length)).to_bytes()
+            return (await attempt(response.bytes_async(), length)).to_bytes()
 
         return self._run(path, call)
 
     def open(self, path: str) -> "pa.NativeFile":
-        from sdp.storage.reader import open_ranges
+        from sdp.storage.reader import RemoteObject
 
-        return open_ranges(self._ready(path), self._key(path), self.options, self._explain(path))
+        return RemoteObject(self._ready(path), self._key(path), self.options, self._explain(path)).open()
 
     def publish(self, path: str, data: Data) -> FileInfo:
         return self._put(path, view(data), "overwrite")
@@ -205,45 +205,42 @@ class ObjectStorage(Storage):
         multipart = mode == "overwrite" and len(content) >= MULTIPART
         key, store = self._key(path), self._ready(path, self.options.retries if multipart else 0)
 
-        async def call(patience: Patience, failed: Failure | None) -> FileInfo:
+        async def call(attempt: Attempt) -> FileInfo:
             condition = mode
-            if isinstance(mode, dict) and self._location.scheme == "gs":
-                condition = await self._generation(patience, store, key, mode["e_tag"])
+            if isinstance(mode, dict) and self.location.scheme == "gs":
+                condition = await self._generation(attempt, store, key, mode["e_tag"])
             work = obstore.put_async(
                 store, key, content, mode=condition, use_multipart=multipart, chunk_size=_PART, max_concurrency=4
             )
             try:
-                done = await patience(work, len(content))
+                result = await attempt(work, len(content))
             except (AlreadyExistsError, PreconditionError):
-                # An earlier attempt may have landed although its answer was lost: then the other writer is us.
-                if not failed:
+                # The previous attempt may have succeeded although its response was lost.
+                if not attempt.before or (meta := await self._same(attempt, store, key, content)) is None:
                     raise
-                found = await self._same(patience, store, key, content)
-                if found is None:
-                    raise
-                return _info(path, found)
-            return FileInfo(path, len(content), done["e_tag"], datetime.now(UTC))
+                return _info(path, meta)
+            return FileInfo(path, len(content), result["e_tag"], datetime.now(UTC))
 
-        if mode == "overwrite":  # no precondition to fail: a 409 is something else
+        if mode == "overwrite":  # there is no precondition, so a 409 means something else
             return self._run(path, call, exists="other", changed="other")
         return self._run(path, call)
 
-    async def _same(self, patience: Patience, store: Any, key: str, content: memoryview) -> Any:
-        """What the store says of the object if it holds exactly this content, else None."""
+    async def _same(self, attempt: Attempt, store: Any, key: str, content: memoryview) -> Any:
+        """Return an object's metadata if it holds exactly this content, else None."""
         try:
-            answer = await patience(obstore.get_async(store, key))
-            if answer.meta["size"] == len(content):
-                held = await patience(answer.bytes_async(), len(content))
-                if memoryview(held) == content:
-                    return answer.meta
+            response = await attempt(obstore.get_async(store, key))
+            if response.meta["size"] == len(content):
+                stored = await attempt(response.bytes_async(), len(content))
+                if memoryview(stored) == content:
+                    return response.meta
         except FileNotFoundError:
             pass
         return None
 
-    async def _generation(self, patience: Patience, store: Any, key: str, etag: str) -> dict[str, Any]:
-        """Google Cloud Storage compares generations, not etags: the one that this etag belongs to."""
+    async def _generation(self, attempt: Attempt, store: Any, key: str, etag: str) -> dict[str, Any]:
+        """Return the generation of this etag, as Google Cloud Storage compares generations only."""
         try:
-            meta = await patience(obstore.head_async(store, key))
+            meta = await attempt(obstore.head_async(store, key))
         except FileNotFoundError as error:
             raise PreconditionError(str(error)) from None
         if meta["e_tag"] != etag:
@@ -253,9 +250,9 @@ class ObjectStorage(Storage):
     def delete(self, path: str) -> None:
         key, store = self._key(path), self._ready(path)
 
-        async def call(patience: Patience, _: Failure | None) -> None:
+        async def call(attempt: Attempt) -> None:
             try:
-                await patience(obstore.delete_async(store, key))
+                await attempt(obstore.delete_async(store, key))
             except FileNotFoundError as error:
                 if classify(error).kind != "missing":
                     raise
@@ -263,27 +260,28 @@ class ObjectStorage(Storage):
         self._run(path, call)
 
     def child(self, path: str) -> "ObjectStorage":
-        below = Location(self._location.scheme, self._location.bucket, self._key(path))
+        below = Location(self.location.scheme, self.location.bucket, self._key(path))
         return ObjectStorage(below, self.options, self._bucket)
 
     def _key(self, path: str) -> str:
-        return f"{self._location.path}/{checked(path)}".lstrip("/")
+        return self._root + checked(path)
 
     def _ready(self, path: str, retries: int = 0) -> "S3Store | GCSStore":
-        """The store, or in one line why there can be none: obstore checks its configuration when it is made."""
+        """Return the store; obstore checks its configuration when it is created."""
         try:
-            return self._bucket.store(self.uri_of(path), retries)
+            return self._bucket.store(self._bucket.uri, retries)
         except obstore.exceptions.BaseError as error:
             raise self._explain(path)(classify(error), "") from None
 
-    def _run(self, path: str, call: Callable[[Patience, Failure | None], Awaitable[T]], **kinds: Kind) -> T:
+    def _run(self, path: str, call: Callable[[Attempt], Awaitable[T]], **kinds: Kind) -> T:
         explain = self._explain(path, **kinds)
         return wait(lambda: persist(call, self.options, explain))
 
     def _explain(self, path: str, **kinds: Kind) -> Callable[[Failure, str], SdpError]:
-        """Makes errors; `kinds` says what a kind of failure means in this operation."""
-        uri = self.uri_of(path)
-        bucket, access = self._bucket, self._bucket.access(uri)
+        """Return a function that makes errors; `kinds` maps failures to what they mean in this operation."""
+        uri, bucket = self.uri_of(path), self._bucket
+        whole = bucket.uri  # named for a fault of the whole bucket, rather than a file that the user never named
+        access = bucket.access(whole)
 
         def error(failure: Failure, tried: str) -> SdpError:
             at = f" at {shown(access.endpoint)}" if access and access.endpoint else ""
@@ -292,7 +290,7 @@ class ObjectStorage(Storage):
                     return NotFound(f"{uri}: no such object; check the path")
                 case "bucket":
                     return NotFound(
-                        f"{uri}: no bucket '{bucket.name}'{at} ({failure.cause}); create it or correct the URI"
+                        f"{whole}: no bucket '{bucket.name}'{at} ({failure.cause}); create it or correct the URI"
                     )
                 case "denied":
                     return AccessDenied(
@@ -300,12 +298,12 @@ class ObjectStorage(Storage):
                     )
                 case "credentials":
                     if access is None:
-                        return AccessDenied(f"{uri}: no Google credentials found; set GOOGLE_APPLICATION_CREDENTIALS")
-                    return AccessDenied(aws.no_credentials(uri, access.looked_in))
+                        return AccessDenied(f"{whole}: no Google credentials found; set GOOGLE_APPLICATION_CREDENTIALS")
+                    return AccessDenied(aws.no_credentials(whole, access.looked_in))
                 case "region":
                     region = access.region if access else ""
                     return AccessDenied(
-                        f"{uri}: the bucket is not in region '{region}' ({failure.cause}); set storage.region"
+                        f"{whole}: the bucket is not in region '{region}' ({failure.cause}); set storage.region"
                     )
                 case "exists":
                     return AlreadyExists(f"{uri}: exists already; another writer was first")
@@ -323,10 +321,10 @@ class ObjectStorage(Storage):
 
 
 def _markers(paths: Iterable[str], empty: set[str]) -> set[str]:
-    """The empty objects that only stand for a folder: named "folder/", of which obstore drops the slash."""
+    """Return the empty objects that only stand for a folder: "folder/", whose slash obstore drops."""
     if not empty:
         return set()
-    folders = {""}  # that of the listed folder itself
+    folders = {""}  # the listed folder's own
     for path in paths:
         while (path := path.rpartition("/")[0]) and path not in folders:
             folders.add(path)

@@ -1,4 +1,4 @@
-"""What a URI means: its scheme, its bucket or host, and the path inside."""
+"""URIs: a scheme, a bucket or host, and a path."""
 
 import os.path
 import re
@@ -23,7 +23,7 @@ class Location:
     bucket: str
     """Bucket, or host of a web address; empty for a local path."""
     path: str
-    """Local: absolute. Buckets: the key without slashes around it. Web: as it was given, query included."""
+    """Local: absolute. Buckets: the key without outer slashes. Web: unchanged, query included."""
 
     @property
     def uri(self) -> str:
@@ -33,7 +33,7 @@ class Location:
 
 
 def parse(uri: str) -> Location:
-    """The location that a URI names; UserError where it names none."""
+    """Return the location that a URI names; raise UserError where it names none."""
     if not uri:
         raise UserError(f"'': the URI is empty; give {KNOWN}")
     if _CONTROL.search(uri):
@@ -52,7 +52,7 @@ def parse(uri: str) -> Location:
 
 
 def is_read_only(uri: str) -> bool:
-    """Whether files there can only be read, so that no dataset of ours lies there."""
+    """Return whether files can only be read there, so that it cannot hold a dataset of sdp."""
     return parse(uri).scheme not in WRITABLE
 
 
@@ -60,7 +60,7 @@ def _file(uri: str) -> Location:
     parts = urlsplit(uri)
     if parts.netloc not in ("", "localhost"):
         raise UserError(f"{uri}: a file:// URI names this machine; write file:///{parts.netloc}{parts.path}")
-    # A file name may hold what a URL calls query or fragment, so nothing of it is cut off.
+    # A file name may contain "?" or "#", so nothing is cut off as query or fragment.
     rest = uri.split("://", 1)[1].removeprefix(parts.netloc)
     return Location("file", "", os.path.abspath(unquote(rest)))  # noqa: PTH100 (links stay links)
 
@@ -68,7 +68,7 @@ def _file(uri: str) -> Location:
 def _web(scheme: str, rest: str) -> Location:
     host, _, path = rest.partition("/")
     if not host:
-        raise UserError(f"{scheme}://{rest}: no host in it; give the whole address")
+        raise UserError(f"{scheme}://{rest}: the address has no host; give all of it")
     return Location(scheme, host, path)
 
 
@@ -76,23 +76,23 @@ def _bucket(uri: str, scheme: str, rest: str) -> Location:
     bucket, _, path = rest.partition("/")
     path = path.strip("/")
     if not bucket:
-        raise UserError(f"{uri}: no bucket in it; write {scheme}://BUCKET/FOLDER")
+        raise UserError(f"{uri}: the URI has no bucket; write {scheme}://BUCKET/FOLDER")
     if path and any(segment in ("", ".", "..") for segment in path.split("/")):
-        raise UserError(f"{uri}: empty, '.' and '..' segments mean nothing in a bucket; write the path out")
+        raise UserError(f"{uri}: a bucket's path has no empty, '.' or '..' segments; write the path out")
     return Location(scheme, bucket, path)
 
 
 def join(uri: str, *parts: str) -> str:
-    """The URI of something below another URI."""
+    """Return the URI of a path below another URI."""
     below = "/".join(filter(None, (part.strip("/") for part in parts)))
     if not below:
         return uri
-    # "/" and "s3://" keep their slashes, so nothing is stripped from a bare root.
+    # A bare root, "/" or "s3://", keeps its slashes.
     return f"{uri}{below}" if uri.endswith("/") else f"{uri}/{below}"
 
 
 def shown(uri: str) -> str:
-    """A URI fit for a message or a log: without user, password or query, where secrets travel."""
+    """Return a URI for messages and logs: without user, password and query, which may hold secrets."""
     match = _SCHEME.match(uri)
     if not match or match[1].lower() not in WEB:
         return uri

@@ -1,4 +1,4 @@
-"""Files on the web, for reading: https:// and http:// addresses."""
+"""Files that are read from https:// and http:// addresses."""
 
 from collections.abc import Callable, Mapping
 from datetime import timedelta
@@ -9,7 +9,7 @@ from obstore.store import HTTPStore
 from sdp.errors import AccessDenied, Conflict, NotFound, SdpError, StorageError, Unavailable
 from sdp.storage.base import StorageOptions
 from sdp.storage.explain import Failure
-from sdp.storage.reader import RangeFile, Remote
+from sdp.storage.reader import RemoteObject
 from sdp.storage.uri import shown
 
 if TYPE_CHECKING:
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 
 class WebFile:
-    """A file at an address that answers GET, with ranges or without; redirects are followed."""
+    """A file that a server sends for GET, with or without ranges; redirects are followed."""
 
     def __init__(
         self, url: str, options: StorageOptions, *, headers: Mapping[str, str] | None = None, name: str | None = None
     ) -> None:
-        """`headers` go to this host only, not to where it redirects; `name` is what messages call the file."""
+        """Open a URL. `headers` go to this host only, not to one it redirects to; messages call the file `name`."""
         limit = timedelta(seconds=options.timeout_s)
         store = HTTPStore(
             url.partition("#")[0],
@@ -34,8 +34,8 @@ class WebFile:
             },
             retry_config={"max_retries": 0, "retry_timeout": limit},
         )
-        # The store is the file itself: a path below it would lose the query that signs many addresses.
-        self._remote = Remote(store, "", options, explaining(name or shown(url)))
+        # The store is the file itself: a path below it would lose the query, which signs many addresses.
+        self._remote = RemoteObject(store, "", options, explaining(name or shown(url)))
 
     @property
     def size(self) -> int:
@@ -46,22 +46,20 @@ class WebFile:
         return self._remote.etag
 
     def open(self) -> "pa.NativeFile":
-        import pyarrow as pa
-
-        return pa.PythonFile(RangeFile(self._remote) if self._remote.ranged else self._remote.spool(), mode="r")
+        return self._remote.open()
 
 
 def explaining(name: str) -> Callable[[Failure, str], SdpError]:
-    """Makes the errors of what is called `name`."""
+    """Return a function that makes the errors about `name`."""
 
     def error(failure: Failure, tried: str) -> SdpError:
         match failure.kind:
             case "missing" | "bucket":
-                return NotFound(f"{name}: not there ({failure.cause}); check the address")
+                return NotFound(f"{name}: not found ({failure.cause}); check the address")
             case "denied":
                 return AccessDenied(f"{name}: access denied ({failure.cause}); check the address and the token")
             case "changed":
-                return Conflict(f"{name}: changed while it was read; start again")
+                return Conflict(f"{name}: changed while it was read; run the same command again")
             case "transient":
                 return Unavailable(
                     f"{name}: {failure.cause} ({tried}); check that the server is up and reachable (or raise "

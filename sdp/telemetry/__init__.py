@@ -1,4 +1,4 @@
-"""What a running job tells of itself: see catalogue.py for every metric, and docs/metrics.md for the same to read."""
+"""Metrics of running jobs; docs/metrics.md lists them, made from catalogue.py."""
 
 from sdp.telemetry.catalogue import CATALOGUE, Metric
 from sdp.telemetry.emit import Backend, Telemetry, begin, run_name

@@ -1,16 +1,15 @@
-"""Emission: a job says what its figures are, by the names of the catalogue; where they go is another matter.
+"""Emission of a job's metrics, by their names in the catalogue.
 
     telemetry = begin("s3://bucket/run")
     telemetry.count("sdp_train_samples_total", 1024)
     telemetry.reach("sdp_download_rows_total", 70_312, outcome="failed", reason="timeout")
 
-Where Ray runs, they go through Ray's metrics, which KubeRay exposes on each pod; elsewhere to prometheus-client's
-registry.
+With Ray they go through Ray's metrics, which KubeRay exposes on each pod; without, to prometheus-client's registry.
 """
 
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Protocol
@@ -20,18 +19,15 @@ from sdp.errors import one_line
 from sdp.telemetry.catalogue import CATALOGUE, COUNTER, GAUGE, HISTOGRAM, Metric
 
 _MOST_SERIES = 500
-"""Of one metric in one process: what more there is goes by the name of OTHER."""
+"""Limit on the series of a metric in one process; further label values become OTHER."""
 OTHER = "other"
 
 
 class Backend(Protocol):
-    """Where series live."""
+    """A store of series."""
 
-    def add(self, metric: Metric, value: float, labels: Mapping[str, str]) -> None: ...
-
-    def set(self, metric: Metric, value: float, labels: Mapping[str, str]) -> None: ...
-
-    def observe(self, metric: Metric, value: float, labels: Mapping[str, str]) -> None: ...
+    def emit(self, metric: Metric, value: float, labels: Mapping[str, str]) -> None:
+        """Add to a counter, set a gauge, or observe a value in a histogram, by the metric's kind."""
 
 
 @dataclass
@@ -41,7 +37,7 @@ class Telemetry:
     backend: Backend
     run: str
     job: str = ""
-    """The name that Ray knows the submitted job by."""
+    """The submitted job's name in Ray."""
     _reached: dict[tuple[str, tuple[str, ...]], float] = field(default_factory=dict)
     _seen: dict[str, set[tuple[str, ...]]] = field(default_factory=dict)
     _counts: dict[str, list[int]] = field(default_factory=dict)
@@ -51,26 +47,28 @@ class Telemetry:
         """Add to a counter."""
         if amount > 0:
             metric = _metric(name, COUNTER)
-            self._emit(self.backend.add, metric, amount, self._labels(metric, labels))
+            self._emit(metric, amount, self._labels(metric, labels))
 
     def reach(self, name: str, total: float, **labels: object) -> None:
-        """Bring a counter to a total of this process; one that went back has begun anew, and adds nothing."""
+        """Raise a counter to this process's total; a total that falls has restarted, and adds nothing."""
         metric = _metric(name, COUNTER)
         values = self._labels(metric, labels)
         key = (name, tuple(values.values()))
         before, self._reached[key] = self._reached.get(key, 0.0), total
         if total > before:
-            self._emit(self.backend.add, metric, total - before, values)
+            self._emit(metric, total - before, values)
 
     def show(self, name: str, value: float | None, **labels: object) -> None:
-        """Set a gauge; what is not known is not shown."""
+        """Set a gauge, unless the value is None."""
         if value is not None:
             metric = _metric(name, GAUGE)
-            self._emit(self.backend.set, metric, value, self._labels(metric, labels))
+            self._emit(metric, value, self._labels(metric, labels))
 
     def observed(self, name: str, counts: Sequence[int]) -> None:
-        """Bring a histogram to totals by bucket, the last of which has no bound. What lies in a bucket is told as its
-        middle: buckets and quantiles are exact, the sum is not."""
+        """Raise a histogram to totals by bucket, the last of which has no bound.
+
+        Values are observed as their bucket's middle: buckets and quantiles are exact, the sum is not.
+        """
         metric = _metric(name, HISTOGRAM)
         before, self._counts[name] = self._counts.get(name, [0] * len(counts)), list(counts)
         labels = self._labels(metric, {})
@@ -78,27 +76,24 @@ class Telemetry:
         middles = [(low + high) / 2 for low, high in pairwise(edges)]
         for middle, count, earlier in zip(middles, counts, before, strict=True):
             for _ in range(count - earlier):
-                self._emit(self.backend.observe, metric, middle, labels)
+                self._emit(metric, middle, labels)
 
     def process(self, role: str, rank: int | str = "") -> None:
-        """Say what this process is."""
+        """Announce this process's role."""
         self.show("sdp_process_info", 1, pid=os.getpid(), role=role, rank=rank, job_name=self.job)
 
-    def _emit(
-        self, action: Callable[[Metric, float, Mapping[str, str]], None], metric: Metric, value: float,
-        labels: Mapping[str, str],
-    ) -> None:  # fmt: skip
+    def _emit(self, metric: Metric, value: float, labels: Mapping[str, str]) -> None:
         """Hand a value to the backend. Its errors end here: no job fails because its metrics do."""
         try:
-            action(metric, value, labels)
-        except Exception as error:  # noqa: BLE001 (whatever happens to it)
+            self.backend.emit(metric, value, labels)
+        except Exception as error:  # noqa: BLE001 (a backend may raise anything)
             if not self._failed:
-                say(f"telemetry: {metric.name} cannot be emitted, nor perhaps others: {one_line(error, 200)}")
+                say(f"telemetry: {metric.name} and perhaps other metrics cannot be emitted: {one_line(error, 200)}")
             self._failed = True
 
     def _labels(self, metric: Metric, labels: Mapping[str, object]) -> dict[str, str]:
         if set(labels) != set(metric.labels):
-            raise ValueError(f"{metric.name} has the labels {metric.labels}, not {tuple(labels)}")
+            raise ValueError(f"{metric.name}: expected the labels {metric.labels}, got {tuple(labels)}")
         values = tuple(str(labels[name]) for name in metric.labels)
         seen = self._seen.setdefault(metric.name, set())
         if values not in seen:
@@ -109,14 +104,14 @@ class Telemetry:
 
 
 def begin(uri: str) -> Telemetry:
-    """The metrics of the run that writes to an address, from this process."""
+    """Return this process's metrics of the run that writes to an address."""
     ray = sys.modules.get("ray")
     if ray is not None and ray.is_initialized():
         from sdp.telemetry.ray_metrics import RayBackend, ascii_tag, job_name
 
         run = run_name(uri)
         if run != (tag := ascii_tag(run)):
-            say(f"telemetry: the metrics of {run} have the label run={tag}, since Ray takes ASCII alone")
+            say(f"telemetry: the metrics of {run} have the label run={tag}, since Ray accepts only ASCII")
         return Telemetry(RayBackend(), tag, job_name())
     from sdp.telemetry.registry import RegistryBackend
 
@@ -124,7 +119,7 @@ def begin(uri: str) -> Telemetry:
 
 
 def run_name(uri: str) -> str:
-    """The end of an address: `s3://bucket/runs/sd2/phase-1` is `sd2/phase-1`."""
+    """Return the end of an address: `sd2/phase-1` for `s3://bucket/runs/sd2/phase-1`."""
     parts = [part for part in uri.split("://")[-1].split("/") if part]
     if len(parts) > 1 and parts[-1].startswith("phase-"):
         return "/".join(parts[-2:])[:100]
@@ -134,5 +129,5 @@ def run_name(uri: str) -> str:
 def _metric(name: str, kind: str) -> Metric:
     metric = CATALOGUE[name]
     if metric.kind != kind:
-        raise ValueError(f"{name} is a {metric.kind}, not a {kind}")
+        raise ValueError(f"{name}: expected a {kind}, got a {metric.kind}")
     return metric

@@ -10,14 +10,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sdp.config import TrainConfig
+from sdp.device import enter
 from sdp.encode.work import embed_empty
 from sdp.errors import UserError, one_line
 from sdp.model import load
 from sdp.model.checkpoints import find_checkpoint
 from sdp.model.family import encode_text
-from sdp.model.lora import add_lora
 from sdp.model.schedule import from_alphas_cumprod
 from sdp.model.sources import LocalModel, resolve
+from sdp.model.trained import TrainedNetworks, load_networks
 from sdp.storage import open_storage
 from sdp.train import fp8
 from sdp.train.callbacks.base import Callback
@@ -76,7 +77,7 @@ def assemble(
             Ingredients(
                 config=config,
                 world=world,
-                unet=make_unet(config, model, world),
+                networks=make_networks(config, model, world),
                 objective=make_objective(config, model, world),
                 conditioning=make_conditioning(config, model, world, empty),
                 reader=reader,
@@ -120,9 +121,9 @@ def make_reader(
     if config.data.mode == "collocated":
         from sdp.train.data.collocated import Collocated
 
-        encoder = load_encoder(images, str(world.device))
+        encoder = load_encoder(images, str(world.encoding_device))
         engine: Engine = Collocated(images, encoder, config.data.readers)
-        empty = partial(embed_empty, images.orders, encoder) if config.text_encoded else None
+        empty = partial(embed_empty, images.spec, encoder) if config.text_encoded else None
     else:
         if ask is None:
             raise UserError("data.mode: online needs encoders of its own: train on Ray, or choose collocated")
@@ -163,23 +164,29 @@ def offline_reader(config: TrainConfig, sources: Sources, world: World) -> Direc
     )
 
 
-def make_unet(config: TrainConfig, model: LocalModel, world: World) -> torch.nn.Module:
-    """The U-Net on this worker's device, in fp32, ready to be wrapped; the same weights on all workers."""
+def make_networks(config: TrainConfig, model: LocalModel, world: World) -> TrainedNetworks:
+    """Return what is trained, on this worker's device, in fp32, ready to be wrapped; alike on all workers."""
     torch.manual_seed(config.seed)
-    unet: Any = load.load_unet(model.path, pretrained=config.model.unet == "pretrained", device=world.device)
+    networks = load_networks(
+        model.path,
+        text_encoder=config.model.train_text_encoder,
+        pretrained=config.model.unet == "pretrained",
+        device=world.device,
+        second=world.second,
+    )
+    unet: Any = networks.unet
     if config.lora.rank is not None:
         torch.manual_seed(config.seed)  # however many numbers the loading has drawn
-        add_lora(unet, config.lora.rank, config.lora.scale, config.lora.targets)
+        networks.add_lora(config.lora)
     if config.strategy.channels_last:
         channels_last(unet, weights=config.strategy.kind == "ddp")
     if config.strategy.fp8.enabled:
         fp8.convert(unet, config.strategy.fp8, config.data.resolution, world.device)
     if config.strategy.activation_checkpointing:
-        unet.enable_gradient_checkpointing()
+        networks.recompute_activations()
     if config.strategy.compile:
         compile_blocks(unet)
-    module: torch.nn.Module = unet
-    return module
+    return networks
 
 
 def make_objective(config: TrainConfig, model: LocalModel, world: World) -> Objective:
@@ -197,20 +204,26 @@ def make_objective(config: TrainConfig, model: LocalModel, world: World) -> Obje
 
 
 def make_conditioning(config: TrainConfig, model: LocalModel, world: World, empty: Empty | None = None) -> Conditioning:
-    """What the U-Net attends to. With `empty` captions come as embeddings, and no text encoder is loaded for them."""
+    """What the networks are called with beside latents: token ids where the text encoder is trained.
+
+    With `empty` captions come as embeddings, and no text encoder is loaded for them.
+    """
+    if config.model.train_text_encoder:
+        return Conditioning(_empty_ids(model).to(world.device)[0], lambda ids: ids)
     half = config.precision != "fp32" and world.device.type == "cuda"
     dtype = DTYPES[config.precision] if half else torch.float32
 
     @cache
     def encoder() -> torch.nn.Module:
-        return load.load_text_encoder(model.path, dtype=dtype, device=world.device)
+        return load.load_text_encoder(model.path, dtype=dtype, device=world.encoding_device)
 
     def encode(ids: Tensor) -> Tensor:
-        return encode_text(encoder(), ids)
+        return encode_text(encoder(), ids.to(world.encoding_device)).to(world.device)
 
     with torch.no_grad():
         if empty is not None:
             states = torch.from_numpy(empty()).to(world.device, dtype)
+            enter(world.device)  # whoever encoded it may have entered another
         else:
             states = encode(_empty_ids(model).to(world.device))
     return Conditioning(states[0], encode)

@@ -29,7 +29,7 @@ def require_fp8(config: TrainConfig) -> None:
     """UserError where fp8 is wanted and can be known to be out of reach: before anything is taken."""
     if not config.strategy.fp8.enabled:
         return
-    _require_torchao()
+    require_torchao(_KEY, "true", "false")
     if (accelerator := config.scaling.accelerator) is not None:
         _refuse_types(config, "scaling.accelerator", [accelerator])
 
@@ -51,7 +51,7 @@ def convert(unet: nn.Module, how: Fp8Config, resolution: int, device: torch.devi
     """
     if not how.emulate:
         _require_device(device)
-    _require_torchao()
+    require_torchao(_KEY, "true", "false")
     linear = [(name, layer) for name, layer in unet.named_modules() if isinstance(layer, nn.Linear)]
     chosen = {name for name, layer in linear if gains(name, layer, how.min_features)}
     if not chosen:
@@ -91,11 +91,12 @@ def _ragged(unet: nn.Module, resolution: int) -> bool:
     return side * side % _TILE > 0
 
 
-def _require_torchao() -> None:
+def require_torchao(key: str, value: str, other: str) -> None:
+    """Raise UserError where a key's value needs torchao and there is none; `other` does without."""
     if find_spec("torchao") is None:
         raise UserError(
-            f"{_KEY}: expected an installation with torchao, got true and none; pip install 'torchao>=0.18,<1' (in the "
-            "image, where the job runs on a cluster), or set it to false"
+            f"{key}: expected an installation with torchao, got {value} and none; pip install 'torchao>=0.18,<1' (in "
+            f"the image, where the job runs on a cluster), or set it to {other}"
         )
 
 

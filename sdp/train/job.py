@@ -14,7 +14,9 @@ from typing import Any
 from sdp import cluster, telemetry
 from sdp.config import TrainConfig, identity
 from sdp.console import Progress, say
+from sdp.errors import ConfigError, Problem
 from sdp.lease import Lease
+from sdp.plan.prices import load_prices
 from sdp.storage import is_read_only, open_storage
 from sdp.telemetry.registry import forget, serve
 from sdp.train.callbacks.base import Callback, StepReport
@@ -24,7 +26,7 @@ from sdp.train.callbacks.weights_and_biases import require_wandb
 from sdp.train.data.pinned import open_pinned
 from sdp.train.data.sources import open_sources, uris_of
 from sdp.train.driver import TrainSummary, failure_line, on_signals, record_start
-from sdp.train.fp8 import require_fp8
+from sdp.train.fp8 import require_fp8, require_torchao
 from sdp.train.phases import over, phases_of, refuse_other_shape, with_budget_left
 from sdp.train.plan import DATASET_KINDS, Plan, finished, make_plan, progress_line, summary_lines
 from sdp.train.prediction import with_prediction
@@ -38,7 +40,9 @@ def run(config: TrainConfig, *, dry_run: bool = False) -> TrainSummary:
     """Train all phases, or go on training."""
     require_wandb(config.log.wandb.project)
     require_fp8(config)
-    config = with_prediction(_absolute(config))
+    if config.optimizer.kind == "adamw_8bit":
+        require_torchao("optimizer.kind", "adamw_8bit", "adamw")
+    config = with_prices(with_prediction(_absolute(config)))
     refuse_other_shape(config)
     phases = phases_of(config)
     done = over(phases)
@@ -158,6 +162,26 @@ class CheckLease(Callback):
 
     def on_step(self, trainer: Trainer, report: StepReport) -> None:  # noqa: ARG002 (each step)
         self.lease.check()
+
+
+def with_prices(config: TrainConfig) -> TrainConfig:
+    """Return the configuration with the hour's prices of the instance types it names, as far as they are known."""
+    prices, known = config.prices, load_prices(None)
+    changes: dict[str, float] = {}
+    for who, instance, own, gpus in (
+        ("trainer", prices.trainer_instance, prices.trainer_hour, config.scaling.gpus_per_worker),
+        ("encoder", prices.encoder_instance, prices.encoder_hour, config.encode.gpus_per_worker),
+    ):
+        if instance is None or own is not None:
+            continue
+        if (of_gpu := known.gpu_hour(instance)) is not None:
+            changes[f"{who}_hour"] = of_gpu * gpus
+        elif config.max_cost is not None and who == "trainer":
+            expected = f"null while no price of {instance} is known"
+            raise ConfigError([Problem("max_cost", expected, repr(config.max_cost), "set prices.trainer_hour")])
+        else:
+            say(f"train: prices.{who}_instance: no price of {instance} is known, so none counts; set prices.{who}_hour")
+    return config.model_copy(update={"prices": prices.model_copy(update=changes)})
 
 
 def _absolute(config: TrainConfig) -> TrainConfig:

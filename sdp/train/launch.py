@@ -25,7 +25,7 @@ from ray.train.torch.config import _TorchBackend
 from sdp import cluster, telemetry
 from sdp.config import TrainConfig, parse
 from sdp.console import Progress, say
-from sdp.encode.pipeline import Placement, plan_placement
+from sdp.encode.placement import Placement, plan_placement
 from sdp.errors import LeaseLost, SdpError, UserError
 from sdp.lease import Lease
 from sdp.model.sources import resolve
@@ -59,7 +59,7 @@ def train_on_ray(config: TrainConfig, plan: Plan, folder: RunFolder, lease: Leas
     """Train with workers on the cluster, until the run is finished, stopped or given up."""
     resources = cluster.connect()
     scaling = config.scaling
-    trainers = place_of("scaling", scaling, grows=scaling.can_grow, more=_MORE)
+    trainers = place_of("scaling", scaling, grows=scaling.can_grow, more=_MORE, gpus=scaling.gpus_per_worker)
     if config.strategy.fp8.enabled:
         refuse_cluster(config, cluster.accelerators(), resources.get("GPU", 0))
 
@@ -113,14 +113,15 @@ def work(loop_config: dict[str, Any]) -> None:
     from sdp.train.assemble import assemble
 
     config, board = parse("train", loop_config["config"]), loop_config["board"]
+    gpus = config.scaling.gpus_per_worker
     context = ray.train.get_context()
     rank = context.get_world_rank()
     told: Told = ray.get(board.begin.remote(rank))
     if told.fatal is not None:
         return
-    world = World(
-        rank, context.get_world_size(), context.get_local_world_size(), choose_device(context.get_local_rank())
-    )
+    # Ray lets each trainer see all GPUs of its node's trainers.
+    *others, first = (choose_device(context.get_local_rank() * gpus + n) for n in reversed(range(gpus)))
+    world = World(rank, context.get_world_size(), context.get_local_world_size(), first, *others)
     stop = Stop()
     try:
         emit = EmitMetrics(telemetry.begin(config.output.uri), recoveries=max(0, told.attempts - 1))

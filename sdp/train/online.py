@@ -26,8 +26,11 @@ from ray import ObjectRef
 from ray.exceptions import ObjectLostError
 
 from sdp import cluster
+from sdp.encode.blocks import Note, pack, unpack
 from sdp.encode.chunk import TransformStats
-from sdp.encode.pipeline import Note, Pipeline, Placement, State, pack, unpack
+from sdp.encode.desk import State
+from sdp.encode.pipeline import Pipeline
+from sdp.encode.placement import Placement
 from sdp.encode.work import embed_empty
 from sdp.errors import SdpError, one_line
 from sdp.train.callbacks.base import Callback, StepReport
@@ -78,7 +81,7 @@ class EncodeSlices:
     def encode(self, encoder: "Encoder", value: Transformed | None) -> EncodedSlice | NDArray[np.float16]:
         """Encode what came out of `transform`."""
         if value is None:
-            return embed_empty(self.images.orders, encoder)
+            return embed_empty(self.images.spec, encoder)
         return encode_slice(self.images, encoder, value)
 
 

@@ -1,5 +1,6 @@
 """What a run is going to do, known before any resource is taken; and what it says of itself afterwards."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -8,18 +9,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sdp.config import TrainConfig
-from sdp.console import duration, size
+from sdp.console import clock, duration, size, spent
 from sdp.datasets.manifest import Dataset, open_dataset
 from sdp.datasets.output import read_json
 from sdp.errors import ConfigError, DatasetError, Problem
 from sdp.model import sources
 from sdp.model.checkpoints import CONFIG, FIRST, find_checkpoint, read_marker
+from sdp.plan.memory import fit
+from sdp.plan.model import Group, Stage, stage
 from sdp.storage import Storage, open_storage
 from sdp.train.callbacks.stragglers import behind
 from sdp.train.checkpoint import read_state
 from sdp.train.data.buckets import BucketReader
 from sdp.train.data.direct import DirectReader
-from sdp.train.data.latents import open_latents, refuse_another_encoder
+from sdp.train.data.latents import TEXT, open_latents, refuse_another_encoder, refuse_embeddings
 from sdp.train.data.order import Ints, OrderShape
 from sdp.train.data.pinned import open_pinned, outgrown
 from sdp.train.data.sources import open_sources, uris_of
@@ -96,15 +99,16 @@ def make_plan(config: TrainConfig, *, begun: bool = True) -> Plan:
     if config.lora.rank is not None:
         from sdp.model.trained import refuse_lora  # brings torch
 
-        refuse_lora(config.lora, model, options)
+        refuse_lora(config.lora, model, options, text_encoder=config.model.train_text_encoder)
     if config.model.start_from is not None and begun:
-        find_checkpoint(config.model.start_from, options)
+        _refuse_other_networks(config, find_checkpoint(config.model.start_from, options))
     run = RunFolder(open_storage(config.output.uri, options))
     step = run.latest()
     state = read_state(run.checkpoint(step)) if step is not None else TrainState()
     newest = state.position == 0
-    rows, positions, datasets = (_latents if offline else _images)(config, model, newest=newest)
+    rows, positions, datasets, embedded = (_latents if offline else _images)(config, model, newest=newest)
     _check_validation(config, model)
+    tight = fit(config, sources.family(model, storage=options), embedded=embedded)
     batch = config.data.global_batch_size or config.data.batch_size * config.scaling.most
     if rows < batch:
         raise DatasetError(
@@ -117,7 +121,7 @@ def make_plan(config: TrainConfig, *, begun: bool = True) -> Plan:
     notes = [
         *_batch_notes(before, batch),
         *_schedule_notes(config, before, state),
-        *filter(None, [prediction_note(config) if begun else None]),
+        *filter(None, [prediction_note(config) if begun else None, tight]),
         *(_mixture_notes(config, state) if newest else filter(None, map(outgrown, datasets))),
     ]
     return Plan(
@@ -127,11 +131,20 @@ def make_plan(config: TrainConfig, *, begun: bool = True) -> Plan:
         batch,
         state,
         run.checkpoint(step).uri if step is not None else None,
-        _last_step(config, state, positions, batch),
+        last_step(config, state, positions, batch),
         finished(config, state) or used_up(config, state),
         tuple(notes),
         _changed(before, config),
     )
+
+
+def _refuse_other_networks(config: TrainConfig, other: Storage) -> None:
+    """Refuse to begin with a run that has trained other networks: a U-Net goes with the text that it has learned."""
+    was = bool(read_json(other, CONFIG)["model"].get("train_text_encoder", False))
+    if was != config.model.train_text_encoder:
+        expected, got = (str(flag).lower() for flag in (was, config.model.train_text_encoder))
+        hint = "or begin with the model that sdp export makes of it (model.source)"
+        raise ConfigError([Problem("model.train_text_encoder", f"{expected}, as in {other.uri}", got, hint)])
 
 
 def _changed(before: Mapping[str, Any], config: TrainConfig) -> dict[str, tuple[Any, Any]]:
@@ -215,8 +228,11 @@ def _refuse_another_epoch(config: TrainConfig, checkpoint: Storage, state: Train
         )
 
 
-def _latents(config: TrainConfig, model: sources.ModelSource, *, newest: bool) -> tuple[int, int, list[Dataset]]:
-    """Rows and positions of an epoch, and datasets of ours; what is not latents, or another model's, is refused."""
+def _latents(config: TrainConfig, model: sources.ModelSource, *, newest: bool) -> tuple[int, int, list[Dataset], bool]:
+    """Return rows and positions of an epoch, datasets of ours, and whether captions are embeddings.
+
+    What is not latents, or another model's, is refused.
+    """
     found = open_sources(config, newest=newest)
     if model.kind in ("builtin", "local"):  # of others the workers know the digest once they have them
         for source in found.all:
@@ -232,7 +248,8 @@ def _latents(config: TrainConfig, model: sources.ModelSource, *, newest: bool) -
         shape = OrderShape(max(shuffle.lanes, config.scaling.most), shuffle.units, shuffle.row_groups)
         reader = BucketReader(found.ingredients, config.seed, shape, 0, 1, granule=config.data.batch_size)
         positions = reader.positions(FIRST)
-    return found.rows, positions, [source.dataset for source in found.all if source.dataset is not None]
+    ours = [source.dataset for source in found.all if source.dataset is not None]
+    return found.rows, positions, ours, first.text.name == TEXT
 
 
 def _refuse_split_granules(config: TrainConfig) -> None:
@@ -245,13 +262,13 @@ def _refuse_split_granules(config: TrainConfig) -> None:
         )
 
 
-def _images(config: TrainConfig, _: sources.ModelSource, *, newest: bool) -> tuple[int, int, list[Dataset]]:
+def _images(config: TrainConfig, _: sources.ModelSource, *, newest: bool) -> tuple[int, int, list[Dataset], bool]:
     """The same of images."""
     dataset = open_pinned(config, 0, config.source.uri, DATASET_KINDS[config.data.mode], newest=newest)
     parts = dataset.parts.select(["written", "start", "stop"]).to_pylist()
     _refuse_nothing_to_train_on(config, [(part["start"], part["stop"]) for part in parts if part["written"]])
     rows = sum(part["written"] for part in parts if config.limit is None or part["start"] < config.limit)
-    return rows, rows, [dataset]
+    return rows, rows, [dataset], config.text_encoded
 
 
 def _needed(config: TrainConfig) -> tuple[str, ...]:
@@ -269,7 +286,7 @@ def _check_validation(config: TrainConfig, model: sources.ModelSource) -> None:
         _refuse_empty_holdout(config)
         return
     dataset = open_dataset(open_storage(source, options), "latents")
-    open_latents(dataset, config.data.resolution)
+    refuse_embeddings(config, open_latents(dataset, config.data.resolution), source)
     if model.kind in ("builtin", "local"):
         refuse_another_encoder(config, dataset, sources.resolve(model, storage=options))
 
@@ -335,8 +352,8 @@ def used_up(config: TrainConfig, state: TrainState) -> str | None:
     return None
 
 
-def _last_step(config: TrainConfig, state: TrainState, rows: int, batch: int) -> int | None:
-    """The step at which the run ends, as far as can be told."""
+def last_step(config: TrainConfig, state: TrainState, rows: int, batch: int) -> int | None:
+    """Return the step at which max_steps or max_epochs ends the run; None where neither does."""
     ends = []
     if config.max_steps is not None:
         ends.append(config.max_steps)
@@ -344,6 +361,21 @@ def _last_step(config: TrainConfig, state: TrainState, rows: int, batch: int) ->
         whole = config.max_epochs - state.epoch - 1
         ends.append(state.step + -(-(rows - state.position) // batch) + whole * -(-rows // batch))
     return min(ends) if ends else None
+
+
+def forecast(config: TrainConfig, state: TrainState, last: int | None, batch: int, rate: float, held: Group) -> Stage:
+    """Return the rest of a run that has `last` as its last step: hours, GPU-hours and money by sdp plan's arithmetic.
+
+    A run has no end that is known where no limit holds; the rest of it is then of infinite length.
+    """
+    left = [math.inf if last is None else float((last - state.step) * batch)]
+    if config.max_samples is not None:
+        left.append(config.max_samples - state.samples)
+    if config.max_hours is not None:
+        left.append((config.max_hours * 3600 - state.seconds) * rate)
+    if config.max_cost is not None and held.per_hour:
+        left.append((config.max_cost - state.cost) / held.per_hour * 3600 * rate)
+    return stage("rest", max(0.0, min(left)), rate, [held])
 
 
 def progress_line(line: dict[str, Any], plan: Plan) -> str:
@@ -367,11 +399,12 @@ def progress_line(line: dict[str, Any], plan: Plan) -> str:
         parts.append(f"worker {slow['rank']} on {slow['host']} {extra:.0%} slower ({slow['part']})")
     if line["skipped"]:
         parts.append(f"{line['skipped']} skipped")
-    if line.get("cost"):
-        parts.append(f"cost {line['cost']:,.2f}")
-    if plan.last_step is not None and line["samples_per_s"]:
-        left = (plan.last_step - line["step"]) * plan.batch / line["samples_per_s"]
-        parts.append(f"ETA {duration(max(0.0, left))}")
+    for name, form in (("gpu_hours", "{} GPU-hours"), ("cost", "cost {}")):
+        if line.get(name):
+            whole = f" of {line[f'final_{name}']:,.2f}" if f"final_{name}" in line else ""
+            parts.append(form.format(f"{line[name]:,.2f}{whole}"))
+    if "left_s" in line:
+        parts.append(f"ETA {duration(line['left_s'])}, at {clock(line['finish_time'])}")
     return " · ".join(parts)
 
 
@@ -379,7 +412,8 @@ def summary_lines(state: TrainState, checkpoint: str | None, reason: str) -> lis
     """What happened, and what can be done next."""
     loss = f", loss {state.loss:.4f}" if state.loss is not None else ""
     lines = [
-        f"train: ended at step {state.step:,} ({reason}): {state.samples:,} samples in {duration(state.seconds)}{loss}",
+        f"train: ended at step {state.step:,} ({reason}): {state.samples:,} samples in "
+        f"{spent(state.seconds, state.gpu_hours, state.cost)}{loss}",
     ]
     if state.skipped:
         lines.append(f"train: {state.skipped} bad steps were skipped; their rows are in the run's bad_steps/")

@@ -21,16 +21,19 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from statistics import median
 from typing import Any
 
+from sdp.config import TrainConfig, keys
 from sdp.datasets.audit import RUN
 from sdp.datasets.concurrently import ordered_map
 from sdp.datasets.outcomes import Outcome
 from sdp.datasets.output import read_json
 from sdp.datasets.records import BadRecord, parse
-from sdp.errors import AlreadyExists, DatasetError, NotFound
-from sdp.model.checkpoints import COMPLETE, checkpoint_name, steps_in
+from sdp.errors import AlreadyExists, DatasetError, NotFound, UserError
+from sdp.model.checkpoints import COMPLETE, PHASES, checkpoint_name, steps_in
 from sdp.model.metric_files import files_in, joined
+from sdp.plan.speeds import Figure
 from sdp.storage import Storage
 
 EVENTS = "events.jsonl"
@@ -43,7 +46,8 @@ Line = dict[str, Any]
 _WHOLE = ("step", "samples", "epoch", "workers")
 _NUMBERS = ("epoch_done", "samples_per_s", "seconds")
 _OPTIONAL_NUMBERS = (
-    "loss", "loss_smoothed", "gradient_norm", "learning_rate", "skipped", "cost", "mfu", "memory_allocated",
+    "loss", "loss_smoothed", "gradient_norm", "learning_rate", "skipped", "gpu_hours", "final_gpu_hours", "cost",
+    "final_cost", "finish_time", "left_s", "mfu", "memory_allocated",
     "memory_peak", "validation_step", "encoders", "encoders_busy",
 )  # fmt: skip
 _MAPPINGS = ("time", "validation")
@@ -89,8 +93,9 @@ class RunFolder:
                 f"{self.storage.uri_of(RUN)}: identity: expected a mapping, got {was_identity!r:.60}; restore it from "
                 "a backup, or choose another output.uri"
             )
-        # What no longer belongs to it may have changed since.
-        differing = [(k, was_identity.get(k), identity.get(k)) for k in sorted(identity)]
+        # What no longer belongs to it may have changed since; a key that is newer than the run had its default.
+        defaults = json.loads(json_line({key.path: key.default for key in keys(TrainConfig)}))
+        differing = [(k, was_identity.get(k, defaults.get(k)), identity.get(k)) for k in sorted(identity)]
         differing += [(k, there.get(k), now.get(k)) for k in sorted(there.keys() | now.keys())]
         changed = "; ".join(f"{k} was {was!r} and is {is_!r} now" for k, was, is_ in differing if was != is_)
         if changed:
@@ -223,6 +228,27 @@ class RunFolder:
 def samples_folder(step: int) -> str:
     """Return where the pictures of a step lie in a run."""
     return f"{SAMPLES}step-{step:09d}"
+
+
+def measured_speeds(storage: Storage) -> dict[int, Figure]:
+    """Return a trainer's images a second by resolution: the median of a run's later half, less the wait for data."""
+    speeds = dict[int, Figure]()
+    for folder in (storage, *(storage.child(phase) for phase in PHASES)):
+        lines = RunFolder(folder).metrics()
+        lines = [line for line in lines[len(lines) // 2 :] if line["samples_per_s"] and line.get("step_seconds")]
+        identity = read_json(folder, RUN).get("identity") if lines and folder.exists(RUN) else None
+        resolution = identity.get("data.resolution") if isinstance(identity, dict) else None
+        if isinstance(resolution, int):
+            value = median(map(_own_speed, lines))
+            speeds[resolution] = Figure(value, f"measured in {folder.uri}, {len(lines)} lines of metrics")
+    if not speeds:
+        raise UserError(f"{storage.uri}: expected a run with metrics, got none; let it train for a few hundred steps")
+    return speeds
+
+
+def _own_speed(line: Line) -> float:
+    busy = 1 - (line.get("time") or {}).get("data", 0.0) / line["step_seconds"]
+    return float(line["samples_per_s"] / line["workers"] / max(busy, 1e-3))
 
 
 def _head(head: Mapping[str, Any]) -> dict[str, Any]:

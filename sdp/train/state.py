@@ -30,6 +30,8 @@ class TrainState:
     """What the epoch began with."""
     seconds: float = 0.0
     """Time spent training."""
+    gpu_hours: float = 0.0
+    """Of that time, over all trainers and encoders that had a GPU."""
     cost: float = 0.0
     """Of that time, at the configuration's prices."""
     optimized: int = 0

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from sdp.model.family import predict
 from sdp.model.loss import min_snr_weights, sample_losses
 from sdp.model.schedule import NoiseSchedule, Prediction
 from sdp.train.data.batch import Batch
@@ -33,12 +32,13 @@ class Objective:
 
 @dataclass(frozen=True)
 class Conditioning:
-    """From a batch's text to what the U-Net attends to."""
+    """From a batch's text to what the networks are called with."""
 
     empty: Tensor
     """The encoded empty string, (77, width)."""
     encode: Callable[[Tensor], Tensor] | None = None
-    """The frozen text encoder, from token ids; not needed where batches hold its output."""
+    """The frozen text encoder, from token ids; not needed where batches hold its output. Of a text encoder that is
+    trained, which encodes within the forward pass, token ids themselves: then `empty` is (77,)."""
 
     @torch.no_grad()
     def states(self, batch: Batch, dropped: Tensor) -> Tensor:
@@ -52,7 +52,8 @@ class Conditioning:
             raise ValueError("a batch with token ids needs a text encoder")
         empty = self.empty.to(encoded.dtype)
         # Weightless rows too: what fills up a batch must not be able to bring NaN into the gradients.
-        return torch.where((dropped | (batch.weights == 0))[:, None, None], empty, encoded)
+        left_out = (dropped | (batch.weights == 0)).view(-1, *[1] * empty.dim())
+        return torch.where(left_out, empty, encoded)
 
 
 def drawn(moments: Tensor, random: RowRandom) -> Tensor:
@@ -62,13 +63,13 @@ def drawn(moments: Tensor, random: RowRandom) -> Tensor:
 
 
 def weighted_losses(
-    unet: nn.Module, objective: Objective, conditioning: Conditioning, batch: Batch, random: RowRandom
+    networks: nn.Module, objective: Objective, conditioning: Conditioning, batch: Batch, random: RowRandom
 ) -> Tensor:
     """The loss of each sample times its weight; the caller divides their sum by the sum of all weights."""
     schedule = objective.schedule
     timesteps = random.integers(Purpose.TIMESTEP, len(schedule))
     text = conditioning.states(batch, random.chance(Purpose.CAPTION_DROPOUT, objective.caption_dropout))
-    losses = losses_at(unet, objective, batch, random, timesteps, text)
+    losses = losses_at(networks, objective, batch, random, timesteps, text)
     weights = batch.weights
     if objective.min_snr_gamma is not None:
         weights = weights * min_snr_weights(schedule, timesteps, objective.prediction, objective.min_snr_gamma)
@@ -76,7 +77,7 @@ def weighted_losses(
 
 
 def losses_at(
-    unet: nn.Module, objective: Objective, batch: Batch, random: RowRandom, timesteps: Tensor, text: Tensor
+    networks: nn.Module, objective: Objective, batch: Batch, random: RowRandom, timesteps: Tensor, text: Tensor
 ) -> Tensor:
     """The loss of each sample at a timestep, unweighted."""
     schedule = objective.schedule
@@ -87,5 +88,5 @@ def losses_at(
     noise = random.normal(Purpose.NOISE, *shape)
     if objective.offset_noise:
         noise = noise + objective.offset_noise * random.normal(Purpose.OFFSET_NOISE, shape[0], 1, 1)
-    predicted = predict(unet, schedule.add_noise(latents, noise, timesteps), timesteps, text)
+    predicted = networks(schedule.add_noise(latents, noise, timesteps), timesteps, text)
     return sample_losses(predicted, schedule.target(objective.prediction, latents, noise, timesteps))

@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from sdp.config.train import StrategyConfig
 from sdp.model.family import blocks
+from sdp.model.trained import TrainedNetworks
 from sdp.train.world import World
 
 log = logging.getLogger(__name__)
@@ -44,7 +45,8 @@ class Strategy(ABC):
 
     def norm(self, gradients: Sequence[Tensor]) -> Tensor:
         """Return the norm of all gradients, of which these are the ones that lie here."""
-        norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(list(gradients))))
+        norms = torch._foreach_norm(list(gradients))
+        norm: Tensor = torch.linalg.vector_norm(torch.stack([each.to(norms[0].device) for each in norms]))
         return norm
 
 
@@ -58,7 +60,7 @@ class Replicated(Strategy):
         if world.size > 1:
             self.model = DistributedDataParallel(
                 model,
-                device_ids=[world.device] if world.device.type == "cuda" else None,
+                device_ids=[world.device] if world.device.type == "cuda" and world.second is None else None,
                 gradient_as_bucket_view=True,
             )
             if half_gradients:
@@ -80,7 +82,7 @@ class Sharded(Strategy):
 
     needs_others = True
 
-    def __init__(self, model: nn.Module, world: World, precision: str, sharding: Sharding) -> None:
+    def __init__(self, model: TrainedNetworks, world: World, precision: str, sharding: Sharding) -> None:
         device = world.device.type
         if sharding == "hybrid" and world.size > world.local_size and _alike(world):
             shape = (world.size // world.local_size, world.local_size)
@@ -92,7 +94,7 @@ class Sharded(Strategy):
         # SHARD_GRAD_OP keeps the gathered weights until backward: less traffic for more memory.
         again = sharding == "full_shard"
         options: Any = {"mesh": mesh, "mp_policy": policy, "reshard_after_forward": again}
-        shards = [fully_shard(block, **options) for block in list(blocks(model))]
+        shards = [fully_shard(block, **options) for block in list(model.blocks())]
         self._group = mesh["shard"].get_group()
         self._shard = fully_shard(model, **options)
         for before, after in pairwise(shards):
@@ -129,8 +131,8 @@ def _alike(world: World) -> bool:
     return False
 
 
-def make_strategy(config: StrategyConfig, model: nn.Module, world: World, precision: str) -> Strategy:
-    """Return the strategy of a configuration, around a model that lies on the worker's device."""
+def make_strategy(config: StrategyConfig, model: TrainedNetworks, world: World, precision: str) -> Strategy:
+    """Return the strategy of a configuration, around networks that lie on the worker's device."""
     if config.kind == "fsdp":
         return Sharded(model, world, precision, config.shard)
     return Replicated(model, world, precision, half_gradients=config.half_gradients)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from sdp.config import TrainConfig
 from sdp.datasets.audit import BAD_STEPS
@@ -19,7 +19,9 @@ from sdp.device import Mark, out_of_memory
 from sdp.errors import DatasetError, UserError, one_line
 from sdp.model import sharded
 from sdp.model.checkpoints import EMA, MODEL, EpochStart
-from sdp.model.ema import Ema, trained_parameters
+from sdp.model.ema import Ema
+from sdp.model.trained import TrainedNetworks
+from sdp.plan.model import Group
 from sdp.storage import Storage
 from sdp.train.callbacks.base import Callback, Saved, StepReport
 from sdp.train.checkpoint import Checkpointer, Saving, read_state
@@ -75,7 +77,7 @@ class Ingredients:
 
     config: TrainConfig
     world: World
-    unet: nn.Module
+    networks: TrainedNetworks
     objective: Objective
     conditioning: Conditioning
     reader: Reader
@@ -127,10 +129,12 @@ class Trainer:
         self.batch_size = config.data.global_batch_size or config.data.batch_size * world.size
         """Samples of a step, over all workers."""
 
-        self.strategy = make_strategy(config.strategy, given.unet, world, config.precision)
-        self.unet = given.unet
-        self.ema = Ema(self.unet, config.ema.decay) if config.ema.decay is not None else None
-        self.optimizer = AdamW(self.unet, config.optimizer)
+        self.networks = given.networks
+        self.strategy = make_strategy(config.strategy, self.networks, world, config.precision)
+        self.trained = self.networks.trained()
+        """Every parameter that is trained, as the strategy has left it, by its name in checkpoints."""
+        self.ema = Ema(self.trained, config.ema.decay) if config.ema.decay is not None else None
+        self.optimizer = AdamW(self.trained, config.optimizer)
         self.scale = LossScale(world.device, enabled=config.precision == "fp16")
         self.guard = Guard(config.guard.spike)
         self._figures = torch.empty(6, pin_memory=world.device.type == "cuda")
@@ -280,8 +284,10 @@ class Trainer:
         else:
             self._refuse(batch, epoch, loss_value, norm_value, verdict)
         seconds = time.perf_counter() - ended
+        held = self.held()
         state.seconds += seconds
-        state.cost += seconds / 3600 * self._price()
+        state.gpu_hours += seconds / 3600 * held.gpus
+        state.cost += seconds / 3600 * held.per_hour
         return StepReport(
             step=state.step,
             epoch=epoch,
@@ -342,8 +348,8 @@ class Trainer:
         random = RowRandom(self._seed, 0, batch.rows)
         try:
             with self.strategy.forward():
-                losses = weighted_losses(self.unet, self.objective, self.conditioning, batch, random)
-            torch.autograd.grad(losses.sum(), [p for p in self.unet.parameters() if p.requires_grad])
+                losses = weighted_losses(self.networks, self.objective, self.conditioning, batch, random)
+            torch.autograd.grad(losses.sum(), list(self.trained.values()))
         except RuntimeError as error:
             if not out_of_memory(error):
                 raise
@@ -498,15 +504,17 @@ class Trainer:
             self.state.optimized = before.optimized
             self.optimizer.set_steps_taken(before.optimized)
 
-    def _price(self) -> float:
-        """What an hour costs with what is there now."""
-        prices = self.config.prices
-        encoders = self.gauges.get("encoders", 0) * (prices.encoder_hour or 0.0)
-        return float(self.world.size * (prices.trainer_hour or 0.0) + encoders)
+    def held(self) -> Group:
+        """Return the trainers and encoders that the run has now: their GPUs, and what an hour of them costs."""
+        prices, encode, encoders = self.config.prices, self.config.encode, self.gauges.get("encoders", 0)
+        gpus: float = self.world.size * self.config.scaling.gpus_per_worker * (self.world.device.type == "cuda")
+        gpus += encoders * encode.gpus_per_worker * bool(encode.gpu_each)
+        per_hour = self.world.size * (prices.trainer_hour or 0.0) + encoders * (prices.encoder_hour or 0.0)
+        return Group("", self.world.size, gpus, per_hour)
 
     def tensors(self) -> dict[str, Tensor]:
         """All that a checkpoint holds, by name: the tensors in use, to be saved from and loaded into."""
-        tensors = {f"{MODEL}{name}": weights.detach() for name, weights in trained_parameters(self.unet)}
+        tensors = {f"{MODEL}{name}": weights.detach() for name, weights in self.trained.items()}
         if self.ema is not None:
             tensors |= {f"{EMA}{name}": average for name, average in self.ema.state_dict().items()}
         return tensors | self.optimizer.state_dict()

@@ -172,7 +172,7 @@ class Validation:
 
 
 def measure(
-    unet: nn.Module,
+    networks: nn.Module,
     objective: Objective,
     conditioning: Conditioning,
     batch: Batch,
@@ -187,7 +187,7 @@ def measure(
     totals = torch.zeros(buckets + 3, dtype=torch.float64, device=world.device)
     for micro_batch in batch.split(batch_size):
         micro_batch = micro_batch.to(world.device)
-        each = _losses(unet, objective, conditioning, micro_batch, edges, forward)
+        each = _losses(networks, objective, conditioning, micro_batch, edges, forward)
         rows = each.mean(dim=1)[micro_batch.weights > 0]
         totals[:buckets] += each.sum(dim=0)
         totals[buckets:] += torch.stack([rows.sum(), rows.square().sum(), torch.full_like(rows.sum(), len(rows))])
@@ -204,7 +204,7 @@ def edges_of(timesteps: int, buckets: int) -> tuple[int, ...]:
 
 @torch.no_grad()
 def _losses(
-    unet: nn.Module,
+    networks: nn.Module,
     objective: Objective,
     conditioning: Conditioning,
     batch: Batch,
@@ -218,5 +218,5 @@ def _losses(
         for number, (low, high) in enumerate(pairwise(edges)):
             random = RowRandom(_SEED, number, batch.rows)
             timesteps = low + random.integers(Purpose.TIMESTEP, high - low)
-            losses.append(losses_at(unet, objective, batch, random, timesteps, text).double() * batch.weights)
+            losses.append(losses_at(networks, objective, batch, random, timesteps, text).double() * batch.weights)
     return torch.stack(losses, dim=1)

@@ -21,6 +21,14 @@ class World:
     local_size: int = 1
     """Workers on this node."""
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    """Of the U-Net, and of all that is exchanged."""
+    second: torch.device | None = None
+    """Of the text encoder and the VAE, where they have one of their own."""
+
+    @property
+    def encoding_device(self) -> torch.device:
+        """The device of the text encoder and the VAE."""
+        return self.second or self.device
 
     @property
     def is_main(self) -> bool:

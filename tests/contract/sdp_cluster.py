@@ -27,8 +27,12 @@ class Strict(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def helm_template(helm: Path, example: str, *settings: str) -> subprocess.CompletedProcess[str]:
+def helm_template(
+    helm: Path, example: str, *settings: str, values: Path | None = None
+) -> subprocess.CompletedProcess[str]:
     given = [argument for setting in settings for argument in ("--set", setting)]
+    if values is not None:
+        given = ["-f", str(values), *given]
     if example == "e2e":  # which names the image that it has built
         given = ["--set", "image.repository=registry.example.com/sdp/ray", *given]
     command = [str(helm), "template", "sdp", str(CHART), "-f", str(VALUES[example]), *given]

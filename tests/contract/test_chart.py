@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from scripts import chart_readme, chart_schema
+from sdp.cli import main
 from sdp.config import Range, draft, parse
 from sdp.hardware import GPUS
 from tests.contract.sdp_cluster import CHART, VALUES, Manifest, helm_template, one, parsed, pods
@@ -131,6 +132,40 @@ def test_every_pod_is_confined(render: Render, example: str) -> None:
         assert {mount["name"] for mount in container["volumeMounts"]} <= {volume["name"] for volume in spec["volumes"]}
 
 
+VOLUMES = {"configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret"}
+
+
+def beyond_restricted(pod: dict[str, Any], containers: list[dict[str, Any]]) -> Iterator[str]:
+    """Yield what the Pod Security Standard `restricted` refuses in a pod."""
+    for name in ("hostNetwork", "hostPID", "hostIPC"):
+        if pod.get(name):
+            yield name
+    yield from (volume["name"] for volume in pod["volumes"] if not volume.keys() & VOLUMES)
+    for container in containers:
+        of = pod["securityContext"] | container["securityContext"]
+        capabilities = {"drop": [], "add": [], **of.get("capabilities", {})}
+        checks = {
+            "allowPrivilegeEscalation": of.get("allowPrivilegeEscalation") is False,
+            "privileged": not of.get("privileged"),
+            "runAsNonRoot": of.get("runAsNonRoot") is True and of.get("runAsUser", 1) != 0,
+            "seccompProfile": of.get("seccompProfile", {}).get("type") in ("RuntimeDefault", "Localhost"),
+            "capabilities": "ALL" in capabilities["drop"] and set(capabilities["add"]) <= {"NET_BIND_SERVICE"},
+            "hostPort": not any("hostPort" in port for port in container.get("ports", [])),
+        }
+        yield from (f"{container.get('name', 'autoscaler')}.{check}" for check, passed in checks.items() if not passed)
+
+
+@NEEDS_HELM
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_every_pod_passes_the_standard_restricted(render: Render, example: str) -> None:
+    cluster = one(render(example), "RayCluster")
+    for name, template in pods(cluster).items():
+        containers = template["spec"]["containers"][:1]  # Ray's; others are somebody's own
+        if name == "head" and "autoscalerOptions" in cluster["spec"]:
+            containers.append(cluster["spec"]["autoscalerOptions"])
+        assert list(beyond_restricted(template["spec"], containers)) == [], name
+
+
 @NEEDS_HELM
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_each_job_s_configuration_is_one_that_the_job_takes(render: Render, example: str, tmp_path: Path) -> None:
@@ -224,6 +259,44 @@ def test_trainers_wait_for_pods_that_the_autoscaler_brings_and_only_for_those(re
     assert can_grow() == [True, True]
     assert can_grow(*STATIC) == [False, False]
     assert can_grow("jobs.train.scaling.can_grow=false") == [False, True]
+
+
+@NEEDS_HELM
+@pytest.mark.parametrize("argv", [[], ["--set", "data.mode=online"], ["--trainers", "2xp5.48xlarge"]])
+def test_the_values_that_sdp_plan_writes_render_into_its_groups_and_jobs(
+    argv: list[str], tmp_path: Path, tool: Callable[[str], Path]
+) -> None:
+    file = tmp_path / "values.yaml"
+    sizes = ["--set", "scaling.num_workers=16", "--set", "max_steps=1000"]
+    assert main(["plan", *sizes, *argv, "--values", str(file)]) == 0
+    done = helm_template(tool("helm"), "minimal", "model=s3://my-bucket/sd2-base", values=file)
+    assert done.returncode == 0, done.stderr
+    manifests = parsed(done.stdout)
+    groups = {group["groupName"]: group for group in one(manifests, "RayCluster")["spec"]["workerGroupSpecs"]}
+    assert {name: group["maxReplicas"] for name, group in groups.items() if name != "cpu"}["trainers"] == 2
+    assert "encoders" in groups
+    config = yaml.safe_load(one(manifests, "ConfigMap")["data"]["train.yaml"])
+    kind = "p5.48xlarge" if "2xp5.48xlarge" in argv else "p4de.24xlarge"
+    assert config["prices"]["trainer_instance"] == kind
+    assert config["scaling"]["num_workers"] == 16
+    assert parse("train", config)
+
+
+@NEEDS_HELM
+def test_an_hour_s_price_goes_by_the_instance_type_that_a_group_s_node_selector_names(render: Render) -> None:
+    def prices(*settings: str) -> list[object]:
+        jobs = one(render("minimal", *settings), "ConfigMap")["data"]
+        return [yaml.safe_load(jobs[name]).get("prices") for name in ("train.yaml", "train-online.yaml")]
+
+    kind = "nodeSelector.node\\.kubernetes\\.io/instance-type"
+    both = {"trainer_instance": "p4de.24xlarge", "encoder_instance": "g5.2xlarge"}
+    named = [f"groups.a100.{kind}=p4de.24xlarge", f"groups.a10g.{kind}=g5.2xlarge"]
+    assert prices() == [None, None]
+    assert prices(*named) == [{"trainer_instance": "p4de.24xlarge"}, both]
+    assert prices(*named, "jobs.train.prices.trainer_hour=9")[0] == {
+        "trainer_instance": "p4de.24xlarge",
+        "trainer_hour": 9,
+    }
 
 
 @NEEDS_HELM

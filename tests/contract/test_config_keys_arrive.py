@@ -18,10 +18,10 @@ ROOT = Path(__file__).resolve().parents[2]
 STAGES: Mapping[str, tuple[str, ...]] = {
     "download": ("download",),
     "process": ("process", "encode"),
-    "train": ("train", "encode"),
+    "train": ("train", "encode", "model"),
     "generate": ("generate", "pool"),
     "evaluate": ("evaluate", "pool"),
-    "dreambooth": ("dreambooth", "model", "pool"),
+    "dreambooth": ("dreambooth", "model", "pool", "train"),
 }
 
 OWN_READERS = {"contradictions"}  # a check of the value is not a use of it

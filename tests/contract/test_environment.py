@@ -1,5 +1,6 @@
 """scripts/venv.sh: when .venv is made, made anew, mended or left alone, and what it says when it cannot be."""
 
+import re
 import shutil
 import subprocess
 import sys
@@ -22,6 +23,7 @@ if [ "$1" = venv ]; then
         sleep 0.1
     done
 fi
+[ -z "${FAKE_SLOW:-}" ] || for _ in $(seq 600); do [ "$1 $2" = "pip sync" ] && [ ! -e "$FAKE_SLOW" ] && sleep 0.1; done
 [ "$1 $2" != "pip ${FAKE_FAILURE:-nothing}" ]
 """
 
@@ -93,6 +95,20 @@ def project(tmp_path: Path) -> Project:
 def test_a_missing_environment_is_made(project: Project) -> None:
     assert project.make()[0] == 0
     assert project.did == ANEW
+
+
+def test_it_says_what_it_does_and_how_far_it_is_where_there_is_no_terminal(project: Project) -> None:
+    go = project.root / "go"
+    process = project.start(FAKE_SLOW=str(go), SDP_VENV_EVERY_S="0.1")
+    assert process.stderr is not None
+    try:
+        first, second = process.stderr.readline(), process.stderr.readline()
+    finally:
+        go.touch()
+        process.communicate(timeout=60)
+    assert re.match(r"making \.venv with Python 3\.12\.1 out of requirements\.lock: 1 packages", first)
+    assert re.match(r"  installing: 1 of at most 1 packages, ", second)
+    assert process.returncode == 0
 
 
 def test_a_second_call_starts_neither_python_nor_uv(project: Project) -> None:

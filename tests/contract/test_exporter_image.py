@@ -11,7 +11,7 @@ from scripts.import_rules import outside_imports, read_sources
 
 ROOT = Path(__file__).parents[2]
 DOCKERFILE = (ROOT / "images" / "exporter" / "Dockerfile").read_text()
-ROOMS = ("sdp/exporter/", "sdp/errors.py", "sdp/console.py", "sdp/__init__.py")
+ROOMS = ("sdp/exporter/", "sdp/backoff.py", "sdp/errors.py", "sdp/console.py", "sdp/__init__.py")
 
 
 def installed() -> set[str]:
@@ -26,7 +26,7 @@ def imported() -> set[str]:
     ours = {path: text for path, text in sources.items() if path.startswith(ROOMS)}
     for path, text in ours.items():
         rooms = set(re.findall(r"^ *(?:from|import) (sdp\.[a-z]+)", text, re.MULTILINE))
-        assert rooms <= {"sdp.exporter", "sdp.errors", "sdp.console"}, path
+        assert rooms <= {"sdp.exporter", "sdp.backoff", "sdp.errors", "sdp.console"}, path
     modules = {one.target.split(".")[0] for _, one in outside_imports(ours)}
     known = packages_distributions()
     return {known[module][0].lower().replace("_", "-") for module in modules}

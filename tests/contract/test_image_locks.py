@@ -35,14 +35,17 @@ def test_an_image_is_locked_to_versions_and_hashes_of_the_common_lock(image: str
 
 
 @pytest.mark.parametrize("image", IMAGES)
-def test_every_installation_in_an_image_checks_hashes_or_installs_sdp_alone(image: str) -> None:
+def test_every_installation_in_an_image_checks_hashes_and_so_does_what_builds_sdp(image: str) -> None:
     text = dockerfile(image)
     assert f"COPY images/{image}/requirements.lock ./image.lock" in text
     installs = re.findall(r"pip install ([^&\n]+)", text)
     assert len(installs) == 3
     for install in installs:
         locked = "--require-hashes" in install and re.search(r"-r (uv|image)\.lock", install)
-        assert locked or ("--no-deps" in install and install.split()[-1] == "."), install
+        assert locked or install.split()[-2:] == ["--no-deps", "/wheel/*.whl"], install
+    (build,) = re.findall(r"uv build ([^&\n]+)", text)
+    assert "--require-hashes" in build
+    assert "--build-constraints requirements.lock --out-dir /wheel ." in " ".join(build.split())
 
 
 def test_the_image_of_ray_holds_what_sdp_and_its_extras_ask_for() -> None:

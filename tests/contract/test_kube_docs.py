@@ -84,6 +84,12 @@ def test_the_device_plugin_of_efa_is_made_to_bear_the_taint_that_the_nodes_have(
     assert {each["value"]["key"] for each in yaml.safe_load(patch)} == keys == {"nvidia.com/gpu"}
 
 
+def test_no_pod_reaches_the_metadata_service_of_its_node() -> None:
+    """With its credentials it would have the node's role."""
+    (cluster,) = (yaml.safe_load(each) for each in blocks(ROOT / "docs" / "eks.md", "yaml") if "ClusterConfig" in each)
+    assert [group["name"] for group in cluster["managedNodeGroups"] if not group.get("disablePodIMDS")] == []
+
+
 def test_a_node_pool_keeps_nodes_with_work_on_them() -> None:
     (pool,) = (yaml.safe_load(block) for block in blocks(ROOT / "docs" / "eks.md", "yaml") if "kind: NodePool" in block)
     values = yaml.safe_load((CHARTS / "sdp-cluster" / "values.yaml").read_text())

@@ -318,6 +318,7 @@ def test_the_exporter_has_the_host_s_pids_and_no_other_privilege(render: Render)
     assert pod["hostPID"] is True
     assert not {"hostNetwork", "hostIPC", "volumes"} & pod.keys()
     assert pod["automountServiceAccountToken"] is False
+    assert pod["enableServiceLinks"] is False
     assert pod["securityContext"]["runAsNonRoot"] is True
     cluster = yaml.safe_load((ROOT / "charts" / "sdp-cluster" / "values.yaml").read_text())
     assert pod["securityContext"]["runAsUser"] not in {0, 1000, cluster["runAsUser"]}, "it could read their environment"

@@ -18,18 +18,20 @@ FETCH_AND_DECODE = """
 import functools, json, queue, sys
 import certifi
 import sdp
-from sdp.config.download import FetchConfig
+from sdp.config.download import FetchConfig, FiltersConfig, ImageConfig
 from sdp.download.fetch import Fetcher
 from sdp.download.image import ImageRules, examine
 from sdp.download.memory import Buffer
-from sdp.download.politeness import HostLimits, LocalGate
+from sdp.download.budgets import HostLimits
+from sdp.download.turnstile import LocalGate
 from sdp.sandbox.child import DecoderSettings
 from sdp.sandbox.decoders import Decoders
 from sdp.urls import parse
 
 urls = sys.argv[1:]
 outcomes = queue.Queue()
-settings = DecoderSettings(functools.partial(examine, ImageRules(size=64)), 1 << 32)
+rules = ImageRules(ImageConfig(size=64), FiltersConfig(), 1 << 24)
+settings = DecoderSettings(functools.partial(examine, rules), 1 << 32)
 decoders = Decoders(settings, 1, lambda token, data, reply, image: outcomes.put(reply["outcome"]))
 
 def take(fetched):
@@ -55,11 +57,20 @@ def checkout(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_job_runs_on_ray_in_a_checkout_with_an_odd_path(checkout: Path) -> None:
+def test_jobs_run_on_ray_in_a_checkout_with_an_odd_path_to_outputs_with_odd_names(checkout: Path) -> None:
     write_plain(checkout / "plain", 16, files=1)
-    settings = ["source.uri=plain", "output.uri=out", "model.source=builtin:tiny", "resolutions=[64]"]
+    model = "model.source=builtin:tiny"
+    assert "16 of 16 rows" in sdp(
+        checkout, "process", "source.uri=plain", "output.uri=bilder-ä", model, "resolutions=[64]"
+    )
+    sizes = ("data.batch_size=4", "data.global_batch_size=4", "max_steps=1")
+    sdp(checkout, "train", "source.uri=bilder-ä", "output.uri=lauf-ö", model, "data.resolution=64", *sizes)
+    assert list((checkout / "lauf-ö" / "checkpoints").iterdir())
+
+
+def sdp(checkout: Path, job: str, *settings: str) -> str:
     ended = subprocess.run(
-        [str(checkout / ".venv/bin/python"), "-m", "sdp", "process", *(f"--set={each}" for each in settings)],
+        [str(checkout / ".venv/bin/python"), "-m", "sdp", job, *(f"--set={each}" for each in settings)],
         cwd=checkout,
         env={**os.environ, "PYTHONPATH": str(checkout), "RAY_raylet_start_wait_time_s": "150"},
         capture_output=True,
@@ -68,7 +79,7 @@ def test_a_job_runs_on_ray_in_a_checkout_with_an_odd_path(checkout: Path) -> Non
         check=False,
     )
     assert ended.returncode == 0, ended.stderr
-    assert "16 of 16 rows" in ended.stdout + ended.stderr
+    return ended.stdout + ended.stderr
 
 
 def test_images_are_fetched_and_decoded_in_a_checkout_with_an_odd_path(checkout: Path) -> None:

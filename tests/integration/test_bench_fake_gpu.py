@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from scripts.bench._fake_cuda import environment
+from sdp.model.load import load_text_encoder
+from sdp.model.sources import resolve
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN = """
@@ -34,6 +36,8 @@ def compiled_for_any_shape(module, **options):
 add_noise, compiled = NoiseSchedule.add_noise, torch.nn.Module.compile
 report("ddp", kind="ddp")
 report("fsdp", kind="fsdp", compile="eager")
+report("both", kind="fsdp", train_text_encoder=True)
+report("two gpus", kind="ddp", train_text_encoder=True, gpus=2)
 report("full shard", kind="fsdp", shard="full_shard")
 report("hybrid", kind="fsdp", shard="hybrid")
 report("host", mock.patch.object(NoiseSchedule, "add_noise", over_the_host), kind="ddp", steps=1)
@@ -64,8 +68,6 @@ def sent(report: Mapping[str, Any], activity: str) -> dict[tuple[str, int], floa
 def parameters() -> int:
     from diffusers import UNet2DConditionModel
 
-    from sdp.model.sources import resolve
-
     kind: Any = UNet2DConditionModel
     config = kind.load_config(resolve("builtin:tiny").path / "unet")
     return sum(weights.numel() for weights in kind.from_config(config).parameters())
@@ -89,6 +91,16 @@ def test_tensor_cores_get_bf16_and_nothing_else(reports: Reports) -> None:
 def test_ddp_sends_each_gradient_once_in_fp32(reports: Reports) -> None:
     assert sent(reports["ddp"], "forward") == {}
     assert sent(reports["ddp"], "backward") == {("allreduce", 32): 4 * parameters()}
+
+
+def test_a_text_encoder_is_trained_on_the_second_gpu_or_in_the_same_shards(reports: Reports) -> None:
+    both = parameters() + sum(
+        weights.numel() for weights in load_text_encoder(resolve("builtin:tiny").path).parameters()
+    )
+    assert sent(reports["two gpus"], "backward") == {("allreduce", 32): 4 * both}
+    assert sent(reports["both"], "forward") == {("allgather_base", 32): pytest.approx(2 * both, rel=0.02)}
+    assert not reports["both"]["strays"]
+    assert set(reports["both"]["heavy"]) == set(reports["two gpus"]["heavy"]) == {"bfloat16"}
 
 
 def test_shards_are_gathered_once_in_bf16_and_gradients_reduced_once_in_fp32(reports: Reports) -> None:

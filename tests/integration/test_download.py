@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 from PIL import Image
 
+from sdp.config import parse
 from sdp.datasets import runs
 from sdp.datasets.outcomes import FAILED, FILTERED, WRITTEN
 from sdp.demo import shapes
@@ -98,7 +99,7 @@ def test_a_retry_asks_for_what_failed_and_for_nothing_else(
     check_exactly_once(summary.dataset, range(40))
     assert server.stats.requests == asked + 2
     assert summary.dataset.manifest.counts.failed == 1
-    assert "left for a run without --only-failed: 1 file that came to the source later" in said
+    assert "left for a run without --only-failed: 1 new file of the source" in said
     assert "download: 0 of 2 rows" in said
     assert "download: 2 of 2 rows" in said
     assert "this run: 2 rows in " in said
@@ -106,7 +107,7 @@ def test_a_retry_asks_for_what_failed_and_for_nothing_else(
 
     assert job.run(config.model_copy(update={"limit": 10}), dry_run=True) is None
     said = capsys.readouterr().err
-    assert "limit: 10 is less than the 40 rows that have addresses here" in said
+    assert "limit: 10 is less than the 40 rows that already have addresses" in said
     assert "to do: 0 parts with 0 rows" in said
     assert job.run(config, dry_run=True) is None
     assert "to do: 2 parts with 30 rows" in capsys.readouterr().err
@@ -115,7 +116,7 @@ def test_a_retry_asks_for_what_failed_and_for_nothing_else(
 def test_a_download_of_which_nothing_came_ends_as_an_error(server: ImageServer, tmp_path: Path) -> None:
     source = write_urls(tmp_path / "meta", [server.image_url(0, "404"), server.image_url(1, "zero"), "no url"])
     config = config_for(source, tmp_path / "out")
-    said = r"not one image came, 3 rows failed \(bad_url 1, empty 1, http_status 1\); .* with --only-failed$"
+    said = r"no image was downloaded, 3 rows failed \(bad_url 1, empty 1, http_status 1\); .* with --only-failed$"
     with pytest.raises(DatasetError, match=said):
         job.run(config)
     assert server.stats.requests == 2
@@ -178,6 +179,24 @@ def test_each_trouble_ends_with_its_reason_and_none_holds_up_the_others(server: 
     assert summary is not None
     check_exactly_once(summary.dataset, range(len(urls)))
     assert {row: found[:2] for row, found in outcomes(summary.dataset).items()} == expected
+
+
+def test_sixty_bombs_from_one_host_are_failed_rows_and_the_others_are_written(tmp_path: Path) -> None:
+    hosts = ("127.0.0.1", "127.0.0.2")
+    with ImageServer(images=100, distinct=40, hosts=hosts) as server:
+        bombs = [server.image_url(row, "gzip-bomb", host=hosts[1], bytes=400_000_000) for row in range(60)]
+        source = write_urls(tmp_path / "meta", [*bombs, *(server.image_url(row) for row in range(60, 100))])
+        data = {
+            "source": {"uri": str(source)},
+            "output": {"uri": str(tmp_path / "out")},
+            "fetch": {"allow_networks": ["127.0.0.0/8"]},
+            "dedup": {"content": False},
+        }
+        summary = job.run(parse("download", data))
+    assert summary is not None
+    written = check_exactly_once(summary.dataset, range(100))
+    assert sorted(written) == list(range(60, 100))
+    assert summary.dataset.manifest.counts.reasons == {"too_big": 60}
 
 
 @pytest.mark.parametrize("piece_rows", [4_000_000, 20])

@@ -1,5 +1,6 @@
 """From five pictures to a model that draws their subject, by one command."""
 
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from sdp.dreambooth import job
 from sdp.errors import ConfigError, UserError
 from sdp.model.checkpoints import find_checkpoint, read_ledger
 from sdp.storage import open_storage
+from tests.evaluate_kit import tiny_first_dino
 from tests.local_ray import one_node
 from tests.process_kit import picture
 from tests.tiny_model import make_tiny_model
@@ -71,6 +73,8 @@ def test_each_step_leaves_its_folder_and_is_not_taken_twice(root: Path, tmp_path
     assert read_ledger(checkpoint).consumed(0) == 10
     page = (out / job.PAGE).read_text()
     assert CAPTION in page
+    assert page.index("Its own pictures, and those drawn") < page.index("Pictures by prompt")
+    assert all(f"{root}/own/{number}.jpg" in page for number in range(5))
     before = written(out)
     job.run(config(root, out))
     assert written(out) == before
@@ -89,17 +93,43 @@ def test_half_of_the_samples_are_the_subjects_and_the_weight_sets_their_share(ro
     assert train("lora.rank=null")["optimizer"]["learning_rate"] == 5e-6
 
 
+def test_with_features_the_class_is_drawn_again_and_compared_with_what_it_was(root: Path, tmp_path: Path) -> None:
+    features = f"evaluate.features={tiny_first_dino(tmp_path / 'dino')}"
+    again, drift = job.steps_of(config(root, tmp_path, features))[-2:]
+    assert (again.config["prompts"], again.config["images_per_prompt"]) == (["a photo of a cat"], 6)
+    assert again.config["checkpoint"] == f"{tmp_path}/{job.RUN}"
+    assert drift.config["source"]["uri"] == again.config["output"]["uri"] == f"{tmp_path}/{job.CLASS_AFTER}"
+    assert drift.config["reference"]["uri"] == f"{tmp_path}/{job.CLASS}"
+    without = [
+        step.config["output"]["uri"] for step in job.steps_of(config(root, tmp_path, features, "prior.prompt=null"))
+    ]
+    assert without[-1] == f"{tmp_path}/{job.EVALUATION}"
+
+
+def test_gpus_of_a_worker_and_the_optimizer_are_trainings_alone(root: Path, tmp_path: Path) -> None:
+    told = config(root, tmp_path, "scaling.gpus_per_worker=2", "scaling.use_gpu=true", "optimizer=adamw_8bit")
+    steps = {step.job: step.config for step in job.steps_of(told)}
+    assert steps["train"]["scaling"]["gpus_per_worker"] == 2
+    assert steps["train"]["optimizer"]["kind"] == "adamw_8bit"
+    assert "gpus_per_worker" not in steps["generate"]["scaling"]
+
+
 def test_what_cannot_be_is_one_line_before_anything_is_taken(root: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     out = tmp_path / "out"
     shutil.copytree(root / "own", tmp_path / "own")
     (tmp_path / "own/3.jpg").write_bytes(b"no picture")
+    other = shutil.copytree(root / "model", tmp_path / "inpainting")
+    unet = json.loads((other / "unet/config.json").read_text())
+    (other / "unet/config.json").write_text(json.dumps({**unet, "in_channels": 9}))
     for settings, line in (
         ([f"source.uri={tmp_path / 'empty'}"], r"no folder with .* files"),
         ([f"source.uri={tmp_path / 'own'}"], r"^source.uri: .*/own/3.jpg: not_an_image.*; replace or remove it$"),
         (["source.caption=a photo of a cat"], r"^source.caption: expected a word that prior.prompt .* has not"),
         (["lora.rank=40"], r"^lora.rank: expected at most 16"),
         ([f"model.source={tmp_path / 'empty'}"], r"^model source .*: "),
+        ([f"model.source={other}"], r"^model source .*/inpainting: .*unet/config.json: in_channels: expected 4, got 9"),
+        (["train_text_encoder=true", "lora.text_targets=[to_q]"], r"^lora.text_targets: no linear layer has a name"),
     ):
         with pytest.raises((UserError, ConfigError), match=line):
             job.run(config(root, out, *settings))

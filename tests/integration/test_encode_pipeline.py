@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 import ray
 
+from sdp.encode.blocks import Note, unpack
 from sdp.encode.chunk import TransformStats
-from sdp.encode.pipeline import Note, Pipeline, Placement, unpack
+from sdp.encode.pipeline import Pipeline
+from sdp.encode.placement import Placement
 from sdp.errors import DatasetError
 
 PIECES = 24

@@ -84,7 +84,7 @@ def by_hand(there: Path) -> dict[str, float]:
             return dino(pixels).pooler_output.numpy()
 
     ours, theirs = features(range(20)), features(range(100, 130))
-    rows = clip.look([clip.prepare(picture(n)) for n in range(20)])
+    rows = clip.embed([clip.prepare(picture(n)) for n in range(20)])
     scores = clip.scores(rows, [caption_of(n) for n in range(20)])
     return {
         "fid": Frechet(Moments.of(theirs).gaussian()).to(Moments.of(ours).gaussian()),
@@ -104,7 +104,7 @@ def test_the_figures_are_those_of_the_networks_by_hand(there: Path, done: tuple[
     assert figures["fid_infinity"] is None
     written = json.loads((out / "evaluation.json").read_text())
     assert written["fid"] == figures["fid"]
-    assert any("FID of 20 pictures is too high" in note for note in written["notes"])
+    assert any("FID of 20 pictures is biased upwards" in note for note in written["notes"])
     assert any("no FID-infinity" in note for note in written["notes"])
     assert written["config"]["features"]["model"] == str(there / "dino")
     assert written["generated"]["written"] == 20
@@ -142,7 +142,7 @@ def test_a_reference_that_was_looked_at_before_is_taken_as_it_is(
     assert again.looked == 20
     assert again.figures["fid"] == figures["fid"]
     assert not (tmp_path / "out" / "reference").exists()
-    with pytest.raises(DatasetError, match=r"reference\.uri: .* has features by another network .*features\.digest"):
+    with pytest.raises(DatasetError, match=r"reference\.uri: .* has features of another network .*features\.digest"):
         job.run(evaluate_config(tmp_path / "other", **{**reuse, "features": {"model": there / "clip"}}))
 
 
@@ -228,7 +228,7 @@ def test_what_was_drawn_is_scored_by_its_prompts_and_takedowns_of_it_are_left_ou
     from sdp.imaging import decode
 
     views = [clip.prepare(decode(row["image"]).pixels) for row in rows]
-    scores = clip.scores(clip.look(views), [row["prompt"] for row in rows])
+    scores = clip.scores(clip.embed(views), [row["prompt"] for row in rows])
     assert figures["clip"]["score"] == pytest.approx(float(scores.mean()), rel=1e-4)
     tombstones.add(open_storage(str(drawn)), [Takedown("row", "3")])
     try:
@@ -348,7 +348,7 @@ def test_what_is_wrong_is_told_in_a_line_and_nothing_is_written(
 def test_a_set_of_which_nothing_can_be_used_is_refused(there: Path, tmp_path: Path) -> None:
     folder = write_pictures(tmp_path / "pictures", range(2))
     (folder / "000000.png").write_bytes(b"no picture")
-    with pytest.raises(DatasetError, match=r"1 of its pictures could be looked at \(not_an_image 1\)"):
+    with pytest.raises(DatasetError, match=r"expected 2 readable pictures or more, got 1 \(not_an_image 1\)"):
         job.run(evaluate_config(tmp_path / "out", **told(there, source={"uri": folder})))
 
 
@@ -392,13 +392,13 @@ def test_a_network_that_has_gone_meanwhile_is_told_in_its_own_words(
 
     assert nodes
     dino = shutil.copytree(there / "dino", tmp_path / "dino")
-    join = job.Crew.join
+    join = job.WorkerPool.join
 
     def joined(self: Any) -> None:
         join(self)
         (dino / "model.safetensors").unlink(missing_ok=True)
 
-    monkeypatch.setattr(job.Crew, "join", joined)
+    monkeypatch.setattr(job.WorkerPool, "join", joined)
     scaling = {"num_workers": 1, "accelerator": "A100"}
     with pytest.raises(ModelError) as refused:
         job.run(evaluate_config(tmp_path / "out", **told(there, features={"model": dino}, scaling=scaling)))

@@ -37,7 +37,7 @@ def test_inceptions_features_are_those_of_torch_fidelity(inception: Path) -> Non
     assert found.kind == "inception"
     ours = Inception(found.weights, "tensorflow", CPU)
     pictures = [picture(n, 30) for n in range(2)]
-    rows = ours.look([ours.prepare(pixels) for pixels in pictures])
+    rows = ours.embed([ours.prepare(pixels) for pixels in pictures])
     theirs = FeatureExtractorInceptionV3("x", ["2048"], feature_extractor_weights_path=str(found.weights))
     (expected,) = theirs(torch.from_numpy(np.stack(pictures)).permute(0, 3, 1, 2))
     assert rows.shape == (2, 2048)
@@ -58,7 +58,7 @@ def test_clean_resizing_is_that_of_clean_fid(inception: Path) -> None:
         made = np.asarray(ours.prepare(picture(1, side)))
         assert {place: float(made[place]) for place in places} == pytest.approx(places, abs=1e-3)
         assert made.mean() == pytest.approx(mean, abs=1e-3)
-    assert ours.look([ours.prepare(picture(1, 512)), ours.prepare(picture(2, 64))]).shape == (2, 2048)
+    assert ours.embed([ours.prepare(picture(1, 512)), ours.prepare(picture(2, 64))]).shape == (2, 2048)
 
 
 class Evil:
@@ -68,7 +68,7 @@ class Evil:
 
 def test_weights_that_would_run_code_are_refused(inception: Path, tmp_path: Path) -> None:
     (tmp_path / "inception.pth").write_bytes(pickle.dumps({"fc.weight": Evil()}))
-    with pytest.raises(ModelError, match="not a file of weights that can be read"):
+    with pytest.raises(ModelError, match="not a readable file of weights"):
         Inception(find(tmp_path).weights, "clean", CPU)
     assert not Path("/tmp/sdp-evil").exists()
     torch.save({"fc.weight": torch.zeros(1)}, tmp_path / "inception.pth")

@@ -560,7 +560,7 @@ CANNOT = {
     "a certificate without a key": (["--tls-cert", "no"], "--tls-cert, --tls-key: expected both"),
     "an authority without a certificate": (["--tls-client-ca", "no"], "--tls-cert, --tls-key: expected both"),
     "no time": (["--timeout-s", "0"], "--timeout-s: expected more than 0"),
-    "no proc": (["--host-proc", "."], "--host-proc: . is no proc file system"),
+    "no proc": (["--host-proc", "."], "--host-proc: . is not a proc file system"),
     "a port that is none": (["--port", "70000"], "cannot listen on 127.0.0.1 port 70000: "),
     "an address that is not here": (["--port", "0", "--address", "192.0.2.1"], "cannot listen on 192.0.2.1 port 0: "),
 }

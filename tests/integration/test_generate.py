@@ -97,7 +97,7 @@ def test_running_again_does_nothing(done: Dataset, checkpoint: str, capsys: pyte
     assert parts(out) == before
     assert again.dataset is not None
     assert again.dataset.digest == done.digest
-    assert again.figures.parts == 0
+    assert again.figures.done == 0
     assert "nothing to do" in capsys.readouterr().err
 
 
@@ -248,7 +248,7 @@ def test_a_dry_run_tells_what_it_would_do_and_writes_nothing(
 
 
 def test_an_output_of_other_settings_is_refused_in_a_line(done: Dataset, checkpoint: str) -> None:
-    with pytest.raises(UserError, match=r"sampler\.guidance_scale was 7\.5 there and is 2\.0 now"):
+    with pytest.raises(UserError, match=r"sampler\.guidance_scale was 7\.5 and is 2\.0 now"):
         job.run(
             generate_config(
                 Path(done.storage.uri), checkpoint, PROMPTS, images_per_prompt=2, sampler={"guidance_scale": 2.0}
@@ -260,7 +260,7 @@ def test_what_is_wrong_is_told_by_the_command_in_a_line(tmp_path: Path, capsys: 
     (tmp_path / "empty.txt").write_text("\n")
     base = ["generate", "--set", f"output.uri={tmp_path / 'out'}", "--set", f"checkpoint={tmp_path}"]
     for key, line in (
-        (f"source.uri={tmp_path / 'empty.txt'}", f"source.uri: {tmp_path / 'empty.txt'}: no prompt in it"),
+        (f"source.uri={tmp_path / 'empty.txt'}", f"source.uri: {tmp_path / 'empty.txt'}: no prompts; expected one"),
         ("prompts=[a]", f"checkpoint: {tmp_path}: neither a complete checkpoint of sdp train"),
     ):
         assert main([*base, "--set", key]) == 2

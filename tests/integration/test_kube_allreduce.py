@@ -56,7 +56,7 @@ def test_nodes_of_the_accelerator_are_measured_between() -> None:
 def test_nodes_that_do_not_come_are_said_so_in_a_line() -> None:
     done = on_two_nodes("--accelerator", "A100", "--nodes", "3", "--wait", "3")
     assert done.returncode == 1
-    assert "all-reduce: 3 nodes did not come within 3 s" in done.stderr
+    assert "all-reduce: 3 nodes did not start within 3 s" in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -142,4 +142,4 @@ def test_the_doctor_submits_it_with_the_gpus_that_a_node_of_the_group_has(
         assert main(["doctor", "--all-reduce", "A100", "--nodes", "1"]) == 2
         assert main(["doctor", "--json"]) == 1
         found = [each for each in json.loads(capfd.readouterr().out)["findings"] if each["check"] == "all-reduce"]
-        assert [each["do"] for each in found] == ["sdp doctor --all-reduce A100 takes two of them for a minute"]
+        assert [each["do"] for each in found] == ["sdp doctor --all-reduce A100 uses two of them for a minute"]

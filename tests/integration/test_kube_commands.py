@@ -196,7 +196,7 @@ def test_a_job_whose_head_was_made_anew_has_its_new_log_told_from_the_beginning(
     assert main(["submit", "train"]) == 0
     out, err = capfd.readouterr()
     assert "".join(shown) + out == "of the first head\nof the second\n"
-    assert "its log begins again" in err
+    assert "its log starts again" in err
 
 
 @pytest.mark.parametrize("times", [1, 2])
@@ -234,8 +234,8 @@ def test_where_the_configuration_may_not_be_read_the_job_is_submitted_unchecked_
     lab: Lab, capfd: pytest.CaptureFixture[str]
 ) -> None:
     lab.kube.denied.add(("get", "configmaps"))
-    assert main(["submit", "train", "--set", "limt=5", "--no-follow"]) == 0
-    assert "is not checked before the job starts" in capfd.readouterr().err
+    assert main(["submit", "train", "--set", "limit=5", "--no-follow"]) == 0
+    assert "before the job starts, only --set is checked" in capfd.readouterr().err
 
 
 def test_a_name_is_used_again_once_its_job_has_ended(lab: Lab, capfd: pytest.CaptureFixture[str]) -> None:
@@ -277,17 +277,40 @@ def test_another_job_of_the_kind_is_remarked_on(lab: Lab, capfd: pytest.CaptureF
     lab.job("other")
     lab.begin("other")
     assert main(["submit", "train", "--no-follow"]) == 0
-    assert "other does train, too, and is running" in capfd.readouterr().err
+    assert "other is also a train job and is running" in capfd.readouterr().err
 
 
 def test_a_dry_run_prints_what_kubectl_would_create_and_needs_no_cluster(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", "/no/such/file")
-    assert main(["submit", "train", "--dry-run", "--set", "a=b c", "--cluster", "big"]) == 0
+    assert main(["submit", "train", "--dry-run", "--set", "model.source=b c", "--cluster", "big"]) == 0
     assert yaml.safe_load(capfd.readouterr().out) == make_rayjob(
-        "train", None, RayJobOptions(cluster="big", overrides=["a=b c"])
+        "train", None, RayJobOptions(cluster="big", overrides=["model.source=b c"])
     )
+
+
+def test_settings_are_checked_where_no_cluster_is_asked(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["submit", "train", "--set", "max_stepz=1000", "--set", "data.batch_size=many", "--dry-run"]) == 2
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert err.splitlines() == [
+        "sdp: data.batch_size: expected a whole number of 1 or more, got 'many'",
+        "sdp: max_stepz: expected a known key, got an unknown key; did you mean max_steps?",
+    ]
+
+
+def test_settings_may_contradict_defaults_that_the_clusters_file_changes(capfd: pytest.CaptureFixture[str]) -> None:
+    settings = [
+        "--set",
+        "scaling.use_gpu=false",
+        "--set",
+        "scaling.accelerator=A100",
+        "--set",
+        "source.also.0.weight=2",
+    ]
+    assert main(["submit", "train", "--dry-run", *settings]) == 0
+    assert "scaling.accelerator=A100" in capfd.readouterr().out
 
 
 def test_a_cluster_that_is_not_ready_is_said_to_be_waited_for(lab: Lab, capfd: pytest.CaptureFixture[str]) -> None:
@@ -363,8 +386,8 @@ def nothing(lab: Lab) -> None:
         ),
         ("submit train", two_clusters, "--cluster: expected one of the clusters of namespace 'lab': blue, green"),
         ("submit train --namespace other", nothing, "there is no RayCluster in namespace 'other'"),
-        ("submit train", no_map, "--config: needed, since cluster 'sdp' has no configurations of its own"),
-        ("submit process", nothing, "--config: needed, since ConfigMap 'sdp-jobs' has no process.yaml (it has train)"),
+        ("submit train", no_map, "--config: required, since cluster 'sdp' has no configurations"),
+        ("submit process", nothing, "--config: required, since ConfigMap 'sdp-jobs' has no process.yaml (it has tr"),
         (
             "submit trian-online",
             nothing,
@@ -376,7 +399,7 @@ def nothing(lab: Lab) -> None:
             nothing,
             "submit: JOB: expected download, process, train, generate, evaluate, dreambooth",
         ),
-        ("submit train --name A_b", nothing, "--name: expected at most 47 small letters"),
+        ("submit train --name A_b", nothing, "--name: expected at most 47 lower-case letters"),
         (
             "submit train --config /no/such.yaml",
             nothing,
@@ -388,14 +411,14 @@ def nothing(lab: Lab) -> None:
             'User "me" cannot create resource "rayjobs"; ask for that right',
         ),
         ("status", may_not(("list", "rayclusters")), 'cannot list resource "rayclusters"'),
-        ("status", logged_out, "does not take these credentials (401)"),
-        ("status --context prod", nothing, "--context: there is no context 'prod' in "),
-        ("status x", nothing, "status: there is no RayJob or RayCluster 'x' in namespace 'lab'"),
-        ("logs x", nothing, "there is no RayJob 'x' in namespace 'lab'; there are none"),
-        ("logs x", lambda lab: lab.job("x"), "logs: x has not begun: it is new; --follow waits for it"),
+        ("status", logged_out, "refuses these credentials (401)"),
+        ("status --context prod", nothing, "--context: no context 'prod' in "),
+        ("status x", nothing, "status: no RayJob or RayCluster 'x' in namespace 'lab'"),
+        ("logs x", nothing, "no RayJob 'x' in namespace 'lab'; it has none"),
+        ("logs x", lambda lab: lab.job("x"), "logs: x has not started: it is new; --follow waits for it"),
         ("logs x --lines 0", begun, "logs: --lines: expected 1 or more, got 0"),
         ("logs x --lines 5 --follow", begun, "logs: --lines: expected without --follow"),
-        ("logs x", wrong_token, "ray: the head of 'sdp' does not take the token of its secret"),
+        ("logs x", wrong_token, "ray: the head of 'sdp' refuses the token of its secret"),
         ("logs x", no_secret, "ray: the cluster's token is in secret 'sdp', which cannot be read"),
         (
             "logs x",
@@ -410,9 +433,9 @@ def nothing(lab: Lab) -> None:
         (
             "logs x",
             lambda lab: (begun(lab), lab.ray.jobs.clear())[0],
-            "logs: the head of 'sdp' knows nothing of x (any more)",
+            "logs: the head of 'sdp' has no record of x; it may have been replaced",
         ),
-        ("stop x", nothing, "there is no RayJob 'x'"),
+        ("stop x", nothing, "no RayJob 'x'"),
         ("doctor --manifest /no/such", nothing, "doctor: --manifest: /no/such: cannot be read"),
     ],
 )
@@ -435,7 +458,7 @@ def test_without_a_kubeconfig_each_command_says_so(
     monkeypatch.delenv("KUBECONFIG", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     assert main(line.split()) == 2
-    assert capfd.readouterr().err.startswith("sdp: KUBECONFIG: not set, and there is no ~/.kube/config")
+    assert capfd.readouterr().err.startswith("sdp: KUBECONFIG: not set, and ~/.kube/config does not exist")
 
 
 @pytest.mark.usefixtures("lab")
@@ -486,6 +509,21 @@ def test_status_of_one_job_has_what_kubernetes_says_of_it(lab: Lab, capfd: pytes
     text = capfd.readouterr().out
     assert "2026-11-21T07:31:00Z  RayClusterNotFound: there is no cluster" in text
     assert "Other" not in text
+
+
+def test_status_of_a_running_job_has_the_newest_line_that_says_when_it_ends(
+    lab: Lab, capfd: pytest.CaptureFixture[str]
+) -> None:
+    begun(lab)
+    lines = ["train: step 10 of 90 · ETA 2:00", "train: step 20 of 90 · cost 1.20 of 5.40 · ETA 1:00", "train: saved"]
+    lab.ray.write("x-zz9zz", "\n".join([*lines, "somebody: else · ETA 0:01", ""]).encode())
+    assert main(["status", "x"]) == 0
+    out = capfd.readouterr().out
+    assert "x: train: step 20 of 90 · cost 1.20 of 5.40 · ETA 1:00\n" in out
+    assert "ETA 2:00" not in out
+    lab.kube.denied.update({("create", "pods/portforward"), ("get", "services/proxy"), ("create", "services/proxy")})
+    assert main(["status", "x"]) == 0
+    assert "ETA" not in capfd.readouterr().out
 
 
 def test_logs_are_printed_whole_or_the_last_lines(lab: Lab, capfd: pytest.CaptureFixture[str]) -> None:
@@ -559,7 +597,7 @@ def test_interrupting_leaves_the_job_running_and_says_how_to_look_again(lab: Lab
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=30)
     assert process.returncode == 130
-    how = "the job goes on without us; sdp logs x --follow looks again, sdp stop x ends it"
+    how = "the job continues; sdp logs x --follow follows it again, sdp stop x ends it"
     assert err.splitlines()[-1] == f"sdp: stopped by SIGINT; {how}"
     assert "Traceback" not in err
     assert not lab.ray.jobs["x-zz9zz"].stopped
@@ -571,9 +609,9 @@ def test_an_api_server_that_stays_away_ends_the_following_and_nothing_else(lab: 
     said: list[str] = []
     api = lab.api(attempts=1, first_pause_s=0.05, longest_pause_s=0.05, lost_s=0.5, watch_s=1.0)
     lab.kube.fault("GET", "rayjobs", "drop", 10_000)
-    with pytest.raises(Unreachable, match="given up, sdp logs x --follow looks again"):
+    with pytest.raises(Unreachable, match="gave up, sdp logs x --follow tries again"):
         follow(api, "x", open(os.devnull, "wb"), said.append)  # noqa: PTH123, SIM115
-    assert any("the job goes on" in line for line in said)
+    assert any("the job continues" in line for line in said)
 
 
 def test_an_api_server_that_comes_back_is_told_of_once(lab: Lab) -> None:
@@ -584,14 +622,14 @@ def test_an_api_server_that_comes_back_is_told_of_once(lab: Lab) -> None:
     lab.end("x")
     with open(os.devnull, "wb") as out:  # noqa: PTH123
         assert follow(api, "x", out, said.append) == 0
-    assert sum("asking again" in line for line in said) == 1
+    assert sum("retrying for up to" in line for line in said) == 1
     assert sum("answers again" in line for line in said) == 1
 
 
 def test_a_job_that_is_deleted_meanwhile_is_no_riddle(lab: Lab, capfd: pytest.CaptureFixture[str]) -> None:
     played(lab, lambda name, _: lab.kube.remove(f"{RAY}/rayjobs/{name}"))
     assert main(["submit", "train"]) == 2
-    assert "somebody has deleted this RayJob" in capfd.readouterr().err
+    assert "this RayJob was deleted" in capfd.readouterr().err
 
 
 def test_where_watching_is_not_allowed_the_state_is_asked_for_now_and_then(
@@ -611,11 +649,11 @@ def test_a_job_is_told_to_stop_and_waited_for(lab: Lab, capfd: pytest.CaptureFix
     lab.ray.on_stop = lambda _: threading.Timer(0.3, lambda: lab.end("x", "STOPPED")).start()
     assert main(["stop", "x"]) == 0
     err = capfd.readouterr().err
-    assert "x is told to stop; it has up to 300 s for a last checkpoint" in err
+    assert "x is stopping; it has up to 300 s for a last checkpoint" in err
     assert "x: stopped; sdp submit train continues from storage" in err
     assert lab.jobs() == ["x"], "the record stays"
     assert main(["stop", "x"]) == 0
-    assert "x has ended before: stopped" in capfd.readouterr().err
+    assert "x has already ended: stopped" in capfd.readouterr().err
     assert main(["stop", "x", "--delete"]) == 0
     assert lab.jobs() == []
 
@@ -623,7 +661,7 @@ def test_a_job_is_told_to_stop_and_waited_for(lab: Lab, capfd: pytest.CaptureFix
 def test_a_job_that_has_not_begun_is_deleted(lab: Lab, capfd: pytest.CaptureFixture[str]) -> None:
     lab.job("x")
     assert main(["stop", "x"]) == 0
-    assert "had not begun; its RayJob is deleted" in capfd.readouterr().err
+    assert "had not started; deleting its RayJob" in capfd.readouterr().err
     assert lab.jobs() == []
 
 
@@ -633,7 +671,7 @@ def test_a_job_whose_head_is_gone_can_still_be_taken_away(lab: Lab, capfd: pytes
     assert main(["stop", "x"]) == 1
     err = capfd.readouterr().err
     assert "the head of 'sdp' is not running" in err
-    assert "sdp stop x --delete takes the RayJob away all the same" in err
+    assert "sdp stop x --delete deletes the RayJob anyway" in err
     assert lab.jobs() == ["x"]
     assert main(["stop", "x", "--delete", "--no-wait"]) == 0
     assert lab.jobs() == []
@@ -644,7 +682,7 @@ def test_telling_a_job_to_stop_need_not_mean_waiting(lab: Lab, capfd: pytest.Cap
     assert main(["stop", "x", "--no-wait"]) == 0
     assert lab.ray.jobs["x-zz9zz"].stopped
     assert lab.jobs() == ["x"]
-    assert "is told to stop" in capfd.readouterr().err
+    assert "is stopping" in capfd.readouterr().err
 
 
 # --- doctor ----------------------------------------------------------------------------------------------------------
@@ -713,7 +751,7 @@ def test_the_doctor_finds_nothing_where_nothing_is_wrong(
     assert main(["doctor"]) == 0
     lines = capfd.readouterr().out.splitlines()
     assert [line for line in lines if not line.startswith("ok ")][:-1] == []
-    assert re.fullmatch(r"(\d+) ok, 0 to look at, 0 failed", lines[-1])
+    assert re.fullmatch(r"(\d+) ok, 0 warnings, 0 failed", lines[-1])
     assert {"server", "clock", "CRDs", "operator", "rights", "cluster", "token", "references", "placement"} <= {
         line.split(":")[0].removeprefix("ok").strip() for line in lines
     }
@@ -795,22 +833,22 @@ def no_token(lab: Lab) -> None:
         (
             may_not(("create", "pods/portforward"), ("get", "services/proxy")),
             "rights",
-            "failed: no way to logs: may not create pods/portforward or get services/proxy",
+            "failed: no access to logs: may not create pods/portforward or get services/proxy",
         ),
         (no_cluster, "cluster", "failed: there is no RayCluster in namespace 'lab'"),
         (
             other_gpu,
             "group a10g",
-            "failed: no node would ever take its pods: 1 node: lacks nvidia.com/gpu.product=NVIDIA-A10G, "
+            "failed: no node can take its pods: 1 node: lacks nvidia.com/gpu.product=NVIDIA-A10G, "
             "has 0 of nvidia.com/gpu, needed 1; 1 node: has nvidia.com/gpu.product=NVIDIA-L4, not NVIDIA-A10G",
         ),
-        (mislabelled, "group a10g", "failed: says A10G (NVIDIA-A10G), but its pods land on NVIDIA-L4"),
-        (pull_secret, "references", "failed: not there: Secret registry (for cpu)"),
+        (mislabelled, "group a10g", "failed: is labelled A10G (NVIDIA-A10G), but its pods run on NVIDIA-L4"),
+        (pull_secret, "references", "failed: missing: Secret registry (for cpu)"),
         (bad_image, "pods", "failed: worker: ImagePullBackOff (no such tag); check image, tag and imagePullSecrets"),
         (
             elsewhere,
             "network policy",
-            "failed: sdp does not let the operator in from namespace ray-system: it could submit no job; "
+            "failed: sdp does not let the operator in from namespace ray-system: it cannot submit jobs; "
             "set networkPolicy.operatorNamespace to ray-system",
         ),
         (bad_config, "jobs", "failed: train.yaml: limt: "),
@@ -835,7 +873,7 @@ def test_right_after_it_was_installed_a_cluster_that_starts_is_no_failure_unless
     lab.kube.put(path, {**lab.kube.objects[path], "status": {"observedGeneration": 1}})
     code, found = examined(capfd)
     assert code == 0
-    assert found["cluster"][0].startswith("warning: sdp is starting; pods are on their way")
+    assert found["cluster"][0].startswith("warning: sdp is starting; pods are starting")
     bad_image(lab)
     code, found = examined(capfd)
     assert code == 1
@@ -855,7 +893,7 @@ def test_what_the_doctor_may_not_look_at_is_a_warning_and_the_rest_is_still_look
     assert code == 0
     for check in ("groups", "CRDs"):
         assert found[check][0].startswith("warning: "), found[check]
-    assert found["operator"] == ["ok: no deployment of it is to be seen, but it looks after the cluster; "]
+    assert found["operator"] == ["ok: no deployment is visible, but it manages the cluster; "]
     assert found["token"][0].startswith("ok: ")
 
 
@@ -905,7 +943,7 @@ def test_a_server_that_goes_away_meanwhile_ends_in_findings_all_the_same(
     assert found["server"][0].startswith("ok: ")
     for check in ("cluster", "token", "placement"):
         assert "does not answer" in found[check][0], found
-    assert found["jobs"][0].startswith("warning: the cluster's configurations cannot be read")
+    assert found["jobs"][0].startswith("warning: cannot read the cluster's configurations")
 
 
 def test_where_karpenter_makes_nodes_a_missing_one_is_no_failure(
@@ -917,7 +955,7 @@ def test_where_karpenter_makes_nodes_a_missing_one_is_no_failure(
     lab.kube.groups["/apis/karpenter.sh/v1"] = ["nodepools"]
     code, found = examined(capfd)
     assert code == 0
-    assert "Karpenter must be able to make one" in found["group a10g"][0]
+    assert "Karpenter must be able to add one" in found["group a10g"][0]
 
 
 @pytest.mark.usefixtures("lab")
@@ -957,11 +995,11 @@ def test_a_chart_is_examined_before_it_is_applied(
     assert code == 1
     assert found["network policy"] == ["ok: sdp lets the operator in from namespace kuberay-system; "]
     assert found["cluster"] == ["ok: sdp, from the manifests; "]
-    assert found["group cpu"][0].startswith("failed: no node would ever take its pods: ")
+    assert found["group cpu"][0].startswith("failed: no node can take its pods: ")
     assert "has 8 of cpu, needed 31" in found["group cpu"][0]
     assert "not NVIDIA-A100-SXM4-80GB" in found["group a100"][0]
     assert found["references"] == [
-        "failed: not there: Secret registry (for a100, a10g, cpu, head); make them before the pods"
+        "failed: missing: Secret registry (for a100, a10g, cpu, head); create them before the pods"
     ]
     assert found["token"][0].startswith("ok: ")
     assert found["placement"][0].startswith("ok: ")

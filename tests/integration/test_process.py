@@ -20,7 +20,7 @@ from sdp.datasets.parts import Layout, write_part
 from sdp.datasets.source import order_retry
 from sdp.encode.chunk import SourceRow
 from sdp.encode.encoder import Encoder
-from sdp.encode.recipe import Recipe, Settings, noise
+from sdp.encode.recipe import EncoderSettings, Recipe, noise
 from sdp.encode.transform import Transform
 from sdp.errors import ConfigError, DatasetError, LeaseHeld, ModelError, SdpError, UserError
 from sdp.lease import Lease
@@ -126,7 +126,7 @@ def test_an_images_dataset_becomes_latents_row_by_row(images: Path, model: Path,
 
     # The same by hand, one row at a time.
     transform = Transform(Recipe((64,), seed=4, crop="random"), load_tokenizer(model))
-    encoder = Encoder(load_vae(model), Settings(seed=4, batch_sizes={64: 1, 0: 1}), device="cpu")
+    encoder = Encoder(load_vae(model), EncoderSettings(seed=4, batch_sizes={64: 1, 0: 1}), device="cpu")
     stored = latents_of(table)
     for row in (0, 33, 59):
         chunk = transform([SourceRow(row, "", picture(row), f"picture number {row}")])
@@ -176,7 +176,9 @@ def test_two_resolutions_embeddings_and_random_crops_in_one_pass(tmp_path: Path,
     assert table["latents_64"][0] != table["latents_64"][1]
 
     tokens = tokenize(load_tokenizer(model), ["picture number 3", ""])
-    text = Encoder(load_vae(model), Settings(batch_sizes={0: 2}), text_encoder=load_text_encoder(model), device="cpu")
+    text = Encoder(
+        load_vae(model), EncoderSettings(batch_sizes={0: 2}), text_encoder=load_text_encoder(model), device="cpu"
+    )
     expected, nothing = text.embed(tokens)
     at = table["row"].to_pylist().index(3)
     assert np.allclose(np.frombuffer(table["text_embedding"][at].as_py(), np.float16), expected.ravel(), atol=1e-2)
@@ -287,7 +289,7 @@ def test_a_dry_run_tells_and_writes_nothing(
 ) -> None:
     assert job.run(config_of(images, tmp_path / "out", model, *USUAL), dry_run=True).dataset is None
     said = capsys.readouterr().err
-    assert "0 of 3 parts are there" in said
+    assert "0 of 3 parts exist" in said
     assert "60 rows" in said
     assert not (tmp_path / "out").exists()
 
@@ -296,7 +298,7 @@ def test_a_dry_run_tells_and_writes_nothing(
     missing.unlink()
     before = files_in(root / "out")
     job.run(config_of(images, root / "out", model, *USUAL), dry_run=True)
-    assert "2 of 3 parts are there" in capsys.readouterr().err
+    assert "2 of 3 parts exist" in capsys.readouterr().err
     assert files_in(root / "out") == before
     missing.write_bytes(content)
 
@@ -304,8 +306,8 @@ def test_a_dry_run_tells_and_writes_nothing(
 def test_takedowns_of_the_source_are_what_workers_are_told(tmp_path: Path, model: Path) -> None:
     make_images(tmp_path, rows=20)
     tombstones.add(open_storage(str(tmp_path / "images")), [tombstones.Takedown("row", "11")])
-    orders = with_tombstones(prepare(config_of(tmp_path / "images", tmp_path / "out", model)))
-    assert list(BitMap64.deserialize(orders.taken_down)) == [11]
+    spec = with_tombstones(prepare(config_of(tmp_path / "images", tmp_path / "out", model)))
+    assert list(BitMap64.deserialize(spec.taken_down)) == [11]
 
 
 @pytest.mark.parametrize(
@@ -363,7 +365,7 @@ def test_an_output_of_another_configuration_or_model_is_refused(
 ) -> None:
     out = root / "out"
     assert processed.storage.uri == str(out)
-    assert "seed was 4 there and is 1 now" in refused(config_of(images, out, model, *USUAL, "seed=1"), DatasetError)
+    assert "seed was 4 and is 1 now" in refused(config_of(images, out, model, *USUAL, "seed=1"), DatasetError)
     other = write_model(tmp_path / "model2", seed=1)
     assert "model.digest" in refused(config_of(images, out, other, *USUAL), DatasetError)
 

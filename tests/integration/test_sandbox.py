@@ -1,7 +1,11 @@
 """The decoding processes: what an image does to one of them is that image's own affair."""
 
+import ctypes
 import io
 import json
+import re
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,16 +20,18 @@ from PIL import Image
 
 from sdp.datasets.outcomes import FAILED, WRITTEN
 from sdp.demo import shapes
-from sdp.download.image import Checked, ImageRules, check, examine, examined
+from sdp.download.image import Checked, check, examine, examined
 from sdp.encode.recipe import Recipe
 from sdp.encode.transform import SandboxedCrops, crop_image
 from sdp.errors import SdpError
 from sdp.imaging import RowError
+from sdp.sandbox import child
 from sdp.sandbox.child import DecoderSettings, Reply
-from sdp.sandbox.decoders import Decoders
+from sdp.sandbox.decoders import Decoders, Sandbox
+from tests.image_rules import image_rules
 from tests.sandbox_kit import write_poison
 
-RULES = ImageRules(size=32, tiff=True)
+RULES = image_rules(size=32, tiff=True)
 SETTINGS = DecoderSettings(partial(examine, RULES), memory_bytes=2_000_000_000)
 FORMATS: list[tuple[str, dict[str, object]]] = [
     ("JPEG", {}),
@@ -37,6 +43,7 @@ FORMATS: list[tuple[str, dict[str, object]]] = [
     ("AVIF", {"speed": 10, "quality": 30}),
 ]
 GOOD = shapes.encode(shapes.sample(1))[0]
+_GET_DUMPABLE = 3
 
 
 @pytest.fixture
@@ -138,6 +145,99 @@ def test_who_takes_over_a_decoder_gets_no_file_no_network_no_process_and_no_secr
     }
 
 
+LIMITS = {"Max processes": "0", "Max open files": "16", "Max core file size": "0"}
+
+
+def test_a_decoder_has_the_kernel_s_locks_and_its_parent_cannot_be_looked_into() -> None:
+    others, results = children(), Results()
+    with decoders(results) as pool:
+        pool.put(0, [GOOD])
+        results.wait_for(1)
+        (decoder,) = children() - others
+        status = Path(f"/proc/{decoder}/status").read_text()
+        limits = Path(f"/proc/{decoder}/limits").read_text()
+    assert re.search(r"^NoNewPrivs:\s+1$", status, re.MULTILINE)
+    assert re.search(r"^Seccomp:\s+2$", status, re.MULTILINE), "a filter"
+    hard = {name: re.split(r"\s{2,}", line)[2] for line in limits.splitlines() for name in LIMITS if name in line}
+    assert hard == LIMITS
+    assert ctypes.CDLL(None).prctl(_GET_DUMPABLE) == 0
+
+
+LOCKS = {"_forbid_files": ("open", "connect"), "_forbid_calls": ("open", "socket", "fork", "signal")}
+"""What each lets nobody do, though the other one is missing."""
+TRIED = """
+import ctypes, json, os, socket, sys
+from sdp.sandbox import confine
+inet = socket.socket()
+tries = {"open": lambda: open("/etc/passwd"), "connect": lambda: inet.connect(("127.0.0.1", 9)),
+         "socket": socket.socket, "fork": lambda: os.fork() or os._exit(0), "signal": lambda: os.kill(os.getppid(), 0)}
+confine._libc.prctl(38, 1, 0, 0, 0)
+getattr(confine, sys.argv[1])()
+refused = []
+for name, attempt in tries.items():
+    try:
+        attempt()
+    except PermissionError:
+        refused.append(name)
+    except OSError:
+        pass
+os.write(1, json.dumps(refused).encode())
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("lock", LOCKS)
+def test_each_lock_holds_without_the_other(lock: str) -> None:
+    done = subprocess.run([sys.executable, "-c", TRIED, lock], capture_output=True, timeout=60, check=True)
+    assert set(LOCKS[lock]) <= set(json.loads(done.stdout))
+
+
+def test_a_kernel_without_a_lock_is_named_in_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import platform\nplatform.machine = lambda: 'sparc'\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    results = Results()
+    with decoders(results) as pool:
+        pool.put(0, [GOOD])
+        assert results.wait_for(1)[0].outcome == WRITTEN
+    assert "sdp: this kernel confines decoders without seccomp (no filter for sparc)\n" in capfd.readouterr().err
+
+
+FORGED = [
+    b"no JSON",
+    b"[" * 150,
+    b"[1]",
+    b"{}",
+    b'{"outcome": "written", "width": 9}',
+    b'{"outcome": "written", "sha256": "%s", "width": 3000000000}' % (b"ab" * 32),
+    b'{"outcome": "failed", "reason": "boredom"}',
+    b'{"outcome": [], "reason": {}}',
+    b'{"outcome": "failed", "reason": "empty", "detail": 7, "unknown": 1}',
+]
+
+
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("reply", FORGED)
+def test_a_reply_that_an_image_has_forged_is_that_image_s_failure(reply: bytes) -> None:
+    results = Results()
+    with decoders(results) as pool:
+        pool.put(0, [GOOD, b"FORGE:", reply])
+        checked = results.wait_for(1)[0]
+    assert (checked.outcome, checked.reason) == (FAILED, "crashed")
+    assert "malformed" in (checked.detail or "")
+
+
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("reply", [*FORGED, b'{"shape": [1]}', b'{"shape": [0, 0, 3]}', b'{"shape": "x"}'])
+def test_pixels_that_an_image_has_forged_are_that_image_s_failure(reply: bytes) -> None:
+    sandbox = Sandbox(child.pixels, 1_000_000)
+    assert child.unpacked(*sandbox(GOOD)).ndim == 3
+    with pytest.raises(RowError) as caught:
+        child.unpacked(*sandbox(GOOD, b"FORGE:", reply))
+    assert caught.value.reason in ("crashed", "empty")
+
+
 @pytest.mark.parametrize("index", range(0, 40, 3))
 def test_a_confined_decoder_makes_of_an_image_what_any_process_makes_of_it(index: int) -> None:
     data = shapes.encode(shapes.sample(index))[0]
@@ -167,7 +267,7 @@ def test_what_there_is_no_memory_for_is_called_so_whatever_its_format() -> None:
         images.append(sink.getvalue())
     for memory_bytes, reason in ((3_000_000, "no_memory"), (4_000_000_000, None)):
         results = Results()
-        settings = DecoderSettings(partial(examine, ImageRules(size=1100, tiff=True)), memory_bytes)
+        settings = DecoderSettings(partial(examine, image_rules(size=1100, tiff=True)), memory_bytes)
         with decoders(results, settings=settings) as pool:
             for token, data in enumerate(images):
                 pool.put(token, [data])
@@ -198,9 +298,9 @@ def test_decoders_that_cannot_start_are_an_error_and_no_images_fault(
     "checked",
     [
         Checked(FAILED, "undecodable", "a 'detail' with \u00e4 and \ud83d", None, sha256="ab"),
-        Checked(WRITTEN, None, None, b"\x00\xff", 1, 2, 3, 4, "cd"),
-        Checked(WRITTEN, None, None, None, 1, 2, 3, 4, "cd"),
-        Checked(WRITTEN, None, None, b"", 1, 2, 3, 4, "cd"),
+        Checked(WRITTEN, None, None, b"\x00\xff", 1, 2, 3, 4, "cd" * 32),
+        Checked(WRITTEN, None, None, None, 1, 2, 3, 4, "cd" * 32),
+        Checked(WRITTEN, None, None, b"", 1, 2, 3, 4, "cd" * 32),
     ],
 )
 def test_a_reply_crosses_the_pipe_as_it_is(checked: Checked, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -98,7 +98,7 @@ def all_unavailable(storage: Storage) -> dict[str, str]:
 def test_a_server_that_stalls_is_unavailable_by_the_deadline(storage: Storage, proxy: Proxy) -> None:
     proxy.stall()
     for name, text in all_unavailable(storage.with_options(timeout_s=IMPATIENT_S)).items():
-        assert "no answer in time" in text, name
+        assert "no response in time" in text, name
         # A stalled connection is given up for a fresh one before the deadline.
         assert re.search(r"\([2-9] attempts in ", text), name
 

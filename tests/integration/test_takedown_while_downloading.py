@@ -30,15 +30,15 @@ def test_what_is_taken_down_while_it_is_downloaded_is_left_out_afterwards_and_no
         urls = plain_urls(server, 40)
         source = write_urls(tmp_path / "meta", urls)
         storage = open_storage(str(tmp_path / "out"))
-        work_off = job._Download.work_off
+        write_pending = job._write_pending
 
-        def meanwhile(self: job._Download, *given: Any) -> Any:
+        def meanwhile(*given: Any) -> Any:
             added = tombstones.add(storage, [Takedown("url", f"{urls[27]}#by-mail")])
             assert added.rows == {}
-            return work_off(self, *given)
+            return write_pending(*given)
 
         with monkeypatch.context() as patched:
-            patched.setattr(job._Download, "work_off", meanwhile)
+            patched.setattr(job, "_write_pending", meanwhile)
             summary = job.run(config_for(source, tmp_path / "out"))
         assert summary is not None
         assert outcomes(summary.dataset)[27][0] == "written"

@@ -14,7 +14,7 @@ import pytest
 
 from sdp.errors import UserError
 from sdp.model.checkpoints import EpochStart
-from sdp.report.run import run_section
+from sdp.report.run import run_sections
 from sdp.storage import open_storage
 from sdp.train.assemble import assemble
 from sdp.train.callbacks import watchdog
@@ -54,14 +54,14 @@ def test_a_profile_says_where_the_time_and_memory_of_a_step_goes(root: Path) -> 
     assert phases["forward"]["memory_after"] > phases["backward"]["memory_after"]
     names = {op["name"] for op in phases["backward"]["ops"]}
     assert any("backward" in name.lower() for name in names)
-    weights = sum(p.numel() * 4 for p in assemble(config(root, "other"), World()).unet.parameters())
+    weights = sum(p.numel() * 4 for p in assemble(config(root, "other"), World()).networks.parameters())
     assert summary["state_bytes"] == {"weights": weights, "average": weights, "optimizer": 2 * weights}
     trace = json.loads(gzip.decompress((root / "run/profile/trace.json.gz").read_bytes()))
     assert sum(event["name"] == "sdp.optimizer" for event in trace["traceEvents"]) == 2
     assert (root / "run/profile/timeline.svg").read_text().startswith("<svg xmlns=")
     (event,) = [e for e in RunFolder(open_storage(str(root / "run"))).events() if e["event"] == "profile"]
     assert event["step"] == 5
-    section = run_section(open_storage(str(root / "run")))
+    (section,) = run_sections(open_storage(str(root / "run")))
     assert any("Where a step's time and memory goes, step 5" in getattr(b, "title", "") for b in section.blocks)
 
 

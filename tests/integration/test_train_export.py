@@ -1,12 +1,17 @@
 """A checkpoint as a folder that diffusers loads."""
 
 import json
+import os
+import shlex
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 from diffusers import StableDiffusionPipeline
+from PIL import Image
 from safetensors.torch import load_file
 
 from sdp.cli import main
@@ -20,10 +25,12 @@ from tests.training import config, train, weights
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of four steps."""
+    """A run of four steps, from a model that names the text encoder's dtype, as published ones do."""
     torch.set_num_threads(1)
     root = tmp_path_factory.mktemp("export")
     make_tiny_model(root / "model")
+    text_encoder = root / "model/text_encoder/config.json"
+    text_encoder.write_text(json.dumps({**json.loads(text_encoder.read_text()), "torch_dtype": "float16"}))
     make_latents(root, 40, vocabulary=50)
     return root
 
@@ -118,12 +125,36 @@ def test_a_folder_in_fp16_is_half_as_large_and_loads_as_it_is(root: Path, tmp_pa
 
 
 @pytest.mark.usefixtures("trained")
+@pytest.mark.parametrize("dtype", ["fp32", "fp16"])
+def test_the_line_that_an_export_prints_draws_a_picture(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], dtype: str
+) -> None:
+    out = tmp_path / "my model's"
+    assert main(["export", str(root / "run"), str(out), "--dtype", dtype]) == 0
+    line = capsys.readouterr().err.splitlines()[-1].removeprefix("sdp: draw with it: ")
+    python, *words = shlex.split(line)
+    assert python == "python"
+    done = subprocess.run(
+        [sys.executable, *words],
+        cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    with Image.open(tmp_path / "picture.png") as picture:
+        assert picture.size == (64, 64)
+
+
+@pytest.mark.usefixtures("trained")
 def test_the_command_writes_raw_or_averaged_weights_and_says_which(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     checkpoint = str(root / "run/checkpoints/step-000000004")
     assert main(["export", checkpoint, str(tmp_path / "raw"), "--raw"]) == 0
-    assert capsys.readouterr().err.splitlines()[-1] == (
+    assert capsys.readouterr().err.splitlines()[-2] == (
         f"sdp: wrote step 4 of {checkpoint}, raw weights in fp32, to {tmp_path / 'raw'}"
     )
     assert main(["export", checkpoint, str(tmp_path / "averaged")]) == 0

@@ -9,7 +9,7 @@ from diffusers import DDIMScheduler, StableDiffusionPipeline
 
 from sdp.generate.painter import load_painter
 from sdp.generate.sample import Sampling
-from sdp.generate.source import Drawer
+from sdp.generate.source import GenerateModel
 from sdp.model.export import export
 from sdp.model.sources import parse
 from tests.process_kit import make_images
@@ -46,7 +46,7 @@ def test_diffusers_loads_the_export_of_a_model_that_names_a_safety_checker(
 def test_its_pictures_are_those_of_diffusers(exported: tuple[Path, dict[str, torch.Tensor]]) -> None:
     folder, _ = exported
     how = Sampling(steps=3, resolution=64, guidance_scale=5.0)
-    drawer = Drawer(str(folder), "", parse(str(folder)))
+    drawer = GenerateModel(str(folder), "", parse(str(folder)))
     ours = load_painter(drawer, how).paint(["a cat"], [7])[0]
     pipeline = StableDiffusionPipeline.from_pretrained(folder)
     pipeline.scheduler = DDIMScheduler.from_config(pipeline.scheduler.config, clip_sample=False)

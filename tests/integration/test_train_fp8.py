@@ -57,7 +57,7 @@ def test_a_step_is_near_to_one_in_bf16_and_not_the_same(
 def test_a_checkpoint_has_the_same_tensors_under_the_same_names(
     inputs: Path, bf16: tuple[Trainer, Watch], in_fp8: tuple[Trainer, Watch]
 ) -> None:
-    assert list(in_fp8[0].unet.state_dict()) == list(bf16[0].unet.state_dict())
+    assert list(in_fp8[0].networks.state_dict()) == list(bf16[0].networks.state_dict())
     indexes = []
     for run in ("bf16", "fp8"):
         index = json.loads((inputs / run / "checkpoints/step-000000002/tensors.json").read_text())

@@ -1,6 +1,8 @@
 """What ends a run, what is refused, and what a run says of steps that were not taken."""
 
 import json
+import re
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any, cast
@@ -11,8 +13,11 @@ from sdp.config import TrainConfig
 from sdp.datasets.audit import audit, summary
 from sdp.datasets.ledger import Ledger
 from sdp.errors import ConfigError, DatasetError, UserError
+from sdp.model import sources
+from sdp.model.family import SD2
 from sdp.report.inspect import describe_checkpoint
 from sdp.storage import open_storage
+from sdp.train import calibrate
 from sdp.train.assemble import assemble
 from sdp.train.callbacks.base import Callback, StepReport
 from sdp.train.callbacks.checkpoints import SaveCheckpoints
@@ -208,6 +213,61 @@ def test_a_budget_that_is_used_up_is_seen_before_anything_is_started(
     assert run(how(root, max_steps=100, **dear)).reason == "max_cost is used up; raise it to go on"
     assert len(events(root, "start")) == 2
     assert "nothing to do: max_cost is used up" in capsys.readouterr().err
+
+
+def test_a_job_that_cannot_fit_its_accelerator_ends_before_anything_is_taken(
+    root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources, "family", lambda *_, **__: SD2)
+    place = {"scaling__accelerator": "A100-40G", "max_steps": 2}
+    for dry_run in (True, False):
+        with pytest.raises(ConfigError, match=r"data\.batch_size: expected at most \d+ for an A100-40G"):
+            run(config(root, **place, data__batch_size=1000, limit=None), dry_run=dry_run)
+    assert not (root / "run").exists()
+    with pytest.raises(DatasetError, match="fewer than one step's 72"):  # which is looked at later
+        run(config(root, **place, data__batch_size=72), dry_run=True)
+    run(config(root, **place, data__batch_size=8), dry_run=True)
+    assert "may not fit" not in capsys.readouterr().err
+
+
+def test_a_calibration_trains_some_steps_beside_the_run_and_keeps_their_speed_alone(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calibrate, "STEPS", 20)
+    job = how(root, max_steps=1000, samples__every_steps=5, samples__prompts=("x",))
+    ((side, figure),) = calibrate.calibrate(job).items()
+    assert side == job.data.resolution
+    assert figure.source.startswith("calibrated in ")
+    beside = RunFolder(open_storage(f"{root / 'run'}-calibration/{side}"))
+    speeds = [line["samples_per_s"] for line in beside.metrics()]
+    assert len(speeds) == 4
+    assert figure.value >= min(speeds)
+    assert beside.latest() is None
+    assert not beside.sample_steps()
+    assert not (root / "run").exists()
+
+
+def test_each_line_of_the_metrics_tells_when_the_run_ends_and_what_it_will_have_cost(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    began = time.time()
+    summary = run(how(root, max_steps=6, log__every_steps=2, prices__trainer_hour=3600.0))
+    first, second, last = folder(root).metrics()
+    assert last["left_s"] == 0
+    assert last["final_cost"] == last["cost"] == pytest.approx(summary.state.seconds, abs=1e-3)  # one a second
+    assert second["final_cost"] == pytest.approx(second["cost"] + second["left_s"], abs=0.2)
+    assert first["left_s"] > second["left_s"] > 0
+    assert began + second["left_s"] - 1 < second["finish_time"] < time.time() + second["left_s"] + 1
+    assert "gpu_hours" not in last  # on CPUs
+    err = capsys.readouterr().err
+    assert re.search(r"cost [\d.]+ of [\d.]+ · ETA [\d.:]+ ?s?, at \w{3} \d\d \d\d:\d\d UTC", err)
+    assert f", cost {summary.state.cost:,.2f}, loss" in err
+
+
+def test_no_money_is_shown_where_no_price_is_known(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(how(root, max_steps=2, log__every_steps=1, prices__trainer_instance="a2-highgpu-8g"))
+    assert not {"cost", "final_cost"} & set().union(*folder(root).metrics())
+    assert "cost" not in capsys.readouterr().err.replace("max_cost", "")
 
 
 def test_a_dry_run_tells_what_a_run_would(root: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -106,7 +106,7 @@ def test_the_loss_on_unseen_rows_is_that_of_diffusers_and_they_stay_unseen(root:
     names = ["0-249", "250-499", "500-749", "750-999"]
     last = gauges.found[4]
     assert list(last) == [*names, "all"]
-    expected = by_hand(root, trainer.unet, unseen().tolist())
+    expected = by_hand(root, trainer.networks.unet, unseen().tolist())
     assert [last[name] for name in names] == pytest.approx(expected, abs=1e-5)
     assert last["all"] == pytest.approx(np.mean(expected), abs=1e-5)
     ledger = Ledger.from_bytes((root / "run/checkpoints/step-000000004/ledger.roaring").read_bytes())
@@ -130,7 +130,7 @@ def test_a_few_rows_are_the_same_few_every_time(root: Path) -> None:
     rows = measure._batch.counted.tolist()
     assert len(set(rows)) == 7
     assert set(rows) <= set(unseen().tolist())
-    expected = by_hand(root, trainer.unet, rows)
+    expected = by_hand(root, trainer.networks.unet, rows)
     assert gauges.found[2]["all"] == pytest.approx(np.mean(expected), abs=1e-5)
 
 
@@ -141,7 +141,7 @@ def test_another_dataset_is_measured_on_whole(root: Path, tmp_path: Path) -> Non
     trainer = train(how, callbacks=[measure, gauges])
     assert measure._batch is not None
     assert sorted(measure._batch.counted.tolist()) == list(range(11))
-    expected = by_hand(root, trainer.unet, list(range(11)), buckets=10)
+    expected = by_hand(root, trainer.networks.unet, list(range(11)), buckets=10)
     assert gauges.found[2]["all"] == pytest.approx(np.mean(expected), abs=1e-5)
 
 
@@ -351,7 +351,7 @@ def test_what_cannot_be_meant_is_refused_before_anything_begins(root: Path, chan
 
 def test_a_dataset_to_measure_on_that_is_not_there_is_told_before_anything_begins(root: Path) -> None:
     how = config(root, evaluate__every_steps=2, evaluate__source=str(root / "nowhere"), scaling__in_driver=True)
-    with pytest.raises(DatasetError, match=r"nowhere: no dataset of sdp there"):
+    with pytest.raises(DatasetError, match=r"nowhere: not a dataset of sdp"):
         job.run(how)
     assert not (root / "run").exists()
 

@@ -14,7 +14,7 @@ from sdp.datasets.ledger import Ledger
 from sdp.errors import ModelError, StorageError, UserError
 from sdp.model.sources import resolve
 from sdp.storage import open_storage
-from sdp.train.assemble import assemble, make_conditioning, make_unet
+from sdp.train.assemble import assemble, make_conditioning, make_networks
 from sdp.train.callbacks.base import Callback, StepReport
 from sdp.train.callbacks.checkpoints import SaveCheckpoints
 from sdp.train.callbacks.metrics import RecordMetrics
@@ -53,11 +53,11 @@ def test_one_step_is_a_plain_diffusers_step(root: Path) -> None:
 
     class Gradients(Callback):
         def on_start(self, trainer: Trainer) -> None:
-            for name, parameter in trainer.unet.named_parameters():
+            for name, parameter in trainer.networks.unet.named_parameters():
                 parameter.register_hook(lambda gradient, name=name: ours.__setitem__(name, gradient.clone()))
 
     trainer.callbacks = [watch, Gradients()]
-    unet = make_unet(how, model, World())
+    unet = make_networks(how, model, World()).unet
     trainer.train()
 
     random = RowRandom(0, 0, batch.rows)
@@ -109,6 +109,18 @@ def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(root: Path) -> None:
     for state in states:
         del state["seconds"]
     assert states[0] == states[1]
+
+
+def test_a_run_whose_averages_are_in_8_bits_is_resumed_bit_for_bit(root: Path) -> None:
+    packed = {"optimizer__kind": "adamw_8bit", "max_steps": 4}
+    expected = weights(train(config(root, "whole", **packed)))
+    assert any(name.startswith("exp_avg_codes.") for name in expected)
+    train(config(root, "again", **{**packed, "max_steps": 2}))
+    resumed = weights(train(config(root, "again", **packed)))
+    assert resumed.keys() == expected.keys()
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in resumed.items())
+    with pytest.raises(ModelError, match=r"of another architecture: it has no exp_avg\."):
+        train(config(root, "again", max_steps=5))
 
 
 def test_the_checkpoints_ledger_holds_exactly_what_was_trained_on(root: Path) -> None:
@@ -209,14 +221,14 @@ def test_a_batch_too_large_for_memory_is_the_users_to_mend_and_the_size_that_fit
     root: Path, monkeypatch: pytest.MonkeyPatch, room: int, advice: str
 ) -> None:
     trainer = assemble(config(root), World())
-    forward = trainer.unet.forward
+    forward = trainer.networks.unet.forward
 
     def narrow(latents: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         if len(latents) > room:
             raise torch.OutOfMemoryError(f"no room for {len(latents)}")
         return forward(latents, *args, **kwargs)
 
-    monkeypatch.setattr(trainer.unet, "forward", narrow)
+    monkeypatch.setattr(trainer.networks.unet, "forward", narrow)
     with pytest.raises(UserError, match=rf"^data\.batch_size: .*{advice}"):
         trainer.train()
     assert trainer.state.step == 0
@@ -226,7 +238,7 @@ def test_a_model_too_large_for_memory_is_the_users_to_mend(root: Path, monkeypat
     def full(*_: Any) -> Any:
         raise torch.OutOfMemoryError("no room")
 
-    monkeypatch.setattr("sdp.train.assemble.make_unet", full)
+    monkeypatch.setattr("sdp.train.assemble.make_networks", full)
     with pytest.raises(
         UserError, match=r"^strategy\.kind: cpu has no memory for the model and its optimizer \(no room\)"
     ):

@@ -88,7 +88,7 @@ def test_diffusers_draws_with_the_exported_file_what_the_merged_model_draws(
     theirs = predicted(pipeline.unet)
     ours = load_trained(open_storage(str(checkpoint(root, run))), root / "model", ema=False, name="model")
     assert not torch.allclose(theirs, before, atol=1e-4)
-    assert torch.allclose(predicted(ours), theirs, atol=1e-5)
+    assert torch.allclose(predicted(ours.unet), theirs, atol=1e-5)
     assert main(["export", str(root / run), str(tmp_path / "whole"), "--raw"]) == 0
     whole = StableDiffusionPipeline.from_pretrained(tmp_path / "whole").unet
     assert torch.allclose(predicted(whole), theirs, atol=1e-5)

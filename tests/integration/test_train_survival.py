@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from sdp.datasets.ledger import Ledger
 from sdp.model.checkpoints import read_weights
 from sdp.model.schedule import scaled_linear
+from sdp.model.trained import TrainedNetworks
 from sdp.storage import open_storage
 from sdp.train.assemble import offline_reader
 from sdp.train.callbacks.base import Callback, StepReport
@@ -96,7 +97,7 @@ def segment(world: World, root: Path, batch: int, fate: tuple[str, int, int]) ->
         Ingredients(
             config=how,
             world=world,
-            unet=unet,
+            networks=TrainedNetworks(unet),
             objective=Objective(schedule=scaled_linear()),
             conditioning=Conditioning(torch.zeros(77, 4), lambda ids: torch.zeros(*ids.shape, 4)),
             reader=offline_reader(how, open_sources(how), world),

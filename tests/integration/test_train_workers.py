@@ -84,6 +84,7 @@ def test_workers_together_are_one_worker(
 
 
 LORA = {**ONE_STEP, "lora__rank": 4, "model__unet": "pretrained"}
+BOTH = {**ONE_STEP, "model__train_text_encoder": True, "model__unet": "pretrained"}
 
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
@@ -94,6 +95,30 @@ def test_lora_learns_the_same_with_any_number_of_workers(inputs: Path, tmp_path:
     for tensors, some in results:
         assert some == pytest.approx(losses, abs=1e-5)
         close(tensors, expected)
+
+
+@pytest.fixture(scope="module")
+def both_alone(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], list[float]]:
+    torch.set_num_threads(1)
+    return worker(World(), inputs, str(tmp_path_factory.mktemp("both")), BOTH)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"strategy__kind": "ddp", "data__batch_size": 3},
+        {"strategy__kind": "fsdp"},
+        {"strategy__kind": "fsdp", "strategy__shard": "full_shard", "strategy__activation_checkpointing": True},
+    ],
+    ids=["ddp-accumulating", "fsdp", "fsdp-full-recomputing"],
+)
+def test_a_text_encoder_learns_the_same_with_any_number_of_workers(
+    inputs: Path, both_alone: tuple[dict[str, Any], list[float]], tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    assert any(name.startswith("exp_avg.text_encoder.") for name in both_alone[0])
+    for tensors, losses in run_workers(2, worker, inputs, str(tmp_path / "run"), {**BOTH, **changes}):
+        assert losses == pytest.approx(both_alone[1], abs=1e-5)
+        close(tensors, both_alone[0])
 
 
 def test_bf16_under_fsdp_keeps_fp32_weights_and_learns_the_same(

@@ -39,20 +39,20 @@ def test_labels_select_what_ray_would_select(wanted: str, values: set[str | None
 def test_a_token_that_is_refused_is_said_in_one_line() -> None:
     error = ConnectionError("Could not read 'session_name' from GCS")
     told = "gcs_client.cc:210: Failed: Unauthenticated: RPC error: InvalidAuthToken"
-    assert str(cluster._not_joined(error, told)).endswith(
-        "refuses this token; set RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH to the cluster's own"
+    assert str(cluster._explain_failed_connection(error, told)).endswith(
+        "refuses this token; set RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH to the cluster's token"
     )
 
 
 def test_what_is_written_meanwhile_is_held_and_handed_on_but_for_what_is_known() -> None:
     script = (
         "import os, sys\n"
-        "from sdp.cluster import _Held\n"
-        "held = _Held()\n"
-        "with held:\n"
+        "from sdp.cluster import _CapturedStderr\n"
+        "stderr = _CapturedStderr()\n"
+        "with stderr:\n"
         "    os.write(2, b'one KNOWN line\\nanother line\\n')\n"
         "    print('third', file=sys.stderr)\n"
-        "held.hand_on(but='KNOWN')\n"
+        "stderr.forward(without='KNOWN')\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
     assert done.stderr.splitlines() == ["another line", "third"]

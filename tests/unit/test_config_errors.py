@@ -26,13 +26,13 @@ def lines(job: str, *overrides: str, path: str | None = None) -> list[str]:
             "train",
             ["storage.endpoint=http://u:secret@127.0.0.1:17070"],
             "storage.endpoint: expected an address without credentials, got one with them, or with a query (http://…); "
-            "they belong in the environment: a configuration is saved with everything made from it",
+            "set them in the environment, since configurations are saved with every output",
         ),
         (
             "process",
             ["storage.endpoint=http://127.0.0.1:17070/?X-Amz-Signature=secret"],
             "storage.endpoint: expected an address without credentials, got one with them, or with a query (http://…); "
-            "they belong in the environment: a configuration is saved with everything made from it",
+            "set them in the environment, since configurations are saved with every output",
         ),
         (
             "train",
@@ -62,6 +62,22 @@ def lines(job: str, *overrides: str, path: str | None = None) -> list[str]:
             "train",
             ["scaling.in_driver=true", "strategy.kind=fsdp"],
             "strategy.kind: expected ddp while scaling.in_driver is true, got 'fsdp'; one process has no shards",
+        ),
+        (
+            "train",
+            ["scaling.in_driver=true", "scaling.gpus_per_worker=2"],
+            "scaling.gpus_per_worker: expected 1 while in_driver is on, got 2; train on Ray",
+        ),
+        (
+            "train",
+            ["scaling.use_gpu=false", "scaling.gpus_per_worker=2"],
+            "scaling.gpus_per_worker: expected 1 while use_gpu is false, got 2; or set use_gpu",
+        ),
+        (
+            "train",
+            ["strategy.kind=fsdp", "scaling.gpus_per_worker=2"],
+            "scaling.gpus_per_worker: expected 1 while strategy.kind is fsdp, got 2; fsdp shares both networks among "
+            "all GPUs as it is",
         ),
         (
             "train",
@@ -143,8 +159,8 @@ def lines(job: str, *overrides: str, path: str | None = None) -> list[str]:
         (
             "download",
             ["source.columns.0=a"],
-            "source.columns: expected a list, each some text, got a mapping; items are set by number only where the "
-            "file lists them; here set the whole of it: [a, b]",
+            "source.columns: expected a list, each some text, got a mapping; items can be set by number only if "
+            "the file lists them; set the whole list: [a, b]",
         ),
         (
             "download",
@@ -154,19 +170,19 @@ def lines(job: str, *overrides: str, path: str | None = None) -> list[str]:
         (
             "download",
             ['source.uri="/a\\ud800b"'],
-            "source.uri: expected text in UTF-8 without null characters, got '/a\\ud800b'; write it anew",
+            "source.uri: expected text in UTF-8 without null characters, got '/a\\ud800b'; correct it",
         ),
         (
             "download",
             ["source.uri=s3://b/in", "output.uri=s3://b/in/images/"],
-            "output.uri: expected a folder outside of source.uri, which is s3://b/in, got 's3://b/in/images/'; what is "
-            "written there would be read as source the next time",
+            "output.uri: expected a folder outside of source.uri, which is s3://b/in, got 's3://b/in/images/'; the "
+            "next run would read the output as its source",
         ),
         (
             "process",
             [*MODEL, "source.uri=/data/images", "output.uri=/data/x/../images"],
-            "output.uri: expected a folder outside of source.uri, which is /data/images, got '/data/x/../images'; what "
-            "is written there would be read as source the next time",
+            "output.uri: expected a folder outside of source.uri, which is /data/images, got '/data/x/../images'; the "
+            "next run would read the output as its source",
         ),
         ("process", ["limit=0"], "limit: expected a whole number of 1 or more, or null, got 0"),
     ],
@@ -328,7 +344,7 @@ def test_prompts_come_from_one_place() -> None:
         "prompts: expected one or more prompts, here or in a file, got none; set prompts or source.uri"
     ]
     assert lines("generate", *checkpoint, "prompts=[a]", "source.uri=b.txt") == [
-        "prompts: expected an empty list while source.uri is set, got prompts as well; keep one of the two"
+        "prompts: expected an empty list while source.uri is set, got prompts as well; remove one of them"
     ]
     assert lines("generate", *checkpoint, "prompts=['']") == ["prompts.0: expected some text, got ''"]
 

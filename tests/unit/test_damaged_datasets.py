@@ -119,10 +119,10 @@ def test_what_is_no_json_object_is_one_line(
 @pytest.mark.parametrize(
     ("path", "value", "told"),
     [
-        ("rows", 41, "rows is 41, its parts say 42"),
-        ("parts", 4, "parts is 4, its parts say 5"),
-        ("kind", "latents", "kind is latents, its parts say images"),
-        ("size", 1, "size is 1, its parts say"),
+        ("rows", 41, "rows is 41, but 42 in its parts"),
+        ("parts", 4, "parts is 4, but 5 in its parts"),
+        ("kind", "latents", "kind is latents, but images in its parts"),
+        ("size", 1, "size is 1, but "),
     ],
 )
 def test_a_manifest_that_says_other_than_its_parts_is_found_out(
@@ -143,8 +143,8 @@ def test_counts_that_lie_are_found_out_and_written_anew_by_the_next_run(tmp_path
         change(tmp_path / "images" / name, "counts.input", 43)
     described = describe(images, verify=True)
     assert [problem.partition(": ")[2] for problem in described.problems] == [
-        "counts.input is 43, its parts say 42; run the job again to write it anew",
-        "counts.written is 34, its parts say 33; run the job again to write it anew",
+        "counts.input is 43, but 42 in its parts; run the job again to rewrite it",
+        "counts.written is 34, but 33 in its parts; run the job again to rewrite it",
     ]
     assert finish(begin_images(tmp_path)).manifest.version == 2
     assert describe(images).complete
@@ -190,7 +190,9 @@ def test_what_is_known_of_repeats_is_found_out_anew_when_it_is_damaged(tmp_path:
 def test_a_foreign_file_under_a_part_s_name_is_called_that(tmp_path: Path) -> None:
     images = make_images(tmp_path).storage
     pq.write_table(pa.table({"x": [1]}), tmp_path / "images/parts/000000001.parquet")
-    with pytest.raises(DatasetError, match=r"000000001\.parquet: corrupt part \(no part of sdp: its footer has no sdp"):
+    with pytest.raises(
+        DatasetError, match=r"000000001\.parquet: corrupt part \(not a part of sdp: its footer has no sdp"
+    ):
         read_info(images, images.stat("parts/000000001.parquet"))
 
 
@@ -234,7 +236,7 @@ def test_a_part_of_another_dataset_is_named_and_not_counted(tmp_path: Path) -> N
     for name in ("000000001", "000000000"):
         (tmp_path / f"images/parts/{name}.parquet").write_bytes(other.read("parts/000000001.parquet"))
     described = describe(images)
-    assert any("000000001.parquet: no such part was ordered here; move it away" in line for line in described.problems)
+    assert any("000000001.parquet: not a part of this dataset; move it away" in line for line in described.problems)
     assert described.counts.input == 22
     rows, problems = write_account(images, tmp_path / "account.parquet")
     assert rows == 22
@@ -244,7 +246,7 @@ def test_a_part_of_another_dataset_is_named_and_not_counted(tmp_path: Path) -> N
 def test_a_damaged_result_of_an_evaluation_is_one_line(tmp_path: Path) -> None:
     evaluation = open_storage(str(tmp_path / "evaluation"))
     evaluation.publish(RESULT, b'{"generated": ["x"]}')
-    with pytest.raises(DatasetError, match=rf"{RESULT}: (generated: expected a mapping|not what sdp writes there)"):
+    with pytest.raises(DatasetError, match=rf"{RESULT}: (generated: expected a mapping|malformed)"):
         gather([evaluation.uri])
 
 

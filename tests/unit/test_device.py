@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from sdp.datasets.ledger import Ledger
 from sdp.device import choose_device, enter, record
 from sdp.encode.encoder import Encoder
-from sdp.encode.recipe import TEXT, Settings
+from sdp.encode.recipe import TEXT, EncoderSettings
 from sdp.errors import UserError
 from sdp.model import sharded
 from sdp.storage import open_storage
@@ -47,7 +47,7 @@ def in_a_thread(work: Callable[[], Any]) -> Any:
 
 
 def encoded_on(device: str) -> Callable[[int], NDArray[np.float16]]:
-    settings = Settings(batch_sizes={16: 2, 32: 2, 64: 2, TEXT: 2})
+    settings = EncoderSettings(batch_sizes={16: 2, 32: 2, 64: 2, TEXT: 2})
     encoder = Encoder(make_vae(), settings, device=device)
     return lambda start: latents(encoder(chunk_of(list(range(start, start + 5)))))
 

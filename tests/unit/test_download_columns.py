@@ -16,9 +16,10 @@ from sdp.datasets.source import kind_of
 from sdp.datasets.units import Unit as Addresses
 from sdp.datasets.units import Work
 from sdp.download.columns import plain, readable
+from sdp.download.image import Checked
 from sdp.download.plan import Rules, plan
 from sdp.download.spans import iter_units
-from sdp.download.unit import Stored, Unit, UnitTask
+from sdp.download.unit import Unit, UnitTask
 
 TEXTS = [
     pa.string(),
@@ -30,7 +31,7 @@ TEXTS = [
     pa.dictionary(pa.int32(), pa.string()),
     pa.dictionary(pa.int32(), pa.large_string()),
 ]
-STORED = Stored(b"image", 1, 1, 1, 1, "ab")
+STORED = Checked(WRITTEN, None, None, b"image", 1, 1, 1, 1, "ab")
 
 
 def column(values: list[Any], kind: pa.DataType) -> pa.Array:
@@ -50,7 +51,7 @@ def part_of(path: Path, *carried: str) -> tuple[pa.Table, list[Outcome]]:
     rows = np.arange(count)
     planned = plan(table, rows, rules)
     unit = Unit(UnitTask(Work(Addresses(0, 0, count)), rows, table), planned, source)
-    for wanted in planned.wanted:
+    for wanted in planned.to_fetch:
         unit.settle(Outcome(wanted.row, WRITTEN), STORED)
     sink = io.BytesIO()
     pq.write_table(unit.rows(), sink)

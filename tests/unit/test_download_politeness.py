@@ -9,16 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sdp.download.politeness import (
-    WAIT_FOR_RELEASE,
-    Ask,
-    HostBudgets,
-    HostLimits,
-    LocalGate,
-    SharedBudgets,
-    SharedGate,
-    Turnstile,
-)
+from sdp.download.budgets import WAIT_FOR_RELEASE, Ask, HostBudgets, HostLimits, SharedBudgets
+from sdp.download.turnstile import LocalGate, SharedGate, Turnstile
 
 
 def most_in_a_second(times: list[float]) -> int:

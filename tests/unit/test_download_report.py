@@ -4,7 +4,7 @@ import pytest
 
 from sdp.datasets.index import Index, Version, files_table
 from sdp.datasets.units import Extent, Unit, Work
-from sdp.download.report import held_back, lowered_limit, rows_to_do
+from sdp.download.messages import held_back, lowered_limit, rows_to_do
 from sdp.storage import SourceFile
 
 KNOWN = SourceFile("in/a.parquet", 10, "e")
@@ -21,8 +21,8 @@ def test_of_a_retry_only_the_rows_that_failed_are_to_do() -> None:
 
 def test_a_lowered_limit_is_spoken_of() -> None:
     assert list(lowered_limit(39, INDEX)) == [
-        "limit: 39 is less than the 40 rows that have addresses here; a limit can be raised, not lowered: all of them "
-        "stay"
+        "limit: 39 is less than the 40 rows that already have addresses; a limit can be raised, not lowered, so all of "
+        "them stay"
     ]
     assert [*lowered_limit(40, INDEX), *lowered_limit(None, INDEX)] == []
 
@@ -33,7 +33,7 @@ def test_a_lowered_limit_is_spoken_of() -> None:
         ([KNOWN], 40, []),
         ([KNOWN], 50, ["the rows up to the limit"]),
         ([KNOWN], None, ["the rows up to the limit"]),
-        ([KNOWN, SourceFile("in/b.parquet", 1, "f")], None, ["1 file that came to the source later"]),
+        ([KNOWN, SourceFile("in/b.parquet", 1, "f")], None, ["1 new file of the source"]),
         ([KNOWN, SourceFile("in/b.parquet", 1, "f")], 40, []),
     ],
 )

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sdp.download.addresses import Networks
-from sdp.download.captions import normalised
+from sdp.download.plan import normalised
 from sdp.download.robots import opt_out
 from sdp.urls import BadUrl, key64, parents, parse, redirected
 
@@ -49,13 +49,13 @@ def test_a_url_has_one_normal_form(given_url: str, expected: str) -> None:
         ("data:image/png;base64,AAAA", "scheme 'data'"),
         ("http:///x", "no host"),
         ("http://user:secret@example.org/", "user name"),
-        ("http://exa mple.org/", "no domain name"),
-        ("http://-/", "no domain name"),
+        ("http://exa mple.org/", "not a domain name"),
+        ("http://-/", "not a domain name"),
         ("http://example.org:0/", "port 0"),
         ("http://example.org:99999/", "ort"),
         ("http://[::1/", "nvalid"),
         ("http://[fe80::1%25eth0]/", "zone"),
-        ("http://" + "a" * 300 + ".org/", "no domain name"),
+        ("http://" + "a" * 300 + ".org/", "not a domain name"),
         ("http://example.org/" + "a" * 9000, "characters"),
     ],
 )

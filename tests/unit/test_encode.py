@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from sdp.encode.chunk import Chunk, Encoded, Group
 from sdp.encode.encoder import Encoder, EncoderTooSmall, _Feeder
-from sdp.encode.occupancy import Occupancy
-from sdp.encode.recipe import TEXT, Settings, noise
+from sdp.encode.pipeline import Occupancy
+from sdp.encode.recipe import TEXT, EncoderSettings, noise
 from tests.process_kit import make_text_encoder, make_vae
 
 SCALE = 0.18215
@@ -37,7 +37,7 @@ def chunk_of(rows: list[int], side: int = 32, pixels: NDArray[np.uint8] | None =
 
 
 def encoder_of(vae: Any = None, text: Any = None, batch: int = 4, **settings: Any) -> Encoder:
-    told = Settings(batch_sizes={16: batch, 32: batch, 64: batch, TEXT: batch}, **settings)
+    told = EncoderSettings(batch_sizes={16: batch, 32: batch, 64: batch, TEXT: batch}, **settings)
     return Encoder(vae or make_vae(), told, text_encoder=text, device="cpu")
 
 

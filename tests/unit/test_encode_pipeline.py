@@ -10,12 +10,14 @@ import pyarrow as pa
 import pytest
 
 from sdp import cluster, waiting
+from sdp.encode.blocks import Note, pack, unpack
 from sdp.encode.chunk import TransformStats
-from sdp.encode.pipeline import Desk, Note, Placement, State, pack, refuse, unpack
+from sdp.encode.desk import Desk, State, WorkerId, check_state
+from sdp.encode.placement import Placement
 from sdp.errors import ModelError, SdpError, UserError
 
 PLACEMENT = Placement(1, 1, None, 0.0, 1.0, 1.0, 60.0, {}, None, "out")
-ENCODER, OTHER = ("encode", "node", "one"), ("encode", "other node", "other")
+ENCODER, OTHER = WorkerId("encode", "node", "one"), WorkerId("encode", "other node", "other")
 DIED = "its worker died each time"
 
 
@@ -35,7 +37,7 @@ def test_of_what_a_dead_encoder_held_only_the_oldest_is_blamed() -> None:
         for encoder in (ENCODER, OTHER):
             assert await desk.begin(encoder, 1) is None
             assert await desk.begin(encoder, 2) is None
-        third = ("encode", "node", "third")
+        third = WorkerId("encode", "node", "third")
         assert await desk.begin(third, 2) is None, "it was behind the piece that kills, twice"
         assert await desk.begin(third, 1) == DIED
 
@@ -47,9 +49,9 @@ def test_it_does_not_matter_which_piece_of_a_dead_encoder_comes_back_first() -> 
         for encoder in (ENCODER, OTHER):
             await desk.begin(encoder, 1)
             await desk.begin(encoder, 2)
-            await desk.begin(("encode", "node", "next"), 2)
-            await desk.fail(("encode", "node", "next"), None, "stopped")
-        assert await desk.begin(("encode", "node", "last"), 1) == DIED
+            await desk.begin(WorkerId("encode", "node", "next"), 2)
+            await desk.fail(WorkerId("encode", "node", "next"), None, "stopped")
+        assert await desk.begin(WorkerId("encode", "node", "last"), 1) == DIED
 
     at_desk(script)
 
@@ -59,8 +61,8 @@ def test_a_piece_that_was_done_is_not_blamed_when_it_is_done_again() -> None:
 
     async def script(desk: Desk) -> None:
         for _ in range(5):
-            assert await desk.begin(("transform", "node", "a"), 1) is None
-            await desk.end(("transform", "node", "a"), 1, TransformStats(items=3, seconds=2.0, reading_s=0.5))
+            assert await desk.begin(WorkerId("transform", "node", "a"), 1) is None
+            await desk.end(WorkerId("transform", "node", "a"), 1, TransformStats(items=3, seconds=2.0, reading_s=0.5))
 
     state = at_desk(script)
     assert (state.deaths["transform"], state.transforms, state.ready, state.transformed_stats) == (
@@ -70,7 +72,7 @@ def test_a_piece_that_was_done_is_not_blamed_when_it_is_done_again() -> None:
 
 def test_a_piece_that_fails_with_an_error_twice_is_refused_with_that_error() -> None:
     async def script(desk: Desk) -> None:
-        worker = ("transform", "node", "a")
+        worker = WorkerId("transform", "node", "a")
         for _ in range(2):
             assert await desk.begin(worker, 1) is None
             await desk.fail(worker, 1, "ValueError: a tokenizer's own")
@@ -98,8 +100,8 @@ def test_when_a_node_goes_the_pieces_that_may_wait_for_its_encoder_are_named() -
         for encoder in (ENCODER, OTHER):
             await desk.start(encoder, f"actor {encoder[2]}")
         for number in (1, 2, 3):
-            await desk.begin(("transform", "node", "a"), number)
-            await desk.end(("transform", "node", "a"), number)
+            await desk.begin(WorkerId("transform", "node", "a"), number)
+            await desk.end(WorkerId("transform", "node", "a"), number)
         await desk.begin(ENCODER, 1)
         await desk.begin(OTHER, 2)
         assert await desk.stranded({"node", "other node"}) == []
@@ -149,32 +151,32 @@ def test_an_encoder_that_died_at_nothing_is_known_when_its_actor_loads_anew() ->
 def test_encoders_that_never_start_are_tried_so_often_and_then_told_in_a_line() -> None:
     async def script(desk: Desk) -> None:
         for number in range(10):
-            refuse(await desk.state(), PLACEMENT, 1, 1.0)
-            await desk.load(("encode", "node", str(number)), "actor")
-            await desk.fail(("encode", "node", str(number)), None, "RuntimeError: no kernel image")
+            check_state(await desk.state(), PLACEMENT, 1, 1.0)
+            await desk.load(WorkerId("encode", "node", str(number)), "actor")
+            await desk.fail(WorkerId("encode", "node", str(number)), None, "RuntimeError: no kernel image")
 
-    with pytest.raises(SdpError, match=r"^encode: 10 encoders died one after another .* RuntimeError: no kernel"):
-        refuse(at_desk(script), PLACEMENT, 1, 1.0)
+    with pytest.raises(SdpError, match=r"^encode: 10 encoders died in a row .* RuntimeError: no kernel"):
+        check_state(at_desk(script), PLACEMENT, 1, 1.0)
 
 
 def test_encoders_whose_process_dies_as_it_loads_are_counted_though_they_tell_nothing() -> None:
     async def script(desk: Desk) -> None:
         for number in range(10):
-            await desk.load(("encode", "node", str(number)), "actor")
+            await desk.load(WorkerId("encode", "node", str(number)), "actor")
 
     with pytest.raises(SdpError, match=r"^encode: 10 encoders died"):
-        refuse(at_desk(script), PLACEMENT, 1, 1.0)
+        check_state(at_desk(script), PLACEMENT, 1, 1.0)
 
 
 def test_transforms_of_which_none_succeeds_end_the_run_rather_than_fail_every_row() -> None:
     async def script(desk: Desk) -> None:
         for number in range(100):
-            refuse(await desk.state(), PLACEMENT, 4, 1.0)
-            await desk.begin(("transform", "node", "a"), number)
-            await desk.fail(("transform", "node", "a"), number, "WorkerCrashedError: gone")
+            check_state(await desk.state(), PLACEMENT, 4, 1.0)
+            await desk.begin(WorkerId("transform", "node", "a"), number)
+            await desk.fail(WorkerId("transform", "node", "a"), number, "WorkerCrashedError: gone")
 
-    with pytest.raises(SdpError, match=r"^transform: 100 failed one after another, the last of WorkerCrashedError"):
-        refuse(at_desk(script), PLACEMENT, 4, 1.0)
+    with pytest.raises(SdpError, match=r"^transform: 100 transforms failed in a row, the last with WorkerCrashedError"):
+        check_state(at_desk(script), PLACEMENT, 4, 1.0)
 
 
 def test_one_success_between_deaths_is_enough() -> None:
@@ -186,7 +188,7 @@ def test_one_success_between_deaths_is_enough() -> None:
             await desk.end(OTHER, 1000 + number)
 
     state = at_desk(script)
-    refuse(state, PLACEMENT, 1, 1.0)
+    check_state(state, PLACEMENT, 1, 1.0)
     assert state.deaths["encode"] == 30
 
 
@@ -196,7 +198,7 @@ def test_an_error_of_ours_ends_the_run_in_its_own_words() -> None:
         await desk.stop(ModelError("another"))
 
     with pytest.raises(ModelError, match=r"^model source x: its content has changed$"):
-        refuse(at_desk(script), PLACEMENT, 1, 1.0)
+        check_state(at_desk(script), PLACEMENT, 1, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -211,9 +213,9 @@ def test_a_place_that_does_not_come_is_not_waited_for_for_ever(
 ) -> None:
     monkeypatch.setattr(cluster, "nodes_with", lambda _: [])
     monkeypatch.setattr(waiting, "_autoscaler", lambda: "")
-    refuse(state, placement, 0, patience_s - 1)
+    check_state(state, placement, 0, patience_s - 1)
     with pytest.raises(UserError) as refused:
-        refuse(state, placement, 0, patience_s + 1)
+        check_state(state, placement, 0, patience_s + 1)
     assert str(refused.value).startswith(says)
     assert "the cluster has nothing; let the cluster grow" in str(refused.value)
 

@@ -5,9 +5,9 @@ import pytest
 
 from sdp.evaluate.metrics import (
     Doubles,
+    FeatureSample,
     Frechet,
     Gaussian,
-    Held,
     Moments,
     frechet_infinity,
     kernel_distance,
@@ -92,7 +92,7 @@ def test_moments_that_come_in_batches_are_those_of_the_whole() -> None:
 
 
 def test_one_picture_has_no_covariance() -> None:
-    with pytest.raises(ValueError, match="1 pictures have no covariance"):
+    with pytest.raises(ValueError, match="expected 2 pictures or more for a covariance, got 1"):
         Moments.of(features(1)).gaussian()
 
 
@@ -166,15 +166,15 @@ def test_fid_infinity_of_too_few_pictures_is_none() -> None:
 
 def test_what_is_held_of_a_large_set_does_not_depend_on_how_it_comes() -> None:
     rows = features(100).astype(np.float32)
-    by_ten = Held(30, 100, 1).take(rows[start : start + 10] for start in range(0, 100, 10))
-    at_once = Held(30, 100, 1).take([rows])
+    by_ten = FeatureSample(30, 100, 1).take(rows[start : start + 10] for start in range(0, 100, 10))
+    at_once = FeatureSample(30, 100, 1).take([rows])
     assert np.array_equal(by_ten.rows, at_once.rows)
     assert len(np.unique(by_ten.rows, axis=0)) == 30
     assert by_ten.moments is not None
     assert by_ten.moments.count == 100
-    assert np.array_equal(Held(100, 100, 5).take([rows]).rows, rows)
+    assert np.array_equal(FeatureSample(100, 100, 5).take([rows]).rows, rows)
     # Fewer than were told of: those that were taken down meanwhile.
-    assert len(Held(100, 100, 5).take([rows[:40]]).rows) == 40
+    assert len(FeatureSample(100, 100, 5).take([rows[:40]]).rows) == 40
 
 
 def test_a_mean_comes_with_its_standard_error() -> None:

@@ -14,7 +14,7 @@ from sdp.errors import ModelError
 from sdp.evaluate.networks import Clip, Dino, load_network, square
 from sdp.model import networks
 from sdp.model.networks import FeatureNetwork
-from tests.evaluate_kit import caption_of, picture, tiny_clip, tiny_dino
+from tests.evaluate_kit import caption_of, picture, tiny_clip, tiny_dino, tiny_first_dino
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -67,7 +67,7 @@ def write(name: str, text: str) -> Callable[[Path], None]:
         (lose("model.safetensors"), "model.safetensors is missing; a network of type clip needs"),
         (lose("preprocessor_config.json"), "preprocessor_config.json is missing"),
         (write("config.json", "[]"), "its config.json is not a JSON object"),
-        (write("config.json", '{"model_type": "bert"}'), "a network of type 'bert', expected clip, dinov2 or"),
+        (write("config.json", '{"model_type": "bert"}'), "a network of type 'bert', expected clip, dinov2, vit"),
     ],
 )
 def test_what_is_no_network_is_refused_in_a_line(
@@ -119,7 +119,7 @@ def test_clip_scores_are_those_of_torchmetrics(clip: Path) -> None:
     captions = [caption_of(0), "b" * 200, ""]  # one is longer than the network's 77 tokens, and one has none of its own
     ours = load_network(find(clip), "clean", CPU)
     assert isinstance(ours, Clip)
-    rows = ours.look([ours.prepare(pixels) for pixels in pictures])
+    rows = ours.embed([ours.prepare(pixels) for pixels in pictures])
     scores = ours.scores(rows, captions)
     tensors = [torch.from_numpy(pixels).permute(2, 0, 1) for pixels in pictures]
     with torch.no_grad():
@@ -136,7 +136,7 @@ def test_clip_scores_are_those_of_torchmetrics(clip: Path) -> None:
 
 def test_a_long_caption_is_cut_and_still_ends(clip: Path) -> None:
     ours = Clip(clip, CPU)
-    rows = ours.look([ours.prepare(picture(1))])
+    rows = ours.embed([ours.prepare(picture(1))])
     (cut,), (whole,) = ours.scores(rows, ["b " * 75]), ours.scores(rows, ["b " * 200])
     assert cut == pytest.approx(whole, abs=1e-4)
     assert ours.scores(rows[:0], []).shape == (0,)
@@ -148,8 +148,8 @@ def test_clip_features_are_embeddings_of_whatever_batch(clip: Path) -> None:
     ours = Clip(clip, CPU)
     pictures = [picture(n) for n in range(4)]
     views = [ours.prepare(pixels) for pixels in pictures]
-    together = ours.look(views)
-    alone = np.concatenate([ours.look([view]) for view in views])
+    together = ours.embed(views)
+    alone = np.concatenate([ours.embed([view]) for view in views])
     assert np.allclose(together, alone, atol=1e-5)
     pixels = CLIPImageProcessor.from_pretrained(clip)(images=pictures, return_tensors="pt")
     with torch.no_grad():
@@ -165,7 +165,20 @@ def test_dino_features_are_those_of_the_whole_picture(dino: Path) -> None:
     view = ours.prepare(picture(3))
     with torch.no_grad():
         theirs = Dinov2Model.from_pretrained(dino)(torch.from_numpy(view[None])).last_hidden_state[:, 0]
-    assert np.allclose(ours.look([view]), theirs.numpy(), atol=1e-6)
+    assert np.allclose(ours.embed([view]), theirs.numpy(), atol=1e-6)
+    assert ours.width == 16
+
+
+def test_the_dino_of_the_dreambooth_paper_is_a_vit_and_gives_its_first_token(tmp_path: Path) -> None:
+    from transformers import ViTModel
+
+    folder = tiny_first_dino(tmp_path)
+    assert find(folder).kind == "vit"
+    ours = load_network(find(folder), "clean", CPU)
+    view = ours.prepare(picture(3))
+    with torch.no_grad():
+        theirs = ViTModel.from_pretrained(folder, add_pooling_layer=False)(torch.from_numpy(view[None]))
+    assert np.allclose(ours.embed([view]), theirs.last_hidden_state[:, 0].numpy(), atol=1e-6)
     assert ours.width == 16
 
 

@@ -133,9 +133,9 @@ def test_an_error_of_the_server_is_a_failed_call(tmp_path: Path) -> None:
         raise RuntimeError("no")
 
     with kubelet(tmp_path, refuse) as path:
-        with pytest.raises(ours.CallFailed, match="without a message"):
+        with pytest.raises(ours.CallFailed, match="has no message"):
             podresources.list_allotments(path, timeout_s=10)
-        with pytest.raises(ours.CallFailed, match="without a message"):
+        with pytest.raises(ours.CallFailed, match="has no message"):
             ours.call(path, "/v1.PodResourcesLister/Nothing", b"", timeout_s=10)
 
 
@@ -189,8 +189,8 @@ def test_a_socket_that_is_not_there_is_a_failed_call(tmp_path: Path) -> None:
         (b"\0\0\x04\x03\0\0\0\0\x01\0\0\0\x07", "HTTP/2 error 7"),
         (b"\0\0\x06\0\x01\0\0\0\x01\x01\0\0\0\x01x", "not one whole uncompressed"),
         (b"\0\0\x06\0\x01\0\0\0\x01\0\0\0\0\x09x", "not one whole uncompressed"),
-        (b"\0\0\x07\0\x01\0\0\0\x01\0\0\0\0\x02\x0f\x00", "no protobuf|cut off"),
-        (b"\0\0\x07\0\x01\0\0\0\x01\0\0\0\0\x02\x0a\x63", "cut off"),
+        (b"\0\0\x07\0\x01\0\0\0\x01\0\0\0\0\x02\x0f\x00", "not protobuf|truncated"),
+        (b"\0\0\x07\0\x01\0\0\0\x01\0\0\0\0\x02\x0a\x63", "truncated"),
     ],
 )
 def test_what_is_no_answer_of_a_kubelet_is_a_failed_call(tmp_path: Path, sent: bytes, message: str) -> None:

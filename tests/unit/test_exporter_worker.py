@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from sdp.exporter.worker import Worker
+from sdp.exporter.reader_thread import ReaderThread
 
 LONG_S = 20.0
 
@@ -36,8 +36,8 @@ def source() -> Iterator[Source]:
     source.go.set()
 
 
-def make(source: Source, patience_s: float = LONG_S) -> Worker[int]:
-    return Worker(source.name, source.read, patience_s=patience_s)
+def make(source: Source, patience_s: float = LONG_S) -> ReaderThread[int]:
+    return ReaderThread(source.name, source.read, patience_s=patience_s)
 
 
 def soon() -> float:
@@ -92,7 +92,7 @@ def test_an_exception_is_an_answer_without_a_value_and_the_next_reading_is_made(
             raise result
         return result
 
-    worker = Worker("test", read, patience_s=LONG_S)
+    worker = ReaderThread("test", read, patience_s=LONG_S)
     first = worker.answer(worker.ask(), soon())
     assert (first.value, first.late) == (None, False)
     assert "ValueError: no" in caplog.text

@@ -16,12 +16,13 @@ import pytest
 
 from sdp.config.download import FetchConfig
 from sdp.datasets.outcomes import FAILED, FILTERED
+from sdp.download.budgets import HostLimits
 from sdp.download.fetch import Fetched, Fetcher, pause_s
 from sdp.download.memory import Buffer
-from sdp.download.politeness import HostLimits, LocalGate
 from sdp.download.robots import Robots
 from sdp.download.slot import Slot
 from sdp.download.transfer import retry_after_s
+from sdp.download.turnstile import LocalGate
 from sdp.urls import parse
 from tests.misbehaving import behaviours
 from tests.misbehaving.server import ImageServer
@@ -525,11 +526,11 @@ class Clumsy(Fetcher[int]):
 
     watched = 0
 
-    def _watch(self, what: int, fd: int, *rest: object) -> None:
+    def _watch(self, multi: Any, what: int, fd: int, *rest: object) -> None:
         self.watched += 1
         if self.watched in (5, 15, 25):
             raise OSError("no room for another socket")
-        super()._watch(what, fd, *rest)
+        super()._watch(multi, what, fd, *rest)
 
 
 def test_what_libcurl_drops_is_fetched_again_and_the_thread_goes_on(server: ImageServer) -> None:
@@ -610,6 +611,31 @@ def test_a_server_that_sends_nothing_but_a_connection_is_given_up() -> None:
         (fetched,) = fetch([f"https://127.0.0.1:{listener.getsockname()[1]}/"])
     assert fetched.failure is not None
     assert fetched.failure.reason in ("connect", "tls")
+
+
+ODD_HEADS = {
+    b"HTTP/1.1 200 OK\r\nContent-Length:" + b" " * 30 + b"4\r\n\r\nJPEG": None,
+    b"HTTP/1.1 200 OK\r\nContent-Length: 000000000000000000000004\r\n\r\nJPEG": None,
+    b"HTTP/1.1 " + b"9" * 5000 + b" x\r\nContent-Length: 4\r\n\r\nJPEG": "http_status",
+}
+
+
+def test_odd_numbers_in_a_head_end_no_more_than_their_transfer(capfd: pytest.CaptureFixture[str]) -> None:
+    for head, reason in ODD_HEADS.items():
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            answer = threading.Thread(target=lambda head=head, listener=listener: _answer(listener, head))
+            answer.start()
+            (fetched,) = fetch([f"http://127.0.0.1:{listener.getsockname()[1]}/"], PATIENT)
+            answer.join()
+        assert (fetched.failure and fetched.failure.reason) == reason
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def _answer(listener: socket.socket, reply: bytes) -> None:
+    connection, _ = listener.accept()
+    with connection:
+        connection.recv(65536)
+        connection.sendall(reply)
 
 
 def test_pauses_double_are_spread_and_respect_what_the_server_asks_for() -> None:

@@ -9,6 +9,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from sdp.config.download import FetchConfig
+from sdp.download.fetch import Fetched, Fetcher
+from sdp.download.memory import Buffer
+from sdp.download.politeness import HostLimits, LocalGate
+from sdp.download.transfer import Failure
+from sdp.urls import parse
+
 HOSTS = 20
 BODY, LIMIT = 12_000_000, 60_000_000
 
@@ -17,7 +24,8 @@ import json, sys, threading
 from sdp.config.download import FetchConfig
 from sdp.download.fetch import Fetcher
 from sdp.download.memory import Buffer
-from sdp.download.politeness import HostLimits, LocalGate
+from sdp.download.budgets import HostLimits
+from sdp.download.turnstile import LocalGate
 from sdp.urls import parse
 
 def peak():
@@ -44,12 +52,20 @@ print(json.dumps({"came": came, "failures": [each for each in ended if each], "u
 
 
 class Long(BaseHTTPRequestHandler):
-    """Sends bodies of unknown length."""
+    """Sends bodies of unknown length, and for /hold a byte of many that it announces."""
 
     protocol_version = "HTTP/1.1"
+    over = threading.Event()
 
     def do_GET(self) -> None:
         self.send_response(200)
+        if self.path.startswith(("/hold", "/short")):
+            self.send_header("Content-Length", str(BODY) if self.path.startswith("/hold") else "1")
+            self.end_headers()
+            self.wfile.write(b"x")
+            if self.path.startswith("/hold"):
+                self.over.wait()
+            return
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
         for _ in range(BODY // 100_000):
@@ -63,8 +79,11 @@ class Long(BaseHTTPRequestHandler):
 @pytest.fixture
 def port() -> Iterator[int]:
     with ThreadingHTTPServer(("0.0.0.0", 0), Long) as server:
+        server.daemon_threads = True
+        Long.over.clear()
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield server.server_address[1]
+        Long.over.set()
         server.shutdown()
 
 
@@ -77,3 +96,28 @@ def test_bodies_of_unknown_length_from_many_hosts_stay_within_the_bound(port: in
     result = json.loads(ended.stdout)
     assert (result["came"], result["failures"], result["used"], result["error"]) == (True, [], 0, "None")
     assert result["grown"] < 1.2 * LIMIT, f"{result['grown']:,} bytes against {LIMIT:,}"
+
+
+def test_a_host_that_announces_much_and_sends_little_does_not_hold_up_the_others(port: int) -> None:
+    urls = [f"http://127.0.0.1:{port}/hold/{number}.jpg" for number in range(16)]
+    urls += [f"http://127.0.1.{number}:{port}/short.jpg" for number in range(1, 101)]
+    ended: dict[int, Failure | None] = {}
+    enough = threading.Event()
+    buffer = Buffer(LIMIT)
+
+    def take(fetched: Fetched[int]) -> None:
+        ended[fetched.token] = fetched.failure
+        buffer.release(fetched.size)
+        if len(ended) == 100:
+            enough.set()
+
+    options = FetchConfig(
+        allow_networks=("127.0.0.0/8",), timeout_s=600.0, first_byte_timeout_s=300.0, max_bytes=BODY, connections=32
+    )
+    fetcher: Fetcher[int] = Fetcher(options, 20, LocalGate(HostLimits(at_once=100)), buffer, take)
+    try:
+        fetcher.submit((number, parse(url)) for number, url in enumerate(urls))
+        assert enough.wait(60), f"{len(ended)} of 100 images came, {buffer.used:,} of {LIMIT:,} bytes are held"
+    finally:
+        fetcher.close()
+    assert ended == dict.fromkeys(range(16, 116))

@@ -69,13 +69,13 @@ def test_files_without_a_prompt_are_refused_in_a_line(tmp_path: Path) -> None:
     latin.write_bytes("fine\nstra\xdfe\n".encode("latin-1"))
     pq.write_table(pa.table({"url": ["x"], "number": [1]}), table)
     assert refusal(of_file(empty)) == (
-        f"source.uri: {empty}: no prompt in it; write one a line, or Parquet with a caption column"
+        f"source.uri: {empty}: no prompts; expected one per line, or Parquet with a caption column"
     )
     assert f"{latin}: line 2 is not UTF-8 text" in refusal(of_file(latin))
     assert refusal(of_file(table)) == f"source.caption_column: {table}: no column caption; it has url, number"
     assert "expected text in number, got int64" in refusal(of_file(table, "number"))
     table.write_bytes(table.read_bytes()[:-20])
-    assert "cannot be read as Parquet" in refusal(of_file(table, "url"))
+    assert "not readable as Parquet" in refusal(of_file(table, "url"))
     assert "no such file" in refusal(of_file(tmp_path / "none.txt"))
 
 
@@ -116,9 +116,9 @@ def test_a_dry_run_plans_the_same_and_writes_nothing(tmp_path: Path) -> None:
 
 def test_a_prompt_that_changed_or_went_away_is_refused(tmp_path: Path) -> None:
     put(tmp_path, ["a", "b", "c"])
-    with pytest.raises(UserError, match=r"^prompt 1: was 'b' when this output was begun and is 'x' now; .*"):
+    with pytest.raises(UserError, match=r"^prompt 1: was 'b' when this output began, is 'x' now; .*"):
         put(tmp_path, ["a", "x", "c"])
-    with pytest.raises(UserError, match=r"^prompt 2: was 'c' when this output was begun and is gone now; .*"):
+    with pytest.raises(UserError, match=r"^prompt 2: was 'c' when this output began, is missing now; .*"):
         put(tmp_path, ["a", "b"])
     assert units(put(tmp_path, ["a", "b"], limit=2)) == [(0, 4), (4, 8), (8, 9)]
 

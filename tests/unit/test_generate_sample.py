@@ -15,7 +15,7 @@ from sdp.config.generate import SamplerConfig
 from sdp.errors import SdpError
 from sdp.generate.painter import Painter, load_painter
 from sdp.generate.sample import SCHEDULERS, Networks, Sampling, Text, image_seed, make_scheduler, sample
-from sdp.generate.source import Drawer
+from sdp.generate.source import GenerateModel
 from sdp.model.load import load_scheduler_config
 from sdp.model.sources import resolve
 from tests.generate_kit import tiny_model
@@ -36,7 +36,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def painter(model: Path) -> Painter:
     found = resolve(str(model))
-    return load_painter(Drawer(str(model), found.digest, found.source), HOW, negative_prompt=NEGATIVE)
+    return load_painter(GenerateModel(str(model), found.digest, found.source), HOW, negative_prompt=NEGATIVE)
 
 
 @pytest.fixture(scope="module")
@@ -150,7 +150,7 @@ def test_sample_takes_the_encoders_output_and_gives_bytes(painter: Painter) -> N
     pictures = sample(painter.networks, Text(states[:2], states[2]), SEEDS, HOW)
     assert pictures.dtype == np.uint8
     assert apart(pictures, painted(painter, HOW)) <= 1
-    with pytest.raises(ValueError, match="2 prompts and 1 seeds"):
+    with pytest.raises(ValueError, match="expected a seed for each of 2 prompts, got 1"):
         sample(painter.networks, Text(states[:2], states[2]), SEEDS[:1], HOW)
 
 

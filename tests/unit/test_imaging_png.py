@@ -9,8 +9,9 @@ import pytest
 from numpy.typing import NDArray
 from PIL import PngImagePlugin
 
-from sdp.download.image import ImageRules, check
+from sdp.download.image import check
 from sdp.imaging import ImageError, decode
+from tests.image_rules import image_rules
 
 PASSES = [(0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2)]
 
@@ -56,7 +57,7 @@ def test_one_whose_pixels_end_early_is_refused_though_every_checksum_is_right(in
         with pytest.raises(ImageError, match=r"PNG: \d+ of \d+ bytes of pixels") as refused:
             decode(png(pixels, interlaced=interlaced, raw=raw))
         assert refused.value.reason == "undecodable"
-    assert check(png(photo(240, 320), raw=rows_of(photo(240, 320)[:100])), ImageRules(size=96)).reason == "undecodable"
+    assert check(png(photo(240, 320), raw=rows_of(photo(240, 320)[:100])), image_rules(size=96)).reason == "undecodable"
 
 
 @pytest.mark.parametrize("kind", [b"IHDR", b"IDAT", b"IEND"])
@@ -65,7 +66,7 @@ def test_a_wrong_checksum_is_refused_where_bytes_are_kept_as_they_came(kind: byt
     at = data.index(kind)
     (length,) = struct.unpack_from(">I", data, at - 4)
     data[at + 4 + length] ^= 1
-    checked = check(bytes(data), ImageRules(size=None))
+    checked = check(bytes(data), image_rules(size=None))
     assert checked.outcome == "failed"
     assert checked.reason in ("undecodable", "not_an_image")
 
@@ -80,7 +81,7 @@ def test_one_is_decoded_once_and_not_before_its_size_was_looked_at(
     monkeypatch.setattr(
         PngImagePlugin.PngImageFile, "load_prepare", lambda picture: begun.append(picture.size) or prepare(picture)
     )
-    checked = check(png(photo(40, 30)), ImageRules(size=size, max_pixels=max_pixels))
+    checked = check(png(photo(40, 30)), image_rules(size=size, max_pixels=max_pixels))
     assert checked.reason == (None if decodings else "too_many_pixels")
     assert len(begun) == decodings
 
@@ -91,11 +92,11 @@ def test_one_without_an_end_is_refused() -> None:
 
 
 def test_a_ruler_is_no_picture_and_what_a_format_has_no_room_for_is_told_so() -> None:
-    ruler = check(png(np.zeros((4, 404, 3), np.uint8)), ImageRules(size=4, least_side=1))
+    ruler = check(png(np.zeros((4, 404, 3), np.uint8)), image_rules(size=4, least_side=1))
     assert (ruler.outcome, ruler.reason) == ("filtered", "aspect")
-    wide = check(png(np.zeros((20, 400, 3), np.uint8)), ImageRules(size=1000, enlarge=True, format="webp"))
+    wide = check(png(np.zeros((20, 400, 3), np.uint8)), image_rules(size=1000, enlarge=True, format="webp"))
     assert (wide.outcome, wide.reason) == ("failed", "too_many_pixels")
-    assert wide.detail == "20000 × 1000 pixels, more than webp has room for"
+    assert wide.detail == "20000 × 1000 pixels, too many for the format webp"
 
 
 def test_pixels_beyond_those_of_the_header_cost_nothing() -> None:

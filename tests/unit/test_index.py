@@ -78,7 +78,7 @@ def test_a_missing_column_is_named_with_those_that_are_there(tmp_path: Path) -> 
 
 def test_a_source_without_rows_is_refused(tmp_path: Path) -> None:
     write_source(tmp_path / "source", [("a.parquet", 0)])
-    with pytest.raises(DatasetError, match="no row in them"):
+    with pytest.raises(DatasetError, match="without any row"):
         begin_images(tmp_path)
 
 

@@ -210,7 +210,7 @@ def test_who_holds_a_run_is_told_from_its_lease(tmp_path: Path) -> None:
         assert found.state.startswith("not ended; under way: ")
     found = describe(run)
     assert isinstance(found, Run)
-    assert found.state == "not ended; its lease is free: run its job again to go on"
+    assert found.state == "not ended; its lease is free: run its job again to continue"
 
 
 def test_a_file_that_is_gone_or_too_short_is_a_problem_and_exit_code_1(

@@ -63,8 +63,8 @@ def test_a_proxy_of_the_environment_is_used_unless_the_server_is_exempt(
 @pytest.mark.parametrize(
     ("content", "context", "says"),
     [
-        (None, None, "KUBECONFIG: expected a file that is there, got "),
-        (CONFIG, "three", "--context: there is no context 'three' in "),
+        (None, None, "KUBECONFIG: expected an existing file, got "),
+        (CONFIG, "three", "--context: no context 'three' in "),
         ({**CONFIG, "current-context": ""}, None, "; fix it, or choose a --context"),
         ("]", None, "expected a kubeconfig, got something else"),
         ("just words", None, "KUBECONFIG: "),
@@ -92,7 +92,7 @@ def test_a_context_can_be_chosen_where_none_is_current(tmp_path: Path) -> None:
 
 def test_without_any_kubeconfig_one_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    with pytest.raises(UserError, match=r"KUBECONFIG: not set, and there is no ~/\.kube/config"):
+    with pytest.raises(UserError, match=r"KUBECONFIG: not set, and ~/\.kube/config does not exist"):
         access(None, {})
 
 
@@ -135,7 +135,7 @@ def told(reason: str, message: str, name: str = "") -> bytes:
 @pytest.mark.parametrize(
     ("status", "body", "kind", "says"),
     [
-        (401, told("Unauthorized", "Unauthorized"), UserError, "does not take these credentials"),
+        (401, told("Unauthorized", "Unauthorized"), UserError, "refuses these credentials"),
         (403, told("Forbidden", 'User "me" cannot create'), Forbidden, 'User "me" cannot create; ask for that right'),
         (403, told("Forbidden", 'User "system:anonymous" cannot'), UserError, "no credentials were sent"),
         (404, told("NotFound", 'rayjobs "x" not found', "x"), Missing, 'rayjobs "x" not found'),

@@ -1,5 +1,6 @@
 """The doctor's judgements, on objects as Kubernetes has them."""
 
+import json
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -9,13 +10,14 @@ import pytest
 from sdp.errors import UserError
 from sdp.hardware import CUDA_MAJOR
 from sdp.kube.check_cluster import judge, judge_drivers, judge_products, judge_state, named_by
-from sdp.kube.check_dns import of_groups, of_this_machine
-from sdp.kube.check_jobs import accelerators, reach, read
+from sdp.kube.check_jobs import accelerators, memory, reach, read
+from sdp.kube.check_network import dns_of_groups, dns_of_this_machine
 from sdp.kube.check_server import judge_clock, lacking_fields, version_of, watches
 from sdp.kube.clusters import pods_wanted
 from sdp.kube.placing import place
 from sdp.kube.site import Finding, failed, mounted_texts, read_manifests, warning
 from sdp.kube.state import cluster_state
+from sdp.model.family import SD2
 from tests.kube_server import group, node, raycluster
 
 A100 = "NVIDIA-A100-SXM4-80GB"
@@ -29,19 +31,19 @@ def states(findings: list[Finding]) -> list[str]:
     ("nodes", "wanted", "makers", "state", "says"),
     [
         ([node("a", 8, A100)], (1, 1), [], "ok", "1 node with room for 1 pods, up to 1 wanted"),
-        ([node("a", 8, A100)], (0, 4), [], "warning", "room for 1 pods, up to 4 are wanted"),
-        ([node("a", 8, A100)], (2, 4), [], "failed", "room for 1 pods, 2 are wanted at least"),
-        ([node("a", 8, A100)], (2, 4), ["Karpenter"], "ok", "Karpenter makes more"),
+        ([node("a", 8, A100)], (0, 4), [], "warning", "room for 1 pods, up to 4 wanted"),
+        ([node("a", 8, A100)], (2, 4), [], "failed", "room for 1 pods, at least 2 wanted"),
+        ([node("a", 8, A100)], (2, 4), ["Karpenter"], "ok", "Karpenter adds more"),
         (
             [node("a", 4, A100)],
             (0, 4),
             [],
             "failed",
-            "no node would ever take its pods: 1 node: has 4 of nvidia.com/gpu",
+            "no node can take its pods: 1 node: has 4 of nvidia.com/gpu",
         ),
         ([node("a", 4, A100)], (0, 4), ["Karpenter"], "warning", "no node fits now (1 node: has 4 of nvidia.com/gpu"),
         ([], (0, 4), [], "failed", "there are no nodes"),
-        ([], (0, 0), [], "ok", "asks for no pods"),
+        ([], (0, 0), [], "ok", "needs no pods"),
     ],
 )
 def test_a_group_fails_when_its_pods_would_never_run(
@@ -68,9 +70,9 @@ NO_HEAD = {"type": "HeadPodReady", "status": "False", "reason": "ContainersNotRe
     ("cluster", "pods", "minutes", "state", "says"),
     [
         (starting(state="ready"), [], 0, "ok", "sdp is ready: 0 of 0 workers"),
-        (starting(), [], 0, "warning", "sdp is starting; pods are on their way: sdp doctor again in a few minutes"),
+        (starting(), [], 0, "warning", "sdp is starting; pods are starting: run sdp doctor again in a few minutes"),
         (starting(conditions=[NO_HEAD]), [], 0, "warning", "sdp is starting: ContainersNotReady: pulling"),
-        (starting(), [warning("pods", "x is not scheduled")], 0, "warning", "on their way"),
+        (starting(), [warning("pods", "x is not scheduled")], 0, "warning", "starting"),
         (starting(), [failed("pods", "x: ImagePullBackOff")], 0, "failed", "kubectl describe raycluster sdp"),
         (starting(conditions=[REFUSED]), [], 0, "failed", "sdp is starting: FailedCreate: exceeded quota"),
         (starting(), [], 25, "failed", "sdp is starting, for 35 minutes; kubectl describe raycluster sdp"),
@@ -90,9 +92,9 @@ def test_a_cluster_that_has_just_been_made_is_no_failure_unless_something_holds_
     [
         ("A100", [A100], [], ""),
         ("A100", ["NVIDIA-A100-SXM4-40GB", A100], [], ""),
-        ("A100-80G", ["NVIDIA-A100-SXM4-40GB"], ["failed"], "its pods land on NVIDIA-A100-SXM4-40GB"),
-        ("A10G", [A100], ["failed"], "says A10G (NVIDIA-A10G), but its pods land on NVIDIA-A100-SXM4-80GB"),
-        ("A10G", ["NVIDIA-A10G-SHARED"], ["warning"], "shared in turns"),
+        ("A100-80G", ["NVIDIA-A100-SXM4-40GB"], ["failed"], "its pods run on NVIDIA-A100-SXM4-40GB"),
+        ("A10G", [A100], ["failed"], "is labelled A10G (NVIDIA-A10G), but its pods run on NVIDIA-A100-SXM4-80GB"),
+        ("A10G", ["NVIDIA-A10G-SHARED"], ["warning"], "time-shared"),
         ("", [A100], ["failed"], "no label ray.io/accelerator-type"),
         ("T4", ["Tesla-T4"], ["warning"], "T4 is not in the catalogue"),
         ("A10G", [""], [], ""),
@@ -124,7 +126,7 @@ def test_a_driver_that_is_too_old_for_the_image_is_found_by_its_node(label: str)
 def test_nodes_that_do_not_report_their_driver_are_told_which_one_is_needed() -> None:
     silent = judge_drivers([node("a")])
     assert silent.state == "ok"
-    assert "needs driver 580 or later; no node reports its own" in silent.says
+    assert "needs driver 580 or later; no node reports its driver" in silent.says
 
 
 def test_the_driver_s_table_knows_the_cuda_of_the_pinned_torch() -> None:
@@ -233,10 +235,10 @@ def test_a_clock_is_compared_with_the_server_s_date() -> None:
     date = "Fri, 21 Nov 2025 04:40:00 GMT"  # 1,763,700,000 s
     assert judge_clock(1_763_700_002.5, date).state == "ok"
     assert str(judge_clock(1_763_700_010.5, date)) == (
-        "warning clock: this machine's is 10 s ahead of the API server's; let it be set by NTP"
+        "warning clock: this machine's is 10 s ahead of the API server's; synchronise it by NTP"
     )
     assert judge_clock(1_763_699_000.5, date).says == "this machine's is 1000 s behind the API server's"
-    assert judge_clock(1_763_700_010.5, None).says == judge_clock(0, "noon").says == "the API server told no time"
+    assert judge_clock(1_763_700_010.5, None).says == judge_clock(0, "noon").says == "the API server sent no Date"
 
 
 # --- jobs ------------------------------------------------------------------------------------------------------------
@@ -259,7 +261,7 @@ def test_configurations_are_read_by_the_job_their_name_begins_with_and_others_ar
 def test_what_is_still_to_be_set_is_told_and_is_no_failure() -> None:
     told, findings = read({"process": "output: {uri: s3://b/o}\n"})
     assert states(findings) == ["warning"]
-    assert "model.source, source.uri still to be set" in findings[0].says
+    assert "model.source, source.uri not set" in findings[0].says
     assert told[0].value("model.source") is None
     assert told[0].value("output.uri") == "s3://b/o"
 
@@ -269,24 +271,42 @@ def test_an_accelerator_that_no_group_has_is_found_before_a_job_waits_for_it() -
     have = raycluster(group("gpu", 1, "A100"), group("none", 1, "A10G", most=0))
     (found,) = accelerators(told, have)
     assert found.state == "failed"
-    assert "process.yaml: encode.accelerator: A10G, which no group of the cluster has (they have A100)" in found.says
+    assert "process.yaml: encode.accelerator: no group of the cluster has A10G (they have A100)" in found.says
     assert states(list(accelerators(told, raycluster(group("gpu", 1, "A10G"))))) == ["ok"]
 
 
 TRAIN = "source: {uri: s3://b/i}\noutput: {uri: s3://b/o}\nmodel: {source: 'builtin:tiny'}\n"
 
 
+def test_trainers_that_cannot_fit_the_accelerator_they_name_are_found(tmp_path: Path) -> None:
+    (tmp_path / "unet").mkdir()
+    (tmp_path / "unet/config.json").write_text(json.dumps(dict(SD2.unet)))
+    (tmp_path / "unet/diffusion_pytorch_model.safetensors").write_bytes(b"\x02" + bytes(7) + b"{}")
+    text = (
+        TRAIN.replace("'builtin:tiny'", str(tmp_path))
+        + "scaling: {accelerator: A100, num_workers: 8}\ndata: {batch_size: 128}\n"
+        + "phase_2: {max_steps: 9, resolution: 512, batch_size: 128}\n"
+    )
+    first, second = memory(read({"train": text})[0])
+    assert (first.state, second.state) == ("ok", "failed")
+    assert second.check == "train memory at 512 px"
+    assert "data.batch_size: expected at most 5" in second.says
+    assert "got 128; strategy.kind: fsdp" in second.says
+    assert not list(memory(read({"train": text.replace(str(tmp_path), "builtin:tiny")})[0]))
+    assert not list(memory(read({"train": text.replace(str(tmp_path), "s3://nowhere/\x00")})[0]))
+
+
 @pytest.mark.parametrize(
     ("groups", "scaling", "encode", "grows", "expected", "says"),
     [
-        ([("A100", 8, 4)], "num_workers: 32", "", True, ["ok"], "in the number that they ask for"),
+        ([("A100", 8, 4)], "num_workers: 32", "", True, ["ok"], "and as many as they need"),
         (
             [("A100", 8, 1)],
             "num_workers: 32",
             "",
             True,
             ["failed"],
-            "train.yaml: scaling.num_workers: 32 on A100 need 32 GPUs, of which the groups grow to 8: they never come",
+            "train.yaml: scaling.num_workers: 32 on A100 need 32 GPUs, and the groups grow to 8: they cannot start",
         ),
         ([("A100", 8, 1)], "num_workers: {min: 8, max: 32}", "", True, ["ok"], ""),
         ([("A100", 8, 1), ("A100", 4, 2)], "num_workers: 16", "", True, ["ok"], ""),
@@ -297,7 +317,7 @@ TRAIN = "source: {uri: s3://b/i}\noutput: {uri: s3://b/o}\nmodel: {source: 'buil
             "num_workers: 8, accelerator: A10G",
             True,
             ["warning"],
-            "encode.num_workers: 8 on A10G need 8 GPUs, of which the groups grow to 4: fewer will run",
+            "encode.num_workers: 8 on A10G need 8 GPUs, and the groups grow to 4: fewer will run",
         ),
         (
             [("A100", 8, 4), ("A10G", 1, 4)],
@@ -313,7 +333,7 @@ TRAIN = "source: {uri: s3://b/i}\noutput: {uri: s3://b/o}\nmodel: {source: 'buil
             "num_workers: 2, accelerator: A100",
             True,
             ["failed"],
-            "encode.num_workers: 2 on A100 need 2 GPUs, of which the groups grow to 0 beside the trainers",
+            "encode.num_workers: 2 on A100 need 2 GPUs, and the groups grow to 0 beside the trainers",
         ),
         ([("A100", 8, 4)], "num_workers: 31", "num_workers: 2, accelerator: A100", True, ["warning"], "fewer will run"),
     ],
@@ -348,7 +368,7 @@ def test_storage_is_tried_and_left_as_it_was(tmp_path: Path) -> None:
         "process output.uri": "ok",
         "process model.source": "ok",
     }
-    assert "is not there yet" in found["process source.uri"].says
+    assert "does not exist yet" in found["process source.uri"].says
     assert "from this pod" in found["download output.uri"].says
     assert [path for path in sorted(tmp_path.rglob("*")) if path.is_file()] == [
         path for path in before if path.is_file()
@@ -394,9 +414,9 @@ def test_manifests_that_are_none_are_refused() -> None:
 @pytest.mark.parametrize(
     ("text", "names", "state", "says"),
     [
-        ("nameserver 127.0.0.1\n", ["localhost"], "ok", "1 names have addresses"),
+        ("nameserver 127.0.0.1\n", ["localhost"], "ok", "1 names resolved"),
         ("search a.local b.local\noptions ndots:1\n", ["localhost"], "ok", "ndots:1, 2 search domains"),
-        ("search a b c\noptions timeout:1 ndots:5\n", ["localhost"], "warning", "asked for up to 4 times (ndots:5"),
+        ("search a b c\noptions timeout:1 ndots:5\n", ["localhost"], "warning", "up to 4 lookups (ndots:5"),
         ("options ndots:5\n", ["localhost"], "ok", "ndots:5, 0 search domains"),
         ("", ["localhost", "no.invalid"], "warning", "no address for no.invalid within 5 s"),
     ],
@@ -405,7 +425,7 @@ def test_a_resolver_that_does_not_answer_or_asks_several_times_is_one_line(
     tmp_path: Path, text: str, names: list[str], state: str, says: str
 ) -> None:
     (tmp_path / "resolv.conf").write_text(text)
-    (finding,) = of_this_machine(tmp_path / "resolv.conf", names)
+    (finding,) = dns_of_this_machine(tmp_path / "resolv.conf", names)
     assert (finding.state, says in finding.says) == (state, True), finding
     assert bool(finding.do) == (state == "warning")
 
@@ -416,7 +436,7 @@ def test_groups_that_download_are_to_look_names_up_as_they_are() -> None:
     cluster = raycluster(once, thrice, with_gpus)
     download, _ = read({"download": "source: {uri: s3://a/b}\noutput: {uri: s3://a/c}\n"})
     generate, _ = read({"generate": "prompts: [a lake]\ncheckpoint: run\n"})
-    assert [each.says for each in of_groups(download, cluster)] == [
-        "group slow asks for each host up to 5 times (ndots:5)"
+    assert [each.says for each in dns_of_groups(download, cluster)] == [
+        "group slow makes up to 5 lookups per host (ndots:5)"
     ]
-    assert list(of_groups(generate, cluster)) == []
+    assert list(dns_of_groups(generate, cluster)) == []

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from sdp.kube.check_policy import admits, selects
+from sdp.kube.check_network import admits, selects
 
 NAME = "kubernetes.io/metadata.name"
 OPERATOR = {NAME: "kuberay-system"}

@@ -128,7 +128,7 @@ def test_a_second_configuration_of_a_kind_is_run_by_that_kind_s_job() -> None:
 def test_the_longest_names_of_jobs_fit_into_a_rayjob_s() -> None:
     longest = "train-" + "x" * 31
     assert len(with_name(make_rayjob(longest))["metadata"]["name"]) == 47
-    with pytest.raises(UserError, match="--name: needed for a job with a name as long as 'train-x"):
+    with pytest.raises(UserError, match="--name: required for a job with a name as long as 'train-x"):
         make_rayjob(f"{longest}x")
     make_rayjob(f"{longest}x", None, RayJobOptions(name="short"))
 
@@ -143,7 +143,7 @@ def test_the_longest_names_of_jobs_fit_into_a_rayjob_s() -> None:
         ("training", "expected train, process, or one of these and -NAME, got 'training'"),
         ("other", "got 'other'; see sdp submit --help"),
         ("", "got ''"),
-        ("train-", "expected small letters, digits and hyphens after train-, got 'train-'"),
+        ("train-", "expected lower-case letters, digits and hyphens after train-, got 'train-'"),
         ("train-../x", "after train-, got 'train-../x'"),
         ("train-A", "after train-, got 'train-A'"),
         ("train-a b", "after train-, got 'train-a b'"),
@@ -159,7 +159,7 @@ def test_a_job_that_no_chart_could_hold_is_refused_with_the_kinds(job: str, says
 
 @pytest.mark.parametrize("name", ["A", "1st", "a_b", "a-", "", "a" * 48, "a.b"])
 def test_a_name_that_kuberay_would_refuse_is_refused_here(name: str) -> None:
-    with pytest.raises(UserError, match="--name: expected at most 47 small letters"):
+    with pytest.raises(UserError, match="--name: expected at most 47 lower-case letters"):
         make_rayjob("train", None, RayJobOptions(name=name))
 
 

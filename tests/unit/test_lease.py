@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from sdp import lease as lease_module
+from sdp.datasets.records import dump
 from sdp.errors import LeaseHeld, LeaseLost, Unavailable
 from sdp.lease import Lease, Owner, Record
 from sdp.storage import Data, FileInfo, Storage, open_storage
@@ -45,7 +46,7 @@ def leave(storage: Storage) -> Callable[..., Record]:
     def put(**changes: object) -> Record:
         record = Record(1, "train", ELSEWHERE, "2026-05-01T10:00:00+00:00", 30.0, "token")
         record = replace(record, **changes)  # type: ignore[arg-type]
-        storage.publish(f"_lease/{record.generation:010d}.json", record.dump())
+        storage.publish(f"_lease/{record.generation:010d}.json", dump(record))
         return record
 
     return put
@@ -201,8 +202,8 @@ def test_while_somebody_else_is_watched_it_is_said_who_and_for_how_long_at_most(
     leave(ttl_s=0.2)
     Lease.acquire(storage).release()
     assert capsys.readouterr().err == (
-        f"{storage.uri}: train on node-7, pid 4711, since 2026-05-01T10:00:00+00:00 is writing this output, or was; "
-        "waiting until it is known which, 0.2 s at most\n"
+        f"{storage.uri}: train on node-7, pid 4711 (since 2026-05-01T10:00:00+00:00) may still be writing this output; "
+        "waiting up to 0.2 s to find out\n"
     )
     Lease.acquire(storage).release()
     assert capsys.readouterr().err == ""
@@ -217,7 +218,7 @@ def test_while_somebody_else_is_watched_it_is_said_who_and_for_how_long_at_most(
     ],
 )  # fmt: skip
 def test_a_record_with_an_absurd_field_is_none(changes: dict[str, object]) -> None:
-    values = json.loads(Record(1, "train", ELSEWHERE, "2026-05-01", 30.0, "token").dump())
+    values = json.loads(dump(Record(1, "train", ELSEWHERE, "2026-05-01", 30.0, "token")))
     assert Record.load(json.dumps(values).encode()) is not None
     assert Record.load(json.dumps({**values, **changes}).encode()) is None
 
@@ -228,9 +229,7 @@ def test_an_absurd_time_to_live_is_waited_for_no_longer_than_ours(
     leave(ttl_s=1e9)
     with Lease.acquire(storage, ttl_s=0.2) as lease:
         assert lease.generation == 2
-    assert (
-        "another job is writing this output, or was; waiting until it is known which, 0.2 s" in capsys.readouterr().err
-    )
+    assert "another job may still be writing this output; waiting up to 0.2 s" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("content", [b"", b"not json", b"[]", b"{}", b'{"generation": 1, "owner": 3}', b"[" * 100_000])
@@ -326,7 +325,7 @@ def test_a_generation_begun_anew_by_another_job_after_the_output_was_deleted_end
         storage.delete("_lease/0000000001.json")
         others = leave(generation=1)
         until(lambda: not lease._thread.is_alive(), "it has noticed")
-        with pytest.raises(LeaseLost, match="the output was deleted, and another job has begun generation 1 anew"):
+        with pytest.raises(LeaseLost, match="the output was deleted, and another job has created generation 1"):
             lease.check()
         assert on_disk(storage, 1) == others
     assert on_disk(storage, 1) == others

@@ -97,9 +97,9 @@ def test_an_output_of_another_configuration_is_refused_by_its_keys(tmp_path: Pat
     make_images(tmp_path)
     storage = open_storage(str(tmp_path / "images"))
     for open_it in (open_output, peek_output):
-        with pytest.raises(DatasetError, match=r"image\.size was 256 there and is 512 now.*choose another output\.uri"):
+        with pytest.raises(DatasetError, match=r"image\.size was 256 and is 512 now.*choose another output\.uri"):
             open_it(storage, Head("images", 10, False, {"image.size": 512}))
-        with pytest.raises(DatasetError, match="unit_rows was 10 there and is 20 now"):
+        with pytest.raises(DatasetError, match="unit_rows was 10 and is 20 now"):
             open_it(storage, Head("images", 20, False, {"image.size": 256}))
         with pytest.raises(DatasetError, match="holds a dataset of images, not of latents"):
             open_it(storage, Head("latents", 10, True, {}))
@@ -233,7 +233,7 @@ def test_an_account_that_lost_a_row_is_not_called_complete(tmp_path: Path) -> No
         rows = range(work.unit.start, work.unit.stop - (work.unit.number == 2))
         account = account_table([Outcome(row, WRITTEN) for row in rows])
         write_part(output.storage, "images", work, image_rows(rows), account, layout=LAYOUT)
-    with pytest.raises(DatasetError, match="42 addresses were put up, 41 have an outcome"):
+    with pytest.raises(DatasetError, match="42 addresses in the index, 41 with an outcome"):
         finish(output)
 
 
@@ -249,12 +249,12 @@ def test_a_manifest_whose_counts_do_not_add_up_is_refused(tmp_path: Path) -> Non
 
 def test_a_kind_that_was_not_asked_for_is_refused(tmp_path: Path) -> None:
     dataset = make_images(tmp_path)
-    with pytest.raises(DatasetError, match="a dataset of images, where latents are needed"):
+    with pytest.raises(DatasetError, match="expected a dataset of latents, got images"):
         open_dataset(dataset.storage, "latents")
 
 
 def test_a_folder_that_is_no_dataset_says_so(tmp_path: Path) -> None:
-    with pytest.raises(DatasetError, match="no dataset of sdp there"):
+    with pytest.raises(DatasetError, match="not a dataset of sdp"):
         open_dataset(open_storage(str(tmp_path)))
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from sdp.errors import ModelError, Unavailable
 from sdp.model import cache, layout, sources
-from sdp.model.family import MIRROR
+from sdp.model.family import MIRROR, SD1, SD2
 from sdp.model.layout import PARTS
 from sdp.model.sources import check, parse, resolve
 from sdp.storage import FileInfo, Storage, StorageOptions, open_storage
@@ -418,3 +418,16 @@ def test_a_cache_that_cannot_be_written_is_one_line(bucket: str, home: Path) -> 
     with pytest.raises(Exception, match="XDG_CACHE_HOME") as caught:
         resolve(bucket)
     assert "\n" not in str(caught.value)
+
+
+def test_a_source_is_of_the_family_that_its_unet_has_the_size_of(tmp_path: Path) -> None:
+    assert sources.family("builtin:tiny") is None
+    for number, known in enumerate((SD1, SD2)):
+        folder = write_model(tmp_path / str(number))
+        (folder / "unet/config.json").write_text(json.dumps(dict(known.unet)))
+        assert sources.family(str(folder)) is known
+        (folder / "unet/config.json").write_text(json.dumps({**known.unet, "layers_per_block": 3}))
+        assert sources.family(str(folder)) is None
+    (folder / "unet/config.json").write_text("[1]")
+    with pytest.raises(ModelError):
+        sources.family(str(folder))

@@ -41,12 +41,13 @@ def sdp(folder: Path, environment: dict[str, str], *arguments: str) -> subproces
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, timeout=300, check=False)
 
 
+@pytest.mark.parametrize("home", [{}, {"HOME": "/dev/null"}], ids=["no home", "a home that takes no file"])
 @pytest.mark.parametrize("arguments", COMMANDS, ids=" ".join)
 def test_a_user_without_a_home_and_without_a_name_gets_a_result_or_one_line(
-    tmp_path: Path, arguments: tuple[str, ...]
+    tmp_path: Path, arguments: tuple[str, ...], home: dict[str, str]
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text(NOBODY)
-    done = sdp(tmp_path, {}, *arguments)
+    done = sdp(tmp_path, home, *arguments)
     assert done.returncode in (0, 2), done.stderr
     assert len(done.stderr.splitlines()) <= 1
     assert b"Traceback" not in done.stderr
@@ -62,10 +63,11 @@ def test_a_file_that_may_not_be_written_is_one_line(capsys: pytest.CaptureFixtur
     assert capsys.readouterr().err == f"sdp: /home/you/.cache: Permission denied; {hint}\n"
 
 
-def test_ray_starts_without_a_home_and_without_a_user(tmp_path: Path) -> None:
+@pytest.mark.parametrize("home", [{}, {"HOME": "/dev/null"}], ids=["no home", "a home that takes no file"])
+def test_ray_starts_without_a_home_and_without_a_user(tmp_path: Path, home: dict[str, str]) -> None:
     (tmp_path / "sitecustomize.py").write_text(NOBODY)
     code = "from sdp import cli, cluster; cli.prepare_process(); print(cluster.connect(num_cpus=1))"
-    environment = {"PATH": os.defpath, "PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    environment = {"PATH": os.defpath, "PYTHONPATH": f"{tmp_path}:{ROOT}", **home}
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, timeout=500, check=False)
     assert done.returncode == 0, done.stderr

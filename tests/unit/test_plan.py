@@ -1,26 +1,35 @@
 import json
+import math
 import subprocess
 import sys
 from datetime import date
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import pytest
+import yaml
 
 from sdp.cli import main
-from sdp.config import draft
-from sdp.errors import UserError
+from sdp.config import TrainConfig, draft
+from sdp.config.train import PricesConfig
+from sdp.errors import ConfigError, UserError
 from sdp.hardware import INSTANCES
 from sdp.plan import make, show
 from sdp.plan.make import Options, Work
-from sdp.plan.model import Group, Interruptions, best_interval, encoders_needed, stage, stretch
+from sdp.plan.model import Group, Interruptions, Stage, best_interval, encoders_needed, stage, stretch
 from sdp.plan.presets import ours, preset
 from sdp.plan.prices import load_prices, own_file, reference
-from sdp.plan.speeds import Speeds
+from sdp.plan.roofline import Roofline, line, rooflines
+from sdp.plan.speeds import Figure, Speeds
 from sdp.storage import open_storage
-from sdp.train.run_folder import RunFolder
+from sdp.train.job import with_prices
+from sdp.train.plan import forecast
+from sdp.train.run_folder import RunFolder, measured_speeds
+from sdp.train.state import TrainState
 
 PRICES = load_prices(None)
+CONFIG = draft("train", None).config
 SD2 = ["scaling.num_workers=32", "data.global_batch_size=2048", "phase_2.max_steps=850000", "phase_2.resolution=512"]
 FAST = ["strategy.kind=fsdp", "strategy.compile=true"]
 
@@ -58,6 +67,11 @@ def test_a_preset_gives_the_hours_and_the_money_of_the_articles_table_within_one
 def test_an_hour_of_the_online_row_costs_what_the_misprint_meant() -> None:
     online, _ = preset("seed-table-2")[2]
     assert sum(group.per_hour for group in online.stages[0].groups) == pytest.approx(211.92, rel=0.01)
+
+
+def test_the_whole_training_at_the_articles_price_implies_three_dollars_a_gpu_hour() -> None:
+    ((plan, _),) = preset("seed-table-4")
+    assert plan.cost / plan.gpu_hours == pytest.approx(3.0, rel=0.01)
 
 
 def test_forty_a10g_at_the_price_of_preprocessing_encode_174_images_a_second_each() -> None:
@@ -218,6 +232,111 @@ def test_an_instance_without_a_price_is_refused_with_the_way_to_give_one(capsys:
     assert "expected a price of p5e.48xlarge, on-demand, got none" in capsys.readouterr().err
 
 
+# --- while it runs ---------------------------------------------------------------------------------------------------
+
+
+def rest(hours: float = 0.0, cost: float = 0.0, per_hour: float = 8.0, last: int | None = 1100, **limits: Any) -> Stage:
+    """Forecast a run at step 100 of batches of 10, on 4 trainers with a GPU each that do 20 samples a second."""
+    config = draft("train", None, [f"{name}={value}" for name, value in limits.items()]).config
+    assert isinstance(config, TrainConfig)
+    state = TrainState(step=100, samples=1000, seconds=hours * 3600, cost=cost)
+    return forecast(config, state, last, 10, 20.0, Group("", 4, 4, per_hour))
+
+
+def test_what_is_left_of_a_run_takes_the_hours_and_the_money_of_a_plan() -> None:
+    left = rest()  # 1000 steps of 10 at 20 a second are 500 s
+    assert (left.hours, left.gpu_hours, left.cost) == pytest.approx((500 / 3600, 2000 / 3600, 4000 / 3600))
+    assert rest(max_samples=3000).hours == pytest.approx(100 / 3600)
+    assert rest(hours=1, max_hours=1.01).hours == pytest.approx(0.01)
+    assert rest(hours=2, max_hours=1).hours == 0
+    assert rest(cost=1.2, max_cost=2, **{"prices.trainer_hour": 2}).hours == pytest.approx(0.1)
+    assert math.isinf(rest(last=None).hours)
+
+
+def test_an_hour_costs_the_share_of_the_instance_that_its_gpus_are_and_nothing_where_no_price_is_known(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def priced(*settings: str) -> PricesConfig:
+        config = draft("train", None, settings).config
+        assert isinstance(config, TrainConfig)
+        return with_prices(config).prices
+
+    half = ["prices.encoder_instance=g5.2xlarge", "encode.gpus_per_worker=0.5"]
+    both = priced("prices.trainer_instance=p4de.24xlarge", *half)
+    assert (both.trainer_hour, both.encoder_hour) == pytest.approx((27.4471 / 8, 0.606))
+    assert priced("prices.trainer_instance=p4de.24xlarge", "prices.trainer_hour=2").trainer_hour == 2
+    assert capsys.readouterr().err == ""
+    assert priced("prices.trainer_instance=p5e.48xlarge").trainer_hour is None
+    assert "no price of p5e.48xlarge is known, so none counts; set prices.trainer_hour" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match="max_cost: expected null while no price of a2-highgpu-8g is known"):
+        priced("prices.trainer_instance=a2-highgpu-8g", "max_cost=9")
+
+
+# --- what bounds it ---------------------------------------------------------------------------------------------------
+
+
+def bounds(*settings: str, **options: object) -> list[Roofline]:
+    config = draft("train", None, [*SD2, *settings]).config
+    assert isinstance(config, TrainConfig)
+    return list(rooflines(config, work(*SD2, *settings, trainers="4xp4de.24xlarge", **options)))
+
+
+def test_the_articles_best_speeds_are_the_shares_of_peak_that_are_known_of_them() -> None:
+    online = [*FAST, "data.mode=online"]  # whose trainers run no text encoder
+    own, speeds = work(*SD2, *online, trainers="4xp4de.24xlarge"), Speeds("fsdp+compile")
+    for each, known in zip(bounds(*online), (0.319, 0.326), strict=True):
+        told = line(each, own, speeds)
+        assert float(told.split("compute limits; ")[1].split("%")[0]) / 100 == pytest.approx(known, rel=0.01)
+
+
+def test_between_nodes_the_network_bounds_by_what_each_strategy_sends() -> None:
+    node, parameters = 400e9 / 8, 865_910_724  # bytes a second; three of four nodes' share has to come
+    expected = {
+        ("strategy.kind=ddp",): 2 * 4,
+        ("strategy.kind=ddp", "strategy.half_gradients=true"): 2 * 2,
+        ("strategy.kind=fsdp",): 2 + 4,
+        ("strategy.kind=fsdp", "strategy.shard=full_shard"): 2 + 2 + 4,
+        ("strategy.kind=fsdp", "strategy.shard=hybrid"): 2 * 4,
+    }
+    for settings, each in expected.items():
+        assert bounds(*settings)[0].bounds["network"] == pytest.approx(2048 * node / (each * parameters * 3 / 4))
+    slow = bounds("strategy.kind=ddp", "data.global_batch_size=32", "phase_2.global_batch_size=2048")
+    assert [each.limit for each in slow] == ["network", "compute"]
+    own = work("scaling.num_workers=8", "max_steps=9")
+    config = draft("train", None, ["scaling.num_workers=8"]).config
+    assert isinstance(config, TrainConfig)
+    assert "network" not in next(rooflines(config, own)).bounds, "one node"
+
+
+# --- the cluster -----------------------------------------------------------------------------------------------------
+
+
+def test_the_values_are_the_groups_of_the_plan_and_the_jobs_on_them(tmp_path: Path) -> None:
+    def values(*argv: str) -> dict[str, Any]:
+        file = tmp_path / "values.yaml"
+        assert main(["plan", *argv, "--values", str(file)]) == 0
+        loaded: dict[str, Any] = yaml.safe_load(file.read_text())
+        return loaded
+
+    online = [word for setting in [*SD2, *FAST, "data.mode=online"] for word in ("--set", setting)]
+    told = values(*online, "--encoders", "58xg5.2xlarge")
+    trainers, encoders = told["groups"]["trainers"], told["groups"]["encoders"]
+    assert (trainers["maxReplicas"], trainers["gpus"], trainers["accelerator"]) == (4, 8, "A100")
+    assert trainers["nodeSelector"] == {"node.kubernetes.io/instance-type": "p4de.24xlarge"}
+    assert (encoders["maxReplicas"], encoders["cpu"], encoders["memory"]) == (58, 7, "28Gi")
+    assert told["jobs"]["train"]["encode"] == {"accelerator": "A10G", "num_workers": 58}
+    assert told["jobs"]["process"] is None
+    offline = values(*(word for setting in SD2 for word in ("--set", setting)))
+    assert "encode" not in offline["jobs"]["train"]
+    assert offline["jobs"]["process"]["encode"]["num_workers"] == offline["groups"]["encoders"]["maxReplicas"] == 40
+    assert "trainers" not in values("process", "--rows", "1000", "--encoders", "4xg6.xlarge")["groups"]
+
+
+def test_a_file_of_values_that_cannot_be_written_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--values", "/nowhere/values.yaml"]) == 2
+    assert "--values: /nowhere/values.yaml: cannot be written" in capsys.readouterr().err
+
+
 # --- the command -----------------------------------------------------------------------------------------------------
 
 
@@ -247,11 +366,11 @@ def test_a_deadline_and_a_budget_name_plans_that_keep_them() -> None:
     assert meets is not None
     assert meets.hours <= 100
     assert make.in_time(own, speeds, PRICES, 0.1) is None
-    answer = show.answer(own, speeds, PRICES, deadline_h=0.1, budget=50_000)
+    answer = show.answer(CONFIG, own, speeds, PRICES, deadline_h=0.1, budget=50_000)
     assert answer.notes["within 0.1 h"] == "no plan of up to 64 instances"
     within = [plan for plan in [*answer.modes, *answer.others] if plan.cost <= 50_000]
     assert f"{min(plan.hours for plan in within):,.1f} h" in answer.notes["within 50,000 USD"]
-    assert "none of these" in show.answer(own, speeds, PRICES, deadline_h=None, budget=1).notes["within 1 USD"]
+    assert "none of these" in show.answer(CONFIG, own, speeds, PRICES, budget=1).notes["within 1 USD"]
 
 
 def test_process_and_download_have_plans_of_their_own(capsys: pytest.CaptureFixture[str]) -> None:
@@ -263,6 +382,50 @@ def test_process_and_download_have_plans_of_their_own(capsys: pytest.CaptureFixt
         work(job="download")
 
 
+def test_what_leaves_the_region_costs_where_its_price_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", "--egress", "1000"]) == 2
+    assert "expected a price in storage.egress_per_gb, got none" in capsys.readouterr().err
+    file = tmp_path / "prices.yaml"
+    file.write_text(own_file("prices.yaml").read_text().replace("storage:\n", "storage:\n  egress_per_gb: 0.02\n"))
+    assert main(["plan", "--prices", str(file), "--egress", "1000", "--json"]) == 0
+    stages = json.loads(capsys.readouterr().out)["plan"]["stages"]
+    assert [stage["cost"] for stage in stages if stage["name"] == "egress"] == [20.0]
+
+
+def test_dreambooth_is_planned_as_the_training_among_its_steps(capsys: pytest.CaptureFixture[str]) -> None:
+    settings = ["prior.prompt=a photo of a cat", "resolution=512", "scaling.accelerator=A10G"]
+    assert main(["plan", "dreambooth", *(word for each in settings for word in ("--set", each)), "--json"]) == 0
+    process, train, _ = json.loads(capsys.readouterr().out)["plan"]["stages"]
+    assert (process["samples"], train["samples"]) == (200, 1600)  # 800 steps of 2
+    assert train["groups"][0]["instance"] == "g5.2xlarge"
+
+
+def test_trainers_of_two_gpus_each_take_and_cost_twice_as_many() -> None:
+    own = work("scaling.num_workers=8", "scaling.gpus_per_worker=2", "max_steps=1000", have="latents")
+    train = make.plan(own, Speeds("ddp"), PRICES).stages[0]
+    assert (own.trainer_count, own.trainer_gpus, train.groups[0].gpus) == (2, 8, 16)
+    assert train.rate == pytest.approx(8 * 4068 / 32)
+    assert train.gpu_hours == pytest.approx(16 * train.hours)
+
+
+def test_a_calibration_wants_a_gpu_that_is_known(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--calibrate", "--set", "scaling.in_driver=true"]) == 2
+    assert "--calibrate: expected a GPU of the catalogue here, got no GPU" in capsys.readouterr().err
+    assert main(["plan", "process", "--rows", "9", "--calibrate"]) == 2
+    assert "--calibrate: expected the job train" in capsys.readouterr().err
+
+
+def test_the_plan_says_whether_speeds_are_published_calibrated_or_measured() -> None:
+    own, words = work("scaling.num_workers=8", have="latents"), ("calibrated", "measured")
+    for word in words:
+        speeds = Speeds("ddp", {256: Figure(100.0, f"{word} in a run")}, "A100-80G")
+        assert make.plan(own, speeds, PRICES).basis == word
+    online = work("scaling.num_workers=8", "data.mode=online", "encode.num_workers=1")
+    assert make.plan(online, speeds, PRICES).basis == "published", "by its one encoder, of which nothing is measured"
+
+
 def test_a_runs_own_speed_counts_without_the_time_it_waited_for_data(tmp_path: Path) -> None:
     run = RunFolder(open_storage(str(tmp_path)))
     run.claim({"identity": {"data.resolution": 256}})
@@ -272,7 +435,7 @@ def test_a_runs_own_speed_counts_without_the_time_it_waited_for_data(tmp_path: P
     (tmp_path / "metrics" / "000001-000000000.jsonl").write_text("\n".join(map(json.dumps, steps)))
     config = draft("train", None, ["scaling.num_workers=8"]).config
     own = work("scaling.num_workers=8")
-    speeds = make.speeds_of(config, own, str(tmp_path))
+    speeds = make.speeds_of(config, own, measured_speeds(open_storage(str(tmp_path))))
     figure = speeds.train("A100-80G", 256)
     assert figure.value == pytest.approx(200)
     assert figure.source.startswith("measured in ")
@@ -303,8 +466,10 @@ def test_what_cannot_be_planned_is_one_line_with_exit_code_2(
     assert len(err.splitlines()) == 1
 
 
-def test_a_plan_loads_neither_torch_nor_ray() -> None:
-    code = "import sys; from sdp.cli import main; main(['plan']); print(*{'torch', 'ray'} & set(sys.modules), sep=',')"
+@pytest.mark.parametrize("job", ["train", "process", "download", "dreambooth"])
+def test_a_plan_loads_neither_torch_nor_ray(job: str) -> None:
+    code = f"import sys; from sdp.cli import main; assert not main(['plan', '{job}', '--rows', '9']);"
+    code += " print(*{'torch', 'ray'} & set(sys.modules), sep=',')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
     assert done.stdout.splitlines()[-1] == ""
 

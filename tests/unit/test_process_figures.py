@@ -1,17 +1,20 @@
 """What a person and Prometheus are told of a run."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 from prometheus_client import CollectorRegistry
 
-from sdp.process.figures import Figures, suggestion
-from sdp.process.report import emit, progress_line
+from sdp.config import ProcessConfig, parse
+from sdp.process.report import ProcessFigures, emit, progress_line, suggestion, summary
 from sdp.telemetry import Telemetry
 from sdp.telemetry.catalogue import CATALOGUE
 from sdp.telemetry.registry import RegistryBackend
 
 
-def running(**changed: object) -> Figures:
-    figures = Figures(
+def running(**changed: object) -> ProcessFigures:
+    figures = ProcessFigures(
         rows_total=1000,
         images_total=3000,
         rows_done=100,
@@ -50,7 +53,18 @@ def test_rows_without_images_count_towards_the_end_too() -> None:
 
 
 def test_there_is_no_eta_before_anything_is_known() -> None:
-    assert "ETA" not in progress_line(Figures(rows_total=10, images_total=10), [(0.0, 0, 0), (1.0, 0, 0)])
+    assert "ETA" not in progress_line(ProcessFigures(rows_total=10, images_total=10), [(0.0, 0, 0), (1.0, 0, 0)])
+
+
+def test_the_summary_counts_gpu_hours_where_encoders_have_gpus() -> None:
+    counts = SimpleNamespace(written=90, input=100, failed=10, reasons={})
+    dataset: Any = SimpleNamespace(manifest=SimpleNamespace(size=810_000, counts=counts))
+    ended = running(parts_written=1, busy_s=5000.0, idle_s=2200.0)
+    for settings, gpu_hours in ({"accelerator": "A10G", "gpus_per_worker": 0.5}, "1.00"), ({"use_gpu": False}, None):
+        head = {"source": {"uri": "in"}, "output": {"uri": "out"}, "model": {"source": "builtin:tiny"}}
+        config = parse("process", {**head, "encode": settings})
+        assert isinstance(config, ProcessConfig)
+        assert dict(summary(config, dataset, ended)).get("GPU-hours") == gpu_hours
 
 
 # --- the bottleneck --------------------------------------------------------------------------------------------------
@@ -59,22 +73,32 @@ def test_there_is_no_eta_before_anything_is_known() -> None:
 @pytest.mark.parametrize(
     ("figures", "concurrency", "line"),
     [
-        (running(idle_s=1.0), None, "the encoders were the bottleneck (they waited 2 % for input): raise encode.num_w"),
-        (running(transform_s=9.0), None, "encoders waited 41 % for input: add CPU nodes, or take fewer encoders"),
+        (running(idle_s=1.0), None, "the encoders (waited 2 % of their time for input); raise encode.num_workers or"),
+        (
+            running(transform_s=9.0),
+            None,
+            "the transforms (encoders waited 41 % of their time for input); add CPU nodes, or use fewer encoders",
+        ),
         (
             running(transform_s=9.0, transforms_most=4),
             4,
-            "encoders waited 41 % for input: raise transform.concurrency (now 4) or add CPU nodes",
+            "the transforms (encoders waited 41 % of their time for input); raise transform.concurrency (now 4) or add",
         ),
-        (running(transform_s=9.0, transforms_most=3), 4, "encoders waited 41 % for input: add CPU nodes"),
+        (
+            running(transform_s=9.0, transforms_most=3),
+            4,
+            "the transforms (encoders waited 41 % of their time for input); add CPU nodes",
+        ),
         (
             running(transform_s=1.0, reading_s=9.0),
             None,
-            "encoders waited 41 % for input, transforms mostly for the source's storage: raise transform.concurrency",
+            "the source's storage (encoders waited 41 % of their time for input); raise transform.concurrency",
         ),
     ],
 )
-def test_the_bottleneck_is_named_with_what_would_help(figures: Figures, concurrency: int | None, line: str) -> None:
+def test_the_bottleneck_is_named_with_what_would_help(
+    figures: ProcessFigures, concurrency: int | None, line: str
+) -> None:
     assert suggestion(figures, concurrency).startswith(line)
 
 

@@ -33,7 +33,7 @@ def prepared(source: Path, *settings: str) -> Prepared:
 
 def part_of(job: Prepared) -> int:
     """The bytes of a whole unit's part, its values being noise."""
-    columns, rows = schema(job.orders.shape), job.head.unit_rows
+    columns, rows = schema(job.spec.shape), job.head.unit_rows
     draw = np.random.default_rng(0)
     arrays = []
     for field in columns:
@@ -75,8 +75,8 @@ def test_rows_per_file_goes_before_the_target(plain: Path) -> None:
 
 def test_only_images_that_sdp_download_has_decoded_are_decoded_without_a_sandbox(tmp_path: Path, plain: Path) -> None:
     make_images(tmp_path, rows=20, unit_rows=20)
-    assert not prepared(tmp_path / "images").orders.foreign
-    assert prepared(plain).orders.foreign
+    assert not prepared(tmp_path / "images").spec.foreign
+    assert prepared(plain).spec.foreign
 
 
 def test_units_are_whole_units_of_the_images_dataset(tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_a_piece_is_about_200_mb_of_pixels(plain: Path, settings: list[str], row
 def test_batch_sizes_are_by_resolution_and_never_the_resolution_itself(
     plain: Path, given: str, sizes: dict[int, int]
 ) -> None:
-    told = prepared(plain, "resolutions=[256,512]", f"encode.batch_size={given}").orders.settings.batch_sizes
+    told = prepared(plain, "resolutions=[256,512]", f"encode.batch_size={given}").spec.settings.batch_sizes
     assert {side: count for side, count in told.items() if side != TEXT} == sizes
 
 
@@ -179,7 +179,7 @@ def changed_model(folder: Path, part: str, **changes: object) -> Path:
 
 def test_a_vae_older_than_the_key_for_its_scaling_is_scaled_as_stable_diffusion_is(tmp_path: Path, plain: Path) -> None:
     model = changed_model(tmp_path / "model", "vae", scaling_factor=None)
-    assert prepare(config_of(plain, tmp_path / "out", model)).orders.shape.scaling_factor == 0.18215
+    assert prepare(config_of(plain, tmp_path / "out", model)).spec.shape.scaling_factor == 0.18215
 
 
 @pytest.mark.parametrize("value", [0, -1, "much", True, [1]])
@@ -192,14 +192,14 @@ def test_a_scaling_that_is_no_number_above_0_is_refused(tmp_path: Path, plain: P
 def test_a_text_encoder_older_than_the_key_for_its_width_has_clips_own(tmp_path: Path, plain: Path) -> None:
     model = changed_model(tmp_path / "model", "text_encoder", hidden_size=None)
     job = prepare(config_of(plain, tmp_path / "out", model, "encode.text=text_embedding"))
-    assert job.orders.shape.text_width == 512
+    assert job.spec.shape.text_width == 512
 
 
 def test_a_column_that_is_there_twice_is_refused(tmp_path: Path) -> None:
     image, caption = pa.array([picture(0)]), pa.array(["c"])
     table = pa.Table.from_arrays([image, image, caption], ["image", "image", "caption"])
     pq.write_table(table, tmp_path / "a.parquet")
-    with pytest.raises(DatasetError, match=r"source.image_column: .*a.parquet has 2 columns image; write it anew"):
+    with pytest.raises(DatasetError, match=r"source.image_column: .*a.parquet has 2 columns image; write it again"):
         prepared(tmp_path / "a.parquet")
 
 
@@ -208,7 +208,7 @@ def test_a_dataset_without_what_it_says_of_itself_is_no_plain_source(tmp_path: P
     """Its takedowns would not be heeded, and its rows would get other addresses."""
     make_images(tmp_path, rows=20, unit_rows=20)
     shutil.copytree(tmp_path / "images" / "parts", tmp_path / "copy" / "parts")
-    with pytest.raises(DatasetError, match=r"000000000.parquet is a part of a dataset of sdp: name the whole folder"):
+    with pytest.raises(DatasetError, match=r"000000000.parquet is a part of a dataset of sdp; name the"):
         prepare(config_of(tmp_path / source, tmp_path / "out", "builtin:tiny"))
 
 

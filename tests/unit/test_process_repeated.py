@@ -26,9 +26,9 @@ def test_a_repeated_row_is_filtered_with_its_reason(tmp_path: Path) -> None:
     prepared = prepare(config_of(tmp_path / "images", tmp_path / "latents", tmp_path / "model"))
     output = begin(prepared, only_failed=False)
     planner = Planner(output.index, prepared.upstream, prepared.piece_rows, prepared.options)
-    orders = with_tombstones(prepared)
+    spec = with_tombstones(prepared)
     (work,) = output.pending()
-    chunks = [transform_piece(orders, piece, None)[0] for piece in planner(work)]
+    chunks = [transform_piece(spec, piece, None)[0] for piece in planner(work)]
     outcomes = [outcome for chunk in chunks for outcome in chunk.outcomes]
     assert [(o.row, o.outcome, o.reason) for o in outcomes] == [
         (3, FILTERED, "duplicate_content"),

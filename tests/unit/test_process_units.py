@@ -135,7 +135,7 @@ def test_whatever_dies_each_row_is_written_once(sizes: list[list[int]], seed: in
             unit = draw.choice(list(writing))
             rows = writing.pop(unit)
             if luck < 0.2:
-                units.begin_again(unit)
+                units.restart(unit)
             else:
                 written += [row for some in rows for row in some]
                 del units.open[unit]

@@ -7,6 +7,7 @@ import shutil
 import tempfile
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -25,6 +26,8 @@ from sdp.datasets.source import freeze_source
 from sdp.datasets.tombstones import Takedown
 from sdp.errors import DatasetError, UserError
 from sdp.report import page
+from sdp.report.page import Drawing
+from sdp.report.plan import plan_of_run
 from sdp.report.sections import gather
 from sdp.report.write import _beside, write_report
 from sdp.storage import list_source, open_storage
@@ -78,6 +81,12 @@ def make_run(root: Path, *, ended: bool = True) -> None:
             "workers": 2,
             "seconds": 6.4 * n,
             "time": {"data": 0.1, "forward": 0.3},
+            "gpu_hours": 2.5 * n,
+            "cost": 7.5 * n,
+            "left_s": 3600.0,
+            "finish_time": 1_795_392_000,
+            "final_gpu_hours": 30.0,
+            "final_cost": 90.0,
         }
         for n in range(1, 8)
     ]
@@ -121,6 +130,36 @@ def test_a_run_that_has_not_ended_is_not_called_good(tmp_path: Path) -> None:
     (section,) = gather([str(tmp_path / "run")])
     assert not section.good
     assert section.verdict.startswith("Not ended")
+
+
+def test_a_run_on_gpus_with_a_price_has_its_plan_at_the_speed_that_it_has_measured(tmp_path: Path) -> None:
+    make_run(tmp_path)
+    head = json.loads((tmp_path / "run/_run.json").read_text()) | {"identity": {"data.resolution": 256}}
+    (tmp_path / "run/_run.json").write_text(json.dumps(head))
+    metrics = tmp_path / "run/metrics.jsonl"
+    lines = [json.loads(each) | {"step_seconds": 0.5} for each in metrics.read_text().splitlines()]
+    metrics.write_text("\n".join(map(json.dumps, lines)))
+    config: dict[str, Any] = {"source": {"uri": "in"}, "output": {"uri": "out"}, "model": {"source": "builtin:tiny"}}
+    run = open_storage(str(tmp_path / "run"))
+    assert plan_of_run(run, config) is None, "no accelerator is named"
+    assert plan_of_run(run, {**config, "scaling": {"accelerator": "TPU-V4"}}) is None
+    section = plan_of_run(run, {**config, "scaling": {"accelerator": "A100", "num_workers": 8}})
+    assert section is not None
+    assert dict(section.figures)["speeds"] == "measured"
+    assert sum(isinstance(block, Drawing) for block in section.blocks) == 2
+    # the median of the later half is 105.5 on 2 workers, which wait a fifth of 0.5 s for data
+    assert any("528 img/s: measured in" in str(block) for block in section.blocks)
+
+
+def test_a_run_tells_what_it_has_cost_and_one_that_goes_on_what_it_will_and_when_it_ends(tmp_path: Path) -> None:
+    spent = {"GPU-hours": "17.50", "cost": "52.50"}
+    ahead = {"ends": "Nov 23 00:00 UTC", "GPU-hours at its end": "30.00", "cost at its end": "90.00"}
+    for ended in (False, True):
+        make_run(tmp_path, ended=ended)
+        (section,) = gather([str(tmp_path / "run")])
+        figures = dict(section.figures)
+        assert {name: figures[name] for name in spent} == spent
+        assert {name: figures[name] for name in ahead if name in figures} == ({} if ended else ahead)
 
 
 def test_an_incomplete_dataset_says_what_is_missing_and_what_to_do(tmp_path: Path) -> None:
@@ -179,11 +218,11 @@ def test_a_damaged_page_is_named_and_its_pictures_are_not_shown(tmp_path: Path) 
 
 
 def test_large_pictures_are_made_smaller() -> None:
-    from sdp.report.data import _small
+    from sdp.report.data import small as smaller
 
     noise = io.BytesIO()
     Image.effect_noise((600, 400), 90).save(noise, "PNG")
-    small = _small(noise.getvalue())
+    small = smaller(noise.getvalue())
     with Image.open(io.BytesIO(small)) as opened:
         assert opened.size == (256, 171)
 
@@ -308,7 +347,7 @@ def test_a_dataset_s_section_tells_how_fast_it_was_made_and_where_the_time_went(
     tables = {block.title: block for block in section.blocks if isinstance(block, page.Table)}
     assert [row[3:5] for row in tables["Its runs"].rows] == [(20, 5.0), (20, 3.33)]
     notes = [str(row[0]) for row in tables["Notes"].rows]
-    assert "_runs/000009.json: a damaged record of a run (job: missing); delete it" in notes[0]
+    assert "_runs/000009.json: damaged record of a run (job: missing); delete it" in notes[0]
     assert notes[1].startswith("2 of the rows were worked off by runs that were broken off")
     assert section.good
 
@@ -399,9 +438,9 @@ def test_a_damaged_thing_has_a_section_that_says_so_beside_those_that_are_whole(
     (tmp_path / "evaluation" / "evaluation.json").write_text('{"fid": 3, "generated": {}}')
     sections = gather([str(tmp_path / "evaluation"), str(tmp_path / "images")], pictures=0)
     assert [section.title for section in sections] == ["Images", "Damaged"]
-    assert "evaluation.json: not what sdp writes there" in sections[1].verdict
+    assert "evaluation.json: malformed" in sections[1].verdict
     assert not sections[1].good
-    with pytest.raises(DatasetError, match=r"evaluation\.json: not what sdp writes there .*; evaluate again"):
+    with pytest.raises(DatasetError, match=r"evaluation\.json: malformed .*; evaluate again"):
         gather([str(tmp_path / "evaluation")])
 
 

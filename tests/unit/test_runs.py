@@ -11,6 +11,7 @@ import pytest
 from sdp.datasets import runs
 from sdp.datasets.outcomes import Counts
 from sdp.datasets.parts import PartInfo
+from sdp.datasets.records import dump
 from sdp.errors import Unavailable
 from sdp.storage import Storage
 from tests.kit import begin_images, write_images_part
@@ -89,14 +90,14 @@ def test_runs_add_up_and_of_workers_the_most_count(tmp_path: Path) -> None:
 def test_a_damaged_record_is_told_and_the_others_are_read(tmp_path: Path, damage: Callable[[Any], object]) -> None:
     storage, infos = made(tmp_path)
     run = runs.begin("download").ended(infos)
-    damaged = damage(json.loads(run.to_bytes()))
+    damaged = damage(json.loads(dump(run)))
     storage.publish("_runs/000001.json", (damaged if isinstance(damaged, str) else json.dumps(damaged)).encode())
     storage.publish("_runs/notes.txt", b"not ours")
     runs.keep(storage, run)
     found, notes = runs.read(storage)
     assert found == [run]
-    assert "_runs/000001.json: a damaged record of a run (" in notes[0]
-    assert notes[1].endswith("_runs/notes.txt: no record of a run, so it is not read")
+    assert "_runs/000001.json: damaged record of a run (" in notes[0]
+    assert notes[1].endswith("_runs/notes.txt: not a record of a run, so it is ignored")
     assert len(notes) == 2
 
 
@@ -111,7 +112,7 @@ def test_a_record_that_cannot_be_written_spoils_nothing(
     monkeypatch.setattr(storage, "create", full)
     with caplog.at_level(logging.WARNING):
         runs.keep(storage, runs.begin("download").ended(infos))
-    assert "could not be kept for reports: _runs/000001.json: no space left" in caplog.text
+    assert "could not be stored, so reports lack it: _runs/000001.json: no space left" in caplog.text
 
 
 def test_counts_of_a_run_are_those_of_its_parts_alone(tmp_path: Path) -> None:

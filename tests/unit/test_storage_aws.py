@@ -1,13 +1,14 @@
 """Where S3 credentials, region and endpoint are looked for."""
 
 import builtins
+import os
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 from sdp.errors import AccessDenied, UserError
-from sdp.storage import StorageOptions
+from sdp.storage import StorageOptions, open_storage
 from sdp.storage.aws import Access, find_access
 
 KEYS = {"AWS_ACCESS_KEY_ID": "env-key", "AWS_SECRET_ACCESS_KEY": "env-secret"}
@@ -135,6 +136,17 @@ def test_without_credentials_and_without_metadata_it_is_denied_at_once(tmp_path:
     assert find({"AWS_CONTAINER_CREDENTIALS_FULL_URI": "http://127.0.0.1:1/c"}, tmp_path).credentials is None
     # Anonymous access is asked for, so none are wanted.
     assert find({"AWS_EC2_METADATA_DISABLED": "true", "AWS_SKIP_SIGNATURE": "true"}, tmp_path).credentials is None
+
+
+def test_what_a_whole_bucket_lacks_is_said_of_the_folder_that_was_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with pytest.raises(AccessDenied, match=r"^s3://bucket/run: no AWS credentials found"):
+        open_storage("s3://bucket/run").child("phase-1").exists("_run.json")
 
 
 def test_a_profile_that_needs_boto3_says_so_where_it_is_missing(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

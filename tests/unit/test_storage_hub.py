@@ -123,7 +123,7 @@ def test_without_the_right_token_it_is_denied(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize(
     ("uri", "says"),
     [
-        ("hf://datasets/o/other", "no such data set"),
+        ("hf://datasets/o/other", "no such dataset"),
         ("hf://datasets/o/n@v9/data", "no such revision"),
         ("hf://datasets/o/n/nothing", "no such file"),
         ("hf://datasets/o/n/*.csv", "no file matches"),

@@ -8,7 +8,7 @@ import pytest
 
 from sdp.errors import NotFound, UserError
 from sdp.storage import list_source, open_source
-from sdp.storage.sources import split_pattern, translate
+from sdp.storage.opening import split_pattern, translate
 
 
 @pytest.fixture
@@ -118,7 +118,7 @@ def test_a_pattern_that_is_none_is_the_users_mistake() -> None:
 
 
 def test_a_bucket_cannot_be_guessed() -> None:
-    with pytest.raises(UserError, match="cannot stand for a bucket"):
+    with pytest.raises(UserError, match="a bucket cannot be a wildcard"):
         split_pattern("s3://buck*/x")
 
 

@@ -55,8 +55,8 @@ def test_a_relative_path_is_made_absolute_where_it_is_given(monkeypatch: pytest.
         ("s3://bucket/../b", "segments"),
         ("file://server/share", "this machine"),
         ("s3://bucket/a\nb", "control character"),
-        ("https://host/x", "can only be read from"),
-        ("hf://datasets/o/n", "can only be read from"),
+        ("https://host/x", "can only be read"),
+        ("hf://datasets/o/n", "can only be read"),
     ],
 )
 def test_what_is_no_storage_says_so_in_one_line(uri: str, says: str) -> None:

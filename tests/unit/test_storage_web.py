@@ -85,7 +85,7 @@ def test_a_listing_of_addresses_has_their_sizes(server: Server) -> None:
 @pytest.mark.parametrize(
     ("path", "kind", "says"),
     [
-        ("/gone?token=SECRET", NotFound, "not there (HTTP 404 Not Found)"),
+        ("/gone?token=SECRET", NotFound, "not found (HTTP 404 Not Found)"),
         ("/signed?sig=SECRET", AccessDenied, "access denied (HTTP 403 Forbidden)"),
     ],
 )
@@ -100,7 +100,7 @@ def test_an_error_names_the_address_without_its_secrets(
 
 
 def test_an_error_page_that_is_no_text_hides_nothing(server: Server) -> None:
-    with pytest.raises(NotFound, match=r"/scrawl: not there \(HTTP 404"):
+    with pytest.raises(NotFound, match=r"/scrawl: not found \(HTTP 404"):
         open_source(f"{server.address}/scrawl", OPTIONS)
     with pytest.raises(Unavailable, match=r"/scrawl500: HTTP 503.*2 attempts"):
         open_source(f"{server.address}/scrawl500", OPTIONS)

@@ -96,15 +96,15 @@ def test_urls_are_found_in_columns_of_every_kind_of_text(kind: pa.DataType) -> N
     [
         (
             "url host/12",
-            r"list\.txt:3: expected a URL after `url`, got 'host/12' \(no scheme, http or https is needed\); m",
+            r"list\.txt:3: expected a URL after `url`, got 'host/12' \(no scheme, http or https is needed\); c",
         ),
-        ("url", r"list\.txt:3: expected a URL after `url`, got '' \(no URL\); mend the line"),
-        ("row 5 6", r"list\.txt:3: expected a whole number after `row`, got '5 6'; mend the line"),
+        ("url", r"list\.txt:3: expected a URL after `url`, got '' \(no URL\); correct the line"),
+        ("row 5 6", r"list\.txt:3: expected a whole number after `row`, got '5 6'; correct the line"),
         ("row ٣", r"list\.txt:3: expected a whole number"),
-        ("sha256 abc", r"list\.txt:3: expected 64 hexadecimal digits after `sha256`, got 'abc'; mend the line"),
+        ("sha256 abc", r"list\.txt:3: expected 64 hexadecimal digits after `sha256`, got 'abc'; correct the line"),
         (
             "http://host/12",
-            r"list\.txt:3: expected `row NUMBER`, `url URL` or `sha256 HEX`, got 'http://host/12'; mend",
+            r"list\.txt:3: expected `row NUMBER`, `url URL` or `sha256 HEX`, got 'http://host/12'; correct",
         ),
     ],
 )
@@ -214,7 +214,7 @@ def test_a_damaged_list_is_an_error_and_foreign_files_are_none(tmp_path: Path) -
     assert rows_of(images.storage) == [12]
     described = describe(images.storage)
     assert described.complete
-    assert any("notes.txt: no takedown list of sdp" in note for note in described.notes)
+    assert any("notes.txt: not a takedown list of sdp" in note for note in described.notes)
     assert "notes.txt" in summary(described)
     (tmp_path / "images/_tombstones/000000.parquet").write_bytes(b"PAR1 and no more")
     with pytest.raises(DatasetError, match=r"000000\.parquet: corrupt takedown list .*add its takedowns again"):
@@ -312,10 +312,8 @@ def test_audit_without_the_source_says_that_it_was_not_searched(tmp_path: Path) 
     (tmp_path / "source").rename(tmp_path / "away")
     (trace,) = audit([images.uri], value=Takedown("url", "http://host/12"))
     assert (trace.row, len(trace.notes)) == (12, 1)
-    assert "only what was written is searched" in audit_summary(trace)
-    with pytest.raises(
-        DatasetError, match=r"no image with url http://host/10 in(.|\n)*only what was written is searched"
-    ):
+    assert "only written rows are searched" in audit_summary(trace)
+    with pytest.raises(DatasetError, match=r"no image with url http://host/10 in(.|\n)*only written rows are searched"):
         audit([images.uri], value=Takedown("url", "http://host/10"))
 
 

@@ -103,10 +103,8 @@ def test_labels_beyond_a_bound_are_one_series(
 class Broken:
     """A backend that always fails."""
 
-    def add(self, *_: object) -> None:
+    def emit(self, *_: object) -> None:
         raise RuntimeError("the agent is gone")
-
-    set = observe = add
 
 
 def test_a_backend_that_fails_is_said_once_and_no_job_fails_by_it(capsys: pytest.CaptureFixture[str]) -> None:
@@ -118,7 +116,7 @@ def test_a_backend_that_fails_is_said_once_and_no_job_fails_by_it(capsys: pytest
         telemetry.observed("sdp_download_fetch_seconds", [1] * (len(SECONDS) + 1))
         telemetry.process("trainer")
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("telemetry: sdp_train_samples_total cannot be emitted")
+    assert line.startswith("telemetry: sdp_train_samples_total and perhaps other metrics cannot be emitted")
     assert line.endswith("the agent is gone")
 
 
@@ -127,7 +125,7 @@ def test_a_name_that_is_not_ascii_reaches_ray_in_percent_encoding() -> None:
     from sdp.telemetry.ray_metrics import RayBackend, ascii_tag
 
     assert (ascii_tag("bilder-ä"), ascii_tag("50% off/ok")) == ("bilder-%C3%A4", "50% off/ok")
-    RayBackend().add(CATALOGUE["sdp_train_samples_total"], 1, {"run": "bilder-ä"})
+    RayBackend().emit(CATALOGUE["sdp_train_samples_total"], 1, {"run": "bilder-ä"})
 
 
 @pytest.mark.parametrize(
@@ -150,7 +148,9 @@ def test_a_port_in_use_is_one_line() -> None:
     server = serve(0, "log.metrics_port", "127.0.0.1")
     try:
         port = server.server_port
-        with pytest.raises(UserError, match=rf"^log\.metrics_port: port {port} cannot be had \(.*\); choose another"):
+        with pytest.raises(
+            UserError, match=rf"^log\.metrics_port: cannot listen on port {port} \(.*\); choose another"
+        ):
             serve(port, "log.metrics_port", "127.0.0.1")
     finally:
         server.shutdown()

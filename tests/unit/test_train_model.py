@@ -63,7 +63,7 @@ def test_the_loss_is_computed_in_fp32_whatever_the_model_computes_in() -> None:
 def test_the_average_follows_the_weights_with_a_rising_decay() -> None:
     model = nn.Linear(1, 1, bias=False)
     nn.init.constant_(model.weight, 1.0)
-    ema, by_hand = Ema(model, 0.5), 1.0
+    ema, by_hand = Ema(dict(model.named_parameters()), 0.5), 1.0
     for step in range(1, 12):
         nn.init.constant_(model.weight, float(step))
         ema.update(step)
@@ -74,4 +74,4 @@ def test_the_average_follows_the_weights_with_a_rising_decay() -> None:
 
 def test_the_average_stays_in_fp32_beside_half_precision_weights() -> None:
     model = nn.Linear(4, 4, bias=False).half()
-    assert Ema(model, 0.9).state_dict()["weight"].dtype == torch.float32
+    assert Ema(dict(model.named_parameters()), 0.9).state_dict()["weight"].dtype == torch.float32

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torchao.optim import AdamW8bit
 
 from sdp.config.train import OptimizerConfig
 from sdp.train.optimizer import AdamW, Guard, LossScale
@@ -32,7 +33,10 @@ NO, YES = torch.tensor(0.0), torch.tensor(1.0)
 def test_steps_are_those_of_torchs_adamw_with_its_clipping() -> None:
     config: Any = OptimizerConfig(learning_rate=1e-2, weight_decay=0.1)
     ours, theirs = model(), model()
-    optimizer, reference = AdamW(ours, config), torch.optim.AdamW(theirs.parameters(), lr=1e-2, weight_decay=0.1)
+    optimizer, reference = (
+        AdamW(dict(ours.named_parameters()), config),
+        torch.optim.AdamW(theirs.parameters(), lr=1e-2, weight_decay=0.1),
+    )
     for step in range(5):
         give_gradients(ours, step)
         give_gradients(theirs, step)
@@ -50,7 +54,7 @@ def test_steps_are_those_of_torchs_adamw_with_its_clipping() -> None:
 def test_a_skipped_step_leaves_no_trace() -> None:
     config: Any = OptimizerConfig(learning_rate=1e-2)
     skipping, plain = model(), model()
-    optimizer, reference = AdamW(skipping, config), AdamW(plain, config)
+    optimizer, reference = (AdamW(dict(some.named_parameters()), config) for some in (skipping, plain))
     for step in (1, 2):
         for some, each in ((skipping, optimizer), (plain, reference)):
             give_gradients(some, step)
@@ -101,3 +105,48 @@ def test_the_loss_scale_moves_as_torchs_own() -> None:
     other = LossScale(torch.device("cpu"), enabled=True)
     other.restore(*ours.state())
     assert other.state() == ours.state()
+
+
+def wide() -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(64, 128), nn.Tanh(), nn.Linear(128, 64, bias=False))
+
+
+def test_averages_in_8_bits_are_torchaos_and_near_to_those_in_32() -> None:
+    how = {"learning_rate": 1e-2, "weight_decay": 0.1}
+    packed, plain, theirs = wide(), wide(), wide()
+    ours = AdamW(dict(packed.named_parameters()), OptimizerConfig(kind="adamw_8bit", **how))
+    whole = AdamW(dict(plain.named_parameters()), OptimizerConfig(**how))
+    reference = AdamW8bit(theirs.parameters(), lr=1e-2, weight_decay=0.1)
+    with torch.compiler.set_stance("force_eager"):
+        for step in range(8):
+            for some, take in ((packed, ours), (plain, whole)):
+                give_gradients(some, step)
+                take.step(1e-2, skip=NO, divisor=torch.tensor(2.0))
+            give_gradients(theirs, step, 0.5)
+            reference.step()
+    pairs = zip(packed.parameters(), theirs.parameters(), plain.parameters(), strict=True)
+    for mine, other, exact in pairs:
+        assert (mine - other).abs().mean() < 1e-5  # a rounding to another code here and there
+        assert (mine - exact).abs().max() < 0.02
+        assert (mine - exact).abs().mean() < 2e-3
+    state = ours.state_dict()
+    kinds = {name: tensor.dtype for name, tensor in state.items() if name.endswith(".0.weight")}
+    assert kinds == {
+        "exp_avg_codes.0.weight": torch.uint8, "exp_avg_scales.0.weight": torch.float32,
+        "exp_avg_sq_codes.0.weight": torch.uint8, "exp_avg_sq_scales.0.weight": torch.float32,
+    }  # fmt: skip
+    assert state["exp_avg.0.bias"].dtype == torch.float32  # too small to pack
+    bytes_ = sum(tensor.nbytes for name, tensor in state.items() if name.endswith("weight"))
+    assert bytes_ == 2 * 64 * 128 * (2 + 2 * 4 / 256)
+
+
+def test_a_skipped_step_leaves_packed_averages_as_they_are() -> None:
+    network = wide()
+    optimizer = AdamW(dict(network.named_parameters()), OptimizerConfig(kind="adamw_8bit"))
+    give_gradients(network, 0)
+    optimizer.step(1e-2, skip=NO)
+    before = tensors(network, optimizer)
+    give_gradients(network, 1, float("inf"))
+    optimizer.step(1e-2, skip=YES)
+    assert all(torch.equal(value, before[name]) for name, value in tensors(network, optimizer).items())

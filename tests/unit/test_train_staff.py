@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sdp.encode.pipeline import Placement, plan_placement
+from sdp.encode.placement import Placement, plan_placement
 from sdp.train.online import Lately, Pool, asker
 from tests.training import config
 

@@ -93,6 +93,20 @@ num_workers: {{ $most }}
 {{- end -}}
 {{- end -}}
 
+{{/* The instance type of the groups with an accelerator, where a node selector says one and the same. Takes Values and accelerator. */}}
+{{- define "sdp.instance" -}}
+{{- $types := list -}}
+{{- range $own := .Values.groups -}}
+{{- if kindIs "map" $own -}}
+{{- $group := include "sdp.group" (dict "Values" $.Values "group" $own) | fromYaml -}}
+{{- if and $.accelerator (eq $group.accelerator (toString $.accelerator)) -}}
+{{- $types = append $types (get ($group.nodeSelector | default dict) "node.kubernetes.io/instance-type" | toString) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- if eq (len (uniq $types)) 1 }}{{ first $types }}{{ end -}}
+{{- end -}}
+
 {{/*
 Return where downloads run, and with how many workers: in groups without GPUs, if there are any, with as many workers as
 those can grow to. Ray does not know this number for a group without a pod.

@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -11,11 +12,14 @@ import torch
 from sdp import hardware
 from sdp.train.callbacks.base import Callback, Saved, StepReport
 from sdp.train.metrics_log import MetricsLog
+from sdp.train.plan import forecast, last_step
 
 if TYPE_CHECKING:
     from sdp.train.trainer import Trainer
 
 _WRITE_S = 60.0
+_RECENT = 30
+"""Lines whose speed foretells the end."""
 
 
 @dataclass
@@ -52,6 +56,8 @@ class RecordMetrics(Callback):
     """Told each line as it is made."""
     _log: MetricsLog | None = None
     _meter: Meter = field(default_factory=Meter)
+    _first: Meter | None = None
+    _recent: "deque[Meter]" = field(default_factory=lambda: deque(maxlen=_RECENT))
     _saving: float = 0.0
     _written_at: float = 0.0
 
@@ -106,8 +112,7 @@ class RecordMetrics(Callback):
             "step_seconds": round(meter.seconds / meter.steps, 6),
             "time": {name: round(seconds / meter.steps, 6) for name, seconds in meter.parts.items()},
         }
-        if state.cost:
-            line["cost"] = round(state.cost, 4)
+        line |= self._forecast(trainer, meter)
         line |= trainer.gauges
         line["time"]["checkpoint"] = round(self._saving / meter.steps, 6)
         self._saving = 0.0
@@ -120,3 +125,24 @@ class RecordMetrics(Callback):
         log.add(line)
         if self.publish is not None:
             self.publish(line)
+
+    def _forecast(self, trainer: "Trainer", meter: Meter) -> dict[str, float]:
+        """Return GPU-hours and cost so far and at the end, and when that is, as far as they are known."""
+        state, batch, recent = trainer.state, trainer.batch_size, self._recent
+        figures = {"gpu_hours": round(state.gpu_hours, 4), "cost": round(state.cost, 4)}
+        if len(recent) == 1 and recent[0] is self._first:
+            recent.clear()  # its steps compiled and warmed up
+        self._first = self._first or meter
+        recent.append(meter)
+        seconds = sum(each.seconds for each in recent)
+        if samples := sum(each.samples for each in recent):
+            last = last_step(trainer.config, state, trainer.reader.positions(state.start), batch)
+            rest = forecast(trainer.config, state, last, batch, samples / seconds, trainer.held())
+            if math.isfinite(rest.hours):
+                figures |= {
+                    "left_s": round(rest.hours * 3600, 1),
+                    "finish_time": round(time.time() + rest.hours * 3600),
+                    "final_gpu_hours": round(state.gpu_hours + rest.gpu_hours, 4),
+                    "final_cost": round(state.cost + rest.cost, 4),
+                }
+        return {name: figure for name, figure in figures.items() if figure or name == "left_s"}

@@ -3,9 +3,8 @@
 import json
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,10 +16,9 @@ from sdp.generate.sample import Networks, Sampling, Text, denoising, develop, im
 from sdp.generate.source import trained_scheduler
 from sdp.generate.worker import encode_png
 from sdp.model import load
-from sdp.model.ema import trained_parameters
 from sdp.model.family import encode_text
 from sdp.model.sources import resolve
-from sdp.model.trained import empty_unet
+from sdp.model.trained import TrainedNetworks, empty_networks
 from sdp.train.callbacks.base import Callback, StepReport
 from sdp.train.run_folder import PROMPTS, samples_folder
 from sdp.train.strategies import DTYPES
@@ -49,6 +47,8 @@ class DrawSamples(Callback):
     _credit: float = 0.0
     _spent: float = 0.0
     _began: float = 0.0
+    _trained: TrainedNetworks | None = None
+    """The copy that draws."""
     _networks: Networks | None = None
     _text: Text | None = None
 
@@ -114,37 +114,47 @@ class DrawSamples(Callback):
         """The average, or the weights, as they are now."""
         averages = trainer.ema.state_dict() if trainer.ema is not None else None
         into = self._ready(trainer) if trainer.world.is_main else {}
-        for name, weights in trained_parameters(trainer.unet):
+        for name, weights in trainer.trained.items():
             tensor: Tensor = averages[name] if averages is not None else weights.detach()
             if hasattr(tensor, "full_tensor"):  # of all workers' shards, by all workers
                 tensor = tensor.full_tensor()
             if name in into:
                 into[name].copy_(tensor)
+        if self._trained is not None and (self._text is None or self._trained.text_encoder is not None):
+            self._text = self._encoded(trainer, self._trained.text_encoder)
 
     @torch.no_grad()
     def _ready(self, trainer: "Trainer") -> dict[str, Tensor]:
-        """The parameters to draw with; made the first time, with all else that is needed."""
-        if self._networks is None:
+        """The parameters to draw with, by their names in checkpoints; made the first time, with all else."""
+        if self._trained is None or self._networks is None:
             model = resolve(self.config.model.source, storage=self.config.storage.options()).path
             device = trainer.world.device
             dtype = DTYPES[self.config.precision] if device.type == "cuda" else torch.float32
-            unet = torch.nn.Module.to(empty_unet(model, self.config.lora), dtype=dtype)
-            unet = unet.to_empty(device=device) if unet.device.type == "meta" else torch.nn.Module.to(unet, device)
-            unet = unet.eval().requires_grad_(False)
+            encodes = self.config.model.train_text_encoder
+            self._trained = empty_networks(model, self.config.lora, text_encoder=encodes).eval().requires_grad_(False)
+            if next(self._trained.unet.parameters()).is_meta:
+                self._trained.unet.to_empty(device=device)
+            self._trained.to(device, dtype)
             objective = trainer.config.objective
             assert objective.prediction is not None, "settled when the run began"
             overrides = trained_scheduler(objective.prediction, objective.zero_terminal_snr)
             schedule = {**load.load_scheduler_config(model), **overrides}
-            self._networks = Networks(unet, load.load_vae(model, device=device), schedule, dtype)
-            self._text = self._encoded(trainer, model)
-        return {name: weights.data for name, weights in self._networks.unet.named_parameters()}
+            self._networks = Networks(self._trained.unet, load.load_vae(model, device=device), schedule, dtype)
+        return {name: weights.data for name, weights in self._trained.weights().items()}
 
-    def _encoded(self, trainer: "Trainer", model: Path) -> Text:
-        ids = load.tokenize(load.load_tokenizer(model), self.config.samples.prompts).astype("int64")
+    @torch.no_grad()
+    def _encoded(self, trainer: "Trainer", trained: torch.nn.Module | None) -> Text:
+        model = resolve(self.config.model.source, storage=self.config.storage.options()).path
         empty, device = trainer.conditioning.empty, trainer.world.device
         # Trainers that are sent embeddings have no text encoder, so that one is loaded here, and let go of.
-        encoder: Any = load.load_text_encoder(model, dtype=empty.dtype, device=device)
-        return Text(encode_text(encoder, torch.from_numpy(ids).to(device)), empty)
+        encoder: Any = trained or load.load_text_encoder(model, dtype=empty.dtype, device=device)
+        tokenizer = load.load_tokenizer(model)
+
+        def encode(prompts: Sequence[str]) -> Tensor:
+            ids = load.tokenize(tokenizer, prompts).astype("int64")
+            return encode_text(encoder, torch.from_numpy(ids).to(device))
+
+        return Text(encode(self.config.samples.prompts), empty if trained is None else encode([""])[0])
 
     def _draw(self, trainer: "Trainer", step: int) -> Iterator[None]:
         """All pictures of a step, in pieces of work."""

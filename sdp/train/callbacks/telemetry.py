@@ -27,6 +27,9 @@ _LINE = {
     "workers": "sdp_train_workers",
     "skipped": "sdp_train_skipped_steps",
     "mfu": "sdp_train_mfu",
+    "gpu_hours": "sdp_train_gpu_hours",
+    "finish_time": "sdp_train_finish_time_seconds",
+    "final_cost": "sdp_train_final_cost",
     "encoders": "sdp_train_encoders",
     "encoders_busy": "sdp_train_encoders_busy",
 }

@@ -37,7 +37,7 @@ class MeasureUnseen(Callback):
             return
         began = time.perf_counter()
         found = measure(
-            trainer.unet,
+            trainer.networks,
             trainer.objective,
             trainer.conditioning,
             self._batch,
@@ -46,7 +46,7 @@ class MeasureUnseen(Callback):
             world=trainer.world,
             forward=trainer.strategy.forward,
         )
-        for module in trainer.unet.modules():  # what a forward pass has gathered waits for its backward pass
+        for module in trainer.networks.modules():  # what a forward pass has gathered waits for its backward pass
             if isinstance(module, FSDPModule):
                 module.reshard()
         trainer.gauges["validation"] = {**found.by_timestep, "all": found.mean}

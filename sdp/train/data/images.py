@@ -20,9 +20,9 @@ from sdp.datasets.units import Unit, Work
 from sdp.encode import work
 from sdp.encode.chunk import Chunk, TransformStats
 from sdp.encode.reading import Columns, Piece, RowGroup, addresses
-from sdp.encode.recipe import TEXT, Recipe, Settings
+from sdp.encode.recipe import TEXT, EncoderSettings, Recipe
 from sdp.encode.table import Shape
-from sdp.encode.work import TRIES, Orders
+from sdp.encode.work import TRIES, EncodeSpec
 from sdp.errors import DatasetError, ModelError
 from sdp.model import family
 from sdp.model.family import CHANNELS, TOKEN_DTYPE, TOKENS, latent_shape
@@ -49,7 +49,7 @@ class ImagesDataset:
     storage: Storage
     paths: tuple[str, ...]
     blocks: Blocks
-    orders: Orders
+    spec: EncodeSpec
     weights: RowWeights
     """What is not worth encoding, as far as it can be known in advance."""
 
@@ -59,12 +59,12 @@ class ImagesDataset:
 
     @property
     def resolution(self) -> int:
-        return self.orders.recipe.resolutions[0]
+        return self.spec.recipe.resolutions[0]
 
     @property
     def columns(self) -> tuple[Column, Column]:
         """What an encoded row is."""
-        shape = self.orders.shape
+        shape = self.spec.shape
         latents = Column(
             f"{MOMENTS}{self.resolution}", latent_shape(self.resolution, channels=2 * CHANNELS), np.dtype(np.float16)
         )
@@ -149,15 +149,15 @@ def open_images(config: TrainConfig, dataset: Dataset, model: LocalModel) -> Ima
         dataset.storage,
         tuple(parts["path"].to_pylist()),
         Blocks.of(groups),
-        _orders(config, dataset, model),
+        _encode_spec(config, dataset, model),
         RowWeights(config.data.holdout, config.limit, repeated=dataset.repeated_rows),
     )
 
 
 def transform_slice(images: ImagesDataset, some: Slice) -> tuple[Transformed, TransformStats]:
     """Read a slice and make crops and tokens of those of its rows that are needed."""
-    orders = images.orders
-    rows = addresses(some.piece, orders.storage)
+    spec = images.spec
+    rows = addresses(some.piece, spec.storage)
     if len(rows) != len(some):
         uri = some.piece.groups[0].uri
         raise DatasetError(f"{uri}: another file than the manifest lists; run download again")
@@ -165,7 +165,7 @@ def transform_slice(images: ImagesDataset, some: Slice) -> tuple[Transformed, Tr
     if not wanted.any():
         return Transformed(rows, _nothing(images)), TransformStats()
     # As another seed, since crops know nothing of epochs.
-    drawn = replace(orders, recipe=replace(orders.recipe, seed=orders.recipe.seed + (some.epoch << 40)))
+    drawn = replace(spec, recipe=replace(spec.recipe, seed=spec.recipe.seed + (some.epoch << 40)))
     chunk, stats = work.transform_piece(drawn, some.piece, None if wanted.all() else rows[wanted])
     return Transformed(rows, chunk), stats
 
@@ -195,7 +195,7 @@ def encode_slice(images: ImagesDataset, encoder: "Encoder", given: Transformed) 
 
 def given_up(images: ImagesDataset, some: Slice, detail: str) -> EncodedSlice:
     """Return the rows of a slice that kills whoever works on it, with the reason."""
-    rows = addresses(some.piece, images.orders.storage)
+    rows = addresses(some.piece, images.spec.storage)
     empty = encode_slice(images, None, Transformed(rows, _nothing(images)))  # type: ignore[arg-type]  # not called
     dead = [Outcome(row, FAILED, "crashed", detail, attempts=TRIES) for row in rows[some.needed].tolist()]
     return replace(empty, bad=tuple(dead))
@@ -203,10 +203,10 @@ def given_up(images: ImagesDataset, some: Slice, detail: str) -> EncodedSlice:
 
 def load_encoder(images: ImagesDataset, device: str | None = None) -> "Encoder":
     """The process stage's encoder, on a device."""
-    return work.load_encoder(images.orders, device)
+    return work.load_encoder(images.spec, device)
 
 
-def _orders(config: TrainConfig, dataset: Dataset, model: LocalModel) -> Orders:
+def _encode_spec(config: TrainConfig, dataset: Dataset, model: LocalModel) -> EncodeSpec:
     transform, encode, side = config.transform, config.encode, config.data.resolution
     batch = encode.batch_size or max(1, min(64, 64 * 256**2 // side**2))
     scaling_factor = family.scaling_factor(model.path)
@@ -216,7 +216,7 @@ def _orders(config: TrainConfig, dataset: Dataset, model: LocalModel) -> Orders:
             "set it in vae/config.json (0.18215 in Stable Diffusion 2)"
         )
     width = family.text_width(model.path) if config.text_encoded else None
-    return Orders(
+    return EncodeSpec(
         model=replace(model.source, sha256=model.digest),
         recipe=Recipe(
             resolutions=(side,),
@@ -226,7 +226,7 @@ def _orders(config: TrainConfig, dataset: Dataset, model: LocalModel) -> Orders:
             oversample=transform.oversample,
             max_pixels=transform.max_pixels,
         ),
-        settings=Settings(
+        settings=EncoderSettings(
             seed=config.seed,
             content="moments",
             dtype=encode.dtype,

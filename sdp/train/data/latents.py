@@ -159,6 +159,15 @@ def refuse_another_encoder(config: TrainConfig, dataset: Dataset, model: LocalMo
         )
 
 
+def refuse_embeddings(config: TrainConfig, latents: LatentsDataset, uri: str) -> None:
+    """Refuse captions that are encoded already where the text encoder is trained."""
+    if config.model.train_text_encoder and latents.text.name == TEXT:
+        raise DatasetError(
+            f"model.train_text_encoder: expected token ids, got embeddings in {uri}: they do not change with the text "
+            "encoder; process it with encode.text: token_ids, or set it to false"
+        )
+
+
 # --- columns ---------------------------------------------------------------------------------------------------------
 
 

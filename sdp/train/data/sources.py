@@ -3,6 +3,7 @@
 import hashlib
 import io
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -15,11 +16,11 @@ from sdp.config.train import ColumnsConfig
 from sdp.datasets.manifest import Dataset
 from sdp.datasets.output import HEAD
 from sdp.encode.table import EMPTY_TEXT
-from sdp.errors import DatasetError
+from sdp.errors import DatasetError, SdpError
 from sdp.storage import Storage, is_read_only, open_storage
 from sdp.train.data.buckets import count_buckets, views
 from sdp.train.data.direct import Ingredient, mixture_of
-from sdp.train.data.latents import open_latents
+from sdp.train.data.latents import TEXT, open_latents, refuse_embeddings
 from sdp.train.data.order import Ints
 from sdp.train.data.pinned import open_pinned
 from sdp.train.data.plain import freeze, open_plain
@@ -72,6 +73,8 @@ def open_sources(config: TrainConfig, *, write: bool = False, newest: bool = Fal
     With `write` the run keeps what it reads: the list of what is plain files, the versions of datasets.
     """
     sources = Sources(tuple(_opened(config, write=write, newest=newest)))
+    for source, uri in zip(sources.all, uris_of(config), strict=True):
+        refuse_embeddings(config, source.ingredient.dataset, uri)
     bucketed = [source for source in sources.all if source.ingredient.dataset.shapes]
     if not bucketed:
         return sources
@@ -92,6 +95,14 @@ def stored_empty(sources: Sources) -> NDArray[np.float16] | None:
         return None
     values: NDArray[np.float16] = np.load(io.BytesIO(dataset.storage.read(EMPTY_TEXT)), allow_pickle=False)
     return values
+
+
+def embedded(config: TrainConfig) -> bool:
+    """Return whether captions reach trainers as embeddings; of latents that cannot be read, what is configured."""
+    with suppress(SdpError):
+        if config.data.mode == "offline":
+            return open_sources(config).all[0].ingredient.dataset.text.name == TEXT
+    return config.text_encoded
 
 
 def uris_of(config: TrainConfig) -> list[str]:

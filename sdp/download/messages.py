@@ -1,4 +1,4 @@
-"""What a person sees of a download, as text: before, while and after."""
+"""The lines that a download prints before, during and after its work, and its metrics."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -16,10 +16,10 @@ _WORDS = {**FILTER_REASONS, **FAILURE_REASONS}
 
 
 def progress_line(figures: DownloadFigures, total: int, elapsed_s: float) -> str:
-    """Done of how many, how fast, with what outcome, and how much longer."""
+    """Return the progress line: rows, rate, outcomes and the time left."""
     elapsed_s = max(elapsed_s, 1e-3)
     rate = figures.done / elapsed_s
-    left = f"ETA {duration((total - figures.done) / rate)}" if rate and figures.done < total else ""
+    eta = f"ETA {duration((total - figures.done) / rate)}" if rate and figures.done < total else ""
     parts = [
         f"{figures.done:,} of {total:,} rows",
         f"{rate:,.0f}/s",
@@ -27,13 +27,13 @@ def progress_line(figures: DownloadFigures, total: int, elapsed_s: float) -> str
         f"{figures.failed:,} failed",
         f"{figures.filtered:,} filtered",
         f"{size(figures.bytes / elapsed_s)}/s",
-        left,
+        eta,
     ]
     return " · ".join(part for part in parts if part)
 
 
 def emit(telemetry: Telemetry, figures: DownloadFigures, total: int) -> None:
-    """The same as metrics."""
+    """Emit the figures as metrics."""
     telemetry.show("sdp_job_rows", total, job="download")
     telemetry.show("sdp_job_rows_done", figures.done, job="download")
     telemetry.reach("sdp_download_rows_total", figures.written, outcome=WRITTEN, reason="")
@@ -48,7 +48,7 @@ def emit(telemetry: Telemetry, figures: DownloadFigures, total: int) -> None:
 
 
 def intention(index: Index, pending: list[Work], rows: int, where: str, files: int) -> Iterator[str]:
-    """What a dry run tells."""
+    """Yield the lines of a dry run."""
     works = index.works()
     yield f"source: {files:,} files, {index.listed_rows:,} rows listed, {index.rows:,} of them to be downloaded"
     yield f"output: {where}, {len(works):,} parts in all, {len(works) - len(pending):,} of them done"
@@ -56,49 +56,49 @@ def intention(index: Index, pending: list[Work], rows: int, where: str, files: i
 
 
 def rows_to_do(pending: Iterable[Work], failures: Mapping[int, int]) -> int:
-    """The rows of some parts; of a retry those that have failed, `failures` by unit where they are known."""
+    """Count the rows of some parts; in a retry only the failed ones, if `failures` knows them by unit."""
     return sum(failures.get(work.unit.number, len(work.unit)) if work.attempt else len(work.unit) for work in pending)
 
 
 def lowered_limit(limit: int | None, index: Index) -> Iterator[str]:
-    """What to say of a limit below what there is."""
+    """Yield a line about a limit below the rows that already have addresses."""
     if limit is not None and limit < index.rows:
         yield (
-            f"limit: {limit:,} is less than the {index.rows:,} rows that have addresses here; a limit can be raised, "
-            "not lowered: all of them stay"
+            f"limit: {limit:,} is less than the {index.rows:,} rows that already have addresses; a limit can be "
+            "raised, not lowered, so all of them stay"
         )
 
 
 def held_back(files: Iterable[SourceFile], index: Index, limit: int | None) -> Iterator[str]:
-    """What to say of rows that the source has and a retry leaves alone."""
+    """Yield a line about new rows of the source, which a retry leaves alone."""
     known = set(index.files["path"].to_pylist())
     new = sum(file.uri not in known for file in files)
     if (new or index.listed_rows > index.rows) and (limit is None or limit > index.rows):
-        what = f"{new:,} file{'s' * (new != 1)} that came to the source later" if new else "the rows up to the limit"
+        what = f"{new:,} new file{'s' * (new != 1)} of the source" if new else "the rows up to the limit"
         yield f"left for a run without --only-failed: {what}"
 
 
 def nothing_came(dataset: Dataset) -> str | None:
-    """The line to end with where not one image is there and something has failed."""
+    """Return the error of a download that has no image at all because of failures; None for any other."""
     counts = dataset.manifest.counts
     if counts.written or not counts.failed:
         return None
     failed = Counter({reason: n for reason, n in counts.reasons.items() if reason in FAILURE_REASONS})
     most = ", ".join(f"{reason} {count:,}" for reason, count in failed.most_common(3))
     return (
-        f"{dataset.storage.uri}: not one image came, {counts.failed:,} rows failed ({most}); see their details with "
-        f"`sdp inspect {dataset.storage.uri}`, mend the cause, then run it with --only-failed"
+        f"{dataset.storage.uri}: no image was downloaded, {counts.failed:,} rows failed ({most}); see their details "
+        f"with `sdp inspect {dataset.storage.uri}`, fix the cause, then run it with --only-failed"
     )
 
 
 def retry_intention(dataset: Dataset) -> Iterator[str]:
-    """What a dry run of a retry tells."""
+    """Yield the lines of a retry's dry run."""
     failed, units = dataset.manifest.counts.failed, len(dataset.units_with_failures())
     yield f"to do: {failed:,} failed rows in {units:,} of {dataset.manifest.parts:,} parts of {dataset.storage.uri}"
 
 
 def closing(dataset: Dataset, figures: DownloadFigures, seconds: float) -> Iterator[str]:
-    """What has come of it, what went wrong, and what to do about it."""
+    """Yield the result, the reasons of failures, and the next command."""
     counts = dataset.manifest.counts
     yield (
         f"{dataset.storage.uri}: {counts.input:,} rows: {counts.written:,} written, {counts.failed:,} failed, "
@@ -116,6 +116,6 @@ def closing(dataset: Dataset, figures: DownloadFigures, seconds: float) -> Itera
     slow = [(name, host) for name, host in figures.slowest(8) if host.images + host.failures]
     if slow:
         hosts = [(n, f"{h.images:,}", f"{h.failures:,}", f"{h.mean_s:.2f} s", duration(h.seconds)) for n, h in slow]
-        yield table(hosts, ("slowest hosts", "images", "failures", "mean", "in all"))
+        yield table(hosts, ("slowest hosts", "images", "failures", "mean", "total"))
     if counts.failed:
-        yield f"to try what failed again: sdp download … --only-failed; to see it: sdp inspect {dataset.storage.uri}"
+        yield f"to retry failures: sdp download … --only-failed; to see them: sdp inspect {dataset.storage.uri}"

@@ -1,7 +1,7 @@
-"""A thread that reads something when asked, and those who ask and do not wait for ever.
+"""A thread for readings that may hang, and callers that wait for it with a deadline.
 
-NVML has no timeouts: a call into a driver that hangs returns when it likes. So each reader has one thread, which may
-hang alone; a scrape waits for it until a deadline, and not at all while an earlier reading is overdue.
+NVML has no timeouts: a call into a driver that hangs may never return. So each reader has its own thread; a scrape
+waits for it until a deadline, and not at all while an earlier reading is overdue.
 """
 
 import logging
@@ -18,12 +18,12 @@ LOG = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class Answer(Generic[T]):
     value: T | None
-    """None where the reading is late, or raised an exception (which is in the log)."""
+    """None if the reading is late, or raised an exception, which is logged."""
     late: bool = False
 
 
-class Worker(Generic[T]):
-    """Runs `read` in its own thread, once for all who ask meanwhile."""
+class ReaderThread(Generic[T]):
+    """Runs `read` in its own thread, once for all concurrent callers."""
 
     def __init__(self, name: str, read: Callable[[], T], *, patience_s: float) -> None:
         self.name = name
@@ -39,7 +39,7 @@ class Worker(Generic[T]):
         self._stopped = False
 
     def ask(self) -> int:
-        """Have a reading made; the number to ask for it by. A reading that is under way is shared."""
+        """Request a reading and return its ticket; a reading under way is shared."""
         with self._changed:
             if self._thread is None and not self._stopped:
                 self._thread = threading.Thread(target=self._run, name=f"sdp-{self.name}", daemon=True)
@@ -51,7 +51,7 @@ class Worker(Generic[T]):
             return self._begun
 
     def answer(self, ticket: int, until: float) -> Answer[T]:
-        """The reading; or late, when `until` (on the monotonic clock) has come, or when the thread is overdue."""
+        """Wait for a reading until `until` on the monotonic clock; late if that passes or the thread is overdue."""
         with self._changed:
             while self._done < ticket and not self._stopped:
                 overdue = until if self._busy_since is None else min(until, self._busy_since + self._patience_s)
@@ -63,12 +63,12 @@ class Worker(Generic[T]):
 
     @property
     def stuck(self) -> bool:
-        """Whether it has been busy for longer than anyone waits."""
+        """True if the thread has been busy for longer than callers wait."""
         with self._changed:
             return self._busy_since is not None and time.monotonic() - self._busy_since > self._patience_s
 
     def stop(self) -> None:
-        """End the thread as soon as it is idle; a thread that hangs is left behind."""
+        """End the thread as soon as it is idle; a thread that hangs remains."""
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
@@ -91,6 +91,6 @@ class Worker(Generic[T]):
         try:
             return self._read()
         except Exception:
-            # The thread must live on: the next reading may be better, and somebody waits for it.
+            # The thread must survive: callers wait for it, and the next reading may succeed.
             LOG.exception("%s: reading failed", self.name)
             return None

@@ -1,0 +1,114 @@
+"""`python -m sdp.demo --dreambooth`: the demo's model learns a shape that it has never seen, from five pictures."""
+
+import io
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sdp.console import say, table
+from sdp.demo.shapes import dominant_shape_color, render, sample, shape_of
+from sdp.errors import SdpError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+SHAPE, COLOR, BACKGROUND = "ring", "blue", "white"
+CAPTION = f"a {COLOR} zwx on a {BACKGROUND} background"
+"""The tokenizer has no word for zwx; it spells it."""
+CLASS = f"a {COLOR} circle on a {BACKGROUND} background"
+_PICTURES, _DRAWN = 5, 4
+_BASE, _OWN, _OUT = "base", "subject", "dreambooth"
+
+
+def own_pictures(folder: Path) -> None:
+    """Paint the five pictures of the subject."""
+    (folder / _OWN).mkdir(parents=True, exist_ok=True)
+    for number in range(_PICTURES):
+        shape = replace(sample(1000 + number), shape=SHAPE, color=COLOR, background=BACKGROUND)
+        render(shape, 128).save(folder / _OWN / f"{number}.png")
+
+
+def config(folder: Path, side: int, class_prompts: tuple[str, ...]) -> dict[str, Any]:
+    """Return the configuration of `sdp dreambooth`; prompts of the class are drawn too, to see what is forgotten."""
+    return {
+        "source": {"uri": str(folder / _OWN), "caption": CAPTION},
+        "output": {"uri": str(folder / _OUT)},
+        "model": {"source": str(folder / _BASE)},
+        "train_text_encoder": True,
+        "prior": {"prompt": CLASS, "pictures": 40},
+        "resolution": side,
+        "max_steps": 120,
+        "batch_size": 16,
+        "learning_rate": 3e-4,
+        "precision": "fp32",
+        "draw": {
+            "prompts": [CAPTION, *class_prompts],
+            "images_per_prompt": _DRAWN,
+            "steps": 20,
+            "guidance_scale": 2.0,
+        },
+        "scaling": {"use_gpu": False},
+    }
+
+
+def export_command(folder: Path) -> tuple[str, ...]:
+    """Return the command that makes a model of the demo's run."""
+    return "export", str(folder / "run"), str(folder / _BASE)
+
+
+def has_base(folder: Path) -> bool:
+    """Return whether the model to begin with is there."""
+    return (folder / _BASE / "model_index.json").exists()
+
+
+def judge(folder: Path, colors: dict[str, str]) -> None:
+    """Check that the subject is drawn where its name is, and the class as before elsewhere."""
+    from PIL import Image
+
+    before = [shape_of(Image.fromarray(pixels), BACKGROUND) for pixels in _painted(folder)]
+    shapes, right, lines = [], [], list[tuple[str, str, str]]()
+    for prompt, picture in pictures(folder / _OUT / "pictures"):
+        if prompt == CAPTION:
+            shapes.append(shape_of(picture, BACKGROUND))
+            lines.append((prompt, shapes[-1], "yes" if shapes[-1] == SHAPE else "NO"))
+        else:
+            color = dominant_shape_color(picture, prompt.split()[-2])
+            right.append(color == colors[prompt])
+            lines.append((prompt, color, "yes" if right[-1] else "NO"))
+    say("\n── did it learn? The subject's shape, and the colours that the class is to keep\n")
+    say(table(lines, ("prompt", "seen", "right")))
+    learnt = shapes.count(SHAPE)
+    say(
+        f"\n{before.count(SHAPE)} of {len(before)} pictures had a {SHAPE} before, and {learnt} of {len(shapes)} have "
+        f"one; the class's colour is right in {sum(right)} of {len(right)}; see {folder / _OUT / 'report.html'}"
+    )
+    if learnt < 0.75 * len(shapes) or before.count(SHAPE) > 0.25 * len(before) or sum(right) < 0.8 * len(right):
+        raise SdpError(
+            f"demo: expected a {SHAPE} in three of four pictures, in none before, and the class's colour in eight of "
+            "ten: fine-tuning did not work"
+        )
+
+
+def pictures(samples: Path) -> "Iterator[tuple[str, Image]]":
+    """Yield prompts and pictures of a samples dataset."""
+    from PIL import Image
+
+    from sdp.dreambooth.job import drawn
+
+    for prompt, picture in drawn(str(samples)):
+        yield prompt, Image.open(io.BytesIO(picture)).convert("RGB")
+
+
+def _painted(folder: Path) -> list[Any]:
+    """Return what the model to begin with makes of the subject's caption."""
+    from sdp.config import parse
+    from sdp.config.generate import GenerateConfig
+    from sdp.generate.painter import load_painter
+    from sdp.generate.sample import Sampling
+    from sdp.generate.source import choose
+
+    told = {"prompts": [CAPTION], "output": {"uri": str(folder)}, "checkpoint": str(folder / _BASE)}
+    given: GenerateConfig = parse("generate", told)
+    painter = load_painter(choose(given), Sampling(steps=20, guidance_scale=2.0, resolution=64))
+    return [pixels for pixels in painter.paint([CAPTION] * _DRAWN, range(_DRAWN)) if pixels is not None]

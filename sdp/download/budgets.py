@@ -1,0 +1,217 @@
+"""Budgets of hosts: the requests that a host gets at once and per second, fewer when it asks for less.
+
+`HostBudgets` holds the budgets of every host, `SharedBudgets` those of a whole cluster, which workers ask by messages.
+The caller passes the time; no clock is read here.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from sdp.backoff import backoff
+
+WAIT_FOR_RELEASE = float("inf")
+
+_FIRST_BACKOFF_S, _LONGEST_BACKOFF_S = 1.0, 60.0
+_RECOVERY_S = 30.0
+_RECOVERY_ANSWERS = 20
+"""A host's rate doubles, up to its limit, after this time or this many served requests without a complaint."""
+_SLOWEST = 1 / 64
+_FORGET_S = 120.0
+"""A host without requests or complaints for this long is forgotten."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostLimits:
+    """The most that all workers together ask of one host."""
+
+    at_once: int = 16
+    per_second: float | None = None
+
+    @property
+    def burst(self) -> float:
+        """Requests that may begin together. The steady rate is lower by as much, so that no second sees more."""
+        return max(1.0, (self.per_second or 0.0) / 10)
+
+    @property
+    def steady(self) -> float:
+        """Requests per second once the burst is used up."""
+        rate = self.per_second or 0.0
+        return rate - self.burst if rate >= 2 else rate
+
+
+@dataclass(slots=True)
+class _Host:
+    in_use: int = 0
+    tokens: float = 1.0
+    counted_at: float = 0.0
+    blocked_until: float = 0.0
+    complaints: int = 0
+    slowdown: float = 1.0
+    complained_at: float = 0.0
+    served: int = 0
+    """Requests served since the last complaint, or since one was forgiven."""
+    used_at: float = 0.0
+
+    def forgive(self) -> None:
+        """Take one complaint back."""
+        self.complaints -= 1
+        self.slowdown = min(1.0, self.slowdown * 2)
+
+
+class HostBudgets:
+    """The budgets of all hosts with recent requests."""
+
+    def __init__(self, limits: HostLimits) -> None:
+        self._limits = limits
+        self._hosts: dict[str, _Host] = {}
+        self._swept_at = 0.0
+
+    def acquire(self, host: str, now: float) -> float:
+        """Return 0 if a request may begin; otherwise the seconds until the next try, or WAIT_FOR_RELEASE."""
+        self._sweep(now)
+        budget = self._budget(host, now)
+        budget.used_at = now
+        if budget.blocked_until > now:
+            return budget.blocked_until - now
+        self._recover(budget, now)
+        if budget.in_use >= max(1, int(self._limits.at_once * budget.slowdown)):
+            return WAIT_FOR_RELEASE
+        if self._limits.per_second is not None:
+            rate = self._limits.steady * budget.slowdown
+            budget.tokens = min(self._limits.burst, budget.tokens + (now - budget.counted_at) * rate)
+            budget.counted_at = now
+            if budget.tokens < 1 - 1e-9:
+                return (1 - budget.tokens) / rate
+            budget.tokens -= 1
+        budget.in_use += 1
+        return 0.0
+
+    def release(self, host: str, count: int = 1) -> None:
+        """Take back permits of requests that have ended or will not begin."""
+        if budget := self._hosts.get(host):
+            budget.in_use = max(0, budget.in_use - count)
+
+    def served(self, host: str, count: int = 1) -> None:
+        """Count requests that the host has answered without a complaint."""
+        budget = self._hosts.get(host)
+        if budget is None or not budget.complaints:
+            return
+        budget.served += count
+        while budget.complaints and budget.served >= _RECOVERY_ANSWERS:
+            budget.served -= _RECOVERY_ANSWERS
+            budget.forgive()
+
+    def hold(self, host: str, count: int, now: float) -> None:
+        """Count requests that are under way already."""
+        self._budget(host, now).in_use += count
+
+    def throttle(self, host: str, now: float, retry_after: float | None = None) -> float:
+        """Pause and slow down a host that has answered 429 or 503; return the seconds of the pause."""
+        budget = self._budget(host, now)
+        budget.used_at = now
+        if budget.blocked_until > now and retry_after is None:
+            return budget.blocked_until - now  # one of several responses to the same burst
+        pause_s = 0.0
+        if budget.blocked_until <= now:
+            pause_s = backoff(budget.complaints, _FIRST_BACKOFF_S, _LONGEST_BACKOFF_S)
+            budget.complaints += 1
+            budget.slowdown = max(_SLOWEST, budget.slowdown / 2)
+            budget.complained_at, budget.served = now, 0
+        budget.blocked_until = max(budget.blocked_until, now + max(pause_s, retry_after or 0.0))
+        return budget.blocked_until - now
+
+    def __len__(self) -> int:
+        return len(self._hosts)
+
+    def _budget(self, host: str, now: float) -> _Host:
+        if host not in self._hosts:
+            self._hosts[host] = _Host(tokens=self._limits.burst, counted_at=now, used_at=now)
+        return self._hosts[host]
+
+    def _recover(self, budget: _Host, now: float) -> None:
+        since = max(budget.complained_at, budget.blocked_until)
+        while budget.complaints and now - since >= _RECOVERY_S:
+            budget.forgive()
+            since = budget.complained_at = since + _RECOVERY_S
+
+    def _sweep(self, now: float) -> None:
+        if now - self._swept_at < _FORGET_S:
+            return
+        self._swept_at = now
+        for host, budget in list(self._hosts.items()):
+            idle = now - max(budget.used_at, budget.blocked_until) > _FORGET_S
+            if idle and not budget.in_use and not budget.complaints:
+                del self._hosts[host]
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A worker's message to the shared budgets."""
+
+    worker: str
+    holding: Mapping[str, int]
+    """Its requests under way and unused permits by host: all of them, so that no error accumulates."""
+    wants: Mapping[str, int]
+    """The permits that it asks for, by host."""
+    throttled: Mapping[str, float | None]
+    """Hosts that have answered 429 or 503 since the last message, with their Retry-After."""
+    served: Mapping[str, int] = field(default_factory=dict)
+    """Other responses since the last message, by host."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The shared budgets' reply."""
+
+    permits: Mapping[str, int]
+    waits: Mapping[str, float]
+    """Seconds that blocked hosts stay blocked."""
+
+
+class SharedBudgets:
+    """The budgets of a cluster, whose workers come and go."""
+
+    def __init__(self, limits: HostLimits, forget_worker_s: float = 30.0) -> None:
+        self._budgets = HostBudgets(limits)
+        self._forget_worker_s = forget_worker_s
+        self._held: dict[str, dict[str, int]] = {}
+        self._heard_at: dict[str, float] = {}
+
+    def exchange(self, ask: Ask, now: float) -> Answer:
+        """Record what a worker holds, and grant what the budgets allow."""
+        self._forget(now)
+        self._heard_at[ask.worker] = now
+        held = self._held.setdefault(ask.worker, {})
+        for host in held.keys() | ask.holding.keys():
+            change = ask.holding.get(host, 0) - held.get(host, 0)
+            if change > 0:
+                self._budgets.hold(host, change, now)
+            elif change < 0:
+                self._budgets.release(host, -change)
+        held = self._held[ask.worker] = dict(ask.holding)
+        for host, count in ask.served.items():
+            self._budgets.served(host, count)
+        for host, retry_after in ask.throttled.items():
+            self._budgets.throttle(host, now, retry_after)
+        permits, waits = {}, {}
+        for host, count in ask.wants.items():
+            granted = 0
+            while granted < count and not (wait := self._budgets.acquire(host, now)):
+                granted += 1
+            if granted < count and wait != WAIT_FOR_RELEASE:
+                waits[host] = wait
+            if granted:
+                permits[host] = granted
+                held[host] = held.get(host, 0) + granted
+        return Answer(permits, waits)
+
+    def leave(self, worker: str) -> None:
+        """Release all that a worker held."""
+        for host, count in self._held.pop(worker, {}).items():
+            self._budgets.release(host, count)
+        self._heard_at.pop(worker, None)
+
+    def _forget(self, now: float) -> None:
+        for worker, heard_at in list(self._heard_at.items()):
+            if now - heard_at > self._forget_worker_s:
+                self.leave(worker)

@@ -1,0 +1,95 @@
+"""Searches over all rows, on Ray: the survey of the source, and the images with repeated content."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import ray
+
+from sdp import cluster
+from sdp.config import DownloadConfig
+from sdp.console import Progress, say
+from sdp.datasets import repeated
+from sdp.datasets.output import Output
+from sdp.datasets.parts import PartInfo
+from sdp.datasets.units import Rows
+from sdp.download import survey
+from sdp.download.plan import Rules
+from sdp.download.survey import Survey
+from sdp.storage import Storage
+
+_SMALL_SOURCE = 100_000
+"""Rows that the driver surveys itself, since starting a process would take longer."""
+
+
+def survey_source(
+    config: DownloadConfig, output: Output, rules: Rules, placed: Mapping[str, Any], check: Callable[[], None]
+) -> Survey:
+    """Survey the source and store the result; `check` is called before each wait."""
+    index, storage, options = output.index, output.storage, config.storage.options()
+    partitions = repeated.partitions_for(index.rows) if config.dedup.urls else 0
+    if index.rows <= _SMALL_SOURCE:
+        whole = survey.look(index, 0, index.rows, rules, options, partitions=partitions)
+        repeats = [repeated.repeated([keys], [rows]) for keys, rows in whole.shares]
+        return survey.publish(storage, index.rows, whole.hosts, repeats)
+    starts = range(0, index.rows, survey.PIECE_ROWS)
+    shared, shared_rules = ray.put(index), ray.put(rules)
+    look: Any = _look_source.options(num_returns=1 + max(1, partitions), **placed)
+    pieces = [
+        look.remote(shared, at, min(at + survey.PIECE_ROWS, index.rows), shared_rules, options, partitions)
+        for at in starts
+    ]
+    searches = _search([piece[1 : 1 + partitions] for piece in pieces], placed)
+
+    def wait(reference: Any) -> Any:
+        check()
+        return ray.get(reference)
+
+    hosts: Counter[str] = Counter()
+    with Progress("surveying the source") as progress:
+        for number, piece in enumerate(pieces, 1):
+            hosts.update(wait(piece[0]))
+            hosts = survey.most_common(hosts)
+            progress.update(f"{min(number * survey.PIECE_ROWS, index.rows):,} of {index.rows:,} rows")
+    return survey.publish(storage, index.rows, hosts, map(wait, searches))
+
+
+def find_repeated(storage: Storage, placed: Mapping[str, Any], parts: Sequence[PartInfo], digest: str) -> int:
+    """Find and store the rows whose content a lower one has, in this process if they are few; return their number."""
+    if (known := repeated.known(storage, digest)) is not None:
+        return known
+    pieces = repeated.pieces(parts)
+    partitions = repeated.partitions_for(sum(part.counts.written for part in parts))
+    if len(pieces) <= 1:
+        shares = [share for piece in pieces for share in repeated.look(storage, piece, partitions)]
+        return repeated.keep(storage, digest, [repeated.repeated([keys], [rows]) for keys, rows in shares])
+    say(f"download: looking for repeated content in {len(parts):,} parts")
+    cluster.connect(include_dashboard=False)
+    look: Any = _look_content.options(num_returns=1 + partitions, **placed)
+    looks = [look.remote(storage, piece, partitions) for piece in pieces]
+    return repeated.keep(storage, digest, map(ray.get, _search([piece[1:] for piece in looks], placed)))
+
+
+def _search(shares: Sequence[Sequence[Any]], placed: Mapping[str, Any]) -> list[Any]:
+    """Start the search of each partition, whose keys and rows come from all pieces."""
+    search: Any = _repeated.options(**placed)
+    return [search.remote(*of_partition) for of_partition in zip(*shares, strict=True)]
+
+
+@ray.remote(num_cpus=0.5)
+def _look_source(*arguments: Any) -> Any:
+    """Survey a piece: return its hosts, then each partition's keys and rows."""
+    *others, partitions = arguments
+    piece = survey.look(*others, partitions=partitions)
+    return (piece.hosts, *piece.shares) if partitions else (piece.hosts, None)
+
+
+@ray.remote(num_cpus=0.5)
+def _look_content(storage: Storage, paths: Sequence[str], partitions: int) -> Any:
+    """Read a piece's hashes: return its number of parts, then each partition's keys and rows."""
+    return (len(paths), *repeated.look(storage, paths, partitions))
+
+
+@ray.remote(num_cpus=0.5)
+def _repeated(*shares: tuple[repeated.Keys, Rows]) -> Rows:
+    return repeated.repeated([keys for keys, _ in shares], [rows for _, rows in shares])

@@ -1,0 +1,243 @@
+"""The download on Ray Data, from pending works to written parts.
+
+spans of units ── read (tasks) ── a row for each unit ── fetch, check, write (actors) ── what was written
+"""
+
+import pickle
+import threading
+import time
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+from uuid import uuid4
+
+import pyarrow as pa
+import ray
+from ray.data import ActorPoolStrategy, TaskPoolStrategy
+from ray.exceptions import RayError
+from ray.util.annotations import RayDeprecationWarning
+
+from sdp import cluster, telemetry
+from sdp.config import DownloadConfig
+from sdp.console import Progress
+from sdp.datasets.output import Output
+from sdp.datasets.parts import PartInfo
+from sdp.datasets.units import Work
+from sdp.download import messages, survey
+from sdp.download.budgets import Answer, Ask, HostLimits, SharedBudgets
+from sdp.download.figures import DownloadFigures, Host
+from sdp.download.spans import Span, read_span, spans
+from sdp.download.unit import UnitTask
+from sdp.download.worker import DownloadWorker, WorkerSettings
+from sdp.errors import SdpError
+from sdp.lease import Lease
+from sdp.storage import Storage, StorageOptions
+from sdp.telemetry import Telemetry
+
+_REPORT_S = 1.0
+_PROGRESS_S = 0.5
+_TASK_RETRIES = 30
+"""Retries of a unit, so that one that always kills its worker ends the job. Until Ray notices a lost node, each attempt
+to reach its actors counts too."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The number of workers and their size."""
+
+    cpus: int
+    """CPUs of one worker."""
+    workers: int
+
+    @staticmethod
+    def of(config: DownloadConfig, pending: int) -> "Shape":
+        """Return the shape for so many pending parts on the nodes that are alive."""
+        nodes = [int(node["Resources"].get("CPU", 0)) for node in cluster.nodes_with(config.workers.node_labels)]
+        cpus = max(1, min([config.workers.cpus, *(count for count in nodes if count)]))
+        workers = config.concurrency or sum(count // cpus for count in nodes)
+        return Shape(cpus, max(1, min(workers, pending)))
+
+
+def placement(config: DownloadConfig) -> dict[str, Any]:
+    """Return Ray's options that place work on the configured nodes."""
+    labels = dict(config.workers.node_labels)
+    return {"label_selector": labels} if labels else {}
+
+
+def write_parts(
+    settings: WorkerSettings, output: Output, pending: list[Work], rows: int, shape: Shape, lease: Lease, survey_to: int
+) -> tuple[list[PartInfo], DownloadFigures]:
+    """Write all pending parts, of so many rows; return their footers and the run's figures.
+
+    `survey_to` names the survey that knows repeated URLs; 0 if there are none.
+    """
+    hub = _start_hub(settings.limits)
+    with cluster.data_settings(target_max_block_size=1):  # a block for each unit, so that each goes to a free worker
+        parts = _dataset(settings, output, pending, shape, hub, survey_to)
+    infos: list[PartInfo] = []
+    emit = telemetry.begin(settings.config.output.uri)
+    with _ProgressThread(hub, rows, emit):
+        for row in parts.iter_rows():
+            lease.check()
+            result: PartInfo | SdpError = pickle.loads(row["info"])
+            if isinstance(result, SdpError):
+                raise result
+            infos.append(result)
+    figures: DownloadFigures = ray.get(hub.total.remote())
+    figures.workers = shape.workers
+    messages.emit(emit, figures, rows)
+    return infos, figures
+
+
+def _dataset(
+    settings: WorkerSettings, output: Output, pending: list[Work], shape: Shape, hub: Any, survey_to: int
+) -> ray.data.Dataset:
+    config, placed = settings.config, placement(settings.config)
+    at_once = config.workers.units_at_once
+    items = [{"span": pickle.dumps(span)} for span in spans(output.index, pending, shape.workers)]
+    units = ray.data.from_items(items, override_num_blocks=len(items)).map_batches(
+        _Reader(settings.rules.columns(), output.storage, config.storage.options(), survey_to),
+        batch_size=1,
+        batch_format="pyarrow",
+        num_cpus=0,  # it waits for storage, and the workers use all CPUs
+        **placed,
+        compute=TaskPoolStrategy(size=min(len(items), max(2, shape.workers // 4))),
+    )
+    with warnings.catch_warnings():
+        # Ray warns that these arguments go away in 2.64; without them it retries for ever.
+        warnings.simplefilter("ignore", RayDeprecationWarning)
+        return units.map_batches(
+            _WorkerActor,
+            fn_constructor_args=(settings, hub, shape.workers),
+            batch_size=1,
+            batch_format="pyarrow",
+            num_cpus=shape.cpus,
+            compute=ActorPoolStrategy(
+                size=shape.workers,
+                max_tasks_in_flight_per_actor=at_once + 1,
+                max_concurrent_calls_per_actor=at_once,
+                enable_true_multi_threading=True,
+            ),
+            max_restarts=-1,
+            max_task_retries=_TASK_RETRIES,
+            **placed,
+        )
+
+
+class _Reader:
+    """A task that reads spans into a row for each of their units."""
+
+    def __init__(self, columns: list[str], output: Storage, options: StorageOptions, survey_to: int) -> None:
+        self._columns, self._output, self._options, self._survey_to = columns, output, options, survey_to
+
+    def __call__(self, batch: pa.Table) -> Iterator[pa.Table]:
+        try:
+            for data in batch["span"].to_pylist():
+                for task in self._tasks(pickle.loads(data)):
+                    yield pa.table({"task": pa.array([pickle.dumps(task)], pa.large_binary())})
+        except SdpError as error:  # passed on as a value: Ray Data would turn it into text
+            yield pa.table({"task": pa.array([pickle.dumps(error)], pa.large_binary())})
+
+    def _tasks(self, span: Span) -> Iterator[UnitTask]:
+        for task in read_span(span, self._columns, self._output, self._options):
+            if not self._survey_to:
+                yield task
+                continue
+            unit = task.work.unit
+            duplicates = survey.duplicates_in(self._output, self._survey_to, unit.start, unit.stop)
+            yield replace(task, duplicates=duplicates)
+
+
+class _WorkerActor:
+    """An actor of the pool, with one download worker."""
+
+    def __init__(self, settings: WorkerSettings, hub: Any, workers: int) -> None:
+        self._name, self._hub = uuid4().hex, hub
+        self._worker = DownloadWorker(
+            settings,
+            name=self._name,
+            exchange=self._exchange if workers > 1 else None,
+            exchange_every_s=max(0.02, workers / 2000),  # at most 2000 messages a second from all workers
+        )
+        threading.Thread(target=self._report, name="sdp-report", daemon=True).start()
+
+    def __call__(self, batch: pa.Table) -> pa.Table:
+        infos = [pickle.dumps(self._make(pickle.loads(data))) for data in batch["task"].to_pylist()]
+        ray.get(self._hub.report.remote(self._name, self._worker.figures(), self._worker.take_hosts()))
+        return pa.table({"info": pa.array(infos, pa.binary())})
+
+    def _make(self, task: UnitTask | SdpError) -> PartInfo | SdpError:
+        if isinstance(task, SdpError):
+            return task
+        try:
+            return self._worker.make(task)
+        except SdpError as error:  # passed on as a value, as above
+            return error
+
+    def _exchange(self, ask: Ask) -> Answer:
+        answer: Answer = ray.get(self._hub.exchange.remote(ask))
+        return answer
+
+    def _report(self) -> None:
+        pause = threading.Event()
+        while not pause.wait(_REPORT_S):
+            self._hub.report.remote(self._name, self._worker.figures(), {})
+
+
+class Hub:
+    """The workers' shared state: the budgets of hosts, and the figures."""
+
+    def __init__(self, limits: HostLimits) -> None:
+        self._budgets = SharedBudgets(limits)
+        self._figures: dict[str, DownloadFigures] = {}
+        self._hosts = DownloadFigures()
+
+    def exchange(self, ask: Ask) -> Answer:
+        return self._budgets.exchange(ask, time.monotonic())
+
+    def report(self, worker: str, figures: DownloadFigures, hosts: dict[str, Host]) -> None:
+        self._figures[worker] = figures
+        self._hosts.merge_hosts(hosts)
+
+    def total(self) -> DownloadFigures:
+        """Return the figures of all workers."""
+        total = DownloadFigures()
+        for figures in (*self._figures.values(), self._hosts):
+            total.merge(figures)
+        return total
+
+
+def _start_hub(limits: HostLimits) -> Any:
+    """Start the hub on the driver's node, so that it is not lost with a worker's node."""
+    here = cluster.this_node()
+    hub = ray.remote(Hub).options(num_cpus=0, max_restarts=-1, max_task_retries=-1, scheduling_strategy=here)
+    return hub.remote(limits)
+
+
+class _ProgressThread:
+    """A thread that updates the progress line and the metrics while the pipeline runs."""
+
+    def __init__(self, hub: Any, rows: int, emit: Telemetry) -> None:
+        self._hub, self._rows, self._emit = hub, rows, emit
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="sdp-progress", daemon=True)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        began, over = time.monotonic(), False
+        with Progress("download") as progress:
+            while not over:  # the last round, after the end, shows the final figures
+                over = self._over.wait(_PROGRESS_S)
+                try:
+                    figures: DownloadFigures = ray.get(self._hub.total.remote(), timeout=2 if over else 10)
+                except RayError:  # the hub restarts, or the pipeline raises the error
+                    continue
+                progress.update(messages.progress_line(figures, self._rows, time.monotonic() - began))
+                messages.emit(self._emit, figures, self._rows)

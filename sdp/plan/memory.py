@@ -1,0 +1,217 @@
+"""What a trainer holds in its GPU's memory, by activity, for the U-Net of Stable Diffusion 1 and 2; without torch.
+
+Weights, gradients and AdamW's averages follow from the number of parameters. What the forward pass keeps for the
+backward pass is in reference.yaml, as sdp.train.memory measures it on fake tensors; `--memory` measures it again for
+the configuration at hand. Fragmentation, NCCL's buffers, cuDNN's workspaces and the backward pass's own temporaries are
+not counted: MARGIN keeps room for them.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from sdp.config import ProcessConfig, TrainConfig
+from sdp.config.train import LoraConfig
+from sdp.errors import ConfigError, Problem
+from sdp.hardware import GIB, Gpu, gpus_by_accelerator
+from sdp.model.family import SD2, Family
+from sdp.plan.prices import reference
+
+MARGIN = 0.1
+"""Share of a GPU's memory that is left for what is not counted."""
+_FP32 = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Activations:
+    """Bytes that a forward pass keeps for the backward pass."""
+
+    per_sample: float
+    fixed: float
+    """Whatever the batch: low-precision copies of weights under autocast."""
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """A trainer's memory with one strategy."""
+
+    name: str
+    parts: Mapping[str, float]
+    """Bytes by activity, without activations."""
+    per_sample: float
+    batch: int
+    resolution: int
+    gpu: Gpu
+
+    @property
+    def total(self) -> float:
+        return sum(self.parts.values()) + self.per_sample * self.batch
+
+    @property
+    def fits(self) -> bool:
+        return self.batch <= self.largest_batch
+
+    @property
+    def largest_batch(self) -> int:
+        return self.largest(1 - MARGIN)
+
+    def largest(self, share: float) -> int:
+        """Return the largest batch that takes no more than a share of the memory."""
+        return max(0, int((self.gpu.memory_bytes * share - sum(self.parts.values())) // self.per_sample))
+
+
+Measure = Callable[[TrainConfig], Activations]
+
+
+def known_activations(config: TrainConfig) -> Activations:
+    """Return the recorded figures; sizes other than 256 and 512 px are on the straight line in the number of pixels."""
+    kind = "fp32" if config.precision == "fp32" else config.strategy.kind
+    of = reference()["memory"][kind + "+checkpointed" * config.strategy.activation_checkpointing]
+    slope = (of["512"] - of["256"]) / (512**2 - 256**2)
+    return Activations(of["256"] + slope * (config.data.resolution**2 - 256**2), of["fixed"])
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where trainers run, and what they hold besides the U-Net."""
+
+    gpu: Gpu
+    workers: int
+    embedded: bool
+    """Captions come as embeddings: no trainer holds a text encoder."""
+    local: int = 8
+    """GPUs of a node, within which hybrid shards."""
+    family: Family = SD2
+    measure: Measure = known_activations
+
+
+def estimates(config: TrainConfig, place: Place) -> list[Memory]:
+    """Return the memory with the configured strategy first, then with ddp, fsdp and activation checkpointing."""
+    own = (config.strategy.kind, config.strategy.activation_checkpointing)
+    kinds = ("ddp", "fsdp") if config.precision != "fp16" else ("ddp",)
+    choices = dict.fromkeys([own, *((kind, recompute) for kind in kinds for recompute in (False, True))])
+    return [
+        estimate(_changed(config, kind=kind, activation_checkpointing=recompute), place) for kind, recompute in choices
+    ]
+
+
+def estimate(config: TrainConfig, place: Place) -> Memory:
+    """Return the memory of the GPU that the U-Net is on, with the configured strategy."""
+    strategy, networks = config.strategy, ["unet"]
+    second = config.scaling.gpus_per_worker > 1  # which has the text encoder
+    if config.model.train_text_encoder and not second:
+        networks.append("text_encoder")
+    count = sum(place.family.parameters[name] for name in networks)
+    sharded, half = strategy.kind == "fsdp", _FP32 if config.precision == "fp32" else 2
+    shards = min(place.local, place.workers) if strategy.shard == "hybrid" else place.workers
+    kept = place.measure(config)
+    per_sample, fixed = kept.per_sample, kept.fixed
+    if len(networks) > 1:
+        kind = "checkpointed" if strategy.activation_checkpointing else "fp32" if half == _FP32 else strategy.kind
+        text = reference()["memory"]["text_encoder"][kind]
+        per_sample, fixed = per_sample + text["per_sample"], fixed + text["fixed"]
+    trained = learnt(config.lora, count, networks)
+    state, change = (_FP32 * each / (shards if sharded else 1) for each in (count, trained))
+    parts = {"weights": state, "gradients": change, "optimizer": 2 * change}
+    if config.ema.decay is not None:
+        parts["average"] = change
+    if sharded:
+        whole = reference()["memory"]["two_largest_blocks"] if strategy.shard == "full_shard" else count
+        parts["all-gathers"] = float(half * whole)
+    parts["copies for autocast"] = fixed
+    if not (place.embedded or config.model.train_text_encoder or second):
+        parts["text encoder"] = float(half * place.family.parameters["text_encoder"])
+    name = f"fsdp {strategy.shard}" if sharded else "ddp"
+    name += f", LoRA of rank {config.lora.rank}" * (config.lora.rank is not None)
+    name += ", checkpointed activations" * strategy.activation_checkpointing
+    parts = {activity: amount for activity, amount in parts.items() if amount}
+    return Memory(name, parts, per_sample, config.data.batch_size, config.data.resolution, place.gpu)
+
+
+def _changed(config: TrainConfig, **changes: object) -> TrainConfig:
+    return config.model_copy(update={"strategy": config.strategy.model_copy(update=changes)})
+
+
+def learnt(lora: LoraConfig, count: int, networks: Sequence[str] = ("unet",)) -> float:
+    """Return how many parameters are learnt; other targets of LoRA than attention's count as attention's."""
+    each = reference()["memory"]["lora_per_rank"]
+    return count if lora.rank is None else lora.rank * sum(each[name] for name in networks)
+
+
+def each_phase(config: TrainConfig) -> Iterator[TrainConfig]:
+    """Yield the configuration, and once more with the data of a second phase if there is one."""
+    yield config
+    second, source = config.phase_2, config.source
+    if second.max_steps is not None:
+        own = {key: getattr(second, key) for key in ("resolution", "batch_size", "global_batch_size")}
+        data = config.data.model_copy(update={key: value for key, value in own.items() if value is not None})
+        source = source.model_copy(update={"uri": second.source or source.uri})
+        yield config.model_copy(update={"data": data, "source": source})
+
+
+def fit(config: TrainConfig, family: Family | None, *, embedded: bool) -> str | None:
+    """Refuse a trainer that cannot fit the accelerator it names; return a warning for one that may not, else None.
+
+    A GPU or a model that is not known is let pass. What is refused is beyond the whole memory by figures that are
+    surely too low: where torch.compile or LoRA may keep less than measured, those with checkpointed activations count.
+    """
+    gpus = gpus_by_accelerator(config.scaling.accelerator or "")
+    if not gpus or family is None:
+        return None
+    gpu, strategy = max(gpus, key=lambda each: each.memory_bytes), config.strategy
+    place = Place(gpu, config.scaling.most, embedded, family=family)
+    own = least = estimate(config, place)
+    if strategy.compile or strategy.fp8.enabled or config.lora.rank is not None:
+        least = estimate(_changed(config, activation_checkpointing=True), place)
+    of = f"{gpu.name} of {gpu.memory_bytes / GIB:.0f} GiB at {config.data.resolution} px"
+    hint = "strategy.kind: fsdp and strategy.activation_checkpointing need less; sdp plan --memory has the figures"
+    needed = f"which would need {least.total / GIB:.0f} GiB"
+    if least.total > gpu.memory_bytes:
+        if most := least.largest(1.0):
+            raise ConfigError(
+                [Problem("data.batch_size", f"at most {most} for an {of}, {needed}", str(own.batch), hint)]
+            )
+        raise ConfigError([Problem("strategy.kind", f"one that fits an {of}, {needed}", strategy.kind, hint)])
+    if own.fits:
+        return None
+    return (
+        f"data.batch_size: {own.batch} may not fit an {of}: {own.total / GIB:.0f} GiB are needed, and a tenth is left "
+        f"for what is not counted, so that {own.largest_batch} would be safe; {hint}"
+    )
+
+
+def encoders(config: TrainConfig | ProcessConfig, gpu: Gpu) -> Iterator[str]:
+    """Yield what an encoder takes of its GPU at each resolution, for a person; nothing where there are no encoders."""
+    encode, memory = config.encode, reference()["memory"]["encoding"]
+    if isinstance(config, ProcessConfig):
+        batches, embedded = config.encode.batch_sizes(config.resolutions), encode.text == "text_embedding"
+    elif config.data.mode == "offline":
+        return
+    else:
+        sides = [phase.data.resolution for phase in each_phase(config)]
+        batches = {side: config.encode.batch_size or max(1, 64 * 256**2 // side**2) for side in sides}
+        embedded = config.text_encoded
+    itemsize = 4 if encode.dtype == "fp32" else 2
+    weights = itemsize * (memory["vae"] + embedded * SD2.parameters["text_encoder"])
+    for side, batch in batches.items():
+        each = memory["bytes_per_pixel"] * side**2 * itemsize / 2
+        most = int((gpu.memory_bytes * (1 - MARGIN) - weights) // each)
+        yield (
+            f"An encoder at {side} px: {batch} at once take {(weights + batch * each) / GIB:.1f} of the {gpu.name}'s "
+            f"{gpu.memory_bytes / GIB:.0f} GiB, which has room for {most}; batches that do not fit are halved"
+        )
+
+
+def as_text(memories: Sequence[Memory]) -> list[str]:
+    """Return the estimates of one phase as lines for a person; activations of the first were just measured."""
+    own = memories[0]
+    size = own.gpu.memory_bytes / GIB
+    verdict = "fits" if own.fits else "does not fit"
+    parts = {**own.parts, "activations": own.per_sample * own.batch}
+    lines = [
+        f"Memory at {own.resolution} px: {own.name}, {own.batch} a GPU: {verdict} in one {own.gpu.name} of {size:.0f} "
+        f"GiB, of which {MARGIN:.0%} are left for what is not counted",
+        *(f"  {part:20} {value / GIB:6.1f} GiB" for part, value in parts.items()),
+        f"  {'all':20} {own.total / GIB:6.1f} GiB",
+        *(f"  {each.name}: {each.total / GIB:.1f} GiB, at most {each.largest_batch} a GPU" for each in memories),
+    ]
+    return [*lines, "  activations: of the first counted just now on fake tensors, of the others as recorded"]

@@ -1,0 +1,58 @@
+"""What bounds the trainers' speed: their arithmetic, their memory's bandwidth, the network between nodes."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from sdp.config import TrainConfig
+from sdp.hardware import GPUS
+from sdp.model.family import SD2
+from sdp.plan.make import Work
+from sdp.plan.memory import each_phase, known_activations, learnt
+from sdp.plan.prices import reference
+from sdp.plan.speeds import Speeds, unet_flops
+
+
+@dataclass(frozen=True, slots=True)
+class Roofline:
+    """The images a second of all trainers that nothing can exceed."""
+
+    resolution: int
+    bounds: Mapping[str, float]
+    """By what bounds them; the network only between nodes, where its bandwidth is known."""
+
+    @property
+    def limit(self) -> str:
+        return min(self.bounds, key=lambda name: self.bounds[name])
+
+
+def rooflines(config: TrainConfig, work: Work) -> Iterator[Roofline]:
+    """Yield the bounds of each phase on the trainers of the plan."""
+    gpu, nodes, count = GPUS[str(work.trainers.gpu)], work.trainer_count, SD2.parameters["unet"]
+    sharded, shard, half = config.strategy.kind == "fsdp", config.strategy.shard, 4 if config.precision == "fp32" else 2
+    together = min(work.trainers.gpus, work.trainer_gpus) if shard == "hybrid" else work.trainer_gpus
+    shards = together if sharded else 1
+    gradients = learnt(config.lora, count) * (2 if config.strategy.half_gradients else 4)
+    # Between nodes an all-reduce sends what it reduces twice, an all-gather and a reduce-scatter once.
+    gathers = half * count * (2 if shard == "full_shard" else 1)
+    sent = gathers + gradients if sharded and shard != "hybrid" else 2 * gradients
+    for phase in each_phase(config):
+        side, batch = phase.data.resolution, phase.data.global_batch_size or phase.data.batch_size * work.trainer_gpus
+        flops = unet_flops(side) + (0.0 if config.text_encoded else float(reference()["flops"]["text"]))
+        # Weights are read twice; gradients, AdamW's averages, weights and their average are read and written once.
+        moved = 2 * known_activations(phase).per_sample * batch / work.trainer_gpus + (2 * half + 40 / shards) * count
+        bounds = {
+            "compute": work.trainer_gpus * gpu.peak_flops / flops,
+            "memory bandwidth": batch * gpu.memory_bandwidth / moved,
+        }
+        if nodes > 1 and work.trainers.network_gbps is not None:
+            bounds["network"] = batch * work.trainers.network_gbps * 1e9 / 8 / (sent * (nodes - 1) / nodes)
+        yield Roofline(side, bounds)
+
+
+def line(roofline: Roofline, work: Work, speeds: Speeds) -> str:
+    """Return the bounds, and how much of the lowest the plan reckons with."""
+    bounds, limit = roofline.bounds, roofline.limit
+    figure = speeds.train(str(work.trainers.gpu), roofline.resolution)
+    told = ", ".join(f"{name} {value:,.0f}" for name, value in bounds.items())
+    share = figure.value * work.trainer_gpus / bounds[limit]
+    return f"at {roofline.resolution} px at most {told} img/s: {limit} limits; {share:.1%} of it is reckoned with"

@@ -1,0 +1,56 @@
+"""A few steps of a job as it is configured, on the devices at hand, for the plan of the whole."""
+
+from typing import Any
+
+import torch
+
+from sdp.config import TrainConfig
+from sdp.config.train import LogConfig, ProfileConfig, SamplesConfig, SecondPhaseConfig, TrainEvaluateConfig
+from sdp.errors import UserError
+from sdp.hardware import gpu_by_product
+from sdp.plan.memory import each_phase
+from sdp.plan.speeds import Figure
+from sdp.storage import open_storage
+from sdp.train.job import run
+from sdp.train.run_folder import RunFolder, measured_speeds
+
+STEPS = 60
+"""Of each phase; the later half is measured."""
+
+
+def gpu_at_hand(config: TrainConfig, planned: str) -> str:
+    """Return the name of the GPU that a short run would measure; the planned one where Ray places the trainers."""
+    if not config.scaling.in_driver and config.scaling.accelerator is not None:
+        return planned
+    product = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
+    if (gpu := gpu_by_product(product)) is None:
+        raise UserError(
+            f"plan: --calibrate: expected a GPU of the catalogue here, got {product}; run it where there is one"
+        )
+    return gpu.name
+
+
+def calibrate(config: TrainConfig) -> dict[int, Figure]:
+    """Train some steps of each phase in OUTPUT-calibration; return a trainer's speed by resolution."""
+    speeds = dict[int, Figure]()
+    for phase in each_phase(config):
+        side = phase.data.resolution
+        changes: dict[str, Any] = {
+            "output": phase.output.model_copy(update={"uri": f"{phase.output.uri.rstrip('/')}-calibration/{side}"}),
+            "max_steps": STEPS,
+            "phase_2": SecondPhaseConfig(),
+            "log": LogConfig(every_steps=5),
+            "checkpoint": phase.checkpoint.model_copy(update={"every_steps": STEPS}),
+            "evaluate": TrainEvaluateConfig(),
+            "samples": SamplesConfig(),
+            "profile": ProfileConfig(),
+            **dict.fromkeys(("max_epochs", "max_samples", "max_hours", "max_cost")),
+        }
+        short = phase.model_copy(update=changes)
+        run(short)
+        folder = RunFolder(open_storage(short.output.uri, short.storage.options()))
+        for resolution, figure in measured_speeds(folder.storage).items():
+            speeds[resolution] = Figure(figure.value, figure.source.replace("measured", "calibrated", 1))
+        if (step := folder.latest()) is not None:
+            folder.delete_checkpoint(step)  # so that another calibration measures anew
+    return speeds

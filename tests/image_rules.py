@@ -1,0 +1,19 @@
+"""Rules for images, from the few values that a test is about."""
+
+from typing import Any
+
+from sdp.config.download import FiltersConfig, ImageConfig
+from sdp.download.image import ImageRules
+
+
+def image_rules(
+    *,
+    crop: bool = False,
+    min_side: int | None = None,
+    max_aspect: float | None = None,
+    max_bytes: int = 50_000_000,
+    **image: Any,
+) -> ImageRules:
+    """Return rules that accept any size, unless told otherwise."""
+    config = ImageConfig(**{"least_side": 1, "crop": "center" if crop else "none", **image})
+    return ImageRules(config, FiltersConfig(min_side=min_side, max_aspect=max_aspect), max_bytes)
