@@ -1,6 +1,6 @@
-"""The spine at full size: an index of 200,000 files and 2,000,000,000 rows, an output of 200,000 parts, a full ledger.
+"""Datasets at full size: an index of 200,000 files and 2,000,000,000 rows, an output of 200,000 parts, a full ledger.
 
-Each case runs in a process of its own, so that its peak memory is its own. Prints the figures beside their goals.
+Each case runs in a separate process, so that its peak memory is its own. Prints the figures beside their goals.
 """
 
 import json
@@ -46,7 +46,7 @@ def index_case(folder: Path) -> dict[str, float]:
 
 
 def state_case(folder: Path) -> dict[str, float]:
-    """Tell from a listing of 200,000 parts which of 200,010 are missing."""
+    """Find the 10 missing of 200,010 parts in a listing."""
     from sdp.datasets.output import Head, Output
     from sdp.datasets.units import Extent, Units, part_name
     from sdp.storage import open_storage
@@ -83,7 +83,7 @@ def state_case(folder: Path) -> dict[str, float]:
 
 
 def ledger_case(_: Path) -> dict[str, float]:
-    """The account of a whole phase, consumed out of order by units, as two halves that are merged."""
+    """Merge eight workers' ledgers of a whole phase, whose units were consumed out of order."""
     import numpy as np
 
     from sdp.datasets.ledger import Ledger
@@ -122,7 +122,7 @@ def main() -> None:
             folder = Path(scratch) / name
             folder.mkdir()
             figures: dict[str, float] = {}
-            for _ in range(2):  # the first call lays the ground, the second is measured
+            for _ in range(2):  # the first call prepares, the second is measured
                 done = subprocess.run(
                     [sys.executable, __file__, name, str(folder)], check=True, capture_output=True, text=True
                 )
