@@ -38,7 +38,7 @@ def configure(*, quiet: bool = False, verbose: bool = False, log_format: str | N
 
 
 def as_json() -> bool:
-    """Whether lines are JSON."""
+    """Return whether lines are JSON."""
     return _json
 
 

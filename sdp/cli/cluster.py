@@ -13,11 +13,11 @@ def _where(parser: Parser) -> None:
     parser.add_argument("--context", metavar="NAME", help="of KUBECONFIG; else its current one")
 
 
-def _api(given: Arguments) -> Any:
+def _api(args: Arguments) -> Any:
     from sdp.kube.access import access
     from sdp.kube.api import Api
 
-    return Api(access(given.context), given.namespace)
+    return Api(access(args.context), args.namespace)
 
 
 def submit_arguments(parser: Parser) -> None:
@@ -31,21 +31,21 @@ def submit_arguments(parser: Parser) -> None:
     parser.add_argument("--dry-run", action="store_true", help="print the RayJob, for kubectl create, and do nothing")
 
 
-def run_submit(given: Arguments) -> int:
+def run_submit(args: Arguments) -> int:
     from sdp.kube.submit import Submission, dry_run, submit
 
     submission = Submission(
-        job=given.job,
-        config=given.config,
-        overrides=given.set,
-        cluster=given.cluster,
-        name=given.name,
-        follow=not given.no_follow,
+        job=args.job,
+        config=args.config,
+        overrides=args.set,
+        cluster=args.cluster,
+        name=args.name,
+        follow=not args.no_follow,
     )
-    if given.dry_run:
+    if args.dry_run:
         sys.stdout.write(dry_run(submission, say))
         return 0
-    return submit(_api(given), submission, say)
+    return submit(_api(args), submission, say)
 
 
 def status_arguments(parser: Parser) -> None:
@@ -54,10 +54,10 @@ def status_arguments(parser: Parser) -> None:
     _where(parser)
 
 
-def run_status(given: Arguments) -> None:
+def run_status(args: Arguments) -> None:
     from sdp.kube.status import status
 
-    print(status(_api(given), given.name, as_json=given.json))
+    print(status(_api(args), args.name, as_json=args.json))
 
 
 def logs_arguments(parser: Parser) -> None:
@@ -67,16 +67,16 @@ def logs_arguments(parser: Parser) -> None:
     _where(parser)
 
 
-def run_logs(given: Arguments) -> int:
-    if given.lines != -1 and given.lines < 1:
-        raise UsageError(f"logs: --lines: expected 1 or more, got {given.lines}")
-    if given.follow and given.lines != -1:
+def run_logs(args: Arguments) -> int:
+    if args.lines != -1 and args.lines < 1:
+        raise UsageError(f"logs: --lines: expected 1 or more, got {args.lines}")
+    if args.follow and args.lines != -1:
         raise UsageError(
             "logs: --lines: expected without --follow, which begins at the first line; leave out one of them"
         )
     from sdp.kube.logs import logs
 
-    return logs(_api(given), given.name, say, following=given.follow, lines=given.lines)
+    return logs(_api(args), args.name, say, following=args.follow, lines=args.lines)
 
 
 def stop_arguments(parser: Parser) -> None:
@@ -86,10 +86,10 @@ def stop_arguments(parser: Parser) -> None:
     _where(parser)
 
 
-def run_stop(given: Arguments) -> None:
+def run_stop(args: Arguments) -> None:
     from sdp.kube.stop import stop
 
-    stop(_api(given), given.name, say, wait=not given.no_wait, delete=given.delete)
+    stop(_api(args), args.name, say, wait=not args.no_wait, delete=args.delete)
 
 
 def doctor_arguments(parser: Parser) -> None:
@@ -104,27 +104,27 @@ def doctor_arguments(parser: Parser) -> None:
     _where(parser)
 
 
-def run_doctor(given: Arguments) -> int:
+def run_doctor(args: Arguments) -> int:
     from pathlib import Path
 
-    if given.local:
-        return _describe_here(as_json=given.json)
+    if args.local:
+        return _describe_here(as_json=args.json)
     from sdp.kube.doctor import all_reduce, as_json, examine, totals
     from sdp.kube.site import Site, mounted_texts, read_manifests
 
-    if given.all_reduce:
-        return all_reduce(_api(given), given.all_reduce, given.nodes, given.cluster, sys.stdout.buffer, say)
+    if args.all_reduce:
+        return all_reduce(_api(args), args.all_reduce, args.nodes, args.cluster, sys.stdout.buffer, say)
 
     rendered = []
-    if given.manifest:
+    if args.manifest:
         try:
-            text = sys.stdin.read() if given.manifest == "-" else Path(given.manifest).read_text()
+            text = sys.stdin.read() if args.manifest == "-" else Path(args.manifest).read_text()
         except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(f"doctor: --manifest: {given.manifest}: cannot be read ({error})") from error
-        rendered = read_manifests(text, given.manifest)
+            raise UsageError(f"doctor: --manifest: {args.manifest}: cannot be read ({error})") from error
+        rendered = read_manifests(text, args.manifest)
     site, why = None, ""
     try:
-        site = Site(_api(given), given.cluster, rendered)
+        site = Site(_api(args), args.cluster, rendered)
     except UserError as error:
         if not mounted_texts():
             raise
@@ -132,9 +132,9 @@ def run_doctor(given: Arguments) -> int:
     findings = []
     for finding in examine(site, why):
         findings.append(finding)
-        if not given.json:
+        if not args.json:
             print(finding, flush=True)
-    print(as_json(findings) if given.json else totals(findings))
+    print(as_json(findings) if args.json else totals(findings))
     return int(any(finding.state == "failed" for finding in findings))
 
 

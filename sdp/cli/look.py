@@ -10,16 +10,16 @@ _PRESETS = ("seed-table-2", "seed-table-4")
 _HAVE = ("nothing", "images", "latents")
 
 
-def config_show(given: Arguments) -> None:
+def config_show(args: Arguments) -> None:
     from sdp.config import changed, draft, dump_yaml
     from sdp.config.start import matter
 
-    resolved, only = draft(given.job, given.config, given.set), None
-    if given.minimal or given.changed:
+    resolved, only = draft(args.job, args.config, args.set), None
+    if args.minimal or args.changed:
         only = {*changed(type(resolved.config), resolved.config.model_dump(mode="json"))} - resolved.missing
-    if only is not None and given.minimal:
-        only |= matter(given.job) | resolved.missing
-    sys.stdout.write(dump_yaml(resolved.config, missing=resolved.missing, only=only, comments=not given.changed))
+    if only is not None and args.minimal:
+        only |= matter(args.job) | resolved.missing
+    sys.stdout.write(dump_yaml(resolved.config, missing=resolved.missing, only=only, comments=not args.changed))
     if resolved.missing:
         say(f"still to be set: {', '.join(sorted(resolved.missing))}")
 
@@ -41,42 +41,42 @@ def init_arguments(parser: Parser) -> None:
     parser.add_argument("--caption", metavar="TEXT", help="what all pictures show, if no a.txt lies beside a.jpg")
 
 
-def run_init(given: Arguments) -> None:
+def run_init(args: Arguments) -> None:
     from pathlib import Path
 
     from sdp.config import draft, dump_yaml
     from sdp.config.dump import scalar
     from sdp.config.start import CLUSTER, LAPTOP
 
-    folder, store = Path(given.folder), (given.store or given.folder).rstrip("/")
+    folder, store = Path(args.folder), (args.store or args.folder).rstrip("/")
     places = {
         "store": store,
-        "source": given.urls or f"{store}/urls.parquet",
-        "pictures": given.pictures or f"{store}/images",
+        "source": args.urls or f"{store}/urls.parquet",
+        "pictures": args.pictures or f"{store}/images",
     }
     texts = {}
-    for job, values in (CLUSTER if given.store else LAPTOP).items():
-        if job == "download" and given.pictures:
+    for job, values in (CLUSTER if args.store else LAPTOP).items():
+        if job == "download" and args.pictures:
             continue
         values = {key: value.format(**places) if isinstance(value, str) else value for key, value in values.items()}
-        if job == "process" and given.caption:
-            values["source.caption"] = given.caption
+        if job == "process" and args.caption:
+            values["source.caption"] = args.caption
         config = draft(job, None, [f"{key}={scalar(value)}" for key, value in values.items()]).config
         texts[folder / f"{job}.yaml"] = dump_yaml(config, only=values)
-    if there := [str(file) for file in texts if file.exists()]:
-        raise UsageError(f"init: FOLDER: {there[0]} is there already; choose another folder, or remove it")
+    if existing := [str(file) for file in texts if file.exists()]:
+        raise UsageError(f"init: FOLDER: {existing[0]} exists; choose another folder, or remove it")
     folder.mkdir(parents=True, exist_ok=True)
     for file, text in texts.items():
         file.write_text(text, encoding="utf-8")
-        say(f"wrote {file}; edit it, then: sdp {'submit ' if given.store else ''}{file.stem} --config {file}")
+        say(f"wrote {file}; edit it, then: sdp {'submit ' if args.store else ''}{file.stem} --config {file}")
 
 
-def config_schema(given: Arguments) -> None:
+def config_schema(args: Arguments) -> None:
     import json
 
     from sdp.config import json_schema
 
-    print(json.dumps(json_schema(given.job), indent=2))
+    print(json.dumps(json_schema(args.job), indent=2))
 
 
 def inspect_arguments(parser: Parser) -> None:
@@ -88,27 +88,27 @@ def inspect_arguments(parser: Parser) -> None:
     parser.add_argument("--verify", action="store_true", help="read every byte of every part")
 
 
-def run_inspect(given: Arguments) -> int:
+def run_inspect(args: Arguments) -> int:
     import json
     from pathlib import Path
 
-    if given.account and not Path(given.account).absolute().parent.is_dir():
-        raise UsageError(f"inspect: --account: expected a file in a folder that exists, got {given.account!r}")
+    if args.account and not Path(args.account).absolute().parent.is_dir():
+        raise UsageError(f"inspect: --account: expected a file in a folder that exists, got {args.account!r}")
     from sdp.datasets.inspect import Description, with_problems, write_account
     from sdp.report.inspect import describe, summary
     from sdp.storage import open_storage
 
-    storage = open_storage(given.uri)
-    description = describe(storage, verify=given.verify)
+    storage = open_storage(args.uri)
+    description = describe(storage, verify=args.verify)
     for option in ("account", "verify"):
-        if getattr(given, option) and not isinstance(description, Description):
+        if getattr(args, option) and not isinstance(description, Description):
             kind = {"run": "a training run", "evaluation": "an evaluation"}.get(description.kind, "a checkpoint")
             raise UsageError(f"inspect: --{option}: expected a dataset, got {kind}; leave it out")
-    if given.account and isinstance(description, Description):
-        rows, problems = write_account(storage, Path(given.account))
+    if args.account and isinstance(description, Description):
+        rows, problems = write_account(storage, Path(args.account))
         description = with_problems(description, problems)
-        say(f"wrote the account of {rows:,} rows to {given.account}")
-    print(json.dumps(description.to_json(), indent=2, default=str) if given.json else summary(description))
+        say(f"wrote the account of {rows:,} rows to {args.account}")
+    print(json.dumps(description.to_json(), indent=2, default=str) if args.json else summary(description))
     return 1 if description.problems else 0
 
 
@@ -124,9 +124,9 @@ def audit_arguments(parser: Parser) -> None:
     parser.add_argument("--json", action="store_true", help="for programs")
 
 
-def run_audit(given: Arguments) -> None:
-    if given.takedown:
-        _take_down(given)
+def run_audit(args: Arguments) -> None:
+    if args.takedown:
+        _take_down(args)
         return
     import json
     from dataclasses import asdict
@@ -134,39 +134,39 @@ def run_audit(given: Arguments) -> None:
     from sdp.datasets.audit import audit, summary
     from sdp.datasets.tombstones import Takedown
 
-    values = [Takedown(kind, value) for kind in ("url", "sha256") if (value := getattr(given, kind)) is not None]
+    values = [Takedown(kind, value) for kind in ("url", "sha256") if (value := getattr(args, kind)) is not None]
     value = values[0] if values else None
-    traces = audit(given.uris, row=given.row, value=value)
-    if given.json:
+    traces = audit(args.uris, row=args.row, value=value)
+    if args.json:
         print(json.dumps([asdict(trace) for trace in traces], indent=2, default=str))
         return
     print("\n".join(map(summary, traces)))
 
 
-def _take_down(given: Arguments) -> None:
+def _take_down(args: Arguments) -> None:
     from pathlib import Path
 
     from sdp.console import counted
     from sdp.datasets import tombstones
     from sdp.storage import open_storage
 
-    if len(given.uris) != 1:
-        raise UsageError(f"audit: --takedown: expected one dataset to keep the list beside, got {len(given.uris)}")
+    if len(args.uris) != 1:
+        raise UsageError(f"audit: --takedown: expected one dataset to keep the list beside, got {len(args.uris)}")
     try:
-        text = Path(given.takedown).read_text()
+        text = Path(args.takedown).read_text()
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"audit: --takedown: {given.takedown}: cannot be read ({error}); give a text file") from error
-    wanted = tombstones.parse_list(text, given.takedown)
+        raise UsageError(f"audit: --takedown: {args.takedown}: cannot be read ({error}); give a text file") from error
+    wanted = tombstones.parse_list(text, args.takedown)
     if not wanted:
-        raise UsageError(f"audit: --takedown: {given.takedown}: names nothing; write one `url U` or the like a line")
-    added = tombstones.add(open_storage(given.uris[0]), wanted)
+        raise UsageError(f"audit: --takedown: {args.takedown}: names nothing; write one `url U` or the like a line")
+    added = tombstones.add(open_storage(args.uris[0]), wanted)
     rows = sorted({row for some in added.rows.values() for row in some})
-    if given.json:
+    if args.json:
         import json
         from dataclasses import asdict
 
-        told = [asdict(takedown) for takedown in added.unmatched]
-        print(json.dumps({"recorded": len(added.recorded), "known": added.known, "rows": rows, "unmatched": told}))
+        unmatched = [asdict(takedown) for takedown in added.unmatched]
+        print(json.dumps({"recorded": len(added.recorded), "known": added.known, "rows": rows, "unmatched": unmatched}))
         return
     known = f" ({added.known:,} more were there already)" if added.known else ""
     say(f"{counted(len(added.recorded), 'takedown')} recorded{known}")
@@ -185,16 +185,16 @@ def report_arguments(parser: Parser) -> None:
     parser.add_argument("--title", metavar="TEXT", default="sdp report", help="what to call it")
 
 
-def run_report(given: Arguments) -> None:
+def run_report(args: Arguments) -> None:
     from pathlib import Path
 
     from sdp.console import counted
     from sdp.report.write import write_report
 
-    if given.pictures < 0:
-        raise UsageError(f"report: --pictures: expected 0 or more, got {given.pictures}; 0 shows none")
-    out = Path(given.out) if given.out else None
-    file, count = write_report(given.uris, out, title=given.title, pictures=given.pictures)
+    if args.pictures < 0:
+        raise UsageError(f"report: --pictures: expected 0 or more, got {args.pictures}; 0 shows none")
+    out = Path(args.out) if args.out else None
+    file, count = write_report(args.uris, out, title=args.title, pictures=args.pictures)
     say(f"wrote {file}: {counted(count, 'section')}; open it in a browser")
 
 
@@ -215,15 +215,15 @@ def export_arguments(parser: Parser) -> None:
     )
 
 
-def run_export(given: Arguments) -> None:
+def run_export(args: Arguments) -> None:
     try:
         from sdp.model.export import export
 
-        done = export(given.checkpoint, given.out, ema=not given.raw, dtype=given.dtype, form=given.form)
+        done = export(args.checkpoint, args.out, ema=not args.raw, dtype=args.dtype, form=args.form)
     except ModuleNotFoundError as error:
         raise without(error, "export") from error
     weights = "averaged" if done.ema else "raw"
-    say(f"wrote step {done.step:,} of {done.checkpoint}, {weights} weights in {given.dtype}, to {done.uri}")
+    say(f"wrote step {done.step:,} of {done.checkpoint}, {weights} weights in {args.dtype}, to {done.uri}")
     if done.drawing:
         say(f"draw with it: {done.drawing}")
 
@@ -251,13 +251,13 @@ def plan_arguments(parser: Parser) -> None:
     parser.add_argument("--json", action="store_true", help="for programs")
 
 
-def run_plan(given: Arguments) -> None:
+def run_plan(args: Arguments) -> None:
     import json
 
     from sdp.plan import presets
 
-    if given.preset:
-        print(json.dumps(presets.preset_json(given.preset)) if given.json else presets.preset_text(given.preset))
+    if args.preset:
+        print(json.dumps(presets.preset_json(args.preset)) if args.json else presets.preset_text(args.preset))
         return
     from sdp.config import draft
     from sdp.hardware import GPUS
@@ -266,31 +266,31 @@ def run_plan(given: Arguments) -> None:
     from sdp.plan.prices import load_prices
 
     for option in ("rows", "deadline", "budget", "egress"):
-        if (value := getattr(given, option)) is not None and not 0 < value < 1e15:
+        if (value := getattr(args, option)) is not None and not 0 < value < 1e15:
             raise UsageError(f"plan: --{option}: expected more than 0, got {value:g}")
-    prices = load_prices(given.prices)
-    options = make.Options(given.trainers, given.encoders, given.rows, given.terms, given.have, given.egress or 0.0)
-    config: Any = draft(given.job, given.config, given.set).config
-    if given.job == "dreambooth":
+    prices = load_prices(args.prices)
+    options = make.Options(args.trainers, args.encoders, args.rows, args.terms, args.have, args.egress or 0.0)
+    config: Any = draft(args.job, args.config, args.set).config
+    if args.job == "dreambooth":
         from sdp.dreambooth.job import training_of
 
         config = training_of(config)
     work = make.work_of(config, prices, options)
-    speeds = make.speeds_of(config, work, *_measured(given, config, work))
-    answer = show.answer(config, work, speeds, prices, deadline_h=given.deadline, budget=given.budget)
-    if given.values:
-        _write_values(given.values, show.values(config, work, answer.own))
-    if given.page:
+    speeds = make.speeds_of(config, work, *_measured(args, config, work))
+    answer = show.answer(config, work, speeds, prices, deadline_h=args.deadline, budget=args.budget)
+    if args.values:
+        _write_values(args.values, show.values(config, work, answer.own))
+    if args.page:
         from pathlib import Path
 
         from sdp.report.plan import plan_section
         from sdp.report.write import write_page
 
-        write_page("sdp plan", [plan_section(answer, work, speeds, prices)], Path(given.page))
-        say(f"wrote {given.page}; open it in a browser")
-    memories = _memories(config, work) if given.memory and work.trainer_gpus else []
-    encoding = list(encoders(config, GPUS[str(work.encoders.gpu)])) if given.memory and given.job != "download" else []
-    if given.json:
+        write_page("sdp plan", [plan_section(answer, work, speeds, prices)], Path(args.page))
+        say(f"wrote {args.page}; open it in a browser")
+    memories = _memories(config, work) if args.memory and work.trainer_gpus else []
+    encoding = list(encoders(config, GPUS[str(work.encoders.gpu)])) if args.memory and args.job != "download" else []
+    if args.json:
         from dataclasses import asdict
 
         rows = [each for some in memories for each in some]
@@ -303,22 +303,22 @@ def run_plan(given: Arguments) -> None:
     print("\n".join(["", *encoding]) if encoding else "", end="\n" * bool(encoding))
 
 
-def _measured(given: Arguments, config: Any, work: Any) -> tuple[Any, str | None]:
+def _measured(args: Arguments, config: Any, work: Any) -> tuple[Any, str | None]:
     """Return a trainer's measured speeds, and the GPU that they are of; None where nothing is measured."""
-    if given.run:
+    if args.run:
         from sdp.storage import open_storage
         from sdp.train.run_folder import measured_speeds
 
-        return measured_speeds(open_storage(given.run)), None
-    if not given.calibrate:
+        return measured_speeds(open_storage(args.run)), None
+    if not args.calibrate:
         return None, None
-    if given.job != "train":
+    if args.job != "train":
         raise UsageError("plan: --calibrate: expected the job train; leave it out")
     from sdp.config import load
     from sdp.train.calibrate import calibrate, gpu_at_hand
 
     gpu = gpu_at_hand(config, str(work.trainers.gpu))
-    return calibrate(load(given.job, given.config, given.set)), gpu
+    return calibrate(load(args.job, args.config, args.set)), gpu
 
 
 def _write_values(file: str, values: Any) -> None:

@@ -16,19 +16,19 @@ _MATTER = ("torch", "ray", "diffusers", "transformers", "pyarrow")
 
 
 def versions() -> list[str]:
-    """Return sdp's version, and those of what it stands on."""
-    found = {}
+    """Return the versions of sdp and of its main dependencies."""
+    installed = {}
     lines = [f"sdp {__version__}", f"python {platform.python_version()} ({platform.system()} {platform.release()})"]
     for name in _MATTER:
         try:
-            found[name] = metadata.version(name)
+            installed[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
-            found[name] = "not installed"
-    return lines + [f"{name} {version}" for name, version in found.items()]
+            installed[name] = "not installed"
+    return lines + [f"{name} {version}" for name, version in installed.items()]
 
 
 def describe() -> Iterator[tuple[str, str]]:
-    """Yield what there is on this machine, a name and a sentence each."""
+    """Yield the parts of this machine: a name and a sentence each."""
     for line in versions():
         name, _, version = line.partition(" ")
         yield name, version

@@ -93,19 +93,19 @@ def join(uri: str, *parts: str) -> str:
 
 
 def near(uri: str, folder: str) -> str:
-    """A URI as it is kept in a file of a folder: relative (`../images`) where the two lie close together.
+    """Return a URI as a file in a folder stores it: relative (`../images`) if the two are close together.
 
-    What is moved or copied together then still finds its neighbours; `resolved` undoes it.
+    Folders that are moved or copied together can then still find each other; `resolved` is the inverse.
     """
-    there, here = parse(uri), parse(folder)
-    if there.scheme not in WRITABLE or (there.scheme, there.bucket) != (here.scheme, here.bucket):
+    target, here = parse(uri), parse(folder)
+    if target.scheme not in WRITABLE or (target.scheme, target.bucket) != (here.scheme, here.bucket):
         return uri
-    path = posixpath.relpath(f"/{there.path.lstrip('/')}", f"/{here.path.lstrip('/')}")
-    return path if re.fullmatch(r"(\.\./){1,2}(?!\.\.(/|$)).+", path) else there.uri
+    path = posixpath.relpath(f"/{target.path.lstrip('/')}", f"/{here.path.lstrip('/')}")
+    return path if re.fullmatch(r"(\.\./){1,2}(?!\.\.(/|$)).+", path) else target.uri
 
 
 def resolved(uri: str, folder: str) -> str:
-    """The URI that was kept in a file of a folder."""
+    """Return the URI that a file in a folder stores."""
     if not uri.startswith("../"):
         return uri
     here = parse(folder)
