@@ -13,8 +13,10 @@ import tempfile
 import time
 from pathlib import Path
 
+from scripts.bench._cases import exit_status, sized
+
 ROOT = Path(__file__).resolve().parent.parent.parent
-ROUNDS = 20
+ROUNDS = sized(20, 1)
 GOAL_S = 0.3
 
 EMPTY = "python -c pass"
@@ -64,7 +66,7 @@ def main() -> int:
     slowest = max(wall[name] for name in GOAL_FOR) - wall[EMPTY]
     verdict = "within" if slowest <= GOAL_S else "OVER"
     print(f"help and usage errors: {slowest:.3f} s above an empty Python (wall clock), {verdict} {GOAL_S} s")
-    return 0 if slowest <= GOAL_S else 1
+    return exit_status(slowest <= GOAL_S)
 
 
 if __name__ == "__main__":

@@ -3,18 +3,19 @@
 Each case runs in a separate process, so that its peak memory is its own. Prints the figures beside their goals.
 """
 
-import json
 import resource
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-FILES, ROWS_A_FILE = 200_000, 10_000
+from scripts.bench import _cases
+from scripts.bench._cases import run_case, sized
+
+FILES, ROWS_A_FILE = sized(200_000, 500), 10_000
 UNIT_ROWS = 10_000
-CONSUMED = 1_740_800_000
+CONSUMED = sized(1_740_800_000, 1_000_000)
 
 
 def index_case(folder: Path) -> dict[str, float]:
@@ -113,23 +114,19 @@ def _peak_mb() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def main() -> None:
-    if len(sys.argv) == 3:
-        print(json.dumps(CASES[sys.argv[1]](Path(sys.argv[2]))))
-        return
+def main() -> int:
+    """Run each case, and print its figures beside their goals."""
     with tempfile.TemporaryDirectory() as scratch:
         for name, case in CASES.items():
             folder = Path(scratch) / name
             folder.mkdir()
             figures: dict[str, float] = {}
             for _ in range(2):  # the first call prepares, the second is measured
-                done = subprocess.run(
-                    [sys.executable, __file__, name, str(folder)], check=True, capture_output=True, text=True
-                )
-                figures = json.loads(done.stdout)
+                figures = run_case("scripts.bench.datasets", name, folder)
             print(f"{name:8}", (case.__doc__ or "").strip())
             print("        ", ", ".join(f"{key} {value:.3g}" for key, value in figures.items()))
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(_cases.main(main, CASES))

@@ -18,11 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from scripts.bench._cases import exit_status, sized
 from tests import nvml
 from tests.exporter_kit import Exporter, exporting
 
-SCRAPES = 10_000
-WARM_UP = 500
+SCRAPES = sized(10_000, 20)
+WARM_UP = sized(500, 5)
 GPUS, PROCESSES = 8, 16
 GOAL_S = 0.050
 GOAL_BYTES = 40e6
@@ -136,7 +137,7 @@ def report(
         "no new files": after.files <= before.files,
     }
     print("; ".join(f"{goal}: {'yes' if met else 'NO'}" for goal, met in goals.items()))
-    return 0 if all(goals.values()) else 1
+    return exit_status(all(goals.values()))
 
 
 if __name__ == "__main__":

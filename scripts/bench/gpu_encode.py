@@ -23,6 +23,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.flop_counter import FlopCounterMode
 
+from scripts.bench._cases import sized
 from sdp import hardware
 from sdp.config.process import EncodeConfig
 from sdp.console import table
@@ -71,11 +72,15 @@ class Networks:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--sides", default="256,512", help="resolutions")
-    parser.add_argument("--batches", default="16,32,64,128", help="batch sizes at 256 px; a quarter of each at 512")
-    parser.add_argument("--seconds", type=float, default=5.0, help="time to measure each")
-    parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
-    parser.add_argument("--tiny", action="store_true", help="the tiny model, to try the script itself")
+    parser.add_argument("--sides", default=sized("256,512", "64"), help="resolutions")
+    parser.add_argument(
+        "--batches", default=sized("16,32,64,128", "32"), help="batch sizes at 256 px; a quarter of each at 512"
+    )
+    parser.add_argument("--seconds", type=float, default=sized(5.0, 0.2), help="time to measure each")
+    parser.add_argument("--no-compile", action="store_true", default=sized(False, True), help="leave torch.compile out")
+    parser.add_argument(
+        "--tiny", action="store_true", default=sized(False, True), help="the tiny model, to try the script itself"
+    )
     options = parser.parse_args(arguments)
     if not options.tiny and not torch.cuda.is_available():
         print("no CUDA device here, nothing measured; run it on a machine with one, or with --tiny to try it on a CPU")

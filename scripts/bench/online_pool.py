@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 import ray
 
+from scripts.bench._cases import sized
 from sdp import cluster
 from sdp.charts import Line, lines
 from sdp.config import parse
@@ -56,8 +57,8 @@ MOST_WARM_S = 300.0
 def main(arguments: Sequence[str]) -> int:
     """Measure each number of encoders, print the results, and draw them."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--encoders", default="1,2,3,4,5,6,7,8")
-    parser.add_argument("--seconds", type=float, default=30.0, help="length of the measured window")
+    parser.add_argument("--encoders", default=sized("1,2,3,4,5,6,7,8", "1"))
+    parser.add_argument("--seconds", type=float, default=sized(30.0, 1.0), help="length of the measured window")
     parser.add_argument("--text", choices=("text_embedding", "token_ids"), default="text_embedding")
     parser.add_argument("--picture", type=Path)
     options = parser.parse_args(arguments)

@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from scripts.bench._cases import sized
 from scripts.bench._photos import make_photos
 from scripts.bench._processes import Cost, run_and_measure
 
@@ -42,8 +43,12 @@ ROUNDS = 3
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--images", type=int, default=600, help="different JPEGs")
-    parser.add_argument("--only", default=",".join(PARTS), help="any of " + ", ".join(PARTS))
+    parser.add_argument("--images", type=int, default=sized(600, 8), help="different JPEGs")
+    parser.add_argument(
+        "--only",
+        default=",".join(sized(PARTS, ("transform", "sandbox", "bytes", "encoder"))),
+        help="any of " + ", ".join(PARTS),
+    )
     parser.add_argument("--px", default=",".join(map(str, RUNS)), help="sides of the pipeline's pictures")
     options = parser.parse_args(arguments)
     wanted = options.only.split(",")

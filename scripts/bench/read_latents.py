@@ -9,10 +9,8 @@ cache if there is room. Each case is a separate process (and Ray, if it uses one
 processes. The cases alternate ROUNDS times (3), and the best round of each counts.
 """
 
-import json
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -22,12 +20,14 @@ from typing import Any
 
 import numpy as np
 
+from scripts.bench import _cases
+from scripts.bench._cases import run_case, sized
 from sdp.console import table
 
-ROWS = int(os.environ.get("ROWS", "60000"))
-ROUNDS = int(os.environ.get("ROUNDS", "3"))
+ROWS = int(os.environ.get("ROWS", sized("60000", "2000")))
+ROUNDS = int(os.environ.get("ROUNDS", sized("3", "1")))
 BATCH = 128
-PART_ROWS = 10_000
+PART_ROWS = sized(10_000, 1000)
 CASES = ("reference", "direct", "pyarrow", "copy")
 _TICK = os.sysconf("SC_CLK_TCK")
 
@@ -70,9 +70,7 @@ def _best(rounds: list[dict[str, float]]) -> dict[str, float]:
 
 
 def _case(case: str, folder: Path) -> dict[str, float]:
-    command = [sys.executable, "-m", "scripts.bench.read_latents", case, str(folder)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=1800)
-    figures: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    figures: dict[str, float] = run_case("scripts.bench.read_latents", case, folder)
     return figures
 
 
@@ -244,8 +242,5 @@ def _fixed(values: Any) -> Any:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) == 1:
-        sys.exit(main())
     cases = {"write-reference": write_reference, "write-sdp": write_sdp, "reference": reference}
-    cases |= {"direct": direct, "pyarrow": pyarrow, "copy": copy}
-    print(json.dumps(cases[sys.argv[1]](Path(sys.argv[2]))))
+    sys.exit(_cases.main(main, {**cases, "direct": direct, "pyarrow": pyarrow, "copy": copy}))

@@ -12,7 +12,6 @@ import json
 import os
 import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -21,30 +20,26 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from scripts.bench import _cases
+from scripts.bench._cases import run_case, sized
 from sdp.console import size, table
 
-STEPS = int(os.environ.get("STEPS", "60"))
-PARAMETERS = float(os.environ.get("PARAMETERS", "20"))
+STEPS = int(os.environ.get("STEPS", sized("60", "8")))
+PARAMETERS = float(os.environ.get("PARAMETERS", sized("20", "1")))
 BATCH = 32
 WARM = 5
-SAVES = 5
+SAVES = sized(5, 1)
 
 
 def main() -> int:
     """Run the cases, each in a process of its own, and print the ratios."""
     folder = Path(tempfile.mkdtemp(prefix="sdp-bench-loop-"))
     try:
-        _print_loop(_case("loop", folder))
-        _print_stalls(_case("stall", folder))
+        _print_loop(run_case("scripts.bench.train_loop", "loop", folder))
+        _print_stalls(run_case("scripts.bench.train_loop", "stall", folder))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return 0
-
-
-def _case(case: str, folder: Path) -> Any:
-    command = [sys.executable, "-m", "scripts.bench.train_loop", case, str(folder)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=1800)
-    return json.loads(done.stdout.splitlines()[-1])
 
 
 def _print_loop(figures: dict[str, float]) -> None:
@@ -353,7 +348,4 @@ def _batch(count: int, side: int) -> Any:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) == 1:
-        sys.exit(main())
-    cases = {"loop": loop, "stall": stall}
-    print(json.dumps(cases[sys.argv[1]](Path(sys.argv[2]))))
+    sys.exit(_cases.main(main, {"loop": loop, "stall": stall}))
