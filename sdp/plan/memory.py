@@ -107,8 +107,8 @@ def estimate(config: TrainConfig, place: Place) -> Memory:
     per_sample, fixed = kept.per_sample, kept.fixed
     if len(networks) > 1:
         kind = "checkpointed" if strategy.activation_checkpointing else "fp32" if half == _FP32 else strategy.kind
-        text = reference()["memory"]["text_encoder"][kind]
-        per_sample, fixed = per_sample + text["per_sample"], fixed + text["fixed"]
+        text, size = reference()["memory"]["text_encoder"][kind], _text_size(place.family) / _text_size(SD2)
+        per_sample, fixed = per_sample + text["per_sample"] * size, fixed + text["fixed"] * size
     trained = learnt(config.lora, count, networks)
     state, change = (_FP32 * each / (shards if sharded else 1) for each in (count, trained))
     parts = {"weights": state, "gradients": change, "optimizer": 2 * change}
@@ -125,6 +125,11 @@ def estimate(config: TrainConfig, place: Place) -> Memory:
     name += ", checkpointed activations" * strategy.activation_checkpointing
     parts = {activity: amount for activity, amount in parts.items() if amount}
     return Memory(name, parts, per_sample, _micro_batch(config, place.workers), config.data.resolution, place.gpu)
+
+
+def _text_size(family: Family) -> int:
+    """Return what the activations of a text encoder are proportional to."""
+    return int(family.text_encoder["num_hidden_layers"] * family.text_encoder["hidden_size"])
 
 
 def _micro_batch(config: TrainConfig, workers: int) -> int:

@@ -108,6 +108,9 @@ def test_a_trained_text_encoder_counts_as_the_unet_does_unless_it_has_a_gpu_of_i
     assert "text encoder" in alone.parts
     assert "text encoder" not in both.parts
     assert both.per_sample - alone.per_sample == pytest.approx(73e6, rel=0.01)
+    place = Place(GPUS["A100-80G"], 8, embedded=False, family=SD1)
+    smaller = estimate(train("model.train_text_encoder=true"), place)
+    assert smaller.per_sample - alone.per_sample == pytest.approx(73e6 * 12 * 768 / (23 * 1024), rel=0.01)
     apart = rows("A100-80G", "model.train_text_encoder=true", "scaling.gpus_per_worker=2")[0]
     assert apart.per_sample == alone.per_sample
     assert sum(apart.parts.values()) == sum(alone.parts.values()) - alone.parts["text encoder"]
