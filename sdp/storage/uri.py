@@ -101,12 +101,14 @@ def near(uri: str, folder: str) -> str:
     if target.scheme not in WRITABLE or (target.scheme, target.bucket) != (here.scheme, here.bucket):
         return uri
     path = posixpath.relpath(f"/{target.path.lstrip('/')}", f"/{here.path.lstrip('/')}")
+    if not path.startswith(".."):
+        return f"./{path}"
     return path if re.fullmatch(r"(\.\./){1,2}(?!\.\.(/|$)).+", path) else target.uri
 
 
 def resolved(uri: str, folder: str) -> str:
-    """Return the URI that a file in a folder stores."""
-    if not uri.startswith("../"):
+    """Return the URI that `near` made relative."""
+    if not uri.startswith(("./", "../")):
         return uri
     here = parse(folder)
     path = posixpath.normpath(f"/{here.path.lstrip('/')}/{uri}")

@@ -118,6 +118,7 @@ def test_an_address_is_kept_relative_only_where_both_lie_close_together() -> Non
     for uri, folder, kept in (
         ("/data/images", "/data/latents", "../images"),
         ("/data/a/images", "/data/b/latents", "../../a/images"),
+        ("/data/drawn/_prompts", "/data/drawn", "./_prompts"),
         ("s3://b/demo/images", "s3://b/demo/latents", "../images"),
         ("s3://b/images", "s3://c/latents", "s3://b/images"),
         ("/home/me/metadata", "/mnt/fast/disk/images", "/home/me/metadata"),
