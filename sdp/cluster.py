@@ -50,7 +50,7 @@ def connect(**local: Any) -> dict[str, float]:
         if where and (python := shlex.quote(sys.executable)) != sys.executable:
             # Ray puts this path as it is into a shell's command for workers that have an environment, as Train's have.
             where["runtime_env"] = {"py_executable": python}
-        if not os.environ.get("RAY_ADDRESS") and not os.access(os.path.expanduser("~"), os.W_OK):  # noqa: PTH111
+        if not os.environ.get("RAY_ADDRESS") and not os.access(os.path.expanduser("~/."), os.W_OK):  # noqa: PTH111
             # Ray stores a token in the home directory, and does not start if it cannot.
             os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
         stderr, handler = _CapturedStderr(), signal.getsignal(signal.SIGTERM)
