@@ -45,21 +45,23 @@ def connect(**local: Any) -> dict[str, float]:
         require_reachable()
         # Without an address, Ray joins any cluster that runs on this machine.
         where: dict[str, Any] = {} if os.environ.get("RAY_ADDRESS") else {"address": "local", **local}
-        if console.as_json():
-            where["logging_config"] = ray.LoggingConfig(encoding="JSON")  # of the workers, in Ray's log files
         if where and (python := shlex.quote(sys.executable)) != sys.executable:
             # Ray puts this path as it is into a shell's command for workers that have an environment, as Train's have.
             where["runtime_env"] = {"py_executable": python}
+        if console.as_json():
+            where["logging_config"] = ray.LoggingConfig(encoding="JSON", log_level="WARNING")
         if not os.environ.get("RAY_ADDRESS") and not os.access(os.path.expanduser("~/."), os.W_OK):  # noqa: PTH111
             # Ray stores a token in the home directory, and does not start if it cannot.
             os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
         stderr, handler = _CapturedStderr(), signal.getsignal(signal.SIGTERM)
+        log_handlers = logging.getLogger().handlers[:]
         try:
             with stderr:
                 ray.init(log_to_driver=False, logging_level=logging.WARNING, configure_logging=True, **where)
         except Exception as error:  # Ray raises a plain Exception if its own node does not start in time
             raise _explain_failed_connection(error, stderr.text) from error
         stderr.forward(without="RAY_BACKEND_LOG_LEVEL")
+        logging.getLogger().handlers[:] = log_handlers  # a logging_config is for the workers; this process has its own
         if threading.current_thread() is threading.main_thread():
             # Ray's own handler aborts the process, which would leave leases and temporary files behind.
             signal.signal(signal.SIGTERM, handler)

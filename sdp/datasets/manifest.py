@@ -263,12 +263,12 @@ def finish(
         )
     parts = part_infos(storage, infos)
     counts = check_ledger(output, parts)
-    listing = pa.BufferOutputStream()
-    pq.write_table(parts_table(parts), listing, compression="zstd")
-    digest = hashlib.sha256(listing.getvalue()).hexdigest()
-    repeated_rows = find_repeated(parts, digest) if find_repeated is not None else 0
     versions = [name for name in storage.names("_manifests/") if _VERSION.fullmatch(name)]
     newest = _readable(storage, versions[-1]) if versions else None
+    listing = pa.BufferOutputStream()
+    pq.write_table(parts_table(parts, _listed(storage, newest)), listing, compression="zstd")
+    digest = hashlib.sha256(listing.getvalue()).hexdigest()
+    repeated_rows = find_repeated(parts, digest) if find_repeated is not None else 0
     draft = Manifest(
         kind=output.head.kind,
         version=int(versions[-1][-11:-5]) + 1 if versions else 1,
@@ -318,9 +318,20 @@ def _content(manifest: Manifest) -> tuple[object, ...]:
     return manifest.files_digest, manifest.input, manifest.repeated, manifest.rows, manifest.counts
 
 
-def parts_table(parts: Iterable[PartInfo]) -> pa.Table:
-    """Return the list of parts, by unit and attempt."""
-    rows = [
+def _listed(storage: Storage, manifest: Manifest | None) -> dict[str, dict[str, Any]]:
+    """Return the parts that a manifest lists, by path; none where its list is gone or damaged."""
+    if manifest is None:
+        return {}
+    try:
+        table = pq.ParquetFile(pa.BufferReader(storage.read(manifest.files))).read()
+    except (NotFound, pa.ArrowException, OSError):
+        return {}
+    return {part["path"]: part for part in table.to_pylist()}
+
+
+def parts_table(parts: Iterable[PartInfo], listed: Mapping[str, dict[str, Any]]) -> pa.Table:
+    """Return the list of parts, by unit and attempt; a copy of a part that was `listed` before keeps its etag."""
+    rows: list[dict[str, Any]] = [
         {
             "path": p.path,
             "size": p.size,
@@ -337,6 +348,10 @@ def parts_table(parts: Iterable[PartInfo]) -> pa.Table:
         }
         for p in sorted(parts, key=lambda p: (p.unit.number, p.attempt))
     ]
+    for row in rows:
+        before = listed.get(row["path"])
+        if before is not None and before | {"etag": None} == row | {"etag": None}:
+            row["etag"] = before["etag"]
     return pa.Table.from_pylist(rows, schema=PARTS_SCHEMA)
 
 

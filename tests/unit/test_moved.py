@@ -47,7 +47,9 @@ def test_a_copied_folder_is_complete_and_names_its_own_source(here: Path) -> Non
     assert (output.index.rows, output.pending()) == (42, [])
     assert [Path(path).read_bytes()[:4] for path in output.index.files["path"].to_pylist()] == [b"PAR1", b"PAR1"]
     assert output.storage.names("_index") == ["_index/000000.parquet"]
-    assert open_dataset(output.storage).manifest.input == {"uri": str(there / "source")}
+    before = open_dataset(output.storage)
+    assert before.manifest.input == {"uri": str(there / "source")}
+    assert finish(output, input={"uri": str(there / "source")}).digest == before.digest  # what was made from it goes on
 
 
 def test_a_source_that_has_moved_alone_keeps_its_rows_and_is_noted_at_its_new_place(here: Path) -> None:
