@@ -1,4 +1,4 @@
-"""A version's notes, cut out of CHANGELOG.md; refuses a version that pyproject.toml or the charts do not have.
+"""Print a version's notes from CHANGELOG.md; refuse a version that differs from pyproject.toml's or the charts'.
 
 python -m scripts.release_notes 0.2.0
 """
@@ -20,7 +20,7 @@ def notes(changelog: str, version: str) -> str | None:
 
 
 def problems(version: str, root: Path = ROOT) -> list[str]:
-    """Return what does not fit a release of this version."""
+    """Return the reasons why this version cannot be released."""
     versions = {"pyproject.toml": tomllib.loads((root / "pyproject.toml").read_text())["project"]["version"]}
     for chart in sorted(root.glob("charts/*/Chart.yaml")):
         versions[str(chart.relative_to(root))] = str(yaml.safe_load(chart.read_text())["version"])

@@ -85,8 +85,8 @@ if is_complete_and_unmoved; then
     echo "updating .venv to requirements.lock" >&2
     rm $made_from
 else
-    echo "creating .venv with $("$PYTHON" --version) out of requirements.lock: $packages packages, 6.7 GB; they are" \
-        "downloaded where uv's cache lacks them, then installed and compiled" >&2
+    echo "creating .venv with $("$PYTHON" --version) from requirements.lock: $packages packages, 6.7 GB; those" \
+        "missing in uv's cache are downloaded, then all are installed and compiled" >&2
     rm -rf .venv
     "$uv" venv --quiet --no-python-downloads --python "$PYTHON" .venv
 fi

@@ -50,7 +50,7 @@ def connect(**local: Any) -> dict[str, float]:
             where["runtime_env"] = {"py_executable": python}
         if console.as_json():
             where["logging_config"] = ray.LoggingConfig(encoding="JSON", log_level="WARNING")
-        if not os.environ.get("RAY_ADDRESS") and not os.access(os.path.expanduser("~"), os.W_OK):  # noqa: PTH111
+        if not os.environ.get("RAY_ADDRESS") and not os.access(os.path.expanduser("~/."), os.W_OK):  # noqa: PTH111
             # Ray stores a token in the home directory, and does not start if it cannot.
             os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
         stderr, handler = _CapturedStderr(), signal.getsignal(signal.SIGTERM)

@@ -64,19 +64,19 @@ class Place:
 def place_of(section: str, workers: WorkersConfig, *, grows: bool, more: str, gpus: int = 1) -> Place:
     """Return the place of a job's workers; refuse more workers than a cluster that cannot grow could ever hold.
 
-    `more` is the error's advice on how to get more; `gpus` is how many each has, of one node, where they are on GPUs.
+    `more` is the error's advice on how to get more; `gpus` is the number per worker, on one node, if they use GPUs.
     """
     kind, resource = workers.accelerator, "GPU" if cluster.on_gpus(section, workers) else "CPU"
     cluster.require_accelerator(f"{section}.accelerator", kind, can_grow=grows)
     labels = {cluster.ACCELERATOR_LABEL: kind} if kind else {}
     each = gpus if resource == "GPU" else 1
-    have = [int(node["Resources"].get(resource, 0)) for node in cluster.nodes_with(labels)]
-    count = sum(number // each for number in have)
+    amounts = [int(node["Resources"].get(resource, 0)) for node in cluster.nodes_with(labels)]
+    count = sum(amount // each for amount in amounts)
     if workers.least > count and not grows:
-        per_worker = f", {each} for each worker" if each > 1 else ""
+        needed = f", {each} for each worker" if each > 1 else ""
         raise UserError(
             f"{section}.num_workers: expected at most {count}, got {workers.least}: the cluster has "
-            f"{_amount(sum(have), resource, kind)}{per_worker}; lower it, or {more}"
+            f"{_amount(sum(amounts), resource, kind)}{needed}; lower it, or {more}"
         )
     return Place(section, {resource: float(each)}, workers.least, workers.most, labels)
 

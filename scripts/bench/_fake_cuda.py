@@ -1,6 +1,6 @@
-"""A CUDA that is not there: fake_cuda.c in the place of CUDA's runtime, so that torch on a machine without a GPU sees A100s.
+"""A fake CUDA runtime: fake_cuda.c replaces CUDA's, so that torch on a machine without a GPU sees A100s.
 
-Under FakeTensorMode no kernel runs, so nothing else is missing: devices, dtypes, streams, autocast, the choice of attention kernels and
+Under FakeTensorMode no kernel runs, so nothing else is needed: devices, dtypes, streams, autocast, the choice of attention kernels and
 autograd's threads are torch's own for an A100.
 """
 
@@ -14,7 +14,7 @@ SOURCE = Path(__file__).with_name("fake_cuda.c")
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """Compile the library into a folder; return the environment in which a process has that CUDA."""
+    """Compile the library into a folder; return an environment in which a process uses it."""
     library = folder / "libcuda.so.1"
     triton = find_spec("triton")
     assert triton is not None

@@ -1,4 +1,4 @@
-"""Checks of gpu_first_hour.sh that are no benchmarks: what only a machine with GPUs can show. The last line is the result.
+"""Checks for gpu_first_hour.sh that need GPUs and are not benchmarks. The last line of the output is the result.
 
 python -m scripts.bench._gpu_checks latents --images URI       collocated encoding on the last GPU, against the CPU
 python -m scripts.bench._gpu_checks checkpoint --latents URI --work FOLDER    processes on each GPU while checkpoints are written
@@ -17,7 +17,7 @@ from itertools import islice
 from typing import Any
 
 CLOSE = 0.05
-"""By how much of their mean latents of bf16 may differ from fp32's."""
+"""The largest difference of bf16 latents from fp32 ones, as a share of their mean."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -27,7 +27,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--images")
     parser.add_argument("--latents")
     parser.add_argument("--work")
-    parser.add_argument("--device", help="in place of the last GPU")
+    parser.add_argument("--device", help="instead of the last GPU")
     options = parser.parse_args(arguments)
     result, good = {"latents": latents, "checkpoint": checkpoint, "exporter": exporter}[options.check](options)
     print(result)
@@ -35,19 +35,19 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def latents(options: argparse.Namespace) -> tuple[str, bool]:
-    """Compare what collocated training would learn from: a wrong event or device gives latents of other rows."""
+    """Compare the latents of collocated training with the CPU's: a wrong event or device gives those of other rows."""
     import torch
 
     from sdp.device import enter
 
     device = torch.device(options.device or f"cuda:{torch.cuda.device_count() - 1}")
     enter(device)
-    there, here = (_batches(options.images, each) for each in (device, torch.device("cpu")))
+    on_device, on_cpu = (_batches(options.images, each) for each in (device, torch.device("cpu")))
     off, rows = 0.0, 0
-    for one, other in zip(there, here, strict=True):
+    for one, other in zip(on_device, on_cpu, strict=True):
         if not torch.equal(one.rows, other.rows):
-            return f"{device}: rows {one.rows.tolist()} in place of {other.rows.tolist()}", False
-        count = one.latents.shape[1] // 2  # means; of the log-variance bf16 keeps less
+            return f"{device}: rows {one.rows.tolist()} instead of {other.rows.tolist()}", False
+        count = one.latents.shape[1] // 2  # only means: bf16 is less exact for the log-variance
         one_mean, other_mean = (batch.latents[:, :count].cpu().float() for batch in (one, other))
         scale = other_mean.abs().mean().item()
         off = max(off, *((one_mean - other_mean).abs().mean(dim=(1, 2, 3)) / scale).tolist())
@@ -78,7 +78,7 @@ def _batches(images: str, device: Any) -> list[Any]:
 
 
 def checkpoint(options: argparse.Namespace) -> tuple[str, bool]:
-    """Train on all GPUs with a checkpoint every few steps: no process may hold memory of another one's GPU."""
+    """Train on all GPUs with a checkpoint every few steps: no process may hold memory of another's GPU."""
     import torch
 
     settings = {
@@ -98,7 +98,7 @@ def checkpoint(options: argparse.Namespace) -> tuple[str, bool]:
 
 
 def exporter(_: argparse.Namespace) -> tuple[str, bool]:
-    """Compare memory in use."""
+    """Compare the memory in use that the exporter and nvidia-smi report."""
     with subprocess.Popen(
         [sys.executable, "-m", "sdp.exporter", "--port", "0", "--address", "127.0.0.1"],
         stderr=subprocess.PIPE,
@@ -113,12 +113,14 @@ def exporter(_: argparse.Namespace) -> tuple[str, bool]:
             )
         finally:
             process.terminate()
-    ours = sorted(
+    exported = sorted(
         float(line.split()[-1]) / 2**20 for line in text.splitlines() if line.startswith("sdp_gpu_memory_used_bytes{")
     )
-    theirs = sorted(float(line) for line in _nvidia_smi("gpu=memory.used"))
-    close = len(ours) == len(theirs) and all(abs(a - b) <= 64 + 0.05 * b for a, b in zip(ours, theirs, strict=True))
-    return f"MiB by the exporter {[round(x) for x in ours]}, by nvidia-smi {[round(x) for x in theirs]}", close
+    expected = sorted(float(line) for line in _nvidia_smi("gpu=memory.used"))
+    close = len(exported) == len(expected) and all(
+        abs(a - b) <= 64 + 0.05 * b for a, b in zip(exported, expected, strict=True)
+    )
+    return f"MiB by the exporter {[round(x) for x in exported]}, by nvidia-smi {[round(x) for x in expected]}", close
 
 
 def _nvidia_smi(query: str) -> list[str]:

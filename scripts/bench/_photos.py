@@ -1,9 +1,9 @@
-"""JPEGs that are to a codec what photographs are: made here, since none can be fetched.
+"""Synthetic JPEGs that are like photographs to a codec, for benchmarks without a network.
 
-A scene has the spectrum of natural images (amplitude falling as 1/f^1.3), objects with sharp edges, the blur of a lens and
-the noise of a sensor. A few scenes are large; each photograph is a piece of one, turned, brightened and stored as the
-web stores them: mostly 4:2:0, some progressive, qualities of 84 to 96, sizes around 950 × 790. They come out at 180 KB
-on average, and at 27 KB as 256 × 256 of quality 95, which is what LAION's images take.
+A scene has the spectrum of natural images (amplitude falling as 1/f^1.3), objects with sharp edges, the blur of a lens
+and the noise of a sensor. Each photograph is a piece of one of a few large scenes, flipped, brightened and stored as on
+the web: mostly 4:2:0, some progressive, qualities of 84 to 96, sizes around 950 × 790. The average is 180 KB, and 27 KB
+as 256 × 256 at quality 95, like LAION's images.
 """
 
 from functools import partial
@@ -20,7 +20,7 @@ _SCENE = (1500, 1800)
 
 
 def make_photos(folder: Path, count: int, seed: int = 0) -> int:
-    """Write 00000.jpg, 00001.jpg, …; returns their bytes in all."""
+    """Write 00000.jpg, 00001.jpg, …; return their total size in bytes."""
     folder.mkdir(parents=True)
     scenes = list(map(partial(_scene, seed), range(min(_SCENES, count))))
     total = 0
@@ -68,7 +68,7 @@ def _scene(seed: int, number: int) -> Pixels:
 
 
 def _natural(random: np.random.Generator, height: int, width: int) -> npt.NDArray[np.float64]:
-    """Random phases under an amplitude that falls as 1/f^1.3, with mean 0 and deviation 1."""
+    """Return a plane with random phases and amplitudes that fall as 1/f^1.3, with mean 0 and deviation 1."""
     frequency = np.hypot(np.fft.fftfreq(height)[:, None], np.fft.rfftfreq(width)[None])
     frequency[0, 0] = 1
     spectrum = (random.standard_normal(frequency.shape) + 1j * random.standard_normal(frequency.shape)) / frequency**1.3

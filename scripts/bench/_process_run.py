@@ -1,4 +1,4 @@
-"""One run for scripts.bench.process, in a process of its own: theirs, ours, or an encoder beside its bare self."""
+"""One run for scripts.bench.process, in a separate process: the reference's, sdp's, or an encoder in it and alone."""
 
 import json
 import sys
@@ -22,44 +22,47 @@ STORE = 2_000_000_000
 
 
 def start(**more: Any) -> None:
-    """Four logical CPUs on whatever there is, for both sides. A cluster of its own, though another may be running here."""
+    """Start a private Ray with four logical CPUs, for either side, even if another Ray runs on this machine."""
     ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False, object_store_memory=STORE, **more)
     ray.data.DataContext.get_current().enable_progress_bars = False
 
 
-def config_of(told: dict[str, Any], *more: str) -> Any:
-    settings = [f"source.uri={told['source']}", f"output.uri={told['output']}/ours", "model.source=builtin:tiny"]
-    settings += [f"resolutions=[{told['side']}]", "transform.max_upscale=4", *more]
+def config_of(case: dict[str, Any], *more: str) -> Any:
+    """Return the configuration of `sdp process` for a case."""
+    settings = [f"source.uri={case['source']}", f"output.uri={case['output']}/sdp", "model.source=builtin:tiny"]
+    settings += [f"resolutions=[{case['side']}]", "transform.max_upscale=4", *more]
     return load("process", None, settings)
 
 
-def theirs(told: dict[str, Any]) -> None:
+def run_reference(case: dict[str, Any]) -> None:
+    """Run the reference's processing."""
     from scripts.bench import _reference_process
 
     start()
-    _reference_process.run(Path(told["source"]), Path(told["output"]) / "theirs", MODEL, told["side"])
+    _reference_process.run(Path(case["source"]), Path(case["output"]) / "reference", MODEL, case["side"])
 
 
-def ours(told: dict[str, Any]) -> None:
+def run_sdp(case: dict[str, Any]) -> None:
+    """Run `sdp process`."""
     start()
-    job.run(config_of(told, f"encode.dtype={told['dtype']}", f"encode.text={told['text']}"))
+    job.run(config_of(case, f"encode.dtype={case['dtype']}", f"encode.text={case['text']}"))
 
 
-def size(told: dict[str, Any]) -> None:
-    """Bytes of an image as they lie in the parts."""
+def size(case: dict[str, Any]) -> None:
+    """Write the stored bytes per image to OUTPUT/result."""
     start()
-    dataset = job.run(config_of(told, f"encode.dtype={told['dtype']}", f"encode.text={told['text']}")).dataset
+    dataset = job.run(config_of(case, f"encode.dtype={case['dtype']}", f"encode.text={case['text']}")).dataset
     assert dataset is not None
-    Path(told["output"], "found").write_text(json.dumps(dataset.manifest.size / dataset.manifest.counts.written))
+    Path(case["output"], "result").write_text(json.dumps(dataset.manifest.size / dataset.manifest.counts.written))
 
 
 class Sleeper:
-    """Stands for an encoder on an accelerator: takes its time, one chunk after another, and no CPU."""
+    """A stand-in for an encoder on an accelerator, which sleeps for each chunk in turn and uses no CPU."""
 
     def __init__(self, rate: float, side: int) -> None:
         self.rate, self.side = rate, side
         self.batch_limits = {side: 64}
-        self._queue = threading.Lock()  # a second call may come meanwhile, as to a real one
+        self._queue = threading.Lock()  # a second call may come during the first, as for a real one
 
     def __call__(self, chunk: Chunk) -> Encoded:
         with self._queue:
@@ -70,26 +73,26 @@ class Sleeper:
 
 
 def put_to_sleep(rate: float, side: int) -> None:
-    """Runs in each worker process as it starts."""
+    """Replace the encoder of a worker process that starts by one that sleeps."""
     if rate:
-        work.load_encoder = lambda *_: Sleeper(rate, side)  # type: ignore[assignment] # stands in
+        work.load_encoder = lambda *_: Sleeper(rate, side)  # type: ignore[assignment]
 
 
-def encoder(told: dict[str, Any]) -> None:
-    """What the pipeline's encoders reach, and what one reaches alone."""
-    rate, side = told["rate"], told["side"]
+def encoder(case: dict[str, Any]) -> None:
+    """Write the rates of the pipeline's encoders and of as many bare ones to OUTPUT/result."""
+    rate, side = case["rate"], case["side"]
     start(runtime_env={"worker_process_setup_hook": lambda: put_to_sleep(rate, side)})
-    more = [f"encode.num_workers={told['encoders']}", "encode.dtype=fp32"]
-    config = config_of(told, *more, *([f"limit={told['limit']}"] if "limit" in told else []))
+    more = [f"encode.num_workers={case['encoders']}", "encode.dtype=fp32"]
+    config = config_of(case, *more, *([f"limit={case['limit']}"] if "limit" in case else []))
     figures = job.run(config).figures
-    pipeline = figures.images_encoded / (figures.busy_s + figures.idle_s) * told["encoders"]
+    pipeline = figures.images_encoded / (figures.busy_s + figures.idle_s) * case["encoders"]
     ray.shutdown()
-    found = {"pipeline": pipeline, "bare": bare(config, rate, side) * told["encoders"], "wait": figures.wait}
-    Path(told["output"], "found").write_text(json.dumps(found))
+    result = {"pipeline": pipeline, "bare": bare(config, rate, side) * case["encoders"], "wait": figures.wait}
+    Path(case["output"], "result").write_text(json.dumps(result))
 
 
 def bare(config: Any, rate: float, side: int, chunks: int = 2, count: int = 64) -> float:
-    """Images per second of the encoder's own code on chunks that are there."""
+    """Return the images per second of the encoder's own code on prepared chunks."""
     import torch
 
     torch.set_num_threads(1)
@@ -107,4 +110,5 @@ def bare(config: Any, rate: float, side: int, chunks: int = 2, count: int = 64) 
 
 
 if __name__ == "__main__":
-    {"theirs": theirs, "ours": ours, "size": size, "encoder": encoder}[sys.argv[1]](json.loads(sys.argv[2]))
+    runs = {"reference": run_reference, "sdp": run_sdp, "size": size, "encoder": encoder}
+    runs[sys.argv[1]](json.loads(sys.argv[2]))

@@ -1,4 +1,4 @@
-"""What a command and all its descendants cost: CPU time and memory, by looking at /proc while it runs."""
+"""CPU time and memory of a command and all its descendants, sampled from /proc while it runs."""
 
 import ctypes
 import os
@@ -12,14 +12,14 @@ from pathlib import Path
 
 _PR_SET_CHILD_SUBREAPER = 36
 _TICKS = os.sysconf("SC_CLK_TCK")
-_LOOK_S = 0.05
+_SAMPLE_S = 0.05
 _MEMORY_EVERY = 10
-"""Looks between two sums of memory, which cost more."""
+"""Samples of CPU time for one of memory, which costs more."""
 
 
 @dataclass
 class Cost:
-    """What was used, by all processes together."""
+    """Resources used by all processes together."""
 
     seconds: float = 0.0
     cpu_s: float = 0.0
@@ -27,14 +27,14 @@ class Cost:
     """The highest sum of proportional set sizes: a page shared by two processes counts once."""
     code: int = 0
     by_name: dict[str, float] = field(default_factory=dict)
-    """CPU seconds by the program's last name."""
+    """CPU seconds by the program's name."""
 
 
 def run_and_measure(
     command: Sequence[str], *, timeout_s: float, cwd: Path | None = None, env: Mapping[str, str] | None = None
 ) -> Cost:
-    """Run a command to its end. Processes that it leaves behind are counted, too, and then killed."""
-    # Orphans become our children instead of init's, so that none gets out of sight.
+    """Run a command to its end, and return its cost. Processes that it leaves behind count too, and are then killed."""
+    # Orphans become children of this process instead of init's, so that none is missed.
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     before = set(_descendants(os.getpid()))
     seen: dict[tuple[int, str], tuple[str, float]] = {}
@@ -42,13 +42,13 @@ def run_and_measure(
     over = threading.Event()
 
     def watch() -> None:
-        looks = 0
-        while not over.wait(_LOOK_S):
-            looks += 1
+        samples = 0
+        while not over.wait(_SAMPLE_S):
+            samples += 1
             tree = [pid for pid in _descendants(os.getpid()) if pid not in before]
             for pid in tree:
-                _look(pid, seen)
-            if looks % _MEMORY_EVERY == 0:
+                _sample(pid, seen)
+            if samples % _MEMORY_EVERY == 0:
                 cost.peak_bytes = max(cost.peak_bytes, sum(map(_memory, tree)))
 
     watcher = threading.Thread(target=watch)
@@ -63,7 +63,7 @@ def run_and_measure(
         watcher.join()
         for pid in _descendants(os.getpid()):
             if pid not in before:
-                _look(pid, seen)
+                _sample(pid, seen)
                 _kill(pid)
         process.wait()
     for name, seconds in seen.values():
@@ -73,7 +73,7 @@ def run_and_measure(
 
 
 def cpu_seconds(root: int) -> float:
-    """The CPU time that a process and its descendants have taken so far, those that have ended apart."""
+    """Return the CPU time so far of a process and its descendants, without those that have ended."""
     stats = map(_stat, [root, *_descendants(root)])
     return sum(int(stat[11]) + int(stat[12]) for stat in stats if stat) / _TICKS
 
@@ -83,23 +83,23 @@ def _descendants(root: int) -> list[int]:
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and (stat := _stat(int(entry.name))):
             children.setdefault(int(stat[1]), []).append(int(entry.name))
-    found, ahead = [], [root]
+    descendants, ahead = [], [root]
     while ahead:
         for pid in children.get(ahead.pop(), []):
-            found.append(pid)
+            descendants.append(pid)
             ahead.append(pid)
-    return found
+    return descendants
 
 
 def _stat(pid: int) -> list[str]:
-    """The fields of /proc/PID/stat from the third on."""
+    """Return the fields of /proc/PID/stat from the third on; none if the process has ended."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return []
 
 
-def _look(pid: int, seen: dict[tuple[int, str], tuple[str, float]]) -> None:
+def _sample(pid: int, seen: dict[tuple[int, str], tuple[str, float]]) -> None:
     stat = _stat(pid)
     if stat:
         known = seen.get((pid, stat[19]), ("", 0.0))[0]

@@ -1,4 +1,4 @@
-"""The reference's way of processing, written from its text: one map_batches after another, fp32 between them.
+"""The reference's processing, written from its text: one map_batches after another, fp32 between them.
 
 read_parquet → SDTransform (PIL, torchvision; float32 CHW) → SDLatentEncoder (VAE and text encoder) → write_parquet
 """
@@ -21,7 +21,7 @@ Batch = dict[str, Any]
 
 
 class LargestCenterSquare:
-    """Shorter side to `size`, then the centre square: what the text means."""
+    """Resizes the shorter side to `size`, then cuts the centre square, as the text means."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -35,7 +35,7 @@ class LargestCenterSquare:
 
 
 def image_transform(size: int) -> Any:
-    """Bytes to a float32 tensor in [−1, 1]."""
+    """Return the transform from image bytes to a float32 tensor in [−1, 1]."""
     crop = LargestCenterSquare(size)
     normalise = transforms.Normalize((0.5,) * 3, (0.5,) * 3)
     to_tensor = transforms.Compose([transforms.ToTensor(), normalise])
@@ -82,7 +82,7 @@ class SDLatentEncoder:
 
 
 def run(source: Path, output: Path, model: Path, resolution: int) -> None:
-    """The text's script for one encoder; its batch size, which is the resolution there, made one that is meant for it."""
+    """Run the text's script with one encoder; its batch size, there set to the resolution, is a suitable one here."""
     kwargs: dict[str, Any] = {"resolution": resolution, "model": model}
     dataset = ray.data.read_parquet(str(source), columns=["image", "caption"], override_num_blocks=16)
     dataset = dataset.map_batches(SDTransform, fn_constructor_kwargs=kwargs, num_cpus=1, batch_size=64, concurrency=2)

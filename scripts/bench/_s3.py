@@ -1,4 +1,4 @@
-"""An S3 server of this machine for a while: versitygw over a folder, with credentials made up now."""
+"""A temporary S3 server on this machine: versitygw over a folder, with random credentials."""
 
 import os
 import socket
@@ -15,7 +15,7 @@ BUCKET = "bench"
 
 @contextmanager
 def serve(program: str, folder: Path) -> Iterator[str]:
-    """The URI of an empty bucket; the environment says how to reach it."""
+    """Serve an empty bucket and yield its URI; the environment then has the endpoint and the credentials."""
     (folder / BUCKET).mkdir(parents=True, exist_ok=True)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -49,4 +49,4 @@ def _wait(process: "subprocess.Popen[bytes]", port: int) -> None:
             return
         except OSError:
             time.sleep(0.02)
-    raise RuntimeError(f"{process.args}: does not listen on port {port}")
+    raise RuntimeError(f"{process.args}: not listening on port {port}")

@@ -1,4 +1,4 @@
-"""Training's own trainer around the full U-Net with random weights, for the benchmarks."""
+"""The trainer of `sdp train` with the full U-Net and random weights, for the benchmarks."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def make_model(folder: Path, *, tiny: bool) -> Any:
-    """A folder with what training reads of a model whose weights are new: architectures and the noise schedule."""
+    """Return a model without weights: a folder with the architectures and the noise schedule."""
     from sdp.model.family import SD2
     from sdp.model.sources import LocalModel, parse, resolve
 
@@ -20,7 +20,7 @@ def make_model(folder: Path, *, tiny: bool) -> Any:
 
 
 def make_trainer(case: dict[str, Any], model: Any, world: Any, callbacks: Sequence[Any] = ()) -> Any:
-    """Training's own trainer for a case of a benchmark, over batches of noise."""
+    """Return the trainer for a case of a benchmark, over batches of noise."""
     import torch
 
     from sdp.config import parse
@@ -67,7 +67,7 @@ def make_trainer(case: dict[str, Any], model: Any, world: Any, callbacks: Sequen
 
 
 def _conditioning(world: Any) -> Any:
-    """Stable Diffusion 2's text encoder with random weights."""
+    """Return Stable Diffusion 2's text encoder with random weights."""
     import torch
     from transformers import CLIPTextConfig, CLIPTextModel
 
@@ -81,7 +81,7 @@ def _conditioning(world: Any) -> Any:
 
 
 class _Noise:
-    """A reader that has a few batches of noise in pinned memory."""
+    """A reader that repeats a few batches of noise from pinned memory."""
 
     rows = 10**12
 
@@ -94,15 +94,15 @@ class _Noise:
         pin = world.device.type == "cuda"
         generator = torch.Generator().manual_seed(world.rank)
 
-        def held(tensor: Any) -> Any:
+        def pinned(tensor: Any) -> Any:
             return tensor.pin_memory() if pin else tensor
 
         self._batches = [
             Batch(
                 torch.arange(count) + number * count,
                 torch.ones(count),
-                held(torch.randn(count, 4, side, side, generator=generator).half()),
-                held(torch.randint(0, 500, (count, 77), generator=generator).to(torch.uint16)),
+                pinned(torch.randn(count, 4, side, side, generator=generator).half()),
+                pinned(torch.randint(0, 500, (count, 77), generator=generator).to(torch.uint16)),
             )
             for number in range(4)
         ]

@@ -1,7 +1,7 @@
-"""How long sdp takes to say its help, a usage error and a configuration error, above an empty Python, in one run.
+"""Start-up time of sdp for its help, a usage error and a configuration error, compared with an empty Python.
 
-Each round starts every command once, one after another, so that a busy moment of the machine hits them alike. Bytecode
-is cached in a folder of this run's own, as an installation has it beside the code, whatever the environment says of it.
+Each round starts every command once, so that a busy moment of the machine affects all alike. Bytecode is cached in a
+temporary folder, as it is beside the code in an installation, whatever the environment sets.
 """
 
 import os
@@ -13,8 +13,10 @@ import tempfile
 import time
 from pathlib import Path
 
+from scripts.bench._cases import exit_status, sized
+
 ROOT = Path(__file__).resolve().parent.parent.parent
-ROUNDS = 20
+ROUNDS = sized(20, 1)
 GOAL_S = 0.3
 
 EMPTY = "python -c pass"
@@ -30,7 +32,7 @@ GOAL_FOR = [name for name in COMMANDS if name.startswith("sdp") and "(" not in n
 
 
 def run(name: str, environment: dict[str, str]) -> tuple[float, float]:
-    """Seconds by the wall and of CPU."""
+    """Run a command; return its wall-clock and CPU seconds."""
     arguments, code = COMMANDS[name]
     command = [sys.executable, *arguments]
     began, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -56,15 +58,15 @@ def main() -> int:
     wall = {name: statistics.median(seconds for seconds, _ in times) for name, times in taken.items()}
     cpu = {name: statistics.median(seconds for _, seconds in times) for name, times in taken.items()}
     load = os.getloadavg()[0]
-    print(f"median seconds of {ROUNDS} alternating runs, and how much above an empty Python (load {load:.1f})")
+    print(f"median seconds of {ROUNDS} alternating runs, and the excess over an empty Python (load {load:.1f})")
     print("   wall    above      CPU    above")
     for name in COMMANDS:
         above = wall[name] - wall[EMPTY], cpu[name] - cpu[EMPTY]
         print(f"{wall[name]:7.3f} {above[0]:+8.3f}  {cpu[name]:7.3f} {above[1]:+8.3f}  {name}")
     slowest = max(wall[name] for name in GOAL_FOR) - wall[EMPTY]
     verdict = "within" if slowest <= GOAL_S else "OVER"
-    print(f"help and usage errors: {slowest:.3f} s above by the wall, {verdict} {GOAL_S} s")
-    return 0 if slowest <= GOAL_S else 1
+    print(f"help and usage errors: {slowest:.3f} s above an empty Python (wall clock), {verdict} {GOAL_S} s")
+    return exit_status(slowest <= GOAL_S)
 
 
 if __name__ == "__main__":

@@ -1,20 +1,21 @@
-"""The spine at full size: an index of 200,000 files and 2,000,000,000 rows, an output of 200,000 parts, a full ledger.
+"""Datasets at full size: an index of 200,000 files and 2,000,000,000 rows, an output of 200,000 parts, a full ledger.
 
-Each case runs in a process of its own, so that its peak memory is its own. Prints the figures beside their goals.
+Each case runs in a separate process, so that its peak memory is its own. Prints the figures beside their goals.
 """
 
-import json
 import resource
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-FILES, ROWS_A_FILE = 200_000, 10_000
+from scripts.bench import _cases
+from scripts.bench._cases import run_case, sized
+
+FILES, ROWS_A_FILE = sized(200_000, 500), 10_000
 UNIT_ROWS = 10_000
-CONSUMED = 1_740_800_000
+CONSUMED = sized(1_740_800_000, 1_000_000)
 
 
 def index_case(folder: Path) -> dict[str, float]:
@@ -46,7 +47,7 @@ def index_case(folder: Path) -> dict[str, float]:
 
 
 def state_case(folder: Path) -> dict[str, float]:
-    """Tell from a listing of 200,000 parts which of 200,010 are missing."""
+    """Find the 10 missing of 200,010 parts in a listing."""
     from sdp.datasets.output import Head, Output
     from sdp.datasets.units import Extent, Units, part_name
     from sdp.storage import open_storage
@@ -83,7 +84,7 @@ def state_case(folder: Path) -> dict[str, float]:
 
 
 def ledger_case(_: Path) -> dict[str, float]:
-    """The account of a whole phase, consumed out of order by units, as two halves that are merged."""
+    """Merge eight workers' ledgers of a whole phase, whose units were consumed out of order."""
     import numpy as np
 
     from sdp.datasets.ledger import Ledger
@@ -113,23 +114,19 @@ def _peak_mb() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def main() -> None:
-    if len(sys.argv) == 3:
-        print(json.dumps(CASES[sys.argv[1]](Path(sys.argv[2]))))
-        return
+def main() -> int:
+    """Run each case, and print its figures beside their goals."""
     with tempfile.TemporaryDirectory() as scratch:
         for name, case in CASES.items():
             folder = Path(scratch) / name
             folder.mkdir()
             figures: dict[str, float] = {}
-            for _ in range(2):  # the first call lays the ground, the second is measured
-                done = subprocess.run(
-                    [sys.executable, __file__, name, str(folder)], check=True, capture_output=True, text=True
-                )
-                figures = json.loads(done.stdout)
+            for _ in range(2):  # the first call prepares, the second is measured
+                figures = run_case("scripts.bench.datasets", name, folder)
             print(f"{name:8}", (case.__doc__ or "").strip())
             print("        ", ", ".join(f"{key} {value:.3g}" for key, value in figures.items()))
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(_cases.main(main, CASES))

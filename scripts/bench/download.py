@@ -1,10 +1,10 @@
-"""Download: images per second and CPU time against img2dataset 1.47, same nginx, same JPEGs, same work.
+"""Download: images per second and CPU time against img2dataset 1.47, with the same nginx, JPEGs and work.
 
-3000 JPEGs of about 180 KB that look like photographs to a codec are made once and served by nginx on this machine. Both
-programs fetch them (several times over, under URLs that differ in their query, so that starting up does not decide),
-resize the shorter side to 256, cut the centre square and encode at quality 95. Both are also run on a handful of
-images: the difference is what an image costs. At the end the pixels of both are compared. `--stages` measures only
-what our steps on an image that has come cost, in one process and without a server.
+3000 JPEGs of about 180 KB that are like photographs to a codec are made once and served by nginx on this machine. Both
+programs fetch them, resize the shorter side to 256, cut the centre square and encode at quality 95. They fetch each
+image several times, under URLs with different queries, so that start-up does not dominate. Both also run on a few
+images: the difference is the cost of an image. At the end the pixels of both are compared. `--stages` measures only
+sdp's steps on a fetched image, in one process and without a server.
 
     python -m scripts.bench.download [--images 3000] [--passes 3] [--stages]
 """
@@ -44,12 +44,12 @@ TIMEOUT_S = 1200
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--images", type=int, default=3000, help="different JPEGs")
-    parser.add_argument("--passes", type=int, default=3, help="how often each is fetched")
-    parser.add_argument("--connections", type=int, default=128, help="requests at once, for both")
-    parser.add_argument("--stages", action="store_true", help="only our own steps on an image, in one process")
-    given = parser.parse_args(arguments)
-    if given.stages:
-        return _print_stages(given.images)
+    parser.add_argument("--passes", type=int, default=3, help="number of times to fetch each")
+    parser.add_argument("--connections", type=int, default=128, help="concurrent requests, for both")
+    parser.add_argument("--stages", action="store_true", help="only sdp's steps on an image, in one process")
+    options = parser.parse_args(arguments)
+    if options.stages:
+        return _print_stages(options.images)
     nginx = shutil.which("nginx")
     if nginx is None:
         print("bench download: needs nginx; apt-get install nginx", file=sys.stderr)
@@ -58,39 +58,42 @@ def main(arguments: list[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="sdp-bench-") as name:
         folder = Path(name)
         began = time.monotonic()
-        total = make_photos(folder / "www", given.images)
+        total = make_photos(folder / "www", options.images)
         print(
-            f"{given.images} JPEGs, {total / given.images / 1000:.0f} KB on average, "
+            f"{options.images} JPEGs, {total / options.images / 1000:.0f} KB on average, "
             f"made in {time.monotonic() - began:.0f} s"
         )
         with _nginx(nginx, folder) as base:
-            return _compare(peer, base, folder, given.images, given.passes, given.connections)
+            return _compare(peer, base, folder, options.images, options.passes, options.connections)
 
 
 def _compare(peer: Path, base: str, folder: Path, images: int, passes: int, connections: int) -> int:
     urls = [f"{base}/{number:05d}.jpg?pass={turn}" for turn in range(passes) for number in range(images)]
     results: dict[str, tuple[Cost, Cost]] = {}
-    for name, run in (("img2dataset", _run_peer), ("sdp", _run_ours)):
+    for name, run in (("img2dataset", _run_peer), ("sdp", _run_sdp)):
         costs = []
-        for what, rows in (("few", urls[:FEW]), ("all", urls)):
-            here = folder / f"{name}-{what}"
-            here.mkdir()
-            _write_list(here / "urls.parquet", rows)
-            cost = run(peer, here, connections)
+        for count, rows in (("few", urls[:FEW]), ("all", urls)):
+            work = folder / f"{name}-{count}"
+            work.mkdir()
+            _write_list(work / "urls.parquet", rows)
+            cost = run(peer, work, connections)
             if cost.code:
                 print(f"bench download: {name} ended with exit code {cost.code}", file=sys.stderr)
                 return 1
             costs.append(cost)
         results[name] = (costs[0], costs[1])
         _print(name, costs[0], costs[1], len(urls))
-    ours, theirs = _decoded_ours(folder / "sdp-all" / "out"), _decoded_theirs(folder / "img2dataset-all" / "out")
-    if len(ours) != len(urls) or len(theirs) != len(urls):
+    sdp_images = _images_of_sdp(folder / "sdp-all" / "out")
+    peer_images = _images_of_peer(folder / "img2dataset-all" / "out")
+    if len(sdp_images) != len(urls) or len(peer_images) != len(urls):
         print(
-            f"bench download: {len(urls)} images were to come, {len(ours)} and {len(theirs)} are there", file=sys.stderr
+            f"bench download: expected {len(urls)} images, got {len(sdp_images)} from sdp and {len(peer_images)} from "
+            "img2dataset",
+            file=sys.stderr,
         )
         return 1
     _print_ratios(results, len(urls))
-    ratios = [_psnr(ours[url], theirs[url]) for url in urls[: min(images, 1000)]]
+    ratios = [_psnr(sdp_images[url], peer_images[url]) for url in urls[: min(images, 1000)]]
     print(f"PSNR of the pixels: mean {np.mean(ratios):.1f} dB, worst {min(ratios):.1f} dB")
     return 0
 
@@ -107,18 +110,18 @@ def _print(name: str, few: Cost, whole: Cost, rows: int) -> None:
 
 
 def _print_ratios(results: dict[str, tuple[Cost, Cost]], rows: int) -> None:
-    (few_theirs, theirs), (few_ours, ours) = results["img2dataset"], results["sdp"]
+    (peer_few, peer), (sdp_few, sdp) = results["img2dataset"], results["sdp"]
     print(
-        f"ratio: images/s {theirs.seconds / ours.seconds:.2f} over all, "
-        f"{(theirs.seconds - few_theirs.seconds) / (ours.seconds - few_ours.seconds):.2f} once started; "
-        f"CPU time {ours.cpu_s / theirs.cpu_s:.2f} over all, "
-        f"{(ours.cpu_s - few_ours.cpu_s) / (theirs.cpu_s - few_theirs.cpu_s):.2f} once started; "
-        f"memory {ours.peak_bytes / theirs.peak_bytes:.2f}"
+        f"ratio: images/s {peer.seconds / sdp.seconds:.2f} over all, "
+        f"{(peer.seconds - peer_few.seconds) / (sdp.seconds - sdp_few.seconds):.2f} once started; "
+        f"CPU time {sdp.cpu_s / peer.cpu_s:.2f} over all, "
+        f"{(sdp.cpu_s - sdp_few.cpu_s) / (peer.cpu_s - peer_few.cpu_s):.2f} once started; "
+        f"memory {sdp.peak_bytes / peer.peak_bytes:.2f}"
     )
 
 
 def _print_stages(images: int) -> int:
-    """CPU time of each step on an image, for baseline and progressive JPEGs apart."""
+    """Print the CPU time of each step on an image, separately for baseline and progressive JPEGs."""
     from sdp.download.image import ROOM, encode, resized
     from sdp.imaging import decode
 
@@ -148,7 +151,7 @@ def _print_stages(images: int) -> int:
 
 
 def _peer() -> Path:
-    """img2dataset in an environment of its own, made on demand."""
+    """Return the path of img2dataset, in its own environment that is created on demand."""
     python = HOME / "bin" / "python"
     marker = HOME / "made-from"
     if not (marker.exists() and marker.read_text() == PEER):
@@ -160,13 +163,13 @@ def _peer() -> Path:
     return HOME / "bin" / "img2dataset"
 
 
-def _run_peer(peer: Path, here: Path, connections: int) -> Cost:
+def _run_peer(peer: Path, work: Path, connections: int) -> Cost:
     options: dict[str, Any] = {
-        "url_list": here / "urls.parquet",
+        "url_list": work / "urls.parquet",
         "input_format": "parquet",
         "url_col": "url",
         "caption_col": "caption",
-        "output_folder": here / "out",
+        "output_folder": work / "out",
         "output_format": "parquet",
         "image_size": SIZE,
         "resize_mode": "center_crop",
@@ -179,26 +182,26 @@ def _run_peer(peer: Path, here: Path, connections: int) -> Cost:
         "compute_hash": "sha256",
     }
     command = [str(peer), *(f"--{key}={value}" for key, value in options.items())]
-    return run_and_measure(command, timeout_s=TIMEOUT_S, cwd=here, env={**os.environ, "NO_ALBUMENTATIONS_UPDATE": "1"})
+    return run_and_measure(command, timeout_s=TIMEOUT_S, cwd=work, env={**os.environ, "NO_ALBUMENTATIONS_UPDATE": "1"})
 
 
-def _run_ours(_: Path, here: Path, connections: int) -> Cost:
-    rows = pq.read_metadata(here / "urls.parquet").num_rows
-    rows_per_file = min(1000, -(-rows // 4))  # several parts in the short run, too, so that as many processes start
+def _run_sdp(_: Path, work: Path, connections: int) -> Cost:
+    rows = pq.read_metadata(work / "urls.parquet").num_rows
+    rows_per_file = min(1000, -(-rows // 4))  # several parts even in the short run, so that as many processes start
     config = {
-        "source": {"uri": str(here / "urls.parquet")},
-        "output": {"uri": str(here / "out"), "rows_per_file": rows_per_file},
+        "source": {"uri": str(work / "urls.parquet")},
+        "output": {"uri": str(work / "out"), "rows_per_file": rows_per_file},
         "fetch": {"allow_private": True, "connections": connections},
         "hosts": {"at_once": connections, "per_second": None},
         "image": {"size": SIZE, "crop": "center", "quality": QUALITY},
     }
-    (here / "download.json").write_text(json.dumps(config))
-    command = [sys.executable, "-m", "scripts.bench.download", "--ours", str(here / "download.json")]
+    (work / "download.json").write_text(json.dumps(config))
+    command = [sys.executable, "-m", "scripts.bench.download", "--sdp", str(work / "download.json")]
     return run_and_measure(command, timeout_s=TIMEOUT_S, cwd=ROOT)
 
 
-def _ours(path: str) -> int:
-    """Our side, in a process of its own."""
+def _sdp(path: str) -> int:
+    """Run sdp's download, in a process of its own."""
     from sdp.config import parse
     from sdp.download import job
 
@@ -211,14 +214,14 @@ def _ours(path: str) -> int:
 
 @contextmanager
 def _nginx(nginx: str, folder: Path) -> Iterator[str]:
-    """nginx with one process, as a child of ours; its CPU time is nobody's."""
+    """Serve a folder with nginx, one process whose CPU time does not count; yield the base URL."""
     with socket.socket() as plug:
         plug.bind(("127.0.0.1", 0))
         port = plug.getsockname()[1]
     paths = "".join(
         f"{kind}_temp_path {folder}/{kind};" for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
     )
-    folder.chmod(0o755)  # as root nginx serves as somebody else
+    folder.chmod(0o755)  # started as root, nginx serves as another user
     (folder / "nginx.conf").write_text(
         f"daemon off; worker_processes 1; pid {folder}/nginx.pid; error_log stderr crit;"
         "events { worker_connections 4096; }"
@@ -234,7 +237,7 @@ def _nginx(nginx: str, folder: Path) -> Iterator[str]:
                 if plug.connect_ex(("127.0.0.1", port)) == 0:
                     break
             if time.monotonic() > deadline or process.poll() is not None:
-                raise RuntimeError(f"nginx does not answer at port {port}")
+                raise RuntimeError(f"nginx does not answer on port {port}")
             time.sleep(0.05)
         yield f"http://127.0.0.1:{port}"
     finally:
@@ -246,31 +249,31 @@ def _write_list(path: Path, urls: list[str]) -> None:
     pq.write_table(pa.table({"url": urls, "caption": [f"photograph {number}" for number in range(len(urls))]}), path)
 
 
-def _decoded_ours(out: Path) -> dict[str, bytes]:
-    found: dict[str, bytes] = {}
+def _images_of_sdp(out: Path) -> dict[str, bytes]:
+    images: dict[str, bytes] = {}
     for part in sorted((out / "parts").glob("*.parquet")):
         table = pq.read_table(part, columns=["url", "image"])
-        found.update(zip(table["url"].to_pylist(), table["image"].to_pylist(), strict=True))
-    return found
+        images.update(zip(table["url"].to_pylist(), table["image"].to_pylist(), strict=True))
+    return images
 
 
-def _decoded_theirs(out: Path) -> dict[str, bytes]:
-    found: dict[str, bytes] = {}
+def _images_of_peer(out: Path) -> dict[str, bytes]:
+    images: dict[str, bytes] = {}
     for part in sorted(out.glob("*.parquet")):
         table = pq.read_table(part, columns=["url", "jpg", "status"])
         rows = zip(*(table[name].to_pylist() for name in ("url", "jpg", "status")), strict=True)
-        found.update((url, jpg) for url, jpg, status in rows if status == "success")
-    return found
+        images.update((url, jpg) for url, jpg, status in rows if status == "success")
+    return images
 
 
-def _psnr(ours: bytes, theirs: bytes) -> float:
+def _psnr(one: bytes, other: bytes) -> float:
     from PIL import Image
 
-    pixels = [np.asarray(Image.open(io.BytesIO(data)).convert("RGB"), dtype=np.float64) for data in (ours, theirs)]
+    pixels = [np.asarray(Image.open(io.BytesIO(data)).convert("RGB"), dtype=np.float64) for data in (one, other)]
     return float(10 * np.log10(255**2 / max(1e-9, np.mean((pixels[0] - pixels[1]) ** 2))))
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--ours"]:
-        sys.exit(_ours(sys.argv[2]))
+    if sys.argv[1:2] == ["--sdp"]:
+        sys.exit(_sdp(sys.argv[2]))
     sys.exit(main())

@@ -1,8 +1,8 @@
-"""How long a scrape of the GPU exporter takes, what it costs, and whether ten thousand leave anything behind.
+"""Duration and cost of a scrape of the GPU exporter, and leaks over ten thousand scrapes.
 
-The driver is tests/nvml's fake: 8 GPUs with 2 processes each, whose PCIe measurement takes 20 ms for each direction, as
-the real one's does; its other calls return at once, which those of a real driver do not. So this measures the exporter.
-Scrapes come one after another over HTTP, as Prometheus asks for them.
+The driver is tests/nvml's fake: 8 GPUs with 2 processes each, whose PCIe measurement takes 20 ms in each direction, as
+the real one's does. Unlike a real driver's, its other calls return at once, so this measures only the exporter. Scrapes
+come one after another over HTTP, as from Prometheus.
 """
 
 import http.client
@@ -18,23 +18,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from scripts.bench._cases import exit_status, sized
 from tests import nvml
 from tests.exporter_kit import Exporter, exporting
 
-SCRAPES = 10_000
-WARM_UP = 500
+SCRAPES = sized(10_000, 20)
+WARM_UP = sized(500, 5)
 GPUS, PROCESSES = 8, 16
 GOAL_S = 0.050
 GOAL_BYTES = 40e6
 GOAL_GROWTH = 2e6
-"""Bytes that the resident set may grow over all scrapes, as malloc finds its size: 200 for each, less than any object."""
+"""Bytes that the resident set may grow over all scrapes until malloc settles: 200 per scrape, less than any object."""
 ACCEPT = "application/openmetrics-text;version=1.0.0;q=0.75,text/plain;version=0.0.4;q=0.5,*/*;q=0.1"
 _TICK = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True)
-class Look:
-    """What /proc says of the exporter."""
+class Usage:
+    """The exporter's resources, from /proc."""
 
     resident: int
     private: int
@@ -43,13 +44,14 @@ class Look:
     files: int
 
 
-def look(pid: int) -> Look:
+def usage(pid: int) -> Usage:
+    """Return the present resources of a process."""
     folder = Path(f"/proc/{pid}")
     status = dict(line.split(":", 1) for line in (folder / "status").read_text().splitlines())
     rollup = dict(line.split(":", 1) for line in (folder / "smaps_rollup").read_text().splitlines()[1:])
     fields = (folder / "stat").read_text().rpartition(")")[2].split()
     private = sum(int(rollup[key].split()[0]) for key in ("Private_Clean", "Private_Dirty"))
-    return Look(
+    return Usage(
         resident=int(status["VmRSS"].split()[0]) * 1024,
         private=private * 1024,
         cpu_s=(int(fields[11]) + int(fields[12])) / _TICK,
@@ -59,20 +61,20 @@ def look(pid: int) -> Look:
 
 
 def scrape(exporter: Exporter, headers: dict[str, str]) -> tuple[float, int]:
-    """Seconds, and the bytes of the answer."""
+    """Scrape the exporter; return the seconds taken and the size of the response in bytes."""
     began = time.perf_counter()
     connection = http.client.HTTPConnection(urlsplit(exporter.url).netloc, timeout=30)
     connection.request("GET", "/metrics", headers=headers)
-    answer = connection.getresponse()
-    body = answer.read()
+    response = connection.getresponse()
+    body = response.read()
     connection.close()
-    if answer.status != 200:
-        raise SystemExit(f"a scrape failed with {answer.status}: {body[:200]!r}")
+    if response.status != 200:
+        raise SystemExit(f"a scrape failed with {response.status}: {body[:200]!r}")
     return time.perf_counter() - began, len(body)
 
 
 def sleepers(stack: ExitStack) -> Iterator[int]:
-    """Processes to be on the GPUs."""
+    """Start processes for the GPUs, and yield their pids."""
     for _ in range(PROCESSES):
         process = stack.enter_context(subprocess.Popen(["sleep", "3600"]))
         stack.callback(process.kill)
@@ -94,32 +96,33 @@ def main() -> int:
         pid = exporter.process.pid
         for _ in range(WARM_UP):
             scrape(exporter, {})
-        before = look(pid)
+        before = usage(pid)
         took: list[float] = []
         sizes: set[int] = set()
         for _ in range(SCRAPES):
             seconds, size = scrape(exporter, {"Accept": ACCEPT})
             took.append(seconds)
             sizes.add(size)
-        after = look(pid)
+        after = usage(pid)
         compressed = [scrape(exporter, {"Accept": ACCEPT, "Accept-Encoding": "gzip"}) for _ in range(200)]
         inside = exporter.scrape().value("sdp_exporter_read_seconds")
     return report(before, after, took, sizes, compressed, inside)
 
 
 def report(
-    before: Look, after: Look, took: list[float], sizes: set[int], compressed: list[tuple[float, int]], inside: float
+    before: Usage, after: Usage, took: list[float], sizes: set[int], compressed: list[tuple[float, int]], inside: float
 ) -> int:
+    """Print the figures; return 1 if a goal is missed."""
     took.sort()
     median, worst = statistics.median(took), took[int(len(took) * 0.99)]
     print(f"{GPUS} GPUs, {PROCESSES} processes, {SCRAPES:,} scrapes one after another (load {os.getloadavg()[0]:.1f})")
     print(
         f"a scrape     median {median * 1e3:.1f} ms, 99th percentile {worst * 1e3:.1f} ms, longest {took[-1] * 1e3:.0f} ms"
     )
-    print(f"  reading    {inside * 1e3:.1f} ms of one that was looked at; the rest is writing it down and HTTP")
-    print(f"  CPU        {(after.cpu_s - before.cpu_s) / len(took) * 1e3:.1f} ms, the fake's own time among it")
+    print(f"  reading    {inside * 1e3:.1f} ms of one sampled scrape; the rest is formatting and HTTP")
+    print(f"  CPU        {(after.cpu_s - before.cpu_s) / len(took) * 1e3:.1f} ms, including the fake driver's own")
     print(
-        f"  answer     {max(sizes):,} bytes; {max(size for _, size in compressed):,} by gzip, in {statistics.median(s for s, _ in compressed) * 1e3:.1f} ms"
+        f"  response   {max(sizes):,} bytes; {max(size for _, size in compressed):,} by gzip, in {statistics.median(s for s, _ in compressed) * 1e3:.1f} ms"
     )
     print(
         f"resident     {before.resident / 1e6:.1f} MB after {WARM_UP}, {after.resident / 1e6:.1f} MB after {SCRAPES + WARM_UP:,} (private {after.private / 1e6:.1f} MB)"
@@ -130,11 +133,11 @@ def report(
         f"median under {GOAL_S * 1e3:.0f} ms": median < GOAL_S,
         f"resident under {GOAL_BYTES / 1e6:.0f} MB": after.resident < GOAL_BYTES,
         f"growth under {GOAL_GROWTH / 1e6:.0f} MB": after.resident - before.resident < GOAL_GROWTH,
-        "no thread more": after.threads <= before.threads,
-        "no file more": after.files <= before.files,
+        "no new threads": after.threads <= before.threads,
+        "no new files": after.files <= before.files,
     }
     print("; ".join(f"{goal}: {'yes' if met else 'NO'}" for goal, met in goals.items()))
-    return 0 if all(goals.values()) else 1
+    return exit_status(all(goals.values()))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-/* CUDA's runtime of a node with eight A100s that are not there, for LD_PRELOAD under FakeTensorMode.
+/* A fake CUDA runtime of a node with eight A100s, for LD_PRELOAD under FakeTensorMode.
  *
- * It answers what torch asks before any kernel runs: devices and their properties, streams, events. Nothing is computed: launches and
- * copies return at once. Also the few calls of the driver that torch makes by name.
+ * It implements the calls that torch makes before any kernel runs: devices and their properties, streams, events. Nothing is computed:
+ * launches and copies return at once. It also has the few driver calls that torch makes by name.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -76,7 +76,7 @@ cudaError_t cudaFree(void *at) { free(at); return cudaSuccess; }
 cudaError_t cudaHostAlloc(void **to, size_t size, unsigned flags) { return cudaMalloc(to, size); }
 cudaError_t cudaFreeHost(void *at) { return cudaFree(at); }
 
-/* --- the driver, as torch and Triton's launcher call it: modules load, and nothing is launched --- */
+/* --- the driver calls of torch and Triton's launcher: modules load, and nothing is launched --- */
 #define CALL(name, ...) CUresult name(__VA_ARGS__) { return CUDA_SUCCESS; }
 
 CUresult cuDriverGetVersion(int *version) { *version = CUDA_VERSION; return CUDA_SUCCESS; }

@@ -1,12 +1,12 @@
-"""Without a GPU: steps of training's own trainer for the full U-Net as one of 32 A100s, on fake tensors: devices, dtypes, traffic, memory.
+"""Without a GPU: training steps of the full U-Net on one of 32 simulated A100s, on fake tensors: devices, dtypes, traffic, memory.
 
     python -m scripts.bench.fake_gpu                                         all cases
     python -m scripts.bench.fake_gpu --cases "fsdp,fsdp hybrid" --batch 32   some of them
     python -m scripts.bench.fake_gpu --tiny                                  the tiny model at 64 px, in seconds
 
 Each case takes two steps; the second is reported. CUDA's runtime is fake_cuda.c, the process group is torch's fake one, and no kernel runs.
-So what torch decides on the host is real (which device, dtype, attention kernel, collective, graph), and no figure is a time.
-DistributedDataParallel's reducer needs memory behind its tensors: for ddp each gradient is all-reduced by itself, as it is ready; a reducer
+So torch's decisions on the host are real (device, dtype, attention kernel, collective, graph), and no figure is a time.
+DistributedDataParallel's reducer needs real memory, so for ddp each gradient is all-reduced separately when it is ready; the real reducer
 sends the same bytes in buckets. Memory is that of live tensors, without the allocator's fragmentation and cuDNN's workspaces.
 """
 
@@ -31,7 +31,7 @@ from sdp.console import size, table
 
 WORKERS, GPUS_A_NODE = 32, 8
 KERNELS = "kernels"
-"""The compiler that has Inductor and Triton make machine code for an A100, and then runs the graph as it is."""
+"""The compiler that generates machine code for an A100 with Inductor and Triton, and then runs the graph unchanged."""
 CASES: dict[str, dict[str, Any]] = {
     "ddp": {"kind": "ddp"},
     "ddp channels last": {"kind": "ddp", "channels_last": True},
@@ -58,19 +58,19 @@ PLAIN = {
     "gpus": 1,
 }
 HEAVY = ("convolution", "mm", "addmm", "bmm", "baddbmm", "attention")
-"""Words in the names of operations that tensor cores do."""
+"""Words in the names of operations that use tensor cores."""
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the cases one after the other and print what each came to."""
+    """Run the cases one after the other and print their reports."""
     parser = argparse.ArgumentParser(prog="fake_gpu")
     parser.add_argument(
-        "--cases", type=lambda text: text.split(","), default=list(CASES), help="names by comma; else all"
+        "--cases", type=lambda text: text.split(","), default=list(CASES), help="comma-separated names (default: all)"
     )
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--resolution", type=int)
     parser.add_argument("--tiny", action="store_true")
-    parser.add_argument("--json", action="store_true", help="a line a case, with everything")
+    parser.add_argument("--json", action="store_true", help="print each case as one line of JSON, with all figures")
     options = parser.parse_args(arguments)
     if unknown := [name for name in options.cases if name not in CASES]:
         parser.error(f"--cases: no case {', '.join(unknown)}; there are {', '.join(CASES)}")
@@ -97,7 +97,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def as_text(reports: dict[str, dict[str, Any]], batch: int, resolution: int, **_: Any) -> list[str]:
-    """Return the reports as lines for a person."""
+    """Return the reports as tables."""
     rows, traffic = [], []
     for name, report in reports.items():
         memory = report["memory"]
@@ -132,14 +132,14 @@ def as_text(reports: dict[str, dict[str, Any]], batch: int, resolution: int, **_
         "strays",
     )
     return [
-        f"{WORKERS} A100s that are not there, {batch} samples each at {resolution} px; memory and traffic of one GPU in one step",
+        f"{WORKERS} simulated A100s, {batch} samples each at {resolution} px; memory and traffic of one GPU in one step",
         table(rows, header),
         "",
         table(traffic, ("case", "activity", "collective", "calls", "bytes")),
     ]
 
 
-# --- one case, in a process that has fake_cuda.c ---------------------------------------------------------------------
+# --- one case, in a process that uses fake_cuda.c ---------------------------------------------------------------------
 
 
 def worker(cases: Sequence[dict[str, Any]]) -> int:
@@ -150,7 +150,7 @@ def worker(cases: Sequence[dict[str, Any]]) -> int:
 
 
 def report_of(case: dict[str, Any]) -> dict[str, Any]:
-    """Take the steps of a case; return what the last one did."""
+    """Take the steps of a case; return the report of the last one."""
     import torch
     import torch.distributed as dist
     from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -171,7 +171,7 @@ def report_of(case: dict[str, Any]) -> dict[str, Any]:
 
 
 def _trainer(case: dict[str, Any]) -> Any:
-    """The trainer of rank 0, whose figures of a step are such that it goes on."""
+    """Return the trainer of rank 0, with figures of a step that let it continue."""
     import torch
 
     from scripts.bench._training import make_model, make_trainer
@@ -182,7 +182,7 @@ def _trainer(case: dict[str, Any]) -> Any:
             return [list(values)] * self.size
 
     class Figures:
-        """A step's figures on the host, which fake tensors do not have."""
+        """A step's figures on the host, which fake tensors lack."""
 
         def copy_(self, figures: Any, *, non_blocking: bool) -> None:
             assert non_blocking
@@ -200,9 +200,9 @@ def _trainer(case: dict[str, Any]) -> Any:
 
 @contextmanager
 def fakes(graphs: "Graphs") -> Iterator[None]:
-    """Fake tensors, and stand-ins for the little that does not take them."""
+    """Use fake tensors, with stand-ins for the few functions that do not support them."""
     import torch
-    from diffusers import UNet2DConditionModel  # noqa: F401  # what these import makes real tensors
+    from diffusers import UNet2DConditionModel  # noqa: F401  # importing these creates real tensors
     from torch import Tensor, nn
     from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
     from transformers import CLIPTextModel  # noqa: F401
@@ -213,11 +213,11 @@ def fakes(graphs: "Graphs") -> Iterator[None]:
     make_mesh, compile_blocks = strategies.init_device_mesh, strategies.compile_blocks
 
     def real_mesh(*arguments: Any, **options: Any) -> Any:
-        with unset_fake_temporarily():  # it reads the ranks
+        with unset_fake_temporarily():  # it reads values of tensors, the ranks
             return make_mesh(*arguments, **options)
 
     def moved(module: nn.Module, *where: Any, **_: Any) -> nn.Module:
-        """Module.to, which cannot swap fake tensors."""
+        """Replace Module.to, which cannot swap fake tensors."""
         device = next((each for each in where if isinstance(each, torch.device)), None)
         dtype = next((each for each in where if isinstance(each, torch.dtype)), None)
         for each in module.modules():
@@ -235,8 +235,8 @@ def fakes(graphs: "Graphs") -> Iterator[None]:
         mock.patch.object(assemble, "compile_blocks", lambda unet: compile_blocks(unet, graphs)),
         mock.patch.object(nn.Module, "to", moved),
         mock.patch.object(Tensor, "pin_memory", Tensor.contiguous),  # not implemented for fake tensors
-        mock.patch.object(Batch, "counted_by_epoch", return_value=()),  # rows that count are looked at on the host
-        FakeTensorMode(allow_non_fake_inputs=True),  # a model that is loaded is real
+        mock.patch.object(Batch, "counted_by_epoch", return_value=()),  # it reads values of tensors on the host
+        FakeTensorMode(allow_non_fake_inputs=True),  # a loaded model has real tensors
     ):
         yield
 
@@ -246,7 +246,7 @@ def _replicated() -> Any:
     from torch import Tensor, nn
 
     class Replica(nn.Module):
-        """DistributedDataParallel as far as traffic is concerned: each gradient, summed over all workers."""
+        """A stand-in for DistributedDataParallel with the same traffic: each gradient, summed over all workers."""
 
         def __init__(self, module: nn.Module, **_: Any) -> None:
             super().__init__()
@@ -266,14 +266,14 @@ def _replicated() -> Any:
 
 
 class Graphs:
-    """A compiler that hands graphs to another one, and counts."""
+    """A compiler that passes graphs to another one, and counts them."""
 
     def __init__(self, backend: str | None) -> None:
         self._backend = backend
         self.dynamic: list[bool] = []
         self.kernels = 0
         self.convolutions: Counter[str] = Counter()
-        """By the layout that Inductor gave them."""
+        """Convolutions, by the layout that Inductor chose."""
 
     def __call__(self, graph: Any, inputs: list[Any]) -> Any:
         import torch
@@ -331,7 +331,7 @@ class Graphs:
 
 @dataclass
 class Seen:
-    """What a step does, by activity of the trainer's stopwatch, whose place it takes."""
+    """Counts of a step's operations, by activity; it replaces the trainer's stopwatch."""
 
     activity: str = "before"
     live: int = 0
@@ -339,14 +339,14 @@ class Seen:
     storages: dict[int, Any] = field(default_factory=dict)
     sizes: dict[int, int] = field(default_factory=dict)
     memory: dict[str, int] = field(default_factory=dict)
-    """Of each activity the most."""
+    """The peak of each activity."""
     kept: Counter[str] = field(default_factory=Counter)
     heavy: Counter[str] = field(default_factory=Counter)
-    """Calls for tensor cores, by dtype."""
+    """Calls that use tensor cores, by dtype."""
     fp32: Counter[str] = field(default_factory=Counter)
-    """Those with an input in fp32, by operation."""
+    """Those of these calls with an fp32 input, by operation."""
     strays: Counter[str] = field(default_factory=Counter)
-    """Operations of a step on another device than this worker's, by operation."""
+    """Operations on another device than this worker's, by name."""
     collectives: defaultdict[tuple[str, str, int], list[int]] = field(default_factory=lambda: defaultdict(list))
     annotate: ClassVar[bool] = False
 
@@ -362,14 +362,14 @@ class Seen:
         return {}
 
     def forget(self) -> None:
-        """Begin another step."""
+        """Start counting a new step."""
         self._look()
         self.memory = {"before": self.live}
         for each in (self.kept, self.heavy, self.fp32, self.strays, self.collectives):
             each.clear()
 
     def _look(self) -> None:
-        """Take in storages that were resized, as FSDP frees and fills the weights that it gathers."""
+        """Update the sizes of storages, because FSDP resizes those of the weights that it gathers."""
         self.sizes = {key: storage.nbytes() for key, reference in self.storages.items() if (storage := reference())}
         self.live = sum(self.sizes.values())
         self._peak()
@@ -380,7 +380,7 @@ class Seen:
 
     @contextmanager
     def watch(self) -> Iterator[None]:
-        """Watch every operation inside, and what is saved for the backward pass."""
+        """Count every operation inside, and the bytes saved for the backward pass."""
         import torch
         from torch import Tensor
         from torch.utils._python_dispatch import TorchDispatchMode
@@ -406,7 +406,7 @@ class Seen:
         class Watch(TorchDispatchMode):
             @classmethod
             def ignore_compile_internals(cls) -> bool:
-                return True  # or nothing would be compiled inside
+                return True  # otherwise nothing would be compiled inside
 
             def __torch_dispatch__(_, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: N805
                 results = func(*args, **(kwargs or {}))
@@ -447,7 +447,7 @@ class Seen:
             self.strays[f"{self.activity}: {operation}"] += 1
         words = operation.strip("_").split("_")
         if inputs and any(word in HEAVY for word in words):
-            rank = max(each.dim() for each in inputs)  # not biases, nor what attention keeps a row
+            rank = max(each.dim() for each in inputs)  # excludes biases and attention's per-row values
             dtypes = {_name(each.dtype) for each in inputs if each.is_floating_point() and each.dim() == rank}
             self.heavy["+".join(sorted(dtypes))] += 1
             if "float32" in dtypes:

@@ -1,12 +1,12 @@
-"""Encoding on a GPU: Stable Diffusion 2's VAE and text encoder in their real shapes, weights random: img/s, share of peak, memory.
+"""On a GPU: encoding with Stable Diffusion 2's VAE and text encoder in full size, random weights: img/s, share of peak, memory.
 
     python -m scripts.bench.gpu_encode [--sides 256,512] [--seconds 5] [--batches 16,32,64,128] [--no-compile]
     python -m scripts.bench.gpu_encode --tiny        the same code on the tiny model, on a CPU if there is no GPU
 
-Our encoder is fed as its actor is: chunks of uint8 in memory that may not be written, two calls at a time. Beside it in
-the same run, turn and turn about: the network alone on pixels that lie on the device (what copies, noise and checks
-cost), and the text's encoder (fp16, batches that are copied, encoded and fetched one after another). Speed does not
-depend on what the weights are.
+sdp's encoder is called as its actor is: read-only chunks of uint8, two calls at a time. It alternates in the same run
+with two others: the network alone on pixels that are already on the device, which shows the cost of copies, noise and
+checks; and the reference's encoder (fp16; each batch is copied, encoded and fetched in turn). Speed does not depend on
+the weights.
 """
 
 import argparse
@@ -23,6 +23,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.flop_counter import FlopCounterMode
 
+from scripts.bench._cases import sized
 from sdp import hardware
 from sdp.config.process import EncodeConfig
 from sdp.console import table
@@ -36,12 +37,12 @@ from sdp.model.latents import to_pixels
 SCALE = 0.18215
 DEADLINE_S = 600
 AGREES = 0.05
-"""By how much of their mean latents of bf16 may differ from fp32's."""
+"""The largest difference of bf16 latents from fp32 ones, as a share of their mean."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One way to encode."""
+    """A combination of encoder settings."""
 
     side: int
     batch: int
@@ -56,10 +57,10 @@ class Case:
 
 @dataclass(frozen=True)
 class Networks:
-    """What is measured, and on what."""
+    """The networks to measure, and the device."""
 
     vae: Callable[[], Any]
-    """Makes one: an encoder keeps what it is given."""
+    """Returns a new VAE, because an encoder keeps the one that it gets."""
     text: Callable[[], Any]
     device: torch.device
     seconds: float
@@ -71,26 +72,30 @@ class Networks:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--sides", default="256,512", help="resolutions")
-    parser.add_argument("--batches", default="16,32,64,128", help="batch sizes at 256 px; a quarter of each at 512")
-    parser.add_argument("--seconds", type=float, default=5.0, help="how long to measure each")
-    parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
-    parser.add_argument("--tiny", action="store_true", help="the tiny model, to try the script itself")
-    given = parser.parse_args(arguments)
-    if not given.tiny and not torch.cuda.is_available():
-        print("no CUDA device here, nothing measured; run it where there is one, or with --tiny to try it on a CPU")
+    parser.add_argument("--sides", default=sized("256,512", "64"), help="resolutions")
+    parser.add_argument(
+        "--batches", default=sized("16,32,64,128", "32"), help="batch sizes at 256 px; a quarter of each at 512"
+    )
+    parser.add_argument("--seconds", type=float, default=sized(5.0, 0.2), help="time to measure each")
+    parser.add_argument("--no-compile", action="store_true", default=sized(False, True), help="leave torch.compile out")
+    parser.add_argument(
+        "--tiny", action="store_true", default=sized(False, True), help="the tiny model, to try the script itself"
+    )
+    options = parser.parse_args(arguments)
+    if not options.tiny and not torch.cuda.is_available():
+        print("no CUDA device here, nothing measured; run it on a machine with one, or with --tiny to try it on a CPU")
         return 0
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if device.type == "cpu":
         torch.set_num_threads(1)
-    networks = Networks(*(_tiny() if given.tiny else _real()), device, given.seconds)
+    networks = Networks(*(_tiny() if options.tiny else _real()), device, options.seconds)
     torch.manual_seed(0)
-    _say_where(networks)
+    _print_device(networks)
     _check(networks)
-    sides = [int(side) for side in given.sides.split(",")]
-    batches = [int(batch) for batch in given.batches.split(",")]
+    sides = [int(side) for side in options.sides.split(",")]
+    batches = [int(batch) for batch in options.batches.split(",")]
     best = [
-        _images(networks, side, [max(1, batch * 256**2 // side**2) for batch in batches], not given.no_compile)
+        _images(networks, side, [max(1, batch * 256**2 // side**2) for batch in batches], not options.no_compile)
         for side in sides
     ]
     _captions(networks)
@@ -99,7 +104,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _real() -> tuple[Callable[[], Any], Callable[[], Any]]:
-    """Random weights, drawn on the CPU with a seed."""
+    """Return functions that make the networks with random weights, initialised on the CPU with a seed."""
     from diffusers import AutoencoderKL
     from transformers import CLIPTextConfig, CLIPTextModel
 
@@ -119,7 +124,7 @@ def _tiny() -> tuple[Callable[[], Any], Callable[[], Any]]:
     return lambda: load.load_vae(path), lambda: load.load_text_encoder(path)
 
 
-def _say_where(networks: Networks) -> None:
+def _print_device(networks: Networks) -> None:
     if networks.device.type == "cpu":
         print(f"on a CPU, {torch.get_num_threads()} threads; PyTorch {torch.__version__}\n")
         return
@@ -131,20 +136,20 @@ def _say_where(networks: Networks) -> None:
     print(f"{name}: {memory:.0f} GiB, {peak}; PyTorch {torch.__version__}\n")
 
 
-# --- is it right? ----------------------------------------------------------------------------------------------------
+# --- correctness -----------------------------------------------------------------------------------------------------
 
 
 def _check(networks: Networks) -> None:
-    """Latents by the device against fp32 on the CPU, before anything is timed; many small batches, two calls at once."""
+    """Compare the device's latents with fp32 on the CPU before any timing; many small batches, two calls at a time."""
     chunk = _chunk(64, 24)
     settings = {"seed": 5, "batch_sizes": {64: 5, TEXT: 5}}
     exact = Encoder(networks.vae(), EncoderSettings(dtype="fp32", **settings), device="cpu")(chunk)
-    tried = Encoder(networks.vae(), EncoderSettings(dtype="bf16", **settings), device=networks.device.type)
+    tested = Encoder(networks.vae(), EncoderSettings(dtype="bf16", **settings), device=networks.device.type)
     wanted = exact.latents[64][0].values.astype(np.float32)
     with ThreadPoolExecutor(2) as pool:
-        for encoded in pool.map(tried, [chunk] * 6, timeout=DEADLINE_S):
-            came = encoded.latents[64][0].values.astype(np.float32)
-            off = float(np.abs(came - wanted).mean() / np.abs(wanted).mean())
+        for encoded in pool.map(tested, [chunk] * 6, timeout=DEADLINE_S):
+            values = encoded.latents[64][0].values.astype(np.float32)
+            off = float(np.abs(values - wanted).mean() / np.abs(wanted).mean())
             if not encoded.good.all() or off > AGREES:
                 raise SystemExit(
                     f"gpu_encode: latents of {networks.device} differ from the CPU's by {off:.1%}: not timed"
@@ -156,7 +161,7 @@ def _check(networks: Networks) -> None:
 
 
 def _images(networks: Networks, side: int, batches: list[int], compiled: bool) -> str:
-    """Print the table of a resolution; return its best line in words."""
+    """Print the table of a resolution; return a description of its best line."""
     usual = EncodeConfig().batch_sizes([side])[side]
     cases = [Case(side, usual), Case(side, usual, channels_last=False), Case(side, usual, dtype="fp16")]
     cases += [Case(side, usual, compile=True)] if compiled else []
@@ -165,7 +170,7 @@ def _images(networks: Networks, side: int, batches: list[int], compiled: bool) -
     print(f"images of {side} px: {flops / 1e9:,.4g} GFLOP each; img/s")
     rows = [_images_row(networks, case, flops) for case in cases]
     rows.append(_reference_row(networks, side, usual, flops))
-    print(table(rows, ("way", "batch", "img/s", "network alone", "of it", "share of peak", "memory")), flush=True)
+    print(table(rows, ("way", "batch", "img/s", "network alone", "share of it", "share of peak", "memory")), flush=True)
     print()
     way, batch, rate, _, _, share, _ = max(rows[:-1], key=lambda row: float(row[2].replace(",", "")))
     return f"{side} px {rate} img/s, {share} of the peak ({way}, batch {batch})"
@@ -178,11 +183,11 @@ def _images_row(networks: Networks, case: Case, flops: float) -> list[str]:
         compile=case.compile,
         batch_sizes={case.side: case.batch, TEXT: 64},
     )
-    torch.compiler.reset()  # it would keep the networks of earlier cases in memory
+    torch.compiler.reset()  # otherwise it keeps the networks of earlier cases in memory
     encoder = Encoder(networks.vae(), settings, device=networks.device.type)
     chunk = _chunk(case.side, 4 * case.batch)
     _begin_memory(networks)
-    encoder(chunk)  # warm: kernels chosen, compiled, memory taken
+    encoder(chunk)  # warm-up: choose and compile kernels, allocate memory
     rate = _two_at_once(lambda: encoder(chunk), len(chunk), networks.seconds)
     memory = _peak_memory(networks)
     bare = _network_alone(networks, encoder, case)
@@ -200,7 +205,7 @@ def _images_row(networks: Networks, case: Case, flops: float) -> list[str]:
 
 
 def _network_alone(networks: Networks, encoder: Encoder, case: Case) -> float:
-    """Images per second of the VAE's encoder on pixels that lie on the device already."""
+    """Return the images per second of the VAE's encoder on pixels that are already on the device."""
     size = encoder.batch_limits[case.side]
     pixels = torch.randint(256, (size, case.side, case.side, 3), dtype=torch.uint8, device=networks.device)
     planes = to_pixels(pixels).to(DTYPES[case.dtype])
@@ -210,10 +215,10 @@ def _network_alone(networks: Networks, encoder: Encoder, case: Case) -> float:
 
 
 def _reference_row(networks: Networks, side: int, batch: int, flops: float) -> list[str]:
-    """The text's way: fp32 pixels from the object store, fp16 networks, each batch copied, encoded and fetched in turn."""
+    """Return the line of the reference's way: fp32 pixels, fp16 networks, each batch copied, encoded and fetched in turn."""
     cpu = networks.device.type == "cpu"
     dtype = torch.float32 if cpu else torch.float16
-    vae: Any = torch.nn.Module.to(networks.vae(), networks.device, dtype)  # that of diffusers warns
+    vae: Any = torch.nn.Module.to(networks.vae(), networks.device, dtype)  # diffusers' own method warns
     images = np.zeros((batch, 3, side, side), np.float32)
 
     def encode() -> Any:
@@ -225,7 +230,7 @@ def _reference_row(networks: Networks, side: int, batch: int, flops: float) -> l
     _begin_memory(networks)
     encode()
     rate = _one_by_one(encode, batch, networks)
-    name = f"the text's, {'fp32' if cpu else 'fp16'}"
+    name = f"reference, {'fp32' if cpu else 'fp16'}"
     return [name, f"{batch}", f"{rate:,.0f}", "", "", _share(networks, flops * rate), _peak_memory(networks)]
 
 
@@ -242,7 +247,9 @@ def _captions(networks: Networks) -> None:
     _begin_memory(networks)
     encoder.embed(tokens)
     rate = _two_at_once(lambda: encoder.embed(tokens), len(tokens), networks.seconds)
-    print(f"captions to 77 × {width}: {flops / 1e9:,.4g} GFLOP each; what encode.text: text_embedding adds to an image")
+    print(
+        f"captions to 77 × {width}: {flops / 1e9:,.4g} GFLOP each; the extra work of encode.text: text_embedding for an image"
+    )
     print(
         table(
             [["bf16", f"{batch}", f"{rate:,.0f}", _share(networks, flops * rate), _peak_memory(networks)]],
@@ -255,7 +262,7 @@ def _captions(networks: Networks) -> None:
 
 
 def _chunk(side: int, count: int) -> Chunk:
-    """As it comes out of the object store: it may be read only."""
+    """Return a read-only chunk, as from Ray's object store."""
     pixels: NDArray[np.uint8] = np.random.default_rng(0).integers(0, 256, (count, side, side, 3), np.uint8)
     pixels.flags.writeable = False
     zeros = np.zeros(count, np.int16)
@@ -265,7 +272,7 @@ def _chunk(side: int, count: int) -> Chunk:
 
 
 def _two_at_once(call: Callable[[], Any], items: int, seconds: float) -> float:
-    """Items per second of calls that come two at a time, as Ray makes an actor's; over whole calls."""
+    """Return the items per second of two concurrent callers, as Ray calls an actor; over whole calls."""
     done, lock = [0], threading.Lock()
     began = time.perf_counter()
 
@@ -286,7 +293,7 @@ def _one_by_one(call: Callable[[], Any], items: int, networks: Networks) -> floa
     _finish(networks)
     began, done = time.perf_counter(), 0
     while time.perf_counter() - began < networks.seconds:
-        for _ in range(4):  # so that the device is never out of work while the clock is looked at
+        for _ in range(4):  # keeps the device busy while the clock is read
             call()
             done += items
         _finish(networks)
@@ -306,7 +313,7 @@ def _begin_memory(networks: Networks) -> None:
 
 
 def _peak_memory(networks: Networks) -> str:
-    """Since _begin_memory: of tensors, and of what PyTorch holds for them."""
+    """Return the peak memory since _begin_memory, of tensors and as held by PyTorch."""
     if networks.device.type == "cpu":
         return "-"
     used, held = (f() / hardware.GIB for f in (torch.cuda.max_memory_allocated, torch.cuda.max_memory_reserved))
@@ -319,7 +326,7 @@ def _share(networks: Networks, flops_a_second: float) -> str:
 
 
 def _vae_flops(networks: Networks, side: int) -> float:
-    """Of one image through the VAE's encoder, a multiply-add as two; counted on the network itself."""
+    """Return the FLOPs of one image in the VAE's encoder, counted on the network; a multiply-add counts as two."""
     vae = networks.vae().to("meta")
     pixels = torch.empty(1, 3, side, side, device="meta")
     with FlopCounterMode(display=False) as counter, torch.no_grad():

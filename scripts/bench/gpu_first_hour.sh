@@ -1,6 +1,6 @@
 #!/bin/sh
-# The first hour on a machine with 1, 2 or 8 GPUs: what is most worth knowing first, each row with a deadline; one that fails stops no other.
-#   scripts/bench/gpu_first_hour.sh            writes docs/gpu-results.md as rows end
+# Run the most important GPU checks first, on a machine with 1, 2 or 8 GPUs. Each row has a deadline, and the others run if one fails.
+#   scripts/bench/gpu_first_hour.sh            writes docs/gpu-results.md, after each row
 #   OUT=/tmp/results.md scripts/bench/gpu_first_hour.sh
 set -u
 cd "$(dirname "$0")/../.."
@@ -23,7 +23,7 @@ write() {
     } >"$work/page" && cp "$work/page" "$out"
 }
 
-row() { # row NAME GPUS SECONDS GOAL MODULE [ARGUMENT…]: a line of the table, and all that the benchmark printed below it
+row() { # row NAME GPUS SECONDS GOAL MODULE [ARGUMENT…]: add a line to the table, and the benchmark's output below it
     name=$1 needed=$2 limit=$3 goal=$4
     shift 4
     began=$(date +%s)

@@ -2,13 +2,13 @@
 
     python -m scripts.bench.gpu_train                                     every GPU of this machine, all cases
     python -m scripts.bench.gpu_train --resolutions 512 --strategies fsdp --compile on --batch 32 --steps 50
-    python -m scripts.bench.gpu_train --compile on --fp8 off,on           with linear layers in fp8, beside without
+    python -m scripts.bench.gpu_train --compile on --fp8 off,on           linear layers without and with fp8
     python -m scripts.bench.gpu_train --tiny                              the same code with the tiny model, on a CPU
 
-The loop is training's own, with the text encoder beside the U-Net as for a dataset with token ids; data are at hand, in
-pinned memory. Each case runs in processes of its own, one a GPU. Without --batch the largest power of two that fits is
-found first, by halving. MFU counts the U-Net's arithmetic alone, against the dense bf16 peak of sdp/hardware.py; in fp8,
-too, so that figures compare. --tiny emulates fp8.
+The loop is that of `sdp train`, with the text encoder beside the U-Net as for a dataset with token ids; batches are
+already in pinned memory. Each case runs in separate processes, one per GPU. Without --batch, halving finds the largest
+power of two that fits. MFU counts only the U-Net's arithmetic, against the dense bf16 peak of sdp/hardware.py, in fp8
+too, so that figures can be compared. --tiny emulates fp8.
 """
 
 import argparse
@@ -27,28 +27,32 @@ from scripts.bench._training import make_model, make_trainer
 from sdp.console import size, table
 
 LARGEST = {256: 256, 512: 64}
-"""Batches a GPU to begin with, by resolution."""
+"""The first batch per GPU to try, by resolution."""
 OUT_OF_MEMORY = 3
 CASE_TIMEOUT_S = 1800
-GOALS = "goals: A100 more than 41.6 % (1.3 x the reference's 32 %), H100 and H200 more than 33.5-35 % at 512 (MLPerf's); we aim at 50 %"
+GOALS = "goals: A100 more than 41.6 % (1.3 x the reference's 32 %), H100 and H200 more than 33.5-35 % at 512 (MLPerf's); the aim is 50 %"
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the cases one after the other and print a line for each as it is done."""
-    given = _arguments(arguments)
+    """Run the cases one after the other, and print a line after each."""
+    options = _arguments(arguments)
     gpus = _gpus()
-    if not gpus and not given.tiny:
+    if not gpus and not options.tiny:
         print("gpu_train: no GPU here, nothing measured; it needs one, --tiny tries the same code on a CPU")
         return 0
-    workers = given.workers or (len(gpus) if not given.tiny else 1)
-    print(f"gpu_train: {workers} x {gpus[0] if gpus else 'CPU'}, {given.steps} steps after {given.warm}", flush=True)
-    if "on" in given.fp8 and (lacking := _without_fp8(gpus)):
-        print(f"gpu_train: {lacking} has no fp8: left out")
-        given.fp8 = ["off"]
+    workers = options.workers or (len(gpus) if not options.tiny else 1)
+    print(
+        f"gpu_train: {workers} x {gpus[0] if gpus else 'CPU'}, {options.steps} steps after {options.warm}", flush=True
+    )
+    if "on" in options.fp8 and (gpu := _gpu_without_fp8(gpus)):
+        print(f"gpu_train: {gpu} has no fp8: left out")
+        options.fp8 = ["off"]
     rows = []
-    for resolution, kind, compiled, fp8 in product(given.resolutions, given.strategies, given.compile, given.fp8):
-        batch = given.batch or (4 if given.tiny else LARGEST.get(resolution, 32))
-        figures = _measure(given, resolution, kind, compiled, fp8, workers, batch)
+    for resolution, kind, compiled, fp8 in product(
+        options.resolutions, options.strategies, options.compile, options.fp8
+    ):
+        batch = options.batch or (4 if options.tiny else LARGEST.get(resolution, 32))
+        figures = _measure(options, resolution, kind, compiled, fp8, workers, batch)
         name = (str(resolution), kind, "on" if compiled == "on" else "off", "on" if fp8 == "on" else "off")
         rows.append((*name, *_cells(figures)))
         print(f"  {' '.join(rows[-1])}", flush=True)
@@ -76,29 +80,29 @@ def _arguments(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--strategies", type=words, default=["ddp", "fsdp"])
     parser.add_argument("--compile", type=words, default=["off", "on"])
     parser.add_argument("--fp8", type=words, default=["off"], help="off,on: H100, H200, L40S and later")
-    parser.add_argument("--fp8-min-features", type=int, help="else the setting's own")
-    parser.add_argument("--batch", type=int, help="a GPU; else the largest power of two that fits")
-    parser.add_argument("--workers", type=int, help="else one for each GPU")
+    parser.add_argument("--fp8-min-features", type=int, help="default: the setting's own")
+    parser.add_argument("--batch", type=int, help="per GPU (default: the largest power of two that fits)")
+    parser.add_argument("--workers", type=int, help="default: one per GPU")
     parser.add_argument("--warm", type=int, default=10)
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--shard", default="shard_grad_op")
-    parser.add_argument("--channels-last", action="store_true", help="ddp alone")
+    parser.add_argument("--channels-last", action="store_true", help="only for ddp")
     parser.add_argument("--activation-checkpointing", action="store_true")
     parser.add_argument("--tiny", action="store_true", help="the tiny model at 64 px, without a GPU")
-    given = parser.parse_args(arguments)
-    given.resolutions = given.resolutions or ([64] if given.tiny else [256, 512])
-    return given
+    options = parser.parse_args(arguments)
+    options.resolutions = options.resolutions or ([64] if options.tiny else [256, 512])
+    return options
 
 
 def _gpus() -> list[str]:
-    """Asked in another process: this one takes no memory of a GPU."""
+    """Return the names of the GPUs, from another process, so that this one takes no GPU memory."""
     code = "import torch; print(*(torch.cuda.get_device_name(n) for n in range(torch.cuda.device_count())), sep='\\n')"
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300).stdout
-    return [line for line in told.splitlines() if line]
+    names = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300).stdout
+    return [line for line in names.splitlines() if line]
 
 
-def _without_fp8(gpus: Sequence[str]) -> str | None:
-    """The GPU here, if the catalogue says that it lacks it."""
+def _gpu_without_fp8(gpus: Sequence[str]) -> str | None:
+    """Return the name of this machine's GPU if the catalogue says that it lacks fp8."""
     from sdp.hardware import gpu_by_product
 
     gpu = gpu_by_product(gpus[0]) if gpus else None
@@ -106,34 +110,34 @@ def _without_fp8(gpus: Sequence[str]) -> str | None:
 
 
 def _measure(
-    given: argparse.Namespace, resolution: int, kind: str, compiled: str, fp8: str, workers: int, batch: int
+    options: argparse.Namespace, resolution: int, kind: str, compiled: str, fp8: str, workers: int, batch: int
 ) -> dict[str, Any] | None:
-    """A case at the largest batch that fits."""
+    """Run a case at the largest batch that fits; return its figures."""
     while batch:
         case = {
             "resolution": resolution, "kind": kind, "compile": compiled == "on", "workers": workers, "batch": batch,
-            "warm": given.warm, "steps": given.steps, "shard": given.shard, "tiny": given.tiny,
-            "channels_last": given.channels_last and kind == "ddp",
-            "activation_checkpointing": given.activation_checkpointing,
-            "fp8": _fp8(given, fp8),
+            "warm": options.warm, "steps": options.steps, "shard": options.shard, "tiny": options.tiny,
+            "channels_last": options.channels_last and kind == "ddp",
+            "activation_checkpointing": options.activation_checkpointing,
+            "fp8": _fp8(options, fp8),
         }  # fmt: skip
         figures = _case(case)
-        if figures is not None or given.batch:
+        if figures is not None or options.batch:
             return figures
         batch //= 2
     return None
 
 
-def _fp8(given: argparse.Namespace, fp8: str) -> dict[str, Any]:
-    """As strategy.fp8 has it."""
+def _fp8(options: argparse.Namespace, fp8: str) -> dict[str, Any]:
+    """Return the settings of strategy.fp8."""
     if fp8 != "on":
         return {}
-    least = given.fp8_min_features or (16 if given.tiny else None)
-    return {"enabled": True, "emulate": given.tiny} | ({"min_features": least} if least else {})
+    least = options.fp8_min_features or (16 if options.tiny else None)
+    return {"enabled": True, "emulate": options.tiny} | ({"min_features": least} if least else {})
 
 
 def _case(case: dict[str, Any]) -> dict[str, Any] | None:
-    """Its processes; None where memory was short."""
+    """Run a case's processes; return its figures, or None if memory ran out."""
     with tempfile.TemporaryDirectory(prefix="sdp-bench-gpu-") as folder:
         command = [sys.executable, "-m", "scripts.bench.gpu_train", "worker"]
         processes = [
@@ -142,7 +146,7 @@ def _case(case: dict[str, Any]) -> dict[str, Any] | None:
         ]
         deadline = time.monotonic() + CASE_TIMEOUT_S
         try:
-            # The first one to fail leaves the others waiting for it.
+            # If one fails, the others wait for it for ever.
             while any(process.poll() is None for process in processes) and not any(p.poll() for p in processes):
                 if time.monotonic() > deadline:
                     raise TimeoutError(f"{case}: not done after {CASE_TIMEOUT_S} s")
@@ -152,12 +156,12 @@ def _case(case: dict[str, Any]) -> dict[str, Any] | None:
                 if process.poll() is None:
                     process.kill()
         codes = [process.wait() for process in processes]
-        told = processes[0].stdout.read().decode() if processes[0].stdout else ""
+        output = processes[0].stdout.read().decode() if processes[0].stdout else ""
     if OUT_OF_MEMORY in codes:
         return None
     if any(codes):
         raise SystemExit(f"gpu_train: {case}: failed with exit codes {codes}")
-    figures: dict[str, Any] = json.loads(told.splitlines()[-1])
+    figures: dict[str, Any] = json.loads(output.splitlines()[-1])
     return figures
 
 
@@ -179,11 +183,11 @@ def _cells(figures: dict[str, Any] | None) -> tuple[str, ...]:
 
 
 class Done(Exception):
-    """Ends a run without its checkpoint, which nobody wants here."""
+    """Ends a run without its last checkpoint, which is not needed here."""
 
 
 def worker(case: dict[str, Any]) -> int:
-    """Train, and tell what it came to; on rank 0."""
+    """Train; print the figures on rank 0."""
     import torch
     import torch.distributed as dist
 
@@ -224,7 +228,7 @@ def _train(case: dict[str, Any], world: Any) -> dict[str, Any]:
     times: list[float] = []
 
     class Times(Callback):
-        """Of the steps after the warm-up."""
+        """Records the time of the steps after the warm-up."""
 
         began = time.perf_counter()
         first = 0.0

@@ -1,12 +1,12 @@
-"""Online mode's pool of encoders between images and trainers, on a local Ray of several nodes, with real payloads.
+"""Throughput of online mode's pool of encoders, on a local Ray of several nodes, with real payloads.
 
     python -m scripts.bench.online_pool [--encoders 1,2,3,4,5,6,7,8] [--seconds 30] [--picture docs/pictures/online.svg]
 
-The pool, the trainers' readers, Ray's five raylets and all bytes are real: 196,608 bytes of pixels an image go from a
-transform to an encoder, and from there 16,384 bytes of moments and 157,696 of embedded captions to a trainer (with
---text token_ids 154 bytes of token ids). What has no CPU here
-sleeps instead: transforms as a core would (250 img/s), encoders as an A10G would (102 img/s, what the reference saw),
-two trainers as an A100 would (184 img/s, its best). Throughput is counted at the trainers, over whole slices.
+The pool, the trainers' readers, Ray's five raylets and all bytes are real: for each image 196,608 bytes of pixels go
+from a transform to an encoder, and from there 16,384 bytes of moments and 157,696 of embedded captions to a trainer
+(with --text token_ids 154 bytes of token ids). Work that this machine is too small for is replaced by a sleep:
+transforms as on a core (250 img/s), encoders as on an A10G (102 img/s, the reference's figure), two trainers as on an
+A100 (184 img/s, its best). Throughput is counted at the trainers, over whole slices.
 """
 
 import argparse
@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 import ray
 
+from scripts.bench._cases import sized
 from sdp import cluster
 from sdp.charts import Line, lines
 from sdp.config import parse
@@ -46,51 +47,55 @@ TRANSFORM_RATE, ENCODER_RATE, TRAINER_RATE = 250.0, 102.0, 184.0
 TEXT_WIDTH = 1024
 TRAINERS = 2
 GROUP_ROWS = 254
-"""One slice: what travels at once."""
+"""Rows of one slice, which travel together."""
 BATCH = 127
 READ_AHEAD = 4
-"""Batches."""
+"""Batches that a trainer reads ahead."""
 MOST_WARM_S = 300.0
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Measure each number of encoders, print what came out, and draw it."""
+    """Measure each number of encoders, print the results, and draw them."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--encoders", default="1,2,3,4,5,6,7,8")
-    parser.add_argument("--seconds", type=float, default=30.0, help="length of the window that is measured")
+    parser.add_argument("--encoders", default=sized("1,2,3,4,5,6,7,8", "1"))
+    parser.add_argument("--seconds", type=float, default=sized(30.0, 1.0), help="length of the measured window")
     parser.add_argument("--text", choices=("text_embedding", "token_ids"), default="text_embedding")
     parser.add_argument("--picture", type=Path)
-    given = parser.parse_args(arguments)
-    counts = [int(count) for count in given.encoders.split(",")]
-    found: list[dict[str, float]] = []
+    options = parser.parse_args(arguments)
+    counts = [int(count) for count in options.encoders.split(",")]
+    results: list[dict[str, float]] = []
     with tempfile.TemporaryDirectory(prefix="sdp-bench-online-") as folder:
         cluster = start_cluster()
         try:
-            images = make_images(folder, given.text)
-            header = ("encoders", "min(encoders, trainers)", "at the trainers", "of it", "encoders busy")
+            images = make_images(folder, options.text)
+            header = ("encoders", "min(encoders, trainers)", "at the trainers", "share", "encoders busy")
             for count in counts:
-                found.append(measure(images, count, given.seconds))
-                print(json.dumps(found[-1]), flush=True)
+                results.append(measure(images, count, options.seconds))
+                print(json.dumps(results[-1]), flush=True)
         finally:
             ray.shutdown()
             cluster.shutdown()
     rows = [
-        (f"{f['encoders']:.0f}", f"{f['there']:.0f} img/s", f"{f['reached']:.1f} img/s",
-         f"{f['reached'] / f['there']:.1%}", f"{f['busy']:.1%}")
-        for f in found
+        (f"{r['encoders']:.0f}", f"{r['possible']:.0f} img/s", f"{r['reached']:.1f} img/s",
+         f"{r['reached'] / r['possible']:.1%}", f"{r['busy']:.1%}")
+        for r in results
     ]  # fmt: skip
-    print(f"windows of {given.seconds:g} s (goals: 97 % of it; encoders 99 % busy while they are the bottleneck)")
+    print(
+        f"windows of {options.seconds:g} s (goals: 97 % of the minimum; encoders 99 % busy while they are the bottleneck)"
+    )
     print(table(rows, header))
-    if given.picture is not None:
-        given.picture.parent.mkdir(parents=True, exist_ok=True)
-        given.picture.write_text(picture(found))
+    if options.picture is not None:
+        options.picture.parent.mkdir(parents=True, exist_ok=True)
+        options.picture.write_text(picture(results))
     return 0
 
 
-def picture(found: Sequence[dict[str, float]]) -> str:
-    """Throughput over the number of encoders."""
-    x = [f["encoders"] for f in found]
-    curves = [Line("possible", x, [f["there"] for f in found]), Line("measured", x, [f["reached"] for f in found])]
+def picture(results: Sequence[dict[str, float]]) -> str:
+    """Return a chart of throughput by the number of encoders, as SVG."""
+    x = [r["encoders"] for r in results]
+    curves = [
+        Line(name, x, [r[key] for r in results]) for name, key in (("possible", "possible"), ("measured", "reached"))
+    ]
     drawn = lines(curves, x_name="encoders (A10G at 102 img/s each); upwards img/s at two trainers of 184", zero=True)
     look = (
         "<style>svg{--a:#0969da;--b:#bc4c00;--line:#d0d7de;background:#fff}"
@@ -101,7 +106,7 @@ def picture(found: Sequence[dict[str, float]]) -> str:
 
 
 def start_cluster() -> Any:
-    """A head that does not work, a CPU node, two nodes of four A10G, one of two A100: as Ray sees them."""
+    """Start a head without work, a CPU node, two nodes of four simulated A10G and one of two A100."""
     from ray.cluster_utils import Cluster
 
     store = 700_000_000
@@ -117,12 +122,12 @@ def start_cluster() -> Any:
 
 
 def put_sleepers() -> None:
-    """In each worker: what stands for work sleeps, and hands on bytes of the right size."""
+    """Replace the work of a worker process by functions that sleep and return bytes of the right size."""
     online.transform_slice, online.load_encoder, online.encode_slice = transform, gpu, encode  # type: ignore[assignment]
 
 
 def transform(images: ImagesDataset, some: Any) -> tuple[Transformed, TransformStats]:
-    """Crops of a slice, in a core's time."""
+    """Return crops of a slice, after the time that a core would take."""
     began, count = time.monotonic(), len(some)
     rows = np.arange(some.piece.skip, some.piece.skip + count) + some.piece.groups[0].number * GROUP_ROWS
     pixels = np.zeros((count, SIDE, SIDE, 3), np.uint8)
@@ -135,18 +140,18 @@ def transform(images: ImagesDataset, some: Any) -> tuple[Transformed, TransformS
 
 
 def gpu(*_: Any) -> threading.Lock:
-    """What stands for an encoder's GPU: one slice at a time, though two are in its actor's hands."""
+    """Return a lock that stands for an encoder's GPU: one slice at a time, although its actor holds two."""
     return threading.Lock()
 
 
 def encode(images: ImagesDataset, busy: threading.Lock, made: Transformed) -> EncodedSlice:
-    """Moments and tokens of a slice, in an A10G's time."""
+    """Return moments and text of a slice, after the time that an A10G would take."""
     count = len(made.rows)
     latents, text = images.columns
     moments = np.zeros((count, latents.width), np.uint8)
     with busy:
         began = time.monotonic()
-        assert made.chunk.crops[SIDE][0].values[-1, -1, -1, -1] == 0  # the bytes are here
+        assert made.chunk.crops[SIDE][0].values[-1, -1, -1, -1] == 0  # the bytes have arrived
         _sleep_until(began + count / ENCODER_RATE)
     return EncodedSlice(made.rows, np.ones(count, np.float32), moments, np.ones((count, text.width), np.uint8), ())
 
@@ -156,9 +161,9 @@ def _sleep_until(when: float) -> None:
 
 
 def make_images(folder: str, text: str) -> ImagesDataset:
-    """Row groups of an images dataset that nobody reads."""
-    given = {"source": {"uri": folder}, "output": {"uri": f"{folder}-run"}, "model": {"source": "builtin:tiny"}}
-    config = parse("train", {**given, "data": {"mode": "online", "resolution": SIDE}})
+    """Return an images dataset whose row groups are never read."""
+    settings = {"source": {"uri": folder}, "output": {"uri": f"{folder}-run"}, "model": {"source": "builtin:tiny"}}
+    config = parse("train", {**settings, "data": {"mode": "online", "resolution": SIDE}})
     storage: Any = SimpleNamespace(storage=open_storage(folder))
     spec = _encode_spec(config, storage, resolve("builtin:tiny"))
     width = TEXT_WIDTH if text == "text_embedding" else None
@@ -168,7 +173,7 @@ def make_images(folder: str, text: str) -> ImagesDataset:
 
 
 class MeasuredPool(online.Pool):
-    """Tells its sums, too."""
+    """A pool that also reports its sums."""
 
     _busy_s = _idle_s = 0.0
 
@@ -182,7 +187,7 @@ class MeasuredPool(online.Pool):
 
 
 class SleepingTrainers:
-    """Take batches from the real readers at an A100's pace, each step together, as an all-reduce has it."""
+    """Trainers that take batches from the real readers at an A100's pace, and synchronise at each step."""
 
     def __init__(self, images: ImagesDataset, pool: Any, ahead: int) -> None:
         shape = OrderShape(lanes=TRAINERS, units=1, row_groups=1)
@@ -200,22 +205,22 @@ class SleepingTrainers:
         for batch in batches:
             assert float(batch.weights.sum()) == BATCH
             self._together.wait()
-            # Where data was there in time, a step begins when the one before ended.
+            # If its data came in time, a step begins when the previous one ended.
             now = time.monotonic()
             last = (last if now - last < 0.05 else now) + BATCH / TRAINER_RATE
             _sleep_until(last)
             self._ended.append(last)
 
     def ended(self) -> list[float]:
-        """When each step of each ended: by a clock that all of the machine share."""
+        """Return the end time of each trainer's steps, by the machine's monotonic clock."""
         for each in self._training:
             if each.done():
-                each.result()  # which raises what ended it
+                each.result()  # raises the error that ended it
         return list(self._ended)
 
 
 def measure(images: ImagesDataset, encoders: int, seconds: float) -> dict[str, float]:
-    """Throughput at the trainers with so many encoders, and how busy these were."""
+    """Return the throughput at the trainers with a number of encoders, and how busy these were."""
     placement = Placement(
         least=encoders, most=encoders, accelerator="A10G", gpus=1.0, encoder_cpus=1.0, transform_cpus=1.0,
         start_timeout_s=300.0, labels={"ray.io/node-group": "cpu"}, concurrency=8, output="bench",
@@ -237,7 +242,7 @@ def measure(images: ImagesDataset, encoders: int, seconds: float) -> dict[str, f
     try:
         while ray.get(pool.sums.remote())[2] < encoders or not ray.get(trainers.ended.remote()):
             time.sleep(1.0)
-        # What was asked for at the start is used up: from then on slices are asked for as steps take them.
+        # Wait until the slices of the start are used up; from then on steps determine when slices are requested.
         warm, warm_until = TRAINERS * (ahead * GROUP_ROWS // BATCH + READ_AHEAD), time.monotonic() + MOST_WARM_S
         while (steps := len(ray.get(trainers.ended.remote()))) < warm:
             assert time.monotonic() < warm_until, f"{steps} of {warm} steps with {encoders} encoders"
@@ -251,22 +256,22 @@ def measure(images: ImagesDataset, encoders: int, seconds: float) -> dict[str, f
     busy, idle = busy_then - busy, idle_then - idle
     return {
         "encoders": float(encoders),
-        "there": possible(encoders),
+        "possible": possible(encoders),
         "reached": reached,
         "busy": busy / (busy + idle),
     }
 
 
 def possible(encoders: int) -> float:
-    """What the slower side can do."""
+    """Return the images per second of the slower side."""
     return min(encoders * ENCODER_RATE, TRAINERS * TRAINER_RATE)
 
 
 def _rate(trainers: Any, seconds: float) -> float:
-    """Samples a second at all trainers in the time that comes, in which this waits.
+    """Wait for the window, and return the samples a second at all trainers in it.
 
-    The slope of the line through what they have taken, by time: a slice more or less at an end of the window, which is
-    4 % of one encoder's minute, weighs next to nothing in it.
+    It is the slope of a line through the samples taken over time, so that a slice more or less at an end of the window,
+    which is 4 % of one encoder's minute, hardly matters.
     """
     began = time.monotonic()
     _sleep_until(began + seconds)

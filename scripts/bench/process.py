@@ -1,8 +1,8 @@
-"""Process: transform, pipeline, bytes and encoder against the reference's shape, written from its text.
+"""Process: transform, pipeline, bytes and encoder against the reference's design, written from its text.
 
     python -m scripts.bench.process [--images 600] [--only transform,sandbox,pipeline,bytes,encoder] [--px 64,256]
 
-Everything is measured on this machine in one run; what counts are the ratios.
+Everything is measured on this machine in one run, so only the ratios matter.
 """
 
 import argparse
@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from scripts.bench._cases import sized
 from scripts.bench._photos import make_photos
 from scripts.bench._processes import Cost, run_and_measure
 
@@ -34,22 +35,26 @@ RUNS = {
     64: (("fp32", "token_ids"), ("fp32", "text_embedding")),
     256: (("fp32", "token_ids"), ("bf16", "token_ids")),
 }
-"""Pixels -> (precision, text) of ours; theirs is always fp32 with embeddings."""
+"""sdp's (precision, text) of each run, by side in pixels; the reference always uses fp32 and embeddings."""
 IMAGES = {64: (800, 4000), 256: (200, 800)}
-"""Pixels -> images of a short run (enough that all workers take part in it, and so have started) and of a long one."""
+"""The images of a short run, enough for all workers to start, and of a long one, by side in pixels."""
 ROUNDS = 3
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--images", type=int, default=600, help="different JPEGs")
-    parser.add_argument("--only", default=",".join(PARTS), help="which of " + ", ".join(PARTS))
+    parser.add_argument("--images", type=int, default=sized(600, 8), help="different JPEGs")
+    parser.add_argument(
+        "--only",
+        default=",".join(sized(PARTS, ("transform", "sandbox", "bytes", "encoder"))),
+        help="any of " + ", ".join(PARTS),
+    )
     parser.add_argument("--px", default=",".join(map(str, RUNS)), help="sides of the pipeline's pictures")
-    given = parser.parse_args(arguments)
-    wanted = given.only.split(",")
+    options = parser.parse_args(arguments)
+    wanted = options.only.split(",")
     with tempfile.TemporaryDirectory(prefix="sdp-bench-") as name:
         folder = Path(name)
-        total = make_photos(folder / "jpeg", given.images)
+        total = make_photos(folder / "jpeg", options.images)
         photos = [path.read_bytes() for path in sorted((folder / "jpeg").iterdir())]
         print(f"{len(photos)} JPEGs of {total / len(photos) / 1000:.0f} KB on average\n")
         if "transform" in wanted:
@@ -57,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if "sandbox" in wanted:
             sandbox(photos[:40])
         if "pipeline" in wanted:
-            pipeline(folder, photos, [int(side) for side in given.px.split(",")])
+            pipeline(folder, photos, [int(side) for side in options.px.split(",")])
         if "bytes" in wanted:
             stored_bytes(folder, photos[:200])
         if "encoder" in wanted:
@@ -69,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def transform(photos: list[bytes]) -> None:
-    """Images per second of one core, bytes to what the next step takes; and how near each is to Lanczos."""
+    """Print the images per second that one core transforms, and how close the results are to Lanczos."""
     import torch
 
     from scripts.bench._reference_process import image_transform
@@ -78,22 +83,22 @@ def transform(photos: list[bytes]) -> None:
     from sdp.imaging import centre_box, read_header
 
     torch.set_num_threads(1)
-    print("transform, one core: the text's (PIL, torchvision) against ours")
-    print("  px        theirs      ours    ratio    ours with oversample 1.5    PSNR: theirs  ours  ours 1.5  worst")
+    print("transform, one core: the reference's (PIL, torchvision) against sdp's")
+    print("  px     reference       sdp    ratio    sdp with oversample 1.5  PSNR: reference  sdp   sdp 1.5  worst")
     for side in (64, 256, 512):
-        theirs = image_transform(side)
+        reference = image_transform(side)
         recipes = [Recipe((side,), max_upscale=4), Recipe((side,), max_upscale=4, oversample=1.5)]
-        ways = [theirs, *map(_ours, recipes)]
+        ways = [reference, *map(_crop_with, recipes)]
         seconds = _alternate(ways, photos)
         scores: list[list[float]] = [[], [], []]
         for data in photos:
             header = read_header(data)
             box = centre_box(header.width, header.height)
             exact = _lanczos(data, (box.left, box.top, box.width, box.height), side)
-            pixels = ((theirs(data).permute(1, 2, 0) * 0.5 + 0.5) * 255).round().byte().numpy()
+            pixels = ((reference(data).permute(1, 2, 0) * 0.5 + 0.5) * 255).round().byte().numpy()
             scores[0].append(_psnr(pixels, exact))
             for number, recipe in enumerate(recipes, 1):
-                scores[number].append(_psnr(crop_image(data, recipe, 0)[1][0][side], exact))
+                scores[number].append(_psnr(crop_image(data, recipe, 0)[1][side], exact))
         rates = [len(photos) / each for each in seconds]
         means = [float(np.mean(score)) for score in scores]
         print(
@@ -102,18 +107,18 @@ def transform(photos: list[bytes]) -> None:
             f" {min(scores[1]):8.1f}"
         )
     both, small, large = (Recipe(sides, max_upscale=4) for sides in ((256, 512), (256,), (512,)))
-    together, first, second = _alternate([_ours(both), _ours(small), _ours(large)], photos)
-    print(f"  256 and 512 out of one decode: {(first + second) / together:.2f}× as fast as one after the other\n")
+    together, first, second = _alternate([_crop_with(both), _crop_with(small), _crop_with(large)], photos)
+    print(f"  256 and 512 from one decode: {(first + second) / together:.2f}× as fast as one after the other\n")
 
 
-def _ours(recipe: "Recipe") -> Callable[[bytes], object]:
+def _crop_with(recipe: "Recipe") -> Callable[[bytes], object]:
     from sdp.encode.transform import crop_image
 
     return lambda data: crop_image(data, recipe, 0)
 
 
 def sandbox(photos: list[bytes]) -> None:
-    """Images per second when sandboxed decoders make the crops, against those of this process."""
+    """Print the images per second that sandboxed decoders crop, against this process."""
     import cv2
 
     from sdp.encode.recipe import Recipe
@@ -124,21 +129,23 @@ def sandbox(photos: list[bytes]) -> None:
 
     cv2.setNumThreads(1)
     whole = Sandbox(child.pixels, MAX_PIXELS)
-    print("sandbox, images per CPU second: this process against a decoder without any rights, both its ends counted")
+    print(
+        "sandbox, images per CPU second: this process against a sandboxed decoder, with the CPU time of both its ends"
+    )
     for side in (64, 256, 512, None):
         ways: list[Callable[[bytes], object]] = [decode, whole]
         if side is not None:
             recipe = Recipe((side,), max_upscale=4)
             crops = SandboxedCrops(recipe)
-            ways = [_ours(recipe), lambda data, crops=crops: crops(data, 0)]  # type: ignore[misc]
+            ways = [_crop_with(recipe), lambda data, crops=crops: crops(data, 0)]  # type: ignore[misc]
         ways[1](photos[0])  # starts the decoder
-        here, there = (len(photos) / each for each in _alternate(ways, photos, 15, _cpu_s))
-        print(f"  {side or 'whole':<5} {here:7.0f}/s {there:7.0f}/s    {there / here:.2f}×")
+        plain, sandboxed = (len(photos) / each for each in _alternate(ways, photos, 15, _cpu_s))
+        print(f"  {side or 'whole':<5} {plain:7.0f}/s {sandboxed:7.0f}/s    {sandboxed / plain:.2f}×")
     print()
 
 
 def _cpu_s() -> float:
-    """CPU seconds of this process and its children so far."""
+    """Return the CPU seconds of this process and its children so far."""
     children = [pid for each in Path("/proc/self/task").glob("*/children") for pid in each.read_text().split()]
     spent = [int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) for pid in children]
     return time.process_time() + sum(spent) / 1e9
@@ -150,7 +157,7 @@ def _alternate(
     rounds: int = 5,
     clock: Callable[[], float] = time.process_time,
 ) -> list[float]:
-    """CPU seconds of each way over all photos: the best of rounds that take turns."""
+    """Return the CPU seconds of each way over all photos, the best of alternating rounds."""
     best = [float("inf")] * len(ways)
     for _ in range(rounds):
         for number, way in enumerate(ways):
@@ -179,40 +186,39 @@ def _psnr(a: NDArray[np.uint8], b: NDArray[np.uint8]) -> float:
 
 
 def pipeline(folder: Path, photos: list[bytes], sides: Sequence[int]) -> None:
-    """Whole runs on a local Ray, from a Parquet of images to a Parquet of latents.
+    """Print the cost of whole runs on a local Ray, from a Parquet file of images to one of latents.
 
-    What an image costs is the difference of a long run and a short one, which are alike in how long they take to start:
-    of each the fastest of rounds that take turns, since what else this machine does only ever adds.
+    The cost of an image is the difference between a long run and a short one, which take equally long to start. Each is
+    the fastest of alternating rounds, because other work on this machine only ever adds time.
     """
     print(
-        f"pipeline on a local Ray, tiny models, fastest of {ROUNDS}: beyond the start, and a whole run of so many images"
+        f"pipeline on a local Ray, tiny models, fastest of {ROUNDS}: without the start, and a whole run of so many images"
     )
     print(
-        "  px   ours in                theirs        ours    ratio     CPU ms an image: theirs    ours  ratio"
-        "    whole run of: theirs    ours  ratio"
+        "  px   sdp in              reference         sdp    ratio  CPU ms an image: reference     sdp  ratio"
+        " whole run of: reference     sdp  ratio"
     )
     for side in sides:
         ways = RUNS[side]
         few, count = IMAGES[side]
         many = (photos * -(-count // len(photos)))[:count]
         short, long = write_source(folder / f"short-{side}", many[:few]), write_source(folder / f"long-{side}", many)
-        theirs: dict[str, object] = {"who": "theirs", "side": side}
-        tellings = [theirs, *({"who": "ours", "side": side, "dtype": d, "text": t} for d, t in ways)]
+        reference: dict[str, object] = {"run": "reference", "side": side}
+        cases = [reference, *({"run": "sdp", "side": side, "dtype": d, "text": t} for d, t in ways)]
         rounds = [
-            [[_cost(folder, {**told, "source": str(source)}) for source in (short, long)] for told in tellings]
+            [[_cost(folder, {**case, "source": str(source)}) for source in (short, long)] for case in cases]
             for _ in range(ROUNDS)
         ]
         spent = [
-            [[(run[way][n].seconds, run[way][n].cpu_s) for run in rounds] for n in (0, 1)]
-            for way in range(len(tellings))
+            [[(costs[n][m].seconds, costs[n][m].cpu_s) for costs in rounds] for m in (0, 1)] for n in range(len(cases))
         ]
         least = [[tuple(map(min, zip(*runs, strict=True))) for runs in way] for way in spent]
         seconds = [(much[0] - little[0]) / (count - few) for little, much in least]
         cpu = [1e3 * (much[1] - little[1]) / (count - few) for little, much in least]
         for number, (dtype, text) in enumerate(ways, 1):
-            what = f"{dtype}{', embeddings' if text != 'token_ids' else ''}"
+            name = f"{dtype}{', embeddings' if text != 'token_ids' else ''}"
             print(
-                f"  {side:<4} {what:<16} {1 / seconds[0]:6.1f} img/s {1 / seconds[number]:6.1f} img/s"
+                f"  {side:<4} {name:<16} {1 / seconds[0]:6.1f} img/s {1 / seconds[number]:6.1f} img/s"
                 f"    {seconds[0] / seconds[number]:.2f}×   {cpu[0]:22.1f} {cpu[number]:9.1f}   {cpu[0] / cpu[number]:.2f}×"
                 f"   {count:10} {least[0][1][0]:6.1f} s {least[number][1][0]:6.1f} s  {least[0][1][0] / least[number][1][0]:.2f}×",
                 flush=True,
@@ -220,21 +226,21 @@ def pipeline(folder: Path, photos: list[bytes], sides: Sequence[int]) -> None:
     print()
 
 
-def _cost(folder: Path, told: dict[str, object]) -> Cost:
-    """Time and CPU time of a run, all its processes together."""
+def _cost(folder: Path, case: dict[str, object]) -> Cost:
+    """Return the time and CPU time of a run, all its processes together."""
     with tempfile.TemporaryDirectory(dir=folder) as output:
-        said = Path(output) / "said"
-        command = [sys.executable, "-m", "scripts.bench._process_run", str(told["who"])]
-        quiet = ["sh", "-c", 'said=$1; shift; exec "$@" >"$said" 2>&1', "sh", str(said)]
-        telling = json.dumps({**told, "output": output})
-        cost = run_and_measure([*quiet, *command, telling], timeout_s=TIMEOUT_S, cwd=ROOT)
+        log = Path(output) / "log"
+        command = [sys.executable, "-m", "scripts.bench._process_run", str(case["run"])]
+        quiet = ["sh", "-c", 'log=$1; shift; exec "$@" >"$log" 2>&1', "sh", str(log)]
+        argument = json.dumps({**case, "output": output})
+        cost = run_and_measure([*quiet, *command, argument], timeout_s=TIMEOUT_S, cwd=ROOT)
         if cost.code:
-            raise SystemExit(f"bench process: {told}: exit code {cost.code}\n{said.read_text()[-4000:]}")
+            raise SystemExit(f"bench process: {case}: exit code {cost.code}\n{log.read_text()[-4000:]}")
     return cost
 
 
 def write_source(folder: Path, photos: list[bytes], group: int = 32) -> Path:
-    """A Parquet of images and captions; small row groups, as the download stage writes them."""
+    """Write a Parquet folder of images and captions with small row groups, as `sdp download` does; return its path."""
     if not folder.exists():
         folder.mkdir()
         captions = [f"photograph number {number}, of something or other" for number in range(len(photos))]
@@ -245,50 +251,50 @@ def write_source(folder: Path, photos: list[bytes], group: int = 32) -> Path:
     return folder
 
 
-def _run(folder: Path, who: str, told: dict[str, object]) -> Any:
-    """What one run in a process of its own finds; what it says is shown if it fails."""
-    with tempfile.TemporaryDirectory(dir=folder) as output, (folder / "said").open("w+b") as said:
-        command = [sys.executable, "-m", "scripts.bench._process_run", who, json.dumps({**told, "output": output})]
-        done = subprocess.run(command, timeout=TIMEOUT_S, cwd=ROOT, check=False, stdout=said, stderr=subprocess.STDOUT)
+def _result(folder: Path, run: str, case: dict[str, object]) -> Any:
+    """Return the result of a run in a separate process; if it fails, show the end of its output."""
+    with tempfile.TemporaryDirectory(dir=folder) as output, (folder / "log").open("w+b") as log:
+        command = [sys.executable, "-m", "scripts.bench._process_run", run, json.dumps({**case, "output": output})]
+        done = subprocess.run(command, timeout=TIMEOUT_S, cwd=ROOT, check=False, stdout=log, stderr=subprocess.STDOUT)
         if done.returncode:
-            said.seek(0)
-            raise SystemExit(f"bench process: {who}: exit code {done.returncode}\n{said.read().decode()[-4000:]}")
-        return json.loads((Path(output) / "found").read_text())
+            log.seek(0)
+            raise SystemExit(f"bench process: {run}: exit code {done.returncode}\n{log.read().decode()[-4000:]}")
+        return json.loads((Path(output) / "result").read_text())
 
 
 # --- bytes -----------------------------------------------------------------------------------------------------------
 
 
 def stored_bytes(folder: Path, photos: list[bytes]) -> None:
-    """What an image takes on disk at 256 px: ours as written, theirs in the shapes of Stable Diffusion 2."""
+    """Print the bytes of an image on disk at 256 px: sdp's as written, the reference's in Stable Diffusion 2's shapes."""
     source = write_source(folder / "source-bytes", photos)
-    ours = _run(folder, "size", {"source": str(source), "side": 256, "dtype": "bf16", "text": "token_ids"})
+    sdp = _result(folder, "size", {"source": str(source), "side": 256, "dtype": "bf16", "text": "token_ids"})
     draw = np.random.default_rng(0)
     columns = {}
     for name, count in (("image_latents_256", 4 * 32 * 32), ("caption_embeddings", 77 * 1024)):
         values = draw.standard_normal(len(photos) * count, dtype=np.float32)
         offsets = np.arange(len(photos) + 1, dtype=np.int64) * count
         columns[name] = pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(values))
-    pq.write_table(pa.table(columns), folder / "theirs.parquet")
-    theirs = (folder / "theirs.parquet").stat().st_size / len(photos)
-    print("bytes of an image at 256 px: theirs with fp32 latents and text, ours with fp16 latents and token ids")
-    print(f"  theirs {theirs:,.0f}, ours {ours:,.0f}: 1/{theirs / ours:.1f}\n")
+    pq.write_table(pa.table(columns), folder / "reference.parquet")
+    reference = (folder / "reference.parquet").stat().st_size / len(photos)
+    print("bytes of an image at 256 px: reference with fp32 latents and text, sdp with fp16 latents and token ids")
+    print(f"  reference {reference:,.0f}, sdp {sdp:,.0f}: 1/{reference / sdp:.1f}\n")
 
 
 # --- encoder ---------------------------------------------------------------------------------------------------------
 
 
 def encoder(folder: Path, photos: list[bytes]) -> None:
-    """The bare encoder on prepared chunks against the pipeline's, where transforms have capacity to spare."""
+    """Print the rate of the bare encoder on prepared chunks against the pipeline's, with ample transform capacity."""
     source = write_source(folder / "source-encoder", photos * 3)
     print("encoder: images per second in the pipeline against the bare encoder's, 256 px")
     for encoders, rate in ((1, 100.0), (2, 50.0), (4, 25.0), (1, 0.0)):
-        told: dict[str, object] = {"source": str(source), "side": 256, "encoders": encoders, "rate": rate}
-        found = _run(folder, "encoder", told if rate else {**told, "limit": 512})
-        kind = f"{encoders} that sleep as one of {rate:.0f} img/s would" if rate else "1, the tiny VAE on one core"
+        case: dict[str, object] = {"source": str(source), "side": 256, "encoders": encoders, "rate": rate}
+        result = _result(folder, "encoder", case if rate else {**case, "limit": 512})
+        kind = f"{encoders} sleeping at {rate:.0f} img/s each" if rate else "1, the tiny VAE on one core"
         print(
-            f"  {kind:<42} bare {found['bare']:6.1f}  pipeline {found['pipeline']:6.1f} "
-            f" {found['pipeline'] / found['bare']:6.1%}   waited {found['wait']:.1%}",
+            f"  {kind:<42} bare {result['bare']:6.1f}  pipeline {result['pipeline']:6.1f} "
+            f" {result['pipeline'] / result['bare']:6.1%}   waited {result['wait']:.1%}",
             flush=True,
         )
     print()

@@ -1,18 +1,16 @@
-"""Latents into tensors: our two readers against the reference's read path, and against as little as can be done.
+"""Reading latents into tensors: sdp's reader against the reference's read path, and against plain pyarrow.
 
     python -m scripts.bench.read_latents           (ROWS=300000 for a larger set; 60000 by default)
 
-All read the same latents, 4 × 32 × 32, in batches of 128: the reference's as it writes them (a float32 tensor column by
-Ray, read by read_parquet and iter_torch_batches, cast to half), ours as `sdp process` does (fp16 bytes, and token ids
-beside them), in the shuffled order of an epoch. The set is read once before, so that it is in the page cache as far as
-there is room. Each case is a process (and, where it has one, a Ray) of its own; CPU seconds are those of all processes
-that take part. The cases take turns, ROUNDS times (3), and the best round of each counts.
+All read the same latents, 4 × 32 × 32, in batches of 128. The reference's are as it writes them: a float32 tensor
+column by Ray, read by read_parquet and iter_torch_batches and cast to half. sdp's are as `sdp process` writes them:
+fp16 bytes and token ids, read in the shuffled order of an epoch. Each set is read once before, so that it is in the page
+cache if there is room. Each case is a separate process (and Ray, if it uses one); CPU seconds are those of all its
+processes. The cases alternate ROUNDS times (3), and the best round of each counts.
 """
 
-import json
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -22,12 +20,14 @@ from typing import Any
 
 import numpy as np
 
+from scripts.bench import _cases
+from scripts.bench._cases import run_case, sized
 from sdp.console import table
 
-ROWS = int(os.environ.get("ROWS", "60000"))
-ROUNDS = int(os.environ.get("ROUNDS", "3"))
+ROWS = int(os.environ.get("ROWS", sized("60000", "2000")))
+ROUNDS = int(os.environ.get("ROUNDS", sized("3", "1")))
 BATCH = 128
-PART_ROWS = 10_000
+PART_ROWS = sized(10_000, 1000)
 CASES = ("reference", "direct", "pyarrow", "copy")
 _TICK = os.sysconf("SC_CLK_TCK")
 
@@ -36,8 +36,8 @@ def main() -> int:
     """Make the sets, run the cases in turns, and print the ratios."""
     folder = Path(tempfile.mkdtemp(prefix="sdp-bench-read-"))
     try:
-        for what in ("write-reference", "write-ours"):
-            _case(what, folder)
+        for case in ("write-reference", "write-sdp"):
+            _case(case, folder)
         rounds = [{case: _case(case, folder) for case in CASES} for _ in range(ROUNDS)]
         print_figures({case: _best([some[case] for some in rounds]) for case in CASES})
     finally:
@@ -65,14 +65,12 @@ def print_figures(figures: dict[str, dict[str, float]]) -> None:
 
 
 def _best(rounds: list[dict[str, float]]) -> dict[str, float]:
-    best = {name: max(found[name] for found in rounds) for name in ("rows_per_s", "rows_per_cpu_s")}
-    return {**best, "first_s": min(found["first_s"] for found in rounds)}
+    best = {name: max(figures[name] for figures in rounds) for name in ("rows_per_s", "rows_per_cpu_s")}
+    return {**best, "first_s": min(figures["first_s"] for figures in rounds)}
 
 
 def _case(case: str, folder: Path) -> dict[str, float]:
-    command = [sys.executable, "-m", "scripts.bench.read_latents", case, str(folder)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=1800)
-    figures: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    figures: dict[str, float] = run_case("scripts.bench.read_latents", case, folder)
     return figures
 
 
@@ -80,7 +78,7 @@ def _case(case: str, folder: Path) -> dict[str, float]:
 
 
 def reference(folder: Path) -> dict[str, float]:
-    """float32 tensors by Ray, read_parquet, iter_torch_batches, half."""
+    """Read float32 tensors with Ray: read_parquet, iter_torch_batches, half."""
     import torch
 
     ray = _start_ray()
@@ -94,7 +92,7 @@ def reference(folder: Path) -> dict[str, float]:
 
 
 def direct(folder: Path) -> dict[str, float]:
-    """fp16 bytes, by threads of this process."""
+    """Read fp16 bytes with threads of this process, as sdp does."""
     from sdp.train.data.direct import DirectReader
     from sdp.train.data.order import OrderShape
     from sdp.train.data.sources import open_sources
@@ -103,16 +101,16 @@ def direct(folder: Path) -> dict[str, float]:
         sources = open_sources(_config(folder))
         yield from _of_reader(DirectReader(sources.ingredients, 0, OrderShape(), 0, 1))
 
-    return _measured(batches, str(folder / "ours"))
+    return _measured(batches, str(folder / "sdp"))
 
 
 def pyarrow(folder: Path) -> dict[str, float]:
-    """The same files and columns by pyarrow in the consumer, checked as ours are, in the order in which they lie."""
+    """Read the same files and columns with pyarrow in the consumer, with checksums as sdp does, in stored order."""
     return _by_pyarrow(folder, ["row", "latents_256", "token_ids"], page_checksum_verification=True)
 
 
 def copy(folder: Path) -> dict[str, float]:
-    """As little as can be done: latents alone, memory-mapped, unchecked, little more than a copy of the bytes."""
+    """Read only latents, memory-mapped and without checksums: little more than a copy of the bytes."""
     return _by_pyarrow(folder, ["latents_256"], memory_map=True)
 
 
@@ -120,7 +118,7 @@ def _by_pyarrow(folder: Path, columns: list[str], **how: bool) -> dict[str, floa
     import pyarrow.parquet as pq
     import torch
 
-    where = str(folder / "ours")
+    where = str(folder / "sdp")
 
     def batches() -> Iterator[Any]:
         for part in sorted(Path(where, "parts").iterdir()):
@@ -140,8 +138,8 @@ def _of_reader(reader: Any) -> Iterator[Any]:
 def _config(folder: Path) -> Any:
     from sdp.config import parse
 
-    given = {"source": {"uri": str(folder / "ours")}, "output": {"uri": str(folder / "run")}}
-    return parse("train", {**given, "model": {"source": "builtin:tiny"}})
+    settings = {"source": {"uri": str(folder / "sdp")}, "output": {"uri": str(folder / "run")}}
+    return parse("train", {**settings, "model": {"source": "builtin:tiny"}})
 
 
 def _start_ray() -> Any:
@@ -167,13 +165,13 @@ def _measured(batches: Callable[[], Iterator[Any]], where: str) -> dict[str, flo
 
 
 def _cpu_of_tree() -> float:
-    """CPU seconds of this process and all below it, the ended ones included."""
+    """Return the CPU seconds of this process and all its descendants, including those that have ended."""
     parents, ticks = {}, {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             fields = stat.read_text().rpartition(")")[2].split()
         except OSError:
-            continue  # it ended meanwhile: its parent has its time
+            continue  # it has just ended: its parent has its time
         pid = int(stat.parent.name)
         parents[pid], ticks[pid] = int(fields[1]), sum(map(int, fields[11:15]))
     total, ahead = 0, [os.getpid()]
@@ -184,11 +182,11 @@ def _cpu_of_tree() -> float:
     return total / _TICK
 
 
-# --- the sets --------------------------------------------------------------------------------------------------------
+# --- the data --------------------------------------------------------------------------------------------------------
 
 
 def write_reference(folder: Path) -> dict[str, float]:
-    """As the reference writes it."""
+    """Write the latents as the reference does."""
     ray = _start_ray()
 
     def latents(batch: dict[str, Any]) -> dict[str, Any]:
@@ -200,8 +198,8 @@ def write_reference(folder: Path) -> dict[str, float]:
     return {}
 
 
-def write_ours(folder: Path) -> dict[str, float]:
-    """As `sdp process` does."""
+def write_sdp(folder: Path) -> dict[str, float]:
+    """Write the latents as `sdp process` does."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -214,7 +212,7 @@ def write_ours(folder: Path) -> dict[str, float]:
     from sdp.storage import list_source, open_storage
 
     pq.write_table(pa.table({"url": pa.nulls(ROWS, pa.string())}), folder / "source.parquet")
-    output = open_output(open_storage(str(folder / "ours")), Head("latents", PART_ROWS, False, {}))
+    output = open_output(open_storage(str(folder / "sdp")), Head("latents", PART_ROWS, False, {}))
     output = freeze_source(output, list_source(str(folder / "source.parquet")), ["url"])
     for work in output.pending():
         rows = np.arange(work.unit.start, work.unit.stop)
@@ -244,8 +242,5 @@ def _fixed(values: Any) -> Any:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) == 1:
-        sys.exit(main())
-    cases = {"write-reference": write_reference, "write-ours": write_ours, "reference": reference}
-    cases |= {"direct": direct, "pyarrow": pyarrow, "copy": copy}
-    print(json.dumps(cases[sys.argv[1]](Path(sys.argv[2]))))
+    cases = {"write-reference": write_reference, "write-sdp": write_sdp, "reference": reference}
+    sys.exit(_cases.main(main, {**cases, "direct": direct, "pyarrow": pyarrow, "copy": copy}))

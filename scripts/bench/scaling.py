@@ -1,11 +1,11 @@
-"""Fine-tuning on 1, 2 and 4 workers: the time that as many samples take, beside a straight line; drawn as a picture.
+"""Fine-tuning on 1, 2 and 4 workers: the time for the same number of samples, compared with linear scaling.
 
     python -m scripts.bench.scaling                     on the GPUs of this machine, or with stand-ins on its CPUs
     python -m scripts.bench.scaling --picture docs/pictures/scaling.svg
 
-On GPUs it is the 866 M U-Net with random weights, at 512 px and one pair a worker, as in DreamBooth. A stand-in is the
-tiny model, whose forward pass waits in place of computing (as a host waits for its GPU), so that workers do not share
-this machine's cores; what is left to be seen is what the training loop, DDP and the exchange of gradients cost.
+On GPUs it trains the 866 M U-Net with random weights, at 512 px and one pair per worker, as in DreamBooth. A stand-in
+is the tiny model, whose forward pass waits (as a host waits for its GPU) instead of computing, so that workers do not
+compete for this machine's cores. The result is then the cost of the training loop, DDP and the exchange of gradients.
 """
 
 import argparse
@@ -26,40 +26,40 @@ _COLORS = (
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Measure, print a line for each number of workers, and draw."""
+    """Measure each number of workers, print the results, and draw them."""
     parser = argparse.ArgumentParser(prog="scaling")
     parser.add_argument("--workers", type=lambda text: [int(word) for word in text.split(",")], default=[1, 2, 4])
     parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--wait-ms", type=float, default=500.0, help="what a stand-in's forward pass takes")
+    parser.add_argument("--wait-ms", type=float, default=500.0, help="time of a stand-in's forward pass")
     parser.add_argument("--picture", type=Path, help="an SVG to write")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     gpus = gpu_train._gpus()
-    counts = [count for count in given.workers if not gpus or count <= len(gpus)]
+    counts = [count for count in options.workers if not gpus or count <= len(gpus)]
     hours = {}
     for count in counts:
-        per_s = _measure(given, count, stand_in=not gpus)["per_s"]
+        per_s = _measure(options, count, stand_in=not gpus)["per_s"]
         hours[count] = SAMPLES / per_s / 3600
     first = hours[counts[0]] * counts[0]
     rows = [
         (str(count), f"{60 * hours[count]:.1f}", f"{first / count * 60:.1f}", f"{first / count / hours[count]:.0%}")
         for count in counts
     ]
-    print(f"scaling: {SAMPLES} samples on {gpus[0] if gpus else f'stand-ins of {given.wait_ms:g} ms'}")
+    print(f"scaling: {SAMPLES} samples on {gpus[0] if gpus else f'stand-ins of {options.wait_ms:g} ms'}")
     print(table(rows, ("workers", "minutes", "if it were linear", "efficiency")))
-    if given.picture:
+    if options.picture:
         measured = Line("measured", counts, [60 * hours[count] for count in counts])
         linear = Line("linear", counts, [60 * first / count for count in counts])
         name = f"workers ({gpus[0] if gpus else 'stand-ins'}); upwards minutes for {SAMPLES} samples"
         head, _, rest = lines([linear, measured], x_name=name, zero=True).partition(">")
-        given.picture.write_text(f'{head} xmlns="http://www.w3.org/2000/svg">{_COLORS}{rest}\n')
+        options.picture.write_text(f'{head} xmlns="http://www.w3.org/2000/svg">{_COLORS}{rest}\n')
     return 0
 
 
-def _measure(given: argparse.Namespace, count: int, *, stand_in: bool) -> dict[str, Any]:
+def _measure(options: argparse.Namespace, count: int, *, stand_in: bool) -> dict[str, Any]:
     case = {
         "resolution": 64 if stand_in else 512, "kind": "ddp", "compile": False, "workers": count, "batch": 2, "warm": 3,
-        "steps": given.steps, "shard": "shard_grad_op", "tiny": stand_in, "channels_last": False,
-        "activation_checkpointing": False, "fp8": {}, "wait_s": given.wait_ms / 1000 if stand_in else 0.0,
+        "steps": options.steps, "shard": "shard_grad_op", "tiny": stand_in, "channels_last": False,
+        "activation_checkpointing": False, "fp8": {}, "wait_s": options.wait_ms / 1000 if stand_in else 0.0,
     }  # fmt: skip
     figures = gpu_train._case(case)
     if figures is None:

@@ -1,10 +1,10 @@
-"""What it costs a trainer to tell its metrics, as a share of a step.
+"""Cost of emitting a trainer's metrics, as a share of a step.
 
     python -m scripts.bench.telemetry          (STEPS=200)
 
-One run of the tiny model under a local Ray, whose metrics take them as on a cluster. Every other step is taken with the
-callback that tells metrics, and the others without it; a line of the metrics is told every ten steps. The share is of
-the process' CPU time, and that of a GPU's step is smaller, since its steps are longer and the telling is the same.
+One run of the tiny model under a local Ray, which collects metrics as on a cluster. Every other step runs with the
+callback that emits metrics; a line of the metrics is emitted every ten steps. The share is of the process's CPU time.
+On a GPU it is smaller, because steps are longer and the cost is the same.
 """
 
 import os
@@ -16,7 +16,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-STEPS = int(os.environ.get("STEPS", "200"))
+from scripts.bench._cases import exit_status, sized
+
+STEPS = int(os.environ.get("STEPS", sized("200", "60")))
 WARM, LINE_EVERY = 20, 10
 GOAL = 0.01
 LINE = {
@@ -52,7 +54,7 @@ def _measured(folder: Path) -> int:
     config = _config(folder / "run", max_steps=STEPS)
     emit = EmitMetrics(telemetry.begin(config.output.uri))
     steps: dict[bool, list[float]] = {True: [], False: []}
-    told: list[float] = []
+    emitting_s: list[float] = []
 
     class Turns(Callback):
         since = 0.0
@@ -62,34 +64,34 @@ def _measured(folder: Path) -> int:
             self.since = time.process_time()
 
         def on_step(self, trainer: Any, report: Any) -> None:
-            telling = report.step % 2 == 0
-            if telling:
+            emitting = report.step % 2 == 0
+            if emitting:
                 began = time.thread_time()
                 emit.on_step(trainer, report)
                 if report.step % LINE_EVERY == 0:
                     emit.line({**LINE, "encoded": 1000 * report.step})
-                told.append(time.thread_time() - began)
+                emitting_s.append(time.thread_time() - began)
             if report.step > WARM:
-                steps[telling].append(time.process_time() - self.since)
+                steps[emitting].append(time.process_time() - self.since)
             self.since = time.process_time()
 
     _trainer(config, resolve(config.model.source), _batch(BATCH, 8), [Turns()]).train()
-    with_it, without = (statistics.median(steps[telling]) for telling in (True, False))
-    share = statistics.fmean(told[WARM:]) / without  # with what is told once a second
+    with_it, without = (statistics.median(steps[emitting]) for emitting in (True, False))
+    share = statistics.fmean(emitting_s[WARM:]) / without  # includes what is emitted once a second
     kept_s = _keeping(emit)
     print(
         f"a step of the tiny model at batch {BATCH}, medians of {len(steps[True])} (load {os.getloadavg()[0]:.1f}): "
         f"{1e3 * without:.2f} ms of CPU without, {1e3 * with_it:.2f} with: {with_it / without - 1:+.2%}"
     )
-    print(f"  telling      {1e6 * statistics.fmean(told[WARM:]):.0f} µs a step on average, {share:.3%} of it")
-    print(f"  keeping      {1e6 * kept_s:.0f} µs each 2 s beside it, {kept_s / 2:.3%} of a core")
+    print(f"  emitting     {1e6 * statistics.fmean(emitting_s[WARM:]):.0f} µs a step on average, {share:.3%} of it")
+    print(f"  keep-alive   {1e6 * kept_s:.0f} µs every 2 s in another thread, {kept_s / 2:.3%} of a core")
     met = share + kept_s / 2 <= GOAL
     print(f"at most {GOAL:.0%} of a step: {'yes' if met else 'NO'}")
-    return 0 if met else 1
+    return exit_status(met)
 
 
 def _keeping(emit: Any, times: int = 50) -> float:
-    """Seconds of CPU that it takes to tell Ray all gauges once more, as a thread does every two seconds."""
+    """Return the CPU seconds of emitting all gauges again, as a thread does every two seconds."""
     backend = emit.telemetry.backend
     began = time.thread_time()
     for _ in range(times):

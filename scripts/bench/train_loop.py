@@ -1,18 +1,17 @@
-"""Training's own cost: what our loop adds to a bare PyTorch step, and what a checkpoint stalls of a synchronous save.
+"""Overhead of the training loop over a bare PyTorch step, and of a checkpoint over a synchronous save.
 
     python -m scripts.bench.train_loop          (STEPS=60 PARAMETERS=20: steps, and millions of weights)
 
-Both are ratios of one run, on CPU with one thread. The loop is the whole of it, with the callbacks that a job has
-(metrics, telemetry, watchdog, the slowest worker), and takes turns with a bare loop of the same step: diffusers' own
-training step with clipping and a moving average. A checkpoint is saved as training does it, and at once with waiting for
-the end; into a local folder, and into an S3 server of this machine where versitygw is at hand (`make test` fetches it).
+Both are ratios of one run, on CPU with one thread. The loop is complete, with the callbacks of a job (metrics,
+telemetry, watchdog, the slowest worker), and alternates with a bare loop of the same step: diffusers' own training step
+with clipping and a moving average. A checkpoint is saved as in training, and synchronously; to a local folder, and to
+an S3 server on this machine if versitygw is installed (`make test` installs it).
 """
 
 import json
 import os
 import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -21,36 +20,32 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from scripts.bench import _cases
+from scripts.bench._cases import run_case, sized
 from sdp.console import size, table
 
-STEPS = int(os.environ.get("STEPS", "60"))
-PARAMETERS = float(os.environ.get("PARAMETERS", "20"))
+STEPS = int(os.environ.get("STEPS", sized("60", "8")))
+PARAMETERS = float(os.environ.get("PARAMETERS", sized("20", "1")))
 BATCH = 32
 WARM = 5
-SAVES = 5
+SAVES = sized(5, 1)
 
 
 def main() -> int:
     """Run the cases, each in a process of its own, and print the ratios."""
     folder = Path(tempfile.mkdtemp(prefix="sdp-bench-loop-"))
     try:
-        _print_loop(_case("loop", folder))
-        _print_stalls(_case("stall", folder))
+        _print_loop(run_case("scripts.bench.train_loop", "loop", folder))
+        _print_stalls(run_case("scripts.bench.train_loop", "stall", folder))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return 0
 
 
-def _case(case: str, folder: Path) -> Any:
-    command = [sys.executable, "-m", "scripts.bench.train_loop", case, str(folder)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=1800)
-    return json.loads(done.stdout.splitlines()[-1])
-
-
 def _print_loop(figures: dict[str, float]) -> None:
     print(
         f"a step of the tiny model at batch {BATCH}, medians of {STEPS - WARM}: bare {figures['bare_ms']:.2f} ms of CPU, "
-        f"ours {figures['ours_ms']:.2f}: {figures['overhead']:+.2%} (goal: at most +3 %)",
+        f"sdp {figures['sdp_ms']:.2f}: {figures['overhead']:+.2%} (goal: at most +3 %)",
         flush=True,
     )
 
@@ -65,7 +60,7 @@ def _print_stalls(cases: list[dict[str, Any]]) -> None:
             f"{c['stall_s'] / c['synchronous_s']:.1%}",
             f"{c['stall_s'] / c['torch_s']:.1%}" if c["torch_s"] else "-",
             f"{c['step_s']:.3f}",
-            f"{c['step_meanwhile_s'] / c['step_s']:.2f}",
+            f"{c['step_saving_s'] / c['step_s']:.2f}",
         )
         for c in cases
     ]
@@ -81,7 +76,7 @@ def _print_stalls(cases: list[dict[str, Any]]) -> None:
 
 
 def loop(folder: Path) -> dict[str, float]:
-    """CPU milliseconds of a step in our loop and in a bare one, turn and turn about."""
+    """Return the CPU milliseconds of a step in sdp's loop and in a bare one, which alternate."""
     import torch
 
     from sdp import telemetry
@@ -97,11 +92,11 @@ def loop(folder: Path) -> dict[str, float]:
     config = _config(folder / "run", max_steps=STEPS)
     model, batch = resolve(config.model.source), _batch(BATCH, 8)
     bare = _bare_step(config, model, batch)
-    ours_s: list[float] = []
+    sdp_s: list[float] = []
     bare_s: list[float] = []
 
     class Turns(Callback):
-        """After each of our steps a bare one; the last callback, so that ours has all of its own."""
+        """Takes a bare step after each of sdp's; the last callback, so that sdp's step includes all others."""
 
         since = 0.0
 
@@ -113,20 +108,20 @@ def loop(folder: Path) -> dict[str, float]:
             bare()
             after = time.process_time()
             if report.step > WARM:
-                ours_s.append(now - self.since)
+                sdp_s.append(now - self.since)
                 bare_s.append(after - now)
             self.since = time.process_time()
 
     emit = EmitMetrics(telemetry.begin(config.output.uri))
     callbacks = [SaveCheckpoints(10**9), NameSlowest(10), RecordMetrics(10, None, emit.line), emit, Watchdog(1800.0)]
     _trainer(config, model, batch, [*callbacks, Turns()]).train()
-    # Medians: a busy machine's outliers tell nothing of the code.
-    ours_ms, bare_ms = (1000 * statistics.median(seconds) for seconds in (ours_s, bare_s))
-    return {"ours_ms": ours_ms, "bare_ms": bare_ms, "overhead": ours_ms / bare_ms - 1}
+    # Medians, because outliers come from a busy machine and not from the code.
+    sdp_ms, bare_ms = (1000 * statistics.median(seconds) for seconds in (sdp_s, bare_s))
+    return {"sdp_ms": sdp_ms, "bare_ms": bare_ms, "overhead": sdp_ms / bare_ms - 1}
 
 
 def _bare_step(config: Any, model: Any, batch: Any) -> Callable[[], None]:
-    """What everybody writes."""
+    """Return the usual training step, without sdp."""
     import torch
     import torch.nn.functional as F
     from diffusers import DDPMScheduler
@@ -167,12 +162,12 @@ def _bare_step(config: Any, model: Any, batch: Any) -> Callable[[], None]:
 
 
 def stall(folder: Path) -> list[dict[str, Any]]:
-    """How long training stands still for a checkpoint, and how long one takes that it waits for."""
-    found = [_stall("a local folder", str(folder / "runs"), folder)]
+    """Return how long training pauses for a checkpoint, and how long a synchronous one takes."""
+    cases = [_stall("a local folder", str(folder / "runs"), folder)]
     with _s3(folder) as bucket:
         if bucket is not None:
-            found.append(_stall("S3 on this machine", bucket, folder))
-    return found
+            cases.append(_stall("S3 on this machine", bucket, folder))
+    return cases
 
 
 def _stall(name: str, where: str, folder: Path) -> dict[str, Any]:
@@ -186,10 +181,10 @@ def _stall(name: str, where: str, folder: Path) -> dict[str, Any]:
     synchronous: list[float] = []
     stalls: list[float] = []
     free: list[float] = []
-    meanwhile: list[float] = []
+    saving: list[float] = []
 
     class Synchronous(Callback):
-        """Saves and waits; a few times, of which the first takes its memory."""
+        """Saves and waits a few times; the first one also allocates its memory."""
 
         def on_step(self, trainer: Any, _report: Any) -> None:
             start = time.perf_counter()
@@ -198,13 +193,13 @@ def _stall(name: str, where: str, folder: Path) -> dict[str, Any]:
             synchronous.append(time.perf_counter() - start)
 
     class Apart(Callback):
-        """Checkpoints as a job makes them, each when the one before is complete and three steps have been free of it."""
+        """Saves checkpoints as a job does, each three steps after the previous one is complete."""
 
         free_steps = 0
 
         def on_step(self, trainer: Any, report: Any) -> None:
             if trainer._saving is not None:
-                meanwhile.append(report.seconds)
+                saving.append(report.seconds)
                 self.free_steps = 0
                 return
             self.free_steps += 1
@@ -233,12 +228,12 @@ def _stall(name: str, where: str, folder: Path) -> dict[str, Any]:
         "synchronous_s": statistics.median(synchronous[1:]),
         "stall_s": statistics.median(stalls[1 : SAVES + 1]),
         "step_s": statistics.mean(free[2:]),
-        "step_meanwhile_s": statistics.mean(meanwhile),
+        "step_saving_s": statistics.mean(saving),
     }
 
 
 def _by_torch(tensors: dict[str, Any], folder: Path) -> float:
-    """Seconds of torch.distributed.checkpoint's own synchronous save of the same, to a local folder."""
+    """Return the seconds of torch.distributed.checkpoint's own synchronous save of the same tensors to a local folder."""
     from torch.distributed import checkpoint
 
     seconds = []
@@ -251,7 +246,7 @@ def _by_torch(tensors: dict[str, Any], folder: Path) -> float:
 
 
 def _larger_model(folder: Path) -> Any:
-    """The tiny model with a U-Net of about PARAMETERS million weights: what is saved is to take its time."""
+    """Return the tiny model with a U-Net of about PARAMETERS million weights, so that saving takes measurable time."""
     import math
 
     from sdp.model.sources import resolve
@@ -270,7 +265,7 @@ def _larger_model(folder: Path) -> Any:
 
 @contextmanager
 def _s3(folder: Path) -> Iterator[str | None]:
-    """A bucket of a server of this machine; None where there is none."""
+    """Yield a bucket of an S3 server on this machine, or None if versitygw is not installed."""
     from scripts import tools
     from scripts.bench._s3 import serve
 
@@ -313,7 +308,7 @@ def _trainer(config: Any, model: Any, batch: Any, callbacks: Any) -> Any:
     from sdp.train.world import World
 
     class Same:
-        """The same batch again and again."""
+        """A reader that repeats one batch."""
 
         rows = 10**9
 
@@ -353,7 +348,4 @@ def _batch(count: int, side: int) -> Any:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) == 1:
-        sys.exit(main())
-    cases = {"loop": loop, "stall": stall}
-    print(json.dumps(cases[sys.argv[1]](Path(sys.argv[2]))))
+    sys.exit(_cases.main(main, {"loop": loop, "stall": stall}))

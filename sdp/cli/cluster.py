@@ -13,11 +13,11 @@ def _where(parser: Parser) -> None:
     parser.add_argument("--context", metavar="NAME", help="of KUBECONFIG; else its current one")
 
 
-def _api(arguments: Arguments) -> Any:
+def _api(args: Arguments) -> Any:
     from sdp.kube.access import access
     from sdp.kube.api import Api
 
-    return Api(access(arguments.context), arguments.namespace)
+    return Api(access(args.context), args.namespace)
 
 
 def submit_arguments(parser: Parser) -> None:
@@ -31,21 +31,21 @@ def submit_arguments(parser: Parser) -> None:
     parser.add_argument("--dry-run", action="store_true", help="print the RayJob, for kubectl create, and do nothing")
 
 
-def run_submit(arguments: Arguments) -> int:
+def run_submit(args: Arguments) -> int:
     from sdp.kube.submit import Submission, dry_run, submit
 
     submission = Submission(
-        job=arguments.job,
-        config=arguments.config,
-        overrides=arguments.set,
-        cluster=arguments.cluster,
-        name=arguments.name,
-        follow=not arguments.no_follow,
+        job=args.job,
+        config=args.config,
+        overrides=args.set,
+        cluster=args.cluster,
+        name=args.name,
+        follow=not args.no_follow,
     )
-    if arguments.dry_run:
+    if args.dry_run:
         sys.stdout.write(dry_run(submission, say))
         return 0
-    return submit(_api(arguments), submission, say)
+    return submit(_api(args), submission, say)
 
 
 def status_arguments(parser: Parser) -> None:
@@ -54,10 +54,10 @@ def status_arguments(parser: Parser) -> None:
     _where(parser)
 
 
-def run_status(arguments: Arguments) -> None:
+def run_status(args: Arguments) -> None:
     from sdp.kube.status import status
 
-    print(status(_api(arguments), arguments.name, as_json=arguments.json))
+    print(status(_api(args), args.name, as_json=args.json))
 
 
 def logs_arguments(parser: Parser) -> None:
@@ -67,16 +67,16 @@ def logs_arguments(parser: Parser) -> None:
     _where(parser)
 
 
-def run_logs(arguments: Arguments) -> int:
-    if arguments.lines != -1 and arguments.lines < 1:
-        raise UsageError(f"logs: --lines: expected 1 or more, got {arguments.lines}")
-    if arguments.follow and arguments.lines != -1:
+def run_logs(args: Arguments) -> int:
+    if args.lines != -1 and args.lines < 1:
+        raise UsageError(f"logs: --lines: expected 1 or more, got {args.lines}")
+    if args.follow and args.lines != -1:
         raise UsageError(
             "logs: --lines: expected without --follow, which begins at the first line; leave out one of them"
         )
     from sdp.kube.logs import logs
 
-    return logs(_api(arguments), arguments.name, say, following=arguments.follow, lines=arguments.lines)
+    return logs(_api(args), args.name, say, following=args.follow, lines=args.lines)
 
 
 def stop_arguments(parser: Parser) -> None:
@@ -86,10 +86,10 @@ def stop_arguments(parser: Parser) -> None:
     _where(parser)
 
 
-def run_stop(arguments: Arguments) -> None:
+def run_stop(args: Arguments) -> None:
     from sdp.kube.stop import stop
 
-    stop(_api(arguments), arguments.name, say, wait=not arguments.no_wait, delete=arguments.delete)
+    stop(_api(args), args.name, say, wait=not args.no_wait, delete=args.delete)
 
 
 def doctor_arguments(parser: Parser) -> None:
@@ -104,29 +104,27 @@ def doctor_arguments(parser: Parser) -> None:
     _where(parser)
 
 
-def run_doctor(arguments: Arguments) -> int:
+def run_doctor(args: Arguments) -> int:
     from pathlib import Path
 
-    if arguments.local:
-        return _describe_here(as_json=arguments.json)
+    if args.local:
+        return _describe_here(as_json=args.json)
     from sdp.kube.doctor import all_reduce, as_json, examine, totals
     from sdp.kube.site import Site, mounted_texts, read_manifests
 
-    if arguments.all_reduce:
-        return all_reduce(
-            _api(arguments), arguments.all_reduce, arguments.nodes, arguments.cluster, sys.stdout.buffer, say
-        )
+    if args.all_reduce:
+        return all_reduce(_api(args), args.all_reduce, args.nodes, args.cluster, sys.stdout.buffer, say)
 
     rendered = []
-    if arguments.manifest:
+    if args.manifest:
         try:
-            text = sys.stdin.read() if arguments.manifest == "-" else Path(arguments.manifest).read_text()
+            text = sys.stdin.read() if args.manifest == "-" else Path(args.manifest).read_text()
         except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(f"doctor: --manifest: {arguments.manifest}: cannot be read ({error})") from error
-        rendered = read_manifests(text, arguments.manifest)
+            raise UsageError(f"doctor: --manifest: {args.manifest}: cannot be read ({error})") from error
+        rendered = read_manifests(text, args.manifest)
     site, why = None, ""
     try:
-        site = Site(_api(arguments), arguments.cluster, rendered)
+        site = Site(_api(args), args.cluster, rendered)
     except UserError as error:
         if not mounted_texts():
             raise
@@ -134,9 +132,9 @@ def run_doctor(arguments: Arguments) -> int:
     findings = []
     for finding in examine(site, why):
         findings.append(finding)
-        if not arguments.json:
+        if not args.json:
             print(finding, flush=True)
-    print(as_json(findings) if arguments.json else totals(findings))
+    print(as_json(findings) if args.json else totals(findings))
     return int(any(finding.state == "failed" for finding in findings))
 
 

@@ -1,4 +1,4 @@
-"""Commands, and a parser with our errors: one line, the nearest thing that exists, no usage dump.
+"""A command, and a parser with one-line errors that suggest the nearest name, without a usage dump.
 
 argparse rather than a nicer library: importing one of those takes a third of a second on a busy machine, which is all
 that `sdp --help`, a mistyped option or a mistyped configuration may take.
@@ -37,7 +37,7 @@ class HelpPrinted(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A command: the words after `sdp`, and the function that they run."""
+    """A command of `sdp` and the function that runs it."""
 
     name: str
     group: str
@@ -46,7 +46,7 @@ class Command:
     arguments: Callable[[Parser], None]
     run: Callable[[Arguments], int | None]
     example: str = ""
-    """A line for the help, without `sdp`."""
+    """A typical command line, without `sdp`."""
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -120,7 +120,7 @@ def job_argument(parser: Parser) -> None:
 
 
 def without(error: ModuleNotFoundError, command: str) -> Exception:
-    """Return the error for a library that is not installed; a missing module of our own is a bug."""
+    """Return the error for a missing library; a missing module of our own is a bug."""
     missing = (error.name or "").partition(".")[0]
     if missing == "sdp":
         return error

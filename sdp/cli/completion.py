@@ -14,10 +14,10 @@ def completion_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("shell", metavar="SHELL", choices=SHELLS, help=", ".join(SHELLS))
 
 
-def run_completion(arguments: Arguments) -> None:
+def run_completion(args: Arguments) -> None:
     from argcomplete.shell_integration import shellcode
 
-    print(shellcode(["sdp"], shell=arguments.shell))
+    print(shellcode(["sdp"], shell=args.shell))
 
 
 def complete(commands: Sequence[Command]) -> None:

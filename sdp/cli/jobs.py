@@ -17,15 +17,15 @@ def job_command(name: str, summary: str, **flags: str) -> Command:
         for flag, what in flags.items():
             parser.add_argument(f"--{flag.replace('_', '-')}", action="store_true", help=what)
 
-    def run(parsed: Arguments) -> None:
+    def run(args: Arguments) -> None:
         from importlib import import_module
 
         from sdp.config import load
 
-        config = load(name, parsed.config, parsed.set)
+        config = load(name, args.config, args.set)
         try:
             job = import_module(f"sdp.{name}.job")
-            result = job.run(config, dry_run=parsed.dry_run, **{flag: getattr(parsed, flag) for flag in flags})
+            result = job.run(config, dry_run=args.dry_run, **{flag: getattr(args, flag) for flag in flags})
         except ModuleNotFoundError as error:
             raise without(error, name) from error
         asked, _, signal_name = str(getattr(result, "reason", "")).partition(": ")

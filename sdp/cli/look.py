@@ -10,16 +10,16 @@ _PRESETS = ("seed-table-2", "seed-table-4")
 _HAVE = ("nothing", "images", "latents")
 
 
-def config_show(arguments: Arguments) -> None:
+def config_show(args: Arguments) -> None:
     from sdp.config import changed, draft, dump_yaml
     from sdp.config.start import matter
 
-    resolved, only = draft(arguments.job, arguments.config, arguments.set), None
-    if arguments.minimal or arguments.changed:
+    resolved, only = draft(args.job, args.config, args.set), None
+    if args.minimal or args.changed:
         only = {*changed(type(resolved.config), resolved.config.model_dump(mode="json"))} - resolved.missing
-    if only is not None and arguments.minimal:
-        only |= matter(arguments.job) | resolved.missing
-    sys.stdout.write(dump_yaml(resolved.config, missing=resolved.missing, only=only, comments=not arguments.changed))
+    if only is not None and args.minimal:
+        only |= matter(args.job) | resolved.missing
+    sys.stdout.write(dump_yaml(resolved.config, missing=resolved.missing, only=only, comments=not args.changed))
     if resolved.missing:
         say(f"still to be set: {', '.join(sorted(resolved.missing))}")
 
@@ -41,42 +41,42 @@ def init_arguments(parser: Parser) -> None:
     parser.add_argument("--caption", metavar="TEXT", help="what all pictures show, if no a.txt lies beside a.jpg")
 
 
-def run_init(arguments: Arguments) -> None:
+def run_init(args: Arguments) -> None:
     from pathlib import Path
 
     from sdp.config import draft, dump_yaml
     from sdp.config.dump import scalar
     from sdp.config.start import CLUSTER, LAPTOP
 
-    folder, store = Path(arguments.folder), (arguments.store or arguments.folder).rstrip("/")
+    folder, store = Path(args.folder), (args.store or args.folder).rstrip("/")
     places = {
         "store": store,
-        "source": arguments.urls or f"{store}/urls.parquet",
-        "pictures": arguments.pictures or f"{store}/images",
+        "source": args.urls or f"{store}/urls.parquet",
+        "pictures": args.pictures or f"{store}/images",
     }
     texts = {}
-    for job, values in (CLUSTER if arguments.store else LAPTOP).items():
-        if job == "download" and arguments.pictures:
+    for job, values in (CLUSTER if args.store else LAPTOP).items():
+        if job == "download" and args.pictures:
             continue
         values = {key: value.format(**places) if isinstance(value, str) else value for key, value in values.items()}
-        if job == "process" and arguments.caption:
-            values["source.caption"] = arguments.caption
+        if job == "process" and args.caption:
+            values["source.caption"] = args.caption
         config = draft(job, None, [f"{key}={scalar(value)}" for key, value in values.items()]).config
         texts[folder / f"{job}.yaml"] = dump_yaml(config, only=values)
     if existing := [str(file) for file in texts if file.exists()]:
-        raise UsageError(f"init: FOLDER: {existing[0]} exists already; choose another folder, or remove it")
+        raise UsageError(f"init: FOLDER: {existing[0]} exists; choose another folder, or remove it")
     folder.mkdir(parents=True, exist_ok=True)
     for file, text in texts.items():
         file.write_text(text, encoding="utf-8")
-        say(f"wrote {file}; edit it, then: sdp {'submit ' if arguments.store else ''}{file.stem} --config {file}")
+        say(f"wrote {file}; edit it, then: sdp {'submit ' if args.store else ''}{file.stem} --config {file}")
 
 
-def config_schema(arguments: Arguments) -> None:
+def config_schema(args: Arguments) -> None:
     import json
 
     from sdp.config import json_schema
 
-    print(json.dumps(json_schema(arguments.job), indent=2))
+    print(json.dumps(json_schema(args.job), indent=2))
 
 
 def inspect_arguments(parser: Parser) -> None:
@@ -88,27 +88,27 @@ def inspect_arguments(parser: Parser) -> None:
     parser.add_argument("--verify", action="store_true", help="read every byte of every part")
 
 
-def run_inspect(arguments: Arguments) -> int:
+def run_inspect(args: Arguments) -> int:
     import json
     from pathlib import Path
 
-    if arguments.account and not Path(arguments.account).absolute().parent.is_dir():
-        raise UsageError(f"inspect: --account: expected a file in a folder that exists, got {arguments.account!r}")
+    if args.account and not Path(args.account).absolute().parent.is_dir():
+        raise UsageError(f"inspect: --account: expected a file in a folder that exists, got {args.account!r}")
     from sdp.datasets.inspect import Description, with_problems, write_account
     from sdp.report.inspect import describe, summary
     from sdp.storage import open_storage
 
-    storage = open_storage(arguments.uri)
-    description = describe(storage, verify=arguments.verify)
+    storage = open_storage(args.uri)
+    description = describe(storage, verify=args.verify)
     for option in ("account", "verify"):
-        if getattr(arguments, option) and not isinstance(description, Description):
+        if getattr(args, option) and not isinstance(description, Description):
             kind = {"run": "a training run", "evaluation": "an evaluation"}.get(description.kind, "a checkpoint")
             raise UsageError(f"inspect: --{option}: expected a dataset, got {kind}; leave it out")
-    if arguments.account and isinstance(description, Description):
-        rows, problems = write_account(storage, Path(arguments.account))
+    if args.account and isinstance(description, Description):
+        rows, problems = write_account(storage, Path(args.account))
         description = with_problems(description, problems)
-        say(f"wrote the account of {rows:,} rows to {arguments.account}")
-    print(json.dumps(description.to_json(), indent=2, default=str) if arguments.json else summary(description))
+        say(f"wrote the account of {rows:,} rows to {args.account}")
+    print(json.dumps(description.to_json(), indent=2, default=str) if args.json else summary(description))
     return 1 if description.problems else 0
 
 
@@ -124,9 +124,9 @@ def audit_arguments(parser: Parser) -> None:
     parser.add_argument("--json", action="store_true", help="for programs")
 
 
-def run_audit(arguments: Arguments) -> None:
-    if arguments.takedown:
-        _take_down(arguments)
+def run_audit(args: Arguments) -> None:
+    if args.takedown:
+        _take_down(args)
         return
     import json
     from dataclasses import asdict
@@ -134,38 +134,34 @@ def run_audit(arguments: Arguments) -> None:
     from sdp.datasets.audit import audit, summary
     from sdp.datasets.tombstones import Takedown
 
-    values = [Takedown(kind, value) for kind in ("url", "sha256") if (value := getattr(arguments, kind)) is not None]
+    values = [Takedown(kind, value) for kind in ("url", "sha256") if (value := getattr(args, kind)) is not None]
     value = values[0] if values else None
-    traces = audit(arguments.uris, row=arguments.row, value=value)
-    if arguments.json:
+    traces = audit(args.uris, row=args.row, value=value)
+    if args.json:
         print(json.dumps([asdict(trace) for trace in traces], indent=2, default=str))
         return
     print("\n".join(map(summary, traces)))
 
 
-def _take_down(arguments: Arguments) -> None:
+def _take_down(args: Arguments) -> None:
     from pathlib import Path
 
     from sdp.console import counted
     from sdp.datasets import tombstones
     from sdp.storage import open_storage
 
-    if len(arguments.uris) != 1:
-        raise UsageError(f"audit: --takedown: expected one dataset to keep the list beside, got {len(arguments.uris)}")
+    if len(args.uris) != 1:
+        raise UsageError(f"audit: --takedown: expected one dataset to keep the list beside, got {len(args.uris)}")
     try:
-        text = Path(arguments.takedown).read_text()
+        text = Path(args.takedown).read_text()
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(
-            f"audit: --takedown: {arguments.takedown}: cannot be read ({error}); give a text file"
-        ) from error
-    wanted = tombstones.parse_list(text, arguments.takedown)
+        raise UsageError(f"audit: --takedown: {args.takedown}: cannot be read ({error}); give a text file") from error
+    wanted = tombstones.parse_list(text, args.takedown)
     if not wanted:
-        raise UsageError(
-            f"audit: --takedown: {arguments.takedown}: names nothing; write one `url U` or the like a line"
-        )
-    added = tombstones.add(open_storage(arguments.uris[0]), wanted)
+        raise UsageError(f"audit: --takedown: {args.takedown}: names nothing; write one `url U` or the like a line")
+    added = tombstones.add(open_storage(args.uris[0]), wanted)
     rows = sorted({row for some in added.rows.values() for row in some})
-    if arguments.json:
+    if args.json:
         import json
         from dataclasses import asdict
 
@@ -189,16 +185,16 @@ def report_arguments(parser: Parser) -> None:
     parser.add_argument("--title", metavar="TEXT", default="sdp report", help="what to call it")
 
 
-def run_report(arguments: Arguments) -> None:
+def run_report(args: Arguments) -> None:
     from pathlib import Path
 
     from sdp.console import counted
     from sdp.report.write import write_report
 
-    if arguments.pictures < 0:
-        raise UsageError(f"report: --pictures: expected 0 or more, got {arguments.pictures}; 0 shows none")
-    out = Path(arguments.out) if arguments.out else None
-    file, count = write_report(arguments.uris, out, title=arguments.title, pictures=arguments.pictures)
+    if args.pictures < 0:
+        raise UsageError(f"report: --pictures: expected 0 or more, got {args.pictures}; 0 shows none")
+    out = Path(args.out) if args.out else None
+    file, count = write_report(args.uris, out, title=args.title, pictures=args.pictures)
     say(f"wrote {file}: {counted(count, 'section')}; open it in a browser")
 
 
@@ -219,17 +215,15 @@ def export_arguments(parser: Parser) -> None:
     )
 
 
-def run_export(arguments: Arguments) -> None:
+def run_export(args: Arguments) -> None:
     try:
         from sdp.model.export import export
 
-        done = export(
-            arguments.checkpoint, arguments.out, ema=not arguments.raw, dtype=arguments.dtype, form=arguments.form
-        )
+        done = export(args.checkpoint, args.out, ema=not args.raw, dtype=args.dtype, form=args.form)
     except ModuleNotFoundError as error:
         raise without(error, "export") from error
     weights = "averaged" if done.ema else "raw"
-    say(f"wrote step {done.step:,} of {done.checkpoint}, {weights} weights in {arguments.dtype}, to {done.uri}")
+    say(f"wrote step {done.step:,} of {done.checkpoint}, {weights} weights in {args.dtype}, to {done.uri}")
     if done.drawing:
         say(f"draw with it: {done.drawing}")
 
@@ -257,17 +251,13 @@ def plan_arguments(parser: Parser) -> None:
     parser.add_argument("--json", action="store_true", help="for programs")
 
 
-def run_plan(arguments: Arguments) -> None:
+def run_plan(args: Arguments) -> None:
     import json
 
     from sdp.plan import presets
 
-    if arguments.preset:
-        print(
-            json.dumps(presets.preset_json(arguments.preset))
-            if arguments.json
-            else presets.preset_text(arguments.preset)
-        )
+    if args.preset:
+        print(json.dumps(presets.preset_json(args.preset)) if args.json else presets.preset_text(args.preset))
         return
     from sdp.config import draft
     from sdp.hardware import GPUS
@@ -276,35 +266,31 @@ def run_plan(arguments: Arguments) -> None:
     from sdp.plan.prices import load_prices
 
     for option in ("rows", "deadline", "budget", "egress"):
-        if (value := getattr(arguments, option)) is not None and not 0 < value < 1e15:
+        if (value := getattr(args, option)) is not None and not 0 < value < 1e15:
             raise UsageError(f"plan: --{option}: expected more than 0, got {value:g}")
-    prices = load_prices(arguments.prices)
-    options = make.Options(
-        arguments.trainers, arguments.encoders, arguments.rows, arguments.terms, arguments.have, arguments.egress or 0.0
-    )
-    config: Any = draft(arguments.job, arguments.config, arguments.set).config
-    if arguments.job == "dreambooth":
+    prices = load_prices(args.prices)
+    options = make.Options(args.trainers, args.encoders, args.rows, args.terms, args.have, args.egress or 0.0)
+    config: Any = draft(args.job, args.config, args.set).config
+    if args.job == "dreambooth":
         from sdp.dreambooth.job import training_of
 
         config = training_of(config)
     work = make.work_of(config, prices, options)
-    speeds = make.speeds_of(config, work, *_measured(arguments, config, work))
-    answer = show.answer(config, work, speeds, prices, deadline_h=arguments.deadline, budget=arguments.budget)
-    if arguments.values:
-        _write_values(arguments.values, show.values(config, work, answer.own))
-    if arguments.page:
+    speeds = make.speeds_of(config, work, *_measured(args, config, work))
+    answer = show.answer(config, work, speeds, prices, deadline_h=args.deadline, budget=args.budget)
+    if args.values:
+        _write_values(args.values, show.values(config, work, answer.own))
+    if args.page:
         from pathlib import Path
 
         from sdp.report.plan import plan_section
         from sdp.report.write import write_page
 
-        write_page("sdp plan", [plan_section(answer, work, speeds, prices)], Path(arguments.page))
-        say(f"wrote {arguments.page}; open it in a browser")
-    memories = _memories(config, work) if arguments.memory and work.trainer_gpus else []
-    encoding = (
-        list(encoders(config, GPUS[str(work.encoders.gpu)])) if arguments.memory and arguments.job != "download" else []
-    )
-    if arguments.json:
+        write_page("sdp plan", [plan_section(answer, work, speeds, prices)], Path(args.page))
+        say(f"wrote {args.page}; open it in a browser")
+    memories = _memories(config, work) if args.memory and work.trainer_gpus else []
+    encoding = list(encoders(config, GPUS[str(work.encoders.gpu)])) if args.memory and args.job != "download" else []
+    if args.json:
         from dataclasses import asdict
 
         rows = [each for some in memories for each in some]
@@ -317,22 +303,22 @@ def run_plan(arguments: Arguments) -> None:
     print("\n".join(["", *encoding]) if encoding else "", end="\n" * bool(encoding))
 
 
-def _measured(arguments: Arguments, config: Any, work: Any) -> tuple[Any, str | None]:
+def _measured(args: Arguments, config: Any, work: Any) -> tuple[Any, str | None]:
     """Return a trainer's measured speeds, and the GPU that they are of; None where nothing is measured."""
-    if arguments.run:
+    if args.run:
         from sdp.storage import open_storage
         from sdp.train.run_folder import measured_speeds
 
-        return measured_speeds(open_storage(arguments.run)), None
-    if not arguments.calibrate:
+        return measured_speeds(open_storage(args.run)), None
+    if not args.calibrate:
         return None, None
-    if arguments.job != "train":
+    if args.job != "train":
         raise UsageError("plan: --calibrate: expected the job train; leave it out")
     from sdp.config import load
     from sdp.train.calibrate import calibrate, gpu_at_hand
 
     gpu = gpu_at_hand(config, str(work.trainers.gpu))
-    return calibrate(load(arguments.job, arguments.config, arguments.set)), gpu
+    return calibrate(load(args.job, args.config, args.set)), gpu
 
 
 def _write_values(file: str, values: Any) -> None:

@@ -16,7 +16,7 @@ _MATTER = ("torch", "ray", "diffusers", "transformers", "pyarrow")
 
 
 def versions() -> list[str]:
-    """Return sdp's version, and those of what it stands on."""
+    """Return the versions of sdp and of its main dependencies."""
     installed = {}
     lines = [f"sdp {__version__}", f"python {platform.python_version()} ({platform.system()} {platform.release()})"]
     for name in _MATTER:
@@ -28,7 +28,7 @@ def versions() -> list[str]:
 
 
 def describe() -> Iterator[tuple[str, str]]:
-    """Yield what there is on this machine, a name and a sentence each."""
+    """Yield the parts of this machine: a name and a sentence each."""
     for line in versions():
         name, _, version = line.partition(" ")
         yield name, version

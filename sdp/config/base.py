@@ -239,7 +239,7 @@ class TrainersConfig(WorkersConfig):
 
     gpus_per_worker: int = key(
         1,
-        "GPUs of a trainer: with 2 the U-Net is on the first, and the text encoder (and the VAE, where data.mode is "
+        "GPUs of one trainer. With 2, the U-Net is on the first, and the text encoder (and the VAE, if data.mode is "
         "collocated) on the second.",
         ge=1,
         le=2,

@@ -92,11 +92,11 @@ class Index:
 
     @property
     def root(self) -> str:
-        """The source's last known folder; empty if none was recorded."""
+        """The last known address of the source; empty if unknown."""
         return next((version.root for version in reversed(self.versions) if version.root), "")
 
     def moved(self, root: str) -> "Index":
-        """The same with all files below another root."""
+        """Return the index with all files below another root."""
         return Index(tuple(version.moved(root) for version in self.versions), self.unit_rows)
 
     @property

@@ -38,7 +38,7 @@ def config(folder: Path, side: int, class_prompts: tuple[str, ...]) -> dict[str,
         "train_text_encoder": True,
         "prior": {"prompt": CLASS, "pictures": 40},
         "resolution": side,
-        "max_steps": 120,
+        "max_steps": 60,
         "batch_size": 16,
         "learning_rate": 3e-4,
         "precision": "fp32",
@@ -67,13 +67,15 @@ def judge(folder: Path, colors: dict[str, str]) -> None:
     from PIL import Image
 
     before = [shape_of(Image.fromarray(pixels), BACKGROUND) for pixels in _painted(folder)]
-    shapes, right, lines = [], [], list[tuple[str, str, str]]()
+    shapes, right, leaked, lines = [], [], 0, list[tuple[str, str, str]]()
     for prompt, picture in pictures(folder / _OUT / "pictures"):
         if prompt == CAPTION:
             shapes.append(shape_of(picture, BACKGROUND))
             lines.append((prompt, shapes[-1], "yes" if shapes[-1] == SHAPE else "NO"))
         else:
-            color = dominant_shape_color(picture, prompt.split()[-2])
+            background = prompt.split()[-2]
+            color = dominant_shape_color(picture, background)
+            leaked += shape_of(picture, background) == SHAPE
             right.append(color == colors[prompt])
             lines.append((prompt, color, "yes" if right[-1] else "NO"))
     say("\n── did it learn? The subject's shape, and the colours that the class is to keep\n")
@@ -81,7 +83,8 @@ def judge(folder: Path, colors: dict[str, str]) -> None:
     learnt = shapes.count(SHAPE)
     say(
         f"\n{before.count(SHAPE)} of {len(before)} pictures had a {SHAPE} before, and {learnt} of {len(shapes)} have "
-        f"one; the class's colour is right in {sum(right)} of {len(right)}; see {folder / _OUT / 'report.html'}"
+        f"one; the class's colour is right in {sum(right)} of {len(right)}, of which {leaked} show a {SHAPE}; "
+        f"see {folder / _OUT / 'report.html'}"
     )
     if learnt < 0.75 * len(shapes) or before.count(SHAPE) > 0.25 * len(before) or sum(right) < 0.8 * len(right):
         raise SdpError(

@@ -91,10 +91,15 @@ class Fetcher(Generic[Token]):
         buffer: Buffer,
         deliver: Callable[[Fetched[Token]], None],
         courier: Courier | None = None,
+        at_once: int = 16,
     ) -> None:
-        """With a shared gate, `courier` carries its messages to the budgets and back."""
+        """With a shared gate, `courier` carries its messages to the budgets and back.
+
+        `at_once` is how many requests to one host the gate lets through, whose connections are kept for the next.
+        """
         self._fetch, self._gate, self._deliver, self._courier = options, gate, deliver, courier
         self._give_up_host_after = give_up_host_after
+        self._kept = min(at_once, options.connections) + options.connections // _MULTIS
         self._buffer = buffer
         self._buffer.on_release = self.wake
         if courier is not None:
@@ -170,7 +175,7 @@ class Fetcher(Generic[Token]):
         self._timers: dict[Any, float] = {}
         """The time at which each multi handle with a timer is due."""
         for multi in self._multis:
-            multi.setopt(pycurl.M_MAXCONNECTS, self._fetch.connections // _MULTIS + 16)
+            multi.setopt(pycurl.M_MAXCONNECTS, self._kept)
             multi.setopt(pycurl.M_SOCKETFUNCTION, partial(self._watch, multi))
             multi.setopt(pycurl.M_TIMERFUNCTION, partial(self._set_timer, multi))
         self._ticked_at = 0.0

@@ -82,7 +82,13 @@ class DownloadWorker:
             gate = SharedGate(name, 2 * config.fetch.connections)
             self._courier = Courier(exchange, exchange_every_s)
         self._fetcher: Fetcher[_Token] = Fetcher(
-            config.fetch, config.hosts.give_up_after, gate, self._buffer, self._fetched, self._courier
+            config.fetch,
+            config.hosts.give_up_after,
+            gate,
+            self._buffer,
+            self._fetched,
+            self._courier,
+            config.hosts.at_once,
         )
 
     def make(self, task: UnitTask) -> PartInfo:

@@ -1,7 +1,7 @@
 """The work on one piece or unit, as plain functions; `pipeline` and the stages' `job` run them on a cluster."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -12,9 +12,7 @@ from numpy.typing import NDArray
 from pyroaring import BitMap64
 
 from sdp.datasets.outcomes import Outcome
-from sdp.datasets.parts import PartInfo, write_part
 from sdp.datasets.repeated import REASON, Repeated
-from sdp.datasets.units import Work
 from sdp.encode import table
 from sdp.encode.chunk import Chunk, SourceRow, TransformStats
 from sdp.encode.reading import Columns, Piece, read_piece
@@ -106,17 +104,6 @@ def encode_chunk(spec: EncodeSpec, encoder: "Encoder", chunk: Chunk) -> Rows:
     """Encode a chunk; return its rows, ready to be stored."""
     encoded = encoder(chunk)
     return table.rows_of(encoded, spec.shape), encoded.outcomes
-
-
-def without_rows(spec: EncodeSpec, outcomes: Sequence[Outcome]) -> Rows:
-    """Return the result of a piece that has outcomes alone."""
-    return table.schema(spec.shape).empty_table(), list(outcomes)
-
-
-def write_unit(spec: EncodeSpec, kind: str, work: Work, pieces: Sequence[Rows], retried: Mapping[str, int]) -> PartInfo:
-    """Publish the part of a unit."""
-    rows, account = table.assemble(pieces, spec.shape)
-    return write_part(spec.output, kind, work, rows, account, layout=table.LAYOUT, retried=retried)
 
 
 class _TimedRows:

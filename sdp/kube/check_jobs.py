@@ -130,13 +130,13 @@ def _short_of(job: JobDraft, gpus: Mapping[str, int]) -> Iterator[Finding]:
 
 
 def memory(drafts: list[JobDraft]) -> Iterator[Finding]:
-    """Check that trainers fit the accelerator that they name, where the model can be looked at from here."""
+    """Check that trainers fit the accelerator that they select, if the model can be read from here."""
     for job in drafts:
         source = job.value("model.source")
         if not isinstance(job.config, TrainConfig) or source is None or not job.config.scaling.accelerator:
             continue
         options = replace(job.config.storage.options(), timeout_s=TIMEOUT_S, retries=1)
-        with suppress(SdpError):  # `reach` says what is wrong with the model
+        with suppress(SdpError):  # `reach` reports problems with the model
             known = family(source, storage=options)
             for phase in each_phase(job.config):
                 yield from _fits(job.name, phase, known)

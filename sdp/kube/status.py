@@ -16,7 +16,7 @@ from sdp.kube.state import ClusterState, JobState, cluster_state, job_state
 _LONGEST_MESSAGE = 60
 _EVENTS = 8
 _LAST_LINES = 200
-"""Lines of a log among which a progress line is looked for."""
+"""Last lines of a log to search for a progress line."""
 
 
 def status(api: Api, name: str | None = None, *, as_json: bool = False) -> str:
@@ -49,7 +49,7 @@ def status(api: Api, name: str | None = None, *, as_json: bool = False) -> str:
 
 
 def _progress(api: Api, job: JobState) -> str:
-    """Return the newest progress line of a running job's log, which says when it ends; empty where none can be read."""
+    """Return the newest progress line in a running job's log, with its time left; empty if there is none."""
     if job.state != "running" or not job.submission:
         return ""
     log = io.BytesIO()

@@ -68,7 +68,7 @@ def submit(api: Api, submission: Submission, say: Say, out: BinaryIO | None = No
 
 
 def dry_run(submission: Submission, say: Say) -> str:
-    """Return the RayJob as YAML, for kubectl create; no cluster is asked: without --config, only --set is checked."""
+    """Return the RayJob as YAML for kubectl create, without a cluster: without --config, only --set is checked."""
     checked_job(submission.job, tuple(JOBS))
     cluster = submission.cluster or DEFAULT_CLUSTER
     options = RayJobOptions(cluster=cluster, name=submission.name, overrides=submission.overrides)

@@ -7,7 +7,7 @@ not counted: MARGIN keeps room for them.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sdp.config import ProcessConfig, TrainConfig
 from sdp.config.train import LoraConfig
@@ -107,8 +107,8 @@ def estimate(config: TrainConfig, place: Place) -> Memory:
     per_sample, fixed = kept.per_sample, kept.fixed
     if len(networks) > 1:
         kind = "checkpointed" if strategy.activation_checkpointing else "fp32" if half == _FP32 else strategy.kind
-        text = reference()["memory"]["text_encoder"][kind]
-        per_sample, fixed = per_sample + text["per_sample"], fixed + text["fixed"]
+        text, size = reference()["memory"]["text_encoder"][kind], _text_size(place.family) / _text_size(SD2)
+        per_sample, fixed = per_sample + text["per_sample"] * size, fixed + text["fixed"] * size
     trained = learnt(config.lora, count, networks)
     state, change = (_FP32 * each / (shards if sharded else 1) for each in (count, trained))
     parts = {"weights": state, "gradients": change, "optimizer": 2 * change}
@@ -124,7 +124,19 @@ def estimate(config: TrainConfig, place: Place) -> Memory:
     name += f", LoRA of rank {config.lora.rank}" * (config.lora.rank is not None)
     name += ", checkpointed activations" * strategy.activation_checkpointing
     parts = {activity: amount for activity, amount in parts.items() if amount}
-    return Memory(name, parts, per_sample, config.data.batch_size, config.data.resolution, place.gpu)
+    return Memory(name, parts, per_sample, _micro_batch(config, place.workers), config.data.resolution, place.gpu)
+
+
+def _text_size(family: Family) -> int:
+    """Return what the activations of a text encoder are proportional to."""
+    return int(family.text_encoder["num_hidden_layers"] * family.text_encoder["hidden_size"])
+
+
+def _micro_batch(config: TrainConfig, workers: int) -> int:
+    """Return the samples that a trainer takes at once: its share of a step, in equal pieces of batch_size at most."""
+    batch, whole = config.data.batch_size, config.data.global_batch_size
+    share = -(-whole // workers) if whole is not None else batch
+    return -(-share // -(-share // batch))
 
 
 def _changed(config: TrainConfig, **changes: object) -> TrainConfig:
@@ -165,17 +177,19 @@ def fit(config: TrainConfig, family: Family | None, *, embedded: bool) -> str | 
     of = f"{gpu.name} of {gpu.memory_bytes / GIB:.0f} GiB at {config.data.resolution} px"
     hint = "strategy.kind: fsdp and strategy.activation_checkpointing need less; sdp plan --memory has the figures"
     needed = f"which would need {least.total / GIB:.0f} GiB"
+    if place.workers == 1:  # whose gradients come when activations go
+        least = replace(least, parts={**least.parts, "gradients": 0.0})
     if least.total > gpu.memory_bytes:
         if most := least.largest(1.0):
             raise ConfigError(
-                [Problem("data.batch_size", f"at most {most} for an {of}, {needed}", str(own.batch), hint)]
+                [Problem("data.batch_size", f"at most {most} for an {of}, {needed}", str(config.data.batch_size), hint)]
             )
         raise ConfigError([Problem("strategy.kind", f"one that fits an {of}, {needed}", strategy.kind, hint)])
     if own.fits:
         return None
     return (
-        f"data.batch_size: {own.batch} may not fit an {of}: {own.total / GIB:.0f} GiB are needed, and a tenth is left "
-        f"for what is not counted, so that {own.largest_batch} would be safe; {hint}"
+        f"data.batch_size: {own.batch} at once may not fit an {of}: {own.total / GIB:.0f} GiB are needed, and a tenth "
+        f"is left for what is not counted, so that {own.largest_batch} would be safe; {hint}"
     )
 
 

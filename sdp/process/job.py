@@ -26,14 +26,14 @@ from sdp.datasets.concurrently import ordered_map
 from sdp.datasets.manifest import Dataset
 from sdp.datasets.outcomes import FAILED, Outcome
 from sdp.datasets.output import Output
-from sdp.datasets.parts import PartInfo
+from sdp.datasets.parts import PartInfo, write_part
 from sdp.datasets.units import Work
-from sdp.encode import work as worker
 from sdp.encode.blocks import Note, pack, unpack
 from sdp.encode.desk import State
 from sdp.encode.pipeline import Pipeline
 from sdp.encode.placement import plan_placement
 from sdp.encode.reading import Piece, addresses
+from sdp.encode.table import LAYOUT, assemble, schema
 from sdp.encode.work import TRIES, EncodeSpec, Encoding
 from sdp.errors import SdpError, Unavailable, one_line
 from sdp.lease import Lease
@@ -249,7 +249,7 @@ class _Run:
         rows, retry = addresses(piece, self._prepared.options), self._units.open[piece.work].retry
         rows = rows if retry is None else rows[np.isin(rows, retry.rows)]
         outcomes = [Outcome(row, FAILED, "crashed", detail, attempts=TRIES) for row in rows.tolist()]
-        self._units.gather(piece, ray.put(pack(None, worker.without_rows(self._spec, outcomes))))
+        self._units.gather(piece, ray.put(pack(None, (schema(self._spec.shape).empty_table(), outcomes))))
 
     # --- parts -------------------------------------------------------------------------------------------------------
 
@@ -308,4 +308,5 @@ class _Run:
 @ray.remote(num_cpus=0.1)
 def _write(spec: EncodeSpec, work: Work, retried: dict[str, int], *pieces: pa.Table) -> PartInfo:
     """Publish the part of a unit."""
-    return worker.write_unit(spec, KIND, work, [unpack(piece)[1] for piece in pieces], retried)
+    rows, account = assemble([unpack(piece)[1] for piece in pieces], spec.shape)
+    return write_part(spec.output, KIND, work, rows, account, layout=LAYOUT, retried=retried)

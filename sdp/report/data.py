@@ -78,7 +78,8 @@ def _figures(dataset: Description, work: JobRun | None) -> list[tuple[str, str]]
     if not dataset.complete:
         figures[0] = ("rows done so far", f"{counts.input:,}")
     if work is not None and work.seconds:
-        figures += [("took", duration(work.seconds)), ("rows/s", _rate(work.counts.input / work.seconds))]
+        figures += [("took", duration(work.seconds)), *_gpu_hours(dataset, work)]
+        figures += [("rows/s", _rate(work.counts.input / work.seconds))]
         figures += [(f"{what}/s", size(count / work.seconds)) for what, count in work.moved.items() if count]
         figures += [(who, f"{count:,}") for who, count in work.workers.items() if count]
         if work.replaced:
@@ -86,6 +87,15 @@ def _figures(dataset: Description, work: JobRun | None) -> list[tuple[str, str]]
     if counts.written:
         figures.append(("bytes a row", f"{dataset.bytes / counts.written:,.0f}"))
     return [*figures, ("in all", size(dataset.bytes)), ("parts", f"{dataset.parts:,}")]
+
+
+def _gpu_hours(dataset: Description, work: JobRun) -> list[tuple[str, str]]:
+    """Return the GPU-hours of the encoders, at work or waiting, where the dataset's configuration gave them GPUs."""
+    encode = dataset.config.get("encode") or {}
+    seconds = sum(work.work.get("encoders", {}).values())
+    if not (encode.get("accelerator") or encode.get("use_gpu")) or not seconds:
+        return []
+    return [("GPU-hours", f"{seconds / 3600 * encode.get('gpus_per_worker', 1.0):,.2f}")]
 
 
 def _glance(dataset: Description, work: JobRun | None) -> str:

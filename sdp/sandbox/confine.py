@@ -24,18 +24,7 @@ _MACHINES = {
         *(0, 1, 3, 5, 8, 19, 20),  # read, write, close, fstat, lseek, readv, writev
         *(9, 10, 11, 12, 25, 28),  # mmap, mprotect, munmap, brk, mremap, madvise
         *(13, 14, 15, 131, 219),  # signal handlers
-        *(
-            24,
-            39,
-            98,
-            186,
-            202,
-            204,
-            228,
-            318,
-            324,
-            334,
-        ),  # yield, pid, rusage, tid, futex, affinity, clock, random, rseq
+        *(24, 39, 98, 186, 202, 204, 228, 318, 324, 334),  # yield, ids, usage, futex, affinity, clock, random, rseq
         *(60, 231),  # exit
     ),
     "aarch64": (

@@ -93,9 +93,9 @@ def join(uri: str, *parts: str) -> str:
 
 
 def near(uri: str, folder: str) -> str:
-    """Return a URI as a file of a folder stores it: relative (`../images`) where the two lie close together.
+    """Return a URI as a file in a folder stores it: relative (`../images`) if the two are close together.
 
-    Datasets that are moved or copied together then still find each other; `resolved` is the inverse.
+    Folders that are moved or copied together can then still find each other; `resolved` is the inverse.
     """
     target, here = parse(uri), parse(folder)
     if target.scheme not in WRITABLE or (target.scheme, target.bucket) != (here.scheme, here.bucket):

@@ -14,7 +14,7 @@ def test_it_measures_several_workers_and_draws_them_beside_a_straight_line(tmp_p
         [*command, "--picture", str(picture)], cwd=ROOT, capture_output=True, text=True, timeout=280, check=False
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    rows = [line.split() for line in done.stdout.splitlines() if line[:1].isdigit()]
+    rows = [line.split() for line in done.stdout.splitlines() if line.strip()[:1].isdigit()]
     assert [row[0] for row in rows] == ["1", "2"]
     assert rows[0][1] == rows[0][2]  # the straight line begins at one worker
     assert "measured" in picture.read_text()

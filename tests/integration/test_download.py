@@ -13,8 +13,9 @@ from sdp.config import parse
 from sdp.datasets import runs
 from sdp.datasets.outcomes import FAILED, FILTERED, WRITTEN
 from sdp.demo import shapes
-from sdp.download import job
+from sdp.download import job, survey
 from sdp.errors import DatasetError, SdpError
+from sdp.storage import open_storage
 from tests.download_kit import check_exactly_once, config_for, outcomes, plain_urls, write_urls
 from tests.local_ray import one_node
 from tests.misbehaving.server import ImageServer
@@ -229,3 +230,19 @@ def test_what_stops_a_worker_is_told_in_its_own_words(server: ImageServer, tmp_p
     unasked = {"hosts": {"at_once": 64, "per_second": None, "count": False}, "dedup": {"content": False, "urls": False}}
     with pytest.raises(SdpError, match=f"^{re.escape(str(file))}: "):
         job.run(config_for(source, tmp_path / "out", **unasked))
+
+
+@pytest.mark.parametrize("urls", [True, False])
+def test_a_large_source_is_surveyed_on_the_cluster_with_the_same_result(
+    server: ImageServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, urls: bool
+) -> None:
+    source = write_urls(tmp_path / "meta", [*plain_urls(server, 30), *plain_urls(server, 5)])
+    surveys = []
+    for name, small in (("here", 100_000), ("cluster", 0)):
+        monkeypatch.setattr("sdp.download.duplicates._SMALL_SOURCE", small)
+        monkeypatch.setattr("sdp.download.survey.PIECE_ROWS", 10)
+        job.run(config_for(source, tmp_path / name, dedup={"urls": urls}))
+        storage = open_storage(str(tmp_path / name))
+        surveys.append((survey.load(storage, 35), list(survey.duplicates_in(storage, 35, 0, 35))))
+    assert surveys[0] == surveys[1]
+    assert surveys[0][1] == (list(range(30, 35)) if urls else [])

@@ -35,7 +35,8 @@ import json, os, sys, threading
 from sdp.config.download import FetchConfig
 from sdp.download.fetch import Fetcher
 from sdp.download.memory import Buffer
-from sdp.download.politeness import HostLimits, LocalGate
+from sdp.download.budgets import HostLimits
+from sdp.download.turnstile import LocalGate
 from sdp.urls import parse
 
 urls = json.loads(sys.argv[1])

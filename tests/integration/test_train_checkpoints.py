@@ -201,7 +201,7 @@ def test_a_damaged_newest_checkpoint_says_how_to_go_on_and_it_is_so(root: Path, 
     data = bytearray((folder / name).read_bytes())
     (folder / name).unlink()
     if not gone:
-        data[len(data) // 2 : len(data) // 2 + 64] = b"?" * 64
+        data[len(data) // 2 : len(data) // 2 + 64] = b"\x01" * 64  # which no string of JSON may hold
         (folder / name).write_bytes(data)
     with pytest.raises(DamagedCheckpoint, match=f"{folder}/{name}: .*; delete {folder} to go on from step 2") as caught:
         train(config(root, max_steps=6))

@@ -140,7 +140,7 @@ def test_rows_of_a_skipped_step_are_consumed_and_not_trained_on(root: Path) -> N
     (trace,) = audit([str(root / "run")], row=skipped[0])
     assert trace.checkpoints == []
     assert trace.skipped == [{"run": str(root / "run"), "step": 3, "epochs": [0]}]
-    assert "not trained on, by step 3, which was skipped, in epoch 0" in summary(trace)
+    assert "consumed, but not trained on, by the skipped step 3, in epoch 0" in summary(trace)
     (trace,) = audit([str(root / "run")], row=min(set(ledger.rows(0)) - set(skipped)))
     assert trace.checkpoints
     assert trace.skipped == []

@@ -128,7 +128,7 @@ def test_init_writes_files_that_the_jobs_take_and_overwrites_none(
         assert config.output.uri.startswith(store or str(folder))
         assert len([line for line in file.read_text().splitlines() if not line.strip().startswith("#")]) < 50
     assert main(["init", str(folder)]) == 2
-    assert "download.yaml exists already; choose another folder" in capsys.readouterr().err
+    assert "download.yaml exists; choose another folder" in capsys.readouterr().err
 
 
 def test_pictures_of_ones_own_are_processed_without_a_download(tmp_path: Path) -> None:

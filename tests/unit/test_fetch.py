@@ -93,8 +93,10 @@ def fetch(
 ) -> list[Fetched[int]]:
     """Fetch some URLs at once; the results in their order."""
     basket = Basket(Buffer(buffer_bytes))
-    gate = LocalGate(limits or HostLimits(at_once=1000))
-    fetcher: Fetcher[int] = Fetcher(options, give_up_host_after, gate, basket.buffer, basket)
+    limits = limits or HostLimits(at_once=1000)
+    fetcher: Fetcher[int] = Fetcher(
+        options, give_up_host_after, LocalGate(limits), basket.buffer, basket, at_once=limits.at_once
+    )
     try:
         fetcher.submit((number, parse(url)) for number, url in enumerate(urls))
         found = basket.wait_for(len(urls))
@@ -378,10 +380,12 @@ def test_servers_are_told_who_we_are(server: ImageServer) -> None:
     assert server.stats.user_agents == {"somebody (mailto:a@example.org)": 1}
 
 
-def test_connections_are_used_again(server: ImageServer) -> None:
-    fetch([server.image_url(index) for index in range(200)], replace(OPTIONS, connections=4))
+@pytest.mark.parametrize(("connections", "at_once", "most"), [(4, 1000, 4), (64, 40, 40)])
+def test_connections_are_used_again(server: ImageServer, connections: int, at_once: int, most: int) -> None:
+    patient = replace(PATIENT, connections=connections)
+    fetch([server.image_url(index, "delay", s=0.05) for index in range(200)], patient, HostLimits(at_once=at_once))
     assert server.stats.requests == 200
-    assert server.stats.connections <= 4
+    assert server.stats.connections <= most
 
 
 def test_throughput_is_a_matter_of_connections_where_answers_take_long(server: ImageServer) -> None:

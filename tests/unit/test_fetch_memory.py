@@ -10,10 +10,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from sdp.config.download import FetchConfig
+from sdp.download.budgets import HostLimits
 from sdp.download.fetch import Fetched, Fetcher
 from sdp.download.memory import Buffer
-from sdp.download.politeness import HostLimits, LocalGate
 from sdp.download.transfer import Failure
+from sdp.download.turnstile import LocalGate
 from sdp.urls import parse
 
 HOSTS = 20

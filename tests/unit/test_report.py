@@ -18,6 +18,7 @@ from sdp import charts
 from sdp.charts import Line
 from sdp.cli import main
 from sdp.datasets import runs, tombstones
+from sdp.datasets.inspect import describe
 from sdp.datasets.manifest import finish, part_infos
 from sdp.datasets.outcomes import FAILED, WRITTEN, Outcome, account_table
 from sdp.datasets.output import Head, open_output
@@ -26,6 +27,7 @@ from sdp.datasets.source import freeze_source
 from sdp.datasets.tombstones import Takedown
 from sdp.errors import DatasetError, UserError
 from sdp.report import page
+from sdp.report.data import _figures
 from sdp.report.page import Drawing
 from sdp.report.plan import plan_of_run
 from sdp.report.sections import gather
@@ -350,6 +352,16 @@ def test_a_dataset_s_section_tells_how_fast_it_was_made_and_where_the_time_went(
     assert "_runs/000009.json: damaged record of a run (job: missing); delete it" in notes[0]
     assert notes[1].startswith("2 of the rows were worked off by runs that were broken off")
     assert section.good
+
+
+def test_gpu_hours_of_encoders_are_told_where_the_configuration_gave_them_gpus(tmp_path: Path) -> None:
+    make_images(tmp_path)
+    described = describe(open_storage(str(tmp_path / "images")))
+    work = {"encoders": {"at work": 5400.0, "waiting for input": 1800.0}}
+    run = runs.begin("process").ended([], work=work)
+    for encode, told in ({"accelerator": "A10G", "gpus_per_worker": 0.5}, ["1.00"]), ({"accelerator": None}, []):
+        with_gpus = replace(described, config={"encode": encode})
+        assert [value for name, value in _figures(with_gpus, replace(run, seconds=1.0)) if name == "GPU-hours"] == told
 
 
 def test_pictures_of_a_prompt_stand_in_a_row_of_their_own(tmp_path: Path) -> None:

@@ -108,6 +108,9 @@ def test_a_trained_text_encoder_counts_as_the_unet_does_unless_it_has_a_gpu_of_i
     assert "text encoder" in alone.parts
     assert "text encoder" not in both.parts
     assert both.per_sample - alone.per_sample == pytest.approx(73e6, rel=0.01)
+    place = Place(GPUS["A100-80G"], 8, embedded=False, family=SD1)
+    smaller = estimate(train("model.train_text_encoder=true"), place)
+    assert smaller.per_sample - alone.per_sample == pytest.approx(73e6 * 12 * 768 / (23 * 1024), rel=0.01)
     apart = rows("A100-80G", "model.train_text_encoder=true", "scaling.gpus_per_worker=2")[0]
     assert apart.per_sample == alone.per_sample
     assert sum(apart.parts.values()) == sum(alone.parts.values()) - alone.parts["text encoder"]
@@ -178,6 +181,22 @@ def test_what_may_fit_is_a_warning_and_what_fits_or_is_not_known_is_let_pass() -
     assert fit(train(*too_much), SD2, embedded=False) is None, "no accelerator is named"
     assert fit(train(*too_much, "scaling.accelerator=TPU-V4"), SD2, embedded=False) is None
     assert fit(train(*too_much, "scaling.accelerator=A100"), None, embedded=False) is None, "another model"
+
+
+def test_what_counts_is_the_share_of_a_step_that_a_trainer_takes_at_once() -> None:
+    whole = ("data.batch_size=128", "data.global_batch_size=2048", "scaling.num_workers=32")
+    assert rows("A100-40G", *whole, workers=32)[0].batch == 64
+    assert "64 at once may not fit" in (fit(train(*A100, *whole), SD2, embedded=False) or "")
+    assert rows("A100-40G", "data.batch_size=48", *whole[1:], workers=32)[0].batch == 32, "in two equal pieces"
+    with pytest.raises(ConfigError, match="got 128"):
+        fit(train(*A100, *whole[:2], "scaling.num_workers=16"), SD2, embedded=False)
+
+
+def test_a_trainer_alone_is_not_refused_for_gradients_that_it_does_not_hold_with_its_activations() -> None:
+    batch = ("data.batch_size=80", "scaling.accelerator=A100-40G")
+    with pytest.raises(ConfigError):
+        fit(train(*batch, "scaling.num_workers=2"), SD2, embedded=False)
+    assert fit(train(*batch), SD2, embedded=False)
 
 
 def test_an_accelerator_that_may_be_several_gpus_is_taken_for_the_largest() -> None:

@@ -93,7 +93,7 @@ num_workers: {{ $most }}
 {{- end -}}
 {{- end -}}
 
-{{/* The instance type of the groups with an accelerator, where a node selector says one and the same. Takes Values and accelerator. */}}
+{{/* Return the instance type of the groups with an accelerator, if their node selectors name the same one. Takes Values and accelerator. */}}
 {{- define "sdp.instance" -}}
 {{- $types := list -}}
 {{- range $own := .Values.groups -}}

@@ -1,0 +1,28 @@
+"""Every benchmark still runs, at its smallest size; those with tests of their own are not repeated."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from scripts.bench._cases import SMALL
+from scripts.benchmarks import FOLDER, benchmarks
+
+TESTED_ELSEWHERE = {"fake_gpu", "gpu_train", "scaling", "tables"}
+NEEDS_A_PEER = {"download"}
+"""Installs img2dataset from a package registry first."""
+
+
+@pytest.mark.parametrize("name", sorted(benchmarks(FOLDER).keys() - TESTED_ELSEWHERE - NEEDS_A_PEER))
+def test_a_benchmark_runs_at_its_smallest_size(name: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", f"scripts.bench.{name}"],
+        env={**os.environ, SMALL: "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.strip()
