@@ -4,6 +4,7 @@
 the test is skipped and the run ends with how to get it; where CI=true, it fails.
 """
 
+import multiprocessing
 import os
 import re
 from collections import Counter
@@ -50,6 +51,19 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test in a child of its own where it asks for one."""
+    if pyfuncitem.get_closest_marker("own_process") is None:
+        return None
+    arguments = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
+    child = multiprocessing.get_context("fork").Process(target=pyfuncitem.obj, kwargs=arguments)
+    child.start()
+    child.join()
+    assert child.exitcode == 0, "its traceback is on standard error"
+    return True
 
 
 @pytest.hookimpl(tryfirst=True)

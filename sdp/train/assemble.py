@@ -14,7 +14,7 @@ from sdp.device import enter
 from sdp.encode.work import embed_empty
 from sdp.errors import UserError, one_line
 from sdp.model import load
-from sdp.model.checkpoints import find_checkpoint, read_marker
+from sdp.model.checkpoints import find_checkpoint
 from sdp.model.family import encode_text
 from sdp.model.schedule import from_alphas_cumprod
 from sdp.model.sources import LocalModel, resolve
@@ -22,7 +22,7 @@ from sdp.model.trained import TrainedNetworks, load_networks
 from sdp.storage import open_storage
 from sdp.train import fp8
 from sdp.train.callbacks.base import Callback
-from sdp.train.checkpoint import Checkpointer
+from sdp.train.checkpoint import Checkpointer, marker_of_run
 from sdp.train.data.buckets import BucketReader
 from sdp.train.data.direct import DirectReader
 from sdp.train.data.encoded import EncodedReader, Engine
@@ -106,7 +106,7 @@ def assemble(
 def _refuse_another_model(run: RunFolder, model: LocalModel) -> None:
     """Refuse to continue a run with another text encoder or VAE; the same one may have moved."""
     step = run.latest()
-    was = read_marker(run.checkpoint(step)).get("model", {}).get("digest") if step is not None else None
+    was = marker_of_run(run.checkpoint(step)).get("model", {}).get("digest") if step is not None else None
     if was not in (None, model.digest):
         raise UserError(
             f"model.source: {model.source} is another model than the run was begun with (it was {was[:12]}…, now "

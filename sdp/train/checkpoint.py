@@ -168,10 +168,18 @@ def _write(staged: sharded.Staged, copied: "Future[None]") -> None:
     staged.write()
 
 
-def read_state(folder: Storage) -> TrainState:
-    """Where the run stood when a checkpoint was made."""
+def marker_of_run(folder: Storage) -> dict[str, Any]:
+    """Return the marker of a run's checkpoint; where it is damaged, say how the run can continue."""
     try:
-        marker = read_marker(folder)
+        return read_marker(folder)
+    except DamagedCheckpoint as error:
+        raise DamagedCheckpoint(error.what, way_out(folder)) from error
+
+
+def read_state(folder: Storage) -> TrainState:
+    """Return the run's state at a checkpoint."""
+    marker = marker_of_run(folder)
+    try:
         return TrainState.from_json(marker["state"], read_epoch_start(marker))
     except DamagedCheckpoint as error:
         raise DamagedCheckpoint(error.what, way_out(folder)) from error

@@ -106,7 +106,7 @@ def test_it_says_what_it_does_and_how_far_it_is_where_there_is_no_terminal(proje
     finally:
         go.touch()
         process.communicate(timeout=60)
-    assert re.match(r"making \.venv with Python 3\.12\.1 out of requirements\.lock: 1 packages", first)
+    assert re.match(r"creating \.venv with Python 3\.12\.1 from requirements\.lock: 1 packages", first)
     assert re.match(r"  installing: 1 of at most 1 packages, ", second)
     assert process.returncode == 0
 

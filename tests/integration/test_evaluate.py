@@ -148,8 +148,8 @@ def test_a_reference_that_was_looked_at_before_is_taken_as_it_is(
 
 def test_one_network_for_both_looks_once(there: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     looked = []
-    look = Clip.look
-    monkeypatch.setattr(Clip, "look", lambda self, views: looked.append(len(views)) or look(self, views))
+    embed = Clip.embed
+    monkeypatch.setattr(Clip, "embed", lambda self, views: looked.append(len(views)) or embed(self, views))
     figures = job.run(evaluate_config(tmp_path / "out", **told(there, features={"model": there / "clip"}))).figures
     assert sum(looked) == 50
     assert figures["features"]["kind"] == "clip"
@@ -258,13 +258,13 @@ DIES = """
 import os, sys
 from sdp.cli import main
 from sdp.evaluate.networks import Dino
-look, looked = Dino.look, []
+look, looked = Dino.embed, []
 def dying(self, views):
     looked.extend(views)
     if len(looked) > 11:
         os._exit(9)
     return look(self, views)
-Dino.look = dying
+Dino.embed = dying
 sys.exit(main(sys.argv[1:]))
 """
 WATCHED = """

@@ -46,7 +46,7 @@ def upload(folder: Path, uri: str) -> str:
     return storage.uri
 
 
-def run(*told: str, **options: bool) -> job.Summary:
+def run(*told: str, **options: bool) -> job.ProcessSummary:
     summary = job.run(config_of(*told, "output.rows_per_file=20"), **options)
     assert summary.dataset is not None
     return summary

@@ -288,8 +288,11 @@ def test_a_checkpoint_of_another_architecture_is_told_in_one_line(root: Path) ->
     (other / "unet/config.json").write_text(
         (other / "unet/config.json").read_text().replace('"cross_attention_dim": 16', '"cross_attention_dim": 24')
     )
-    with pytest.raises(ModelError, match=r"another architecture: model\..* is \[.*\] there and \[.*\] here"):
+    with pytest.raises(UserError, match=r"model\.source: .* is another model than the run was begun with"):
         train(config(root, max_steps=2))
+    begun = {"model__start_from": str(root / "run/checkpoints/step-000000001"), "max_steps": 2}
+    with pytest.raises(ModelError, match=r"another architecture: model\..* is \[.*\] there and \[.*\] here"):
+        train(config(root, "other", **begun))
 
 
 def test_another_runs_weights_are_begun_with(root: Path) -> None:

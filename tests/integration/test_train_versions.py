@@ -126,7 +126,7 @@ def test_another_dataset_at_the_same_address_is_refused_in_mid_epoch(root: Path)
     shutil.rmtree(root / "latents")
     shutil.rmtree(root / "source")
     make_latents(root, ROWS + MORE, unit_rows=20, group_rows=5, vocabulary=50)
-    with pytest.raises(DatasetError, match=r"not the dataset that the epoch under way was begun with \(version 1"):
+    with pytest.raises(DatasetError, match=r"not the dataset that this run was begun with \(version 1"):
         run(how(root, max_epochs=1))
 
 

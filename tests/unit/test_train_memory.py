@@ -19,6 +19,9 @@ from sdp.plan.memory import Memory, Place, as_text, each_phase, encoders, estima
 from sdp.plan.prices import reference
 from sdp.train.memory import _Attention, _autocast, _counting, _made_in, activations
 
+# Fake CUDA tensors have autograd start threads for a device, after which no forked process can compute gradients.
+pytestmark = pytest.mark.own_process
+
 # MB a sample at 256 px, counted by another program on fake tensors, without a block that is recomputed.
 COUNTED = {("ddp", False): 318, ("ddp", True): 46, ("fsdp", False): 237, ("fsdp", True): 39}
 
