@@ -165,4 +165,4 @@ def size(count: float) -> str:
 
 
 def _is_number(cell: str) -> bool:
-    return cell.replace(",", "").replace(".", "").replace("%", "").replace("-", "").strip().isdigit()
+    return cell.lstrip("<").replace(",", "").replace(".", "").replace("%", "").replace("-", "").strip().isdigit()

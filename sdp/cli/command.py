@@ -78,7 +78,7 @@ class CommandParser(argparse.ArgumentParser):
             choices = [str(choice) for choice in action.choices]
             *most, last = choices
             words = f"{', '.join(most)} or {last}"
-            name = action.metavar or action.dest
+            name = action.option_strings[-1] if action.option_strings else action.metavar or action.dest
             near = nearest(str(value), choices, self.prog)
             raise UsageError(f"{self._command.name}: {name}: expected {words}, got {value!r}; {near}")
 

@@ -8,6 +8,26 @@ from sdp.cli.command import Arguments, Parser, UsageError, job_argument, say, se
 _PLANNED = ("train", "process", "download", "dreambooth")
 _PRESETS = ("seed-table-2", "seed-table-4")
 _HAVE = ("nothing", "images", "latents")
+_TERMS = ("on-demand", "reserved-1y", "reserved-3y", "spot")
+_OF_A_PLAN = (
+    "config",
+    "set",
+    "prices",
+    "trainers",
+    "encoders",
+    "rows",
+    "have",
+    "run",
+    "calibrate",
+    "deadline",
+    "budget",
+)
+_MEANINGLESS = {
+    "--preset": (*_OF_A_PLAN, "budget", "memory", "page", "values", "egress"),
+    "process": ("trainers", "have", "run"),
+    "download": ("trainers", "encoders", "have", "run", "memory"),
+}
+"""Options of `sdp plan` that a preset or a job does not take."""
 
 
 def config_show(args: Arguments) -> None:
@@ -235,8 +255,8 @@ def plan_arguments(parser: Parser) -> None:
     parser.add_argument("--trainers", metavar="[Nx]TYPE", help="instances that train: 4xp4de.24xlarge")
     parser.add_argument("--encoders", metavar="[Nx]TYPE", help="instances that encode: 40xg5.2xlarge")
     parser.add_argument("--rows", metavar="N", type=int, help="images of the dataset; else limit, or all samples once")
-    parser.add_argument("--have", choices=_HAVE, default="images", help="what is in storage already (images)")
-    parser.add_argument("--terms", metavar="TERMS", default="on-demand", help="on-demand, reserved-1y or spot")
+    parser.add_argument("--have", choices=_HAVE, help="what is in storage already (images)")
+    parser.add_argument("--terms", metavar="TERMS", choices=_TERMS, default="on-demand", help=", ".join(_TERMS))
     parser.add_argument("--prices", metavar="FILE", help="your prices, in the shape of sdp/plan/prices.yaml")
     parser.add_argument("--run", metavar="URI", help="a run on such GPUs, whose measured speed counts")
     parser.add_argument("--calibrate", action="store_true", help="measure the speed by a short run on the GPUs at hand")
@@ -256,6 +276,10 @@ def run_plan(args: Arguments) -> None:
 
     from sdp.plan import presets
 
+    chosen = "--preset" if args.preset else args.job
+    for option in _MEANINGLESS.get(chosen, ()):
+        if getattr(args, option):
+            raise UsageError(f"plan: --{option}: expected nothing with {chosen}, got a value; leave it out")
     if args.preset:
         print(json.dumps(presets.preset_json(args.preset)) if args.json else presets.preset_text(args.preset))
         return
@@ -267,9 +291,13 @@ def run_plan(args: Arguments) -> None:
 
     for option in ("rows", "deadline", "budget", "egress"):
         if (value := getattr(args, option)) is not None and not 0 < value < 1e15:
-            raise UsageError(f"plan: --{option}: expected more than 0, got {value:g}")
+            raise UsageError(
+                f"plan: --{option}: expected {'less than 1e15' if value > 0 else 'more than 0'}, got {value:g}"
+            )
     prices = load_prices(args.prices)
-    options = make.Options(args.trainers, args.encoders, args.rows, args.terms, args.have, args.egress or 0.0)
+    options = make.Options(
+        args.trainers, args.encoders, args.rows, args.terms, args.have or "images", args.egress or 0.0
+    )
     config: Any = draft(args.job, args.config, args.set).config
     if args.job == "dreambooth":
         from sdp.dreambooth.job import training_of
@@ -286,7 +314,7 @@ def run_plan(args: Arguments) -> None:
         from sdp.report.plan import plan_section
         from sdp.report.write import write_page
 
-        write_page("sdp plan", [plan_section(answer, work, speeds, prices)], Path(args.page))
+        write_page("sdp plan", [plan_section(answer, work, speeds, prices)], Path(args.page), "plan: --page")
         say(f"wrote {args.page}; open it in a browser")
     memories = _memories(config, work) if args.memory and work.trainer_gpus else []
     encoding = list(encoders(config, GPUS[str(work.encoders.gpu)])) if args.memory and args.job != "download" else []

@@ -1,6 +1,7 @@
 """Expected and actual values of keys, in words."""
 
 import types
+from datetime import date
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import annotated_types
@@ -79,6 +80,8 @@ def _scalar(annotation: Any, limits: dict[str, Any]) -> str:
         return "true or false"
     if annotation is str:
         return "some text" if limits.get("min_length") else "text"
+    if annotation is date:
+        return "a date such as 2026-01-31"
     words = "a whole number" if annotation is int else "a number"
     low, high = limits.get("ge"), limits.get("le")
     if low is not None and high is not None:

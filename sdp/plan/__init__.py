@@ -1,1 +1,1 @@
-"""What a job costs, how long it takes, and whether it fits, before it runs."""
+"""The cost and the duration of a job, and whether it fits its GPU, before it runs."""

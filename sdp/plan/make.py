@@ -12,23 +12,25 @@ from sdp.hardware import GIB, GPUS, INSTANCES, Instance, gpus_by_accelerator
 from sdp.model.family import SD2, caption_bytes
 from sdp.plan import model
 from sdp.plan.model import Group, Interruptions, Plan, Stage, encoders_needed, stage
-from sdp.plan.prices import Prices, reference
+from sdp.plan.prices import Prices, instances, reference
 from sdp.plan.speeds import Figure, Speeds, unet_flops
 
 MODES = ("offline", "online", "collocated")
 _TRAINER_MEMORY = 40 * GIB
-_MOST_INSTANCES = 64
+"""Least memory of a GPU that is proposed for training: our choice, the smallest that the article trained on."""
+MOST_INSTANCES = 64
 """Most instances of trainers that are tried for a deadline."""
 _HOSTS = 10
-"""Instances that download, as the published figure had."""
+"""Instances that download: as many as the published figure had."""
 _PROCESS_GPUS = 40
 """Encoders of an offline pass where nothing says how many: the published number. Their cost does not depend on it."""
 _GROUP = re.compile(r"(?:(\d{1,4})x)?([a-z0-9-]+\.[a-z0-9]+)", re.ASCII)
 _LATENT_BYTES = 2 * 4 / 64
-"""Of an image, for each of its pixels: four fp16 channels at an eighth of the side."""
+"""Bytes of a latent for each pixel of its image: four fp16 channels at an eighth of the side."""
 _TOKEN_BYTES, _EMBEDDING_BYTES = caption_bytes(None), caption_bytes(SD2.text_encoder["hidden_size"])
-"""Of a caption, as token ids and as fp16 embeddings."""
+"""Bytes of a caption, as token ids and as fp16 embeddings."""
 _CHECKPOINT_GB = 13.9
+"""Size of a checkpoint: four fp32 copies of the 866 M parameters (weights, average, AdamW's two)."""
 _MONTH_H = 730.0
 
 
@@ -41,7 +43,7 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What is to be done, and on what."""
+    """A job: its images, its phases and the instances that do it."""
 
     phases: tuple[Phase, ...]
     rows: int
@@ -51,13 +53,13 @@ class Work:
     trainer_count: int
     """Instances."""
     trainer_gpus: int
-    """Of them those that the U-Net is on, one for each trainer."""
+    """GPUs among them that hold the U-Net, one for each trainer."""
     encoders: Instance
     encoder_gpus: int | None
     """None takes as many as trainers need, or the published number for an offline pass."""
     terms: str = "on-demand"
     have: str = "images"
-    """What is in storage already: nothing, images or latents."""
+    """The data that storage already holds: nothing, images or latents."""
     checkpoint_samples: int = 0
     """From one checkpoint to the next."""
     checkpoints: int = 0
@@ -65,6 +67,8 @@ class Work:
     """Gigabytes that leave the store's region."""
     gpus_each: int = 1
     """GPUs of a trainer."""
+    rows_assumed: bool = False
+    """Nothing says how many images the dataset has: one for each sample of training is taken."""
 
     @property
     def name(self) -> str:
@@ -72,13 +76,13 @@ class Work:
 
     def on(self, trainers: Instance, count: int) -> "Work":
         """Return the same work on other trainers, with as many encoders as they need."""
-        gpus = count * trainers.gpus // self.gpus_each
+        gpus = count * (trainers.gpus // self.gpus_each)
         return replace(self, trainers=trainers, trainer_count=count, trainer_gpus=gpus, encoder_gpus=None)
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a person says beside the configuration; None leaves it to that."""
+    """The command line's choices; None takes the configuration's."""
 
     trainers: str | None = None
     encoders: str | None = None
@@ -128,9 +132,10 @@ def _training(config: TrainConfig, prices: Prices, options: Options) -> Work:
     return Work(
         tuple(phases),
         rows=options.rows or config.limit or samples,
+        rows_assumed=not (options.rows or config.limit),
         mode=data.mode,
         trainers=trainers,
-        trainer_count=math.ceil(gpus * config.scaling.gpus_per_worker / trainers.gpus),
+        trainer_count=instances(gpus, config.scaling.gpus_per_worker, trainers),
         trainer_gpus=gpus,
         encoders=encoders,
         encoder_gpus=count or (config.encode.most if data.mode == "online" else None),
@@ -154,9 +159,16 @@ def _samples(config: TrainConfig, batch: int, rows: int | None) -> int:
 def _trainers(config: TrainConfig, prices: Prices, options: Options) -> tuple[Instance, int]:
     """Return the trainers' instance type and the number of GPUs."""
     if options.trainers is None:
-        return _instance(config.scaling.accelerator or "A100", prices, options.terms, "--trainers"), config.scaling.most
+        accelerator, each = config.scaling.accelerator or "A100", config.scaling.gpus_per_worker
+        workers = config.scaling.most
+        return _instance(accelerator, prices, options.terms, "--trainers", workers, each), workers
     instance, count = _group("--trainers", options.trainers)
-    return instance, count * instance.gpus // config.scaling.gpus_per_worker if count else config.scaling.most
+    if instance.gpus < config.scaling.gpus_per_worker:
+        raise UserError(
+            f"plan: --trainers: expected an instance of {config.scaling.gpus_per_worker} GPUs or more "
+            f"(scaling.gpus_per_worker), got {instance.name}, which has {instance.gpus}"
+        )
+    return instance, count * (instance.gpus // config.scaling.gpus_per_worker) if count else config.scaling.most
 
 
 def _encoders(accelerator: str | None, prices: Prices, options: Options) -> tuple[Instance, int | None]:
@@ -167,22 +179,25 @@ def _encoders(accelerator: str | None, prices: Prices, options: Options) -> tupl
     return instance, count * instance.gpus if count else None
 
 
-def _instance(accelerator: str, prices: Prices, terms: str, option: str) -> Instance:
+def _instance(
+    accelerator: str, prices: Prices, terms: str, option: str, workers: int | None = None, each: int = 1
+) -> Instance:
     """Return the cheapest instance of an accelerator, of the GPU with most memory if it could be several."""
     gpus = gpus_by_accelerator(accelerator)
     most = max((gpu.memory_bytes for gpu in gpus), default=0)
     for some in ([gpu.name for gpu in gpus if gpu.memory_bytes == most], [gpu.name for gpu in gpus]):
-        for each in (terms, "on-demand"):
-            if (instance := prices.best(some, each)) is not None:
+        for on_terms in (terms, "on-demand"):
+            if (instance := prices.best(some, on_terms, workers, each)) is not None:
                 return instance
-    raise UserError(f"plan: expected an instance with a price for {accelerator}, got none; name one with {option}")
+    what = f"{accelerator}" if each == 1 else f"{each} {accelerator} or more"
+    raise UserError(f"plan: expected an instance with a price for {what}, got none; name one with {option}")
 
 
-def _group(option: str, given: str) -> tuple[Instance, int | None]:
-    match = _GROUP.fullmatch(given)
+def _group(option: str, text: str) -> tuple[Instance, int | None]:
+    match = _GROUP.fullmatch(text)
     if match is None or match[2] not in INSTANCES or not INSTANCES[match[2]].gpus or match[1] == "0":
         known = ", ".join(name for name, instance in INSTANCES.items() if instance.gpus)
-        raise UserError(f"plan: {option}: expected TYPE or COUNTxTYPE, got {given!r}; types are {known}")
+        raise UserError(f"plan: {option}: expected TYPE or COUNTxTYPE, got {text!r}; types are {known}")
     return INSTANCES[match[2]], int(match[1]) if match[1] else None
 
 
@@ -210,6 +225,9 @@ def plan(work: Work, speeds: Speeds, prices: Prices) -> Plan:
         stages.append(_storage(work, sum(each.hours for each in stages), prices))
     if work.egress_gb:
         stages.append(_egress(work.egress_gb, prices))
+    if not work.trainer_gpus:
+        group = stages[0].groups[0]
+        return Plan(f"{stages[0].name}, {group.count} x {group.instance}", tuple(stages))
     return Plan(work.name, tuple(stages))
 
 
@@ -274,8 +292,9 @@ def captions(work: Work, own: Plan, prices: Prices) -> str:
     monthly = gigabytes * prices.storage.per_gb_month
     return (
         f"token ids take {_TOKEN_BYTES} bytes a row, and the trainers run the text encoder: {compared}, which adds "
-        f"{hours:,.0f} {work.trainers.gpu} hours, {cost:,.0f} {prices.currency}; embeddings (text_embedding) take "
-        f"{_EMBEDDING_BYTES:,} bytes a row, {gigabytes:,.0f} GB in all, {monthly:,.0f} {prices.currency} a month, and "
+        f"{hours:,.0f} {work.trainers.gpu} hours, {cost:,.0f} {prices.currency} that the table leaves out; embeddings "
+        f"(text_embedding) take {_EMBEDDING_BYTES:,} bytes a row, {gigabytes:,.0f} GB in all, {monthly:,.0f} "
+        f"{prices.currency} a month, and "
         "trainers load no text encoder"
     )
 
@@ -328,13 +347,10 @@ def modes(work: Work, speeds: Speeds, prices: Prices) -> list[Plan]:
 def others(work: Work, speeds: Speeds, prices: Prices) -> list[Plan]:
     """Return the plans on other kinds of GPU, with as many trainers, the cheapest first."""
     plans = [
-        plan(
-            replace(work.on(instance, math.ceil(work.trainer_gpus * work.gpus_each / instance.gpus)), mode=mode),
-            speeds,
-            prices,
-        )
-        for instance in _candidates(work, prices)
+        plan(replace(work, trainers=instance, trainer_count=count, encoder_gpus=None, mode=mode), speeds, prices)
+        for instance in _candidates(work, prices, work.trainer_gpus)
         if instance is not work.trainers
+        for count in [instances(work.trainer_gpus, work.gpus_each, instance)]
         for mode in MODES
     ]
     return sorted(plans, key=lambda each: each.cost)
@@ -342,17 +358,24 @@ def others(work: Work, speeds: Speeds, prices: Prices) -> list[Plan]:
 
 def in_time(work: Work, speeds: Speeds, prices: Prices, deadline_h: float) -> Plan | None:
     """Return the cheapest plan that meets a deadline, with as many instances as that takes."""
+    if not work.trainer_gpus:
+        counts = [work.encoder_gpus, *(count * work.encoders.gpus for count in range(1, MOST_INSTANCES + 1))]
+        sized = (plan(replace(work, encoder_gpus=count), speeds, prices) for count in counts)
+        return next((each for each in sized if each.hours <= deadline_h), None)
     plans = []
     for instance in [work.trainers, *_candidates(work, prices)]:
         for mode in MODES:
-            sizes = (replace(work.on(instance, count), mode=mode) for count in range(1, _MOST_INSTANCES + 1))
+            sizes = (replace(work.on(instance, count), mode=mode) for count in range(1, MOST_INSTANCES + 1))
             sized = (plan(each, speeds, prices) for each in sizes)
             plans += list(islice((each for each in sized if each.hours <= deadline_h), 1))
     return min(plans, key=lambda each: each.cost, default=None)
 
 
-def _candidates(work: Work, prices: Prices) -> Iterator[Instance]:
-    """Yield the cheapest instance of each GPU that can train."""
+def _candidates(work: Work, prices: Prices, workers: int | None = None) -> Iterator[Instance]:
+    """Yield the cheapest instance of each GPU that can train, for that many trainers if they are named."""
     for gpu in GPUS.values():
-        if gpu.memory_bytes >= _TRAINER_MEMORY and (instance := prices.best([gpu.name], work.terms)) is not None:
+        if (
+            gpu.memory_bytes >= _TRAINER_MEMORY
+            and (instance := prices.best([gpu.name], work.terms, workers, work.gpus_each)) is not None
+        ):
             yield instance

@@ -1,4 +1,4 @@
-"""What a trainer holds in its GPU's memory, by activity, for the U-Net of Stable Diffusion 1 and 2; without torch.
+"""A trainer's memory on its GPU, by activity, for the U-Net of Stable Diffusion 1 and 2; without torch.
 
 Weights, gradients and AdamW's averages follow from the number of parameters. What the forward pass keeps for the
 backward pass is in reference.yaml, as sdp.train.memory measures it on fake tensors; `--memory` measures it again for
@@ -72,7 +72,7 @@ def known_activations(config: TrainConfig) -> Activations:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where trainers run, and what they hold besides the U-Net."""
+    """The trainers' GPUs, and what they hold besides the U-Net."""
 
     gpu: Gpu
     workers: int

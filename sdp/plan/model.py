@@ -30,9 +30,9 @@ class Stage:
     cost: float
     groups: tuple[Group, ...] = ()
     limit: str = ""
-    """What sets the rate."""
+    """The part that sets the rate: trainers or encoders."""
     source: str = ""
-    """Where the rate comes from."""
+    """Source of the rate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +44,9 @@ class Plan:
 
     @property
     def basis(self) -> str:
-        """Return how well its speeds are known."""
-        sources = [stage.source for stage in self.stages if stage.limit]
+        """Return how well the trainers' speed is known, or the speed of a job that does not train."""
+        timed = [stage for stage in self.stages if stage.rate]
+        sources = [stage.source for stage in timed if stage.limit] or [stage.source for stage in timed]
         words = ("estimate", "published", "calibrated")
         return next((word for word in words if any(word in each for each in sources)), "measured")
 
@@ -86,7 +87,7 @@ def encoders_needed(train: float, encode: float) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Interruptions:
-    """How often something is taken away, and what that costs besides the work since the last checkpoint."""
+    """Interruptions: how often they come, and what each costs besides the work since the last checkpoint."""
 
     between_h: float
     """Mean hours between interruptions, over all instances."""
@@ -96,8 +97,11 @@ class Interruptions:
 
 def stretch(interval_h: float, of: Interruptions) -> float:
     """Return how many times longer a run takes with interruptions (Daly 2006, exponential times between them)."""
-    lost = math.expm1((interval_h + of.checkpoint_h) / of.between_h)
-    return of.between_h * math.exp(of.restart_h / of.between_h) * lost / interval_h
+    try:
+        lost = math.expm1((interval_h + of.checkpoint_h) / of.between_h)
+        return of.between_h * math.exp(of.restart_h / of.between_h) * lost / interval_h
+    except OverflowError:
+        return math.inf
 
 
 def best_interval(of: Interruptions) -> float:

@@ -25,8 +25,8 @@ def preset(name: str) -> list[tuple[Plan, dict[str, float]]]:
     return [(plan(row), row["article"]) for row in of["rows"]]
 
 
-def ours(plan: Plan, figure: str) -> float:
-    """Return our value of one of the article's figures; its hours are of training alone."""
+def computed(plan: Plan, figure: str) -> float:
+    """Return the model's value of one of the article's figures; its hours are of training alone."""
     process = sum(stage.cost for stage in plan.stages if stage.name == "process")
     hours = sum(stage.hours for stage in plan.stages if stage.name != "process")
     return {"hours": hours, "gpu_hours": plan.gpu_hours, "cost": plan.cost, "process_cost": process}[figure]
@@ -39,12 +39,12 @@ def preset_text(name: str) -> str:
         (
             plan.name,
             figure.replace("_", " "),
-            f"{theirs:,.1f}",
-            f"{ours(plan, figure):,.1f}",
-            _off(plan, figure, theirs),
+            f"{printed:,.1f}",
+            f"{computed(plan, figure):,.1f}",
+            _off(plan, figure, printed),
         )
         for plan, article in preset(name)
-        for figure, theirs in article.items()
+        for figure, printed in article.items()
     ]
     prices = ", ".join(f"{instance} at ${price:g} an hour" for instance, price in of["prices"].items())
     header = ("", "figure", "article", "sdp plan", "difference")
@@ -54,10 +54,10 @@ def preset_text(name: str) -> str:
 def preset_json(name: str) -> list[dict[str, Any]]:
     """Return a preset for programs."""
     return [
-        {"name": plan.name, "article": article, "plan": {figure: ours(plan, figure) for figure in article}}
+        {"name": plan.name, "article": article, "plan": {figure: computed(plan, figure) for figure in article}}
         for plan, article in preset(name)
     ]
 
 
-def _off(plan: Plan, figure: str, theirs: float) -> str:
-    return f"{ours(plan, figure) / theirs - 1:+.2%}"
+def _off(plan: Plan, figure: str, printed: float) -> str:
+    return f"{computed(plan, figure) / printed - 1:+.2%}"

@@ -1,10 +1,11 @@
 """Dated prices of instances and storage, from prices.yaml or a file in its shape."""
 
+import math
 from collections.abc import Iterable, Mapping
 from datetime import date
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from sdp.config.base import REQUIRED, Name, Section, key
 from sdp.config.load import parse_into, read
@@ -12,7 +13,9 @@ from sdp.errors import ConfigError, Problem, UserError
 from sdp.hardware import INSTANCES, Instance
 
 _MIN_VCPUS = 8
-"""Fewest vCPUs of an instance for each of its GPUs: decoding images and reading latents take about that many."""
+"""Fewest vCPUs of an instance for each of its GPUs: our estimate of what decoding images and reading latents take."""
+
+Terms = Literal["on-demand", "reserved-1y", "reserved-3y", "spot"]
 
 
 class Row(Section):
@@ -20,7 +23,7 @@ class Row(Section):
 
     instance: Name = key(REQUIRED, "Its type.")
     per_hour: float = key(REQUIRED, "What an hour costs.", ge=0)
-    terms: Name = key("on-demand", "on-demand, reserved-1y, reserved-3y or spot.")
+    terms: Terms = key("on-demand", "How it is bought.")
     region: Name = key(REQUIRED, "Where.")
     as_of: date = key(REQUIRED, "When.")
     source: Name = key(REQUIRED, "Who says so: a key of `sources`, or text.")
@@ -43,7 +46,7 @@ class StoragePrice(Section):
 
 
 class Interruption(Section):
-    """What an interruption costs, besides the work since the last checkpoint."""
+    """The time an interruption costs, besides the work since the last checkpoint."""
 
     checkpoint_s: float = key(30.0, "Seconds that training waits for a checkpoint.", gt=0)
     restart_s: float = key(600.0, "Seconds until a replacement trains.", ge=0)
@@ -64,12 +67,19 @@ class Prices(Section):
         rows = [row for row in self.instances if (row.instance, row.terms) == (instance, terms)]
         return max(rows, key=lambda row: (row.region == self.region, row.as_of), default=None)
 
-    def best(self, gpus: Iterable[str], terms: str) -> Instance | None:
-        """Return the cheapest priced instance per GPU of these kinds; of equals, the one with most GPUs."""
+    def best(self, gpus: Iterable[str], terms: str, workers: int | None = None, gpus_each: int = 1) -> Instance | None:
+        """Return the cheapest priced instance of these GPUs, of equals the one with most GPUs.
+
+        Cheapest is for so many workers, whose last instance may be partly idle, or else per GPU.
+        """
         priced = [
-            (row.per_hour / instance.gpus, -instance.gpus, instance.name)
+            (
+                round(row.per_hour * (instances(workers, gpus_each, instance) if workers else 1 / instance.gpus), 9),
+                -instance.gpus,
+                instance.name,
+            )
             for instance in INSTANCES.values()
-            if instance.gpu in set(gpus) and instance.vcpus >= _MIN_VCPUS * instance.gpus
+            if instance.gpu in set(gpus) and instance.vcpus >= _MIN_VCPUS * instance.gpus >= _MIN_VCPUS * gpus_each
             if (row := self.row(instance.name, terms)) is not None
         ]
         return INSTANCES[min(priced)[2]] if priced else None
@@ -89,6 +99,11 @@ class Prices(Section):
         )
 
 
+def instances(workers: int, gpus_each: int, instance: Instance) -> int:
+    """Return how many instances hold these workers, none of which spans two."""
+    return math.ceil(workers / (instance.gpus // gpus_each))
+
+
 def own_file(name: str) -> Path:
     """Return the path of a data file beside this module."""
     return Path(__file__).with_name(name)
@@ -99,7 +114,10 @@ def load_prices(path: str | None) -> Prices:
     try:
         return parse_into(Prices, read(path or str(own_file("prices.yaml"))))
     except ConfigError as error:
-        problems = [Problem(f"--prices {p.path}", p.expected, p.got, p.hint) for p in error.problems]
+        problems = [
+            Problem(f"--prices {p.path}", p.expected, p.got, p.hint and p.hint.partition(" or with --set")[0])
+            for p in error.problems
+        ]
         raise ConfigError(problems) from None
 
 

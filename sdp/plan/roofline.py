@@ -1,4 +1,4 @@
-"""What bounds the trainers' speed: their arithmetic, their memory's bandwidth, the network between nodes."""
+"""The bounds of the trainers' speed: their arithmetic, their memory's bandwidth, the network between nodes."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -53,6 +53,8 @@ def line(roofline: Roofline, work: Work, speeds: Speeds) -> str:
     """Return the bounds, and how much of the lowest the plan reckons with."""
     bounds, limit = roofline.bounds, roofline.limit
     figure = speeds.train(str(work.trainers.gpu), roofline.resolution)
-    told = ", ".join(f"{name} {value:,.0f}" for name, value in bounds.items())
+    each = ", ".join(f"{value:,.0f} by {name}" for name, value in bounds.items())
     share = figure.value * work.trainer_gpus / bounds[limit]
-    return f"at {roofline.resolution} px at most {told} img/s: {limit} limits; {share:.1%} of it is reckoned with"
+    return (
+        f"at {roofline.resolution} px at most this many img/s: {each}; {limit} limits; the plan takes {share:.1%} of it"
+    )

@@ -1,21 +1,25 @@
 """A plan as text and as JSON."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from sdp.config import JobConfig, TrainConfig
 from sdp.console import table
+from sdp.errors import UserError
 from sdp.hardware import GIB, GPUS, INSTANCES
 from sdp.plan import make
 from sdp.plan.make import Work
-from sdp.plan.model import Plan, best_interval, encoders_needed, stretch
+from sdp.plan.model import Plan, Stage, best_interval, encoders_needed, stretch
 from sdp.plan.prices import Prices
 from sdp.plan.roofline import line, rooflines
 from sdp.plan.speeds import Speeds
 
 HEADER = ("", "stage", "images", "img/s", "limit", "hours", "GPU-hours")
-OTHERS = ("with as many trainers", "hours", "GPU-hours")
+OTHERS = ("on as many other GPUs", "hours", "GPU-hours")
+_HOPELESS = 10
+"""Most times that interruptions may lengthen a run; beyond it some setting is wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +27,7 @@ class Answer:
     """Everything that a plan says."""
 
     own: Plan
-    """What the configuration asks for."""
+    """The plan of the configuration."""
     modes: Sequence[Plan]
     others: Sequence[Plan]
     notes: Mapping[str, str]
@@ -43,38 +47,56 @@ def answer(
     """Return the plan of the work, its alternatives and what follows from them."""
     own = make.plan(work, speeds, prices)
     trains = bool(work.trainer_gpus)
-    modes = make.modes(work, speeds, prices) if trains else []
-    others = make.others(work, speeds, prices) if trains else []
+    modes = [each for each in make.modes(work, speeds, prices) if math.isfinite(each.hours)] if trains else []
+    others = [each for each in make.others(work, speeds, prices) if math.isfinite(each.hours)] if trains else []
     plans = [own, *modes, *others]
     notes = dict[str, str]()
     if trains:
         notes["cheapest"] = _brief(min(plans, key=lambda each: each.cost), prices)
         notes["fastest"] = _brief(min(plans, key=lambda each: each.hours), prices)
         notes["encoders"] = _encoders(work, speeds)
+        held, used = work.trainer_count * work.trainers.gpus, work.trainer_gpus * work.gpus_each
+        if held > used:
+            notes["idle"] = (
+                f"{held - used} of the {held} {work.trainers.gpu} that are paid for; "
+                f"--trainers {work.trainer_count}x{work.trainers.name} uses them all"
+            )
     if isinstance(config, TrainConfig):
         notes["roofline"] = "; ".join(line(each, work, speeds) for each in rooflines(config, work))
     if trains and work.mode == "offline":
         notes["captions"] = make.captions(work, own, prices)
     if trains and (interruptions := make.interruptions_of(work, prices)):
-        now = make.interval_h(work, next(stage.rate for stage in own.stages if stage.limit))
-        best = best_interval(interruptions)
+        intervals = [make.interval_h(work, stage.rate) for stage in own.stages if stage.limit]
+        now, best = intervals[0], best_interval(interruptions)
+        if stretch(max(intervals), interruptions) > _HOPELESS:
+            raise UserError(
+                f"plan: --terms: expected checkpoints more often than interruptions, got one every "
+                f"{short(max(intervals))} h and an interruption every {short(interruptions.between_h)} h; "
+                "lower checkpoint.every_steps"
+            )
         notes["spot"] = (
-            f"an interruption every {interruptions.between_h:,.0f} h; checkpoints every {now * 60:,.0f} min lengthen "
+            f"an interruption every {short(interruptions.between_h)} h; checkpoints every {now * 60:,.0f} min lengthen "
             f"the run by {stretch(now, interruptions) - 1:.1%}, every {best * 60:,.0f} min (the best) by "
             f"{stretch(best, interruptions) - 1:.1%}"
         )
     if deadline_h is not None:
-        meets = make.in_time(work, speeds, prices, deadline_h) if trains else None
-        notes[f"within {deadline_h:g} h"] = _brief(meets, prices) if meets else "no plan of up to 64 instances"
+        meets = make.in_time(work, speeds, prices, deadline_h)
+        none = f"no plan of up to {make.MOST_INSTANCES} instances"
+        if not trains and not work.phases:
+            none = f"not with {own.name}, the only number of hosts with a published speed"
+        notes[f"within {deadline_h:g} h"] = _brief(meets, prices) if meets else none
     if budget is not None:
         within = [each for each in plans if each.cost <= budget]
         best_plan = min(within, key=lambda each: each.hours, default=None)
-        notes[f"within {budget:,.0f} {prices.currency}"] = (
+        notes[f"within {budget:,.10g} {prices.currency}"] = (
             _brief(best_plan, prices) if best_plan else "none of these plans"
         )
     stages = [stage for each in [own, *modes] for stage in each.stages if stage.source]
     sources = dict.fromkeys(f"{stage.name}, {stage.rate:,.0f} img/s: {stage.source}" for stage in stages if stage.rate)
-    return Answer(own, modes, others, notes, [*sources, *_prices(work, own, modes, prices)])
+    assumed = [f"images, {work.rows:,}: assumed, one for each sample of training; set limit or --rows to their number"]
+    return Answer(
+        own, modes, others, notes, [*assumed * work.rows_assumed, *sources, *_prices(work, own, modes, prices)]
+    )
 
 
 def as_text(answer: Answer, prices: Prices) -> str:
@@ -84,7 +106,7 @@ def as_text(answer: Answer, prices: Prices) -> str:
     parts = [table(lines, (*HEADER, prices.currency)), "* what the configuration asks for"]
     if answer.others:
         parts += ["", table(brief_rows(answer.others), (*OTHERS, prices.currency, "speeds"))]
-    parts += ["", *(f"{subject}: {note}" for subject, note in answer.notes.items())]
+    parts += [""] * bool(answer.notes) + [f"{subject}: {note}" for subject, note in answer.notes.items()]
     parts += ["", "Where the figures come from:", *(f"  {source}" for source in answer.sources)]
     return "\n".join(parts)
 
@@ -117,7 +139,9 @@ def values(config: JobConfig, work: Work, own: Plan) -> dict[str, Any]:
             continue
         most = max(some, key=lambda group: group.count)
         instance = INSTANCES[most.instance]
-        accelerator = getattr(config, section).accelerator or GPUS[str(instance.gpu)].accelerators[-1]
+        accelerators = GPUS[str(instance.gpu)].accelerators
+        configured = getattr(config, section).accelerator
+        accelerator = configured if configured in accelerators else accelerators[-1]
         place[role] = {
             "accelerator": accelerator,
             "num_workers": work.trainer_gpus if role == "trainers" else int(most.gpus),
@@ -156,21 +180,33 @@ def rows(plan: Plan, mark: str = "") -> list[tuple[str, ...]]:
         (
             *(name if number == 0 else "", stage.name, f"{stage.samples:,}" if stage.samples else ""),
             *(f"{stage.rate:,.0f}" if stage.rate else "", stage.limit),
-            *(f"{stage.hours:,.1f}", f"{stage.gpu_hours:,.0f}", f"{stage.cost:,.0f}"),
+            *_figures(stage),
         )
         for number, stage in enumerate(plan.stages)
     ]
-    return [*lines, ("", "all", "", "", "", f"{plan.hours:,.1f}", f"{plan.gpu_hours:,.0f}", f"{plan.cost:,.0f}")]
+    return [*lines, ("", "all", "", "", "", *_figures(plan))]
+
+
+def _figures(of: Plan | Stage) -> tuple[str, str, str]:
+    """Return hours, GPU-hours and money."""
+    return short(of.hours, 1), short(of.gpu_hours), short(of.cost)
+
+
+def short(value: float, digits: int = 0) -> str:
+    """Return an amount with so many decimals; a small one with two, so that it is not shown as nothing."""
+    if value == 0 or value >= (1 if digits else 10):
+        return f"{value:,.{digits}f}"
+    return f"{value:.2f}" if value >= 0.005 else "<0.01"
 
 
 def brief_rows(plans: Sequence[Plan]) -> list[tuple[str, ...]]:
     """Return a line for each plan, under OTHERS, the currency and "speeds"."""
-    return [(p.name, f"{p.hours:,.1f}", f"{p.gpu_hours:,.0f}", f"{p.cost:,.0f}", p.basis) for p in plans]
+    return [(plan.name, *_figures(plan), plan.basis) for plan in plans]
 
 
 def _brief(plan: Plan, prices: Prices) -> str:
     groups = dict.fromkeys(f"{group.count} x {group.instance}" for stage in plan.stages for group in stage.groups)
-    figures = f"{plan.hours:,.1f} h, {plan.cost:,.0f} {prices.currency}"
+    figures = f"{short(plan.hours, 1)} h, {short(plan.cost)} {prices.currency}"
     return f"{plan.name.partition(',')[0]} on {', '.join(groups)}: {figures} ({plan.basis})"
 
 

@@ -1,4 +1,4 @@
-"""How fast one GPU trains and encodes: measured in a run, published, or estimated from a published figure."""
+"""The speed of one GPU that trains or encodes: measured in a run, published, or estimated from a published figure."""
 
 import math
 from collections.abc import Mapping

@@ -33,15 +33,15 @@ def write_report(
     return file, len(sections)
 
 
-def write_page(title: str, sections: Sequence[Section], file: Path) -> None:
-    """Write sections as one page, whole or not at all."""
+def write_page(title: str, sections: Sequence[Section], file: Path, option: str = "report: --out") -> None:
+    """Write sections as one page, whole or not at all; an error names the option that the file comes from."""
     now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
     page = render(title, sections, f"written {now} by sdp {sdp.__version__}").encode()
     try:
         with written(file) as sink:
             sink.write(page)
     except OSError as error:
-        raise UserError(f"report: --out: {file}: cannot be written ({error.strerror}); choose another place") from error
+        raise UserError(f"{option}: {file}: cannot be written ({error.strerror}); choose another place") from error
 
 
 def _beside(uri: str) -> Path:

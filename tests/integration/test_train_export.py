@@ -175,7 +175,7 @@ def test_what_the_command_refuses_is_one_line_and_exit_code_2(
         ([str(tmp_path / "nothing"), str(tmp_path / "out")], "no complete checkpoint there"),
         (
             [str(root / "run"), str(tmp_path / "out"), "--dtype", "fp8"],
-            "export: DTYPE: expected fp32 or fp16, got 'fp8'",
+            "export: --dtype: expected fp32 or fp16, got 'fp8'",
         ),
     ):
         assert main(["export", *arguments]) == 2

@@ -18,7 +18,7 @@ from sdp.hardware import INSTANCES
 from sdp.plan import make, show
 from sdp.plan.make import Options, Work
 from sdp.plan.model import Group, Interruptions, Stage, best_interval, encoders_needed, stage, stretch
-from sdp.plan.presets import ours, preset
+from sdp.plan.presets import computed, preset
 from sdp.plan.prices import load_prices, own_file, reference
 from sdp.plan.roofline import Roofline, line, rooflines
 from sdp.plan.speeds import Figure, Speeds
@@ -61,7 +61,7 @@ def test_a_preset_gives_the_hours_and_the_money_of_the_articles_table_within_one
     for (plan, told), figures in zip(preset(name), article, strict=True):
         assert told == figures
         for figure, value in figures.items():
-            assert ours(plan, figure) == pytest.approx(value, rel=0.01), (plan.name, figure)
+            assert computed(plan, figure) == pytest.approx(value, rel=0.01), (plan.name, figure)
 
 
 def test_an_hour_of_the_online_row_costs_what_the_misprint_meant() -> None:
@@ -208,6 +208,10 @@ def test_a_file_of_prices_replaces_ours_and_spot_names_the_best_checkpoint_inter
 @pytest.mark.parametrize(
     ("row", "said"),
     [
+        (
+            "{instance: p4d.24xlarge, per_hour: 1, terms: sopt}",
+            "terms: expected on-demand, reserved-1y, reserved-3y or",
+        ),
         ("{instance: p9.large, per_hour: 1}", "--prices instances.0.instance: expected one of"),
         ("{instance: p4d.24xlarge, per_hour: -1}", "--prices instances.0.per_hour: expected"),
         ("{instance: p4d.24xlarge, per_hour: 1, terms: spot}", "interruptions_per_hour: expected a number"),
@@ -225,6 +229,26 @@ def test_a_wrong_price_is_one_line_that_names_the_row(
     assert main(["plan", "--prices", str(file)]) == 2
     lines = capsys.readouterr().err.splitlines()
     assert any(said in line for line in lines), lines
+
+
+def test_a_missing_price_names_neither_another_option_nor_a_number_for_a_date(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "prices.yaml"
+    file.write_text("region: here\nstorage: {per_gb_month: 1.0, source: ours}\ninstances: []\n")
+    assert main(["plan", "--prices", str(file)]) == 2
+    expected = "--prices storage.as_of: expected a date such as 2026-01-31, got nothing; set it in the file\n"
+    assert expected in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("rate", ["50", "5000000"])
+def test_interruptions_that_no_run_survives_are_refused(
+    tmp_path: Path, rate: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = spot_prices(tmp_path)
+    file.write_text(file.read_text().replace("interruptions_per_hour: 0.01", f"interruptions_per_hour: {rate}"))
+    assert main(["plan", "--prices", str(file), "--terms", "spot"]) == 2
+    assert "lower checkpoint.every_steps" in capsys.readouterr().err
 
 
 def test_an_instance_without_a_price_is_refused_with_the_way_to_give_one(capsys: pytest.CaptureFixture[str]) -> None:
@@ -286,7 +310,9 @@ def test_the_articles_best_speeds_are_the_shares_of_peak_that_are_known_of_them(
     own, speeds = work(*SD2, *online, trainers="4xp4de.24xlarge"), Speeds("fsdp+compile")
     for each, known in zip(bounds(*online), (0.319, 0.326), strict=True):
         told = line(each, own, speeds)
-        assert float(told.split("compute limits; ")[1].split("%")[0]) / 100 == pytest.approx(known, rel=0.01)
+        assert float(told.split("compute limits; the plan takes ")[1].split("%")[0]) / 100 == pytest.approx(
+            known, rel=0.01
+        )
 
 
 def test_between_nodes_the_network_bounds_by_what_each_strategy_sends() -> None:
@@ -332,6 +358,14 @@ def test_the_values_are_the_groups_of_the_plan_and_the_jobs_on_them(tmp_path: Pa
     assert "trainers" not in values("process", "--rows", "1000", "--encoders", "4xg6.xlarge")["groups"]
 
 
+def test_groups_take_the_accelerator_of_their_own_instances(tmp_path: Path) -> None:
+    file = tmp_path / "values.yaml"
+    argv = ["plan", "--set", "scaling.accelerator=A10G", "--trainers", "4xp5.48xlarge", "--values", str(file)]
+    assert main(argv) == 0
+    values = yaml.safe_load(file.read_text())
+    assert values["groups"]["trainers"]["accelerator"] == values["jobs"]["train"]["scaling"]["accelerator"] == "H100"
+
+
 def test_a_file_of_values_that_cannot_be_written_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "--values", "/nowhere/values.yaml"]) == 2
     assert "--values: /nowhere/values.yaml: cannot be written" in capsys.readouterr().err
@@ -373,8 +407,53 @@ def test_a_deadline_and_a_budget_name_plans_that_keep_them() -> None:
     assert "none of these" in show.answer(CONFIG, own, speeds, PRICES, budget=1).notes["within 1 USD"]
 
 
+def test_other_gpus_are_compared_with_as_many_trainers_on_the_instance_that_is_cheapest_for_them() -> None:
+    config = draft("train", None, ["scaling.num_workers=1", "max_steps=1000"]).config
+    own = work("scaling.num_workers=1", "max_steps=1000")
+    answer = show.answer(config, own, Speeds("ddp"), PRICES)
+    held = {
+        group.instance: group
+        for plan in answer.others
+        for stage in plan.stages
+        if stage.limit
+        for group in stage.groups[:1]
+    }
+    assert {group.gpus for group in held.values()} == {1}
+    assert "p5.4xlarge" in held, "of one GPU"
+    assert "p5.48xlarge" not in held, "of eight"
+    assert answer.notes["idle"].startswith("7 of the 8 A100-80G that are paid for")
+    assert "idle" not in show.answer(CONFIG, work("scaling.num_workers=8"), Speeds("ddp"), PRICES).notes
+    assert work("scaling.num_workers=1", "scaling.accelerator=H100").trainers.name == "p5.4xlarge"
+    assert work("scaling.num_workers=8", "scaling.accelerator=H100").trainers.name == "p5.48xlarge"
+
+
+def test_a_small_job_is_not_shown_as_free(capsys: pytest.CaptureFixture[str]) -> None:
+    assert [show.short(value) for value in (0.001, 0.4, 4_222.4, 0)] == ["<0.01", "0.40", "4,222", "0"]
+    assert [show.short(value, 1) for value in (0.25, 3.14, 158.6)] == ["0.25", "3.1", "158.6"]
+    assert "process on 1 x g5.2xlarge: <0.01 h, <0.01 USD (published)" in text_of(
+        capsys, "process", "--rows", "1000", "--budget", "1"
+    )
+
+
+def test_a_number_of_images_that_nobody_gave_is_called_an_assumption(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "images, 70,400,000: assumed, one for each sample of training" in text_of(capsys)
+    assert "assumed" not in text_of(capsys, "--rows", "5000")
+
+
+def test_a_deadline_of_processing_takes_as_many_encoders_as_it_needs() -> None:
+    config = draft("process", None, ["limit=1000000"]).config
+    own = work(job="process", rows=1_000_000)
+    notes = show.answer(config, own, Speeds("ddp"), PRICES, deadline_h=1.0).notes
+    # 1,000,000 / 101.875 / 3600 = 2.73 hours of one encoder
+    assert notes["within 1 h"].startswith("process on 3 x g5.2xlarge: 0.91 h")
+    config = draft("download", None, ["limit=100000000"]).config
+    notes = show.answer(config, work(job="download", rows=10**8), Speeds("ddp"), PRICES, deadline_h=1.0).notes
+    assert notes["within 1 h"].startswith("not with download, 10 x m5.8xlarge")
+
+
 def test_process_and_download_have_plans_of_their_own(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "process" in text_of(capsys, "process", "--rows", "1000000", "--encoders", "40xg5.2xlarge")
+    text = text_of(capsys, "process", "--rows", "1000000", "--encoders", "40xg5.2xlarge")
+    assert "process, 40 x g5.2xlarge *  process  1,000,000" in text
     # 120 million in about ten hours on ten m5.8xlarge, as the reference did.
     plan = make.plan(work(job="download", rows=120_000_000), Speeds("ddp"), PRICES)
     assert plan.stages[0].hours == pytest.approx(10.4, rel=0.01)
@@ -453,6 +532,15 @@ def test_a_run_without_metrics_is_refused(tmp_path: Path, capsys: pytest.Capture
     [
         (["--trainers", "4xp4de"], "--trainers: expected TYPE or COUNTxTYPE, got '4xp4de'"),
         (["--rows", "-3"], "--rows: expected more than 0, got -3"),
+        (["--rows", "1" + "0" * 21], "--rows: expected less than 1e15, got 1e+21"),
+        (["--terms", "spto"], "--terms: expected on-demand, reserved-1y, reserved-3y or spot, got 'spto'"),
+        (["--preset", "seed-table-2", "--deadline", "3"], "--deadline: expected nothing with --preset, got a value"),
+        (["process", "--rows", "9", "--trainers", "p4de.24xlarge"], "--trainers: expected nothing with process"),
+        (["--page", "."], "plan: --page: .: cannot be written"),
+        (
+            ["--set", "scaling.gpus_per_worker=2", "--trainers", "1xg5.2xlarge"],
+            "--trainers: expected an instance of 2 GPUs or more (scaling.gpus_per_worker), got g5.2xlarge, which has 1",
+        ),
         (["--set", "scaling.accelerator=TPU-V4"], "expected an instance with a price for TPU-V4"),
         (["--set", "max_steps=null", "--set", "max_epochs=2"], "give --rows"),
     ],
