@@ -108,7 +108,7 @@ def _dataset(
         # Ray warns that these arguments go away in 2.64; without them it retries for ever.
         warnings.simplefilter("ignore", RayDeprecationWarning)
         return units.map_batches(
-            _WorkerActor,
+            Download,
             fn_constructor_args=(settings, hub, shape.workers),
             batch_size=1,
             batch_format="pyarrow",
@@ -149,7 +149,7 @@ class _Reader:
             yield replace(task, duplicates=duplicates)
 
 
-class _WorkerActor:
+class Download:
     """An actor of the pool, with one download worker."""
 
     def __init__(self, settings: WorkerSettings, hub: Any, workers: int) -> None:

@@ -22,7 +22,7 @@ from tests.waiting import until
 
 STORE = 100_000_000
 ROWS, UNIT = 240, 20
-WORKER = "MapWorker(MapBatches(_Downloading))"
+WORKER = "MapWorker(MapBatches(Download))"
 
 
 @pytest.fixture(scope="module", autouse=True)
