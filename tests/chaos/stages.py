@@ -1,0 +1,126 @@
+"""The stages that are disturbed: their configurations, and what a disturbed one must have in common with another."""
+
+import hashlib
+import io
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import yaml
+
+from sdp.datasets.manifest import open_dataset
+from sdp.model.checkpoints import find_checkpoint, read_ledger, read_marker
+from sdp.model.sharded import read_tensors
+from sdp.model.tensor_index import read_tensor_index
+from sdp.storage import open_storage
+
+IMAGES, SIDE, STEPS = 300, 64, 40
+PROMPTS = [f"a {color} {shape}" for color in ("red", "blue", "green", "white") for shape in ("circle", "square")]
+_TIMES_AND_PLACES = re.compile(r"(_runs|_run|metrics|events|stacks|history|samples)\b|(^|/)_lease|\.tmp$")
+"""Names of what each attempt writes anew: histories, metrics, leases."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A job that reads the reference's inputs and writes to an output of its own."""
+
+    name: str
+    job: str
+    config: Mapping[str, Any]
+
+    def write(self, folder: Path, output: str) -> Path:
+        """Write the configuration for an output, and return the file."""
+        file = folder / f"{self.name}.yaml"
+        file.write_text(yaml.safe_dump({**self.config, "output": {**self.config["output"], "uri": output}}))
+        return file
+
+
+def stages(root: str) -> dict[str, Stage]:
+    """Return the stages, in an order in which each finds its inputs below `root`."""
+    train: dict[str, Any] = {
+        "source": {"uri": f"{root}/process"},
+        "output": {},
+        "model": {"source": "builtin:tiny"},
+        "data": {"mode": "offline", "resolution": SIDE, "batch_size": 16},
+        "max_steps": STEPS,
+        "optimizer": {"learning_rate": 1e-3, "warmup_steps": 5},
+        "precision": "fp32",
+        "checkpoint": {"every_steps": STEPS // 8},
+        "scaling": {"num_workers": 2},
+    }
+    online = {
+        **train,
+        "source": {"uri": f"{root}/download"},
+        "data": {"mode": "online", "resolution": SIDE, "batch_size": 16},
+        "max_steps": STEPS // 2,
+        "encode": {"num_workers": 1},
+    }
+    every = [
+        Stage(
+            "download",
+            "download",
+            {
+                "source": {"uri": f"{root}/metadata", "url_column": "URL", "caption_column": "TEXT"},
+                "output": {"rows_per_file": 20},
+                "image": {"size": SIDE},
+                "fetch": {"first_byte_timeout_s": 60, "allow_private": True},
+            },
+        ),
+        Stage(
+            "process",
+            "process",
+            {
+                "source": {"uri": f"{root}/download"},
+                "output": {"rows_per_file": 40},
+                "resolutions": [SIDE],
+                "model": {"source": "builtin:tiny"},
+            },
+        ),
+        Stage("train", "train", train),
+        Stage("online", "train", online),
+        Stage(
+            "generate",
+            "generate",
+            {
+                "prompts": PROMPTS,
+                "images_per_prompt": 4,
+                "output": {},
+                "checkpoint": f"{root}/train",
+                "resolution": SIDE,
+                "sampler": {"steps": 10},
+            },
+        ),
+    ]
+    return {stage.name: stage for stage in every}
+
+
+def fingerprint(stage: Stage, output: str) -> dict[str, Any]:
+    """Return all that must not depend on what was killed: bytes of parts, accounts, weights, rows trained on."""
+    storage = open_storage(output)
+    if stage.job != "train":
+        dataset = open_dataset(storage)
+        counts = dataset.manifest.counts
+        assert counts.input == counts.written + counts.filtered + counts.failed
+        parts = {file.path: hashlib.sha256(storage.read(file.path)).hexdigest() for file in storage.list("parts/")}
+        listed = sorted(dataset.parts["path"].to_pylist())
+        assert listed == sorted(parts), "the manifest lists other parts than there are"
+        for path in listed:
+            pq.ParquetFile(io.BytesIO(storage.read(path))).read()
+        return {"counts": {**asdict(counts), "reasons": dict(counts.reasons)}, "parts": parts}
+    checkpoint = find_checkpoint(output)
+    marker, ledger = read_marker(checkpoint), read_ledger(checkpoint)
+    tensors = read_tensors(checkpoint, sorted(read_tensor_index(checkpoint).tensors))
+    return {
+        "step": marker["step"],
+        "rows": {epoch: list(ledger.rows(epoch)) for epoch in ledger.epochs()},
+        "tensors": {name: hashlib.sha256(tensor.numpy().tobytes()).hexdigest() for name, tensor in tensors.items()},
+    }
+
+
+def names(output: str) -> set[str]:
+    """Return the names of what lies in an output, without those that each attempt makes anew."""
+    storage = open_storage(output)
+    return {file.path for file in storage.list("") if not _TIMES_AND_PLACES.search(file.path)}
