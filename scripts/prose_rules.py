@@ -25,12 +25,13 @@ def faults(path: Path) -> Iterator[str]:
     """Yield a line for each name and docstring of a file that breaks a rule."""
     tree = ast.parse(path.read_text(encoding="utf-8"), str(path))
     for node in ast.walk(tree):
+        line = getattr(node, "lineno", 0)
         if (name := _bound_name(node)) in VAGUE_NAMES:
-            yield f"{path}:{node.lineno}: name {name!r}: use the noun for what it holds"  # type: ignore[attr-defined]
+            yield f"{path}:{line}: name {name!r}: use the noun for what it holds"
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             opening = VAGUE_OPENING.match(str(node.value.value))
             if opening is not None:
-                yield f"{path}:{node.lineno}: docstring begins with {opening[0]!r}: begin with a verb or the noun"
+                yield f"{path}:{line}: docstring begins with {opening[0]!r}: begin with a verb or the noun"
 
 
 def _bound_name(node: ast.AST) -> str | None:

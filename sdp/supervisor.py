@@ -87,13 +87,13 @@ def supervise(
             signal.signal(number, handler)
 
 
-def wait_for_input(job: str, config: str) -> None:
+def wait_for_input(job: str, config: str, overrides: Sequence[str] = ()) -> None:
     """Return when the dataset that a job reads is complete."""
     from sdp.config import load
     from sdp.datasets.manifest import MANIFEST
     from sdp.storage import open_storage
 
-    settings: Any = load(job, config)
+    settings: Any = load(job, config, overrides)
     source = open_storage(settings.source.uri, settings.storage.options())
     with Progress(f"{job} waits", every_s=300) as progress:
         while True:
@@ -114,7 +114,8 @@ def main(arguments: Sequence[str]) -> int:
             waits = list(arguments[:1]) == [WAIT_FLAG]
             words = unpacked(arguments[waits:], os.environ, folder)
             if waits:
-                wait_for_input(words[0], words[words.index("--config") + 1])
+                overrides = [words[at + 1] for at, word in enumerate(words) if word == "--set"]
+                wait_for_input(words[0], words[words.index("--config") + 1], overrides)
         except SdpError as error:
             say(f"supervisor: {error}")
             return error.exit_code

@@ -15,6 +15,8 @@ from sdp.train.callbacks.base import Callback, StepReport
 from sdp.train.run_folder import RunFolder
 from sdp.train.trainer import Trainer
 from sdp.train.world import World
+from tests.latents import make_latents
+from tests.tiny_model import make_tiny_model
 from tests.waiting import as_soon_as
 
 if TYPE_CHECKING:
@@ -40,6 +42,14 @@ def config(root: Path, run: str = "run", **changes: Any) -> TrainConfig:
             here = here.setdefault(section, {})
         here[last] = value
     return parse("train", data)
+
+
+def tiny_inputs(root: Path) -> Path:
+    """A tiny model and 40 rows of latents in a folder, computed with one thread."""
+    torch.set_num_threads(1)
+    make_tiny_model(root / "model")
+    make_latents(root, 40, vocabulary=50)
+    return root
 
 
 def linked(inputs: Path, folder: Path) -> Path:

@@ -1,6 +1,6 @@
 """All commands. To add one, write a function that takes the parsed arguments, and a line here."""
 
-from sdp.cli import cluster, completion, look
+from sdp.cli import cluster, completion, look, plan
 from sdp.cli.command import CLUSTER, LOOK, PIPELINE, Command, job_argument
 from sdp.cli.jobs import job_command
 
@@ -55,8 +55,8 @@ COMMANDS: tuple[Command, ...] = (
         "plan",
         LOOK,
         "Say what a job takes in hours and money, in each mode and on other GPUs, before it runs.",
-        look.plan_arguments,
-        look.run_plan,
+        plan.plan_arguments,
+        plan.run_plan,
         "plan --config train.yaml --deadline 100",
     ),
     Command(

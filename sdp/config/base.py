@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, model_validator
 from pydantic.fields import FieldInfo
@@ -34,6 +34,10 @@ class Section(BaseModel):
         validate_default=False,
         defer_build=True,  # a command needs the models of one job only
     )
+
+    def replaced(self, **values: Any) -> Self:
+        """Return a copy with those of the values that are not None."""
+        return self.model_copy(update={name: value for name, value in values.items() if value is not None})
 
     def contradictions(self) -> Iterable[Problem]:
         """Yield combinations of keys that cannot work, with paths relative to this section."""

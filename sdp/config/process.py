@@ -94,6 +94,11 @@ class TransformConfig(Section):
     )
 
 
+def usual_batch(side: int) -> int:
+    """Return the images of an encoder's batch where none is set: 64 up to 256 px, a quarter at twice the side."""
+    return max(1, min(64, 64 * 256**2 // side**2))
+
+
 class EncoderConfig(WorkersConfig):
     """The encoders of any job."""
 
@@ -135,7 +140,7 @@ class EncodeConfig(EncoderConfig):
         """Return the batch size of each resolution."""
         sizes = self.batch_size
         if sizes is None:
-            return {side: max(1, min(64, 64 * 256**2 // side**2)) for side in resolutions}
+            return {side: usual_batch(side) for side in resolutions}
         each = (sizes,) * len(resolutions) if isinstance(sizes, int) else sizes
         return dict(zip(resolutions, each, strict=True))
 

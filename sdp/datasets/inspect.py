@@ -19,9 +19,9 @@ from sdp.datasets.output import HEAD, Output, read_output
 from sdp.datasets.parts import PartInfo, iter_rows, read_footer, read_info, resolve, verify_part
 from sdp.datasets.tombstones import Tombstones
 from sdp.datasets.units import PARTS, Work, parse_part_name, part_name
-from sdp.errors import DatasetError, NotFound, SdpError, UserError, one_line
+from sdp.errors import DatasetError, NotFound, SdpError, one_line
 from sdp.storage import FileInfo, Storage, StorageOptions, list_source, open_source
-from sdp.storage.named import written
+from sdp.storage.named import written_for
 
 T = TypeVar("T")
 _SHOWN = 5
@@ -142,16 +142,14 @@ def write_account(storage: Storage, file: Path) -> tuple[int, list[str]]:
     Return their number, and a line for each part whose addresses are missing.
     """
     rows, problems = 0, list[str]()
-    try:
-        with written(file) as sink, pq.ParquetWriter(sink, ACCOUNT_SCHEMA, compression="zstd") as writer:
-            for account in accounts(storage, problems):
-                if account.num_rows:
-                    writer.write_table(account)
-                rows += account.num_rows
-    except OSError as error:
-        raise UserError(
-            f"inspect: --account: {file}: cannot be written ({error.strerror or error}); choose another place"
-        ) from error
+    with (
+        written_for("inspect: --account", file) as sink,
+        pq.ParquetWriter(sink, ACCOUNT_SCHEMA, compression="zstd") as writer,
+    ):
+        for account in accounts(storage, problems):
+            if account.num_rows:
+                writer.write_table(account)
+            rows += account.num_rows
     return rows, problems
 
 

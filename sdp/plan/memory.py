@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from sdp.config import ProcessConfig, TrainConfig
+from sdp.config.process import usual_batch
 from sdp.config.train import LoraConfig
 from sdp.errors import ConfigError, Problem
 from sdp.hardware import GIB, Gpu, gpus_by_accelerator
@@ -152,11 +153,10 @@ def learnt(lora: LoraConfig, count: int, networks: Sequence[str] = ("unet",)) ->
 def each_phase(config: TrainConfig) -> Iterator[TrainConfig]:
     """Yield the configuration, and once more with the data of a second phase if there is one."""
     yield config
-    second, source = config.phase_2, config.source
+    second = config.phase_2
     if second.max_steps is not None:
-        own = {key: getattr(second, key) for key in ("resolution", "batch_size", "global_batch_size")}
-        data = config.data.model_copy(update={key: value for key, value in own.items() if value is not None})
-        source = source.model_copy(update={"uri": second.source or source.uri})
+        sizes = {name: getattr(second, name) for name in ("resolution", "batch_size", "global_batch_size")}
+        data, source = config.data.replaced(**sizes), config.source.replaced(uri=second.source)
         yield config.model_copy(update={"data": data, "source": source})
 
 
@@ -202,7 +202,7 @@ def encoders(config: TrainConfig | ProcessConfig, gpu: Gpu) -> Iterator[str]:
         return
     else:
         sides = [phase.data.resolution for phase in each_phase(config)]
-        batches = {side: config.encode.batch_size or max(1, 64 * 256**2 // side**2) for side in sides}
+        batches = {side: config.encode.batch_size or usual_batch(side) for side in sides}
         embedded = config.text_encoded
     itemsize = 4 if encode.dtype == "fp32" else 2
     weights = itemsize * (memory["vae"] + embedded * SD2.parameters["text_encoder"])

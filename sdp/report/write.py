@@ -10,7 +10,7 @@ from sdp.errors import UserError
 from sdp.report.page import Section, render
 from sdp.report.sections import IN_RUN, gather
 from sdp.storage import StorageOptions, open_storage
-from sdp.storage.named import written
+from sdp.storage.named import written_for
 
 
 def write_report(
@@ -37,11 +37,8 @@ def write_page(title: str, sections: Sequence[Section], file: Path, option: str 
     """Write sections as one page, whole or not at all; an error names the option that the file comes from."""
     now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
     page = render(title, sections, f"written {now} by sdp {sdp.__version__}").encode()
-    try:
-        with written(file) as sink:
-            sink.write(page)
-    except OSError as error:
-        raise UserError(f"{option}: {file}: cannot be written ({error.strerror}); choose another place") from error
+    with written_for(option, file) as sink:
+        sink.write(page)
 
 
 def _beside(uri: str) -> Path:

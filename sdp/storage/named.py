@@ -11,6 +11,8 @@ from pathlib import Path
 from secrets import token_hex
 from typing import IO
 
+from sdp.errors import UserError
+
 _DESCRIPTOR = re.compile(r"/dev/(stdout|stderr|fd/([0-9]{1,4}))", re.ASCII)
 
 
@@ -35,6 +37,17 @@ def written(path: Path) -> Iterator[IO[bytes]]:
         draft.replace(target)
     finally:
         draft.unlink(missing_ok=True)
+
+
+@contextmanager
+def written_for(option: str, path: Path) -> Iterator[IO[bytes]]:
+    """Yield a file to write to, like `written`; an error names the option that the path comes from."""
+    try:
+        with written(path) as file:
+            yield file
+    except OSError as error:
+        cause = error.strerror or error
+        raise UserError(f"{option}: {path}: cannot be written ({cause}); choose another place") from error
 
 
 def _opened(path: Path) -> IO[bytes]:

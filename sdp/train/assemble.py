@@ -22,7 +22,7 @@ from sdp.model.trained import TrainedNetworks, load_networks
 from sdp.storage import open_storage
 from sdp.train import fp8
 from sdp.train.callbacks.base import Callback
-from sdp.train.checkpoint import Checkpointer, marker_of_run
+from sdp.train.checkpoint import Checkpointer
 from sdp.train.data.buckets import BucketReader
 from sdp.train.data.direct import DirectReader
 from sdp.train.data.encoded import EncodedReader, Engine
@@ -63,7 +63,6 @@ def assemble(
     torch.backends.cudnn.benchmark = True  # shapes are constant: the fastest convolution is looked for once
     options = config.storage.options()
     model = resolve(config.model.source, storage=options)
-    _refuse_another_model(RunFolder(open_storage(config.output.uri, options)), model)
     facts: dict[str, Any] = {"model": {"source": str(model.source), "digest": model.digest}}
     empty = None
     if reader is None:
@@ -101,17 +100,6 @@ def assemble(
             f"strategy.kind: {world.device} has no memory for the model and its optimizer ({one_line(error, 200)}); "
             "take a larger GPU (scaling.accelerator), or share the model by fsdp among more workers"
         ) from error
-
-
-def _refuse_another_model(run: RunFolder, model: LocalModel) -> None:
-    """Refuse to continue a run with another text encoder or VAE; the same one may have moved."""
-    step = run.latest()
-    was = marker_of_run(run.checkpoint(step)).get("model", {}).get("digest") if step is not None else None
-    if was not in (None, model.digest):
-        raise UserError(
-            f"model.source: {model.source} is another model than the run was begun with (it was {was[:12]}…, now "
-            f"{model.digest[:12]}…); set it back, or choose another output.uri"
-        )
 
 
 def make_reader(

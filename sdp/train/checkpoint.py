@@ -22,6 +22,7 @@ from sdp.datasets.ledger import NAME as LEDGER
 from sdp.datasets.ledger import Ledger
 from sdp.datasets.outcomes import Outcome
 from sdp.device import thread_pool
+from sdp.errors import UserError
 from sdp.model import sharded
 from sdp.model.checkpoints import COMPLETE, CONFIG, FORMAT, read_epoch_start, read_ledger, read_marker, way_out
 from sdp.model.damage import DamagedCheckpoint
@@ -114,12 +115,23 @@ class Checkpointer:
             return None
         folder = self.run.checkpoint(step)
         try:
+            marker = read_marker(folder)
+            self._refuse_another_model(marker.get("model", {}))
             sharded.load(folder, tensors, alone=self.world.size == 1)
             if self.world.is_main:
                 self._ledger = read_ledger(folder)
+            return _state_in(marker)
         except DamagedCheckpoint as error:
             raise DamagedCheckpoint(error.what, way_out(folder)) from error
-        return read_state(folder)
+
+    def _refuse_another_model(self, stored: Mapping[str, Any]) -> None:
+        """Refuse to continue a run with another text encoder or VAE; the same one may have moved."""
+        model = self.facts.get("model", {})
+        if model.get("digest") not in (None, was := stored.get("digest")) and was is not None:
+            raise UserError(
+                f"model.source: {model['source']} is another model than the run was begun with (it was {was[:12]}…, "
+                f"now {model['digest'][:12]}…); set it back, or choose another output.uri"
+            )
 
     def _prune(self, newest: int) -> None:
         """Delete what is old, and what never became complete."""
@@ -168,18 +180,13 @@ def _write(staged: sharded.Staged, copied: "Future[None]") -> None:
     staged.write()
 
 
-def marker_of_run(folder: Storage) -> dict[str, Any]:
-    """Return the marker of a run's checkpoint; where it is damaged, say how the run can continue."""
-    try:
-        return read_marker(folder)
-    except DamagedCheckpoint as error:
-        raise DamagedCheckpoint(error.what, way_out(folder)) from error
-
-
 def read_state(folder: Storage) -> TrainState:
     """Return the run's state at a checkpoint."""
-    marker = marker_of_run(folder)
     try:
-        return TrainState.from_json(marker["state"], read_epoch_start(marker))
+        return _state_in(read_marker(folder))
     except DamagedCheckpoint as error:
         raise DamagedCheckpoint(error.what, way_out(folder)) from error
+
+
+def _state_in(marker: Mapping[str, Any]) -> TrainState:
+    return TrainState.from_json(marker["state"], read_epoch_start(marker))

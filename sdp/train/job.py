@@ -167,7 +167,7 @@ class CheckLease(Callback):
 
 def with_prices(config: TrainConfig) -> TrainConfig:
     """Return the configuration with the hour's prices of the instance types it names, as far as they are known."""
-    prices, known = config.prices, load_prices(None)
+    prices = config.prices
     changes: dict[str, float] = {}
     for who, instance, own, gpus in (
         ("trainer", prices.trainer_instance, prices.trainer_hour, config.scaling.gpus_per_worker),
@@ -175,7 +175,7 @@ def with_prices(config: TrainConfig) -> TrainConfig:
     ):
         if instance is None or own is not None:
             continue
-        if (of_gpu := known.gpu_hour(instance)) is not None:
+        if (of_gpu := load_prices(None).gpu_hour(instance)) is not None:
             changes[f"{who}_hour"] = of_gpu * gpus
         elif config.max_cost is not None and who == "trainer":
             expected = f"null while no price of {instance} is known"

@@ -28,20 +28,18 @@ def phases_of(config: TrainConfig) -> list[TrainConfig]:
         return [config]
     one, two = (join(config.output.uri, phase) for phase in PHASES)
     alone: dict[str, Any] = {"phase_2": SecondPhaseConfig()}
-    first = config.model_copy(update={**alone, "output": _with(config.output, uri=one)})
-    data = _with(
-        config.data,
-        resolution=second.resolution,
-        batch_size=second.batch_size,
-        global_batch_size=second.global_batch_size,
-    )
+    first = config.model_copy(update={**alone, "output": config.output.replaced(uri=one)})
     changes = {
         **alone,
-        "source": _with(config.source, uri=second.source),
-        "output": _with(config.output, uri=two),
-        "model": _with(config.model, start_from=one, start_optimizer=second.keep_optimizer),
-        "data": data,
-        "optimizer": _with(config.optimizer, learning_rate=second.learning_rate, warmup_steps=second.warmup_steps),
+        "source": config.source.replaced(uri=second.source),
+        "data": config.data.replaced(
+            resolution=second.resolution,
+            batch_size=second.batch_size,
+            global_batch_size=second.global_batch_size,
+        ),
+        "output": config.output.replaced(uri=two),
+        "model": config.model.replaced(start_from=one, start_optimizer=second.keep_optimizer),
+        "optimizer": config.optimizer.replaced(learning_rate=second.learning_rate, warmup_steps=second.warmup_steps),
         "max_steps": second.max_steps,
         "max_epochs": None,
         "max_samples": None,
@@ -84,8 +82,3 @@ def with_budget_left(config: TrainConfig, spent: TrainState) -> TrainConfig:
     if config.max_cost is not None:
         left["max_cost"] = max(0.0, config.max_cost - spent.cost)
     return config.model_copy(update=left)
-
-
-def _with(section: Any, **changes: Any) -> Any:
-    """A section with the keys changed that are given."""
-    return section.model_copy(update={name: value for name, value in changes.items() if value is not None})

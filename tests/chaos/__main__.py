@@ -41,6 +41,7 @@ SUBMISSIONS = 4
 LONGEST_S = 900.0
 LEFT_S = 60.0
 """By then every process of a job that has ended is gone."""
+_STORE = {"object_store_memory": 150_000_000}
 KINDS = {
     "gcs": b"gcs_server",
     "raylet": b"raylet/raylet",
@@ -102,14 +103,10 @@ class RayCluster:
         return str(self._cluster.address)
 
     def start(self, mark: str) -> None:
-        store = {"object_store_memory": 150_000_000}
         os.environ[MARK] = mark  # for the processes that it starts
-        try:
-            self._cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **store})
-            for _ in range(2):
-                self._cluster.add_node(num_cpus=2, **store)
-        finally:
-            del os.environ[MARK]
+        self._cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **_STORE})
+        for _ in range(2):
+            self._cluster.add_node(num_cpus=2, **_STORE)
 
     def lose(self, target: str, draw: random.Random) -> bool:
         """Lose a node and get another one, or lose the head."""
@@ -121,7 +118,7 @@ class RayCluster:
         if not nodes:
             return False
         self._cluster.remove_node(draw.choice(nodes), allow_graceful=False)
-        self._cluster.add_node(num_cpus=2, object_store_memory=150_000_000)
+        self._cluster.add_node(num_cpus=2, **_STORE)
         return True
 
     def mend(self, mark: str) -> None:
@@ -136,6 +133,7 @@ class RayCluster:
         if self._cluster is not None:
             self._cluster.shutdown()
             self._cluster = None
+        os.environ.pop(MARK, None)
 
 
 class Chaos:
@@ -200,7 +198,7 @@ class Chaos:
                     at, target = kills.pop(0)
                     if self._kill(target, mark, cluster, draw):
                         plan.killed.append(f"{target} at {at * took:.0f} s")
-                time.sleep(0.02)
+                time.sleep(0.02)  # kills come by the clock
             code = job.returncode
             if code == 0:
                 break
@@ -220,7 +218,7 @@ class Chaos:
     def _kill(self, target: str, mark: str, cluster: RayCluster | None, draw: random.Random) -> bool:
         if target == "s3":
             self._gateway.kill()
-            time.sleep(draw.uniform(0, 4))
+            time.sleep(draw.uniform(0, 4))  # how long the server is away
             self._gateway.start()
             return True
         if cluster is not None and target in ("node", "gcs"):

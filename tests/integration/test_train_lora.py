@@ -16,20 +16,14 @@ from sdp.model import load
 from sdp.model.family import predict
 from sdp.model.trained import load_trained
 from sdp.storage import open_storage
-from tests.latents import make_latents
-from tests.tiny_model import make_tiny_model
-from tests.training import config, train, weights
+from tests.training import config, tiny_inputs, train, weights
 
 STEPS = 4
 
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.set_num_threads(1)
-    root = tmp_path_factory.mktemp("lora")
-    make_tiny_model(root / "model")
-    make_latents(root, 40, vocabulary=50)
-    return root
+    return tiny_inputs(tmp_path_factory.mktemp("lora"))
 
 
 def how(root: Path, run: str = "run", **changes: Any) -> TrainConfig:

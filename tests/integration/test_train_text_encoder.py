@@ -34,19 +34,14 @@ from sdp.train.trainer import Trainer
 from sdp.train.world import World
 from tests.generate_kit import generate_config
 from tests.latents import latent_of, make_latents, tokens_of
-from tests.tiny_model import make_tiny_model
-from tests.training import config, train, weights
+from tests.training import config, tiny_inputs, train, weights
 
 STEPS = 4
 
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.set_num_threads(1)
-    root = tmp_path_factory.mktemp("text-encoder")
-    make_tiny_model(root / "model")
-    make_latents(root, 40, vocabulary=50)
-    return root
+    return tiny_inputs(tmp_path_factory.mktemp("text-encoder"))
 
 
 def how(root: Path, run: str = "run", **changes: Any) -> TrainConfig:

@@ -176,14 +176,15 @@ def test_a_job_that_waits_for_its_input_starts_when_that_is_complete(
 ) -> None:
     images, config = tmp_path / "images", tmp_path / "process.yaml"
     config.write_text(
-        f"source: {{uri: {images}}}\noutput: {{uri: {tmp_path / 'latents'}}}\nmodel: {{source: builtin:tiny}}\n"
+        f"source: {{uri: {tmp_path / 'other'}}}\noutput: {{uri: {tmp_path / 'latents'}}}\n"
+        "model: {source: builtin:tiny}\n"
     )
     complete_at_start: list[bool] = []
     monkeypatch.setattr(supervisor, "LOOK_S", 0.01)
     monkeypatch.setattr(
         supervisor, "supervise", lambda _: complete_at_start.append((images / "_manifest.json").exists()) or 0
     )
-    words = ["--wait-for-input", "process", "--config", str(config)]
+    words = ["--wait-for-input", "process", "--config", str(config), "--set", f"source.uri={images}"]
     job = threading.Thread(target=supervisor.main, args=(words,))
     job.start()
     until(lambda: f"for {images} to be complete" in capsys.readouterr().err, "the line that says what it waits for")

@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -90,9 +91,17 @@ class BucketReader(DirectReader):
 
     def positions(self, start: EpochStart) -> int:
         """Return how many positions an epoch has: what fills up each bucket's last granules counts as well."""
-        shape = replace(self.shape, lanes=start.lanes or self.shape.lanes)
-        orders = [EpochOrder(self.seed, 0, some.dataset.blocks, shape) for some in self.ingredients]
-        return len(_Sequence(orders, self.granule)) * self.granule
+        lanes = start.lanes or self.shape.lanes
+        if lanes not in self._positions:
+            shape = replace(self.shape, lanes=lanes)
+            orders = [EpochOrder(self.seed, 0, some.dataset.blocks, shape) for some in self.ingredients]
+            self._positions[lanes] = len(_Sequence(orders, self.granule)) * self.granule
+        return self._positions[lanes]
+
+    @cached_property
+    def _positions(self) -> dict[int, int]:
+        """Positions of an epoch, by its number of lanes: every step asks for them."""
+        return {}
 
     def _batches(self, epoch: int, position: int, batch_size: int, begin: EpochStart) -> Iterator[Batch]:
         step = batch_size // self.granule

@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from sdp.config import TrainConfig
+from sdp.config.process import usual_batch
 from sdp.datasets.manifest import Dataset
 from sdp.datasets.outcomes import FAILED, Outcome
 from sdp.datasets.units import Unit, Work
@@ -208,7 +209,7 @@ def load_encoder(images: ImagesDataset, device: str | None = None) -> "Encoder":
 
 def _encode_spec(config: TrainConfig, dataset: Dataset, model: LocalModel) -> EncodeSpec:
     transform, encode, side = config.transform, config.encode, config.data.resolution
-    batch = encode.batch_size or max(1, min(64, 64 * 256**2 // side**2))
+    batch = encode.batch_size or usual_batch(side)
     scaling_factor = family.scaling_factor(model.path)
     if scaling_factor == 1.0:
         raise ModelError(

@@ -1,0 +1,160 @@
+"""`sdp plan`: hours, money and memory of a job."""
+
+from typing import Any
+
+from sdp.cli.command import Arguments, Parser, UsageError, say, settings, without
+
+_PLANNED = ("train", "process", "download", "dreambooth")
+_PRESETS = ("seed-table-2", "seed-table-4")
+_HAVE = ("nothing", "images", "latents")
+_TERMS = ("on-demand", "reserved-1y", "reserved-3y", "spot")
+_OF_A_PLAN = (
+    "config",
+    "set",
+    "prices",
+    "trainers",
+    "encoders",
+    "rows",
+    "have",
+    "run",
+    "calibrate",
+    "deadline",
+    "budget",
+)
+_MEANINGLESS = {
+    "--preset": (*_OF_A_PLAN, "memory", "page", "values", "egress"),
+    "process": ("trainers", "have", "run"),
+    "download": ("trainers", "encoders", "have", "run", "memory"),
+}
+"""Options of `sdp plan` that a preset or a job does not take."""
+
+
+def plan_arguments(parser: Parser) -> None:
+    parser.add_argument("job", metavar="JOB", nargs="?", choices=_PLANNED, default="train", help=", ".join(_PLANNED))
+    settings(parser)
+    parser.add_argument("--preset", metavar="NAME", choices=_PRESETS, help=f"a published table: {', '.join(_PRESETS)}")
+    parser.add_argument("--trainers", metavar="[Nx]TYPE", help="instances that train: 4xp4de.24xlarge")
+    parser.add_argument("--encoders", metavar="[Nx]TYPE", help="instances that encode: 40xg5.2xlarge")
+    parser.add_argument("--rows", metavar="N", type=int, help="images of the dataset; else limit, or all samples once")
+    parser.add_argument("--have", choices=_HAVE, help="what is in storage already (images)")
+    parser.add_argument("--terms", metavar="TERMS", choices=_TERMS, default="on-demand", help=", ".join(_TERMS))
+    parser.add_argument("--prices", metavar="FILE", help="your prices, in the shape of sdp/plan/prices.yaml")
+    parser.add_argument("--run", metavar="URI", help="a run on such GPUs, whose measured speed counts")
+    parser.add_argument("--calibrate", action="store_true", help="measure the speed by a short run on the GPUs at hand")
+    parser.add_argument("--deadline", metavar="HOURS", type=float, help="name the cheapest plan that is done by then")
+    parser.add_argument(
+        "--memory", action="store_true", help="say whether it fits the GPU as well (a minute, needs torch)"
+    )
+    parser.add_argument("--page", metavar="FILE", help="write a page with pictures as well")
+    parser.add_argument("--values", metavar="FILE", help="write the worker groups as values of charts/sdp-cluster")
+    parser.add_argument("--egress", metavar="GB", type=float, help="gigabytes that leave the store's region")
+    parser.add_argument("--budget", metavar="MONEY", type=float, help="name the fastest plan that costs no more")
+    parser.add_argument("--json", action="store_true", help="for programs")
+
+
+def run_plan(args: Arguments) -> None:
+    import json
+
+    from sdp.plan import presets
+
+    chosen = "--preset" if args.preset else args.job
+    for option in _MEANINGLESS.get(chosen, ()):
+        if getattr(args, option):
+            raise UsageError(f"plan: --{option}: expected nothing with {chosen}, got a value; leave it out")
+    if args.preset:
+        print(json.dumps(presets.preset_json(args.preset)) if args.json else presets.preset_text(args.preset))
+        return
+    from sdp.config import draft
+    from sdp.hardware import GPUS
+    from sdp.plan import make, show
+    from sdp.plan.memory import as_text, encoders
+    from sdp.plan.prices import load_prices
+
+    for option in ("rows", "deadline", "budget", "egress"):
+        if (value := getattr(args, option)) is not None and not 0 < value < 1e15:
+            raise UsageError(
+                f"plan: --{option}: expected {'less than 1e15' if value > 0 else 'more than 0'}, got {value:g}"
+            )
+    prices = load_prices(args.prices)
+    options = make.Options(
+        args.trainers, args.encoders, args.rows, args.terms, args.have or "images", args.egress or 0.0
+    )
+    config: Any = draft(args.job, args.config, args.set).config
+    if args.job == "dreambooth":
+        from sdp.dreambooth.job import training_of
+
+        config = training_of(config)
+    work = make.work_of(config, prices, options)
+    speeds = make.speeds_of(config, work, *_measured(args, config, work))
+    answer = show.answer(config, work, speeds, prices, deadline_h=args.deadline, budget=args.budget)
+    if args.values:
+        _write_values(args.values, show.values(config, work, answer.own))
+    if args.page:
+        from pathlib import Path
+
+        from sdp.report.plan import plan_section
+        from sdp.report.write import write_page
+
+        write_page("sdp plan", [plan_section(answer, work, speeds, prices)], Path(args.page), "plan: --page")
+        say(f"wrote {args.page}; open it in a browser")
+    memories = _memories(config, work) if args.memory and work.trainer_gpus else []
+    encoding = list(encoders(config, GPUS[str(work.encoders.gpu)])) if args.memory and args.job != "download" else []
+    if args.json:
+        from dataclasses import asdict
+
+        rows = [each for some in memories for each in some]
+        memory = [asdict(each) | {"total": each.total, "largest_batch": each.largest_batch} for each in rows]
+        print(json.dumps(show.as_json(answer, prices) | {"memory": memory, "encoders": encoding}))
+        return
+    print(show.as_text(answer, prices))
+    for lines in (*map(as_text, memories), encoding):
+        if lines:
+            print("\n".join(["", *lines]))
+
+
+def _measured(args: Arguments, config: Any, work: Any) -> tuple[Any, str | None]:
+    """Return a trainer's measured speeds, and the GPU that they are of; None where nothing is measured."""
+    if args.run:
+        from sdp.storage import open_storage
+        from sdp.train.run_folder import measured_speeds
+
+        return measured_speeds(open_storage(args.run)), None
+    if not args.calibrate:
+        return None, None
+    if args.job != "train":
+        raise UsageError("plan: --calibrate: expected the job train; leave it out")
+    from sdp.config import load
+    from sdp.train.calibrate import calibrate, gpu_at_hand
+
+    gpu = gpu_at_hand(config, str(work.trainers.gpu))
+    return calibrate(load(args.job, args.config, args.set)), gpu
+
+
+def _write_values(file: str, values: Any) -> None:
+    from pathlib import Path
+
+    from sdp.kube.rayjob import as_yaml
+    from sdp.storage.named import written_for
+
+    head = "# Made by sdp plan: helm install sdp charts/sdp-cluster -f your-values.yaml -f this-file\n"
+    with written_for("plan: --values", Path(file)) as sink:
+        sink.write((head + as_yaml(values)).encode())
+    say(f"wrote {file}")
+
+
+def _memories(config: Any, work: Any) -> list[list[Any]]:
+    try:
+        from dataclasses import replace
+
+        from sdp.hardware import GPUS
+        from sdp.plan.memory import Place, each_phase, estimate, estimates
+        from sdp.train.data.sources import embedded
+        from sdp.train.memory import activations
+
+        place = Place(GPUS[work.trainers.gpu], work.trainer_gpus, embedded(config), work.trainers.gpus)
+        return [
+            [estimate(phase, replace(place, measure=activations)), *estimates(phase, place)[1:]]
+            for phase in each_phase(config)
+        ]
+    except ModuleNotFoundError as error:
+        raise without(error, "plan --memory") from error
