@@ -27,7 +27,7 @@ import pycurl
 from sdp.backoff import backoff
 from sdp.config.download import FetchConfig
 from sdp.download import transfer
-from sdp.download.addresses import Networks
+from sdp.download.networks import Networks
 from sdp.download.memory import Buffer
 from sdp.download.robots import Robots, site_of
 from sdp.download.slot import Slot

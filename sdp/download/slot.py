@@ -13,7 +13,7 @@ import pycurl
 from sdp.config.download import FetchConfig
 from sdp.datasets.outcomes import FILTERED
 from sdp.download import transfer
-from sdp.download.addresses import Networks
+from sdp.download.networks import Networks
 from sdp.download.memory import Buffer
 from sdp.download.robots import MAX_BYTES, opt_out
 from sdp.download.transfer import Failure
@@ -175,6 +175,7 @@ class Slot:
     # Called by libcurl.
 
     def open_socket(self, purpose: int, address: Any) -> Any:  # noqa: ARG002 (pycurl's signature)
+        """Open a socket for one resolved IP address, unless it lies in a network that may not be connected to."""
         ip = str(address.addr[0])
         if self.networks.refuses(ip):
             self.refused = ip

@@ -25,7 +25,7 @@ from sdp.imaging import (
     centre_box,
     cut,
     decode,
-    random_box,
+    placed_box,
     read_header,
     shrink,
 )
@@ -77,7 +77,7 @@ def crop_image(
     needed = math.ceil(min(width, height) * min(1.0, enlarged * recipe.oversample))
     image = decode(data, min_side=needed, max_pixels=recipe.max_pixels)
     if recipe.crop == "random":
-        box = random_box(width, height, *place(recipe.seed, row), aspect)
+        box = placed_box(width, height, *place(recipe.seed, row), aspect)
     else:
         box = centre_box(width, height, aspect)
     return bucket, _crops(image, box, shapes)

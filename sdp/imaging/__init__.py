@@ -113,10 +113,10 @@ def decode(data: bytes | memoryview, *, min_side: int | None = None, max_pixels:
 
 def centre_box(width: int, height: int, aspect: float = 1.0) -> Box:
     """Return the largest box of an aspect ratio (width to height) in the middle of an image."""
-    return random_box(width, height, 0.5, 0.5, aspect)
+    return placed_box(width, height, 0.5, 0.5, aspect)
 
 
-def random_box(width: int, height: int, across: float, down: float, aspect: float = 1.0) -> Box:
+def placed_box(width: int, height: int, across: float, down: float, aspect: float = 1.0) -> Box:
     """Return the largest box of an aspect ratio; `across` and `down` in [0, 1] place it in the space that it leaves."""
     wide, tall = min(width, height * aspect), min(height, width / aspect)
     return Box((width - wide) * across, (height - tall) * down, wide, tall)

@@ -1,8 +1,8 @@
 """Retries with a deadline.
 
 Every call to a store is a coroutine in one background thread, where it can be cancelled: at its deadline the connection
-is closed, whatever the server does. obstore's own retries are off: it would repeat a conditional write whose response
-was lost, and then report a conflict with itself.
+is closed, whatever the server does. obstore's own retries are off, except for the parts of a multipart upload: it
+would repeat a conditional write whose response was lost, and then report a conflict with itself.
 """
 
 import asyncio

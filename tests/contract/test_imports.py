@@ -1,6 +1,7 @@
 """The import rules: that sdp keeps them, and that each of them notices what it is there for."""
 
 import functools
+import re
 import subprocess
 import sys
 import tomllib
@@ -32,6 +33,15 @@ def test_the_architecture_page_has_every_room() -> None:
     rooms = {path.stem for path in (ROOT / "sdp").iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
     assert {room for level in import_rules.ROOMS for room in level} == rooms - {"__init__"}
     assert import_rules.rooms_table() in (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+
+
+def test_the_architecture_page_points_at_code_that_exists() -> None:
+    page = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+    cells = [line.split("|")[2] for line in page.split("## Where to look")[1].split("##")[0].splitlines()[4:] if line]
+    assert len(cells) >= 10
+    for file, name in re.findall(r"`(\S+\.py)`(?: `(\w+)`)?", " ".join(cells)):
+        source = (ROOT / "sdp" / file).read_text(encoding="utf-8")
+        assert not name or re.search(rf"^ *(async def|def|class) {name}\b", source, re.MULTILINE), f"{file} has no {name}"
 
 
 def test_no_rule_excuses_what_nobody_does() -> None:

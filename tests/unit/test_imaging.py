@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image as Pillow
 from PIL import ImageOps
 
-from sdp.imaging import Box, Image, ImageError, centre_box, cut, decode, random_box, read_header, shrink
+from sdp.imaging import Box, Image, ImageError, centre_box, cut, decode, placed_box, read_header, shrink
 from tests.misbehaving import bodies
 
 Array = NDArray[np.uint8]
@@ -226,8 +226,8 @@ def test_boxes_are_the_largest_of_their_aspect() -> None:
     assert centre_box(100, 64) == Box(18, 0, 64, 64)
     assert centre_box(64, 101) == Box(0, 18.5, 64, 64)
     assert centre_box(100, 64, 2.0) == Box(0, 7, 100, 50)
-    assert random_box(100, 64, 0.0, 0.7) == Box(0, 0, 64, 64)
-    assert random_box(100, 64, 1.0, 0.7) == Box(36, 0, 64, 64)
+    assert placed_box(100, 64, 0.0, 0.7) == Box(0, 0, 64, 64)
+    assert placed_box(100, 64, 1.0, 0.7) == Box(36, 0, 64, 64)
 
 
 @pytest.mark.parametrize(
@@ -236,7 +236,7 @@ def test_boxes_are_the_largest_of_their_aspect() -> None:
 @pytest.mark.parametrize("side", [64, 256])
 def test_a_crop_lies_where_it_should_to_a_tenth_of_a_pixel(height: int, width: int, side: int) -> None:
     image = decode(encoded(ramp(height, width), "JPEG", quality=98, subsampling=0), min_side=side)
-    box = random_box(width, height, 0.3, 0.8)
+    box = placed_box(width, height, 0.3, 0.8)
     crop = cut(image, box, side, side).astype(np.float64)
     middle = (np.arange(side) + 0.5) * (box.width / side) - 0.5
     red, green = (box.left + middle) * 255 / (width - 1), (box.top + middle) * 255 / (height - 1)
