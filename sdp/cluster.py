@@ -45,9 +45,8 @@ def connect(**local: Any) -> dict[str, float]:
         require_reachable()
         # Without an address, Ray joins any cluster that runs on this machine.
         where: dict[str, Any] = {} if os.environ.get("RAY_ADDRESS") else {"address": "local", **local}
-        if where and (python := shlex.quote(sys.executable)) != sys.executable:
-            # Ray puts this path as it is into a shell's command for workers that have an environment, as Train's have.
-            where["runtime_env"] = {"py_executable": python}
+        if where and (environment := worker_environment()):
+            where["runtime_env"] = environment
         if console.as_json():
             where["logging_config"] = ray.LoggingConfig(encoding="JSON", log_level="WARNING")
         if not os.environ.get("RAY_ADDRESS") and not os.access(os.path.expanduser("~/."), os.W_OK):  # noqa: PTH111
@@ -66,6 +65,15 @@ def connect(**local: Any) -> dict[str, float]:
             # Ray's own handler aborts the process, which would leave leases and temporary files behind.
             signal.signal(signal.SIGTERM, handler)
     return {name: float(count) for name, count in ray.cluster_resources().items()}  # type: ignore[no-untyped-call]  # Ray's
+
+
+def worker_environment() -> dict[str, str]:
+    """Return the runtime environment that workers of a Ray on this machine need: Python's path, quoted if it must be.
+
+    Ray puts the path as it is into a shell's command for workers that have an environment, as Train's have.
+    """
+    python = shlex.quote(sys.executable)
+    return {"py_executable": python} if python != sys.executable else {}
 
 
 def joined() -> bool:

@@ -7,6 +7,8 @@ from typing import Any
 import ray
 from ray.cluster_utils import Cluster
 
+from sdp.cluster import worker_environment
+
 _STORE = 150_000_000
 """Bytes of a node's object store."""
 
@@ -44,4 +46,4 @@ def several_nodes(*nodes: dict[str, Any], setup: Callable[[], None] | None = Non
 
 
 def _environment(setup: Callable[[], None] | None) -> dict[str, Any]:
-    return {"worker_process_setup_hook": setup} if setup else {}
+    return {**worker_environment(), **({"worker_process_setup_hook": setup} if setup else {})}

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from sdp.cluster import worker_environment
 from tests import nvml
 from tests.exporter_kit import exporting
 from tests.monitoring.chart import Manifest, one
@@ -90,9 +91,9 @@ def ray_of(machines: tuple[Machine, ...] = MACHINES) -> Iterator[dict[str, int]]
     try:
         for machine in told[1:]:
             cluster.add_node(**machine)
-        hook = {"worker_process_setup_hook": lambda: take_time()}
+        environment = {**worker_environment(), "worker_process_setup_hook": lambda: take_time()}
         submitted = JobConfig(metadata={"job_name": JOB})  # as Ray's job server has it for a RayJob
-        ray.init(address=cluster.address, log_to_driver=False, runtime_env=hook, job_config=submitted)
+        ray.init(address=cluster.address, log_to_driver=False, runtime_env=environment, job_config=submitted)
         cluster.wait_for_nodes()
         pods = {machine.group: machine.pod for machine in machines}
         yield {pods[node["Labels"]["sdp/group"]]: node["MetricsExportPort"] for node in ray.nodes()}
