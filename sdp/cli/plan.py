@@ -76,14 +76,15 @@ def run_plan(args: Arguments) -> None:
                 f"plan: --{option}: expected {'less than 1e15' if value > 0 else 'more than 0'}, got {value:g}"
             )
     prices = load_prices(args.prices)
-    options = make.Options(
-        args.trainers, args.encoders, args.rows, args.terms, args.have or "images", args.egress or 0.0
-    )
     config: Any = draft(args.job, args.config, args.set).config
+    drawing = None
     if args.job == "dreambooth":
-        from sdp.dreambooth.job import training_of
+        from sdp.dreambooth.job import drawing_of, training_of
 
-        config = training_of(config)
+        config, drawing = training_of(config), drawing_of(config)
+    options = make.Options(
+        args.trainers, args.encoders, args.rows, args.terms, args.have or "images", args.egress or 0.0, drawing
+    )
     work = make.work_of(config, prices, options)
     speeds = make.speeds_of(config, work, *_measured(args, config, work))
     answer = show.answer(config, work, speeds, prices, deadline_h=args.deadline, budget=args.budget)

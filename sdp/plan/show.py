@@ -13,7 +13,7 @@ from sdp.plan import make
 from sdp.plan.make import Work
 from sdp.plan.model import Plan, Stage, best_interval, encoders_needed, stretch
 from sdp.plan.prices import Prices
-from sdp.plan.roofline import line, rooflines
+from sdp.plan.roofline import fp8_share, line, rooflines
 from sdp.plan.speeds import Speeds
 
 HEADER = ("", "stage", "images", "img/s", "limit", "hours", "GPU-hours")
@@ -62,6 +62,11 @@ def answer(
                 f"--trainers {work.trainer_count}x{work.trainers.name} uses them all"
             )
     if isinstance(config, TrainConfig):
+        if share := fp8_share(config):
+            notes["fp8"] = (
+                f"{share:.0%} of the U-Net's operations, at twice the peak in the roofline; speed and memory are bf16's: "
+                "no speed of fp8 is published, and its layers keep their inputs in bf16"
+            )
         notes["roofline"] = "; ".join(line(each, work, speeds) for each in rooflines(config, work))
     if trains and work.mode == "offline":
         notes["captions"] = make.captions(work, own, prices)
