@@ -90,10 +90,11 @@ class Work:
     def name(self) -> str:
         return f"{self.mode}, {self.trainer_count} x {self.trainers.name}"
 
-    def on(self, trainers: Instance, count: int) -> "Work":
-        """Return the same work on other trainers, with as many encoders as they need."""
-        gpus = count * (trainers.gpus // self.gpus_each)
-        return replace(self, trainers=trainers, trainer_count=count, trainer_gpus=gpus, encoder_gpus=None)
+    def on(self, trainers: Instance, count: int, mode: str, gpus: int | None = None) -> "Work":
+        """Return the same work on other trainers (by default on all their GPUs), with the encoders that they need."""
+        gpus = gpus or count * (trainers.gpus // self.gpus_each)
+        work = replace(self, trainers=trainers, trainer_count=count, trainer_gpus=gpus, mode=mode, encoder_gpus=None)
+        return work if self.drawing is None else replace(work, encoders=trainers, encoder_gpus=gpus)
 
 
 @dataclass(frozen=True, slots=True)
@@ -382,7 +383,7 @@ def modes(work: Work, speeds: Speeds, prices: Prices) -> list[Plan]:
 def others(work: Work, speeds: Speeds, prices: Prices) -> list[Plan]:
     """Return the plans on other kinds of GPU, with as many trainers, the cheapest first."""
     plans = [
-        plan(replace(work, trainers=instance, trainer_count=count, encoder_gpus=None, mode=mode), speeds, prices)
+        plan(work.on(instance, count, mode, work.trainer_gpus), speeds, prices)
         for instance in _candidates(work, prices, work.trainer_gpus)
         if instance is not work.trainers
         for count in [instances(work.trainer_gpus, work.gpus_each, instance)]
@@ -400,7 +401,7 @@ def in_time(work: Work, speeds: Speeds, prices: Prices, deadline_h: float) -> Pl
     plans = []
     for instance in [work.trainers, *_candidates(work, prices)]:
         for mode in work.modes:
-            sizes = (replace(work.on(instance, count), mode=mode) for count in range(1, MOST_INSTANCES + 1))
+            sizes = (work.on(instance, count, mode) for count in range(1, MOST_INSTANCES + 1))
             sized = (plan(each, speeds, prices) for each in sizes)
             plans += list(islice((each for each in sized if each.hours <= deadline_h), 1))
     return min(plans, key=lambda each: each.cost, default=None)

@@ -54,7 +54,8 @@ def answer(
     if trains:
         notes["cheapest"] = _brief(min(plans, key=lambda each: each.cost), prices)
         notes["fastest"] = _brief(min(plans, key=lambda each: each.hours), prices)
-        notes["encoders"] = _encoders(work, speeds)
+        if "online" in work.modes:
+            notes["encoders"] = _encoders(work, speeds)
         held, used = work.trainer_count * work.trainers.gpus, work.trainer_gpus * work.gpus_each
         if held > used:
             notes["idle"] = (
@@ -97,7 +98,7 @@ def answer(
             _brief(best_plan, prices) if best_plan else "none of these plans"
         )
     stages = [stage for each in [own, *modes] for stage in each.stages if stage.source]
-    sources = dict.fromkeys(f"{stage.name}, {stage.rate:,.0f} img/s: {stage.source}" for stage in stages if stage.rate)
+    sources = dict.fromkeys(f"{stage.name}, {short(stage.rate)} img/s: {stage.source}" for stage in stages if stage.rate)
     assumed = [f"images, {work.rows:,}: assumed, one for each sample of training; set limit or --rows to their number"]
     return Answer(
         own, modes, others, notes, [*assumed * work.rows_assumed, *sources, *_prices(work, own, modes, prices)]
@@ -184,7 +185,7 @@ def rows(plan: Plan, mark: str = "") -> list[tuple[str, ...]]:
     lines = [
         (
             *(name if number == 0 else "", stage.name, f"{stage.samples:,}" if stage.samples else ""),
-            *(f"{stage.rate:,.0f}" if stage.rate else "", stage.limit),
+            *(short(stage.rate) if stage.rate else "", stage.limit),
             *_figures(stage),
         )
         for number, stage in enumerate(plan.stages)

@@ -354,14 +354,12 @@ def test_a_dataset_s_section_tells_how_fast_it_was_made_and_where_the_time_went(
     assert section.good
 
 
-def test_gpu_hours_of_encoders_are_told_where_the_configuration_gave_them_gpus(tmp_path: Path) -> None:
+def test_a_dataset_that_took_gpus_has_their_hours_beside_its_own(tmp_path: Path) -> None:
     make_images(tmp_path)
     described = describe(open_storage(str(tmp_path / "images")))
-    work = {"encoders": {"at work": 5400.0, "waiting for input": 1800.0}}
-    run = runs.begin("process").ended([], work=work)
-    for encode, told in ({"accelerator": "A10G", "gpus_per_worker": 0.5}, ["1.00"]), ({"accelerator": None}, []):
-        with_gpus = replace(described, config={"encode": encode})
-        assert [value for name, value in _figures(with_gpus, replace(run, seconds=1.0)) if name == "GPU-hours"] == told
+    both = [replace(runs.begin("process").ended([], gpu_hours=hours), seconds=1800.0) for hours in (0.25, 0.75)]
+    assert dict(_figures(described, runs.total(both)))["took"] == "1:00:00, 1.00 GPU-hours"
+    assert dict(_figures(described, replace(both[0], gpu_hours=0.0)))["took"] == "30:00"
 
 
 def test_pictures_of_a_prompt_stand_in_a_row_of_their_own(tmp_path: Path) -> None:
