@@ -43,7 +43,7 @@ class Gpu:
 
     @property
     def peak_fp8(self) -> float:
-        """Dense fp8 tensor FLOP/s: twice those of bf16, as datasheets print within 1.3 %; without fp8, those of bf16."""
+        """Dense fp8 tensor FLOP/s: twice bf16's, within 1.3 % of the datasheets; bf16's where there is no fp8."""
         return self.peak_flops * (2 if self.has_fp8 else 1)
 
 

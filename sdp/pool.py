@@ -54,7 +54,7 @@ class PoolFigures:
     done: int = 0
     elapsed_s: float = 0.0
     gpu_hours: float = 0.0
-    """Of the workers, at work or waiting."""
+    """GPU-hours of the workers, at work or waiting."""
 
     @property
     def rate(self) -> float:

@@ -147,9 +147,7 @@ def _refuse_others_file(option: str, file: str, marker: str) -> None:
 
     start = b""
     with suppress(OSError):
-        if Path(file).is_file():
-            with Path(file).open("rb") as stream:
-                start = stream.read(_START)
+        start = Path(file).read_bytes()[:_START] if Path(file).is_file() else start
     if start and marker.encode() not in start:
         raise UsageError(
             f"plan: --{option}: expected a new file or one that sdp plan has written, got {file!r}, which is another; "

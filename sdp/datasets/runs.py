@@ -57,7 +57,7 @@ class JobRun:
     replaced: Whole = 0
     """Workers that died and were replaced."""
     gpu_hours: Annotated[float, Field(ge=0, le=1e12)] = 0.0
-    """Of workers that had a GPU, at work or waiting."""
+    """GPU-hours of the workers, at work or waiting."""
     sdp: Annotated[str, Field(min_length=1, max_length=60)] = sdp.__version__
     format: Literal[1] = 1
 

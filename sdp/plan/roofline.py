@@ -38,7 +38,7 @@ def rooflines(config: TrainConfig, work: Work) -> Iterator[Roofline]:
     for phase in each_phase(config):
         side, batch = phase.data.resolution, phase.data.global_batch_size or phase.data.batch_size * work.trainer_gpus
         flops = unet_flops(side) * (1 - fp8_share(config) * (1 - gpu.peak_flops / gpu.peak_fp8))
-        flops += (0.0 if config.text_encoded else float(reference()["flops"]["text"]))
+        flops += 0.0 if config.text_encoded else float(reference()["flops"]["text"])
         # Weights are read twice; gradients, AdamW's averages, weights and their average are read and written once.
         moved = 2 * known_activations(phase).per_sample * batch / work.trainer_gpus + (2 * half + 40 / shards) * count
         bounds = {

@@ -65,11 +65,11 @@ def answer(
     if isinstance(config, TrainConfig):
         if share := fp8_share(config):
             notes["fp8"] = (
-                f"{share:.0%} of the U-Net's operations, at twice the peak in the roofline; speed and memory are bf16's: "
-                "no speed of fp8 is published, and its layers keep their inputs in bf16"
+                f"{share:.0%} of the U-Net's operations, at twice the peak in the roofline; speed, memory are bf16's, "
+                "since no speed of fp8 is published and its layers keep their inputs in bf16"
             )
         notes["roofline"] = "; ".join(line(each, work, speeds) for each in rooflines(config, work))
-    if trains and work.mode == "offline":
+    if trains and work.mode == "offline" and work.drawing is None:
         notes["captions"] = make.captions(work, own, prices)
     if trains and (interruptions := make.interruptions_of(work, prices)):
         intervals = [make.interval_h(work, stage.rate) for stage in own.stages if stage.limit]
@@ -98,7 +98,9 @@ def answer(
             _brief(best_plan, prices) if best_plan else "none of these plans"
         )
     stages = [stage for each in [own, *modes] for stage in each.stages if stage.source]
-    sources = dict.fromkeys(f"{stage.name}, {short(stage.rate)} img/s: {stage.source}" for stage in stages if stage.rate)
+    sources = dict.fromkeys(
+        f"{stage.name}, {short(stage.rate)} img/s: {stage.source}" for stage in stages if stage.rate
+    )
     assumed = [f"images, {work.rows:,}: assumed, one for each sample of training; set limit or --rows to their number"]
     return Answer(
         own, modes, others, notes, [*assumed * work.rows_assumed, *sources, *_prices(work, own, modes, prices)]
@@ -195,7 +197,7 @@ def rows(plan: Plan, mark: str = "") -> list[tuple[str, ...]]:
 
 def _figures(of: Plan | Stage) -> tuple[str, str, str]:
     """Return hours, GPU-hours and money."""
-    return short(of.hours, 1), short(of.gpu_hours), short(of.cost)
+    return short(of.hours, 1) if of.hours else "", short(of.gpu_hours) if of.gpu_hours else "", short(of.cost)
 
 
 def short(value: float, digits: int = 0) -> str:

@@ -47,8 +47,8 @@ _WHOLE = ("step", "samples", "epoch", "workers")
 _NUMBERS = ("epoch_done", "samples_per_s", "seconds")
 _OPTIONAL_NUMBERS = (
     "loss", "loss_smoothed", "gradient_norm", "learning_rate", "skipped", "gpu_hours", "earlier_gpu_hours",
-    "final_gpu_hours", "cost", "earlier_cost", "final_cost", "finish_time", "left_s", "phases", "mfu", "memory_allocated",
-    "memory_peak", "validation_step", "encoders", "encoders_busy",
+    "final_gpu_hours", "cost", "earlier_cost", "final_cost", "finish_time", "left_s", "phases", "mfu",
+    "memory_allocated", "memory_peak", "validation_step", "encoders", "encoders_busy",
 )  # fmt: skip
 _MAPPINGS = ("time", "validation")
 _PROMPTS = re.compile(rf"{SAMPLES}step-(\d{{9,18}})/{re.escape(PROMPTS)}", re.ASCII)
@@ -253,7 +253,9 @@ def measured_speeds(storage: Storage, *, on_cpus: bool = False) -> dict[int, Fig
             value = median(map(_own_speed, lines))
             speeds[resolution] = Figure(value, f"measured in {folder.uri}, {len(lines)} lines of metrics")
     if not speeds:
-        raise UserError(f"{storage.uri}: expected a run on GPUs with metrics, got none; let it train for a few hundred steps")
+        raise UserError(
+            f"{storage.uri}: expected a run on GPUs with metrics, got none; let it train for a few hundred steps"
+        )
     return speeds
 
 

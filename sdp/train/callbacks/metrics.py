@@ -54,7 +54,7 @@ class RecordMetrics(Callback):
     """Of the U-Net, forward and backward; for the share of the GPUs' peak."""
     publish: Callable[[dict[str, Any]], None] | None = None
     """Told each line as it is made."""
-    others: OtherPhases = OtherPhases()
+    others: OtherPhases = field(default_factory=OtherPhases)
     _log: MetricsLog | None = None
     _meter: Meter = field(default_factory=Meter)
     _first: Meter | None = None
@@ -128,7 +128,7 @@ class RecordMetrics(Callback):
             self.publish(line)
 
     def _forecast(self, trainer: "Trainer", meter: Meter) -> dict[str, float]:
-        """Return GPU-hours and cost so far, and both and the time at the end of all phases, as far as they are known."""
+        """Return GPU-hours and cost so far and at the end of all phases, and when that is, as far as they are known."""
         state, batch, recent, others = trainer.state, trainer.batch_size, self._recent, self.others
         figures = {
             "gpu_hours": state.gpu_hours,
