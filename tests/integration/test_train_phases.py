@@ -13,7 +13,6 @@ from prometheus_client import REGISTRY
 from sdp.config import TrainConfig
 from sdp.errors import ConfigError, DatasetError
 from sdp.model.checkpoints import find_checkpoint, read_weights
-from sdp.plan.speeds import unet_flops
 from sdp.storage import open_storage
 from sdp.train.checkpoint import read_state
 from sdp.train.job import run
@@ -175,9 +174,6 @@ def test_both_phases_offer_their_metrics_on_one_port_and_the_first_is_gone_in_th
 def test_each_phase_tells_the_end_and_the_cost_of_both(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run(how(root, log__every_steps=1, prices__trainer_hour=3600.0))  # one a second
     (first, *_, before), (*_, last) = (folder(root, phase).metrics() for phase in (1, 2))
-    sides = [unet_flops(side) for side in (128, how(root).data.resolution)]
-    to_come = 3 * 4 * sides[0] / sides[1]  # steps of phase 2, in samples of phase 1
-    assert before["left_s"] * before["samples"] / before["seconds"] == pytest.approx(to_come, rel=0.9)
     assert first["left_s"] > before["left_s"] > 0
     assert before["final_cost"] == pytest.approx(before["cost"] + before["left_s"], abs=0.1)
     assert last["earlier_cost"] == pytest.approx(before["cost"], abs=0.01)

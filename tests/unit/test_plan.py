@@ -24,7 +24,8 @@ from sdp.plan.roofline import Roofline, line, rooflines
 from sdp.plan.speeds import Figure, Speeds
 from sdp.storage import open_storage
 from sdp.train.job import with_prices
-from sdp.train.plan import forecast
+from sdp.train.phases import phases_of
+from sdp.train.plan import forecast, samples_to_come
 from sdp.train.run_folder import RunFolder, measured_speeds
 from sdp.train.state import TrainState
 
@@ -299,6 +300,14 @@ def test_what_is_left_of_a_run_takes_the_hours_and_the_money_of_a_plan() -> None
     assert rest(to_come=400.0).hours == pytest.approx(520 / 3600)
     assert rest(last=50, to_come=400.0).hours == pytest.approx(20 / 3600), "a phase that is over takes nothing back"
     assert rest(hours=1, max_hours=1.01, to_come=400.0).hours == pytest.approx(0.01)
+
+
+def test_a_phase_to_come_counts_by_the_operations_of_its_pictures() -> None:
+    config = draft("train", None, [*SD2, "phase_2.global_batch_size=1024"]).config
+    assert isinstance(config, TrainConfig)
+    first, second = phases_of(config)
+    assert samples_to_come(first, [second]) == pytest.approx(850_000 * 1024 * 2409 / 539)
+    assert samples_to_come(second, []) == 0
 
 
 def test_an_hour_costs_the_share_of_the_instance_that_its_gpus_are_and_nothing_where_no_price_is_known(
