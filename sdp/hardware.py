@@ -41,6 +41,11 @@ class Gpu:
     def has_fp8(self) -> bool:
         return self.compute_capability >= FP8_CAPABILITY
 
+    @property
+    def peak_fp8(self) -> float:
+        """Dense fp8 tensor FLOP/s: twice bf16's, within 1.3 % of the datasheets; bf16's where there is no fp8."""
+        return self.peak_flops * (2 if self.has_fp8 else 1)
+
 
 @dataclass(frozen=True, slots=True)
 class Instance:
@@ -52,17 +57,19 @@ class Instance:
     gpus: int
     vcpus: int
     memory_bytes: int
-    network_gbps: float | None = None
-    """Bandwidth of its network adapters together; None where it is not looked up."""
+    network_gbps: float
+    """Bandwidth of its network adapters together; of the smaller ones that which they always have, not bursts."""
 
 
 # --- GPUs ------------------------------------------------------------------------------------------------------------
-# Memory, its bandwidth and peaks are from NVIDIA's datasheets, by name: "A100 Tensor Core GPU", "H100 Tensor Core GPU"
-# (and the Hopper architecture paper, which prints the dense figures 989.4 and 756), "H200 Tensor Core GPU", "DGX/HGX
-# B200", "L4" (242 with sparsity) and "L40S" (362.05 dense); the A10G's peak is AWS's (70 dense, 140 with sparsity; the
-# A10 is another GPU of the same bandwidth).
-# pytorch/torchtitan's table (torchtitan/tools/utils.py) has the same for A100, H100, H200, B200 and L40S. Of the Ada
-# cards, L4 and L40S, some hold that bf16 with fp32 accumulation runs at half the datasheet's rate (so
+# Figures are NVIDIA's, by documents that quote its datasheets; the datasheets themselves were not at hand:
+# - peaks of A100, H100 (all three), H200, B200 and L40S: pytorch/torchtitan, torchtitan/tools/utils.py (2025);
+# - bandwidths of A100-80G, H200 and L40S: feifeibear/LLMRoofline, hardware_dict.py; of H100-SXM:
+#   glennklockwood.com/garden/processors/h100; of B200: modal.com/gpu-glossary; of A100-40G, H100-PCIe (2.0; some print
+#   2.039) and H100-NVL (3.9; some print 3.93): quotations in several repositories;
+# - L4 (121 dense, 242 with sparsity; 300 GB/s) and A10G (70 dense, 140 with sparsity; 600 GB/s): quotations of the
+#   datasheets. 125, which some print of the A10G, is the A10's, another GPU of the same bandwidth.
+# Of the Ada cards, L4 and L40S, some hold that bf16 with fp32 accumulation runs at half the datasheet's rate (so
 # allenai/OLMo-core's speed_monitor.py); cuBLAS has been seen above that half on an L4, so the datasheet stands.
 # Compute capabilities: NVIDIA's list "CUDA GPU Compute Capability".
 
@@ -126,35 +133,35 @@ _BY_PRODUCT = {_plain(product): gpu for gpu in _GPUS for product in gpu.products
 
 
 # --- Instances -------------------------------------------------------------------------------------------------------
-# GPUs, vCPUs, memory and network: "Specifications for Amazon EC2 accelerated computing instances" in the EC2 instance
-# types guide; m5.8xlarge as the reference describes it. Prices are in sdp/plan/prices.yaml.
+# GPUs, vCPUs, memory and network: EC2's own description of its instance types on 2026-08-21, by
+# aws/karpenter-provider-aws, website/content/en/docs/reference/instance-types.md. Prices are in sdp/plan/prices.yaml.
 
 _INSTANCES = (
-    Instance("m5.8xlarge", None, 0, 32, 128 * GIB),
-    Instance("g5.xlarge", "A10G", 1, 4, 16 * GIB),
-    Instance("g5.2xlarge", "A10G", 1, 8, 32 * GIB),
-    Instance("g5.4xlarge", "A10G", 1, 16, 64 * GIB),
-    Instance("g5.8xlarge", "A10G", 1, 32, 128 * GIB),
-    Instance("g5.12xlarge", "A10G", 4, 48, 192 * GIB),
-    Instance("g5.16xlarge", "A10G", 1, 64, 256 * GIB),
-    Instance("g5.24xlarge", "A10G", 4, 96, 384 * GIB),
-    Instance("g5.48xlarge", "A10G", 8, 192, 768 * GIB),
-    Instance("g6.xlarge", "L4", 1, 4, 16 * GIB),
-    Instance("g6.2xlarge", "L4", 1, 8, 32 * GIB),
-    Instance("g6.4xlarge", "L4", 1, 16, 64 * GIB),
-    Instance("g6.8xlarge", "L4", 1, 32, 128 * GIB),
-    Instance("g6.12xlarge", "L4", 4, 48, 192 * GIB),
-    Instance("g6.16xlarge", "L4", 1, 64, 256 * GIB),
-    Instance("g6.24xlarge", "L4", 4, 96, 384 * GIB),
-    Instance("g6.48xlarge", "L4", 8, 192, 768 * GIB),
-    Instance("g6e.xlarge", "L40S", 1, 4, 32 * GIB),
-    Instance("g6e.2xlarge", "L40S", 1, 8, 64 * GIB),
-    Instance("g6e.4xlarge", "L40S", 1, 16, 128 * GIB),
-    Instance("g6e.8xlarge", "L40S", 1, 32, 256 * GIB),
-    Instance("g6e.12xlarge", "L40S", 4, 48, 384 * GIB),
-    Instance("g6e.16xlarge", "L40S", 1, 64, 512 * GIB),
-    Instance("g6e.24xlarge", "L40S", 4, 96, 768 * GIB),
-    Instance("g6e.48xlarge", "L40S", 8, 192, 1536 * GIB),
+    Instance("m5.8xlarge", None, 0, 32, 128 * GIB, 10),
+    Instance("g5.xlarge", "A10G", 1, 4, 16 * GIB, 2.5),
+    Instance("g5.2xlarge", "A10G", 1, 8, 32 * GIB, 5),
+    Instance("g5.4xlarge", "A10G", 1, 16, 64 * GIB, 10),
+    Instance("g5.8xlarge", "A10G", 1, 32, 128 * GIB, 25),
+    Instance("g5.12xlarge", "A10G", 4, 48, 192 * GIB, 40),
+    Instance("g5.16xlarge", "A10G", 1, 64, 256 * GIB, 25),
+    Instance("g5.24xlarge", "A10G", 4, 96, 384 * GIB, 50),
+    Instance("g5.48xlarge", "A10G", 8, 192, 768 * GIB, 100),
+    Instance("g6.xlarge", "L4", 1, 4, 16 * GIB, 2.5),
+    Instance("g6.2xlarge", "L4", 1, 8, 32 * GIB, 5),
+    Instance("g6.4xlarge", "L4", 1, 16, 64 * GIB, 10),
+    Instance("g6.8xlarge", "L4", 1, 32, 128 * GIB, 25),
+    Instance("g6.12xlarge", "L4", 4, 48, 192 * GIB, 40),
+    Instance("g6.16xlarge", "L4", 1, 64, 256 * GIB, 25),
+    Instance("g6.24xlarge", "L4", 4, 96, 384 * GIB, 50),
+    Instance("g6.48xlarge", "L4", 8, 192, 768 * GIB, 100),
+    Instance("g6e.xlarge", "L40S", 1, 4, 32 * GIB, 2.5),
+    Instance("g6e.2xlarge", "L40S", 1, 8, 64 * GIB, 5),
+    Instance("g6e.4xlarge", "L40S", 1, 16, 128 * GIB, 20),
+    Instance("g6e.8xlarge", "L40S", 1, 32, 256 * GIB, 25),
+    Instance("g6e.12xlarge", "L40S", 4, 48, 384 * GIB, 100),
+    Instance("g6e.16xlarge", "L40S", 1, 64, 512 * GIB, 35),
+    Instance("g6e.24xlarge", "L40S", 4, 96, 768 * GIB, 200),
+    Instance("g6e.48xlarge", "L40S", 8, 192, 1536 * GIB, 400),
     Instance("p4d.24xlarge", "A100-40G", 8, 96, 1152 * GIB, 400),
     Instance("p4de.24xlarge", "A100-80G", 8, 96, 1152 * GIB, 400),
     Instance("p5.4xlarge", "H100-SXM", 1, 16, 256 * GIB, 100),

@@ -14,12 +14,13 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from uuid import uuid4
 
 from sdp import cluster, telemetry
 from sdp.config import WorkersConfig
-from sdp.console import Progress, counted, duration
+from sdp.console import Progress, counted, duration, spent
 from sdp.errors import SdpError, UserError, one_line
 from sdp.lease import Lease
 
@@ -52,14 +53,22 @@ class PoolFigures:
     """Pictures that this run has to do."""
     done: int = 0
     elapsed_s: float = 0.0
+    gpu_hours: float = 0.0
+    """GPU-hours of the workers, at work or waiting."""
 
     @property
     def rate(self) -> float:
         """Pictures per second."""
         return self.done / self.elapsed_s if self.elapsed_s else 0.0
 
+    @property
+    def summary(self) -> str:
+        """Return what this run did: 200 pictures in 3:05, 2.06 GPU-hours, 1.08/s."""
+        return f"{counted(self.done, 'picture')} in {spent(self.elapsed_s, self.gpu_hours, 0.0)}, {self.rate:,.3g}/s"
+
     def __str__(self) -> str:
         line = f"{self.done:,} of {counted(self.total, 'picture')} · {self.rate:,.3g}/s"
+        line += f" · {self.gpu_hours:,.2f} GPU-hours" * bool(self.gpu_hours)
         if 0 < self.done < self.total:
             line += f" · ETA {duration((self.total - self.done) / self.rate)}"
         return line
@@ -68,11 +77,11 @@ class PoolFigures:
 class Tracker:
     """Counts a run's pictures, shows and emits the progress, and stops a run that has lost its lease."""
 
-    def __init__(self, job: str, output: str, lease: Lease, total: int, counter: str | None = None) -> None:
+    def __init__(self, pool: "WorkerPool", lease: Lease, total: int, counter: str | None = None) -> None:
         """`counter` is a metric that also counts the pictures."""
         self.figures = PoolFigures(total)
-        self._job, self._lease, self._counter = job, lease, counter
-        self._telemetry, self._progress = telemetry.begin(output), Progress(job)
+        self._pool, self._lease, self._counter = pool, lease, counter
+        self._telemetry, self._progress = telemetry.begin(pool.output), Progress(pool.job)
         self._began = time.monotonic()
 
     def __enter__(self) -> "Tracker":
@@ -86,9 +95,10 @@ class Tracker:
         self._lease.check()
         self.figures.done += pictures
         self.figures.elapsed_s = time.monotonic() - self._began
+        self.figures.gpu_hours = sum(self._pool.gpu_s.values()) / 3600
         self._progress.update(str(self.figures))
-        self._telemetry.show("sdp_job_rows", self.figures.total, job=self._job)
-        self._telemetry.show("sdp_job_rows_done", self.figures.done, job=self._job)
+        self._telemetry.show("sdp_job_rows", self.figures.total, job=self._pool.job)
+        self._telemetry.show("sdp_job_rows_done", self.figures.done, job=self._pool.job)
         if self._counter is not None:
             self._telemetry.reach(self._counter, self.figures.done)
 
@@ -103,6 +113,8 @@ class WorkerPool:
     scaling: WorkersConfig
     output: str = ""
     """URI of the job's output: the `run` label of its metrics."""
+    gpu_s: dict[str, float] = field(default_factory=dict)
+    """Seconds that each worker has held its GPU, up to its last result."""
 
     @property
     def is_local(self) -> bool:
@@ -139,15 +151,24 @@ class WorkerPool:
         Only a worker in this process calls `on_rows` in the middle of a task.
         """
         if self.is_local:
+            clock = _Clock()
             worker = make_worker()
+
+            def count(rows: int) -> None:
+                self.gpu_s[clock.worker] = clock.seconds()
+                on_rows(rows)
+
             for task in tasks:
-                yield worker.make(task, on_rows)
+                yield worker.make(task, count)
+                count(0)
             return
         from ray.exceptions import RayError
 
         try:
             for row in self._dataset(make_worker, tasks).iter_rows():
-                result: Made | SdpError = pickle.loads(row["made"])
+                result: Made | SdpError
+                result, worker_name, seconds = pickle.loads(row["made"])
+                self.gpu_s[worker_name] = seconds
                 if isinstance(result, SdpError):
                     raise result
                 yield result
@@ -199,6 +220,7 @@ class _PoolActor:
 
     def __init__(self, make_worker: bytes, role: str, output: str) -> None:
         cluster.hide_gpus_unless_granted()
+        self._clock = _Clock()
         self._worker: PoolWorker[Any, Any] = pickle.loads(make_worker)()
         telemetry.begin(output).process(role)
 
@@ -211,6 +233,19 @@ class _PoolActor:
     def _make(self, task: Any) -> Any:
         """Do a task; return an SdpError as a value, since Ray Data would turn a raised one into text."""
         try:
-            return self._worker.make(task, lambda _: None)
+            result: Any = self._worker.make(task, lambda _: None)
         except SdpError as error:
-            return error
+            result = error
+        return result, self._clock.worker, self._clock.seconds()
+
+
+class _Clock:
+    """The seconds for which this process's worker has held a GPU."""
+
+    def __init__(self) -> None:
+        self.worker, self._began = uuid4().hex, time.monotonic()
+
+    def seconds(self) -> float:
+        """Return the seconds since this clock was made; none on a CPU, where torch is not loaded or sees no GPU."""
+        torch = sys.modules.get("torch")
+        return time.monotonic() - self._began if torch is not None and torch.cuda.is_available() else 0.0

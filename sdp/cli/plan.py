@@ -12,6 +12,7 @@ _OF_A_PLAN = (
     "config",
     "set",
     "prices",
+    "region",
     "trainers",
     "encoders",
     "rows",
@@ -27,6 +28,10 @@ _MEANINGLESS = {
     "download": ("trainers", "encoders", "have", "run", "memory"),
 }
 """Options of `sdp plan` that a preset or a job does not take."""
+_PAGE, _VALUES = "sdp plan", "# Made by sdp plan"
+"""The title of a page and the first words of values; a file without them is not replaced."""
+_START = 1000
+"""Bytes of a file in which they are."""
 
 
 def plan_arguments(parser: Parser) -> None:
@@ -39,6 +44,7 @@ def plan_arguments(parser: Parser) -> None:
     parser.add_argument("--have", choices=_HAVE, help="what is in storage already (images)")
     parser.add_argument("--terms", metavar="TERMS", choices=_TERMS, default="on-demand", help=", ".join(_TERMS))
     parser.add_argument("--prices", metavar="FILE", help="your prices, in the shape of sdp/plan/prices.yaml")
+    parser.add_argument("--region", metavar="NAME", help="where prices are taken first, such as us-west-2")
     parser.add_argument("--run", metavar="URI", help="a run on such GPUs, whose measured speed counts")
     parser.add_argument("--calibrate", action="store_true", help="measure the speed by a short run on the GPUs at hand")
     parser.add_argument("--deadline", metavar="HOURS", type=float, help="name the cheapest plan that is done by then")
@@ -75,15 +81,19 @@ def run_plan(args: Arguments) -> None:
             raise UsageError(
                 f"plan: --{option}: expected {'less than 1e15' if value > 0 else 'more than 0'}, got {value:g}"
             )
-    prices = load_prices(args.prices)
-    options = make.Options(
-        args.trainers, args.encoders, args.rows, args.terms, args.have or "images", args.egress or 0.0
-    )
+    for option, marker in (("page", f"<title>{_PAGE}</title>"), ("values", _VALUES)):
+        if file := getattr(args, option):
+            _refuse_others_file(option, file, marker)
+    prices = load_prices(args.prices, args.region)
     config: Any = draft(args.job, args.config, args.set).config
+    drawing = None
     if args.job == "dreambooth":
-        from sdp.dreambooth.job import training_of
+        from sdp.dreambooth.job import drawing_of, training_of
 
-        config = training_of(config)
+        config, drawing = training_of(config), drawing_of(config)
+    options = make.Options(
+        args.trainers, args.encoders, args.rows, args.terms, args.have or "images", args.egress or 0.0, drawing
+    )
     work = make.work_of(config, prices, options)
     speeds = make.speeds_of(config, work, *_measured(args, config, work))
     answer = show.answer(config, work, speeds, prices, deadline_h=args.deadline, budget=args.budget)
@@ -95,7 +105,7 @@ def run_plan(args: Arguments) -> None:
         from sdp.report.plan import plan_section
         from sdp.report.write import write_page
 
-        write_page("sdp plan", [plan_section(answer, work, speeds, prices)], Path(args.page), "plan: --page")
+        write_page(_PAGE, [plan_section(answer, work, speeds, prices)], Path(args.page), "plan: --page")
         say(f"wrote {args.page}; open it in a browser")
     memories = _memories(config, work) if args.memory and work.trainer_gpus else []
     encoding = list(encoders(config, GPUS[str(work.encoders.gpu)])) if args.memory and args.job != "download" else []
@@ -130,13 +140,28 @@ def _measured(args: Arguments, config: Any, work: Any) -> tuple[Any, str | None]
     return calibrate(load(args.job, args.config, args.set)), gpu
 
 
+def _refuse_others_file(option: str, file: str, marker: str) -> None:
+    """Refuse to replace a file that sdp plan has not written."""
+    from contextlib import suppress
+    from pathlib import Path
+
+    start = b""
+    with suppress(OSError):
+        start = Path(file).read_bytes()[:_START] if Path(file).is_file() else start
+    if start and marker.encode() not in start:
+        raise UsageError(
+            f"plan: --{option}: expected a new file or one that sdp plan has written, got {file!r}, which is another; "
+            "choose another name"
+        )
+
+
 def _write_values(file: str, values: Any) -> None:
     from pathlib import Path
 
     from sdp.kube.rayjob import as_yaml
     from sdp.storage.named import written_for
 
-    head = "# Made by sdp plan: helm install sdp charts/sdp-cluster -f your-values.yaml -f this-file\n"
+    head = f"{_VALUES}: helm install sdp charts/sdp-cluster -f your-values.yaml -f this-file\n"
     with written_for("plan: --values", Path(file)) as sink:
         sink.write((head + as_yaml(values)).encode())
     say(f"wrote {file}")

@@ -56,6 +56,8 @@ class JobRun:
     """The greatest number of workers at a time, by kind."""
     replaced: Whole = 0
     """Workers that died and were replaced."""
+    gpu_hours: Annotated[float, Field(ge=0, le=1e12)] = 0.0
+    """GPU-hours of the workers, at work or waiting."""
     sdp: Annotated[str, Field(min_length=1, max_length=60)] = sdp.__version__
     format: Literal[1] = 1
 
@@ -76,13 +78,16 @@ class Begun:
         work: Mapping[str, Mapping[str, float]] | None = None,
         workers: Mapping[str, int] | None = None,
         replaced: int = 0,
+        gpu_hours: float = 0.0,
     ) -> JobRun:
         """Return the record of this run, which ends now, from its parts and the caller's figures."""
         rounded = {kind: {what: round(s, 3) for what, s in each.items()} for kind, each in (work or {}).items()}
         seconds = round(time.monotonic() - self.clock, 3)
         counts = sum((info.counts for info in infos), Counts())
         all_moved = {**(moved or {}), STORED: sum(info.size for info in infos)}
-        return JobRun(self.job, self.at, _now(), seconds, counts, all_moved, rounded, workers or {}, replaced)
+        return JobRun(
+            self.job, self.at, _now(), seconds, counts, all_moved, rounded, workers or {}, replaced, round(gpu_hours, 4)
+        )
 
 
 def begin(job: str) -> Begun:
@@ -139,6 +144,7 @@ def total(runs: Sequence[JobRun]) -> JobRun | None:
         work=work,
         workers=workers,
         replaced=sum(run.replaced for run in runs),
+        gpu_hours=sum(run.gpu_hours for run in runs),
         sdp=runs[-1].sdp,
     )
 

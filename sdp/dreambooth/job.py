@@ -25,6 +25,7 @@ from sdp.errors import UserError
 from sdp.imaging import RowError
 from sdp.model import sources
 from sdp.model.layout import INDEX
+from sdp.plan.make import Drawing
 from sdp.storage import StorageOptions, open_source, open_storage
 
 if TYPE_CHECKING:
@@ -193,6 +194,13 @@ def training_of(config: DreamboothConfig) -> JobConfig:
     """Return the configuration of the training among the steps, with as many rows as it draws of the class."""
     train = next(step.config for step in steps_of(config) if step.job == "train")
     return parse("train", {**train, "limit": config.prior.pictures if config.prior.prompt is not None else None})
+
+
+def drawing_of(config: DreamboothConfig) -> Drawing:
+    """Return what the steps draw, for a plan."""
+    draws = [step.config for step in steps_of(config) if step.job == "generate"]
+    pictures = sum(len(draw["prompts"]) * draw["images_per_prompt"] for draw in draws)
+    return Drawing(pictures, config.draw.steps * (2 if config.draw.guidance_scale > 1 else 1))
 
 
 def _look(config: DreamboothConfig) -> None:

@@ -53,7 +53,7 @@ def run(config: EvaluateConfig, *, dry_run: bool = False) -> EvaluateSummary:
         figures = _figures(plan, sets)
         lease.check()
         storage.publish(RESULT, to_bytes(figures, config))
-    say(table(closing(figures, notes(figures, config), storage.uri_of(RESULT))))
+    say(table(closing(figures, counts, notes(figures, config), storage.uri_of(RESULT))))
     return EvaluateSummary(figures, counts.done)
 
 
@@ -113,7 +113,7 @@ def _write_features(
     pool.join()
     make_worker = partial(EvaluateWorker, {picture_set.name: _spec(plan, picture_set) for picture_set in plan.sets})
     infos: list[tuple[str, PartInfo]] = []
-    with Tracker("evaluate", config.output.uri, lease, sum(len(work.unit) for _, work, _ in tasks)) as tracker:
+    with Tracker(pool, lease, sum(len(work.unit) for _, work, _ in tasks)) as tracker:
         for info in pool.run(make_worker, tasks, tracker.add):
             infos.append(info)
             tracker.add(sum(len(each.unit) for _, each in infos) - tracker.figures.done)

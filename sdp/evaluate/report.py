@@ -5,6 +5,7 @@ from typing import Any
 
 from sdp.console import counted
 from sdp.evaluate.prepare import EvaluatePlan, pinned
+from sdp.pool import PoolFigures
 
 
 def forecast(plan: EvaluatePlan) -> list[tuple[str, str]]:
@@ -41,9 +42,9 @@ def forecast(plan: EvaluatePlan) -> list[tuple[str, str]]:
     return lines
 
 
-def closing(figures: Mapping[str, Any], remarks: list[str], uri: str) -> list[tuple[str, str]]:
+def closing(figures: Mapping[str, Any], run: PoolFigures, remarks: list[str], uri: str) -> list[tuple[str, str]]:
     """Return the closing table: the figures, the notes, and the address of the evaluation."""
-    lines: list[tuple[str, str]] = []
+    lines = [("this run", run.summary)] if run.done else []
     if clip := figures.get("clip"):
         score = "no picture has a caption" if clip["score"] is None else _plus(clip["score"], clip["standard_error"], 2)
         lines.append(("CLIP score", f"{score}, {counted(clip['pictures'], 'picture')}"))

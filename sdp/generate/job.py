@@ -67,7 +67,9 @@ def run(config: GenerateConfig, *, dry_run: bool = False) -> GenerateSummary:
             input={"uri": config.source.uri or storage.uri_of(FOLDER.rstrip("/"))},
         )
         _take_down(output, before, prompts.taken_down, config.images_per_prompt)
-        runs.keep(storage, record.ended(infos, workers={"generators": config.scaling.most}))
+        runs.keep(
+            storage, record.ended(infos, workers={"generators": config.scaling.most}, gpu_hours=figures.gpu_hours)
+        )
         sheet = _write_sheet(dataset, prompts, config)
     say(table(closing(dataset, figures, sheet, config.output.image_files)))
     return GenerateSummary(dataset, figures, sheet)
@@ -117,7 +119,7 @@ def _generate(
     pool.join()
     total = sum(len(work.unit) for work in pending)
     infos: list[PartInfo] = []
-    with Tracker("generate", config.output.uri, lease, total, "sdp_generate_images_total") as tracker:
+    with Tracker(pool, lease, total, "sdp_generate_images_total") as tracker:
         for info in pool.run(partial(GenerateWorker, _spec(config, output, model)), tasks, tracker.add):
             infos.append(info)
             tracker.add(sum(len(each.unit) for each in infos) - tracker.figures.done)

@@ -1,7 +1,7 @@
 """The tables before and after a run."""
 
 from sdp.config import GenerateConfig
-from sdp.console import counted, duration, size
+from sdp.console import counted, size
 from sdp.datasets.manifest import Dataset
 from sdp.datasets.output import Output
 from sdp.generate.layout import IMAGES
@@ -37,8 +37,7 @@ def closing(dataset: Dataset, figures: PoolFigures, sheet: str | None, image_fil
         *((f"  {reason}", f"{count:,}") for reason, count in counts.reasons.items()),
     ]
     if figures.total:
-        drawn = f"{counted(figures.done, 'picture')} in {duration(figures.elapsed_s)}, {figures.rate:,.3g}/s"
-        lines.append(("this run", drawn))
+        lines.append(("this run", figures.summary))
     else:
         lines.append(("this run", "nothing to do: all parts existed"))
     if sheet:

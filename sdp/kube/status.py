@@ -37,7 +37,8 @@ def status(api: Api, name: str | None = None, *, as_json: bool = False) -> str:
         lines = [f"  {each['at']}  {each['reason']}: {each['message']}" for each in events]
         parts.append("\n".join(["events:", *lines]) if lines else "")
         follow = ["" if each.finished else " --follow" for each in jobs]
-        parts += [f"{each.name}: {line}" for each in jobs if (line := _progress(api, each))]
+    parts += [f"{each.name}: {line}" for each in jobs if (line := _progress(api, each))]
+    if name:
         parts += [
             f"sdp logs {each.name}{flag} shows its log"
             for each, flag in zip(jobs, follow, strict=True)

@@ -13,7 +13,7 @@ from sdp.model.family import SD2, caption_bytes
 from sdp.plan import model
 from sdp.plan.model import Group, Interruptions, Plan, Stage, encoders_needed, stage
 from sdp.plan.prices import Prices, instances, reference
-from sdp.plan.speeds import Figure, Speeds, unet_flops
+from sdp.plan.speeds import Figure, Speeds, picture_flops, unet_flops
 
 MODES = ("offline", "online", "collocated")
 _TRAINER_MEMORY = 40 * GIB
@@ -39,6 +39,15 @@ class Phase:
     name: str
     resolution: int
     samples: int
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """Pictures that a job draws."""
+
+    pictures: int
+    passes: int
+    """Forward passes of the U-Net for each picture."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,15 +78,23 @@ class Work:
     """GPUs of a trainer."""
     rows_assumed: bool = False
     """Nothing says how many images the dataset has: one for each sample of training is taken."""
+    drawing: Drawing | None = None
+    """Pictures that the trainers' GPUs draw as well (dreambooth)."""
+
+    @property
+    def modes(self) -> tuple[str, ...]:
+        """Return the ways to feed the trainers: dreambooth has but one."""
+        return MODES if self.drawing is None else (self.mode,)
 
     @property
     def name(self) -> str:
         return f"{self.mode}, {self.trainer_count} x {self.trainers.name}"
 
-    def on(self, trainers: Instance, count: int) -> "Work":
-        """Return the same work on other trainers, with as many encoders as they need."""
-        gpus = count * (trainers.gpus // self.gpus_each)
-        return replace(self, trainers=trainers, trainer_count=count, trainer_gpus=gpus, encoder_gpus=None)
+    def on(self, trainers: Instance, count: int, mode: str, gpus: int | None = None) -> "Work":
+        """Return the same work on other trainers (by default on all their GPUs), with the encoders that they need."""
+        gpus = gpus or count * (trainers.gpus // self.gpus_each)
+        work = replace(self, trainers=trainers, trainer_count=count, trainer_gpus=gpus, mode=mode, encoder_gpus=None)
+        return work if self.drawing is None else replace(work, encoders=trainers, encoder_gpus=gpus)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +107,7 @@ class Options:
     terms: str = "on-demand"
     have: str = "images"
     egress_gb: float = 0.0
+    drawing: Drawing | None = None
 
 
 # --- from a configuration --------------------------------------------------------------------------------------------
@@ -122,6 +140,8 @@ def work_of(config: JobConfig, prices: Prices, options: Options) -> Work:
 def _training(config: TrainConfig, prices: Prices, options: Options) -> Work:
     trainers, gpus = _trainers(config, prices, options)
     encoders, count = _encoders(config.encode.accelerator, prices, options)
+    if options.drawing is not None and options.encoders is None:
+        encoders, count = trainers, gpus
     data, second = config.data, config.phase_2
     batch = data.global_batch_size or data.batch_size * gpus
     samples = _samples(config, batch, options.rows or config.limit)
@@ -145,6 +165,7 @@ def _training(config: TrainConfig, prices: Prices, options: Options) -> Work:
         checkpoints=config.checkpoint.keep_last,
         gpus_each=config.scaling.gpus_per_worker,
         egress_gb=options.egress_gb,
+        drawing=options.drawing,
     )
 
 
@@ -218,6 +239,8 @@ def plan(work: Work, speeds: Speeds, prices: Prices) -> Plan:
     stages = []
     if work.have == "nothing":
         stages.append(_download(work, prices))
+    if work.drawing is not None:
+        stages.append(_draw(work.drawing, work, speeds, prices))
     if work.mode == "offline" and work.phases and work.have != "latents":
         stages.append(_process(work, speeds, prices))
     stages += [_train(phase, work, speeds, prices) for phase in work.phases if phase.samples]
@@ -238,6 +261,15 @@ def _download(work: Work, prices: Prices) -> Stage:
     return stage("download", work.rows, rate, [group], source=f"published, {of['source']}")
 
 
+def _draw(drawing: Drawing, work: Work, speeds: Speeds, prices: Prices) -> Stage:
+    """Return the drawing of pictures, at as many operations a second as training reaches."""
+    side = work.phases[0].resolution
+    figure = speeds.train(str(work.trainers.gpu), side)
+    rate = figure.value * work.trainer_gpus * unet_flops(side) / picture_flops(side, drawing.passes)
+    source = f"estimate by operations, {drawing.passes} passes of the U-Net a picture, from training, {figure.source}"
+    return stage("draw", drawing.pictures, rate, [_trainer_group(work, prices)], source=source)
+
+
 def _process(work: Work, speeds: Speeds, prices: Prices) -> Stage:
     """Return the encoding of every image once, at all resolutions."""
     figures = [speeds.encode(str(work.encoders.gpu), side) for side in sorted({p.resolution for p in work.phases})]
@@ -251,7 +283,7 @@ def _train(phase: Phase, work: Work, speeds: Speeds, prices: Prices) -> Stage:
     gpu = str(work.trainers.gpu)
     figure = (speeds.collocated if work.mode == "collocated" else speeds.train)(gpu, phase.resolution)
     rate, limit, source = figure.value * work.trainer_gpus, "trainers", figure.source
-    groups = [_priced(work.trainers, work.trainer_count, work.trainer_gpus * work.gpus_each, work, prices)]
+    groups = [_trainer_group(work, prices)]
     if work.mode == "online":
         encode = speeds.encode(str(work.encoders.gpu), phase.resolution)
         count = work.encoder_gpus or encoders_needed(rate, encode.value)
@@ -305,6 +337,10 @@ def _trained(work: Work, own: Plan) -> Iterator[tuple[int, Stage]]:
     return ((phase.resolution, stages[phase.name]) for phase in work.phases if phase.name in stages)
 
 
+def _trainer_group(work: Work, prices: Prices) -> Group:
+    return _priced(work.trainers, work.trainer_count, work.trainer_gpus * work.gpus_each, work, prices)
+
+
 def _encoder_group(work: Work, gpus: int, prices: Prices) -> Group:
     return _priced(work.encoders, math.ceil(gpus / work.encoders.gpus), gpus, work, prices)
 
@@ -341,17 +377,17 @@ def online(phase: Phase, work: Work, encoders: int, speeds: Speeds, prices: Pric
 def modes(work: Work, speeds: Speeds, prices: Prices) -> list[Plan]:
     """Return the plan of each mode on the same trainers; the configured number of encoders holds in its own mode."""
     own = {work.mode: work}
-    return [plan(own.get(mode, replace(work, mode=mode, encoder_gpus=None)), speeds, prices) for mode in MODES]
+    return [plan(own.get(mode, replace(work, mode=mode, encoder_gpus=None)), speeds, prices) for mode in work.modes]
 
 
 def others(work: Work, speeds: Speeds, prices: Prices) -> list[Plan]:
     """Return the plans on other kinds of GPU, with as many trainers, the cheapest first."""
     plans = [
-        plan(replace(work, trainers=instance, trainer_count=count, encoder_gpus=None, mode=mode), speeds, prices)
+        plan(work.on(instance, count, mode, work.trainer_gpus), speeds, prices)
         for instance in _candidates(work, prices, work.trainer_gpus)
         if instance is not work.trainers
         for count in [instances(work.trainer_gpus, work.gpus_each, instance)]
-        for mode in MODES
+        for mode in work.modes
     ]
     return sorted(plans, key=lambda each: each.cost)
 
@@ -364,8 +400,8 @@ def in_time(work: Work, speeds: Speeds, prices: Prices, deadline_h: float) -> Pl
         return next((each for each in sized if each.hours <= deadline_h), None)
     plans = []
     for instance in [work.trainers, *_candidates(work, prices)]:
-        for mode in MODES:
-            sizes = (replace(work.on(instance, count), mode=mode) for count in range(1, MOST_INSTANCES + 1))
+        for mode in work.modes:
+            sizes = (work.on(instance, count, mode) for count in range(1, MOST_INSTANCES + 1))
             sized = (plan(each, speeds, prices) for each in sizes)
             plans += list(islice((each for each in sized if each.hours <= deadline_h), 1))
     return min(plans, key=lambda each: each.cost, default=None)

@@ -26,10 +26,12 @@ def preset(name: str) -> list[tuple[Plan, dict[str, float]]]:
 
 
 def computed(plan: Plan, figure: str) -> float:
-    """Return the model's value of one of the article's figures; its hours are of training alone."""
+    """Return the model's value of one of the article's figures; its hours and prices are of training alone."""
     process = sum(stage.cost for stage in plan.stages if stage.name == "process")
     hours = sum(stage.hours for stage in plan.stages if stage.name != "process")
-    return {"hours": hours, "gpu_hours": plan.gpu_hours, "cost": plan.cost, "process_cost": process}[figure]
+    per_hour = sum(group.per_hour for group in plan.stages[-1].groups)
+    figures = {"per_hour": per_hour, "hours": hours, "gpu_hours": plan.gpu_hours, "cost": plan.cost}
+    return (figures | {"process_cost": process})[figure]
 
 
 def preset_text(name: str) -> str:

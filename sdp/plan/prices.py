@@ -109,16 +109,20 @@ def own_file(name: str) -> Path:
     return Path(__file__).with_name(name)
 
 
-def load_prices(path: str | None) -> Prices:
-    """Read prices from a file, or the package's own."""
+def load_prices(path: str | None, region: str | None = None) -> Prices:
+    """Read prices from a file, or the package's own; `region` replaces the file's."""
     try:
-        return parse_into(Prices, read(path or str(own_file("prices.yaml"))))
+        prices = parse_into(Prices, read(path or str(own_file("prices.yaml"))))
     except ConfigError as error:
         problems = [
             Problem(f"--prices {p.path}", p.expected, p.got, p.hint and p.hint.partition(" or with --set")[0])
             for p in error.problems
         ]
         raise ConfigError(problems) from None
+    regions = dict.fromkeys(row.region for row in prices.instances)
+    if region is not None and region not in regions:
+        raise UserError(f"plan: --region: expected one with prices ({', '.join(regions)}), got {region!r}")
+    return prices.model_copy(update={"region": region or prices.region})
 
 
 @cache

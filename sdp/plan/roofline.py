@@ -18,7 +18,7 @@ class Roofline:
 
     resolution: int
     bounds: Mapping[str, float]
-    """By what bounds them; the network only between nodes, where its bandwidth is known."""
+    """By what bounds them; the network only between nodes."""
 
     @property
     def limit(self) -> str:
@@ -37,16 +37,24 @@ def rooflines(config: TrainConfig, work: Work) -> Iterator[Roofline]:
     sent = gathers + gradients if sharded and shard != "hybrid" else 2 * gradients
     for phase in each_phase(config):
         side, batch = phase.data.resolution, phase.data.global_batch_size or phase.data.batch_size * work.trainer_gpus
-        flops = unet_flops(side) + (0.0 if config.text_encoded else float(reference()["flops"]["text"]))
+        flops = unet_flops(side) * (1 - fp8_share(config) * (1 - gpu.peak_flops / gpu.peak_fp8))
+        flops += 0.0 if config.text_encoded else float(reference()["flops"]["text"])
         # Weights are read twice; gradients, AdamW's averages, weights and their average are read and written once.
         moved = 2 * known_activations(phase).per_sample * batch / work.trainer_gpus + (2 * half + 40 / shards) * count
         bounds = {
             "compute": work.trainer_gpus * gpu.peak_flops / flops,
             "memory bandwidth": batch * gpu.memory_bandwidth / moved,
         }
-        if nodes > 1 and work.trainers.network_gbps is not None:
+        if nodes > 1:
             bounds["network"] = batch * work.trainers.network_gbps * 1e9 / 8 / (sent * (nodes - 1) / nodes)
         yield Roofline(side, bounds)
+
+
+def fp8_share(config: TrainConfig) -> float:
+    """Return the share of the U-Net's operations that are in fp8, where the GPU has it."""
+    fp8 = config.strategy.fp8
+    shares: Mapping[str, float] = reference()["flops"]["fp8"] if fp8.enabled and not fp8.emulate else {}
+    return sum(share for width, share in shares.items() if int(width) >= fp8.min_features)
 
 
 def line(roofline: Roofline, work: Work, speeds: Speeds) -> str:

@@ -13,7 +13,7 @@ from sdp.plan import make
 from sdp.plan.make import Work
 from sdp.plan.model import Plan, Stage, best_interval, encoders_needed, stretch
 from sdp.plan.prices import Prices
-from sdp.plan.roofline import line, rooflines
+from sdp.plan.roofline import fp8_share, line, rooflines
 from sdp.plan.speeds import Speeds
 
 HEADER = ("", "stage", "images", "img/s", "limit", "hours", "GPU-hours")
@@ -54,7 +54,8 @@ def answer(
     if trains:
         notes["cheapest"] = _brief(min(plans, key=lambda each: each.cost), prices)
         notes["fastest"] = _brief(min(plans, key=lambda each: each.hours), prices)
-        notes["encoders"] = _encoders(work, speeds)
+        if "online" in work.modes:
+            notes["encoders"] = _encoders(work, speeds)
         held, used = work.trainer_count * work.trainers.gpus, work.trainer_gpus * work.gpus_each
         if held > used:
             notes["idle"] = (
@@ -62,8 +63,13 @@ def answer(
                 f"--trainers {work.trainer_count}x{work.trainers.name} uses them all"
             )
     if isinstance(config, TrainConfig):
+        if share := fp8_share(config):
+            notes["fp8"] = (
+                f"{share:.0%} of the U-Net's operations, at twice the peak in the roofline; speed, memory are bf16's, "
+                "since no speed of fp8 is published and its layers keep their inputs in bf16"
+            )
         notes["roofline"] = "; ".join(line(each, work, speeds) for each in rooflines(config, work))
-    if trains and work.mode == "offline":
+    if trains and work.mode == "offline" and work.drawing is None:
         notes["captions"] = make.captions(work, own, prices)
     if trains and (interruptions := make.interruptions_of(work, prices)):
         intervals = [make.interval_h(work, stage.rate) for stage in own.stages if stage.limit]
@@ -92,7 +98,9 @@ def answer(
             _brief(best_plan, prices) if best_plan else "none of these plans"
         )
     stages = [stage for each in [own, *modes] for stage in each.stages if stage.source]
-    sources = dict.fromkeys(f"{stage.name}, {stage.rate:,.0f} img/s: {stage.source}" for stage in stages if stage.rate)
+    sources = dict.fromkeys(
+        f"{stage.name}, {short(stage.rate)} img/s: {stage.source}" for stage in stages if stage.rate
+    )
     assumed = [f"images, {work.rows:,}: assumed, one for each sample of training; set limit or --rows to their number"]
     return Answer(
         own, modes, others, notes, [*assumed * work.rows_assumed, *sources, *_prices(work, own, modes, prices)]
@@ -179,7 +187,7 @@ def rows(plan: Plan, mark: str = "") -> list[tuple[str, ...]]:
     lines = [
         (
             *(name if number == 0 else "", stage.name, f"{stage.samples:,}" if stage.samples else ""),
-            *(f"{stage.rate:,.0f}" if stage.rate else "", stage.limit),
+            *(short(stage.rate) if stage.rate else "", stage.limit),
             *_figures(stage),
         )
         for number, stage in enumerate(plan.stages)
@@ -189,7 +197,7 @@ def rows(plan: Plan, mark: str = "") -> list[tuple[str, ...]]:
 
 def _figures(of: Plan | Stage) -> tuple[str, str, str]:
     """Return hours, GPU-hours and money."""
-    return short(of.hours, 1), short(of.gpu_hours), short(of.cost)
+    return short(of.hours, 1) if of.hours else "", short(of.gpu_hours) if of.gpu_hours else "", short(of.cost)
 
 
 def short(value: float, digits: int = 0) -> str:

@@ -78,6 +78,11 @@ def unet_flops(resolution: int) -> float:
     return _power(reference()["flops"]["unet"], resolution)
 
 
+def picture_flops(resolution: int, passes: int) -> float:
+    """Return the operations of drawing a picture: forward passes, a third of training's, and the VAE's decoder."""
+    return passes * unet_flops(resolution) / 3 + _power(reference()["flops"]["decoder"], resolution)
+
+
 def encoder_flops(resolution: int) -> float:
     """Return the operations of both encoders for one image."""
     return _power(reference()["flops"]["vae"], resolution) + float(reference()["flops"]["text"])

@@ -69,7 +69,8 @@ def run(config: ProcessConfig, *, dry_run: bool = False, only_failed: bool = Fal
     cluster.require_reachable()
     with Lease.acquire(prepared.spec.output, "sdp process") as lease:
         output = begin(prepared, only_failed=only_failed)
-        figures, infos, record = ProcessFigures(), list[PartInfo](), runs.begin("process")
+        figures = ProcessFigures(gpus_each=bool(config.encode.gpu_each) * config.encode.gpus_per_worker)
+        infos, record = list[PartInfo](), runs.begin("process")
         pending = output.pending()
         if pending:
             say(f"process: {len(pending)} of {len(output.index.works())} parts to write")

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TypedDict
 
 from sdp.config import ProcessConfig
-from sdp.console import counted, duration, size
+from sdp.console import counted, duration, size, spent
 from sdp.datasets.manifest import Dataset
 from sdp.datasets.outcomes import FAILED, FILTERED, WRITTEN
 from sdp.datasets.output import Output
@@ -55,6 +55,8 @@ class ProcessFigures:
     """Workers that died and were replaced."""
     fitting: dict[int, int] = field(default_factory=dict)
     """The size to which batches were split where memory was short, by resolution (or TEXT)."""
+    gpus_each: float = 0.0
+    """GPUs of an encoder."""
     elapsed_s: float = 0.0
     transformed_on: Counter[str] = field(default_factory=Counter)
     encoded_on: Counter[str] = field(default_factory=Counter)
@@ -64,6 +66,11 @@ class ProcessFigures:
     def wait(self) -> float:
         """The share of their time that encoders waited for input."""
         return self.idle_s / (self.busy_s + self.idle_s) if self.busy_s + self.idle_s else 0.0
+
+    @property
+    def gpu_hours(self) -> float:
+        """GPU-hours of the encoders, at work or waiting."""
+        return self.gpus_each * (self.busy_s + self.idle_s) / 3600
 
     @property
     def bytes_per_image(self) -> float:
@@ -95,6 +102,8 @@ def progress_line(figures: ProcessFigures, recent: Sequence[tuple[float, int, in
         line += f" · {size(figures.bytes_per_image)} an image"
     if figures.deaths:
         line += f" · {figures.deaths} workers replaced"
+    if figures.gpu_hours:
+        line += f" · {figures.gpu_hours:,.2f} GPU-hours"
     share = _share_done(figures)
     if 0.01 < share < 1:
         line += f" · ETA {duration(figures.elapsed_s * (1 - share) / share)}"
@@ -130,6 +139,7 @@ def emit(telemetry: Telemetry, figures: ProcessFigures) -> None:
 class TimeSpent(TypedDict):
     """The run record's entries on time and workers."""
 
+    gpu_hours: float
     work: dict[str, dict[str, float]]
     workers: dict[str, int]
     replaced: int
@@ -138,6 +148,7 @@ class TimeSpent(TypedDict):
 def time_spent(figures: ProcessFigures) -> TimeSpent:
     """Return the run record's entries on time and workers."""
     return {
+        "gpu_hours": figures.gpu_hours,
         "work": {
             "encoders": {"at work": figures.busy_s, "waiting for input": figures.idle_s},
             "transforms": {"reading": figures.reading_s, "transforming": figures.transform_s},
@@ -161,8 +172,11 @@ def summary(config: ProcessConfig, dataset: Dataset, figures: ProcessFigures) ->
     if figures.parts_written:
         rate = figures.images_encoded / max(figures.elapsed_s, 1e-9)
         lines += [
-            ("this run", f"{figures.images_encoded:,} images in {duration(figures.elapsed_s)}, {rate:.0f} img/s"),
-            *([("GPU-hours", f"{gpu_hours:,.2f}")] if (gpu_hours := _gpu_hours(config, figures)) else []),
+            (
+                "this run",
+                f"{figures.images_encoded:,} images in {spent(figures.elapsed_s, figures.gpu_hours, 0.0)}, "
+                f"{rate:.0f} img/s",
+            ),
             ("an image", size(figures.bytes_per_image)),
             ("encoders", f"{figures.encoders_most}, idle {figures.wait * 100:.0f} % of their time"),
             ("transforms", f"up to {figures.transforms_most}, {_per_core(figures)}"),
@@ -179,11 +193,6 @@ def summary(config: ProcessConfig, dataset: Dataset, figures: ProcessFigures) ->
     if counts.failed:
         lines.append(("next", "sdp process --only-failed retries the failed rows"))
     return lines
-
-
-def _gpu_hours(config: ProcessConfig, figures: ProcessFigures) -> float:
-    """Return the GPU-hours of the encoders, at work or waiting."""
-    return bool(config.encode.gpu_each) * config.encode.gpus_per_worker * (figures.busy_s + figures.idle_s) / 3600
 
 
 def _captions(config: ProcessConfig, rows: int) -> str:

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyroaring import BitMap64
 
-from sdp.console import counted, duration, size
+from sdp.console import counted, duration, size, spent
 from sdp.datasets import runs, tombstones
 from sdp.datasets.inspect import Description, describe, with_problems
 from sdp.datasets.outcomes import FAILURE_REASONS, FILTER_REASONS
@@ -78,7 +78,7 @@ def _figures(dataset: Description, work: JobRun | None) -> list[tuple[str, str]]
     if not dataset.complete:
         figures[0] = ("rows done so far", f"{counts.input:,}")
     if work is not None and work.seconds:
-        figures += [("took", duration(work.seconds)), *_gpu_hours(dataset, work)]
+        figures += [("took", spent(work.seconds, work.gpu_hours, 0.0))]
         figures += [("rows/s", _rate(work.counts.input / work.seconds))]
         figures += [(f"{what}/s", size(count / work.seconds)) for what, count in work.moved.items() if count]
         figures += [(who, f"{count:,}") for who, count in work.workers.items() if count]
@@ -89,22 +89,13 @@ def _figures(dataset: Description, work: JobRun | None) -> list[tuple[str, str]]
     return [*figures, ("in all", size(dataset.bytes)), ("parts", f"{dataset.parts:,}")]
 
 
-def _gpu_hours(dataset: Description, work: JobRun) -> list[tuple[str, str]]:
-    """Return the GPU-hours of the encoders, at work or waiting, where the dataset's configuration gave them GPUs."""
-    encode = dataset.config.get("encode") or {}
-    seconds = sum(work.work.get("encoders", {}).values())
-    if not (encode.get("accelerator") or encode.get("use_gpu")) or not seconds:
-        return []
-    return [("GPU-hours", f"{seconds / 3600 * encode.get('gpus_per_worker', 1.0):,.2f}")]
-
-
 def _glance(dataset: Description, work: JobRun | None) -> str:
     words = f"{dataset.counts.written:,} of {counted(dataset.counts.input, 'row')}"
     if not dataset.complete:
         words = f"{dataset.parts:,} of {counted(dataset.parts_ordered, 'part')}"
     if work is None or not work.seconds:
         return f"{words} · {size(dataset.bytes)}"
-    return f"{words} · {_rate(work.counts.input / work.seconds)} rows/s · {duration(work.seconds)}"
+    return f"{words} · {_rate(work.counts.input / work.seconds)} rows/s · {spent(work.seconds, work.gpu_hours, 0.0)}"
 
 
 def _rate(count: float) -> str:
@@ -135,7 +126,7 @@ def _runs(known: Sequence[JobRun]) -> Block:
         (
             run.job,
             run.began.replace("T", " ").removesuffix("+00:00"),
-            duration(run.seconds),
+            spent(run.seconds, run.gpu_hours, 0.0),
             run.counts.input,
             round(run.counts.input / run.seconds, 2) if run.seconds else "",
             run.counts.written,

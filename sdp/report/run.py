@@ -82,11 +82,12 @@ def _verdict(run: Run) -> str:
 
 
 def _ahead(last: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return when a run that goes on ends, and what it will have cost, by its newest line."""
+    """Return when a job that goes on ends, and what it will have cost, by its newest line."""
+    whose = "both phases'" if last.get("phases") else "its"
     return [
-        ("ends", clock(last["finish_time"]) if last.get("left_s") else ""),
-        ("GPU-hours at its end", f"{last['final_gpu_hours']:,.2f}" if last.get("final_gpu_hours") else ""),
-        ("cost at its end", f"{last['final_cost']:,.2f}" if last.get("final_cost") else ""),
+        ("both phases end" if last.get("phases") else "ends", clock(last["finish_time"]) if last.get("left_s") else ""),
+        (f"GPU-hours at {whose} end", f"{last['final_gpu_hours']:,.2f}" if last.get("final_gpu_hours") else ""),
+        (f"cost at {whose} end", f"{last['final_cost']:,.2f}" if last.get("final_cost") else ""),
     ]
 
 

@@ -120,8 +120,10 @@ _METRICS = (
     Metric("sdp_train_workers", GAUGE, "workers", "Trainers."),
     Metric("sdp_train_gpu_hours", GAUGE, "hours", "GPU-hours of the run so far: trainers' and encoders'."),
     Metric("sdp_train_cost", GAUGE, "currency", "What the run has cost so far, by the configured prices."),
-    Metric("sdp_train_final_cost", GAUGE, "currency", "Expected cost of the whole run, at the current rate."),
-    Metric("sdp_train_finish_time_seconds", GAUGE, "seconds", "Unix time of the expected end, at the current rate."),
+    Metric("sdp_train_final_cost", GAUGE, "currency", "Expected cost of all phases, at the current rate."),
+    Metric(
+        "sdp_train_finish_time_seconds", GAUGE, "seconds", "Unix time at which all phases end, at the current rate."
+    ),
     Metric("sdp_train_checkpoint_step", GAUGE, "steps", "Step of the newest complete checkpoint."),
     Metric(
         "sdp_train_checkpoint_time_seconds",

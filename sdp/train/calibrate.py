@@ -49,7 +49,7 @@ def calibrate(config: TrainConfig) -> dict[int, Figure]:
         short = phase.model_copy(update=changes)
         run(short)
         folder = RunFolder(open_storage(short.output.uri, short.storage.options()))
-        for resolution, figure in measured_speeds(folder.storage).items():
+        for resolution, figure in measured_speeds(folder.storage, on_cpus=True).items():
             speeds[resolution] = Figure(figure.value, figure.source.replace("measured", "calibrated", 1))
         if (step := folder.latest()) is not None:
             folder.delete_checkpoint(step)  # so that another calibration measures anew

@@ -7,7 +7,7 @@ import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +28,19 @@ from sdp.train.data.pinned import open_pinned
 from sdp.train.data.sources import open_sources, uris_of
 from sdp.train.driver import TrainSummary, failure_line, on_signals, record_start
 from sdp.train.fp8 import require_fp8, require_torchao
-from sdp.train.phases import over, phases_of, refuse_other_shape, with_budget_left
-from sdp.train.plan import DATASET_KINDS, Plan, finished, make_plan, progress_line, summary_lines
+from sdp.train.phases import over, phases_of, refuse_other_shape, together, with_budget_left
+from sdp.train.plan import (
+    DATASET_KINDS,
+    OtherPhases,
+    Plan,
+    finished,
+    make_plan,
+    progress_line,
+    samples_to_come,
+    summary_lines,
+)
 from sdp.train.prediction import with_prediction
 from sdp.train.run_folder import RunFolder
-from sdp.train.state import TrainState
 from sdp.train.trainer import Stop, Trainer
 from sdp.train.world import World, choose_device
 
@@ -49,7 +57,7 @@ def run(config: TrainConfig, *, dry_run: bool = False) -> TrainSummary:
     done = over(phases)
     for number, phase in enumerate(phases[len(done) :]):
         make_plan(phase, begun=number == 0)  # so that errors of the last phase come before the first begins
-    spent = TrainState(seconds=sum(state.seconds for state in done), cost=sum(state.cost for state in done))
+    spent = together(done)
     with _metrics(config, dry_run=dry_run):
         for number, phase in enumerate(phases, 1):
             if number <= len(done):
@@ -58,8 +66,9 @@ def run(config: TrainConfig, *, dry_run: bool = False) -> TrainSummary:
             if len(phases) > 1:
                 say(f"train: phase {number} of {len(phases)}: {phase.output.uri}")
             phase = with_budget_left(phase, spent)
-            summary = _run(phase, dry_run=dry_run, begun=not dry_run or number == len(done) + 1)
-            spent = TrainState(seconds=spent.seconds + summary.state.seconds, cost=spent.cost + summary.state.cost)
+            others = OtherPhases(spent.gpu_hours, spent.cost, samples_to_come(phase, phases[number:]))
+            summary = _run(phase, others, dry_run=dry_run, begun=not dry_run or number == len(done) + 1)
+            spent = together([spent, summary.state])
             if not dry_run and finished(phase, summary.state) is None:
                 break
             if number < len(phases):
@@ -81,9 +90,9 @@ def _metrics(config: TrainConfig, *, dry_run: bool) -> Iterator[None]:
         server.server_close()
 
 
-def _run(config: TrainConfig, *, dry_run: bool, begun: bool) -> TrainSummary:
+def _run(config: TrainConfig, others: OtherPhases, *, dry_run: bool, begun: bool) -> TrainSummary:
     """Run one phase."""
-    plan = make_plan(config, begun=begun)
+    plan = replace(make_plan(config, begun=begun), others=others)
     folder = RunFolder(open_storage(config.output.uri, config.storage.options()))
     head = {"datasets": [near(uri, config.output.uri) for uri in uris_of(config)], "identity": identity(config)}
     folder.refuse_another(head)
@@ -99,7 +108,7 @@ def _run(config: TrainConfig, *, dry_run: bool, begun: bool) -> TrainSummary:
     with Lease.acquire(folder.storage, "sdp train") as lease:
         folder.claim(head)
         if folder.newest() != plan.checkpoint:  # another job went on until its lease ended
-            plan = make_plan(config, begun=begun)
+            plan = replace(make_plan(config, begun=begun), others=others)
         _note_sources(config, newest=plan.state.position == 0)
         if plan.finished:
             say(f"{config.output.uri}: nothing to do: {plan.finished}")
@@ -139,7 +148,7 @@ def _train_here(config: TrainConfig, plan: Plan, folder: RunFolder, lease: Lease
             progress.update(progress_line(line, plan))
 
         emit = EmitMetrics(telemetry.begin(config.output.uri))
-        callbacks = [*make_callbacks(config, world, emit, show), CheckLease(lease)]
+        callbacks = [*make_callbacks(config, world, emit, show, plan.others), CheckLease(lease)]
         with on_signals(lambda name: setattr(stop, "reason", name)):
             try:
                 trainer = assemble(config, world, callbacks=callbacks, stop=stop)

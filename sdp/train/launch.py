@@ -77,7 +77,7 @@ def train_on_ray(config: TrainConfig, plan: Plan, folder: RunFolder, lease: Leas
     pool = None
     if images is not None:
         pool = online.start_pool(images, _placement(config, resources))
-    loop_config = {"config": config.model_dump(mode="json"), "board": board, "pool": pool}
+    loop_config = {"config": config.model_dump(mode="json"), "board": board, "pool": pool, "others": plan.others}
     failures = 0
     try:
         while True:
@@ -125,7 +125,10 @@ def work(loop_config: dict[str, Any]) -> None:
     stop = Stop()
     try:
         emit = EmitMetrics(telemetry.begin(config.output.uri), recoveries=max(0, told.attempts - 1))
-        callbacks = [*make_callbacks(config, world, emit, board.push.remote), FollowBoard(board, stop)]
+        callbacks = [
+            *make_callbacks(config, world, emit, board.push.remote, loop_config["others"]),
+            FollowBoard(board, stop),
+        ]
         callbacks.append(SaveBeforePreemption(lambda: ray.train.get_preemption_info() is not None))
         ask = None
         if (pool := loop_config["pool"]) is not None:

@@ -7,6 +7,7 @@ checkpoint tells, or until the second has a checkpoint. From then on the second 
 are by now: what it has begun with is not trained any further.
 """
 
+from collections.abc import Iterable
 from typing import Any
 
 from sdp.config import TrainConfig
@@ -72,6 +73,16 @@ def over(phases: list[TrainConfig]) -> list[TrainState]:
         return []
     step = one.latest()
     return [read_state(one.checkpoint(step)) if step is not None else TrainState()]
+
+
+def together(states: Iterable[TrainState]) -> TrainState:
+    """Return the time and money of all these."""
+    total = TrainState()
+    for state in states:
+        total.seconds += state.seconds
+        total.gpu_hours += state.gpu_hours
+        total.cost += state.cost
+    return total
 
 
 def with_budget_left(config: TrainConfig, spent: TrainState) -> TrainConfig:

@@ -17,6 +17,7 @@ from sdp.model import sources
 from sdp.model.checkpoints import CONFIG, FIRST, find_checkpoint, read_marker
 from sdp.plan.memory import fit
 from sdp.plan.model import Group, Stage, stage
+from sdp.plan.speeds import unet_flops
 from sdp.storage import Storage, open_storage
 from sdp.train.callbacks.stragglers import behind
 from sdp.train.checkpoint import read_state
@@ -45,6 +46,21 @@ TUNABLE = ("optimizer.learning_rate", "optimizer.warmup_steps", "optimizer.clip_
 
 
 @dataclass(frozen=True, slots=True)
+class OtherPhases:
+    """The rest of a job of two phases, beside the one that runs."""
+
+    gpu_hours: float = 0.0
+    """Of the phase before."""
+    cost: float = 0.0
+    """The same."""
+    samples: float = 0.0
+    """Samples of the phase to come, counted as so many of the one that runs: by the U-Net's operations."""
+
+    def __bool__(self) -> bool:
+        return any((self.gpu_hours, self.cost, self.samples))
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """A run before it goes on."""
 
@@ -64,6 +80,7 @@ class Plan:
     """What else a person should know."""
     changed: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
     """Of TUNABLE, what is another value than in the checkpoint that is gone on from: its path, what it was and is."""
+    others: OtherPhases = OtherPhases()
 
     @property
     def epoch_steps(self) -> int:
@@ -363,14 +380,34 @@ def last_step(config: TrainConfig, state: TrainState, rows: int, batch: int) -> 
     return min(ends) if ends else None
 
 
-def forecast(config: TrainConfig, state: TrainState, last: int | None, batch: int, rate: float, held: Group) -> Stage:
-    """Return the rest of a run that has `last` as its last step: hours, GPU-hours and money by sdp plan's arithmetic.
+def samples_to_come(config: TrainConfig, phases: Sequence[TrainConfig]) -> float:
+    """Return the samples of phases to come as so many of this one's, by the U-Net's operations."""
+    return sum(
+        (phase.max_steps or 0)
+        * (phase.data.global_batch_size or phase.data.batch_size * phase.scaling.most)
+        * (unet_flops(phase.data.resolution) / unet_flops(config.data.resolution))
+        for phase in phases
+    )
+
+
+def forecast(
+    config: TrainConfig,
+    state: TrainState,
+    last: int | None,
+    batch: int,
+    rate: float,
+    held: Group,
+    to_come: float = 0.0,
+) -> Stage:
+    """Return the rest of a job whose run has `last` as its last step: hours, GPU-hours and money by sdp plan's
+    arithmetic.
 
     A run has no end that is known where no limit holds; the rest of it is then of infinite length.
     """
-    left = [math.inf if last is None else float((last - state.step) * batch)]
+    own = [math.inf if last is None else float((last - state.step) * batch)]
     if config.max_samples is not None:
-        left.append(config.max_samples - state.samples)
+        own.append(config.max_samples - state.samples)
+    left = [max(0.0, min(own)) + to_come]
     if config.max_hours is not None:
         left.append((config.max_hours * 3600 - state.seconds) * rate)
     if config.max_cost is not None and held.per_hour:
@@ -400,11 +437,12 @@ def progress_line(line: dict[str, Any], plan: Plan) -> str:
     if line["skipped"]:
         parts.append(f"{line['skipped']} skipped")
     for name, form in (("gpu_hours", "{} GPU-hours"), ("cost", "cost {}")):
-        if line.get(name):
+        if spent_now := (line.get(name) or 0.0) + (line.get(f"earlier_{name}") or 0.0):
             whole = f" of {line[f'final_{name}']:,.2f}" if f"final_{name}" in line else ""
-            parts.append(form.format(f"{line[name]:,.2f}{whole}"))
+            parts.append(form.format(f"{spent_now:,.2f}{whole}"))
     if "left_s" in line:
-        parts.append(f"ETA {duration(line['left_s'])}, at {clock(line['finish_time'])}")
+        both = " (both phases)" * ("phases" in line)
+        parts.append(f"ETA {duration(line['left_s'])}, at {clock(line['finish_time'])}{both}")
     return " · ".join(parts)
 
 

@@ -46,9 +46,9 @@ Line = dict[str, Any]
 _WHOLE = ("step", "samples", "epoch", "workers")
 _NUMBERS = ("epoch_done", "samples_per_s", "seconds")
 _OPTIONAL_NUMBERS = (
-    "loss", "loss_smoothed", "gradient_norm", "learning_rate", "skipped", "gpu_hours", "final_gpu_hours", "cost",
-    "final_cost", "finish_time", "left_s", "mfu", "memory_allocated",
-    "memory_peak", "validation_step", "encoders", "encoders_busy",
+    "loss", "loss_smoothed", "gradient_norm", "learning_rate", "skipped", "gpu_hours", "earlier_gpu_hours",
+    "final_gpu_hours", "cost", "earlier_cost", "final_cost", "finish_time", "left_s", "phases", "mfu",
+    "memory_allocated", "memory_peak", "validation_step", "encoders", "encoders_busy",
 )  # fmt: skip
 _MAPPINGS = ("time", "validation")
 _PROMPTS = re.compile(rf"{SAMPLES}step-(\d{{9,18}})/{re.escape(PROMPTS)}", re.ASCII)
@@ -238,11 +238,14 @@ def samples_folder(step: int) -> str:
     return f"{SAMPLES}step-{step:09d}"
 
 
-def measured_speeds(storage: Storage) -> dict[int, Figure]:
-    """Return a trainer's images a second by resolution: the median of a run's later half, less the wait for data."""
+def measured_speeds(storage: Storage, *, on_cpus: bool = False) -> dict[int, Figure]:
+    """Return a trainer's images a second by resolution: the median of a run's later half, less the wait for data.
+
+    A run on CPUs says nothing of a GPU and is refused, unless asked for.
+    """
     speeds = dict[int, Figure]()
     for folder in (storage, *(storage.child(phase) for phase in PHASES)):
-        lines = RunFolder(folder).metrics()
+        lines = [line for line in RunFolder(folder).metrics() if on_cpus or line.get("memory_allocated") is not None]
         lines = [line for line in lines[len(lines) // 2 :] if line["samples_per_s"] and line.get("step_seconds")]
         identity = read_json(folder, RUN).get("identity") if lines and folder.exists(RUN) else None
         resolution = identity.get("data.resolution") if isinstance(identity, dict) else None
@@ -250,7 +253,9 @@ def measured_speeds(storage: Storage) -> dict[int, Figure]:
             value = median(map(_own_speed, lines))
             speeds[resolution] = Figure(value, f"measured in {folder.uri}, {len(lines)} lines of metrics")
     if not speeds:
-        raise UserError(f"{storage.uri}: expected a run with metrics, got none; let it train for a few hundred steps")
+        raise UserError(
+            f"{storage.uri}: expected a run on GPUs with metrics, got none; let it train for a few hundred steps"
+        )
     return speeds
 
 

@@ -521,6 +521,8 @@ def test_status_of_a_running_job_has_the_newest_line_that_says_when_it_ends(
     out = capfd.readouterr().out
     assert "x: train: step 20 of 90 · cost 1.20 of 5.40 · ETA 1:00\n" in out
     assert "ETA 2:00" not in out
+    assert main(["status"]) == 0
+    assert "x: train: step 20 of 90 · cost 1.20 of 5.40 · ETA 1:00\n" in capfd.readouterr().out
     lab.kube.denied.update({("create", "pods/portforward"), ("get", "services/proxy"), ("create", "services/proxy")})
     assert main(["status", "x"]) == 0
     assert "ETA" not in capfd.readouterr().out

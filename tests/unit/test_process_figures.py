@@ -59,12 +59,12 @@ def test_there_is_no_eta_before_anything_is_known() -> None:
 def test_the_summary_counts_gpu_hours_where_encoders_have_gpus() -> None:
     counts = SimpleNamespace(written=90, input=100, failed=10, reasons={})
     dataset: Any = SimpleNamespace(manifest=SimpleNamespace(size=810_000, counts=counts))
-    ended = running(parts_written=1, busy_s=5000.0, idle_s=2200.0)
-    for settings, gpu_hours in ({"accelerator": "A10G", "gpus_per_worker": 0.5}, "1.00"), ({"use_gpu": False}, None):
-        head = {"source": {"uri": "in"}, "output": {"uri": "out"}, "model": {"source": "builtin:tiny"}}
-        config = parse("process", {**head, "encode": settings})
-        assert isinstance(config, ProcessConfig)
-        assert dict(summary(config, dataset, ended)).get("GPU-hours") == gpu_hours
+    config = parse("process", {name: {"uri": name} for name in ("source", "output")} | {"model": {"source": "m"}})
+    assert isinstance(config, ProcessConfig)
+    for each, told in (0.5, ", 1.00 GPU-hours,"), (0.0, " s, "):
+        ended = running(parts_written=1, busy_s=5000.0, idle_s=2200.0, gpus_each=each)
+        assert told in dict(summary(config, dataset, ended))["this run"]
+        assert ("1.00 GPU-hours" in progress_line(ended, RECENT)) == bool(each)
 
 
 # --- the bottleneck --------------------------------------------------------------------------------------------------

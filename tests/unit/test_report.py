@@ -139,7 +139,9 @@ def test_a_run_on_gpus_with_a_price_has_its_plan_at_the_speed_that_it_has_measur
     head = json.loads((tmp_path / "run/_run.json").read_text()) | {"identity": {"data.resolution": 256}}
     (tmp_path / "run/_run.json").write_text(json.dumps(head))
     metrics = tmp_path / "run/metrics.jsonl"
-    lines = [json.loads(each) | {"step_seconds": 0.5} for each in metrics.read_text().splitlines()]
+    lines = [
+        json.loads(each) | {"step_seconds": 0.5, "memory_allocated": 10**9} for each in metrics.read_text().splitlines()
+    ]
     metrics.write_text("\n".join(map(json.dumps, lines)))
     config: dict[str, Any] = {"source": {"uri": "in"}, "output": {"uri": "out"}, "model": {"source": "builtin:tiny"}}
     run = open_storage(str(tmp_path / "run"))
@@ -162,6 +164,16 @@ def test_a_run_tells_what_it_has_cost_and_one_that_goes_on_what_it_will_and_when
         figures = dict(section.figures)
         assert {name: figures[name] for name in spent} == spent
         assert {name: figures[name] for name in ahead if name in figures} == ({} if ended else ahead)
+    metrics = tmp_path / "run/metrics.jsonl"
+    metrics.write_text(
+        "\n".join(json.dumps(json.loads(each) | {"phases": 2}) for each in metrics.read_text().splitlines())
+    )
+    events = tmp_path / "run/events.jsonl"
+    events.write_text(events.read_text().splitlines()[0] + "\n")
+    (section,) = gather([str(tmp_path / "run")])
+    assert {"both phases end", "GPU-hours at both phases' end", "cost at both phases' end"} <= set(
+        dict(section.figures)
+    )
 
 
 def test_an_incomplete_dataset_says_what_is_missing_and_what_to_do(tmp_path: Path) -> None:
@@ -354,14 +366,12 @@ def test_a_dataset_s_section_tells_how_fast_it_was_made_and_where_the_time_went(
     assert section.good
 
 
-def test_gpu_hours_of_encoders_are_told_where_the_configuration_gave_them_gpus(tmp_path: Path) -> None:
+def test_a_dataset_that_took_gpus_has_their_hours_beside_its_own(tmp_path: Path) -> None:
     make_images(tmp_path)
     described = describe(open_storage(str(tmp_path / "images")))
-    work = {"encoders": {"at work": 5400.0, "waiting for input": 1800.0}}
-    run = runs.begin("process").ended([], work=work)
-    for encode, told in ({"accelerator": "A10G", "gpus_per_worker": 0.5}, ["1.00"]), ({"accelerator": None}, []):
-        with_gpus = replace(described, config={"encode": encode})
-        assert [value for name, value in _figures(with_gpus, replace(run, seconds=1.0)) if name == "GPU-hours"] == told
+    both = [replace(runs.begin("process").ended([], gpu_hours=hours), seconds=1800.0) for hours in (0.25, 0.75)]
+    assert dict(_figures(described, runs.total(both)))["took"] == "1:00:00, 1.00 GPU-hours"
+    assert dict(_figures(described, replace(both[0], gpu_hours=0.0)))["took"] == "30:00"
 
 
 def test_pictures_of_a_prompt_stand_in_a_row_of_their_own(tmp_path: Path) -> None:

@@ -41,6 +41,10 @@ def test_the_progress_names_a_worker_that_is_well_behind_and_the_share_of_time_t
         "61.0 GB GPU memory · worker 3 on node-7 25% slower (data) · 8.40 of 10.50 GPU-hours · "
         "cost 12.50 of 15.62 · ETA 31:25, at Nov 23 00:00 UTC"
     )
+    both = LINE | {"phases": 2, "earlier_gpu_hours": 1.6, "earlier_cost": 7.5}
+    assert progress_line(both, PLAN).endswith(
+        "10.00 of 10.50 GPU-hours · cost 20.00 of 15.62 · ETA 31:25, at Nov 23 00:00 UTC (both phases)"
+    )
 
 
 def test_a_worker_that_is_a_little_slower_is_nobodys_business() -> None:

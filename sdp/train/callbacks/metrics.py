@@ -12,7 +12,7 @@ import torch
 from sdp import hardware
 from sdp.train.callbacks.base import Callback, Saved, StepReport
 from sdp.train.metrics_log import MetricsLog
-from sdp.train.plan import forecast, last_step
+from sdp.train.plan import OtherPhases, forecast, last_step
 
 if TYPE_CHECKING:
     from sdp.train.trainer import Trainer
@@ -54,6 +54,7 @@ class RecordMetrics(Callback):
     """Of the U-Net, forward and backward; for the share of the GPUs' peak."""
     publish: Callable[[dict[str, Any]], None] | None = None
     """Told each line as it is made."""
+    others: OtherPhases = field(default_factory=OtherPhases)
     _log: MetricsLog | None = None
     _meter: Meter = field(default_factory=Meter)
     _first: Meter | None = None
@@ -127,9 +128,15 @@ class RecordMetrics(Callback):
             self.publish(line)
 
     def _forecast(self, trainer: "Trainer", meter: Meter) -> dict[str, float]:
-        """Return GPU-hours and cost so far and at the end, and when that is, as far as they are known."""
-        state, batch, recent = trainer.state, trainer.batch_size, self._recent
-        figures = {"gpu_hours": round(state.gpu_hours, 4), "cost": round(state.cost, 4)}
+        """Return GPU-hours and cost so far and at the end of all phases, and when that is, as far as they are known."""
+        state, batch, recent, others = trainer.state, trainer.batch_size, self._recent, self.others
+        figures = {
+            "gpu_hours": state.gpu_hours,
+            "cost": state.cost,
+            "earlier_gpu_hours": others.gpu_hours,
+            "earlier_cost": others.cost,
+            "phases": 2 * bool(others),
+        }
         if len(recent) == 1 and recent[0] is self._first:
             recent.clear()  # its steps compiled and warmed up
         self._first = self._first or meter
@@ -137,12 +144,12 @@ class RecordMetrics(Callback):
         seconds = sum(each.seconds for each in recent)
         if samples := sum(each.samples for each in recent):
             last = last_step(trainer.config, state, trainer.reader.positions(state.start), batch)
-            rest = forecast(trainer.config, state, last, batch, samples / seconds, trainer.held())
+            rest = forecast(trainer.config, state, last, batch, samples / seconds, trainer.held(), others.samples)
             if math.isfinite(rest.hours):
                 figures |= {
                     "left_s": round(rest.hours * 3600, 1),
                     "finish_time": round(time.time() + rest.hours * 3600),
-                    "final_gpu_hours": round(state.gpu_hours + rest.gpu_hours, 4),
-                    "final_cost": round(state.cost + rest.cost, 4),
+                    "final_gpu_hours": others.gpu_hours + state.gpu_hours + rest.gpu_hours,
+                    "final_cost": others.cost + state.cost + rest.cost,
                 }
-        return {name: figure for name, figure in figures.items() if figure or name == "left_s"}
+        return {name: round(figure, 4) for name, figure in figures.items() if figure or name == "left_s"}

@@ -15,11 +15,16 @@ from sdp.train.callbacks.telemetry import EmitMetrics
 from sdp.train.callbacks.tensorboard import WriteEvents
 from sdp.train.callbacks.watchdog import Watchdog
 from sdp.train.callbacks.weights_and_biases import TellWandb
+from sdp.train.plan import OtherPhases
 from sdp.train.world import World
 
 
 def make_callbacks(
-    config: TrainConfig, world: World, emit: EmitMetrics, publish: Callable[[dict[str, Any]], Any]
+    config: TrainConfig,
+    world: World,
+    emit: EmitMetrics,
+    publish: Callable[[dict[str, Any]], Any],
+    others: OtherPhases,
 ) -> list[Callback]:
     """Return what every worker does beside training; `publish` is called with each line of the metrics."""
     sinks: list[Callable[[dict[str, Any]], Any]] = [emit.line, publish]
@@ -39,7 +44,7 @@ def make_callbacks(
         SaveCheckpoints(config.checkpoint.every_steps),
         *_quality(config),
         NameSlowest(config.log.every_steps),
-        RecordMetrics(config.log.every_steps, _flops(config, world), write),
+        RecordMetrics(config.log.every_steps, _flops(config, world), write, others),
         emit,
         *writers,
     ]
