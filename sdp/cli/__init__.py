@@ -1,5 +1,6 @@
 """The command line: `main` runs one. No work is done here, and nothing heavy is imported before a command runs."""
 
+import atexit
 import errno
 import io
 import os
@@ -14,18 +15,37 @@ from sdp.errors import SdpError, UserError
 
 __all__ = ["COMMANDS", "JOBS", "main"]
 
+_received: str | None = None
+"""The signal that this process has been asked to stop by."""
+
 
 def main(argv: Sequence[str] | None = None, commands: Sequence[Command] | None = None) -> int:
     """Run one command line and return its exit code: 0, 1 (trying again may help) or 2 (it will not)."""
-    if argv is None:
-        prepare_process()
-        if "_ARGCOMPLETE" in os.environ:
-            from sdp.cli.completion import complete
+    if argv is not None:
+        return _run(argv, commands)
+    prepare_process()
+    ended: list[int] = []
+    atexit.register(_leave, ended)  # registered first, it is called last
+    if "_ARGCOMPLETE" in os.environ:
+        from sdp.cli.completion import complete
 
-            complete(COMMANDS)
+        complete(COMMANDS)
+    ended.append(_run(sys.argv[1:], commands))
+    return ended[0]
+
+
+def _leave(ended: Sequence[int]) -> None:
+    """End this process without a second or more of taking torch's modules apart."""
+    if ended:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os._exit(ended[0])
+
+
+def _run(argv: Sequence[str], commands: Sequence[Command] | None) -> int:
     console.configure()
     try:
-        code = _dispatch(sys.argv[1:] if argv is None else argv, COMMANDS if commands is None else commands)
+        code = _dispatch(argv, COMMANDS if commands is None else commands)
         sys.stdout.flush()
     except SdpError as error:
         for line in str(error).splitlines() or [type(error).__name__]:
@@ -49,12 +69,20 @@ def main(argv: Sequence[str] | None = None, commands: Sequence[Command] | None =
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is buffered has no place to go
         return UserError.exit_code
     except KeyboardInterrupt as error:
-        number = signal.Signals[str(error) or "SIGINT"]
-        job = (sys.argv[1:] if argv is None else argv)[0] in JOBS
-        usual = "the same command continues where it stopped" if job else "run it again"
-        say(f"stopped by {number.name}; {'; '.join(getattr(error, '__notes__', [usual]))}", "error")
-        return 128 + number
+        return _stopped(str(error) or "SIGINT", argv, getattr(error, "__notes__", []))
+    except BaseException:
+        if _received is None:
+            raise
+        return _stopped(_received, argv, [])  # an interrupted import of compiled code raises errors of its own
     return code
+
+
+def _stopped(name: str, argv: Sequence[str], notes: Sequence[str]) -> int:
+    """Say in a line which signal ended the command, and return the exit code of that."""
+    job = argv[:1] and argv[0] in JOBS
+    usual = "the same command continues where it stopped" if job else "run it again"
+    say(f"stopped by {name}; {'; '.join(notes or [usual])}", "error")
+    return 128 + signal.Signals[name]
 
 
 def prepare_process() -> None:
@@ -75,11 +103,13 @@ def prepare_process() -> None:
 
 def _interrupt(number: int, _: object) -> None:
     """Raise KeyboardInterrupt with the signal's name; another Ctrl-C ends the process at once."""
+    global _received
+    _received = signal.Signals(number).name
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.signal(
         signal.SIGTERM, signal.SIG_IGN
     )  # `ray job stop` sends it to the supervisor, which hands it on, and to us
-    raise KeyboardInterrupt(signal.Signals(number).name)
+    raise KeyboardInterrupt(_received)
 
 
 def _dispatch(argv: Sequence[str], commands: Sequence[Command]) -> int:

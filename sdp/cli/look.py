@@ -100,9 +100,11 @@ def run_inspect(args: Arguments) -> int:
             kind = {"run": "a training run", "evaluation": "an evaluation"}.get(description.kind, "a checkpoint")
             raise UsageError(f"inspect: --{option}: expected a dataset, got {kind}; leave it out")
     if args.account and isinstance(description, Description):
+        from sdp.console import counted
+
         rows, problems = write_account(storage, Path(args.account))
         description = with_problems(description, problems)
-        say(f"wrote the account of {rows:,} rows to {args.account}")
+        say(f"wrote the account of {counted(rows, 'row')} to {args.account}")
     print(json.dumps(description.to_json(), indent=2, default=str) if args.json else summary(description))
     return 1 if description.problems else 0
 
@@ -163,14 +165,14 @@ def _take_down(args: Arguments) -> None:
         unmatched = [asdict(takedown) for takedown in added.unmatched]
         print(json.dumps({"recorded": len(added.recorded), "known": added.known, "rows": rows, "unmatched": unmatched}))
         return
-    known = f" ({added.known:,} more were there already)" if added.known else ""
+    known = f" ({added.known:,} already there)" if added.known else ""
     say(f"{counted(len(added.recorded), 'takedown')} recorded{known}")
     addresses = counted(len(rows), "address", "addresses")
     say(f"they mean {addresses} here: every stage and epoch from now on leaves them out")
     for takedown in added.unmatched[:20]:
         say(f"not in this dataset, and left out if it comes: {takedown.kind} {takedown.value}")
     if more := added.unmatched[20:]:
-        say(f"and {len(more):,} more that are not in this dataset")
+        say(f"and {len(more):,} more not in this dataset")
 
 
 def report_arguments(parser: Parser) -> None:

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 from pydantic import AfterValidator, Field
 
 import sdp
+from sdp.console import counted
 from sdp.datasets import repeated
 from sdp.datasets.concurrently import ordered_map
 from sdp.datasets.outcomes import Counts, StoredCounts
@@ -259,7 +260,7 @@ def finish(
     missing = output.pending()
     if missing:
         raise DatasetError(
-            f"{storage.uri}: {len(missing)} parts are missing, first {missing[0].name}; run the job again"
+            f"{storage.uri}: {counted(len(missing), 'part')} missing, first {missing[0].name}; run the job again"
         )
     parts = part_infos(storage, infos)
     counts = check_ledger(output, parts)

@@ -62,3 +62,48 @@ def test_a_command_that_is_stopped_says_so_in_one_line(tmp_path: Path, number: s
         _, err = process.communicate(timeout=60)
     assert process.returncode == 128 + number
     assert err == f"sdp: stopped by {number.name}; the same command continues where it stopped\n"
+
+
+def test_an_import_that_turns_the_interrupt_into_an_error_of_its_own_is_no_traceback() -> None:
+    code = """
+import os, signal, sys
+from sdp import cli
+from sdp.cli.command import LOOK, Command
+
+def run(_):
+    try:
+        os.kill(os.getpid(), signal.SIGTERM)
+    except KeyboardInterrupt:
+        raise ImportError("no C API")
+
+sys.argv = ["sdp", "look"]
+sys.exit(cli.main(commands=[Command("look", LOOK, "Look.", lambda _: None, run)]))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, stderr=subprocess.PIPE, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stderr) == (143, "sdp: stopped by SIGTERM; run it again\n")
+
+
+def test_a_process_ends_without_taking_its_modules_apart() -> None:
+    code = """
+import atexit, sys
+from sdp import cli
+from sdp.cli.command import LOOK, Command
+
+class Loud:
+    def __del__(self):
+        print("taken apart", flush=True)
+
+def run(_):
+    sys.kept = Loud()
+    atexit.register(print, "cleaned up")
+    return 1
+
+sys.argv = ["sdp", "look"]
+sys.exit(cli.main(commands=[Command("look", LOOK, "Look.", lambda _: None, run)]))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout) == (1, "cleaned up\n")
