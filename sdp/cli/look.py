@@ -60,9 +60,14 @@ def run_init(args: Arguments) -> None:
         texts[folder / f"{job}.yaml"] = dump_yaml(config, only=values)
     if existing := [str(file) for file in texts if file.exists()]:
         raise UsageError(f"init: FOLDER: {existing[0]} exists; choose another folder, or remove it")
-    folder.mkdir(parents=True, exist_ok=True)
     for file, text in texts.items():
-        file.write_text(text, encoding="utf-8")
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            file.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise UsageError(
+                f"init: FOLDER: {file}: cannot be written ({error.strerror}); choose another place"
+            ) from error
         say(f"wrote {file}; edit it, then: sdp {'submit ' if args.store else ''}{file.stem} --config {file}")
 
 

@@ -129,6 +129,9 @@ def test_init_writes_files_that_the_jobs_take_and_overwrites_none(
         assert len([line for line in file.read_text().splitlines() if not line.strip().startswith("#")]) < 50
     assert main(["init", str(folder)]) == 2
     assert "download.yaml exists; choose another folder" in capsys.readouterr().err
+    (tmp_path / "file").touch()
+    assert main(["init", str(tmp_path / "file" / "my")]) == 2
+    assert "download.yaml: cannot be written (Not a directory); choose another place" in capsys.readouterr().err
 
 
 def test_pictures_of_ones_own_are_processed_without_a_download(tmp_path: Path) -> None:
