@@ -294,7 +294,10 @@ def test_the_usual_uris_are_accepted(uri: str) -> None:
         ("source: {uri: a, uri: b}\n", ":1:18: expected each key once, got uri a second time"),
         ("source: {uri: a\n", ":2:1: expected YAML, got a syntax error (expected ',' or '}', but got '<stream end>')"),
         ("a: b: c\n", ":1:5: expected YAML, got a syntax error (mapping values are not allowed here)"),
-        ("\ta: 1\n", ":1:1: expected YAML, got a syntax error (found character '\\t' that cannot start any token); indent with spaces"),
+        (
+            "\ta: 1\n",
+            ":1:1: expected YAML, got a syntax error (found character '\\t' that cannot start any token); indent with spaces",
+        ),
         ("a: \x01\n", ":1: expected YAML, got the character U+0001"),
         ("a: &x 1\nb: *x\n", ":2:4: expected the value written out, got the alias *x"),
         ("a: !!python/name:os.system\n", ":1:4: expected plain values, got the tag "),
@@ -323,7 +326,9 @@ def test_a_file_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
     ]
     other = tmp_path / "latin.yaml"
     other.write_bytes(b"a: \xe9\n")
-    assert lines("download", path=str(other)) == [f"{other}: expected a configuration file in UTF-8, got other bytes; save it as UTF-8"]
+    assert lines("download", path=str(other)) == [
+        f"{other}: expected a configuration file in UTF-8, got other bytes; save it as UTF-8"
+    ]
     large = tmp_path / "large.yaml"
     large.write_bytes(b"#" * (1 << 20) + b"#")
     assert lines("download", path=str(large))[0].endswith("expected a configuration of at most 1048576 bytes, got more")
