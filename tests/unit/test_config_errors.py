@@ -296,7 +296,8 @@ def test_the_usual_uris_are_accepted(uri: str) -> None:
         ("a: b: c\n", ":1:5: expected YAML, got a syntax error (mapping values are not allowed here)"),
         (
             "\ta: 1\n",
-            ":1:1: expected YAML, got a syntax error (found character '\\t' that cannot start any token); indent with spaces",
+            ":1:1: expected YAML, got a syntax error (found character '\\t' that cannot start any token); "
+            "indent with spaces",
         ),
         ("a: \x01\n", ":1: expected YAML, got the character U+0001"),
         ("a: &x 1\nb: *x\n", ":2:4: expected the value written out, got the alias *x"),
