@@ -155,6 +155,8 @@ def _find(words: list[str], commands: Sequence[Command]) -> tuple[Command | None
     names = list(dict.fromkeys(command.name.split()[0] for command in commands))
     what = "option" if first.startswith("-") else "command"
     near = nearest(first, ["--help", "--version"] if what == "option" else names, "sdp", "sdp ")
+    if first.partition("=")[0] in ("-q", "--quiet", "-v", "--verbose", "--log-format", "--config", "--set"):
+        near = f"options follow the command: sdp COMMAND {first}"
     raise UsageError(f"expected a command, got the unknown {what} {first!r}; {near}")
 
 

@@ -185,6 +185,10 @@ def test_quiet_leaves_errors_and_results_alone_and_json_is_an_object_a_line(
         ("conifg", "expected a command, got the unknown command 'conifg'; did you mean sdp config?"),
         ("xyzzy", "expected a command, got the unknown command 'xyzzy'; see sdp --help"),
         ("--hlep", "expected a command, got the unknown option '--hlep'; did you mean sdp --help?"),
+        (
+            "--quiet inspect x",
+            "expected a command, got the unknown option '--quiet'; options follow the command: sdp COMMAND --quiet",
+        ),
         ("config", "config: expected show or schema, got nothing; see sdp config --help"),
         ("config shwo", "config: expected show or schema, got 'shwo'; did you mean sdp config show?"),
         (
