@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from types import FrameType
 
 from sdp import console
 from sdp.cli.command import JOBS, Command, CommandParser, HelpPrinted, UsageError, nearest, say, unknown_argument
@@ -14,9 +15,6 @@ from sdp.cli.table import COMMANDS
 from sdp.errors import SdpError, UserError
 
 __all__ = ["COMMANDS", "JOBS", "main"]
-
-_received: str | None = None
-"""The signal that this process has been asked to stop by."""
 
 
 def main(argv: Sequence[str] | None = None, commands: Sequence[Command] | None = None) -> int:
@@ -70,10 +68,6 @@ def _run(argv: Sequence[str], commands: Sequence[Command] | None) -> int:
         return UserError.exit_code
     except KeyboardInterrupt as error:
         return _stopped(str(error) or "SIGINT", argv, getattr(error, "__notes__", []))
-    except BaseException:
-        if _received is None:
-            raise
-        return _stopped(_received, argv, [])  # an interrupted import of compiled code raises errors of its own
     return code
 
 
@@ -101,15 +95,19 @@ def prepare_process() -> None:
             signal.signal(number, _interrupt)
 
 
-def _interrupt(number: int, _: object) -> None:
+def _interrupt(number: int, frame: FrameType | None) -> None:
     """Raise KeyboardInterrupt with the signal's name; another Ctrl-C ends the process at once."""
-    global _received
-    _received = signal.Signals(number).name
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.signal(
         signal.SIGTERM, signal.SIG_IGN
     )  # `ray job stop` sends it to the supervisor, which hands it on, and to us
-    raise KeyboardInterrupt(_received)
+    name = signal.Signals(number).name
+    while frame is not None:
+        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+            # An exception inside an import makes compiled modules abort, or raise another one.
+            os._exit(_stopped(name, sys.argv[1:], []))
+        frame = frame.f_back
+    raise KeyboardInterrupt(name)
 
 
 def _dispatch(argv: Sequence[str], commands: Sequence[Command]) -> int:

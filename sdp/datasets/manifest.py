@@ -168,7 +168,9 @@ def open_dataset(storage: Storage, kind: str | None = None, *, version: int | No
                 f"{storage.uri}: incomplete (no {MANIFEST} yet); finish the job that writes it, "
                 f"`sdp inspect {storage.uri}` shows what is missing"
             ) from None
-        raise DatasetError(f"{storage.uri}: not a dataset of sdp (no {HEAD}); run the job that writes it, or check the address") from None
+        raise DatasetError(
+            f"{storage.uri}: not a dataset of sdp (no {HEAD}); run the job that writes it, or check the address"
+        ) from None
     where = storage.uri_of(path)
     manifest = read_manifest(storage, path)
     if kind is not None and manifest.kind != kind:
