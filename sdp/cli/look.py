@@ -39,6 +39,8 @@ def init_arguments(parser: Parser) -> None:
 def run_init(args: Arguments) -> None:
     from pathlib import Path
 
+    if args.store and not args.store.startswith(("s3://", "gs://")):
+        raise UsageError(f"init: --store: expected s3://… or gs://…, got {args.store!r}")
     from sdp.config import draft, dump_yaml
     from sdp.config.dump import scalar
     from sdp.config.start import CLUSTER, LAPTOP
