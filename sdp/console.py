@@ -92,7 +92,7 @@ class Progress:
             self._show(text)
 
     def __exit__(self, *_: object) -> None:
-        if self._last != self._shown:
+        if self._last != self._shown and (self._terminal or _count(self._last) != _count(self._shown)):
             self._show(self._last)
         if self._terminal and not _quiet:
             self._file.write("\n")
@@ -107,6 +107,11 @@ class Progress:
             line = line if len(line) <= width else f"{line[: width - 1]}…"
         self._file.write(f"\r\x1b[2K{line}" if self._terminal else f"{_line(line, 'info')}\n")
         self._file.flush()
+
+
+def _count(text: str) -> str:
+    """Return how far a progress line is, without its rates."""
+    return text.partition(" · ")[0]
 
 
 def table(rows: Iterable[Sequence[object]], header: Sequence[str] = ()) -> str:

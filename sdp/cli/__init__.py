@@ -1,11 +1,13 @@
 """The command line: `main` runs one. No work is done here, and nothing heavy is imported before a command runs."""
 
+import atexit
 import errno
 import io
 import os
 import signal
 import sys
 from collections.abc import Sequence
+from types import FrameType
 
 from sdp import console
 from sdp.cli.command import JOBS, Command, CommandParser, HelpPrinted, UsageError, nearest, say, unknown_argument
@@ -17,15 +19,31 @@ __all__ = ["COMMANDS", "JOBS", "main"]
 
 def main(argv: Sequence[str] | None = None, commands: Sequence[Command] | None = None) -> int:
     """Run one command line and return its exit code: 0, 1 (trying again may help) or 2 (it will not)."""
-    if argv is None:
-        prepare_process()
-        if "_ARGCOMPLETE" in os.environ:
-            from sdp.cli.completion import complete
+    if argv is not None:
+        return _run(argv, commands)
+    prepare_process()
+    ended: list[int] = []
+    atexit.register(_leave, ended)  # registered first, it is called last
+    if "_ARGCOMPLETE" in os.environ:
+        from sdp.cli.completion import complete
 
-            complete(COMMANDS)
+        complete(COMMANDS)
+    ended.append(_run(sys.argv[1:], commands))
+    return ended[0]
+
+
+def _leave(ended: Sequence[int]) -> None:
+    """End this process without a second or more of taking torch's modules apart."""
+    if ended:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os._exit(ended[0])
+
+
+def _run(argv: Sequence[str], commands: Sequence[Command] | None) -> int:
     console.configure()
     try:
-        code = _dispatch(sys.argv[1:] if argv is None else argv, COMMANDS if commands is None else commands)
+        code = _dispatch(argv, COMMANDS if commands is None else commands)
         sys.stdout.flush()
     except SdpError as error:
         for line in str(error).splitlines() or [type(error).__name__]:
@@ -49,12 +67,16 @@ def main(argv: Sequence[str] | None = None, commands: Sequence[Command] | None =
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is buffered has no place to go
         return UserError.exit_code
     except KeyboardInterrupt as error:
-        number = signal.Signals[str(error) or "SIGINT"]
-        job = (sys.argv[1:] if argv is None else argv)[0] in JOBS
-        usual = "the same command continues where it stopped" if job else "run it again"
-        say(f"stopped by {number.name}; {'; '.join(getattr(error, '__notes__', [usual]))}", "error")
-        return 128 + number
+        return _stopped(str(error) or "SIGINT", argv, getattr(error, "__notes__", []))
     return code
+
+
+def _stopped(name: str, argv: Sequence[str], notes: Sequence[str]) -> int:
+    """Say in a line which signal ended the command, and return the exit code of that."""
+    job = argv[:1] and argv[0] in JOBS
+    usual = "the same command continues where it stopped" if job else "run it again"
+    say(f"stopped by {name}; {'; '.join(notes or [usual])}", "error")
+    return 128 + signal.Signals[name]
 
 
 def prepare_process() -> None:
@@ -73,13 +95,19 @@ def prepare_process() -> None:
             signal.signal(number, _interrupt)
 
 
-def _interrupt(number: int, _: object) -> None:
+def _interrupt(number: int, frame: FrameType | None) -> None:
     """Raise KeyboardInterrupt with the signal's name; another Ctrl-C ends the process at once."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.signal(
         signal.SIGTERM, signal.SIG_IGN
     )  # `ray job stop` sends it to the supervisor, which hands it on, and to us
-    raise KeyboardInterrupt(signal.Signals(number).name)
+    name = signal.Signals(number).name
+    while frame is not None:
+        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+            # An exception inside an import makes compiled modules abort, or raise another one.
+            os._exit(_stopped(name, sys.argv[1:], []))
+        frame = frame.f_back
+    raise KeyboardInterrupt(name)
 
 
 def _dispatch(argv: Sequence[str], commands: Sequence[Command]) -> int:
@@ -125,6 +153,8 @@ def _find(words: list[str], commands: Sequence[Command]) -> tuple[Command | None
     names = list(dict.fromkeys(command.name.split()[0] for command in commands))
     what = "option" if first.startswith("-") else "command"
     near = nearest(first, ["--help", "--version"] if what == "option" else names, "sdp", "sdp ")
+    if first.partition("=")[0] in ("-q", "--quiet", "-v", "--verbose", "--log-format", "--config", "--set"):
+        near = f"options follow the command: sdp COMMAND {first}"
     raise UsageError(f"expected a command, got the unknown {what} {first!r}; {near}")
 
 

@@ -68,6 +68,8 @@ class CommandParser(argparse.ArgumentParser):
         )
 
     def error(self, message: str) -> NoReturn:
+        for kind, words in (("int", "a whole number"), ("float", "a number")):
+            message = message.replace(f"invalid {kind} value:", f"expected {words}, got")
         raise UsageError(f"{self._command.name}: {message}; see {self.prog} --help")
 
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:  # noqa: ARG002 - argparse's signature

@@ -39,6 +39,8 @@ def init_arguments(parser: Parser) -> None:
 def run_init(args: Arguments) -> None:
     from pathlib import Path
 
+    if args.store and not args.store.startswith(("s3://", "gs://")):
+        raise UsageError(f"init: --store: expected s3://… or gs://…, got {args.store!r}")
     from sdp.config import draft, dump_yaml
     from sdp.config.dump import scalar
     from sdp.config.start import CLUSTER, LAPTOP
@@ -60,9 +62,14 @@ def run_init(args: Arguments) -> None:
         texts[folder / f"{job}.yaml"] = dump_yaml(config, only=values)
     if existing := [str(file) for file in texts if file.exists()]:
         raise UsageError(f"init: FOLDER: {existing[0]} exists; choose another folder, or remove it")
-    folder.mkdir(parents=True, exist_ok=True)
     for file, text in texts.items():
-        file.write_text(text, encoding="utf-8")
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            file.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise UsageError(
+                f"init: FOLDER: {file}: cannot be written ({error.strerror}); choose another place"
+            ) from error
         say(f"wrote {file}; edit it, then: sdp {'submit ' if args.store else ''}{file.stem} --config {file}")
 
 
@@ -100,9 +107,11 @@ def run_inspect(args: Arguments) -> int:
             kind = {"run": "a training run", "evaluation": "an evaluation"}.get(description.kind, "a checkpoint")
             raise UsageError(f"inspect: --{option}: expected a dataset, got {kind}; leave it out")
     if args.account and isinstance(description, Description):
+        from sdp.console import counted
+
         rows, problems = write_account(storage, Path(args.account))
         description = with_problems(description, problems)
-        say(f"wrote the account of {rows:,} rows to {args.account}")
+        say(f"wrote the account of {counted(rows, 'row')} to {args.account}")
     print(json.dumps(description.to_json(), indent=2, default=str) if args.json else summary(description))
     return 1 if description.problems else 0
 
@@ -163,14 +172,14 @@ def _take_down(args: Arguments) -> None:
         unmatched = [asdict(takedown) for takedown in added.unmatched]
         print(json.dumps({"recorded": len(added.recorded), "known": added.known, "rows": rows, "unmatched": unmatched}))
         return
-    known = f" ({added.known:,} more were there already)" if added.known else ""
+    known = f" ({added.known:,} already there)" if added.known else ""
     say(f"{counted(len(added.recorded), 'takedown')} recorded{known}")
     addresses = counted(len(rows), "address", "addresses")
     say(f"they mean {addresses} here: every stage and epoch from now on leaves them out")
     for takedown in added.unmatched[:20]:
         say(f"not in this dataset, and left out if it comes: {takedown.kind} {takedown.value}")
     if more := added.unmatched[20:]:
-        say(f"and {len(more):,} more that are not in this dataset")
+        say(f"and {len(more):,} more not in this dataset")
 
 
 def report_arguments(parser: Parser) -> None:

@@ -112,6 +112,8 @@ def _siblings(model: type[Section], location: Location) -> list[str]:
 def _nearest_key(path: str, model: type[Section], siblings: list[str]) -> str:
     parent, _, name = path.rpartition(".")
     prefix = f"{parent}." if parent else ""
+    if jobs := _jobs_with(path):
+        return f"it is a key of {' and '.join(jobs)}"
     if near := _near(name, siblings):
         return f"did you mean {prefix}{near[0]}?"
     everywhere = [key.path for key in keys(model)]
@@ -119,6 +121,13 @@ def _nearest_key(path: str, model: type[Section], siblings: list[str]) -> str:
     if near := same[:2] or _near(path, everywhere):
         return f"did you mean {' or '.join(near)}?"
     return f"the keys here are {', '.join(siblings)}" if siblings else ""
+
+
+def _jobs_with(path: str) -> list[str]:
+    """Return the jobs that have a key, whose file may have been given to another."""
+    from sdp.config import JOBS
+
+    return [job for job, model in JOBS.items() if any(key.path == path for key in keys(model))]
 
 
 def _mend(value: Any, wants: str) -> str:

@@ -102,7 +102,7 @@ def _read_file(path: str) -> dict[str, Any]:
     except PermissionError:
         raise ConfigError([Problem(path, "a file that may be read", "no permission to")]) from None
     except UnicodeDecodeError:
-        raise ConfigError([Problem(path, "a configuration file in UTF-8", "other bytes")]) from None
+        raise ConfigError([Problem(path, "a configuration file in UTF-8", "other bytes", "save it as UTF-8")]) from None
     except (OSError, ValueError) as error:  # ValueError: a path with a null byte
         raise ConfigError([Problem(repr(path), "a configuration file", f"an error ({error})")]) from None
     if len(content) > _LARGEST_FILE:

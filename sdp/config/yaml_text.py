@@ -19,7 +19,8 @@ def parse_document(text: str, name: str) -> Any:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f"{name}:{mark.line + 1}:{mark.column + 1}" if mark else name
-        raise ConfigError([Problem(where, "YAML", f"a syntax error ({error.problem})")]) from None
+        remedy = "indent with spaces" if "'\\t'" in str(error.problem) else ""
+        raise ConfigError([Problem(where, "YAML", f"a syntax error ({error.problem})", remedy)]) from None
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         got = f"the character U+{error.character:04X}"

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sdp.console import counted
 from sdp.datasets import ledger as ledgers
 from sdp.datasets import tombstones
 from sdp.datasets.concurrently import ordered_map
@@ -80,7 +81,7 @@ def summary(trace: Trace) -> str:
             f"  {use['run']}: consumed, but not trained on, by the skipped step {use['step']:,}, in {_epochs(use)}"
         )
     if trace.checkpoints_searched:
-        lines.append(f"  in {len(trace.checkpoints)} of {trace.checkpoints_searched} checkpoints")
+        lines.append(f"  in {len(trace.checkpoints)} of {counted(trace.checkpoints_searched, 'checkpoint')}")
     lines += [f"  {note}" for note in trace.notes]
     return "\n".join(lines)
 

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 from pydantic import AfterValidator, Field
 
 import sdp
+from sdp.console import counted
 from sdp.datasets import repeated
 from sdp.datasets.concurrently import ordered_map
 from sdp.datasets.outcomes import Counts, StoredCounts
@@ -167,7 +168,9 @@ def open_dataset(storage: Storage, kind: str | None = None, *, version: int | No
                 f"{storage.uri}: incomplete (no {MANIFEST} yet); finish the job that writes it, "
                 f"`sdp inspect {storage.uri}` shows what is missing"
             ) from None
-        raise DatasetError(f"{storage.uri}: not a dataset of sdp (no {HEAD}); check the address") from None
+        raise DatasetError(
+            f"{storage.uri}: not a dataset of sdp (no {HEAD}); run the job that writes it, or check the address"
+        ) from None
     where = storage.uri_of(path)
     manifest = read_manifest(storage, path)
     if kind is not None and manifest.kind != kind:
@@ -259,7 +262,7 @@ def finish(
     missing = output.pending()
     if missing:
         raise DatasetError(
-            f"{storage.uri}: {len(missing)} parts are missing, first {missing[0].name}; run the job again"
+            f"{storage.uri}: {counted(len(missing), 'part')} missing, first {missing[0].name}; run the job again"
         )
     parts = part_infos(storage, infos)
     counts = check_ledger(output, parts)

@@ -7,6 +7,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from sdp.console import counted
 from sdp.datasets import index as index_files
 from sdp.datasets.concurrently import ordered_map
 from sdp.datasets.index import Index, files_table
@@ -91,7 +92,7 @@ def freeze_files(
     counts = list(ordered_map(lambda file: count(file.uri), fresh)) if count else [1] * len(fresh)
     stops = list(accumulate(counts, initial=index.listed_rows))
     if not stops[-1]:
-        raise DatasetError(f"source.uri: {len(files)} files without any row; check the address")
+        raise DatasetError(f"source.uri: {counted(len(files), 'file')} without any row; check the address")
     table = files_table(
         (file.uri, file.size, file.etag, stop - rows, rows, rows, 0)
         for file, rows, stop in zip(fresh, counts, stops[1:], strict=True)

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from sdp.console import say
+from sdp.console import counted, say
 from sdp.demo.shapes import encode, sample
 
 
@@ -17,7 +17,7 @@ def main(arguments: Sequence[str]) -> int:
         data, _, extension = encode(shape)
         (folder / f"{number:04d}.{extension}").write_bytes(data)
         (folder / f"{number:04d}.txt").write_text(shape.caption, encoding="utf-8")
-    say(f"{count} pictures with captions in {folder}")
+    say(f"{counted(count, 'picture')} with captions in {folder}")
     return 0
 
 

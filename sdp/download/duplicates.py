@@ -8,7 +8,7 @@ import ray
 
 from sdp import cluster
 from sdp.config import DownloadConfig
-from sdp.console import Progress, say
+from sdp.console import Progress, counted, say
 from sdp.datasets import repeated
 from sdp.datasets.output import Output
 from sdp.datasets.parts import PartInfo
@@ -50,7 +50,7 @@ def survey_source(
         for number, piece in enumerate(pieces, 1):
             hosts.update(wait(piece[0]))
             hosts = survey.most_common(hosts)
-            progress.update(f"{min(number * survey.PIECE_ROWS, index.rows):,} of {index.rows:,} rows")
+            progress.update(f"{min(number * survey.PIECE_ROWS, index.rows):,} of {counted(index.rows, 'row')}")
     return survey.publish(storage, index.rows, hosts, map(wait, searches))
 
 
@@ -63,7 +63,7 @@ def find_repeated(storage: Storage, placed: Mapping[str, Any], parts: Sequence[P
     if len(pieces) <= 1:
         shares = [share for piece in pieces for share in repeated.look(storage, piece, partitions)]
         return repeated.keep(storage, digest, [repeated.repeated([keys], [rows]) for keys, rows in shares])
-    say(f"download: looking for repeated content in {len(parts):,} parts")
+    say(f"download: looking for repeated content in {counted(len(parts), 'part')}")
     cluster.connect(include_dashboard=False)
     look: Any = _look_content.options(num_returns=1 + partitions, **placed)
     looks = [look.remote(storage, piece, partitions) for piece in pieces]

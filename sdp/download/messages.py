@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 
-from sdp.console import duration, size, table
+from sdp.console import counted, duration, size, table
 from sdp.datasets.index import Index
 from sdp.datasets.manifest import Dataset
 from sdp.datasets.outcomes import FAILED, FAILURE_REASONS, FILTER_REASONS, FILTERED, WRITTEN
@@ -21,7 +21,7 @@ def progress_line(figures: DownloadFigures, total: int, elapsed_s: float) -> str
     rate = figures.done / elapsed_s
     eta = f"ETA {duration((total - figures.done) / rate)}" if rate and figures.done < total else ""
     parts = [
-        f"{figures.done:,} of {total:,} rows",
+        f"{figures.done:,} of {counted(total, 'row')}",
         f"{rate:,.0f}/s",
         f"{figures.written:,} written",
         f"{figures.failed:,} failed",
@@ -50,9 +50,10 @@ def emit(telemetry: Telemetry, figures: DownloadFigures, total: int) -> None:
 def intention(index: Index, pending: list[Work], rows: int, where: str, files: int) -> Iterator[str]:
     """Yield the lines of a dry run."""
     works = index.works()
-    yield f"source: {files:,} files, {index.listed_rows:,} rows listed, {index.rows:,} of them to be downloaded"
-    yield f"output: {where}, {len(works):,} parts in all, {len(works) - len(pending):,} of them done"
-    yield f"to do: {len(pending):,} parts with {rows:,} rows"
+    listed = f"{counted(index.listed_rows, 'row')} listed, {index.rows:,} of them to be downloaded"
+    yield f"source: {counted(files, 'file')}, {listed}"
+    yield f"output: {where}, {counted(len(works), 'part')} in all, {len(works) - len(pending):,} of them done"
+    yield f"to do: {counted(len(pending), 'part')} with {counted(rows, 'row')}"
 
 
 def rows_to_do(pending: Iterable[Work], failures: Mapping[int, int]) -> int:
@@ -74,7 +75,7 @@ def held_back(files: Iterable[SourceFile], index: Index, limit: int | None) -> I
     known = set(index.files["path"].to_pylist())
     new = sum(file.uri not in known for file in files)
     if (new or index.listed_rows > index.rows) and (limit is None or limit > index.rows):
-        what = f"{new:,} new file{'s' * (new != 1)} of the source" if new else "the rows up to the limit"
+        what = f"{counted(new, 'new file')} of the source" if new else "the rows up to the limit"
         yield f"left for a run without --only-failed: {what}"
 
 
@@ -86,23 +87,24 @@ def nothing_came(dataset: Dataset) -> str | None:
     failed = Counter({reason: n for reason, n in counts.reasons.items() if reason in FAILURE_REASONS})
     most = ", ".join(f"{reason} {count:,}" for reason, count in failed.most_common(3))
     return (
-        f"{dataset.storage.uri}: no image was downloaded, {counts.failed:,} rows failed ({most}); see their details "
-        f"with `sdp inspect {dataset.storage.uri}`, fix the cause, then run it with --only-failed"
+        f"{dataset.storage.uri}: no image was downloaded, {counted(counts.failed, 'row')} failed ({most}); see their "
+        f"details with `sdp inspect {dataset.storage.uri}`, fix the cause, then run it with --only-failed"
     )
 
 
 def retry_intention(dataset: Dataset) -> Iterator[str]:
     """Yield the lines of a retry's dry run."""
     failed, units = dataset.manifest.counts.failed, len(dataset.units_with_failures())
-    yield f"to do: {failed:,} failed rows in {units:,} of {dataset.manifest.parts:,} parts of {dataset.storage.uri}"
+    parts = f"{units:,} of {counted(dataset.manifest.parts, 'part')}"
+    yield f"to do: {counted(failed, 'failed row')} in {parts} of {dataset.storage.uri}"
 
 
 def closing(dataset: Dataset, figures: DownloadFigures, seconds: float) -> Iterator[str]:
     """Yield the result, the reasons of failures, and the next command."""
     counts = dataset.manifest.counts
     yield (
-        f"{dataset.storage.uri}: {counts.input:,} rows: {counts.written:,} written, {counts.failed:,} failed, "
-        f"{counts.filtered:,} filtered; {dataset.manifest.parts:,} parts, {size(dataset.manifest.size)}"
+        f"{dataset.storage.uri}: {counted(counts.input, 'row')}: {counts.written:,} written, {counts.failed:,} failed, "
+        f"{counts.filtered:,} filtered; {counted(dataset.manifest.parts, 'part')}, {size(dataset.manifest.size)}"
     )
     if counts.reasons:
         ordered = sorted(counts.reasons.items(), key=lambda item: (-item[1], item[0]))
@@ -110,8 +112,8 @@ def closing(dataset: Dataset, figures: DownloadFigures, seconds: float) -> Itera
         yield table(rows, ("rows", "reason", ""))
     if figures.done:
         yield (
-            f"this run: {figures.done:,} rows in {duration(seconds)}, {figures.written:,} of them written, "
-            f"{figures.requests:,} requests, {size(figures.bytes)} fetched"
+            f"this run: {counted(figures.done, 'row')} in {duration(seconds)}, {figures.written:,} of them written, "
+            f"{counted(figures.requests, 'request')}, {size(figures.bytes)} fetched"
         )
     slow = [(name, host) for name, host in figures.slowest(8) if host.images + host.failures]
     if slow:

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from sdp.config import JobConfig, parse
 from sdp.config.dreambooth import DreamboothConfig
-from sdp.console import say, table
+from sdp.console import counted, say, table
 from sdp.datasets.manifest import open_dataset
 from sdp.datasets.output import HEAD
 from sdp.datasets.parts import read_rows
@@ -149,7 +149,7 @@ def steps_of(config: DreamboothConfig) -> tuple[Step, ...]:
     trained: dict[str, Any] = {"uri": at[OWN_LATENTS]}
     if prior.prompt is not None:
         classes = draw([prior.prompt], prior.pictures, config.model.source, at[CLASS], image_files=False)
-        steps.append(Step(f"draw {prior.pictures} pictures of the class", "generate", classes))
+        steps.append(Step(f"draw {counted(prior.pictures, 'picture')} of the class", "generate", classes))
         steps.append(Step("encode the class", "process", process({"uri": at[CLASS]}, at[CLASS_LATENTS])))
         # An epoch is one pass over the class, and the subject's go round. The mean over both is what DreamBooth
         # calls the loss of the subject plus `weight` times that of the class, up to a factor.
@@ -176,7 +176,7 @@ def steps_of(config: DreamboothConfig) -> tuple[Step, ...]:
         "scaling": {**scaling, "gpus_per_worker": config.scaling.gpus_per_worker},
         "seed": config.seed,
     }
-    steps.append(Step(f"train {config.max_steps} steps", "train", train))
+    steps.append(Step(f"train {counted(config.max_steps, 'step')}", "train", train))
     prompts, count = config.draw.prompts or (config.source.caption,), config.draw.images_per_prompt
     steps.append(Step("draw the subject", "generate", draw(prompts, count, at[RUN], at[PICTURES])))
     if config.evaluate.clip is not None or config.evaluate.features is not None:

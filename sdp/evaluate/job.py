@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sdp.config import EvaluateConfig
-from sdp.console import say, table
+from sdp.console import counted, say, table
 from sdp.datasets import manifest
 from sdp.datasets.manifest import Dataset
 from sdp.datasets.output import Output
@@ -91,7 +91,9 @@ def _feature_sets(plan: EvaluatePlan, lease: Lease) -> tuple[dict[str, FeatureSe
         output = outputs[picture_set.name]
         pending = output.pending()
         if pending:
-            say(f"evaluate: {picture_set.name}: {len(pending)} of {len(output.index.works())} parts to write")
+            say(
+                f"evaluate: {picture_set.name}: {len(pending)} of {counted(len(output.index.works()), 'part')} to write"
+            )
         planner = picture_set.pictures.planner(output, _PIECE_ROWS, plan.options)
         tasks += [(picture_set.name, work, planner(work)) for work in pending]
     infos, figures = _write_features(plan, tasks, lease) if tasks else ([], PoolFigures())

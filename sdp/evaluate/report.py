@@ -18,7 +18,7 @@ def forecast(plan: EvaluatePlan) -> list[tuple[str, str]]:
         lines.append(
             (
                 picture_set.name,
-                f"{picture_set.pictures.uri}: {picture_set.pictures.size}{limit}; {parts:,} parts of features exist",
+                f"{picture_set.pictures.uri}: {picture_set.pictures.size}{limit}; {counted(parts, 'part')} of features",
             )
         )
     if plan.reused is not None:
@@ -26,7 +26,7 @@ def forecast(plan: EvaluatePlan) -> list[tuple[str, str]]:
         lines.append(
             (
                 "reference",
-                f"{plan.reused.storage.uri}: {counts.written:,} rows of features from an earlier evaluation",
+                f"{plan.reused.storage.uri}: features of {counted(counts.written, 'row')} from an earlier evaluation",
             )
         )
     if plan.clip is not None:
@@ -62,7 +62,7 @@ def closing(figures: Mapping[str, Any], run: PoolFigures, remarks: list[str], ur
         lines.append(("similarity", f"{cosine:.4f}, mean cosine between the features of both sets"))
     if loss := figures.get("loss"):
         lines.append(
-            ("loss", f"{_plus(loss['mean'], loss['standard_error'], 4)}, {loss['rows']:,} rows not trained on")
+            ("loss", f"{_plus(loss['mean'], loss['standard_error'], 4)}, {counted(loss['rows'], 'row')} not trained on")
         )
         lines += [(f"  timesteps {name}", f"{value:.4f}") for name, value in loss["by_timestep"].items()]
     lines += [("note", line) for line in remarks]

@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sdp.config import GenerateConfig, identity
-from sdp.console import say, table
+from sdp.console import counted, say, table
 from sdp.datasets import manifest, runs, tombstones
 from sdp.datasets.manifest import Dataset
 from sdp.datasets.output import HEAD, Head, Output, open_output, peek_output, read_head
@@ -109,7 +109,7 @@ def _generate(
     pending = output.pending()
     if not pending:
         return [], PoolFigures()
-    say(f"generate: {len(pending)} of {len(output.index.works())} parts to write, with {model.uri}")
+    say(f"generate: {len(pending)} of {counted(len(output.index.works()), 'part')} to write, with {model.uri}")
     from sdp.generate.worker import GenerateWorker, tasks_of  # imports torch
 
     # A lower limit leaves out prompts that have addresses from before.

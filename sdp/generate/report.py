@@ -22,8 +22,8 @@ def forecast(
         ("prompts", f"{prompts:,}{note}, {counted(config.images_per_prompt, 'picture')} each"),
         ("drawn with", f"{model.uri}{weights} (sha256 {model.digest[:16]}…)"),
         ("model", f"{model.base} (sha256 {(model.base.sha256 or '')[:16]}…)"),
-        ("sampler", f"{sampler.scheduler}, {sampler.steps} steps, {guidance}, {config.resolution} px"),
-        ("output", f"{config.output.uri}: {len(works) - len(pending)} of {len(works)} parts exist"),
+        ("sampler", f"{sampler.scheduler}, {counted(sampler.steps, 'step')}, {guidance}, {config.resolution} px"),
+        ("output", f"{config.output.uri}: {len(works) - len(pending)} of {counted(len(works), 'part')} written"),
         ("to do", f"{counted(len(pending), 'part')}, {counted(sum(len(work.unit) for work in pending), 'picture')}"),
         ("generators", f"{scaling.num_workers} on {scaling.accelerator or 'any node'}"),
     ]

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 
 from sdp.cluster import ACCELERATOR_LABEL
+from sdp.console import counted
 from sdp.errors import UserError, one_line
 from sdp.hardware import CUDA_MAJOR, DRIVERS, gpus_by_accelerator
 from sdp.kube import Object
@@ -53,7 +54,7 @@ def cluster(site: Site) -> Iterator[Finding]:
 def judge_state(state: ClusterState, pods: "list[Finding]", now: datetime) -> Finding:
     """Judge a cluster's state: pods that are starting fail the check only after STARTING_S."""
     if state.state == "ready":
-        return ok("cluster", f"{state.name} is ready: {state.workers} of {state.wanted} workers")
+        return ok("cluster", f"{state.name} is ready: {state.workers} of {counted(state.wanted, 'worker')}")
     words = f"{state.name} is {state.state}{f': {state.message}' if state.message else ''}"
     age_s = (now - state.started).total_seconds() if state.started else 0.0
     hopeless = state.state != "starting" or state.refused or any(each.state == "failed" for each in pods)
@@ -90,7 +91,7 @@ def groups(site: Site) -> Iterator[Finding]:
 def judge(name: str, wanted: tuple[int, int], fit: Fit, makers: "list[str]") -> Finding:
     """Judge whether a group's pods, at least and at most so many as `wanted`, fit the nodes."""
     check, (least, most), who = f"group {name}", wanted, " and ".join(makers)
-    room = f"{len(fit.nodes)} node{'s' * (len(fit.nodes) != 1)} with room for {fit.room} pods"
+    room = f"{counted(len(fit.nodes), 'node')} with room for {counted(fit.room, 'pod')}"
     if most == 0:
         return ok(check, "needs no pods")
     if fit.room >= most:

@@ -206,8 +206,8 @@ def _located(text: str, revision: str | None) -> ModelSource:
 def _on_hub(text: str, repo: str, revision: str | None) -> ModelSource:
     if revision is None:
         raise ModelError(
-            f"model source {text}: a hub repository changes, so its revision must be pinned; write {repo}@COMMIT "
-            f"with the 40 digits of a commit from its history (for a local folder: ./{text})"
+            f"model source {text}: there is no such folder, and a hub repository's revision must be pinned; check the "
+            f"path, or write {repo}@COMMIT with the 40 digits of a commit from its history"
         )
     if not _REVISION.fullmatch(revision):
         raise ModelError(

@@ -20,7 +20,7 @@ from ray.exceptions import ObjectLostError, RayTaskError
 
 from sdp import cluster, telemetry
 from sdp.config import ProcessConfig
-from sdp.console import Progress, say, table
+from sdp.console import Progress, counted, say, table
 from sdp.datasets import manifest, runs
 from sdp.datasets.concurrently import ordered_map
 from sdp.datasets.manifest import Dataset
@@ -73,7 +73,7 @@ def run(config: ProcessConfig, *, dry_run: bool = False, only_failed: bool = Fal
         infos, record = list[PartInfo](), runs.begin("process")
         pending = output.pending()
         if pending:
-            say(f"process: {len(pending)} of {len(output.index.works())} parts to write")
+            say(f"process: {len(pending)} of {counted(len(output.index.works()), 'part')} to write")
             with Progress("process") as progress:
                 infos = _Run(prepared, output, pending, lease, figures, progress).run()
         dataset = manifest.finish(

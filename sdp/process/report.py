@@ -95,13 +95,13 @@ def progress_line(figures: ProcessFigures, recent: Sequence[tuple[float, int, in
     seconds = max(now - since, 1e-9)
     rate = (encoded_now - encoded) / seconds
     line = (
-        f"{figures.rows_done:,} of {figures.rows_total:,} rows · encode {rate:.0f} img/s · "
+        f"{figures.rows_done:,} of {counted(figures.rows_total, 'row')} · encode {rate:.0f} img/s · "
         f"transform {(transformed_now - transformed) / seconds:.0f} img/s · encoders wait {figures.wait * 100:.0f} %"
     )
     if figures.written:
         line += f" · {size(figures.bytes_per_image)} an image"
     if figures.deaths:
-        line += f" · {figures.deaths} workers replaced"
+        line += f" · {counted(figures.deaths, 'worker')} replaced"
     if figures.gpu_hours:
         line += f" · {figures.gpu_hours:,.2f} GPU-hours"
     share = _share_done(figures)
@@ -164,7 +164,8 @@ def summary(config: ProcessConfig, dataset: Dataset, figures: ProcessFigures) ->
     lines: list[tuple[str, str]] = [
         (
             "written",
-            f"{counts.written:,} of {counts.input:,} rows, {size(dataset.manifest.size)} in {config.output.uri}",
+            f"{counts.written:,} of {counted(counts.input, 'row')}, {size(dataset.manifest.size)} in "
+            f"{config.output.uri}",
         ),
         *((f"  {reason}", f"{count:,}") for reason, count in counts.reasons.items()),
         ("captions", _captions(config, counts.written)),
@@ -174,8 +175,8 @@ def summary(config: ProcessConfig, dataset: Dataset, figures: ProcessFigures) ->
         lines += [
             (
                 "this run",
-                f"{figures.images_encoded:,} images in {spent(figures.elapsed_s, figures.gpu_hours, 0.0)}, "
-                f"{rate:.0f} img/s",
+                f"{counted(figures.images_encoded, 'image')} in "
+                f"{spent(figures.elapsed_s, figures.gpu_hours, 0.0)}, {rate:.0f} img/s",
             ),
             ("an image", size(figures.bytes_per_image)),
             ("encoders", f"{figures.encoders_most}, idle {figures.wait * 100:.0f} % of their time"),
@@ -221,8 +222,8 @@ def forecast(prepared: Prepared, output: Output) -> list[tuple[str, str]]:
     node = config.encode.accelerator or "any node"
     lines = [
         ("source", f"{config.source.uri}: {prepared.pictures.size}"),
-        ("output", f"{config.output.uri}: {len(works) - len(pending)} of {len(works)} parts exist"),
-        ("to do", f"{len(pending)} parts of up to {output.head.unit_rows:,} rows, {rows:,} rows in all"),
+        ("output", f"{config.output.uri}: {len(works) - len(pending)} of {counted(len(works), 'part')} written"),
+        ("to do", f"{counted(len(pending), 'part')}, {counted(rows, 'row')}"),
         ("to write", f"about {size(prepared.images_of(rows) * bytes_per_row(prepared.spec.shape))}"),
         ("captions", _captions(config, prepared.images_of(rows))),
         ("model", f"{config.model.source} (sha256 {prepared.digest[:16]}…)"),

@@ -43,7 +43,7 @@ def _verdict(result: Mapping[str, Any]) -> str:
         against = f" against {result['reference']['written']:,}" if "reference" in result else ""
         words.append(f"{counted(result['generated']['written'], 'picture')}{against}")
     if "loss" in result:
-        words.append(f"the loss of a checkpoint on {result['loss']['rows']:,} rows that it was not trained on")
+        words.append(f"the loss of a checkpoint on {counted(result['loss']['rows'], 'row')} not trained on")
     return f"{' and '.join(words)}; measured {result['created'].replace('T', ' ')}."
 
 

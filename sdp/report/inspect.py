@@ -414,7 +414,7 @@ def _last(line: Mapping[str, Any], step: int | None) -> list[tuple[str, str]]:
 
 def _checkpoint_lines(c: Checkpoint, *, alone: bool = True) -> list[str]:
     lines = [c.uri, f"checkpoint, written {c.created} by {counted(c.workers, 'worker')}, sdp {c.sdp}, {size(c.bytes)}"]
-    of = f" of {c.epoch_rows:,} rows" if c.epoch_rows else ""
+    of = f" of {counted(c.epoch_rows, 'row')}" if c.epoch_rows else ""
     done = f", {c.epoch_done:.1%}{of} consumed" if c.epoch_done is not None else ""
     rows = [
         ("step", f"{c.step:,}" + (f" ({c.skipped:,} skipped)" if c.skipped else "")),

@@ -13,6 +13,7 @@ WEB = ("https", "http")
 KNOWN = "a local path, file://, s3:// and gs:// (read and write), https://, http:// and hf:// (read only)"
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+_SLIP = re.compile(r"(file|s3|gs|https?|hf):(?:/(?!/))?(.+)", re.IGNORECASE)
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
@@ -41,6 +42,8 @@ def parse(uri: str) -> Location:
         raise UserError(f"{uri!r}: the URI contains a control character; remove it")
     match = _SCHEME.match(uri)
     if not match:
+        if slip := _SLIP.match(uri):
+            raise UserError(f"{uri}: expected two slashes; write {slip[1]}://{slip[2]} (for a local path: ./{uri})")
         return Location("file", "", os.path.abspath(os.path.expanduser(uri)))  # noqa: PTH100, PTH111 (no resolving)
     scheme, rest = match[1].lower(), uri[match.end() :]
     if scheme == "file":

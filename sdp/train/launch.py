@@ -24,7 +24,7 @@ from ray.train.torch.config import _TorchBackend
 
 from sdp import cluster, telemetry
 from sdp.config import TrainConfig, parse
-from sdp.console import Progress, say
+from sdp.console import Progress, counted, say
 from sdp.encode.placement import Placement, plan_placement
 from sdp.errors import LeaseLost, SdpError, UserError
 from sdp.lease import Lease
@@ -274,7 +274,7 @@ def _following(board: Any, lease: Lease, plan: Plan, more: Place) -> Iterator[No
                 settled = ready == more.most or time.monotonic() - changed > _SETTLE_S
                 if ready and settled and not resizing:
                     resizing = True
-                    say(f"train: there is room for {ready} more trainers: a checkpoint, and on with them")
+                    say(f"train: there is room for {counted(ready, 'more trainer')}: a checkpoint, and on with them")
                     board.stop.remote(RESIZE)
                 try:
                     if not lost:
@@ -296,6 +296,6 @@ def _following(board: Any, lease: Lease, plan: Plan, more: Place) -> Iterator[No
 def _gave_up(config: TrainConfig, told: Told, error: Exception | None) -> str:
     last = told.failures[-1] if told.failures else failure_line(error) if error else "no error"
     return (
-        f"{config.output.uri}: training failed {config.max_failures + 1} times and was given up, last: {last}; run the "
-        "job again to go on from the newest checkpoint"
+        f"{config.output.uri}: training failed {counted(config.max_failures + 1, 'time')} and was given up, last: "
+        f"{last}; run the job again to go on from the newest checkpoint"
     )

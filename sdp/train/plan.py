@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sdp.config import TrainConfig
-from sdp.console import clock, duration, size, spent
+from sdp.console import clock, counted, duration, size, spent
 from sdp.datasets.manifest import Dataset, open_dataset
 from sdp.datasets.output import read_json
 from sdp.errors import ConfigError, DatasetError, Problem
@@ -89,7 +89,7 @@ class Plan:
     def lines(self) -> list[str]:
         """For the person at the terminal."""
         return [
-            f"train: {self.rows:,} rows, {self.batch:,} a step, {self.epoch_steps:,} steps an epoch",
+            f"train: {counted(self.rows, 'row')}, {self.batch:,} a step, {counted(self.epoch_steps, 'step')} an epoch",
             f"train: {self.run}, {self._way()}",
             *(f"train: {note}" for note in self.notes),
             *(f"train: {key} was {was} up to here, and is {now} now" for key, (was, now) in self.changed.items()),
@@ -129,7 +129,7 @@ def make_plan(config: TrainConfig, *, begun: bool = True) -> Plan:
     batch = config.data.global_batch_size or config.data.batch_size * config.scaling.most
     if rows < batch:
         raise DatasetError(
-            f"{config.source.uri}: {rows} rows are fewer than one step's {batch}; lower data.batch_size or "
+            f"{config.source.uri}: expected at least {batch} rows, one step's, got {rows}; lower data.batch_size or "
             "data.global_batch_size, or process more images"
         )
     if step is not None and state.position:
@@ -454,9 +454,11 @@ def summary_lines(state: TrainState, checkpoint: str | None, reason: str) -> lis
         f"{spent(state.seconds, state.gpu_hours, state.cost)}{loss}",
     ]
     if state.skipped:
-        lines.append(f"train: {state.skipped} bad steps were skipped; their rows are in the run's bad_steps/")
+        lines.append(f"train: skipped {counted(state.skipped, 'bad step')}; the rows are in the run's bad_steps/")
     if state.empty:
-        lines.append(f"train: {state.empty} steps had no row that counts (held out, taken down, beyond limit or bad)")
+        lines.append(
+            f"train: {counted(state.empty, 'step')} had no row that counts (held out, taken down, beyond limit or bad)"
+        )
     if checkpoint:
         lines.append(f"train: checkpoint {checkpoint}")
     if checkpoint and state.step:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from sdp.config import TrainConfig
+from sdp.console import counted
 from sdp.datasets.audit import BAD_STEPS
 from sdp.datasets.ledger import Ledger
 from sdp.datasets.outcomes import Outcome
@@ -337,8 +338,8 @@ class Trainer:
             advice = f"{size} do" if known else f"try {size}"
             advice += f" (and keep data.global_batch_size: {self.batch_size}, or the training changes)"
         return UserError(
-            f"data.batch_size: {len(batch)} samples do not fit into the memory of {self.world.device} ({cause}); "
-            f"{advice}"
+            f"data.batch_size: {counted(len(batch), 'sample')} do not fit into the memory of {self.world.device} "
+            f"({cause}); {advice}"
         )
 
     def _fits(self, batch: Batch) -> bool:
@@ -366,11 +367,11 @@ class Trainer:
         """The limit that the run has reached, if it has."""
         config, state = self.config, self.state
         if config.max_steps is not None and state.step >= config.max_steps:
-            return f"max_steps: {config.max_steps} steps"
+            return f"max_steps: {counted(config.max_steps, 'step')}"
         if config.max_epochs is not None and state.epoch >= config.max_epochs:
-            return f"max_epochs: {config.max_epochs} passes over the data"
+            return f"max_epochs: {counted(config.max_epochs, 'pass', 'passes')} over the data"
         if config.max_samples is not None and state.samples >= config.max_samples:
-            return f"max_samples: {state.samples} samples"
+            return f"max_samples: {counted(state.samples, 'sample')}"
         return None
 
     def _finished(self) -> str | None:

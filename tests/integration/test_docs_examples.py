@@ -56,7 +56,7 @@ def test_the_quick_start_ends_with_a_model_that_has_learned(folder: Path) -> Non
     assert {"report.html", "model", "run", "pictures", "evaluation"} <= {
         each.name for each in (folder / "my").iterdir()
     }
-    for page in ("train.md", "evaluate.md"):  # their examples go on with what the quick start has made
+    for page in ("train.md", "evaluate.md", "report.md"):  # their examples go on with what the quick start has made
         for seconds, commands in examples(page):
             run(commands, folder, seconds)
 
@@ -69,3 +69,28 @@ def test_a_list_of_urls_is_downloaded(tmp_path: Path) -> None:
         file.flush()
         told = run(commands.replace("download.yaml", "download.yaml --set fetch.allow_private=true"), tmp_path, seconds)
     assert re.search(r"^written +2\d", told, re.MULTILINE), told
+    for seconds, commands in examples("datasets.md"):
+        run(commands, tmp_path / "web", seconds)
+
+
+@pytest.mark.parametrize("page", ["configuration.md", "plan.md"])
+def test_what_needs_no_data_runs_as_it_stands(page: str, tmp_path: Path) -> None:
+    """With the train.yaml that docs/train.md shows."""
+    job = re.search(r"^# train\.yaml\n.*?(?=^```)", (DOCS / "train.md").read_text(), re.MULTILINE | re.DOTALL)
+    assert job
+    (tmp_path / "train.yaml").write_text(job[0])
+    for seconds, commands in examples(page):
+        run(commands, tmp_path, seconds)
+
+
+def test_every_marked_example_is_run_here() -> None:
+    marked = {page.name for page in DOCS.rglob("*.md") if "<!-- tested" in page.read_text()}
+    assert marked == {
+        "quickstart.md",
+        "train.md",
+        "evaluate.md",
+        "report.md",
+        "datasets.md",
+        "configuration.md",
+        "plan.md",
+    }

@@ -927,8 +927,8 @@ def test_in_a_pod_the_doctor_looks_at_the_cluster_that_the_pod_is_one_of(lab: La
     def seen(site: Site) -> list[str]:
         return [str(each) for each in examine(site, jobs_folder=tmp_path) if each.check == "cluster"]
 
-    assert seen(Site(Api(pod), environ=told)) == ["ok      cluster: green is ready: 1 of 1 workers"]
-    assert seen(Site(Api(pod), "sdp", environ=told)) == ["ok      cluster: sdp is ready: 1 of 1 workers"]
+    assert seen(Site(Api(pod), environ=told)) == ["ok      cluster: green is ready: 1 of 1 worker"]
+    assert seen(Site(Api(pod), "sdp", environ=told)) == ["ok      cluster: sdp is ready: 1 of 1 worker"]
     for api in (Api(pod, "other"), Api(elsewhere)):  # the name says nothing of another namespace or another server
         assert [line for line in seen(Site(api, environ=told)) if "green" in line] == []
 

@@ -289,7 +289,7 @@ def test_a_dry_run_tells_and_writes_nothing(
 ) -> None:
     assert job.run(config_of(images, tmp_path / "out", model, *USUAL), dry_run=True).dataset is None
     said = capsys.readouterr().err
-    assert "0 of 3 parts exist" in said
+    assert "0 of 3 parts written" in said
     assert "60 rows" in said
     assert not (tmp_path / "out").exists()
 
@@ -298,7 +298,7 @@ def test_a_dry_run_tells_and_writes_nothing(
     missing.unlink()
     before = files_in(root / "out")
     job.run(config_of(images, root / "out", model, *USUAL), dry_run=True)
-    assert "2 of 3 parts exist" in capsys.readouterr().err
+    assert "2 of 3 parts written" in capsys.readouterr().err
     assert files_in(root / "out") == before
     missing.write_bytes(content)
 

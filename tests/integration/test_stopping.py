@@ -62,3 +62,50 @@ def test_a_command_that_is_stopped_says_so_in_one_line(tmp_path: Path, number: s
         _, err = process.communicate(timeout=60)
     assert process.returncode == 128 + number
     assert err == f"sdp: stopped by {number.name}; the same command continues where it stopped\n"
+
+
+def test_a_signal_in_the_middle_of_an_import_is_one_line(tmp_path: Path) -> None:
+    """PyTorch's compiled modules abort the process if an exception reaches them."""
+    (tmp_path / "compiled.py").write_text(
+        "import os, signal\ntry:\n    os.kill(os.getpid(), signal.SIGTERM)\nexcept KeyboardInterrupt:\n    os.abort()\n"
+    )
+    code = """
+import sys
+from sdp import cli
+from sdp.cli.command import LOOK, Command
+
+def run(_):
+    import compiled
+
+sys.argv = ["sdp", "look"]
+sys.exit(cli.main(commands=[Command("look", LOOK, "Look.", lambda _: None, run)]))
+"""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path)])}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, stderr=subprocess.PIPE, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stderr) == (143, "sdp: stopped by SIGTERM; run it again\n")
+
+
+def test_a_process_ends_without_taking_its_modules_apart() -> None:
+    code = """
+import atexit, sys
+from sdp import cli
+from sdp.cli.command import LOOK, Command
+
+class Loud:
+    def __del__(self):
+        print("taken apart", flush=True)
+
+def run(_):
+    sys.kept = Loud()
+    atexit.register(print, "cleaned up")
+    return 1
+
+sys.argv = ["sdp", "look"]
+sys.exit(cli.main(commands=[Command("look", LOOK, "Look.", lambda _: None, run)]))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout) == (1, "cleaned up\n")

@@ -154,7 +154,7 @@ class TestBeforeAnythingIsTaken:
         ("changes", "error", "line"),
         [
             ({"data__resolution": 256}, DatasetError, r"data\.resolution: expected one that .* has \(64\), got 256"),
-            ({"data__global_batch_size": 121}, DatasetError, r"120 rows are fewer than one step's 121"),
+            ({"data__global_batch_size": 121}, DatasetError, r"expected at least 121 rows, one step's, got 120"),
             ({"model__source": "./nowhere"}, ModelError, r"model source \./nowhere: there is no such folder"),
             ({"source__uri": "./nowhere"}, SdpError, r"nowhere: not a dataset of sdp"),
             ({"model__start_from": "./nowhere"}, DatasetError, r"nowhere: no complete checkpoint there"),

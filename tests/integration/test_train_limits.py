@@ -224,7 +224,7 @@ def test_a_job_that_cannot_fit_its_accelerator_ends_before_anything_is_taken(
         with pytest.raises(ConfigError, match=r"data\.batch_size: expected at most \d+ for an A100-40G"):
             run(config(root, **place, data__batch_size=1000, limit=None), dry_run=dry_run)
     assert not (root / "run").exists()
-    with pytest.raises(DatasetError, match="fewer than one step's 72"):  # which is looked at later
+    with pytest.raises(DatasetError, match="expected at least 72 rows, one step's, got 60"):  # which is looked at later
         run(config(root, **place, data__batch_size=72), dry_run=True)
     run(config(root, **place, data__batch_size=8), dry_run=True)
     assert "may not fit" not in capsys.readouterr().err

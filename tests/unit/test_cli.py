@@ -129,6 +129,11 @@ def test_init_writes_files_that_the_jobs_take_and_overwrites_none(
         assert len([line for line in file.read_text().splitlines() if not line.strip().startswith("#")]) < 50
     assert main(["init", str(folder)]) == 2
     assert "download.yaml exists; choose another folder" in capsys.readouterr().err
+    assert main(["init", str(tmp_path / "new"), "--store", "bucket/mine"]) == 2
+    assert "--store: expected s3://… or gs://…, got 'bucket/mine'" in capsys.readouterr().err
+    (tmp_path / "file").touch()
+    assert main(["init", str(tmp_path / "file" / "my")]) == 2
+    assert "download.yaml: cannot be written (Not a directory); choose another place" in capsys.readouterr().err
 
 
 def test_pictures_of_ones_own_are_processed_without_a_download(tmp_path: Path) -> None:
@@ -182,6 +187,10 @@ def test_quiet_leaves_errors_and_results_alone_and_json_is_an_object_a_line(
         ("conifg", "expected a command, got the unknown command 'conifg'; did you mean sdp config?"),
         ("xyzzy", "expected a command, got the unknown command 'xyzzy'; see sdp --help"),
         ("--hlep", "expected a command, got the unknown option '--hlep'; did you mean sdp --help?"),
+        (
+            "--quiet inspect x",
+            "expected a command, got the unknown option '--quiet'; options follow the command: sdp COMMAND --quiet",
+        ),
         ("config", "config: expected show or schema, got nothing; see sdp config --help"),
         ("config shwo", "config: expected show or schema, got 'shwo'; did you mean sdp config show?"),
         (
@@ -203,6 +212,10 @@ def test_quiet_leaves_errors_and_results_alone_and_json_is_an_object_a_line(
             "config show: expected no further argument, got 'limit=3'; did you mean --set limit=3?",
         ),
         ("config schema train x", "config schema: expected no further argument, got 'x'; see sdp config schema --help"),
+        (
+            "audit x --row y",
+            "audit: argument --row: expected a whole number, got 'y'; see sdp audit --help",
+        ),
         ("config show", "config show: the following arguments are required: JOB; see sdp config show --help"),
         ("config show train --set", "config show: argument --set: expected one argument; see sdp config show --help"),
     ],

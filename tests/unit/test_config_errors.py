@@ -202,6 +202,10 @@ def test_an_unknown_key_names_the_nearest_known_one() -> None:
     assert lines("train", *MODEL, "scaling.num_workers={min: 1, mx: 2, max: 3}") == [
         f"scaling.num_workers.mx: {unknown}; did you mean scaling.num_workers.max?"
     ]
+    assert lines("train", *MODEL, "source.caption=cat", "resolutions=[64]") == [
+        f"source.caption: {unknown}; it is a key of process and dreambooth",
+        f"resolutions: {unknown}; it is a key of process",
+    ]
 
 
 def test_an_unknown_key_that_resembles_none_is_told_the_keys_that_there_are() -> None:
@@ -290,7 +294,11 @@ def test_the_usual_uris_are_accepted(uri: str) -> None:
         ("source: {uri: a, uri: b}\n", ":1:18: expected each key once, got uri a second time"),
         ("source: {uri: a\n", ":2:1: expected YAML, got a syntax error (expected ',' or '}', but got '<stream end>')"),
         ("a: b: c\n", ":1:5: expected YAML, got a syntax error (mapping values are not allowed here)"),
-        ("\ta: 1\n", ":1:1: expected YAML, got a syntax error (found character '\\t' that cannot start any token)"),
+        (
+            "\ta: 1\n",
+            ":1:1: expected YAML, got a syntax error (found character '\\t' that cannot start any token); "
+            "indent with spaces",
+        ),
         ("a: \x01\n", ":1: expected YAML, got the character U+0001"),
         ("a: &x 1\nb: *x\n", ":2:4: expected the value written out, got the alias *x"),
         ("a: !!python/name:os.system\n", ":1:4: expected plain values, got the tag "),
@@ -319,7 +327,9 @@ def test_a_file_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
     ]
     other = tmp_path / "latin.yaml"
     other.write_bytes(b"a: \xe9\n")
-    assert lines("download", path=str(other)) == [f"{other}: expected a configuration file in UTF-8, got other bytes"]
+    assert lines("download", path=str(other)) == [
+        f"{other}: expected a configuration file in UTF-8, got other bytes; save it as UTF-8"
+    ]
     large = tmp_path / "large.yaml"
     large.write_bytes(b"#" * (1 << 20) + b"#")
     assert lines("download", path=str(large))[0].endswith("expected a configuration of at most 1048576 bytes, got more")

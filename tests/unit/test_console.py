@@ -34,6 +34,7 @@ def test_a_line_is_cut_to_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> 
 def test_the_last_line_is_shown_once() -> None:
     assert shown(io.StringIO(), "1 of 2", "2 of 2", "2 of 2") == "job: 1 of 2\njob: 2 of 2\n"
     assert shown(io.StringIO(), "1 of 1", "1 of 1") == "job: 1 of 1\n"
+    assert shown(io.StringIO(), "1 of 1 · 0.0508/s", "1 of 1 · 0.0507/s") == "job: 1 of 1 · 0.0508/s\n"
 
 
 def test_what_is_shown_is_chosen_in_one_place(

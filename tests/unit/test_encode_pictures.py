@@ -126,7 +126,7 @@ def test_what_cannot_be_a_source_of_pictures_is_one_line(tmp_path: Path) -> None
     with pytest.raises(DatasetError, match=r"b.tar: not a readable tar .*; make it again"):
         rows_of(folder / "b.tar", tmp_path / "out")
     write_tar(folder / "b.tar", {"a.txt": b"no picture"})
-    with pytest.raises(DatasetError, match=r"1 files without any row"):
+    with pytest.raises(DatasetError, match=r"1 file without any row"):
         rows_of(folder / "b.tar", tmp_path / "out")
 
 

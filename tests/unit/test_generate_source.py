@@ -104,7 +104,7 @@ def test_what_is_neither_a_checkpoint_nor_a_model_is_told_so_in_a_line(model: Pa
     (tmp_path / "half").mkdir()
     (tmp_path / "half" / "model_index.json").write_text("{}")
     assert "is missing" in refusal(tmp_path / "half")
-    assert "revision must be pinned" in refusal("someone/something")
+    assert "there is no such folder, and a hub repository's revision must be pinned" in refusal("my/run")
 
 
 def test_a_checkpoint_that_lacks_its_configuration_is_told_so(model: Path, tmp_path: Path) -> None:

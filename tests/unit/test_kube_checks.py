@@ -30,9 +30,9 @@ def states(findings: list[Finding]) -> list[str]:
 @pytest.mark.parametrize(
     ("nodes", "wanted", "makers", "state", "says"),
     [
-        ([node("a", 8, A100)], (1, 1), [], "ok", "1 node with room for 1 pods, up to 1 wanted"),
-        ([node("a", 8, A100)], (0, 4), [], "warning", "room for 1 pods, up to 4 wanted"),
-        ([node("a", 8, A100)], (2, 4), [], "failed", "room for 1 pods, at least 2 wanted"),
+        ([node("a", 8, A100)], (1, 1), [], "ok", "1 node with room for 1 pod, up to 1 wanted"),
+        ([node("a", 8, A100)], (0, 4), [], "warning", "room for 1 pod, up to 4 wanted"),
+        ([node("a", 8, A100)], (2, 4), [], "failed", "room for 1 pod, at least 2 wanted"),
         ([node("a", 8, A100)], (2, 4), ["Karpenter"], "ok", "Karpenter adds more"),
         (
             [node("a", 4, A100)],

@@ -52,7 +52,7 @@ def test_one_listing_tells_what_is_left(tmp_path: Path) -> None:
 def test_an_output_with_parts_missing_cannot_be_finished(tmp_path: Path) -> None:
     output = begin_images(tmp_path)
     write_images_part(output.storage, output.pending()[0])
-    with pytest.raises(DatasetError, match=r"4 parts are missing, first parts/000000001\.parquet"):
+    with pytest.raises(DatasetError, match=r"4 parts missing, first parts/000000001\.parquet"):
         finish(output)
 
 

@@ -49,6 +49,8 @@ def test_a_relative_path_is_made_absolute_where_it_is_given(monkeypatch: pytest.
         ("ftp://host/x", "unknown scheme 'ftp'"),
         ("s3a://bucket/x", "unknown scheme 's3a'"),
         ("", "empty"),
+        ("s3:/bucket/x", "expected two slashes; write s3://bucket/x"),
+        ("S3:bucket", "expected two slashes; write S3://bucket"),
         ("s3://", "no bucket"),
         ("s3:///x", "no bucket"),
         ("s3://bucket/a//b", "segments"),

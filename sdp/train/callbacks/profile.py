@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.profiler import ProfilerActivity, profile, schedule
 
+from sdp.console import counted
 from sdp.model.checkpoints import EMA, MODEL
 from sdp.train.callbacks.base import Callback, StepReport
 from sdp.train.profile import summarize
@@ -58,7 +59,7 @@ class Profile(Callback):
         if self._profiler is not None and self._seen > self.start:
             self._end(trainer)
         elif self._seen <= self.start:
-            why = f"this job had {self._seen} steps, and profile.start lets the first {self.start} pass"
+            why = f"this job had {counted(self._seen, 'step')}, and profile.start lets the first {self.start} pass"
             trainer.checkpointer.run.record("no_profile", reason=why)
             log.warning("nothing was profiled: %s; lower it", why)
 

@@ -70,16 +70,18 @@ def _as_noted(pin: Pin, storage: Storage, kind: str) -> Dataset:
     try:
         dataset = open_dataset(storage, kind, version=pin.version)
     except NotFound:
-        raise _another(pin, "which is gone") from None
+        open_dataset(storage, kind)  # a folder without a dataset is refused as such
+        raise _another(storage.uri, pin, "which is gone") from None
     if dataset.digest != pin.digest:
-        raise _another(pin, f"manifest {pin.digest[:12]}…; now {dataset.digest[:12]}…")
+        raise _another(storage.uri, pin, f"manifest {pin.digest[:12]}…; now {dataset.digest[:12]}…")
     return dataset
 
 
-def _another(pin: Pin, what: str) -> DatasetError:
+def _another(uri: str, pin: Pin, what: str) -> DatasetError:
+    where = f" of {pin.uri}" if pin.uri != uri else ""
     return DatasetError(
-        f"{pin.uri}: not the dataset that this run was begun with (version {pin.version}, {what}); restore "
-        "it, or choose another output.uri and begin from this run's weights by model.start_from"
+        f"{uri}: not the dataset that this run was begun with (version {pin.version}{where}, {what}); restore it, or "
+        "choose another output.uri and begin from this run's weights by model.start_from"
     )
 
 

@@ -1,0 +1,179 @@
+"""Every command and every piece of YAML that a page shows is one that sdp and its charts accept."""
+
+import json
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from sdp.cli import COMMANDS, JOBS
+from sdp.cli.command import Command, CommandParser
+from sdp.config import JOBS as CONFIGURATIONS
+from sdp.config.load import draft_into
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+CLUSTER = {"kubernetes", "kubernetes-commands", "eks", "e2e", "monitoring"}
+"""Pages whose commands need a cluster, as their titles say."""
+
+_BLOCK = re.compile(r"^(?P<indent> *)```(?P<language>\w*)\n(?P<text>.*?)^ *```", re.MULTILINE | re.DOTALL)
+_INDENTED = re.compile(r"(?:^    sdp .*\n)+", re.MULTILINE)
+_INLINE = re.compile(r"`(sdp [a-z][^`]*)`")
+_REFUSED = re.compile(r"^ *sdp: .*expected", re.MULTILINE)
+"""A block that shows errors; test_config_docs.py compares them."""
+_TESTED = re.compile(r"<!-- tested: \d+ s -->\s*$")
+
+
+@dataclass(frozen=True)
+class Block:
+    page: Path
+    line: int
+    language: str
+    text: str
+    tested: bool
+    """Whether tests/integration/test_docs_examples.py runs it."""
+
+    def __str__(self) -> str:
+        return f"{self.page.relative_to(ROOT)}:{self.line}"
+
+
+def blocks(page: Path) -> Iterator[Block]:
+    text = page.read_text(encoding="utf-8")
+    for match in _BLOCK.finditer(text):
+        tested = bool(_TESTED.search(text[: match.start()]))
+        yield Block(page, text.count("\n", 0, match.start()) + 1, match["language"], match["text"], tested)
+
+
+BLOCKS = [block for page in PAGES for block in blocks(page)]
+COMMAND_BLOCKS = [each for each in BLOCKS if each.language in ("sh", "console", "") and re.search(r"\bsdp ", each.text)]
+YAML_BLOCKS = [each for each in BLOCKS if each.language == "yaml"]
+
+
+def command_lines(text: str) -> Iterator[list[str]]:
+    """Yield the words of every `sdp` command in a shell's text, without `sdp` itself."""
+    prompted = re.search(r"^ *\$ ", text, re.MULTILINE)  # then the other lines are output
+    for line in text.replace("\\\n", " ").splitlines():
+        if "sdp " not in line or (prompted and not line.lstrip().startswith("$ ")):
+            continue
+        lexer = shlex.shlex(line.strip().removeprefix("$ "), posix=True, punctuation_chars=True)
+        lexer.whitespace_split = True
+        words: list[str] = []
+        for word in [*lexer, ";"]:
+            if set(word) <= set("|;&<>()"):
+                if words[:1] == ["sdp"]:
+                    yield words[1:]
+                words = []
+            elif word == "--":  # kubectl exec POD -- sdp doctor
+                words = []
+            else:
+                words.append(word)
+
+
+def parser_of(words: list[str]) -> tuple[Command, CommandParser, list[str]]:
+    for command in COMMANDS:
+        name = command.name.split()
+        if words[: len(name)] == name:
+            parser = CommandParser(command)
+            command.arguments(parser)
+            return command, parser, words[len(name) :]
+    raise AssertionError(f"sdp {' '.join(words)}: there is no such command")
+
+
+def check_options(words: list[str]) -> None:
+    _, parser, rest = parser_of(words)
+    known = {option for action in parser._actions for option in action.option_strings}
+    assert {word.partition("=")[0] for word in rest if word.startswith("--")} <= known, words
+
+
+def check_whole(words: list[str]) -> None:
+    command, parser, rest = parser_of(words)
+    arguments, unknown = parser.parse_known_args(rest)
+    assert not unknown, words
+    job = command.name if command.name in JOBS else str(getattr(arguments, "job", "")).split("-")[0]
+    if getattr(arguments, "set", None):
+        draft_into(CONFIGURATIONS[job], None, arguments.set, part=True)
+
+
+@pytest.mark.parametrize("block", COMMAND_BLOCKS, ids=str)
+def test_a_command_that_a_page_shows_is_one_that_sdp_takes(block: Block) -> None:
+    if _REFUSED.search(block.text):
+        return
+    for words in command_lines(block.text):
+        check_whole(words)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_a_command_named_in_a_sentence_has_the_options_that_it_is_shown_with(page: Path) -> None:
+    prose = _BLOCK.sub("", page.read_text(encoding="utf-8"))
+    for code in _INLINE.findall(prose):
+        for words in command_lines(code.replace("\n", " ")):
+            check_options(words)
+    assert not _INDENTED.search(prose), "fence it, so that the tests find it"
+
+
+@pytest.mark.parametrize("block", COMMAND_BLOCKS, ids=str)
+def test_what_no_test_runs_needs_a_bucket_or_a_cluster_as_the_page_shows(block: Block) -> None:
+    if block.tested or block.page.stem in CLUSTER or not list(command_lines(block.text)):
+        return
+    if _REFUSED.search(block.text):
+        return
+    examples = [each.text for each in BLOCKS if each.page == block.page and each.language == "yaml"]
+    of_bucket = {m[1] for text in examples if "s3://" in text and (m := re.match(r"# (?:a )?([\w-]+\.yaml)", text))}
+    for words in command_lines(block.text):
+        config = words[words.index("--config") + 1] if "--config" in words else ""
+        cluster = words[0] in ("doctor", "submit", "status", "logs", "stop")
+        assert config in of_bucket or cluster or any(word.startswith("s3://") for word in words), (str(block), words)
+
+
+@pytest.mark.parametrize("block", YAML_BLOCKS, ids=str)
+def test_yaml_that_a_page_shows_is_accepted(block: Block, tmp_path: Path) -> None:
+    """As a job's file or a part of one, or as values of a chart; a Kubernetes object is the cluster's business."""
+    text = re.sub(r"\b[A-Z]{4,}\b", lambda place: place[0].lower(), block.text)  # BUCKET, REGISTRY: the reader's own
+    data = yaml.safe_load(text)
+    if "apiVersion" in data or "Argo CD" in block.text:
+        return
+    job = {"training-data": "train"}.get(block.page.stem, block.page.stem)
+    named = re.match(r"# (?:a )?(\w+)[\w-]*\.yaml", block.text)
+    job = named[1] if named and named[1] in CONFIGURATIONS else job
+    if job in CONFIGURATIONS:
+        (tmp_path / "part.yaml").write_text(text, encoding="utf-8")
+        draft_into(CONFIGURATIONS[job], str(tmp_path / "part.yaml"), part=True)
+        return
+    charts = [
+        chart
+        for chart in sorted((ROOT / "charts").iterdir())
+        if data.keys() <= yaml.safe_load((chart / "values.yaml").read_text()).keys()
+    ]
+    assert charts, "no job and no chart has these keys"
+    values = merged(yaml.safe_load((charts[0] / "values.yaml").read_text()), data)
+    jsonschema.validate(values, json.loads((charts[0] / "values.schema.json").read_text()))
+
+
+def merged(values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """Return a chart's values as Helm merges a file into them."""
+    both = {
+        key: merged(values[key], changes[key])
+        for key in values.keys() & changes.keys()
+        if isinstance(values[key], dict)
+    }
+    return {**values, **changes, **both}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_targets_modules_and_files_of_a_command_exist(page: Path) -> None:
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for block in blocks(page):
+        if block.language not in ("sh", "console"):
+            continue
+        assert set(re.findall(r"^(?:\$ )?make ([\w-]+)", block.text, re.MULTILINE)) <= targets
+        for module in re.findall(r"python -m ([\w.]+)", block.text):
+            path = ROOT / module.replace(".", "/")
+            assert path.with_suffix(".py").exists() or (path / "__main__.py").exists(), module
+        for file in re.findall(r"(?<![\w/.-])(?:charts|manifests|scripts)/[\w./-]+", block.text):
+            assert (ROOT / file).exists(), file
