@@ -34,7 +34,7 @@ def check_cluster(url: str, ray_version: str, nodes: int, token: str) -> str:
                 raise
         else:
             raise SdpError(f"{url}: the head answers without the token; check auth.mode and restart the head")
-    version = str(_json(f"{url}/api/version", token).get("ray_version"))
+    version = str(_json(f"{url}/api/version", token)["ray_version"])
     if version != ray_version:
         raise SdpError(f"rayVersion: expected the image's version, {version}, got {ray_version}; set the value")
     jobs = _json(f"{url}/api/jobs/", token)
@@ -47,12 +47,12 @@ def check_cluster(url: str, ray_version: str, nodes: int, token: str) -> str:
 
 
 def check_monitoring(url: str, pools: Sequence[str], groups: Sequence[str]) -> str:
-    """Check that Prometheus has the release's scrape jobs and rules, and that its targets are up; return their number."""
+    """Check that Prometheus has the release's scrape jobs and rules and reaches its targets; return a summary."""
     known = set(_json(f"{url}/api/v1/scrape_pools")["data"]["scrapePools"])
     if missing := sorted(set(pools) - known):
         raise SdpError(
-            f"{url}: no scrape job {', '.join(missing)}; Prometheus takes a minute to load them, and selects PodMonitors "
-            "by their labels (monitorLabels)"
+            f"{url}: no scrape job {', '.join(missing)}; Prometheus takes a minute to load them, and selects "
+            "PodMonitors by their labels (monitorLabels)"
         )
     loaded = {group["name"] for group in _json(f"{url}/api/v1/rules")["data"]["groups"]}
     if missing := sorted(set(groups) - loaded):
@@ -93,7 +93,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SdpError as error:
         say(str(error), level="error")
     except (OSError, ValueError, KeyError, TypeError) as error:  # no answer, or none of Ray's or Prometheus's
-        say(f"{options.url}: {one_line(error) or type(error).__name__}; check that it runs and may be reached", level="error")
+        say(
+            f"{options.url}: {one_line(error) or type(error).__name__}; check that it runs and may be reached",
+            level="error",
+        )
     else:
         return 0
     return 1

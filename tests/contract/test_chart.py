@@ -91,7 +91,7 @@ def unknown_fields(value: Any, kind: str, at: str) -> Iterator[str]:
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_every_field_is_one_that_kubernetes_and_kuberay_know(render: Render, example: str) -> None:
     manifests = render(example)
-    kinds = {"ServiceAccount": "V1", "ConfigMap": "V1", "NetworkPolicy": "V1", "PodDisruptionBudget": "V1"}
+    kinds = dict.fromkeys(("ServiceAccount", "ConfigMap", "NetworkPolicy", "PodDisruptionBudget", "Pod"), "V1")
     for manifest in manifests:
         if manifest["kind"] in kinds:
             unknown = list(unknown_fields(manifest, kinds[manifest["kind"]] + manifest["kind"], manifest["kind"]))

@@ -500,9 +500,10 @@ def test_without_the_operator_there_are_annotations_and_a_configuration_that_say
 @pytest.mark.parametrize(
     ("settings", "kinds"),
     [
-        (["exporter.enabled=false"], {"PodMonitor", "PrometheusRule", "ConfigMap"}),
-        (["exporter.enabled=false", "ray.enabled=false"], {"PrometheusRule", "ConfigMap"}),
-        (["rules.enabled=false", "dashboards.enabled=false"], {"PodMonitor", "DaemonSet", "NetworkPolicy"}),
+        (["exporter.enabled=false"], {"PodMonitor", "PrometheusRule", "ConfigMap", "Pod"}),
+        (["exporter.enabled=false", "ray.enabled=false"], {"PrometheusRule", "ConfigMap", "Pod"}),
+        (["exporter.enabled=false", "exporter.image.repository="], {"PodMonitor", "PrometheusRule", "ConfigMap"}),
+        (["rules.enabled=false", "dashboards.enabled=false"], {"PodMonitor", "DaemonSet", "NetworkPolicy", "Pod"}),
     ],
 )
 def test_nothing_is_rendered_that_was_not_asked_for(render: Render, settings: list[str], kinds: set[str]) -> None:
