@@ -285,7 +285,7 @@ def test_every_query_can_be_narrowed_down_by_the_variables() -> None:
 @NEEDS_HELM
 def test_every_object_is_one_that_kubernetes_and_the_operator_know(render: Render) -> None:
     manifests = render()
-    kinds = {"DaemonSet": "V1DaemonSet", "ConfigMap": "V1ConfigMap", "NetworkPolicy": "V1NetworkPolicy"}
+    kinds = {"DaemonSet": "V1DaemonSet", "ConfigMap": "V1ConfigMap", "NetworkPolicy": "V1NetworkPolicy", "Pod": "V1Pod"}
     for manifest in manifests:
         if manifest["kind"] in kinds:
             assert list(unknown_fields(manifest, kinds[manifest["kind"]], manifest["kind"])) == []
