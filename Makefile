@@ -13,7 +13,7 @@ TESTS ?= tests/unit tests/contract tests/integration
 export PYTHON
 RUN := .venv/bin/python
 
-.PHONY: help venv demo test chaos check format bench e2e e2e-cluster lock clean distclean
+.PHONY: help venv demo test chaos check format bench e2e e2e-cluster site lock clean distclean
 
 help: ## say what there is
 	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -46,6 +46,9 @@ e2e: e2e-cluster venv ## run the tests that need a Kubernetes: KUBECONFIG=... ma
 
 e2e-cluster:
 	@test -n "$(KUBECONFIG)" || { echo "make e2e: set KUBECONFIG to the file of a cluster in which the tests may create and delete namespaces" >&2; exit 2; }
+
+site: ## build the pages of docs/ as a site into build/site; a broken link is an error
+	@sh scripts/site.sh $(ARGS)
 
 lock: ## resolve the ranges of pyproject.toml into requirements.lock, keeping what still fits (ARGS=--upgrade to renew)
 	@sh scripts/lock.sh $(ARGS)

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Resolve the ranges of pyproject.toml into requirements.lock: one lock for Python 3.11 to 3.13 on Linux and macOS, with
 # every version pinned, every file hashed and no registry's address. Pins that still fit are kept. The images' locks are
-# subsets of it, so that images install nothing without a hash.
+# subsets of it, so that images install nothing without a hash. The site's tools have a lock of their own, scripts/site.lock.
 set -eu
 cd "$(dirname "$0")/.."
 uv=$(sh scripts/uv.sh --pinned) # other versions of uv may write the same lock differently
@@ -15,6 +15,7 @@ resolve() { # file requirements-and-options...
 
 resolve requirements.lock pyproject.toml --extra worker --extra fp8 --extra exporter --group dev "$@"
 resolve images/ray/requirements.lock pyproject.toml --extra worker --extra fp8 --constraint requirements.lock --upgrade
+resolve scripts/site.lock --group docs "$@"
 # Only the packages that sdp.exporter imports: 12 MB instead of 400.
 printf 'nvidia-ml-py\nprometheus-client\n' |
     resolve images/exporter/requirements.lock - --constraint requirements.lock --upgrade

@@ -1,3 +1,3 @@
 """Pre-train Stable Diffusion: download, process, train, generate, on Ray and Kubernetes."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

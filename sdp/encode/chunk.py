@@ -17,6 +17,8 @@ class SourceRow:
     key: str
     image: bytes | memoryview | None
     caption: str | None
+    error: str = ""
+    """The downloader's reason for leaving no image, where its table has one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,7 +95,8 @@ def open_pictures(
         "pictures": tuple(file for file in files if file.uri.lower().endswith(PICTURES)),
         "tars": tuple(file for file in files if file.uri.lower().endswith(TAR)),
     }
-    kinds["Parquet files"] = tuple(file for file in files if not file.uri.lower().endswith((TAR, TEXT, *PICTURES)))
+    others = (TAR, TEXT, ".json", *PICTURES)  # a pattern may match the JSON beside pictures, too
+    kinds["Parquet files"] = tuple(file for file in files if not file.uri.lower().endswith(others))
     present = [kind for kind, members in kinds.items() if members]
     if not present:
         raise UserError(f"{key}.uri: no pictures, tars or Parquet files at {uri}; check the address")

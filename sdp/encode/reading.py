@@ -34,6 +34,8 @@ PICTURES = (".png", ".jpg", ".jpeg", ".webp")
 TAR = ".tar"
 TEXT = ".txt"
 """File suffix of an image's caption, which has the image's name."""
+STATUS = ("status", "error_message")
+"""Columns in which img2dataset says why a row has no image."""
 _FILES_AT_ONCE = 16
 _FOOTERS = 64
 _FEW = 32
@@ -194,9 +196,13 @@ def _rows_of(table: pa.Table, rows: NDArray[np.int64], columns: Columns) -> Iter
     keys, captions = (
         table[name] if name in table.column_names else [None] * len(rows) for name in ("key", columns.caption)
     )
-    for row, key, image, caption in zip(rows.tolist(), keys, table[columns.image], captions, strict=True):
+    statuses = [table[name] for name in STATUS if name in table.column_names]
+    for at, (row, key, image, caption) in enumerate(
+        zip(rows.tolist(), keys, table[columns.image], captions, strict=True)
+    ):
         text = _text(caption) if columns.text is None else columns.text
-        yield SourceRow(row, _text(key) or f"{row:012d}", _bytes(image), text)
+        error = "" if image.is_valid else ": ".join(filter(None, (_text(each[at]) for each in statuses)))
+        yield SourceRow(row, _text(key) or f"{row:012d}", _bytes(image), text, error)
 
 
 def _bytes(value: pa.Scalar) -> memoryview | None:
@@ -221,7 +227,7 @@ def _text(value: pa.Scalar | None) -> str | None:
 def _read(span: _Span, columns: Columns | None, options: StorageOptions | None) -> tuple[pa.Table, NDArray[np.int64]]:
     """Return those of the columns that exist, and the addresses; without columns, the addresses alone."""
     group, start, stop = span
-    names = () if columns is None else ("key", columns.image, columns.caption)
+    names = () if columns is None else ("key", columns.image, columns.caption, *STATUS)
     if group.first_row is None:
         table = _read_group(group, ("row", *names), options).slice(start, stop - start)
         return table, table["row"].to_numpy()
@@ -239,7 +245,7 @@ def _read(span: _Span, columns: Columns | None, options: StorageOptions | None) 
         raise DatasetError(f"{group.uri}: changed while it was read; start again")
     kinds = (pa.string(), pa.binary(), pa.string())
     values = [pa.array(each, kind) for each, kind in zip(zip(*samples, strict=True), kinds, strict=True)]
-    return pa.table(values, names), rows
+    return pa.table(values, ("key", columns.image, columns.caption)), rows
 
 
 _Sample = tuple[str, bytes | None, str | None]

@@ -165,7 +165,7 @@ class Transform:
 
     def _item(self, source: SourceRow) -> "_Item":
         if source.image is None:
-            raise RowError("empty", "the row has no image")
+            raise RowError("empty", source.error or "the row has no image")
         if source.caption is None or not source.caption.strip():
             raise RowError("no_caption", "")
         bucket, crop = self._crop(source.image, source.row)

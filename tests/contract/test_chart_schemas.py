@@ -29,6 +29,7 @@ KINDS = {
     "NetworkPolicy": kubernetes.client.V1NetworkPolicy,
     "PodDisruptionBudget": kubernetes.client.V1PodDisruptionBudget,
     "DaemonSet": kubernetes.client.V1DaemonSet,
+    "Pod": kubernetes.client.V1Pod,
 }
 OPERATOR_S = {"PodMonitor", "PrometheusRule"}
 """Kinds of the Prometheus Operator, whose schemas are nowhere without a network."""
@@ -158,7 +159,9 @@ def test_an_api_server_would_take_the_monitoring_chart_too(
 ) -> None:
     done = monitoring.helm_template(tool("helm"), f"mode={mode}", "exporter.networkPolicy.enabled=true")
     manifests = [each for each in parsed(done.stdout) if each["kind"] not in OPERATOR_S]
-    assert {"DaemonSet", "NetworkPolicy", "ConfigMap"} == {each["kind"] for each in manifests}
+    assert {"DaemonSet", "NetworkPolicy", "ConfigMap", *(["Pod"] * (mode == "operator"))} == {
+        each["kind"] for each in manifests
+    }
     assert judged(yaml.safe_dump_all(manifests)) == (len(manifests), [])
     assert list(twice(manifests)) == []
 
@@ -255,7 +258,7 @@ def test_every_label_that_something_is_found_by_is_one_that_pods_have(
             for expression in manifest["spec"]["podSelector"].get("matchExpressions", []):
                 assert set(expression["values"]) <= set(labels), "groups that there are"
         if manifest["kind"] == "PodDisruptionBudget":
-            assert found(manifest["spec"]["selector"]) == {"head"}
+            assert found(manifest["spec"]["selector"]) == {manifest["metadata"]["name"].removeprefix(f"{name}-")}
     for group, template in pods(cluster).items():
         assert template["metadata"]["labels"]["sdp/group"] == group
         for spread in template["spec"].get("topologySpreadConstraints", []):

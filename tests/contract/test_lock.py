@@ -75,7 +75,7 @@ def test_every_entry_is_one_exact_version_with_hashes() -> None:
         assert "*" not in pin.version, entry[0]
 
 
-@pytest.mark.parametrize("lock", ["requirements.lock", "scripts/uv.lock"])
+@pytest.mark.parametrize("lock", ["requirements.lock", "scripts/uv.lock", "scripts/site.lock"])
 def test_a_lock_names_no_address_and_no_option_but_hashes(lock: str) -> None:
     text = (ROOT / lock).read_text()
     assert "/" not in text

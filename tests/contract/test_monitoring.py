@@ -285,7 +285,7 @@ def test_every_query_can_be_narrowed_down_by_the_variables() -> None:
 @NEEDS_HELM
 def test_every_object_is_one_that_kubernetes_and_the_operator_know(render: Render) -> None:
     manifests = render()
-    kinds = {"DaemonSet": "V1DaemonSet", "ConfigMap": "V1ConfigMap", "NetworkPolicy": "V1NetworkPolicy"}
+    kinds = {"DaemonSet": "V1DaemonSet", "ConfigMap": "V1ConfigMap", "NetworkPolicy": "V1NetworkPolicy", "Pod": "V1Pod"}
     for manifest in manifests:
         if manifest["kind"] in kinds:
             assert list(unknown_fields(manifest, kinds[manifest["kind"]], manifest["kind"])) == []
@@ -419,6 +419,50 @@ def test_selectors_match_what_is_there(render: Render) -> None:
                 assert manifest["metadata"]["labels"]["release"] == "kube-prometheus-stack"
 
 
+KUBE_PROMETHEUS_STACK = {
+    "podMonitorSelector": {"release": "kube-prometheus-stack"},
+    "ruleSelector": {"release": "kube-prometheus-stack"},
+    "sidecar": {"grafana_dashboard": "1"},
+}
+"""What kube-prometheus-stack 88.5.3, rendered under this name with its default values, selects in every namespace: its
+Prometheus with empty namespace selectors, Grafana's sidecar with searchNamespace ALL."""
+
+
+@NEEDS_HELM
+def test_kube_prometheus_stack_selects_everything_that_is_for_it(render: Render) -> None:
+    selectors = {"PodMonitor": "podMonitorSelector", "PrometheusRule": "ruleSelector", "ConfigMap": "sidecar"}
+    seen = set()
+    for manifest in render():
+        if manifest["kind"] in selectors:
+            wanted = KUBE_PROMETHEUS_STACK[selectors[manifest["kind"]]]
+            assert wanted.items() <= manifest["metadata"]["labels"].items(), manifest["metadata"]["name"]
+            seen.add(manifest["kind"])
+    assert seen == set(selectors)
+
+
+@NEEDS_HELM
+def test_helm_test_asks_prometheus_for_all_that_the_release_has(render: Render) -> None:
+    """By the operator's names of scrape jobs, with no right at Kubernetes and no role."""
+
+    def asked(*settings: str) -> tuple[str, set[str]]:
+        manifests = render(*settings)
+        spec = one(manifests, "Pod")["spec"]
+        assert spec["automountServiceAccountToken"] is False
+        assert spec["securityContext"]["runAsNonRoot"] is True
+        (container,) = spec["containers"]
+        assert container["command"][:4] == ["python", "-m", "sdp.kube.helm_test", "monitoring"]
+        return container["command"][4], set(container["args"])
+
+    manifests = render()
+    pools = {f"--pool=podMonitor/default/{m['metadata']['name']}/0" for m in manifests if m["kind"] == "PodMonitor"}
+    groups = {f"--group={group['name']}" for group in one(manifests, "PrometheusRule")["spec"]["groups"]}
+    assert asked() == ("http://prometheus-operated.default.svc:9090", pools | groups)
+    assert asked("test.prometheusUrl=http://elsewhere:9090")[0] == "http://elsewhere:9090"
+    assert not {word for word in asked("exporter.enabled=false")[1] if "exporter" in word}
+    plain = asked("mode=plain", "test.prometheusUrl=http://prometheus", "rules.enabled=false")
+    assert plain == ("http://prometheus", {"--pool=sdp-ray-head", "--pool=sdp-ray-worker"})
+
+
 @NEEDS_HELM
 def test_dashboards_come_as_config_maps_that_grafana_s_sidecar_finds(render: Render) -> None:
     maps = [m for m in render() if m["kind"] == "ConfigMap"]
@@ -472,7 +516,7 @@ def test_without_the_operator_there_are_annotations_and_a_configuration_that_say
     render: Render, tool: Callable[[str], Path], tmp_path: Path
 ) -> None:
     plain, operator = render("mode=plain"), render()
-    assert {m["kind"] for m in plain} == {"DaemonSet", "ConfigMap", "NetworkPolicy"}
+    assert {m["kind"] for m in plain} == {"DaemonSet", "ConfigMap", "NetworkPolicy"}, "and no test without an address"
     annotations = one(plain, "DaemonSet")["spec"]["template"]["metadata"]["annotations"]
     assert annotations["prometheus.io/scrape"] == "true"
     assert annotations["prometheus.io/port"] == "9850"
@@ -500,9 +544,10 @@ def test_without_the_operator_there_are_annotations_and_a_configuration_that_say
 @pytest.mark.parametrize(
     ("settings", "kinds"),
     [
-        (["exporter.enabled=false"], {"PodMonitor", "PrometheusRule", "ConfigMap"}),
-        (["exporter.enabled=false", "ray.enabled=false"], {"PrometheusRule", "ConfigMap"}),
-        (["rules.enabled=false", "dashboards.enabled=false"], {"PodMonitor", "DaemonSet", "NetworkPolicy"}),
+        (["exporter.enabled=false"], {"PodMonitor", "PrometheusRule", "ConfigMap", "Pod"}),
+        (["exporter.enabled=false", "ray.enabled=false"], {"PrometheusRule", "ConfigMap", "Pod"}),
+        (["exporter.enabled=false", "exporter.image.repository="], {"PodMonitor", "PrometheusRule", "ConfigMap"}),
+        (["rules.enabled=false", "dashboards.enabled=false"], {"PodMonitor", "DaemonSet", "NetworkPolicy", "Pod"}),
     ],
 )
 def test_nothing_is_rendered_that_was_not_asked_for(render: Render, settings: list[str], kinds: set[str]) -> None:

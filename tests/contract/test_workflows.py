@@ -73,4 +73,9 @@ def test_a_release_whose_parts_have_other_versions_is_refused_part_by_part(relea
 
 def test_this_repository_is_of_one_version() -> None:
     version = yaml.safe_load((ROOT / "charts" / "sdp-cluster" / "Chart.yaml").read_text())["version"]
-    assert [line for line in release_notes.problems(version) if "CHANGELOG" not in line] == []
+    assert release_notes.problems(version) == []
+    pages = [*ROOT.glob("docs/*.md"), *ROOT.glob("manifests/*.yaml"), *ROOT.glob("images/*/Dockerfile")]
+    tags = {
+        tag for page in pages for tag in re.findall(r"(?:ray|exporter|\$image):(\d+\.\d+\.\d+)\b", page.read_text())
+    }
+    assert tags == {version}, "the images that pages and manifests name"

@@ -1,9 +1,15 @@
 """`sdp submit`, `status`, `logs`, `stop` and `doctor` from outside, against a real API server, operator and Ray."""
 
 import json
+from collections.abc import Callable
 
 from tests.e2e import jobs
 from tests.e2e.kube import Kube
+
+
+def test_helm_test_finds_the_release_running(cluster: Kube, helm: Callable[..., str]) -> None:
+    helm("test", "--timeout", "120s")
+    assert "Ray 2.60.0 has 2 nodes" in cluster.run("logs", "pod/sdp-test")
 
 
 def test_submit_follows_a_job_to_its_end_and_prints_its_log(cluster: Kube, images: str) -> None:

@@ -29,6 +29,7 @@ import yaml
 
 from sdp.cli import main
 from sdp.datasets.inspect import describe
+from sdp.kube import helm_test
 from sdp.kube.rayjob import RayJobOptions, make_rayjob
 from sdp.storage import open_storage
 from tests.download_kit import plain_urls, write_urls
@@ -145,6 +146,19 @@ def test_nobody_runs_anything_without_the_token(ray: Ray, token: str) -> None:
             replace(ray, token=token).ask(method, path, body)
         assert refused.value.code in (401, 403)
     assert ray.ask("GET", "/api/jobs/") == []
+
+
+def test_helm_test_finds_a_head_that_runs(
+    ray: Ray, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    version = ray.ask("GET", "/api/version")["ray_version"]
+    words = ["cluster", f"http://127.0.0.1:{ray.port}", "--ray-version", version, "--nodes", "1"]
+    monkeypatch.setenv(helm_test.TOKEN_ENV, ray.token)
+    assert helm_test.main(words) == 0
+    assert capsys.readouterr().err.startswith(f"Ray {version} has 1 nodes and knows ")
+    monkeypatch.setenv(helm_test.TOKEN_ENV, "another")
+    assert helm_test.main(words) == 1
+    assert "403" in capsys.readouterr().err
 
 
 @pytest.fixture

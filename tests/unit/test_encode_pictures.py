@@ -90,6 +90,60 @@ def test_tars_of_webdataset_are_a_row_for_each_sample(tmp_path: Path) -> None:
     assert told(rows_of(tmp_path / "tars", tmp_path / "other", caption="alt"))[6][3] == "other"
 
 
+def write_like_img2dataset(root: Path, form: str) -> None:
+    """Two images and a failure, as the writers of img2dataset 1.47 lay them out."""
+    table = [
+        {"key": "000000000", "caption": "number 0", "status": "success", "error_message": None},
+        {"key": "000000001", "caption": "1", "status": "failed_to_download", "error_message": "HTTP Error 404: gone"},
+        {"key": "000000002", "caption": "number 2", "status": "success", "error_message": None},
+    ]
+    images = {each["key"]: picture(n) for n, each in enumerate(table) if each["status"] == "success"}
+    root.mkdir()
+    (root / "00000_stats.json").write_text('{"count": 3, "successes": 2}')
+    if form == "parquet":
+        pq.write_table(
+            pa.Table.from_pylist([{**each, "jpg": images.get(each["key"])} for each in table]), root / "0.parquet"
+        )
+        return
+    pq.write_table(pa.Table.from_pylist(table), root / "00000.parquet")
+    members = {
+        f"{each['key']}.{suffix}": data
+        for each in table
+        if each["key"] in images
+        for suffix, data in (
+            ("jpg", images[each["key"]]),
+            ("txt", each["caption"].encode()),
+            ("json", json.dumps(each).encode()),
+        )
+    }
+    if form == "webdataset":
+        write_tar(root / "00000.tar", members)
+        return
+    (root / "00000").mkdir()
+    for name, data in members.items():
+        (root / "00000" / name).write_bytes(data)
+
+
+@pytest.mark.parametrize(("form", "pattern"), [("webdataset", "*.tar"), ("files", "*/*")])
+def test_what_img2dataset_has_written_is_a_source_by_a_pattern(tmp_path: Path, form: str, pattern: str) -> None:
+    write_like_img2dataset(tmp_path / "old", form)
+    rows = told(rows_of(tmp_path / "old" / pattern, tmp_path / "out"))
+    assert rows == [(0, "000000000", picture(0), "number 0"), (1, "000000002", picture(2), "number 2")]
+    with pytest.raises(UserError, match=r"both .* and Parquet files; name a folder or a pattern of one kind"):
+        rows_of(tmp_path / "old", tmp_path / "both")
+
+
+def test_parquet_of_img2dataset_keeps_the_status_of_rows_without_an_image(tmp_path: Path) -> None:
+    write_like_img2dataset(tmp_path / "old", "parquet")
+    rows = rows_of(tmp_path / "old", tmp_path / "out", image="jpg")
+    assert told(rows) == [
+        (0, "000000000", picture(0), "number 0"),
+        (1, "000000001", b"", "1"),
+        (2, "000000002", picture(2), "number 2"),
+    ]
+    assert [row.error for row in rows] == ["", "failed_to_download: HTTP Error 404: gone", ""]
+
+
 def test_drawn_samples_are_rows_with_their_prompts_and_addresses(tmp_path: Path) -> None:
     pq.write_table(pa.table({"prompt": [f"p{n}" for n in range(6)]}), tmp_path / "prompts.parquet")
     storage = open_storage(str(tmp_path / "samples"))

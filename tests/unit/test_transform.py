@@ -196,6 +196,12 @@ def test_rows_that_cannot_be_used_keep_their_reason_and_hold_up_nobody(tokenizer
     assert len(chunk.crops[64][0].values) == len(chunk.tokens) == 2
 
 
+def test_a_row_without_an_image_keeps_its_downloader_s_reason(tokenizer: CLIPTokenizer) -> None:
+    rows = [SourceRow(0, "", None, "x"), SourceRow(1, "", None, "x", "failed_to_download: HTTP Error 404")]
+    details = [outcome.detail for outcome in transformed(tokenizer, rows).outcomes]
+    assert details == ["the row has no image", "failed_to_download: HTTP Error 404"]
+
+
 def test_a_chunk_of_nothing_but_failures_is_a_chunk(tokenizer: CLIPTokenizer) -> None:
     chunk = transformed(tokenizer, [source(1, b"x")])
     assert len(chunk) == 0

@@ -3,6 +3,7 @@
 {{- include "sdp.check-required" . -}}
 {{- include "sdp.check-ineffective" . -}}
 {{- include "sdp.check-labels" . -}}
+{{- include "sdp.check-scheduler" (dict "path" "head" "root" . "pod" .Values.head) -}}
 {{- include "sdp.check-memory" (dict "path" "head" "pod" .Values.head) -}}
 {{- include "sdp.check-containers" (dict "path" "head" "pod" .Values.head) -}}
 {{- range $name, $own := .Values.groups -}}
@@ -24,6 +25,14 @@
 {{- end -}}
 {{- if and (eq .Values.auth.mode "token") (semverCompare "<2.52.0-0" .Values.rayVersion) -}}
 {{- fail (printf "rayVersion: expected 2.52.0 or later, which supports tokens, got %s; or set auth.mode to disabled" .Values.rayVersion) -}}
+{{- end -}}
+{{- with .Values.queue -}}
+{{- if and .manager (not .name) -}}
+{{- fail (printf "queue.name: required with queue.manager %s: the name of its queue" .manager) -}}
+{{- end -}}
+{{- if and .name (not .manager) -}}
+{{- fail (printf "queue.manager: required with queue.name (%s): kueue, volcano or kai" .name) -}}
+{{- end -}}
 {{- end -}}
 {{- with .Values.monitoring -}}
 {{- if and .grafana.url (not .prometheus.url) -}}
@@ -87,6 +96,14 @@
 {{- end -}}
 {{- end -}}
 
+{{/* Refuse a scheduler other than the queue's. Takes path, root and pod. */}}
+{{- define "sdp.check-scheduler" -}}
+{{- $scheduler := (include "sdp.queue" .root | fromYaml).scheduler -}}
+{{- if and $scheduler .pod.schedulerName -}}
+{{- fail (printf "%s.schedulerName: expected none with queue.manager %s, which sets it for every pod, got %s" .path .root.Values.queue.manager .pod.schedulerName) -}}
+{{- end -}}
+{{- end -}}
+
 {{- define "sdp.check-memory" -}}
 {{- if ge (include "sdp.bytes" .pod.shmSize | float64) (include "sdp.bytes" .pod.memory | float64) -}}
 {{- fail (printf "%s.shmSize: expected less than memory (%s), which it is part of, got %s" .path .pod.memory .pod.shmSize) -}}
@@ -128,6 +145,11 @@
 {{- fail (printf "%s.replicas: expected from minReplicas (%d) to maxReplicas (%d), got %d" $path (int $group.minReplicas) (int $group.maxReplicas) (int $group.replicas)) -}}
 {{- end -}}
 {{- end -}}
+{{- $most := include "sdp.most-pods" (dict "Values" .root.Values "group" $group) | int -}}
+{{- if gt (int $group.minAvailable) $most -}}
+{{- fail (printf "%s.minAvailable: expected at most the group's pods (%d), got %d" $path $most (int $group.minAvailable)) -}}
+{{- end -}}
+{{- include "sdp.check-scheduler" (dict "path" $path "root" .root "pod" $group) -}}
 {{- include "sdp.check-memory" (dict "path" $path "pod" $group) -}}
 {{- include "sdp.check-containers" (dict "path" $path "pod" $group) -}}
 {{- include "sdp.check-gpus" (dict "path" $path "root" .root "group" $group) -}}

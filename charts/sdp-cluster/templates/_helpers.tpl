@@ -181,9 +181,63 @@ ephemeral-storage: {{ . }}
 {{- max 1 (sub (int .terminationGracePeriodSeconds) 20) -}}
 {{- end -}}
 
+{{/*
+Return what the queue's manager reads: labels and annotations of the RayCluster, and every pod's scheduler and annotations.
+Volcano takes a pod's queue from its annotation; the label is for KubeRay's own support of Volcano.
+*/}}
+{{- define "sdp.queue" -}}
+{{- with .Values.queue -}}
+{{- if eq .manager "kueue" }}
+labels: {kueue.x-k8s.io/queue-name: {{ .name }}}
+{{- if $.Values.autoscaling.enabled }}
+annotations: {kueue.x-k8s.io/elastic-job: "true"}
+{{- end }}
+{{- else if eq .manager "volcano" }}
+labels: {volcano.sh/queue-name: {{ .name }}}
+scheduler: volcano
+podAnnotations: {scheduling.volcano.sh/queue-name: {{ .name }}}
+{{- else if eq .manager "kai" }}
+labels: {kai.scheduler/queue: {{ .name }}}
+scheduler: kai-scheduler
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{/*
+Return a pod's affinity: the settings' own, or the default by GPUs; and, with colocateBy, affinity to the group's other pods.
+Takes the arguments of sdp.pod.
+*/}}
+{{- define "sdp.affinity" -}}
+{{- $s := .settings -}}
+{{- $affinity := deepCopy ($s.affinity | default dict) -}}
+{{- if not $affinity -}}
+{{- $expression := dict -}}
+{{- if eq (int (default 0 $s.gpus)) 0 -}}{{/* otherwise it could keep a node alive that costs a hundred times as much */}}
+{{- $expression = dict "key" "nvidia.com/gpu.product" "operator" "DoesNotExist" -}}
+{{- else -}}
+{{- with include "sdp.products" . -}}
+{{- $expression = dict "key" "nvidia.com/gpu.product" "operator" "In" "values" (fromJsonArray .) -}}
+{{- end -}}
+{{- end -}}
+{{- if $expression -}}
+{{- $terms := list (dict "matchExpressions" (list $expression)) -}}
+{{- $_ := set $affinity "nodeAffinity" (dict "requiredDuringSchedulingIgnoredDuringExecution" (dict "nodeSelectorTerms" $terms)) -}}
+{{- end -}}
+{{- end -}}
+{{- with $s.colocateBy -}}
+{{- $labels := dict "ray.io/cluster" (include "sdp.name" $.root) "sdp/group" $.name -}}
+{{- $term := dict "topologyKey" . "labelSelector" (dict "matchLabels" $labels) -}}
+{{- $pods := get $affinity "podAffinity" | default dict -}}
+{{- $required := append (get $pods "requiredDuringSchedulingIgnoredDuringExecution" | default list) $term -}}
+{{- $_ := set $affinity "podAffinity" (set $pods "requiredDuringSchedulingIgnoredDuringExecution" $required) -}}
+{{- end -}}
+{{- with $affinity }}{{ toYaml . }}{{ end -}}
+{{- end -}}
+
 {{/* Return a pod's annotations from the values; a group's own override the others. Takes the arguments of sdp.pod. */}}
 {{- define "sdp.annotations" -}}
-{{- with merge (deepCopy (default dict .settings.annotations)) (default dict .root.Values.podAnnotations) }}{{ toYaml . }}{{ end -}}
+{{- $queue := (include "sdp.queue" .root | fromYaml).podAnnotations | default dict -}}
+{{- with merge (deepCopy (default dict .settings.annotations)) (default dict .root.Values.podAnnotations) $queue }}{{ toYaml . }}{{ end -}}
 {{- end -}}
 
 {{/* Return the environment that the chart sets for a pod, as name: value. Takes the arguments of sdp.pod. */}}
@@ -325,10 +379,13 @@ spec:
   shareProcessNamespace: true
   terminationGracePeriodSeconds: {{ int $s.terminationGracePeriodSeconds }}
   enableServiceLinks: false
-  {{- range $key := list "priorityClassName" "runtimeClassName" "schedulerName" }}
+  {{- range $key := list "priorityClassName" "runtimeClassName" }}
   {{- with get $s $key }}
   {{ $key }}: {{ . }}
   {{- end }}
+  {{- end }}
+  {{- with (include "sdp.queue" $root | fromYaml).scheduler | default $s.schedulerName }}
+  schedulerName: {{ . }}
   {{- end }}
   {{- if $s.dnsConfig }}
   dnsConfig: {{- toYaml $s.dnsConfig | nindent 4 }}
@@ -341,22 +398,8 @@ spec:
   {{- with $s.nodeSelector }}
   nodeSelector: {{- toYaml . | nindent 4 }}
   {{- end }}
-  {{- if $s.affinity }}
-  affinity: {{- toYaml $s.affinity | nindent 4 }}
-  {{- else if eq $gpus 0 }} {{- /* otherwise it could keep a node alive that costs a hundred times as much */}}
-  affinity:
-    nodeAffinity:
-      requiredDuringSchedulingIgnoredDuringExecution:
-        nodeSelectorTerms:
-          - matchExpressions: [{key: nvidia.com/gpu.product, operator: DoesNotExist}]
-  {{- else }}
-  {{- with include "sdp.products" . }}
-  affinity:
-    nodeAffinity:
-      requiredDuringSchedulingIgnoredDuringExecution:
-        nodeSelectorTerms:
-          - matchExpressions: [{key: nvidia.com/gpu.product, operator: In, values: {{ . }}}]
-  {{- end }}
+  {{- with include "sdp.affinity" . }}
+  affinity: {{- . | nindent 4 }}
   {{- end }}
   {{- if or $s.tolerations (gt $gpus 0) }}
   tolerations:
