@@ -58,7 +58,7 @@ def test_there_is_no_eta_before_anything_is_known() -> None:
 
 def test_the_summary_counts_gpu_hours_where_encoders_have_gpus() -> None:
     counts = SimpleNamespace(written=90, input=100, failed=10, reasons={})
-    dataset: Any = SimpleNamespace(manifest=SimpleNamespace(size=810_000, counts=counts))
+    dataset: Any = SimpleNamespace(rows=100, manifest=SimpleNamespace(size=810_000, counts=counts))
     ended = running(parts_written=1, busy_s=5000.0, idle_s=2200.0)
     for settings, gpu_hours in ({"accelerator": "A10G", "gpus_per_worker": 0.5}, "1.00"), ({"use_gpu": False}, None):
         head = {"source": {"uri": "in"}, "output": {"uri": "out"}, "model": {"source": "builtin:tiny"}}
