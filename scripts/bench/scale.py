@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from scripts.bench import _cases, _s3
@@ -208,6 +209,44 @@ def epoch(_: Path, units: int) -> dict[str, float]:
     return {}
 
 
+def make_upstream(folder: Path, units: int) -> None:
+    """Write the index of a dataset that is made from another one, and the list of that one's parts."""
+    import pyarrow.parquet as pq
+
+    from sdp.datasets import index as index_files
+    from sdp.datasets.manifest import PARTS_SCHEMA
+    from sdp.datasets.units import Extent, part_name
+
+    storage = _open(folder)
+    files = index_files.files_table((part_name(i), 1, None, i * UNIT_ROWS, UNIT_ROWS, 9_000, 0) for i in range(units))
+    index_files.append(storage, index_files.load(storage, UNIT_ROWS), files=files, extent=Extent(0, units * UNIT_ROWS))
+    groups = [{"rows": 1_000, "offset": 0, "bytes": 1}] * 9
+    parts = pa_table({"path": [part_name(i) for i in range(units)], "row_groups": [groups] * units}, PARTS_SCHEMA)
+    pq.write_table(parts, folder / "parts.parquet")
+
+
+def pa_table(columns: dict[str, Any], schema: Any) -> Any:
+    """Return some columns of a schema as a table."""
+    import pyarrow as pa
+
+    return pa.table(columns, schema=pa.schema([schema.field(name) for name in columns]))
+
+
+def process_plan(folder: Path, units: int) -> dict[str, float]:
+    """Cut all units of a dataset that is made from another one into pieces, as a job does bit by bit."""
+    import pyarrow.parquet as pq
+
+    from sdp.datasets import index as index_files
+    from sdp.encode.reading import Planner
+
+    storage = _open(folder)
+    index = index_files.load(storage, UNIT_ROWS)
+    upstream: Any = SimpleNamespace(storage=storage, parts=pq.ParquetFile(folder / "parts.parquet").read())
+    planner = Planner(index, upstream, 1_000)
+    assert sum(len(planner(work)) for work in index.works()) == 9 * units
+    return {}
+
+
 def make_takedowns(folder: Path, units: int) -> None:
     """Record a list of takedowns beside an output without parts."""
     from sdp.datasets import tombstones
@@ -261,6 +300,7 @@ CASES = {
     "audit": Case("trace one address", audit, make_manifest),
     "ledger": Case("merge eight ledgers of an epoch", ledger, a_size=UNIT_ROWS, of="rows"),
     "epoch": Case("plan an epoch", epoch, a_size=UNIT_ROWS, of="rows"),
+    "pieces": Case("plan all pieces of a process run", process_plan, make_upstream, a_size=UNIT_ROWS, of="rows"),
     "takedowns": Case("load a takedown list", takedowns, make_takedowns, a_size=TAKEDOWNS_A_UNIT, of="takedowns"),
     "politeness": Case("ask for a request to each host", politeness, a_size=HOSTS_A_UNIT, of="hosts"),
 }

@@ -269,8 +269,8 @@ class Chaos:
             code = job.returncode
             if code in (0, 2):  # as after a RayJob's end, which a person has to mend
                 break
-            if cluster is None:
-                self._end(mark)  # what a pod's end takes with it
+            # What a pod's end takes with it; on a cluster, what Ray's job manager ends with the entrypoint.
+            self._end(mark, None if cluster is None else "driver")
         return code
 
     def _start(self, stage: Stage, output: str, log: Path, address: str | None, mark: str) -> "subprocess.Popen[bytes]":
@@ -311,8 +311,8 @@ class Chaos:
         self._end(mark)
         return dict(left)
 
-    def _end(self, mark: str) -> None:
-        for pid, _ in processes(mark):
+    def _end(self, mark: str, only: str | None = None) -> None:
+        for pid in [pid for pid, kind in processes(mark) if only in (None, kind)]:
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
