@@ -21,7 +21,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -94,18 +94,35 @@ def draw_case(seed: int, wanted: Sequence[str]) -> Case:
     return Case(draw.choice(wanted), clustered, tuple(Kill(target, at) for at, target in kills))
 
 
+_known: defaultdict[str, set[tuple[int, str]]] = defaultdict(set)
+"""Processes by mark, as pid and start time. Ray's agents wipe their environment: they are known by their parents."""
+
+
 def processes(mark: str) -> Iterator[tuple[int, str]]:
-    """Yield the pid and kind of every process that carries a mark."""
-    wanted = f"{MARK}={mark}".encode()
+    """Yield the pid and kind of every process that carries a mark, or whose parent does."""
+    wanted, known = f"{MARK}={mark}".encode(), _known[mark]
+    lines: dict[tuple[int, str], bytes] = {}
+    children: defaultdict[int, list[tuple[int, str]]] = defaultdict(list)
     for folder in Path("/proc").iterdir():
         try:
-            if not folder.name.isdigit() or wanted not in (folder / "environ").read_bytes().split(b"\0"):
+            if not folder.name.isdigit():
                 continue
-            line = (folder / "cmdline").read_bytes()
-            if (folder / "stat").read_text().rpartition(")")[2].split()[0] != "Z":
-                yield int(folder.name), next((kind for kind, text in KINDS.items() if text in line), "other")
+            state, parent, *fields = (folder / "stat").read_text().rpartition(")")[2].split()
+            process = int(folder.name), fields[17]
+            if state == "Z":
+                continue
+            lines[process] = (folder / "cmdline").read_bytes()
+            children[int(parent)].append(process)
+            if wanted in (folder / "environ").read_bytes().split(b"\0"):
+                known.add(process)
         except OSError:  # ended meanwhile
             continue
+    ahead = [process for process in lines if process in known]
+    while ahead:
+        process = ahead.pop()
+        known.add(process)
+        yield process[0], next((kind for kind, text in KINDS.items() if text in lines[process]), "other")
+        ahead += [child for child in children[process[0]] if child not in known]
 
 
 class Meter:
@@ -138,6 +155,7 @@ class RayCluster:
     def __init__(self, mark: str) -> None:
         self._mark = mark
         self._cluster: Cluster | None = None
+        self._has_head = False
 
     @property
     def address(self) -> str:
@@ -147,6 +165,7 @@ class RayCluster:
     def start(self) -> None:
         os.environ[MARK] = self._mark  # for the processes that it starts
         self._cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **_STORE})
+        self._has_head = True
         for _ in range(2):
             self._cluster.add_node(num_cpus=2, **_STORE)
 
@@ -155,6 +174,7 @@ class RayCluster:
         assert self._cluster is not None
         if target == "gcs":
             self._cluster.head_node.kill_gcs_server(check_alive=False)
+            self._has_head = False
             return True
         nodes = list(self._cluster.worker_nodes)
         if not nodes:
@@ -165,8 +185,7 @@ class RayCluster:
 
     def mend(self) -> None:
         """Start anew where the head is gone."""
-        assert self._cluster is not None
-        if self._cluster.head_node.dead_processes():
+        if not self._has_head:
             self.stop()
             self.start()
 
@@ -215,6 +234,7 @@ class Chaos:
         done = Round(name, case, self.stages[case.stage])
         output = f"{self._gateway.uri}/rounds/{name}"
         mark, began = f"{name}-{uuid4().hex[:8]}", time.monotonic()
+        self._forget(f"rounds/{name}")  # a failed round leaves it
         log, cluster = self._folder / f"{name}.log", RayCluster(mark) if case.clustered else None
         meter = Meter(mark)
         try:
@@ -226,7 +246,7 @@ class Chaos:
             if cluster is not None:
                 cluster.stop()
         done.seconds = time.monotonic() - began
-        left = self._left(mark)
+        left = self._left(mark, () if cluster is None else AGENTS)  # a cluster's agents are not the job's
         done.cpu_s = meter.stop()
         also = [f"left behind: {left}"] if left else []
         also += faults_in(log.read_text(errors="replace"))
@@ -304,9 +324,9 @@ class Chaos:
         extra = names(output) ^ set(reference["names"])
         return f"other objects: {', '.join(sorted(extra)[:5])}" if extra else "same"
 
-    def _left(self, mark: str) -> dict[str, int]:
+    def _left(self, mark: str, but: Sequence[str]) -> dict[str, int]:
         deadline = time.monotonic() + LEFT_S
-        while (left := Counter(kind for _, kind in processes(mark))) and time.monotonic() < deadline:
+        while (left := Counter(kind for _, kind in processes(mark) if kind not in but)) and time.monotonic() < deadline:
             time.sleep(0.2)
         self._end(mark)
         return dict(left)
@@ -389,7 +409,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if time.monotonic() - began > 60 * options.minutes:
                 say(f"stopped before {name}")
                 break
-            shutil.rmtree(options.folder / f"{name}.log", ignore_errors=True)
             (options.folder / f"{name}.log").unlink(missing_ok=True)
             done.append(chaos.run(name, case()))
             say(str(done[-1]))

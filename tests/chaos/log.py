@@ -17,7 +17,7 @@ def _faults(lines: list[str]) -> Iterator[str]:
     for number, line in enumerate(lines):
         if "Traceback (most recent call last)" in line:
             yield "a traceback"
-        if any(notice in line for notice in _NOTICES):
+        if not line.startswith("sdp: ") and any(notice in line for notice in _NOTICES):
             yield f"a notice of Ray's: {line[:120]}"
         if _ENDED.match(line) and not lines[max(0, number - 1)].startswith("sdp: "):
             yield f"no reason before {line!r}"

@@ -123,7 +123,7 @@ def fingerprint(stage: Stage, output: str) -> dict[str, Any]:
     marker, ledger = read_marker(checkpoint), read_ledger(checkpoint)
     tensors = read_tensors(checkpoint, sorted(read_tensor_index(checkpoint).tensors))
     return {
-        "step": marker["step"],
+        "step": marker["state"]["step"],
         "rows": {epoch: list(ledger.rows(epoch)) for epoch in ledger.epochs()},
         "tensors": {name: hashlib.sha256(tensor.numpy().tobytes()).hexdigest() for name, tensor in tensors.items()},
     }
