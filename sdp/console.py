@@ -29,7 +29,7 @@ def configure(*, quiet: bool = False, verbose: bool = False, log_format: str | N
     class Lines(logging.Formatter):
         def format(self, record: logging.LogRecord) -> str:
             text = super().format(record)
-            return _line(text, record.levelname.lower(), record.name) if _json else text
+            return formatted(text, record.levelname.lower(), record.name) if _json else text
 
     handler = logging.StreamHandler()
     handler.setFormatter(Lines("%(levelname)s %(name)s: %(message)s" if verbose and not _json else "%(message)s"))
@@ -42,7 +42,8 @@ def as_json() -> bool:
     return _json
 
 
-def _line(text: str, level: str, logger: str = "sdp") -> str:
+def formatted(text: str, level: str, logger: str = "sdp") -> str:
+    """Return a line as it is shown: as text, or as JSON."""
     if not _json:
         return text
     import json
@@ -55,7 +56,7 @@ def _line(text: str, level: str, logger: str = "sdp") -> str:
 def say(line: str, file: TextIO | None = None, level: str = "info") -> None:
     """Print a line for the person at the terminal; only errors where the process is quiet."""
     if level == "error" or not _quiet:
-        print(_line(line, level), file=file or sys.stderr, flush=True)
+        print(formatted(line, level), file=file or sys.stderr, flush=True)
 
 
 class Progress:
@@ -105,7 +106,7 @@ class Progress:
         if self._terminal:  # a wrapped line could not be overwritten
             width = shutil.get_terminal_size().columns - 1
             line = line if len(line) <= width else f"{line[: width - 1]}…"
-        self._file.write(f"\r\x1b[2K{line}" if self._terminal else f"{_line(line, 'info')}\n")
+        self._file.write(f"\r\x1b[2K{line}" if self._terminal else f"{formatted(line, 'info')}\n")
         self._file.flush()
 
 

@@ -21,11 +21,13 @@ def job_command(name: str, summary: str, **flags: str) -> Command:
         from importlib import import_module
 
         from sdp.config import load
+        from sdp.losses import explained
 
         config = load(name, args.config, args.set)
         try:
             job = import_module(f"sdp.{name}.job")
-            result = job.run(config, dry_run=args.dry_run, **{flag: getattr(args, flag) for flag in flags})
+            with explained(name):
+                result = job.run(config, dry_run=args.dry_run, **{flag: getattr(args, flag) for flag in flags})
         except ModuleNotFoundError as error:
             raise without(error, name) from error
         asked, _, signal_name = str(getattr(result, "reason", "")).partition(": ")

@@ -142,7 +142,7 @@ class _Audit:
         """Trace an address of these datasets; of any dataset if the set is empty."""
         datasets = [dataset for dataset in self._datasets if not of or of & self._lineage(dataset)]
         taken_down = any(
-            row in self._takedowns(dataset).rows or self._value in self._takedowns(dataset).takedowns
+            row in (taken := self._takedowns(dataset)).rows or (self._value is not None and taken.has(self._value))
             for dataset in datasets
         )
         outcomes = [outcome for dataset in datasets if (outcome := outcome_of(dataset, row)) is not None]

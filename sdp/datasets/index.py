@@ -7,6 +7,7 @@ adds files that were appended, or orders another attempt at failed rows. No vers
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 import pyarrow as pa
@@ -145,16 +146,42 @@ class Index:
 
     def parts_of(self, work: Work) -> list[str]:
         """Return the upstream parts that hold a work's rows, in order, if the source is a dataset."""
-        unit = work.unit
+        unit, spans = work.unit, self._spans
         if work.attempt:
             version = next(v for v in self.versions if v.attempt == work.attempt)
             if version.files.num_rows:  # upstream's retries brought new rows
-                return _overlapping([version.files], unit)
-            tables = [v.files for v in self.versions if v.attempt < work.attempt]
-        else:
-            version = next(v for v in self.versions if v.extent and v.extent.start <= unit.start < v.extent.stop)
-            tables = [self.files, version.files.filter(pc.field("attempt") > 0)]
-        return _overlapping(tables, unit)
+                return _overlapping([spans[version.number][0]], unit)
+            return _overlapping([spans[v.number][0] for v in self.versions if v.attempt < work.attempt], unit)
+        version = next(v for v in self.versions if v.extent and v.extent.start <= unit.start < v.extent.stop)
+        return _overlapping([self._first_attempts, spans[version.number][1]], unit)
+
+    @cached_property
+    def _first_attempts(self) -> "_Spans":
+        return _Spans(self.files)
+
+    @cached_property
+    def _spans(self) -> "dict[int, tuple[_Spans, _Spans]]":
+        """All files of each version, and those of upstream's retries among them."""
+        return {v.number: (_Spans(v.files), _Spans(v.files.filter(pc.field("attempt") > 0))) for v in self.versions}
+
+
+class _Spans:
+    """Files by the addresses that they span, so that a unit's are found without looking at all of them."""
+
+    def __init__(self, files: pa.Table) -> None:
+        self._paths = files["path"].combine_chunks()
+        first = files["first_row"].to_numpy()
+        self._order = np.argsort(first, kind="stable")
+        self._first, self._rows = first[self._order], files["rows"].to_numpy()[self._order]
+        self._longest = int(self._rows.max(initial=0))
+
+    def overlapping(self, unit: Unit) -> list[str]:
+        """Return the paths of the files that hold some of a unit's addresses, in the order of the files."""
+        low = int(np.searchsorted(self._first, unit.start - self._longest, side="right"))
+        high = int(np.searchsorted(self._first, unit.stop, side="left"))
+        reach = self._first[low:high] + self._rows[low:high] > unit.start
+        paths: list[str] = self._paths.take(pa.array(np.sort(self._order[low:high][reach]))).to_pylist()
+        return paths
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,13 +195,8 @@ class _VersionHead:
     """As `uri.near` keeps it; the paths of the table count from there."""
 
 
-def _overlapping(tables: Sequence[pa.Table], unit: Unit) -> list[str]:
-    paths: dict[str, None] = {}
-    for table in tables:
-        stops = pc.add(table["first_row"], table["rows"])
-        mask = pc.and_(pc.less(table["first_row"], unit.stop), pc.greater(stops, unit.start))
-        paths.update(dict.fromkeys(table["path"].filter(mask).to_pylist()))
-    return list(paths)
+def _overlapping(spans: Sequence[_Spans], unit: Unit) -> list[str]:
+    return list(dict.fromkeys(path for each in spans for path in each.overlapping(unit)))
 
 
 def version_name(number: int) -> str:

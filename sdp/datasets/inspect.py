@@ -212,7 +212,7 @@ def _surroundings(
         except SdpError as error:
             (problems if one is storage else notes).append(f"its takedowns cannot be read: {error}")
             continue
-        taken = Tombstones(taken.rows | own.rows, taken.takedowns | own.takedowns)
+        taken = Tombstones(taken.rows | own.rows, taken.lists + own.lists)
     foreign = tombstones.foreign_files(storage)[:_SHOWN]
     notes += [f"{storage.uri_of(name)}: not a takedown list of sdp, so it is ignored" for name in foreign]
     return taken, [one.uri for one in chain[1:]], notes

@@ -14,9 +14,11 @@ import base64
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyroaring import BitMap64
 
@@ -53,15 +55,20 @@ class Tombstones:
 
     rows: BitMap64
     """Every address to leave out."""
-    takedowns: frozenset[Takedown] = frozenset()
+    lists: tuple[pa.Table, ...] = ()
+    """The lists as they are stored: of millions of takedowns, few readers need more than the addresses."""
 
     @property
     def urls(self) -> frozenset[str]:
-        return frozenset(t.value for t in self.takedowns if t.kind == "url")
+        return frozenset(_values(self.lists, "url"))
 
     @property
     def hashes(self) -> frozenset[str]:
-        return frozenset(t.value for t in self.takedowns if t.kind == "sha256")
+        return frozenset(_values(self.lists, "sha256"))
+
+    def has(self, takedown: Takedown) -> bool:
+        """Return whether a list names it."""
+        return any(value == takedown.value for value in _values(self.lists, takedown.kind))
 
     def mask(self, rows: Sequence[int]) -> list[bool]:
         """Return for each address whether it has been taken down."""
@@ -69,7 +76,11 @@ class Tombstones:
 
     def __len__(self) -> int:
         """Count the takedowns, each once however many rows it matches."""
-        return len(self.takedowns)
+        if not self.lists:
+            return 0
+        names = ["kind", "value"]
+        together = pa.concat_tables([table.select(names).replace_schema_metadata() for table in self.lists])
+        return int(together.group_by(names).aggregate([]).num_rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +148,7 @@ def add(storage: Storage, takedowns: Iterable[Takedown]) -> Added:
             "images dataset that it was made from"
         )
     before = _Book.read(storage)
-    fresh = [t for t in wanted if t not in before.takedowns]
+    fresh = [t for t in wanted if t not in before.known]
     if fresh:
         # Before the lookup: a download that ends meanwhile sees either the list, or its parts are searched here.
         entries = [(t.kind, t.value, int(t.value) if t.kind == "row" else None) for t in fresh]
@@ -171,13 +182,13 @@ def load(storage: Storage, options: StorageOptions | None = None) -> Tombstones:
 
 def load_from(chain: Iterable[Storage]) -> Tombstones:
     """Load the takedowns beside some datasets."""
-    rows, takedowns = BitMap64(), set[Takedown]()
+    rows, lists = BitMap64(), list[pa.Table]()
     for book in map(_Book.read, chain):
-        takedowns |= book.takedowns
-        rows |= _bitmap(row for some in book.known.values() for row in some)
+        lists += book.lists.values()
+        rows |= book.rows()
         if (lookup := book.look()) is not None:
             rows |= _bitmap(row for _, _, row in lookup.hits)
-    return Tombstones(rows, frozenset(takedowns))
+    return Tombstones(rows, tuple(lists))
 
 
 def lineage(storage: Storage, options: StorageOptions | None = None) -> list[Storage]:
@@ -249,10 +260,8 @@ class _Book:
     """All lists and lookups beside one dataset."""
 
     storage: Storage
-    lists: dict[int, list[Takedown]]
+    lists: dict[int, pa.Table]
     lookups: list[_Lookup]
-    known: dict[Takedown, set[int]]
-    """The addresses that each listed takedown is known to match."""
     next_lookup: int
 
     @property
@@ -260,34 +269,50 @@ class _Book:
         """A number that no list has had, including deleted lists that a lookup covered."""
         return max([0, *(number + 1 for number in self.lists), *(lookup.lists for lookup in self.lookups)])
 
-    @property
-    def takedowns(self) -> set[Takedown]:
-        return set(self.known)
+    @cached_property
+    def known(self) -> dict[Takedown, set[int]]:
+        """The addresses that each listed takedown is known to match."""
+        known: dict[Takedown, set[int]] = {}
+        for table in self.lists.values():
+            for kind, value, row in _entries(table):
+                known.setdefault(Takedown(kind, _normal(kind, value)), set()).update([] if row is None else [row])
+        for kind, value, row in self._hits():
+            # Matches of a deleted list are dropped.
+            known.get(Takedown(kind, value), set()).add(row)
+        return known
+
+    def rows(self) -> BitMap64:
+        """Return the addresses that some listed takedown is known to match, without an object for each takedown."""
+        rows = BitMap64()
+        for table in self.lists.values():
+            rows.update(table["row"].drop_null().to_numpy().astype(np.uint64))
+        for kind in ("url", "sha256"):
+            matches = [(value, row) for of, value, row in self._hits() if of == kind]
+            asked = {value for value, _ in matches}
+            listed = {value for value in _values(self.lists.values(), kind) if value in asked} if asked else set()
+            rows |= _bitmap(row for value, row in matches if value in listed)
+        return rows
 
     @staticmethod
     def read(storage: Storage) -> "_Book":
-        lists, lookups, next_lookup = dict[int, list[Takedown]](), list[_Lookup](), 0
-        known: dict[Takedown, set[int]] = {}
+        lists, lookups, next_lookup = dict[int, pa.Table](), list[_Lookup](), 0
         for name in storage.names(FOLDER):
             if match := _LIST.fullmatch(name):
-                lists[int(match[1])] = entries = []
-                for kind, value, row in _list_entries(storage, name):
-                    entries.append(Takedown(kind, value))
-                    known.setdefault(entries[-1], set()).update([] if row is None else [row])
+                lists[int(match[1])] = _read_list(storage, name)
             elif match := _LOOKED.fullmatch(name):
                 next_lookup = int(match[1]) + 1
                 try:
                     lookups.append(_Lookup.load(storage.read(name)))
                 except (ValueError, KeyError, RecursionError, pa.ArrowException, OSError):
                     continue  # damaged: its parts are searched again
-        for kind, value, row in (hit for lookup in lookups for hit in lookup.hits):
-            # Matches of a deleted list are dropped.
-            known.get(Takedown(kind, value), set()).add(row)
-        return _Book(storage, lists, lookups, known, next_lookup)
+        return _Book(storage, lists, lookups, next_lookup)
+
+    def _hits(self) -> Iterator[Hit]:
+        return (hit for lookup in self.lookups for hit in lookup.hits)
 
     def look(self) -> _Lookup | None:
         """Search the parts that no lookup covers; None where there are none."""
-        by_content = {number for number, some in self.lists.items() if any(t.kind != "row" for t in some)}
+        by_content = {n for n, table in self.lists.items() if pc.any(pc.not_equal(table["kind"], "row")).as_py()}
         if not by_content:
             return None
         newest = max(by_content)
@@ -299,10 +324,8 @@ class _Book:
         parts = sorted(part for part in parts_in(self.storage) if not any(lookup.has(part) for lookup in done))
         if not parts and digest is None:
             return None
-        wanted = LookupValues(
-            frozenset(t.value for t in self.takedowns if t.kind == "url"),
-            frozenset(t.value for t in self.takedowns if t.kind == "sha256"),
-        )
+        lists = self.lists.values()
+        wanted = LookupValues(frozenset(_values(lists, "url")), frozenset(_values(lists, "sha256")))
         units: dict[int, BitMap64] = {}
         for unit, attempt in parts:
             units.setdefault(attempt, BitMap64()).add(unit)
@@ -317,21 +340,30 @@ def _files_digest(storage: Storage) -> str | None:
         return None
 
 
-def _list_entries(storage: Storage, name: str) -> list[tuple[str, str, int | None]]:
+def _read_list(storage: Storage, name: str) -> pa.Table:
     """Read a list. A damaged one is an error, since its entries must not come back."""
     try:
-        entries = list(_entries(_read(storage.read(name))))
-        for kind, value, row in entries:
-            if kind not in KINDS or not isinstance(value, str) or (row is not None and row < 0):
-                raise ValueError(f"{kind} {value} {row} is not a takedown")
-            if kind == "row" and row is None:
-                raise ValueError(f"row {value} without its address")
-        return [(kind, _normal(kind, value), row) for kind, value, row in entries]
+        table = _read(storage.read(name))
+        kind, value, row = (table[column] for column in SCHEMA.names)
+        foreign = pc.invert(pc.and_(pc.is_in(kind, pa.array(KINDS)), pc.is_valid(value)))
+        negative = pc.fill_null(pc.less(row, 0), False)
+        for line in table.filter(pc.or_(foreign, negative)).slice(0, 1).to_pylist():
+            raise ValueError(f"{line['kind']} {line['value']} {line['row']} is not a takedown")
+        for line in table.filter(pc.and_(pc.equal(kind, "row"), pc.is_null(row))).slice(0, 1).to_pylist():
+            raise ValueError(f"row {line['value']} without its address")
+        return table
     except (ValueError, pa.ArrowException, OSError) as error:
         raise DatasetError(
             f"{storage.uri_of(name)}: corrupt takedown list ({one_line(error, 120)}); restore it from a "
             "backup, or delete it and add its takedowns again"
         ) from error
+
+
+def _values(lists: Iterable[pa.Table], kind: str) -> Iterator[str]:
+    """Yield the values of one kind in normal form."""
+    for table in lists:
+        for batch in table.filter(pc.equal(table["kind"], kind)).to_batches(max_chunksize=65_536):
+            yield from (_normal(kind, value) for value in batch["value"].to_pylist())
 
 
 def _normal(kind: str, value: str) -> str:

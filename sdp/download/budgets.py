@@ -4,6 +4,7 @@
 The caller passes the time; no clock is read here.
 """
 
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -18,6 +19,8 @@ _RECOVERY_ANSWERS = 20
 _SLOWEST = 1 / 64
 _FORGET_S = 120.0
 """A host without requests or complaints for this long is forgotten."""
+_SWEPT_AT_ONCE = 4
+"""Hosts that each request looks at: more than one, or as many would be added as are forgotten."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +67,8 @@ class HostBudgets:
     def __init__(self, limits: HostLimits) -> None:
         self._limits = limits
         self._hosts: dict[str, _Host] = {}
-        self._swept_at = 0.0
+        self._to_sweep = deque[str]()
+        """The same hosts, in the order in which they are looked at."""
 
     def acquire(self, host: str, now: float) -> float:
         """Return 0 if a request may begin; otherwise the seconds until the next try, or WAIT_FOR_RELEASE."""
@@ -125,6 +129,7 @@ class HostBudgets:
 
     def _budget(self, host: str, now: float) -> _Host:
         if host not in self._hosts:
+            self._to_sweep.append(host)
             self._hosts[host] = _Host(tokens=self._limits.burst, counted_at=now, used_at=now)
         return self._hosts[host]
 
@@ -135,13 +140,15 @@ class HostBudgets:
             since = budget.complained_at = since + _RECOVERY_S
 
     def _sweep(self, now: float) -> None:
-        if now - self._swept_at < _FORGET_S:
-            return
-        self._swept_at = now
-        for host, budget in list(self._hosts.items()):
+        """Forget idle hosts, a few at a time: all of millions at once would hold up every worker."""
+        for _ in range(min(_SWEPT_AT_ONCE, len(self._to_sweep))):
+            host = self._to_sweep.popleft()
+            budget = self._hosts[host]
             idle = now - max(budget.used_at, budget.blocked_until) > _FORGET_S
             if idle and not budget.in_use and not budget.complaints:
                 del self._hosts[host]
+            else:
+                self._to_sweep.append(host)
 
 
 @dataclass(frozen=True, slots=True)

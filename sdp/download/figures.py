@@ -2,10 +2,10 @@
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from sdp.datasets.outcomes import Outcome
+from sdp.datasets.outcomes import Counts, Outcome
 from sdp.telemetry.catalogue import BYTES, SECONDS
 
 _KEPT_HOSTS = 1000
@@ -65,6 +65,8 @@ class DownloadFigures:
     requests: int = 0
     workers: int = 0
     """Number of workers in all."""
+    replaced: int = 0
+    """Workers that died and were replaced."""
     seconds: Histogram = field(default_factory=lambda: Histogram(SECONDS))
     sizes: Histogram = field(default_factory=lambda: Histogram(BYTES))
     hosts: dict[str, Host] = field(default_factory=dict)
@@ -78,6 +80,12 @@ class DownloadFigures:
         setattr(self, outcome.outcome, getattr(self, outcome.outcome) + 1)
         if outcome.reason is not None:
             self.reasons[outcome.reason] += 1
+
+    def count_parts(self, counts: Iterable[Counts]) -> None:
+        """Take the outcomes from the written parts: the workers' own include units that died with a worker."""
+        total = sum(counts, Counts())
+        self.written, self.filtered, self.failed = total.written, total.filtered, total.failed
+        self.reasons = Counter(total.reasons)
 
     def note_fetch(self, host: str, *, size: int, seconds: float, attempts: int, fetched: bool) -> None:
         """Count a fetch and its result."""

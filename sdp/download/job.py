@@ -8,13 +8,11 @@ import os
 import ssl
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 import pyarrow.parquet as pq
-from ray.exceptions import RayError
 
 from sdp import cluster
 from sdp.config import DownloadConfig, identity
@@ -31,7 +29,7 @@ from sdp.download.figures import DownloadFigures
 from sdp.download.pipeline import Shape, placement, write_parts
 from sdp.download.plan import Rules
 from sdp.download.worker import KIND, WorkerSettings
-from sdp.errors import DatasetError, SdpError, UserError
+from sdp.errors import DatasetError, UserError
 from sdp.lease import Lease
 from sdp.storage import SourceFile, Storage, StorageOptions, list_source, open_source, open_storage
 
@@ -84,18 +82,17 @@ def run(config: DownloadConfig, *, dry_run: bool = False, only_failed: bool = Fa
         rules = _with_takedowns(rules, storage, options)
         pending = output.pending()
         begun = runs.begin("download")
-        with _ray_errors_explained():
-            infos, figures = _write_pending(config, output, rules, pending, lease)
-            dataset = manifest.finish(
-                output,
-                infos=infos,
-                config=config.model_dump(mode="json"),
-                input={"uri": config.source.uri},
-                find_repeated=partial(find_repeated, storage, placement(config)) if config.dedup.content else None,
-            )
+        infos, figures = _write_pending(config, output, rules, pending, lease)
+        dataset = manifest.finish(
+            output,
+            infos=infos,
+            config=config.model_dump(mode="json"),
+            input={"uri": config.source.uri},
+            find_repeated=partial(find_repeated, storage, placement(config)) if config.dedup.content else None,
+        )
         work = {"fetches": {"under way": figures.seconds.total}}
         moved, workers = {"fetched": figures.bytes}, {"workers": figures.workers}
-        runs.keep(storage, begun.ended(infos, moved=moved, work=work, workers=workers))
+        runs.keep(storage, begun.ended(infos, moved=moved, work=work, workers=workers, replaced=figures.replaced))
         if late := tombstones.settle(storage):
             rows = counted(late, "written row has", "written rows have")
             say(f"download: {rows} been taken down in the meantime: left out from now on")
@@ -194,20 +191,3 @@ def _with_takedowns(rules: Rules, storage: Storage, options: StorageOptions) -> 
     taken = tombstones.load(storage, options)
     lists = blocklists.Blocklists(urls=blocklists.url_keys(taken.urls), hashes=blocklists.hash_keys(taken.hashes))
     return replace(rules, taken_down=lists, taken_down_rows=taken.rows)
-
-
-@contextmanager
-def _ray_errors_explained() -> Iterator[None]:
-    """Raise the SdpError inside one of Ray's errors, or one line about Ray's own."""
-    try:
-        yield
-    except RayError as error:
-        inner: BaseException = error
-        while cause := getattr(inner, "cause", None) or inner.__cause__:
-            if isinstance(cause, SdpError) and not isinstance(cause, RayError):
-                raise cause from error
-            inner = cause
-        line = next((line for line in reversed(str(error).splitlines()) if line.strip()), type(error).__name__)
-        raise SdpError(
-            f"the download was interrupted ({line.strip()[:300]}); run the same command again to continue"
-        ) from error

@@ -85,8 +85,9 @@ def write_parts(
                 raise result
             infos.append(result)
     figures: DownloadFigures = ray.get(hub.total.remote())
-    figures.workers = shape.workers
     messages.emit(emit, figures, rows)
+    figures.workers, figures.replaced = shape.workers, max(0, figures.workers - shape.workers)
+    figures.count_parts(info.counts for info in infos)
     return infos, figures
 
 
@@ -202,7 +203,7 @@ class Hub:
 
     def total(self) -> DownloadFigures:
         """Return the figures of all workers."""
-        total = DownloadFigures()
+        total = DownloadFigures(workers=len(self._figures))
         for figures in (*self._figures.values(), self._hosts):
             total.merge(figures)
         return total

@@ -101,15 +101,14 @@ class Planner:
     def __init__(
         self, index: Index, upstream: Dataset | None, piece_rows: int, options: StorageOptions | None = None
     ) -> None:
-        self._index, self._upstream = index, upstream
-        self._piece_rows = piece_rows
+        self._index, self._piece_rows = index, piece_rows
         self._options = options
-        self._groups_of = self._groups_by_part(upstream) if upstream else {}
+        self._groups = _PartGroups(upstream) if upstream else None
 
     def __call__(self, work: Work) -> list[Piece]:
         """Return the pieces of a unit; none if upstream has no rows for it."""
-        if self._upstream is not None:
-            return self._pieces(work, [g for p in self._index.parts_of(work) for g in self._groups_of.get(p, ())])
+        if self._groups is not None:
+            return self._pieces(work, [g for path in self._index.parts_of(work) for g in self._groups.of(path)])
         groups: list[RowGroup] = []
         for piece in self._index.slices(work.unit.start, work.unit.stop):
             if piece.path.lower().endswith((TAR, *PICTURES)):
@@ -141,16 +140,22 @@ class Planner:
                 yield RowGroup(uri, number, rows, at)
             at += rows
 
-    @staticmethod
-    def _groups_by_part(upstream: Dataset) -> dict[str, list[RowGroup]]:
-        parts = upstream.parts.select(["path", "row_groups"]).to_pylist()
-        return {
-            part["path"]: [
-                RowGroup(upstream.storage.uri_of(part["path"]), number, group["rows"], None)
-                for number, group in enumerate(part["row_groups"])
-            ]
-            for part in parts
-        }
+
+class _PartGroups:
+    """The row groups of a dataset's parts, of which there may be millions: as Arrow has them until one is asked for."""
+
+    def __init__(self, upstream: Dataset) -> None:
+        self._storage = upstream.storage
+        self._places = {path: place for place, path in enumerate(upstream.parts["path"].to_pylist())}
+        self._groups = upstream.parts["row_groups"]
+
+    def of(self, path: str) -> list[RowGroup]:
+        """Return the row groups of a part; none if the manifest does not list it."""
+        if (place := self._places.get(path)) is None:
+            return []
+        uri = self._storage.uri_of(path)
+        groups = self._groups[place].as_py()
+        return [RowGroup(uri, number, group["rows"], None) for number, group in enumerate(groups)]
 
 
 def read_piece(

@@ -134,7 +134,7 @@ def retry_of(output: Output, work: Work, done: Collection[tuple[int, int]]) -> R
     if version.files.num_rows:
         return None
     unit = work.unit.number
-    earlier = sorted(attempt for number, attempt in done if number == unit and attempt < work.attempt)
+    earlier = [attempt for attempt in range(work.attempt) if (unit, attempt) in done]
     account = parts.resolve([parts.read_account(output.storage, part_name(unit, attempt)) for attempt in earlier])
     rows = parts.failed_rows(account)
     failed = account.filter(np.isin(account["row"].to_numpy(), rows))

@@ -161,6 +161,7 @@ def time_spent(figures: ProcessFigures) -> TimeSpent:
 def summary(config: ProcessConfig, dataset: Dataset, figures: ProcessFigures) -> list[tuple[str, str]]:
     """Return the closing table: the dataset's counts, this run's figures, the next command."""
     counts = dataset.manifest.counts
+    without = dataset.rows - counts.input
     lines: list[tuple[str, str]] = [
         (
             "written",
@@ -168,6 +169,7 @@ def summary(config: ProcessConfig, dataset: Dataset, figures: ProcessFigures) ->
             f"{config.output.uri}",
         ),
         *((f"  {reason}", f"{count:,}") for reason, count in counts.reasons.items()),
+        *([("no image", f"{without:,} of the source's {dataset.rows:,} rows")] if without > 0 else []),
         ("captions", _captions(config, counts.written)),
     ]
     if figures.parts_written:

@@ -1,26 +1,31 @@
 """Kill whatever a job consists of, at random times, and prove that its output is that of an undisturbed run.
 
-    make chaos ROUNDS=100                            seeds 1 to 100
-    .venv/bin/python -m tests.chaos --seed 17        one round again
+    make chaos ROUNDS=100                                 seeds 1 to 100
+    .venv/bin/python -m tests.chaos --seed 17             one round again
+    .venv/bin/python -m tests.chaos --directed            the listed cases, in place of random ones
 
 A seed decides the stage, whether the job starts a Ray of its own or runs on a cluster of three nodes, and how often,
 when and whom to kill: the driver, its supervisor, a worker, a raylet, the GCS, an agent, a node, the S3 server. A job
 that ends is submitted again, as a RayJob's retries do. Afterwards its parts have the same bytes, its checkpoint the
-same weights and rows, its output no other objects, and no process is left.
+same weights and rows, its output no other objects; its log has no traceback, and a line for each end; no process is
+left.
 """
 
 import argparse
+import json
 import os
 import random
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -29,82 +34,138 @@ from ray.cluster_utils import Cluster
 
 from scripts.tools import find
 from sdp.console import duration, say, table
-from sdp.demo.server import serve
+from sdp.demo.server import failure_of, serve
 from sdp.demo.shapes import write_metadata
+from tests.chaos.directed import DIRECTED, WHOLE, Case, Kill
+from tests.chaos.log import faults_in
 from tests.chaos.stages import IMAGES, Stage, fingerprint, names, stages
-from tests.integration.s3 import Gateway, running_gateway
+from tests.integration.s3 import Gateway, free_port, running_gateway
 
 MARK = "SDP_CHAOS"
 """An environment variable that every process of a job inherits."""
 SUBMISSIONS = 4
 """How often a job may end and be submitted again."""
-LONGEST_S = 900.0
-LEFT_S = 60.0
+LONGEST_S = 600.0
+LEFT_S = 30.0
 """By then every process of a job that has ended is gone."""
+METER_S = 0.5
 _STORE = {"object_store_memory": 150_000_000}
+_TICKS = os.sysconf("SC_CLK_TCK")
 KINDS = {
     "gcs": b"gcs_server",
     "raylet": b"raylet/raylet",
-    "agent": b"agent.py",
+    "dashboard agent": b"ray::DashboardAgent",
+    "environment agent": b"ray::RuntimeEnvAgent",
     "worker": b"ray::",
     "driver": b"-m\0sdp\0",
     "supervisor": b"sdp.supervisor",
 }
-"""What a process's command line contains."""
+"""What a process's command line contains; the first that fits."""
+AGENTS = ("dashboard agent", "environment agent")
 
 
 @dataclass
 class Round:
-    """What a seed decides, and what came of it."""
+    """A case, and what came of it."""
 
-    seed: int
+    name: str
+    case: Case
     stage: Stage
-    clustered: bool
-    kills: list[tuple[float, str]]
-    """Shares of an undisturbed run's seconds, and targets."""
     killed: list[str] = field(default_factory=list)
     submissions: int = 0
     seconds: float = 0.0
+    cpu_s: float = 0.0
     verdict: str = "?"
 
+    def __str__(self) -> str:
+        where = "cluster" if self.case.clustered else "own Ray"
+        return (
+            f"{self.name}: {self.stage.name} ({where}), killed {', '.join(self.killed) or 'nothing'}, submitted "
+            f"{self.submissions} x, {duration(self.seconds)}, {self.cpu_s:.0f} CPU s: {self.verdict}"
+        )
 
-def plan_round(seed: int, every: Sequence[Stage]) -> Round:
+
+def draw_case(seed: int, wanted: Sequence[str]) -> Case:
     """Draw a round."""
     draw = random.Random(seed)
     clustered = draw.random() < 0.4
-    targets = ["driver", "supervisor", "worker", "worker", "agent", "s3", "gcs", "node" if clustered else "raylet"]
+    targets = ["driver", "supervisor", "worker", "worker", *AGENTS, "s3", "gcs", "node" if clustered else "raylet"]
     kills = sorted((draw.uniform(0.0, 1.3), draw.choice(targets)) for _ in range(draw.randint(1, 3)))
-    return Round(seed, draw.choice(every), clustered, kills)
+    return Case(draw.choice(wanted), clustered, tuple(Kill(target, at) for at, target in kills))
+
+
+_known: defaultdict[str, set[tuple[int, str]]] = defaultdict(set)
+"""Processes by mark, as pid and start time. Ray's agents wipe their environment: they are known by their parents."""
 
 
 def processes(mark: str) -> Iterator[tuple[int, str]]:
-    """Yield the pid and kind of every process that carries a mark."""
-    wanted = f"{MARK}={mark}".encode()
+    """Yield the pid and kind of every process that carries a mark, or whose parent does."""
+    wanted, known = f"{MARK}={mark}".encode(), _known[mark]
+    lines: dict[tuple[int, str], bytes] = {}
+    children: defaultdict[int, list[tuple[int, str]]] = defaultdict(list)
     for folder in Path("/proc").iterdir():
         try:
-            if not folder.name.isdigit() or wanted not in (folder / "environ").read_bytes().split(b"\0"):
+            if not folder.name.isdigit():
                 continue
-            line = (folder / "cmdline").read_bytes()
-            if (folder / "stat").read_text().rpartition(")")[2].split()[0] != "Z":
-                yield int(folder.name), next((kind for kind, text in KINDS.items() if text in line), "other")
+            state, parent, *fields = (folder / "stat").read_text().rpartition(")")[2].split()
+            process = int(folder.name), fields[17]
+            if state == "Z":
+                continue
+            lines[process] = (folder / "cmdline").read_bytes()
+            children[int(parent)].append(process)
+            if wanted in (folder / "environ").read_bytes().split(b"\0"):
+                known.add(process)
         except OSError:  # ended meanwhile
             continue
+    ahead = [process for process in lines if process in known]
+    while ahead:
+        process = ahead.pop()
+        known.add(process)
+        yield process[0], next((kind for kind, text in KINDS.items() if text in lines[process]), "other")
+        ahead += [child for child in children[process[0]] if child not in known]
+
+
+class Meter:
+    """The CPU seconds of all processes that carry a mark, sampled: the last half second of each may be missing."""
+
+    def __init__(self, mark: str) -> None:
+        self._mark, self._seen, self._over = mark, dict[int, float](), threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+
+    def stop(self) -> float:
+        """Return the CPU seconds."""
+        self._over.set()
+        self._thread.join()
+        return sum(self._seen.values())
+
+    def _watch(self) -> None:
+        while not self._over.wait(METER_S):
+            for pid, _ in processes(self._mark):
+                try:
+                    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+                except OSError:
+                    continue
+                self._seen[pid] = max(self._seen.get(pid, 0.0), (int(fields[11]) + int(fields[12])) / _TICKS)
 
 
 class RayCluster:
     """A head without CPUs and two nodes; it is made anew when it has lost its head."""
 
-    def __init__(self) -> None:
+    def __init__(self, mark: str) -> None:
+        self._mark = mark
         self._cluster: Cluster | None = None
+        self._has_head = False
 
     @property
     def address(self) -> str:
         assert self._cluster is not None
         return str(self._cluster.address)
 
-    def start(self, mark: str) -> None:
-        os.environ[MARK] = mark  # for the processes that it starts
+    def start(self) -> None:
+        os.environ[MARK] = self._mark  # for the processes that it starts
         self._cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **_STORE})
+        self._has_head = True
         for _ in range(2):
             self._cluster.add_node(num_cpus=2, **_STORE)
 
@@ -113,6 +174,7 @@ class RayCluster:
         assert self._cluster is not None
         if target == "gcs":
             self._cluster.head_node.kill_gcs_server(check_alive=False)
+            self._has_head = False
             return True
         nodes = list(self._cluster.worker_nodes)
         if not nodes:
@@ -121,13 +183,11 @@ class RayCluster:
         self._cluster.add_node(num_cpus=2, **_STORE)
         return True
 
-    def mend(self, mark: str) -> None:
+    def mend(self) -> None:
         """Start anew where the head is gone."""
-        assert self._cluster is not None
-        head = self._cluster.head_node
-        if head.dead_processes():
+        if not self._has_head:
             self.stop()
-            self.start(mark)
+            self.start()
 
     def stop(self) -> None:
         if self._cluster is not None:
@@ -141,77 +201,102 @@ class Chaos:
 
     def __init__(self, folder: Path, gateway: Gateway) -> None:
         self._folder, self._gateway = folder, gateway
-        self._stages = stages(f"{gateway.uri}/reference")
-        self._references: dict[str, Any] = {}
-        self._names: dict[str, set[str]] = {}
-        self._took: dict[str, float] = {}
+        self.stages = stages(f"{gateway.uri}/reference")
+        self._file = folder / "references.json"
+        self._references: dict[str, dict[str, Any]] = json.loads(self._file.read_text()) if self._file.exists() else {}
 
     def prepare(self, wanted: Sequence[str]) -> None:
-        """Run each stage undisturbed, up to the last one that is wanted."""
-        last = max(list(self._stages).index(name) for name in wanted)
-        first = self._stages["download"]
-        # The image server fails for some images once; a first download takes these failures.
-        self._start(first, f"{self._gateway.uri}/failures", "reference", None).wait()
-        for stage in list(self._stages.values())[: last + 1]:
+        """Run each stage that is wanted undisturbed, and those that it reads, unless that has been done here."""
+        needed = set(wanted)
+        for stage in reversed(self.stages.values()):
+            needed |= set(stage.reads) if stage.name in needed else set()
+        for stage in (stage for stage in self.stages.values() if stage.name in needed):
             output = f"{self._gateway.uri}/reference/{stage.name}"
-            began = time.monotonic()
-            code = self._start(stage, output, "reference", None).wait()
-            if code:
-                raise SystemExit(f"chaos: the undisturbed {stage.name} ended with {code}: {self._folder}/reference.log")
-            self._took[stage.name] = time.monotonic() - began
-            self._references[stage.name], self._names[stage.name] = fingerprint(stage, output), names(output)
-            say(f"undisturbed {stage.name}: {duration(self._took[stage.name])}")
+            known = self._references.get(stage.name)
+            if known is not None and known["config"] == stage.text(output):
+                continue
+            for name in list(self._references):
+                if name == stage.name or stage.name in self.stages[name].reads:
+                    del self._references[name]
+            self._forget(f"reference/{stage.name}")
+            took, cpu_s = self._undisturbed(stage, output)
+            self._references[stage.name] = {
+                "config": stage.text(output),
+                "took": took,
+                "fingerprint": _plain(fingerprint(stage, output)),
+                "names": sorted(names(output)),
+            }
+            self._file.write_text(json.dumps(self._references))
+            say(f"undisturbed {stage.name}: {duration(took)}, {cpu_s:.0f} CPU s")
 
-    def run(self, seed: int, wanted: Sequence[str]) -> Round:
+    def run(self, name: str, case: Case) -> Round:
         """Run one round; its verdict is "same", or what differs."""
-        plan = plan_round(seed, [self._stages[name] for name in wanted])
-        output = f"{self._gateway.uri}/rounds/{seed}"
-        mark, cluster, began = f"{seed}-{uuid4().hex[:8]}", RayCluster(), time.monotonic()
+        done = Round(name, case, self.stages[case.stage])
+        output = f"{self._gateway.uri}/rounds/{name}"
+        mark, began = f"{name}-{uuid4().hex[:8]}", time.monotonic()
+        self._forget(f"rounds/{name}")  # a failed round leaves it
+        log, cluster = self._folder / f"{name}.log", RayCluster(mark) if case.clustered else None
+        meter = Meter(mark)
         try:
-            if plan.clustered:
-                cluster.start(mark)
-            code = self._disturbed(plan, output, mark, cluster if plan.clustered else None)
-            plan.verdict = f"ended with {code}" if code else self._judge(plan.stage, output)
-        finally:
-            cluster.stop()
-        plan.seconds = time.monotonic() - began
-        left = self._left(mark)
-        if left and plan.verdict == "same":
-            plan.verdict = f"left behind: {left}"
-        if plan.verdict == "same":
-            shutil.rmtree(self._gateway.root / self._gateway.bucket / "rounds" / str(seed))
-        return plan
-
-    def _disturbed(self, plan: Round, output: str, mark: str, cluster: RayCluster | None) -> int:
-        draw, began, kills, code = random.Random(plan.seed), time.monotonic(), list(plan.kills), -1
-        took = self._took[plan.stage.name]
-        while plan.submissions < SUBMISSIONS:
             if cluster is not None:
-                cluster.mend(mark)
-            job = self._start(plan.stage, output, str(plan.seed), cluster.address if cluster else None, mark)
-            plan.submissions += 1
+                cluster.start()
+            code = self._disturbed(done, output, mark, cluster, log)
+            done.verdict = f"ended with {code}" if code else self._judge(done.stage, output)
+        finally:
+            if cluster is not None:
+                cluster.stop()
+        done.seconds = time.monotonic() - began
+        left = self._left(mark, () if cluster is None else AGENTS)  # a cluster's agents are not the job's
+        done.cpu_s = meter.stop()
+        also = [f"left behind: {left}"] if left else []
+        also += faults_in(log.read_text(errors="replace"))
+        if also:
+            done.verdict = "; ".join([done.verdict, *also])
+        if done.verdict == "same":
+            self._forget(f"rounds/{name}")
+        return done
+
+    def _forget(self, path: str) -> None:
+        shutil.rmtree(self._gateway.root / self._gateway.bucket / path, ignore_errors=True)
+
+    def _undisturbed(self, stage: Stage, output: str) -> tuple[float, float]:
+        mark, began, log = f"reference-{uuid4().hex[:8]}", time.monotonic(), self._folder / "reference.log"
+        meter = Meter(mark)
+        code = self._start(stage, output, log, None, mark).wait()
+        took = time.monotonic() - began
+        if code:
+            raise SystemExit(f"chaos: the undisturbed {stage.name} ended with {code}: {log}")
+        return took, meter.stop()
+
+    def _disturbed(self, done: Round, output: str, mark: str, cluster: RayCluster | None, log: Path) -> int:
+        case, began, code = done.case, time.monotonic(), -1
+        draw, kills, took = random.Random(done.name), list(case.kills), self._references[case.stage]["took"]
+        while done.submissions < SUBMISSIONS:
+            if cluster is not None:
+                cluster.mend()
+            job = self._start(done.stage, output, log, cluster.address if cluster else None, mark)
+            done.submissions += 1
             while job.poll() is None:
-                if time.monotonic() - began > LONGEST_S:
+                elapsed = time.monotonic() - began
+                if elapsed > LONGEST_S:
                     self._end(mark)
                     return 124
-                if kills and time.monotonic() - began > kills[0][0] * took:
-                    at, target = kills.pop(0)
-                    if self._kill(target, mark, cluster, draw):
-                        plan.killed.append(f"{target} at {at * took:.0f} s")
+                if kills and kills[0].is_due(elapsed / took, log) and self._kill(kills[0].target, mark, cluster, draw):
+                    done.killed.append(f"{kills.pop(0).target} at {elapsed:.0f} s")
+                elif kills and kills[0].at is not None and elapsed > 2 * took * kills[0].at + 10:
+                    kills.pop(0)  # there is none of them
                 time.sleep(0.02)  # kills come by the clock
             code = job.returncode
-            if code == 0:
+            if code in (0, 2):  # as after a RayJob's end, which a person has to mend
                 break
-            if cluster is None:
-                self._end(mark)  # what a pod's end takes with it
+            # What a pod's end takes with it; on a cluster, what Ray's job manager ends with the entrypoint.
+            self._end(mark, None if cluster is None else "driver")
         return code
 
-    def _start(
-        self, stage: Stage, output: str, log: str, address: str | None, mark: str = "reference"
-    ) -> "subprocess.Popen[bytes]":
+    def _start(self, stage: Stage, output: str, log: Path, address: str | None, mark: str) -> "subprocess.Popen[bytes]":
         file = stage.write(self._folder, output)
         environment = {**os.environ, MARK: mark, **({"RAY_ADDRESS": address} if address else {})}
-        with (self._folder / f"{log}.log").open("ab") as sink:
+        with log.open("ab") as sink:
             command = [sys.executable, "-m", "sdp.supervisor", stage.job, "--config", str(file)]
             return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=sink, stderr=sink, env=environment)
 
@@ -230,25 +315,33 @@ class Chaos:
 
     def _judge(self, stage: Stage, output: str) -> str:
         try:
-            result = fingerprint(stage, output)
+            result = _plain(fingerprint(stage, output))
         except Exception as error:  # noqa: BLE001 (the verdict)
             return f"unreadable: {error}"
         reference = self._references[stage.name]
-        if different := [key for key in reference if result[key] != reference[key]]:
+        if different := [key for key in result if result[key] != reference["fingerprint"][key]]:
             return f"differs in {', '.join(different)}"
-        extra = names(output) ^ self._names[stage.name]
+        extra = names(output) ^ set(reference["names"])
         return f"other objects: {', '.join(sorted(extra)[:5])}" if extra else "same"
 
-    def _left(self, mark: str) -> dict[str, int]:
+    def _left(self, mark: str, but: Sequence[str]) -> dict[str, int]:
         deadline = time.monotonic() + LEFT_S
-        while (left := Counter(kind for _, kind in processes(mark))) and time.monotonic() < deadline:
+        while (left := Counter(kind for _, kind in processes(mark) if kind not in but)) and time.monotonic() < deadline:
             time.sleep(0.2)
         self._end(mark)
         return dict(left)
 
-    def _end(self, mark: str) -> None:
-        for pid, _ in processes(mark):
-            os.kill(pid, signal.SIGKILL)
+    def _end(self, mark: str, only: str | None = None) -> None:
+        for pid in [pid for pid, kind in processes(mark) if only in (None, kind)]:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as JSON brings it back."""
+    return json.loads(json.dumps(value))
 
 
 def _server() -> Path:
@@ -258,41 +351,71 @@ def _server() -> Path:
     return program
 
 
+def _port(folder: Path) -> int:
+    """Return the image server's port, which is part of the reference's URLs."""
+    file = folder / "port"
+    if not file.exists():
+        file.write_text(str(free_port()))
+    return int(file.read_text())
+
+
+def _spend_failures(port: int) -> None:
+    """Have the image server answer with the failures that come only once or twice, so that all runs get the same."""
+    for index in range(IMAGES):
+        failure = failure_of(index)
+        for _ in range((failure and failure.times) or 0):
+            connection = HTTPConnection("127.0.0.1", port)
+            connection.request("GET", f"/images/{index}.png")
+            connection.getresponse().read()
+            connection.close()
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the rounds, print a line for each and a table of those that failed; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__.partition("\n")[0])
     parser.add_argument("--seed", type=int, default=1, help="the first round's seed")
     parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--stages", nargs="+", default=["download", "process", "train", "online", "generate"])
+    parser.add_argument("--directed", nargs="*", help="run the listed cases instead: those whose name has such a text")
+    parser.add_argument("--stages", nargs="+", default=list(WHOLE), choices=WHOLE)
     parser.add_argument("--folder", type=Path, default=Path(".chaos"), help="logs, and what failed rounds have left")
+    parser.add_argument("--keep", action="store_true", help="take the undisturbed runs that are in the folder")
     parser.add_argument("--minutes", type=float, default=1e6, help="begin no round after so long")
     options = parser.parse_args(arguments)
     began = time.monotonic()
+    if not options.keep:
+        shutil.rmtree(options.folder, ignore_errors=True)
     options.folder.mkdir(parents=True, exist_ok=True)
-    shutil.rmtree(options.folder)
-    options.folder.mkdir(parents=True)
-    failed = []
+    rounds: list[tuple[str, Callable[[], Case]]]
+    if options.directed is not None:
+        chosen = [name for name in DIRECTED if not options.directed or any(text in name for text in options.directed)]
+        rounds = [(name, lambda name=name: DIRECTED[name]) for name in chosen]  # type: ignore[misc]
+        wanted = sorted({DIRECTED[name].stage for name in chosen})
+    else:
+        seeds = range(options.seed, options.seed + options.rounds)
+        rounds = [(f"seed-{seed}", lambda seed=seed: draw_case(seed, options.stages)) for seed in seeds]  # type: ignore[misc]
+        wanted = sorted({case().stage for _, case in rounds})
+    done: list[Round] = []
     with ExitStack() as stack:
         gateway = stack.enter_context(running_gateway(_server(), options.folder / "s3"))
         os.environ.update(gateway.env)
-        port = stack.enter_context(serve(IMAGES))
+        port = stack.enter_context(serve(IMAGES, port=_port(options.folder)))
+        _spend_failures(port)
         where = gateway.root / gateway.bucket / "reference" / "metadata"
-        write_metadata(where, IMAGES, [f"http://127.0.0.1:{port}"], files=3)
+        if not where.exists():
+            write_metadata(where, IMAGES, [f"http://127.0.0.1:{port}"], files=3)
         chaos = Chaos(options.folder, gateway)
-        chaos.prepare(options.stages)
-        for seed in range(options.seed, options.seed + options.rounds):
+        chaos.prepare(wanted)
+        for name, case in rounds:
             if time.monotonic() - began > 60 * options.minutes:
-                say(f"stopped before seed {seed}")
+                say(f"stopped before {name}")
                 break
-            done = chaos.run(seed, options.stages)
-            where_run = "cluster" if done.clustered else "own Ray"
-            say(
-                f"seed {seed}: {done.stage.name} ({where_run}), killed {', '.join(done.killed) or 'nothing'}, "
-                f"submitted {done.submissions} x, {duration(done.seconds)}: {done.verdict}"
-            )
-            if done.verdict != "same":
-                failed.append((f"{seed}", done.stage.name, done.verdict))
-    say("\n" + (table(failed, ("seed", "stage", "verdict")) if failed else "all outputs are those of undisturbed runs"))
+            (options.folder / f"{name}.log").unlink(missing_ok=True)
+            done.append(chaos.run(name, case()))
+            say(str(done[-1]))
+    failed = [(each.name, each.stage.name, each.verdict) for each in done if each.verdict != "same"]
+    say(
+        "\n" + (table(failed, ("round", "stage", "verdict")) if failed else "all outputs are those of undisturbed runs")
+    )
     return 1 if failed else 0
 
 

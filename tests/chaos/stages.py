@@ -17,7 +17,7 @@ from sdp.model.sharded import read_tensors
 from sdp.model.tensor_index import read_tensor_index
 from sdp.storage import open_storage
 
-IMAGES, SIDE, STEPS = 300, 64, 40
+IMAGES, SIDE, STEPS = 160, 64, 24
 PROMPTS = [f"a {color} {shape}" for color in ("red", "blue", "green", "white") for shape in ("circle", "square")]
 _TIMES_AND_PLACES = re.compile(r"(_runs|_run|metrics|events|stacks|history|samples)\b|(^|/)_lease|\.tmp$")
 """Names of what each attempt writes anew: histories, metrics, leases."""
@@ -30,12 +30,17 @@ class Stage:
     name: str
     job: str
     config: Mapping[str, Any]
+    reads: tuple[str, ...] = ()
+    """The stages whose references it needs, directly or not."""
 
     def write(self, folder: Path, output: str) -> Path:
         """Write the configuration for an output, and return the file."""
         file = folder / f"{self.name}.yaml"
-        file.write_text(yaml.safe_dump({**self.config, "output": {**self.config["output"], "uri": output}}))
+        file.write_text(self.text(output))
         return file
+
+    def text(self, output: str) -> str:
+        return yaml.safe_dump({**self.config, "output": {**self.config["output"], "uri": output}})
 
 
 def stages(root: str) -> dict[str, Stage]:
@@ -48,15 +53,15 @@ def stages(root: str) -> dict[str, Stage]:
         "max_steps": STEPS,
         "optimizer": {"learning_rate": 1e-3, "warmup_steps": 5},
         "precision": "fp32",
-        "checkpoint": {"every_steps": STEPS // 8},
-        "scaling": {"num_workers": 2},
+        "checkpoint": {"every_steps": STEPS // 6},
+        "scaling": {"num_workers": 2, "use_gpu": False},
     }
     online = {
         **train,
         "source": {"uri": f"{root}/download"},
         "data": {"mode": "online", "resolution": SIDE, "batch_size": 16},
         "max_steps": STEPS // 2,
-        "encode": {"num_workers": 1},
+        "encode": {"num_workers": 1, "use_gpu": False},
     }
     every = [
         Stage(
@@ -74,24 +79,28 @@ def stages(root: str) -> dict[str, Stage]:
             "process",
             {
                 "source": {"uri": f"{root}/download"},
-                "output": {"rows_per_file": 40},
+                "output": {"rows_per_file": 20},
                 "resolutions": [SIDE],
                 "model": {"source": "builtin:tiny"},
+                "encode": {"use_gpu": False},
             },
+            ("download",),
         ),
-        Stage("train", "train", train),
-        Stage("online", "train", online),
+        Stage("train", "train", train, ("download", "process")),
+        Stage("online", "train", online, ("download",)),
         Stage(
             "generate",
             "generate",
             {
                 "prompts": PROMPTS,
-                "images_per_prompt": 4,
-                "output": {},
+                "images_per_prompt": 2,
+                "output": {"rows_per_file": 2},
                 "checkpoint": f"{root}/train",
                 "resolution": SIDE,
-                "sampler": {"steps": 10},
+                "sampler": {"steps": 4},
+                "scaling": {"num_workers": 2, "use_gpu": False},
             },
+            ("download", "process", "train"),
         ),
     ]
     return {stage.name: stage for stage in every}
@@ -114,7 +123,7 @@ def fingerprint(stage: Stage, output: str) -> dict[str, Any]:
     marker, ledger = read_marker(checkpoint), read_ledger(checkpoint)
     tensors = read_tensors(checkpoint, sorted(read_tensor_index(checkpoint).tensors))
     return {
-        "step": marker["step"],
+        "step": marker["state"]["step"],
         "rows": {epoch: list(ledger.rows(epoch)) for epoch in ledger.epochs()},
         "tensors": {name: hashlib.sha256(tensor.numpy().tobytes()).hexdigest() for name, tensor in tensors.items()},
     }

@@ -3,7 +3,9 @@
 import pytest
 
 from sdp.datasets.index import Index, Version, files_table
+from sdp.datasets.outcomes import Counts
 from sdp.datasets.units import Extent, Unit, Work
+from sdp.download.figures import DownloadFigures
 from sdp.download.messages import held_back, lowered_limit, rows_to_do
 from sdp.storage import SourceFile
 
@@ -17,6 +19,13 @@ def test_of_a_retry_only_the_rows_that_failed_are_to_do() -> None:
     assert rows_to_do([Work(first), Work(second, 1)], {0: 5, 1: 3}) == 20 + 3
     assert rows_to_do([Work(first), Work(second, 1)], {}) == 20 + 20
     assert rows_to_do([], {}) == 0
+
+
+def test_rows_that_a_dead_worker_had_done_are_not_counted_twice() -> None:
+    figures = DownloadFigures(written=535, failed=76, requests=700)  # one unit twice: its first worker died
+    figures.count_parts([Counts(262, 0, 38, {"timeout": 38}), Counts(262, 0, 38, {"timeout": 38})])
+    assert (figures.done, figures.written, figures.reasons) == (600, 524, {"timeout": 76})
+    assert figures.requests == 700, "made, whoever died"
 
 
 def test_a_lowered_limit_is_spoken_of() -> None:

@@ -5,10 +5,14 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from sdp.datasets import index as index_files
+from sdp.datasets.index import _Spans, files_table
 from sdp.datasets.output import read_output
 from sdp.datasets.source import freeze_source
+from sdp.datasets.units import Unit
 from sdp.errors import DatasetError
 from sdp.storage import list_source, open_storage
 from tests.kit import begin_images, write_source
@@ -103,3 +107,12 @@ def test_a_damaged_index_is_refused(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(DatasetError, match="corrupt index"):
         read_output(open_storage(storage.uri))
+
+
+@given(st.lists(st.tuples(st.integers(0, 60), st.integers(0, 30)), max_size=12), st.integers(0, 80), st.integers(1, 30))
+def test_a_units_files_are_those_that_overlap_it_in_their_order(
+    spans: list[tuple[int, int]], start: int, rows: int
+) -> None:
+    files = files_table((f"{n}", 1, None, first, count, count, 0) for n, (first, count) in enumerate(spans))
+    expected = [f"{n}" for n, (first, count) in enumerate(spans) if first < start + rows and first + count > start]
+    assert _Spans(files).overlapping(Unit(0, start, start + rows)) == expected

@@ -58,7 +58,7 @@ def test_there_is_no_eta_before_anything_is_known() -> None:
 
 def test_the_summary_counts_gpu_hours_where_encoders_have_gpus() -> None:
     counts = SimpleNamespace(written=90, input=100, failed=10, reasons={})
-    dataset: Any = SimpleNamespace(manifest=SimpleNamespace(size=810_000, counts=counts))
+    dataset: Any = SimpleNamespace(rows=100, manifest=SimpleNamespace(size=810_000, counts=counts))
     config = parse("process", {name: {"uri": name} for name in ("source", "output")} | {"model": {"source": "m"}})
     assert isinstance(config, ProcessConfig)
     for each, told in (0.5, ", 1.00 GPU-hours,"), (0.0, " s, "):

@@ -145,11 +145,10 @@ def open_images(config: TrainConfig, dataset: Dataset, model: LocalModel) -> Ima
         parts = parts.filter(pc.field("start") < config.limit)
     if not parts.num_rows:
         raise DatasetError(f"{dataset.storage.uri}: no row was written into it; nothing to train on")
-    groups = [[group["rows"] for group in part] for part in parts["row_groups"].to_pylist()]
     return ImagesDataset(
         dataset.storage,
         tuple(parts["path"].to_pylist()),
-        Blocks.of(groups),
+        Blocks.listed(parts["row_groups"]),
         _encode_spec(config, dataset, model),
         RowWeights(config.data.holdout, config.limit, repeated=dataset.repeated_rows),
     )

@@ -140,13 +140,13 @@ def open_latents(
     if not parts.num_rows:
         raise DatasetError(f"{uri}: no row was written into it; nothing to train on")
     paths = tuple(parts["path"].to_pylist())
-    groups = [[group["rows"] for group in part] for part in parts["row_groups"].to_pylist()]
-    if any(sum(group) > written for group, written in zip(groups, parts["written"].to_pylist(), strict=True)):
+    blocks = Blocks.listed(parts["row_groups"])
+    if np.any(np.bincount(blocks.part, blocks.rows, len(paths)) > parts["written"].to_numpy()):
         raise DatasetError(f"{uri}: several rows share an address, as transform.crops once allowed; process it again")
     file = pq.ParquetFile(dataset.storage.open(paths[0]))
     found = find_columns(file, uri, resolution, columns or ColumnsConfig())
-    low, high = (np.repeat(parts[name].to_numpy(), [len(each) for each in groups]) for name in ("start", "stop"))
-    return LatentsDataset(dataset.storage, paths, Blocks.of(groups), *found, low, high)
+    low, high = (parts[name].to_numpy()[blocks.part] for name in ("start", "stop"))
+    return LatentsDataset(dataset.storage, paths, blocks, *found, low, high)
 
 
 def refuse_another_encoder(config: TrainConfig, dataset: Dataset, model: LocalModel) -> None:

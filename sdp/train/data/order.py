@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
@@ -51,6 +53,15 @@ class Blocks:
             np.concatenate([np.arange(count) for count in counts] or [np.zeros(0, np.int64)]),
             np.array([rows for groups in parts for rows in groups], dtype=np.int64),
         )
+
+    @staticmethod
+    def listed(row_groups: pa.ChunkedArray) -> "Blocks":
+        """From a manifest's column of row groups, without a Python object for each of millions."""
+        lists = pa.concat_arrays(row_groups.chunks)
+        counts = pc.list_value_length(lists).to_numpy().astype(np.int64)
+        rows = pc.struct_field(lists.flatten(), "rows").to_numpy().astype(np.int64)
+        first = np.repeat(np.cumsum(counts) - counts, counts)
+        return Blocks(np.repeat(np.arange(len(counts)), counts), np.arange(len(rows)) - first, rows)
 
     def __len__(self) -> int:
         return len(self.rows)

@@ -1,0 +1,170 @@
+"""The one line that a job says when it loses Ray.
+
+Ray's core ends a driver that has lost its raylet at once, and one that has lost the GCS after a minute, without a word.
+So a small process waits for the driver's end and speaks for it, and a thread looks for both losses first.
+"""
+
+import atexit
+import contextlib
+import logging
+import os
+import select
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from sdp.console import as_json, formatted, say
+from sdp.errors import SdpError, one_line
+
+_LOOK_S = 2.0
+_PATIENCE_S = 45.0
+"""The longest silence of a cluster's GCS: one with a store of its own is restarted. Ray's core waits 60 s."""
+_AGAIN = "run the same command again, it continues"
+_SPEAK = """
+line=$1
+while read -r word; do
+  case $word in over) exit ;; raylet) line=$2 ;; gcs) line=$3 ;; esac
+done
+printf '%s\\n' "$line" >&2
+"""
+"""Wait for the end of the driver, which keeps the other end of standard input open."""
+
+log = logging.getLogger(__name__)
+
+
+class _Watch:
+    """The watch over one driver."""
+
+    job = ""
+    """The job whose losses are explained; empty outside of one."""
+
+    def __init__(self) -> None:
+        self._pipe: int | None = None
+        self._over = threading.Event()
+        self._lock = threading.Lock()
+
+    def begin(self) -> None:
+        """Watch this driver's Ray, until `end`."""
+        import ray
+
+        if not self.job or self._pipe is not None:
+            return
+        logs = "see /tmp/ray/session_latest/logs" if not os.environ.get("RAY_ADDRESS") else "see the nodes' logs"
+        lines = [
+            f"{self.job}: the driver was killed, or Ray's core ended it ({logs}); {_AGAIN}",
+            f"{self.job}: Ray's raylet on this node was lost ({logs}); {_AGAIN}",
+            f"{self.job}: Ray's head (GCS) was lost ({logs}); {_AGAIN}",
+        ]
+        prefix = "" if as_json() else "sdp: "
+        standard_input, self._pipe = os.pipe()
+        # In a session of its own, so that Ctrl-C reaches the driver alone.
+        subprocess.Popen(
+            ["/bin/sh", "-c", _SPEAK, "sh", *(formatted(f"{prefix}{line}", "error") for line in lines)],
+            stdin=standard_input,
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        os.close(standard_input)
+        atexit.register(self.end)  # before Ray's own, which ends the raylet in order
+        context = ray.get_runtime_context()
+        raylet, gcs = _raylet_of(context.get_node_id()), context.gcs_address
+        threading.Thread(target=self._look, args=(raylet, gcs), name="sdp-losses", daemon=True).start()
+
+    def end(self) -> None:
+        """End the watch without a line."""
+        with self._lock:
+            self._over.set()
+            if self._pipe is not None:
+                self._tell("over")
+                os.close(self._pipe)
+                self._pipe = None
+        atexit.unregister(self.end)
+
+    def _look(self, raylet: int | None, gcs: str) -> None:
+        local, lost = not os.environ.get("RAY_ADDRESS"), select.poll()
+        if raylet is not None:
+            with contextlib.suppress(OSError):  # ended already: the driver's next call fails
+                lost.register(os.pidfd_open(raylet), select.POLLIN)
+        host, _, port = gcs.rpartition(":")
+        heard = time.monotonic()
+        while not self._over.is_set():
+            if lost.poll(1000 * _LOOK_S):
+                self._die("raylet")
+            try:
+                socket.create_connection((host.strip("[]"), int(port)), timeout=_LOOK_S).close()
+                heard = time.monotonic()
+            except OSError as error:
+                silent = time.monotonic() - heard
+                if silent > _PATIENCE_S or (local and isinstance(error, ConnectionRefusedError)):
+                    self._die("gcs")
+                if silent < 2 * _LOOK_S:
+                    say(f"{self.job}: Ray's head (GCS) does not answer; waiting up to {_PATIENCE_S:g} s for it")
+
+    def _die(self, lost: str) -> None:
+        """End the driver, whose Ray will not come back, unless it ends in order already."""
+        with self._lock:
+            if not self._over.is_set():
+                self._tell(lost)
+                os._exit(1)
+
+    def _tell(self, word: str) -> None:
+        assert self._pipe is not None
+        with contextlib.suppress(OSError):  # the small process was killed
+            os.write(self._pipe, f"{word}\n".encode())
+
+
+_watch = _Watch()
+
+
+@contextlib.contextmanager
+def explained(job: str) -> Iterator[None]:
+    """Raise an error of Ray's as one line inside the block, and have one said where Ray ends this process."""
+    _watch.job = job
+    try:
+        yield
+    except Exception as error:
+        if not type(error).__module__.startswith("ray.") or isinstance(error, SdpError):
+            raise
+        inner: BaseException = error
+        while cause := getattr(inner, "cause", None) or inner.__cause__:
+            if isinstance(cause, SdpError):
+                raise cause from error
+            inner = cause
+        last = next((line for line in reversed(str(error).splitlines()) if line.strip()), type(error).__name__)
+        raise SdpError(f"{job}: Ray failed ({one_line(last, 300)}); {_AGAIN}") from error
+    finally:
+        _watch.end()
+        _watch.job = ""
+
+
+def watch() -> None:
+    """Watch the Ray that this driver has just connected to, if it runs an `explained` job."""
+    _hush()
+    _watch.begin()
+
+
+def _hush() -> None:
+    """Log the raylets' notices, which Ray prints on standard output even where log_to_driver is False."""
+    from ray._private import worker
+
+    def note(data: dict[str, list[str]], ignore_prefix: bool = False) -> None:  # noqa: ARG001 (Ray's)
+        log.info("%s", one_line(" ".join(data["lines"])))
+
+    worker.print_to_stdstream = note
+
+
+def _raylet_of(node: str) -> int | None:
+    """Return the pid of this node's raylet."""
+    import ray
+
+    nodes = ray.nodes()  # type: ignore[no-untyped-call]  # Ray's
+    names = [each["RayletSocketName"].encode() for each in nodes if each["NodeID"] == node]
+    for folder in Path("/proc").iterdir() if names else ():
+        with contextlib.suppress(OSError):
+            line = (folder / "cmdline").read_bytes() if folder.name.isdigit() else b""
+            if names[0] in line and line.split(b"\0")[0].endswith(b"raylet/raylet"):
+                return int(folder.name)
+    return None

@@ -1,0 +1,67 @@
+"""Cases that are run by name: faults that were found, and seeds that failed."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+WHOLE = ("download", "process", "train", "online", "generate")
+"""The stages, in their order."""
+
+
+@dataclass(frozen=True)
+class Kill:
+    """Whom to kill, and when."""
+
+    target: str
+    at: float | None = None
+    """The share of an undisturbed run's seconds."""
+    said: str = ""
+    """What the job's log has to contain first."""
+
+    def is_due(self, share: float, log: Path) -> bool:
+        if self.at is not None and share < self.at:
+            return False
+        return not self.said or self.said in log.read_text(errors="replace")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A stage, where it runs, and whom to kill in which order."""
+
+    stage: str
+    clustered: bool
+    kills: tuple[Kill, ...]
+
+
+_AT_WORK = {
+    "download": "download: ",
+    "process": "process: 0 of",
+    "train": "train: step",
+    "online": "train: step",
+    "generate": "parts to write",
+}
+"""What each stage says when its workers are at work or about to be."""
+
+
+def _each(target: str, stages: tuple[str, ...] = WHOLE, clustered: bool = False) -> dict[str, Case]:
+    where = "-on-a-cluster" if clustered else ""
+    return {
+        f"{stage}-{target.replace(' ', '-')}{where}": Case(stage, clustered, (Kill(target, said=_AT_WORK[stage]),))
+        for stage in stages
+    }
+
+
+DIRECTED: Mapping[str, Case] = {
+    **_each("gcs"),
+    **_each("raylet"),
+    **_each("environment agent"),
+    **_each("dashboard agent"),
+    **_each("worker"),
+    **_each("driver"),
+    **_each("supervisor"),
+    **_each("node", clustered=True),
+    **_each("gcs", clustered=True),
+    **_each("supervisor", clustered=True),
+    # Ray is only just starting.
+    **{f"{stage}-raylet-at-once": Case(stage, False, (Kill("raylet"),)) for stage in WHOLE},
+}

@@ -1,0 +1,23 @@
+"""What the log of a disturbed job must not show."""
+
+import re
+from collections.abc import Iterator
+
+_ENDED = re.compile(r"supervisor: the job (ended with exit code \d+|was killed by signal (?!9)\d+)")
+_NOTICES = ("Lease ID", "(raylet)", "RAY_", "core_worker", "ray::", "*** SIG", "Fatal Python error", "StackTrace")
+"""Texts of Ray's own notices."""
+
+
+def faults_in(log: str) -> list[str]:
+    """Return a line for each kind of fault: a traceback, an end without a reason, a notice of Ray's."""
+    return sorted(set(_faults(log.splitlines())))
+
+
+def _faults(lines: list[str]) -> Iterator[str]:
+    for number, line in enumerate(lines):
+        if "Traceback (most recent call last)" in line:
+            yield "a traceback"
+        if not line.startswith("sdp: ") and any(notice in line for notice in _NOTICES):
+            yield f"a notice of Ray's: {line[:120]}"
+        if _ENDED.match(line) and not lines[max(0, number - 1)].startswith("sdp: "):
+            yield f"no reason before {line!r}"

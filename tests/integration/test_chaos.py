@@ -1,0 +1,25 @@
+"""A short round of `make chaos`: the cheapest stage, killed as a seed decides."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SEED = 15
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(400)
+@pytest.mark.needs("versitygw")
+def test_a_download_that_is_killed_writes_what_an_undisturbed_one_writes(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.chaos", "--seed", f"{SEED}", "--stages", "download", "--folder", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=380,
+        check=False,
+    )
+    logs = "".join(f"\n{log.name}\n{log.read_text(errors='replace')}" for log in tmp_path.glob("*.log"))
+    assert done.returncode == 0, done.stderr + logs
+    assert "killed nothing" not in done.stderr

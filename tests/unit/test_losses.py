@@ -1,0 +1,92 @@
+"""A driver that loses Ray says one line, whatever ends it."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sdp.errors import SdpError
+from sdp.losses import explained
+
+DRIVER = """
+import os, signal, socket, subprocess, sys, threading, types
+
+raylet = subprocess.Popen(
+    [{program!r}, "-c", "import sys; sys.stdin.read()", "the-socket"],
+    executable=sys.executable, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+)
+gcs = socket.create_server(("127.0.0.1", 0))
+ray = types.ModuleType("ray")
+context = types.SimpleNamespace(
+    get_node_id=lambda: "n", gcs_address="127.0.0.1:%d" % gcs.getsockname()[1]
+)
+ray.get_runtime_context = lambda: context
+ray.nodes = lambda: [{{"NodeID": "n", "RayletSocketName": "the-socket"}}]
+worker = types.ModuleType("ray._private.worker")
+sys.modules.update({{"ray": ray, "ray._private": types.ModuleType("ray._private"), "ray._private.worker": worker}})
+sys.modules["ray._private"].worker = worker
+
+from sdp import losses
+
+losses._LOOK_S = 0.1
+try:
+    with losses.explained("process"):
+        losses.watch()
+        worker.print_to_stdstream({{"lines": ["A worker died. Lease ID: 1"]}}, False)
+        {ending}
+finally:
+    raylet.kill()
+"""
+WAIT = "threading.Event().wait(30)"
+
+
+@pytest.mark.parametrize(
+    ("ending", "code", "line"),
+    [
+        ("pass", 0, ""),
+        ("sys.exit(3)", 3, ""),
+        ("os._exit(1)", 1, "sdp: process: the driver was killed, or Ray's core ended it"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL, "sdp: process: the driver was killed"),
+        (f"raylet.kill(); {WAIT}", 1, "sdp: process: Ray's raylet on this node was lost"),
+        (f"gcs.close(); {WAIT}", 1, "sdp: process: Ray's head (GCS) was lost"),
+    ],
+)
+def test_a_driver_that_ends_without_an_error_says_why(ending: str, code: int, line: str, tmp_path: Path) -> None:
+    program = tmp_path / "raylet" / "raylet"
+    script = DRIVER.format(program=str(program), ending=ending)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=30, check=False
+    )  # reads to the end, so it waits for the small process too
+    assert done.returncode == code, done.stderr
+    assert done.stdout == "", "the raylets' notices"
+    if not line:
+        assert done.stderr == ""
+    else:
+        assert done.stderr.startswith(line)
+        assert done.stderr.endswith("run the same command again, it continues\n")
+        assert done.stderr.count("\n") == 1
+
+
+class _Lost(Exception):
+    """An error of Ray's."""
+
+
+_Lost.__module__ = "ray.exceptions"
+
+
+def test_an_error_of_ray_is_one_line() -> None:
+    line = r"^process: Ray failed \(the owner died\); run the same command again, it continues$"
+    with pytest.raises(SdpError, match=line), explained("process"):
+        raise _Lost("traceback\n  of many lines\nthe owner died\n")
+
+
+def test_an_error_of_sdp_inside_one_of_ray_is_raised_itself() -> None:
+    with pytest.raises(SdpError, match=r"^the bucket is gone$"), explained("process"):
+        raise _Lost("a task failed") from SdpError("the bucket is gone")
+
+
+def test_other_errors_stay_what_they_are() -> None:
+    with pytest.raises(ZeroDivisionError), explained("process"):
+        raise ZeroDivisionError
