@@ -27,8 +27,8 @@ import pycurl
 from sdp.backoff import backoff
 from sdp.config.download import FetchConfig
 from sdp.download import transfer
-from sdp.download.networks import Networks
 from sdp.download.memory import Buffer
+from sdp.download.networks import Networks
 from sdp.download.robots import Robots, site_of
 from sdp.download.slot import Slot
 from sdp.download.transfer import Failure

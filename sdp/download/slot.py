@@ -13,8 +13,8 @@ import pycurl
 from sdp.config.download import FetchConfig
 from sdp.datasets.outcomes import FILTERED
 from sdp.download import transfer
-from sdp.download.networks import Networks
 from sdp.download.memory import Buffer
+from sdp.download.networks import Networks
 from sdp.download.robots import MAX_BYTES, opt_out
 from sdp.download.transfer import Failure
 

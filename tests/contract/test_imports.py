@@ -41,7 +41,9 @@ def test_the_architecture_page_points_at_code_that_exists() -> None:
     assert len(cells) >= 10
     for file, name in re.findall(r"`(\S+\.py)`(?: `(\w+)`)?", " ".join(cells)):
         source = (ROOT / "sdp" / file).read_text(encoding="utf-8")
-        assert not name or re.search(rf"^ *(async def|def|class) {name}\b", source, re.MULTILINE), f"{file} has no {name}"
+        assert not name or re.search(rf"^ *(async def|def|class) {name}\b", source, re.MULTILINE), (
+            f"{file} has no {name}"
+        )
 
 
 def test_no_rule_excuses_what_nobody_does() -> None:
