@@ -215,7 +215,7 @@ class WorkersConfig(Section):
 
     @property
     def gpu_each(self) -> bool | None:
-        """True if each worker gets a GPU, as always with an accelerator; otherwise `use_gpu`. None: the machine decides."""
+        """True if each worker gets a GPU, as always with an accelerator; else `use_gpu`. None: the machine decides."""
         return True if self.accelerator is not None else self.use_gpu
 
     @property
