@@ -304,7 +304,7 @@ def _trainer(config: Any, model: Any, batch: Any, callbacks: Any) -> Any:
     from sdp.train.assemble import make_conditioning, make_networks, make_objective
     from sdp.train.checkpoint import Checkpointer
     from sdp.train.run_folder import RunFolder
-    from sdp.train.trainer import Ingredients, Trainer
+    from sdp.train.trainer import Trainer, TrainerParts
     from sdp.train.world import World
 
     class Same:
@@ -321,7 +321,7 @@ def _trainer(config: Any, model: Any, batch: Any, callbacks: Any) -> Any:
 
     world = World()
     return Trainer(
-        Ingredients(
+        TrainerParts(
             config=config,
             world=world,
             networks=make_networks(config, model, world),

@@ -28,7 +28,7 @@ from sdp.train.data.direct import DirectReader
 from sdp.train.data.encoded import EncodedReader, Engine
 from sdp.train.data.images import ImagesDataset, load_encoder, open_images
 from sdp.train.data.latents import TEXT, refuse_another_encoder
-from sdp.train.data.online import Ask, Online, slices_ahead
+from sdp.train.data.online import Online, Submit, slices_ahead
 from sdp.train.data.order import OrderShape
 from sdp.train.data.pinned import open_pinned
 from sdp.train.data.sources import Sources, open_sources, stored_empty
@@ -38,7 +38,7 @@ from sdp.train.prediction import with_prediction
 from sdp.train.run_folder import RunFolder
 from sdp.train.step import Conditioning, Objective
 from sdp.train.strategies import DTYPES, channels_last, compile_blocks
-from sdp.train.trainer import Ingredients, Reader, Stop, Trainer
+from sdp.train.trainer import Reader, Stop, Trainer, TrainerParts
 from sdp.train.world import World
 
 Empty = Callable[[], NDArray[np.float16]]
@@ -50,31 +50,31 @@ def assemble(
     world: World,
     *,
     reader: Reader | None = None,
-    ask: Ask | None = None,
+    submit: Submit | None = None,
     callbacks: Sequence[Callback] = (),
     stop: Stop | None = None,
 ) -> Trainer:
     """The trainer of this worker. Without a reader it reads source.uri, as data.mode says.
 
-    `ask` is for mode online: it has a slice encoded somewhere else.
+    `submit` is for mode online: it submits slices to encoders elsewhere.
     """
     config = with_prediction(config)
     torch.set_float32_matmul_precision("high")
     torch.backends.cudnn.benchmark = True  # shapes are constant: the fastest convolution is looked for once
     options = config.storage.options()
     model = resolve(config.model.source, storage=options)
-    facts: dict[str, Any] = {"model": {"source": str(model.source), "digest": model.digest}}
+    metadata: dict[str, Any] = {"model": {"source": str(model.source), "digest": model.digest}}
     empty = None
     if reader is None:
-        reader, read, empty = make_reader(config, model, world, ask)
-        facts |= read
-    facts["epoch_rows"] = reader.rows
+        reader, read, empty = make_reader(config, model, world, submit)
+        metadata |= read
+    metadata["epoch_rows"] = reader.rows
     if isinstance(reader, BucketReader):
-        facts["granule"] = reader.granule
+        metadata["granule"] = reader.granule
     begin_from = config.model.start_from
     try:
         return Trainer(
-            Ingredients(
+            TrainerParts(
                 config=config,
                 world=world,
                 networks=make_networks(config, model, world),
@@ -87,7 +87,7 @@ def assemble(
                     config.model_dump(mode="json"),
                     config.checkpoint.keep_last,
                     config.checkpoint.keep_every,
-                    facts,
+                    metadata,
                     config.checkpoint.keep_best,
                 ),
                 begin_from=find_checkpoint(begin_from, options) if begin_from else None,
@@ -103,7 +103,7 @@ def assemble(
 
 
 def make_reader(
-    config: TrainConfig, model: LocalModel, world: World, ask: Ask | None = None
+    config: TrainConfig, model: LocalModel, world: World, submit: Submit | None = None
 ) -> tuple[Reader, dict[str, Any], Empty | None]:
     """The way to the data that data.mode names, what a checkpoint is to say of the data, and the empty caption's
     embedding where captions come as embeddings."""
@@ -114,7 +114,7 @@ def make_reader(
                 refuse_another_encoder(config, source.dataset, model)
         latents = offline_reader(config, sources, world)
         embedded = latents.columns[1].name == TEXT
-        return latents, sources.facts, partial(_stored_empty, sources, model, world) if embedded else None
+        return latents, sources.metadata, partial(_stored_empty, sources, model, world) if embedded else None
     dataset = open_pinned(config, 0, config.source.uri, DATASET_KINDS[config.data.mode], write=True)
     images = open_images(config, dataset, model)
     empty: Empty | None = None
@@ -125,10 +125,10 @@ def make_reader(
         engine: Engine = Collocated(images, encoder, config.data.readers)
         empty = partial(embed_empty, images.spec, encoder) if config.text_encoded else None
     else:
-        if ask is None:
+        if submit is None:
             raise UserError("data.mode: online needs encoders of its own: train on Ray, or choose collocated")
-        engine = Online(ask, slices_ahead(config, images, world.size))
-        empty = ask(None) if config.text_encoded else None
+        engine = Online(submit, slices_ahead(config, images, world.size))
+        empty = submit(None) if config.text_encoded else None
     return encoded_reader(config, images, engine, world), {"dataset": dataset.lineage}, empty
 
 
@@ -142,7 +142,7 @@ def encoded_reader(config: TrainConfig, images: ImagesDataset, engine: Engine, w
         OrderShape(data.shuffle.lanes, data.shuffle.units, data.shuffle.row_groups),
         world.rank,
         world.size,
-        weighing=partial(row_weights, images.storage, data.holdout, config.limit),
+        load_weights=partial(row_weights, images.storage, data.holdout, config.limit),
         ahead=data.ahead,
         device=world.device,
     )
@@ -153,7 +153,7 @@ def offline_reader(config: TrainConfig, sources: Sources, world: World) -> Direc
     data = config.data
     make = partial(BucketReader, granule=data.batch_size) if sources.buckets is not None else DirectReader
     return make(
-        sources.ingredients,
+        sources.datasets,
         config.seed,
         OrderShape(data.shuffle.lanes, data.shuffle.units, data.shuffle.row_groups),
         world.rank,

@@ -42,7 +42,7 @@ class Checkpointer:
     config: Mapping[str, Any]
     keep_last: int = 3
     keep_every: int | None = None
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    metadata: Mapping[str, Any] = field(default_factory=dict)
     """What else a reader of the checkpoint wants to know: the dataset's and the model's digests."""
     keep_best: int = 0
     _ledger: Ledger = field(default_factory=Ledger)
@@ -96,7 +96,7 @@ class Checkpointer:
             "bytes": sum(tensor.bytes for tensor in stored.values()),
             "state": state.to_json(),
             "epoch_start": asdict(state.start),
-            **self.facts,
+            **self.metadata,
         }
         folder.publish(COMPLETE, json.dumps(marker, indent=1).encode())
         self._prune(state.step)
@@ -126,7 +126,7 @@ class Checkpointer:
 
     def _refuse_another_model(self, stored: Mapping[str, Any]) -> None:
         """Refuse to continue a run with another text encoder or VAE; the same one may have moved."""
-        model = self.facts.get("model", {})
+        model = self.metadata.get("model", {})
         if model.get("digest") not in (None, was := stored.get("digest")) and was is not None:
             raise UserError(
                 f"model.source: {model['source']} is another model than the run was begun with (it was {was[:12]}…, "

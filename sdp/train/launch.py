@@ -127,11 +127,11 @@ def work(loop_config: dict[str, Any]) -> None:
         emit = EmitMetrics(telemetry.begin(config.output.uri), recoveries=max(0, told.attempts - 1))
         callbacks = [*make_callbacks(config, world, emit, board.push.remote), FollowBoard(board, stop)]
         callbacks.append(SaveBeforePreemption(lambda: ray.train.get_preemption_info() is not None))
-        ask = None
+        submit = None
         if (pool := loop_config["pool"]) is not None:
             callbacks.append(online.FollowPool(pool, board.announce.remote))
-            ask = online.asker(pool)
-        reason = assemble(config, world, ask=ask, callbacks=callbacks, stop=stop).train()
+            submit = online.submitter(pool)
+        reason = assemble(config, world, submit=submit, callbacks=callbacks, stop=stop).train()
     except Exception as error:
         fatal = error if isinstance(error, _FATAL) else network_error(error)
         ray.get(board.failed.remote(rank, failure_line(error), fatal))

@@ -39,13 +39,13 @@ from sdp.train.data.images import (
     ImagesDataset,
     Slice,
     Transformed,
+    crashed_slice,
     encode_slice,
-    given_up,
     load_encoder,
     transform_slice,
 )
-from sdp.train.data.online import Ask
-from sdp.train.data.order import Blocks
+from sdp.train.data.online import Submit
+from sdp.train.data.order import RowGroups
 from sdp.train.data.pacing import encoders_needed
 
 if TYPE_CHECKING:
@@ -88,14 +88,14 @@ class EncodeSlices:
 def start_pool(images: ImagesDataset, placement: Placement) -> Any:
     """A pool on this node: it lives and dies with the driver's."""
     # What a row group is comes with each slice; the list of all of them may be large.
-    bare = replace(images, paths=(), blocks=Blocks.of([]))
+    bare = replace(images, paths=(), row_groups=RowGroups.of([]))
     pool: Any = ray.remote(Pool)
     return pool.options(
         num_cpus=0, max_restarts=_PATIENCE, max_task_retries=_PATIENCE, scheduling_strategy=cluster.this_node()
     ).remote(bare, placement)
 
 
-def asker(pool: Any) -> Ask:
+def submitter(pool: Any) -> Submit:
     """A trainer's way to ask the pool.
 
     Trainers wait for each other at every step, so a slice's turn is how many this one has asked for before it: each
@@ -264,7 +264,7 @@ class Pool:
         if some is None:
             raise SdpError(f"encode: the empty caption cannot be encoded ({died})")
         if len(some) == 1:
-            return [ray.put(pack(None, await asyncio.to_thread(given_up, self._images, some, died)))]
+            return [ray.put(pack(None, await asyncio.to_thread(crashed_slice, self._images, some, died)))]
         made = await asyncio.gather(*(self._made(part, turn) for part in some.narrow()))
         return [ref for refs in made for ref in refs]
 

@@ -199,7 +199,7 @@ def _mixture_notes(config: TrainConfig, state: TrainState) -> Iterator[str]:
         state.start.places,
         strict=False,  # another list of datasets is refused a little later
     ):
-        size = source.ingredient.dataset.rows
+        size = source.weighted.dataset.rows
         if had and size != rows:
             yield (
                 f"{uri}: has {size:,} rows by now, {rows:,} until here: pass {number} over it ends after {had:,} of "
@@ -238,15 +238,15 @@ def _latents(config: TrainConfig, model: sources.ModelSource, *, newest: bool) -
         for source in found.all:
             if source.dataset is not None:
                 refuse_another_encoder(config, source.dataset, sources.resolve(model, storage=config.storage.options()))
-    first = found.all[0].ingredient.dataset
+    first = found.all[0].weighted.dataset
     _refuse_nothing_to_train_on(config, list(zip(first.low.tolist(), first.high.tolist(), strict=True)))
     positions, shuffle = found.rows, config.data.shuffle
     if found.buckets is None:
-        DirectReader(found.ingredients, config.seed, OrderShape(), 0, 1)  # looks whether they can be mixed
+        DirectReader(found.datasets, config.seed, OrderShape(), 0, 1)  # looks whether they can be mixed
     else:
         _refuse_split_granules(config)
         shape = OrderShape(max(shuffle.lanes, config.scaling.most), shuffle.units, shuffle.row_groups)
-        reader = BucketReader(found.ingredients, config.seed, shape, 0, 1, granule=config.data.batch_size)
+        reader = BucketReader(found.datasets, config.seed, shape, 0, 1, granule=config.data.batch_size)
         positions = reader.positions(FIRST)
     ours = [source.dataset for source in found.all if source.dataset is not None]
     return found.rows, positions, ours, first.text.name == TEXT
@@ -292,7 +292,7 @@ def _check_validation(config: TrainConfig, model: sources.ModelSource) -> None:
 
 
 def _refuse_empty_holdout(config: TrainConfig) -> None:
-    own = open_sources(config).all[0].ingredient.dataset
+    own = open_sources(config).all[0].weighted.dataset
     ranges = list(zip(own.low.tolist(), own.high.tolist(), strict=True))
     kept = RowWeights(0.0, config.limit)
     if not _any_row(ranges, lambda rows: (kept(rows) > 0) & held_out(rows, config.data.holdout)):

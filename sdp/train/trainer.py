@@ -72,7 +72,7 @@ class Stop:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ingredients:
+class TrainerParts:
     """What a trainer is made from."""
 
     config: TrainConfig
@@ -116,7 +116,7 @@ def _collecting() -> Iterator[None]:
 class Trainer:
     """One worker's share of a run, from the newest checkpoint to the end."""
 
-    def __init__(self, given: Ingredients) -> None:
+    def __init__(self, given: TrainerParts) -> None:
         self.config = config = given.config
         self.world = world = given.world
         self.state = TrainState()

@@ -24,7 +24,7 @@ from sdp.train.data.batch import Batch
 from sdp.train.data.buckets import join, views
 from sdp.train.data.latents import GroupReader, LatentsDataset, open_latents
 from sdp.train.data.loading import Loader
-from sdp.train.data.order import Ints, Piece
+from sdp.train.data.order import Ints, RowRange
 from sdp.train.data.rows import Rows, batch_of, empty_rows
 from sdp.train.data.sources import open_sources
 from sdp.train.data.weights import RowWeights, Weigh, held_out, row_weights
@@ -64,7 +64,7 @@ def unseen_of(config: TrainConfig, source: str | None) -> Unseen:
     weigh: Callable[[], Weigh] = partial(RowWeights, 0.0, config.limit)
     if own.dataset is not None:
         weigh = partial(row_weights, own.dataset.storage, 0.0, config.limit)
-    return Unseen(own.ingredient.dataset, weigh, config.data.holdout)
+    return Unseen(own.weighted.dataset, weigh, config.data.holdout)
 
 
 def all_of(source: str, resolution: int, options: StorageOptions) -> Unseen:
@@ -80,10 +80,10 @@ def load_unseen(unseen: Unseen, rows: int, world: World, batch_size: int) -> Bat
     weightless rows.
     """
     latents, reader = unseen.latents, GroupReader(unseen.latents)
-    mine: list[tuple[Piece, NDArray[np.bool_]]] = []
-    for piece, kept in _chosen(latents, reader, unseen.counts(), rows, world):
+    mine: list[tuple[RowRange, NDArray[np.bool_]]] = []
+    for row_range, kept in _chosen(latents, reader, unseen.counts(), rows, world):
         if kept.any():
-            mine.append((piece, kept))
+            mine.append((row_range, kept))
     count = sum(int(kept.sum()) for _, kept in mine)
     counts = [int(one) for (one,) in world.collect([float(count)])]
     if not sum(counts):
@@ -96,33 +96,36 @@ def load_unseen(unseen: Unseen, rows: int, world: World, batch_size: int) -> Bat
     return batch_of(latents.columns, -(-max(counts) // batch_size) * batch_size, [_load(reader, mine)])
 
 
-def _load(reader: GroupReader, pieces: Sequence[tuple[Piece, NDArray[np.bool_]]]) -> Rows:
-    count = sum(int(kept.sum()) for _, kept in pieces)
+def _load(reader: GroupReader, ranges: Sequence[tuple[RowRange, NDArray[np.bool_]]]) -> Rows:
+    count = sum(int(kept.sum()) for _, kept in ranges)
     into = empty_rows(count, reader.dataset.columns)
     loader = Loader(reader, lambda rows: np.ones(len(rows), np.float32), _SEED, 0)
-    loader.load([piece for piece, _ in pieces], np.arange(count), into, [kept for _, kept in pieces])
+    loader.load([row_range for row_range, _ in ranges], np.arange(count), into, [kept for _, kept in ranges])
     return into
 
 
 def _by_shape(
     latents: LatentsDataset,
     reader: GroupReader,
-    pieces: Sequence[tuple[Piece, NDArray[np.bool_]]],
+    ranges: Sequence[tuple[RowRange, NDArray[np.bool_]]],
     world: World,
     batch_size: int,
 ) -> Batch:
-    """The rows of some pieces in batches of one shape each."""
-    counts = np.zeros((len(latents.blocks), len(latents.shapes)), np.int64)
-    buckets = [reader.buckets(piece.block) for piece, _ in pieces]
-    for (piece, _), of_rows in zip(pieces, buckets, strict=True):
-        counts[piece.block] = np.bincount(of_rows, minlength=len(latents.shapes))
+    """The rows of some ranges in batches of one shape each."""
+    counts = np.zeros((len(latents.row_groups), len(latents.shapes)), np.int64)
+    buckets = [reader.buckets(row_range.row_group) for row_range, _ in ranges]
+    for (row_range, _), of_rows in zip(ranges, buckets, strict=True):
+        counts[row_range.row_group] = np.bincount(of_rows, minlength=len(latents.shapes))
     parts = []
     for view in views(latents, counts):
         mine = [
-            (Piece(piece.block, 0, int(view.blocks.rows[piece.block])), kept[of_rows == view.bucket])
-            for (piece, kept), of_rows in zip(pieces, buckets, strict=True)
+            (
+                RowRange(row_range.row_group, 0, int(view.row_groups.rows[row_range.row_group])),
+                kept[of_rows == view.bucket],
+            )
+            for (row_range, kept), of_rows in zip(ranges, buckets, strict=True)
         ]
-        rows = _load(GroupReader(view), [(piece, kept) for piece, kept in mine if kept.any()])
+        rows = _load(GroupReader(view), [(row_range, kept) for row_range, kept in mine if kept.any()])
         for start in range(0, len(rows), batch_size):
             some = rows.slice(start, min(start + batch_size, len(rows)))
             parts.append(batch_of(view.columns, batch_size, [some]))
@@ -132,21 +135,21 @@ def _by_shape(
 
 def _chosen(
     latents: LatentsDataset, reader: GroupReader, counts: Callable[[Ints], NDArray[np.bool_]], rows: int, world: World
-) -> Iterator[tuple[Piece, NDArray[np.bool_]]]:
+) -> Iterator[tuple[RowRange, NDArray[np.bool_]]]:
     """This worker's row groups, and which rows of each; the addresses alone are read."""
-    order = np.random.RandomState(_SEED).permutation(len(latents.blocks))
+    order = np.random.RandomState(_SEED).permutation(len(latents.row_groups))
     found = 0
     for start in range(0, len(order), world.size):
         kept = np.zeros(0, np.bool_)
         if start + world.rank < len(order):
-            block = int(order[start + world.rank])
-            piece = Piece(block, 0, int(latents.blocks.rows[block]))
-            kept = counts(reader.addresses(piece))
+            row_group = int(order[start + world.rank])
+            row_range = RowRange(row_group, 0, int(latents.row_groups.rows[row_group]))
+            kept = counts(reader.addresses(row_range))
         sums = [int(count) for (count,) in world.collect([float(kept.sum())])]
         before = found + sum(sums[: world.rank])
         found += sum(sums)
         if len(kept):
-            yield piece, kept & (before + np.cumsum(kept) <= rows)
+            yield row_range, kept & (before + np.cumsum(kept) <= rows)
         if found >= rows:
             return
 

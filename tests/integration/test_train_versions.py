@@ -70,7 +70,7 @@ def test_an_epoch_ends_with_the_rows_that_it_began_with_though_the_dataset_has_g
     grow(root)
     plan = make_plan(how(root, max_epochs=1))
     assert plan.rows == ROWS
-    assert any("version 2 is there; this epoch goes on with version 1" in line for line in plan.lines())
+    assert any("version 2 exists; this epoch continues with version 1" in line for line in plan.lines())
     done = run(how(root, max_epochs=1))
     assert trained == Counter(range(ROWS))
     assert done.state.epoch == 1
@@ -126,7 +126,7 @@ def test_another_dataset_at_the_same_address_is_refused_in_mid_epoch(root: Path)
     shutil.rmtree(root / "latents")
     shutil.rmtree(root / "source")
     make_latents(root, ROWS + MORE, unit_rows=20, group_rows=5, vocabulary=50)
-    with pytest.raises(DatasetError, match=r"not the dataset that this run was begun with \(version 1"):
+    with pytest.raises(DatasetError, match=r"not the dataset that this run began with \(version 1"):
         run(how(root, max_epochs=1))
 
 
@@ -175,5 +175,5 @@ def test_a_lost_note_is_noticed_where_the_rows_are_others(root: Path) -> None:
 def test_a_damaged_note_is_named(root: Path) -> None:
     run(how(root, max_steps=3))
     (root / "run" / "_source" / "000.json").write_text('{"uri": "x"}')
-    with pytest.raises(DatasetError, match=r"_source/000\.json: not a note of a dataset's version"):
+    with pytest.raises(DatasetError, match=r"_source/000\.json: not the pinned version of a dataset"):
         run(how(root, max_epochs=1))

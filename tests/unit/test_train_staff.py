@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sdp.encode.placement import Placement, plan_placement
-from sdp.train.online import Lately, Pool, asker
+from sdp.train.online import Lately, Pool, submitter
 from tests.training import config
 
 
@@ -53,7 +53,7 @@ def test_how_busy_encoders_are_is_of_late_and_not_of_all_time() -> None:
 def test_a_trainer_s_nth_slice_is_fed_before_anybody_s_next() -> None:
     asked: list[tuple[str, int]] = []
     remote = SimpleNamespace(encode=SimpleNamespace(remote=lambda some, turn: asked.append((some, turn))))
-    first, second = asker(remote), asker(remote)
+    first, second = submitter(remote), submitter(remote)
     for name in ("a", "b", "c"):
         first(name)  # type: ignore[arg-type]  # a slice is only handed on
     for name in ("x", "y"):
