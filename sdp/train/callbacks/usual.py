@@ -1,4 +1,4 @@
-"""The callbacks that every worker has, by the configuration."""
+"""The callbacks that the configuration asks for."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,21 +14,21 @@ from sdp.train.callbacks.stragglers import NameSlowest
 from sdp.train.callbacks.telemetry import EmitMetrics
 from sdp.train.callbacks.tensorboard import WriteEvents
 from sdp.train.callbacks.watchdog import Watchdog
-from sdp.train.callbacks.weights_and_biases import TellWandb
+from sdp.train.callbacks.weights_and_biases import LogToWandb
 from sdp.train.world import World
 
 
 def make_callbacks(
     config: TrainConfig, world: World, emit: EmitMetrics, publish: Callable[[dict[str, Any]], Any]
 ) -> list[Callback]:
-    """Return what every worker does beside training; `publish` is called with each line of the metrics."""
+    """Return the callbacks of a worker; `publish` is called with each line of the metrics."""
     sinks: list[Callable[[dict[str, Any]], Any]] = [emit.line, publish]
     writers: list[Callback] = []
     if config.log.tensorboard:
         writers.append(events := WriteEvents())
         sinks.append(events.line)
     if config.log.wandb.project is not None:
-        writers.append(wandb := TellWandb(config.log.wandb.project))
+        writers.append(wandb := LogToWandb(config.log.wandb.project))
         sinks.append(wandb.line)
 
     def write(line: dict[str, Any]) -> None:
@@ -37,7 +37,7 @@ def make_callbacks(
 
     callbacks: list[Callback] = [
         SaveCheckpoints(config.checkpoint.every_steps),
-        *_quality(config),
+        *_quality_callbacks(config),
         NameSlowest(config.log.every_steps),
         RecordMetrics(config.log.every_steps, _flops(config, world), write),
         emit,
@@ -50,13 +50,13 @@ def make_callbacks(
     return callbacks
 
 
-def _quality(config: TrainConfig) -> list[Callback]:
-    """Return the callbacks that show how good the model is by now."""
+def _quality_callbacks(config: TrainConfig) -> list[Callback]:
+    """Return the callbacks that measure or show the model's quality."""
     callbacks: list[Callback] = []
     if config.evaluate.every_steps is not None:
-        from sdp.train.callbacks.validation import MeasureUnseen
+        from sdp.train.callbacks.validation import MeasureValidationLoss
 
-        callbacks.append(MeasureUnseen(config))
+        callbacks.append(MeasureValidationLoss(config))
     if config.samples.every_steps is not None:
         from sdp.train.callbacks.samples import DrawSamples
 
@@ -65,7 +65,7 @@ def _quality(config: TrainConfig) -> list[Callback]:
 
 
 def _flops(config: TrainConfig, world: World) -> float | None:
-    """Return the operations of a sample, for MFU. Only on the main worker's GPU, since counting takes some seconds."""
+    """Return a sample's FLOPs for MFU; only on the main worker's GPU, since counting takes some seconds."""
     if not world.is_main or world.device.type != "cuda":
         return None
     from sdp.model.family import unet_flops
