@@ -172,7 +172,7 @@ def make_images(folder: str, text: str) -> ImagesDataset:
     return ImagesDataset(open_storage(folder), ("parts/000000000.parquet",), row_groups, spec, RowWeights())
 
 
-class MeasuredPool(online.Pool):
+class MeasuredPool(online.EncoderPool):
     """A pool that also reports its sums."""
 
     _busy_s = _idle_s = 0.0

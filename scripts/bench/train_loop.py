@@ -189,7 +189,7 @@ def _stall(name: str, where: str, folder: Path) -> dict[str, Any]:
         def on_step(self, trainer: Any, _report: Any) -> None:
             start = time.perf_counter()
             trainer.save()
-            trainer.finish_save()
+            trainer.saver.finish()
             synchronous.append(time.perf_counter() - start)
 
     class Apart(Callback):
@@ -198,7 +198,7 @@ def _stall(name: str, where: str, folder: Path) -> dict[str, Any]:
         free_steps = 0
 
         def on_step(self, trainer: Any, report: Any) -> None:
-            if trainer._saving is not None:
+            if trainer.saver.in_progress:
                 saving.append(report.seconds)
                 self.free_steps = 0
                 return

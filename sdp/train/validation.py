@@ -80,7 +80,7 @@ def load_validation_batch(source: ValidationRows, rows: int, world: World, batch
     shares = _share(latents, reader, source.selector(), rows, world)
     mine = [(row_range, kept) for row_range, kept in shares if kept.any()]
     count = sum(int(kept.sum()) for _, kept in mine)
-    counts = [int(one) for (one,) in world.collect([float(count)])]
+    counts = [int(one) for (one,) in world.all_gather([float(count)])]
     if not sum(counts):
         uri = latents.files.uri_of("")
         raise DatasetError(f"{uri}: no rows are held out from training; raise data.holdout, or use another dataset")
@@ -122,7 +122,7 @@ def _by_shape(
         for start in range(0, len(rows), batch_size):
             some = rows.slice(start, min(start + batch_size, len(rows)))
             parts.append(batch_of(view.columns, batch_size, [some]))
-    most = max(int(count) for (count,) in world.collect([float(len(parts))]))
+    most = max(int(count) for (count,) in world.all_gather([float(len(parts))]))
     return join([*parts, *[batch_of(latents.columns, batch_size, [])] * (most - len(parts))])
 
 
@@ -138,7 +138,7 @@ def _share(
             row_group = int(order[start + world.rank])
             row_range = RowRange(row_group, 0, int(latents.row_groups.rows[row_group]))
             kept = select(reader.addresses(row_range))
-        sums = [int(number) for (number,) in world.collect([float(kept.sum())])]
+        sums = [int(number) for (number,) in world.all_gather([float(kept.sum())])]
         before = count + sum(sums[: world.rank])
         count += sum(sums)
         if len(kept):

@@ -38,5 +38,5 @@ def test_a_copy_of_everything_trains_and_draws_on_where_the_original_stopped(tmp
     make_tiny_model(tmp_path / "model")
     settings = tmp_path / "model/tokenizer/tokenizer_config.json"
     settings.write_text(settings.read_text() + " ")
-    with pytest.raises(UserError, match=r"model.source: .* is another model than the run was begun with"):
+    with pytest.raises(UserError, match=r"model.source: .* is another model than the run began with"):
         run(config(there, max_steps=9, scaling__in_driver=True, model__source=str(tmp_path / "model")))

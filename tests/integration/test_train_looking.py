@@ -264,7 +264,7 @@ def test_while_pictures_are_being_drawn_no_others_are_begun(root: Path, caplog: 
     how = config(root, max_steps=5, **{**SAMPLES, "samples__every_steps": 1, "samples__share": 1e-6})
     train(how, callbacks=[DrawSamples(how)])
     assert [path.name for path in (root / "run/samples").iterdir()] == ["step-000000001"]  # ended at the end
-    assert "step 2: the samples of step 1 are still being drawn, so none are drawn now" in caplog.text
+    assert "step 2: no samples, since those of step 1 are still being drawn" in caplog.text
 
 
 def test_a_picture_of_networks_that_came_to_nothing_is_left_out(root: Path) -> None:
@@ -284,7 +284,7 @@ def test_pictures_that_cannot_be_kept_cost_no_step(root: Path, caplog: pytest.Lo
     how = config(root, max_steps=4, **SAMPLES)
     trainer = train(how, callbacks=[DrawSamples(how)])
     assert trainer.state.step == 4
-    assert "the samples of step 3 are given up: " in caplog.text
+    assert "gave up the samples of step 3: " in caplog.text
 
 
 def test_the_job_measures_and_draws_and_its_report_shows_both(root: Path) -> None:
@@ -358,5 +358,5 @@ def test_a_dataset_to_measure_on_that_is_not_there_is_told_before_anything_begin
 
 def test_rows_of_which_none_is_kept_are_refused(root: Path) -> None:
     how = config(root, evaluate__every_steps=2, data__holdout=1e-9)
-    with pytest.raises(DatasetError, match=r"none of its rows is kept from training; raise data\.holdout"):
+    with pytest.raises(DatasetError, match=r"no rows are held out from training; raise data\.holdout"):
         train(how, callbacks=[MeasureValidationLoss(how)])

@@ -160,15 +160,15 @@ def test_of_a_mixture_each_pass_takes_each_row_once_though_its_first_dataset_cha
     assert sum(map(len, whole)) + len(last) == done.state.samples - 2 * ROWS - MORE
 
     grow_latents(root / "other", 10, first=20, vocabulary=50)
-    (line,) = [line for line in make_plan(how(root, **mixed, max_epochs=3)).lines() if "has 30 rows by now" in line]
-    assert f"pass {len(whole)} over it ends after {len(last)} of them" in line
+    (line,) = [line for line in make_plan(how(root, **mixed, max_epochs=3)).lines() if "to 30 rows: pass" in line]
+    assert f"pass {len(whole)} over it ends after {len(last)} rows" in line
 
 
 def test_a_lost_note_is_noticed_where_the_rows_are_others(root: Path) -> None:
     run(how(root, max_steps=3))
     grow(root)
     (root / "run" / "_source" / "000.json").unlink()
-    with pytest.raises(DatasetError, match=r"84 rows, where epoch 0, which is under way, was begun with 60"):
+    with pytest.raises(DatasetError, match=r"expected 60 rows, with which epoch 0 began, got 84"):
         run(how(root, max_epochs=1))
 
 

@@ -54,7 +54,7 @@ def test_a_fork_has_the_libraries_and_is_otherwise_what_was_started(
 
 
 def test_each_ends_with_the_other(start: Callable[[str], subprocess.Popen[str]]) -> None:
-    for victim in ("fork", "submitter"):
+    for victim in ("fork", "asker"):
         asking = start("600")
         assert asking.stdout is not None
         pid = json.loads(asking.stdout.readline())[0]

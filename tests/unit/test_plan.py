@@ -24,7 +24,7 @@ from sdp.plan.roofline import Roofline, line, rooflines
 from sdp.plan.speeds import Figure, Speeds
 from sdp.storage import open_storage
 from sdp.train.job import with_prices
-from sdp.train.plan import forecast
+from sdp.train.limits import forecast
 from sdp.train.run_folder import RunFolder, measured_speeds
 from sdp.train.state import TrainState
 

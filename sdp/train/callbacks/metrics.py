@@ -11,8 +11,8 @@ import torch
 
 from sdp import hardware
 from sdp.train.callbacks.base import Callback, Saved, StepReport
+from sdp.train.limits import forecast, last_step
 from sdp.train.metrics_log import MetricsLog
-from sdp.train.plan import forecast, last_step
 
 if TYPE_CHECKING:
     from sdp.train.trainer import Trainer
@@ -137,7 +137,7 @@ class RecordMetrics(Callback):
         seconds = sum(each.seconds for each in recent)
         if samples := sum(each.samples for each in recent):
             last = last_step(trainer.config, state, trainer.reader.positions(state.start), batch)
-            rest = forecast(trainer.config, state, last, batch, samples / seconds, trainer.held())
+            rest = forecast(trainer.config, state, last, batch, samples / seconds, trainer.resources())
             if math.isfinite(rest.hours):
                 figures |= {
                     "left_s": round(rest.hours * 3600, 1),

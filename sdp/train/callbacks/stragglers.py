@@ -34,7 +34,7 @@ class NameSlowest(Callback):
         self._steps += 1
         if report.step % self.every_steps:
             return
-        times = trainer.world.collect([seconds / self._steps for seconds in self._seconds])
+        times = trainer.world.all_gather([seconds / self._steps for seconds in self._seconds])
         self._seconds, self._steps = [0.0] * len(OWN_PARTS), 0
         if trainer.world.is_main:
             worker = slowest(times)

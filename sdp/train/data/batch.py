@@ -1,14 +1,34 @@
-"""A batch, as every reader returns it."""
+"""A batch, and the interface of the readers that return it."""
 
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from sdp.datasets.outcomes import Outcome
+from sdp.model.checkpoints import EpochStart
+
+
+class Reader(Protocol):
+    """A way to read data; all readers yield the same batches."""
+
+    @property
+    def rows(self) -> int:
+        """Rows of an epoch."""
+
+    def positions(self, start: EpochStart) -> int:
+        """Return how many positions an epoch has."""
+
+    def batches(self, epoch: int, position: int, batch_size: int, start: EpochStart) -> "Iterator[Batch]":
+        """Yield this worker's share of each batch from a position on; all workers get as many, of the same length."""
+
+    def after(self, epoch: int, start: EpochStart) -> EpochStart:
+        """Return what the epoch after this one begins with."""
+
 
 PAD = -1
 """The address of padding; its weight is 0."""
