@@ -53,10 +53,10 @@ class DrawSamples(Callback):
     _text: Text | None = None
 
     def on_step(self, trainer: "Trainer", report: StepReport) -> None:
-        config = self.config.samples
+        settings = self.config.samples
         if self._drawing is not None:
-            self._credit += config.share * report.seconds
-        if config.every_steps is not None and report.step % config.every_steps == 0:
+            self._credit += settings.share * report.seconds
+        if settings.every_steps is not None and report.step % settings.every_steps == 0:
             self._begin(trainer, report.step)
         while self._drawing is not None and self._credit > 0:
             self._continue(trainer)
@@ -160,11 +160,11 @@ class DrawSamples(Callback):
         """Draw all pictures of a step, yielding after each action."""
         assert self._networks is not None
         assert self._text is not None
-        config, run = self.config.samples, trainer.checkpointer.run.storage
-        sampling = Sampling("ddim", config.steps, config.guidance_scale, self.config.data.resolution)
+        settings, run = self.config.samples, trainer.checkpointer.run.storage
+        sampling = Sampling("ddim", settings.steps, settings.guidance_scale, self.config.data.resolution)
         drawn: dict[str, str] = {}
-        for start in range(0, len(config.prompts), config.batch_size):
-            some = range(start, min(start + config.batch_size, len(config.prompts)))
+        for start in range(0, len(settings.prompts), settings.batch_size):
+            some = range(start, min(start + settings.batch_size, len(settings.prompts)))
             text = Text(self._text.prompts[some.start : some.stop], self._text.negative)
             seeds = [image_seed(self.config.seed, number) for number in some]
             latents = torch.zeros(0)
@@ -175,6 +175,6 @@ class DrawSamples(Callback):
                     (picture,) = develop(self._networks.vae, latent[None])
                     name = f"{number:03d}.png"
                     run.publish(f"{samples_folder(step)}/{name}", encode_png(picture))
-                    drawn[name] = config.prompts[number]
+                    drawn[name] = settings.prompts[number]
                 yield
         run.publish(f"{samples_folder(step)}/{PROMPTS}", json.dumps(drawn, ensure_ascii=False).encode())

@@ -27,13 +27,13 @@ class MeasureValidationLoss(Callback):
     _batch: Batch | None = None
 
     def on_start(self, trainer: "Trainer") -> None:
-        config = self.config.evaluate
-        rows = validation_rows(self.config, config.source)
-        self._batch = load_validation_batch(rows, config.rows, trainer.world, self.config.data.batch_size)
+        settings = self.config.evaluate
+        rows = validation_rows(self.config, settings.source)
+        self._batch = load_validation_batch(rows, settings.rows, trainer.world, self.config.data.batch_size)
 
     def on_step(self, trainer: "Trainer", report: StepReport) -> None:
-        config = self.config.evaluate
-        if config.every_steps is None or report.step % config.every_steps or self._batch is None:
+        settings = self.config.evaluate
+        if settings.every_steps is None or report.step % settings.every_steps or self._batch is None:
             return
         began = time.perf_counter()
         validation = measure(
@@ -41,7 +41,7 @@ class MeasureValidationLoss(Callback):
             trainer.objective,
             trainer.conditioning,
             self._batch,
-            buckets=config.buckets,
+            buckets=settings.buckets,
             batch_size=self.config.data.batch_size,
             world=trainer.world,
             forward=trainer.strategy.forward,

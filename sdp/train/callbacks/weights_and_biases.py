@@ -21,7 +21,7 @@ def require_wandb(project: str | None) -> None:
     if project is not None and find_spec("wandb") is None:
         raise UserError(
             f"log.wandb.project: expected an installation with wandb, got {project!r} and none; pip install wandb (in "
-            "the image if the job runs on a cluster), or set it to null"
+            "the image, if the job runs on a cluster), or set it to null"
         )
 
 
