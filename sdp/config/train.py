@@ -349,7 +349,7 @@ class ProfileConfig(Section):
     steps: Positive | None = key(
         None, "Steps to profile; null profiles none. Training pauses for a few seconds while it is written."
     )
-    start: Positive = key(10, "First step of this job to profile: earlier ones compile and warm up.")
+    start: Positive = key(10, "Steps of this job to skip first, in which it compiles and warms up.")
 
 
 class TrainEvaluateConfig(Section):
