@@ -202,16 +202,14 @@ def _mixture_notes(config: TrainConfig, state: TrainState) -> Iterator[str]:
 
 def _refuse_another_epoch(config: TrainConfig, checkpoint: Storage, state: TrainState, rows: int) -> None:
     """Refuse to continue an epoch with other rows: its order would repeat some and miss others."""
+    marker = read_marker(checkpoint)
+    hint = "set it back; it may change when max_epochs has ended the epoch"
     limit = read_json(checkpoint, CONFIG).get("limit")
     if limit != config.limit:
-        expected = f"{limit} until epoch {state.epoch} is over"
-        hint = "set it back; it may change when max_epochs has ended the epoch"
-        raise ConfigError([Problem("limit", expected, str(config.limit), hint)])
-    marker = read_marker(checkpoint)
+        raise ConfigError([Problem("limit", f"{limit} until epoch {state.epoch} is over", str(config.limit), hint)])
     granule = marker.get("granule", config.data.batch_size)
     if granule != config.data.batch_size:
         expected = f"{granule} until epoch {state.epoch} is over, whose crops have several shapes"
-        hint = "set it back; it may change when max_epochs has ended the epoch"
         raise ConfigError([Problem("data.batch_size", expected, str(config.data.batch_size), hint)])
     begun = marker.get("epoch_rows", rows)
     if begun != rows:
@@ -285,32 +283,17 @@ def _refuse_empty_holdout(config: TrainConfig) -> None:
     ranges = list(zip(own.low.tolist(), own.high.tolist(), strict=True))
     kept = RowWeights(0.0, config.limit)
     if not _any_row(ranges, lambda rows: (kept(rows) > 0) & held_out(rows, config.data.holdout)):
-        raise ConfigError(
-            [
-                Problem(
-                    "data.holdout",
-                    f"one that holds out some of the {own.rows:,} rows for the validation loss",
-                    str(config.data.holdout),
-                    "raise it, or name a dataset in evaluate.source",
-                )
-            ]
-        )
+        expected = f"one that holds out some of the {own.rows:,} rows for the validation loss"
+        hint = "raise it, or name a dataset in evaluate.source"
+        raise ConfigError([Problem("data.holdout", expected, str(config.data.holdout), hint)])
 
 
 def _refuse_nothing_to_train_on(config: TrainConfig, ranges: Sequence[tuple[int, int]]) -> None:
     """Refuse a hold-out that leaves no row; takedowns and bad rows are only noticed at the end of an epoch."""
     counts = RowWeights(config.data.holdout, config.limit)
     if not _any_row(ranges, lambda rows: counts(rows) > 0):
-        raise ConfigError(
-            [
-                Problem(
-                    "data.holdout",
-                    f"one that leaves rows of {config.source.uri} to train on",
-                    str(config.data.holdout),
-                    "lower it",
-                )
-            ]
-        )
+        expected = f"one that leaves rows of {config.source.uri} to train on"
+        raise ConfigError([Problem("data.holdout", expected, str(config.data.holdout), "lower it")])
 
 
 def _any_row(ranges: Sequence[tuple[int, int]], is_one: Callable[[Ints], NDArray[np.bool_]]) -> bool:

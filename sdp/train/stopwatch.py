@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 from torch.profiler import record_function
@@ -31,12 +31,8 @@ class Stopwatch:
     @contextmanager
     def measure(self, activity: str, *, host: bool = False) -> Iterator[None]:
         """Add the time of the block to an activity; `host` measures the CPU's time, such as waiting for data."""
-        if self.annotate:
-            with record_function(ANNOTATION + activity), self._measure(activity, host):
-                yield
-        else:
-            with self._measure(activity, host):
-                yield
+        with record_function(ANNOTATION + activity) if self.annotate else nullcontext(), self._measure(activity, host):
+            yield
 
     @contextmanager
     def _measure(self, activity: str, host: bool) -> Iterator[None]:

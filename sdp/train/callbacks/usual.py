@@ -35,9 +35,16 @@ def make_callbacks(
         for sink in sinks:
             sink(line)
 
-    callbacks: list[Callback] = [
-        SaveCheckpoints(config.checkpoint.every_steps),
-        *_quality_callbacks(config),
+    callbacks: list[Callback] = [SaveCheckpoints(config.checkpoint.every_steps)]
+    if config.evaluate.every_steps is not None:
+        from sdp.train.callbacks.validation import MeasureValidationLoss
+
+        callbacks.append(MeasureValidationLoss(config))
+    if config.samples.every_steps is not None:
+        from sdp.train.callbacks.samples import DrawSamples
+
+        callbacks.append(DrawSamples(config))
+    callbacks += [
         NameSlowest(config.log.every_steps),
         RecordMetrics(config.log.every_steps, _flops(config, world), write),
         emit,
@@ -47,20 +54,6 @@ def make_callbacks(
         callbacks.append(Watchdog(config.watchdog_s))
     if config.profile.steps is not None:
         callbacks.append(Profile(config.profile.steps, config.profile.start))
-    return callbacks
-
-
-def _quality_callbacks(config: TrainConfig) -> list[Callback]:
-    """Return the callbacks that measure or show the model's quality."""
-    callbacks: list[Callback] = []
-    if config.evaluate.every_steps is not None:
-        from sdp.train.callbacks.validation import MeasureValidationLoss
-
-        callbacks.append(MeasureValidationLoss(config))
-    if config.samples.every_steps is not None:
-        from sdp.train.callbacks.samples import DrawSamples
-
-        callbacks.append(DrawSamples(config))
     return callbacks
 
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -20,14 +20,16 @@ class Reader(Protocol):
     def rows(self) -> int:
         """Rows of an epoch."""
 
-    def positions(self, start: EpochStart) -> int:
+    def positions(self, start: EpochStart) -> int:  # noqa: ARG002 (for other readers)
         """Return how many positions an epoch has."""
+        return self.rows
 
     def batches(self, epoch: int, position: int, batch_size: int, start: EpochStart) -> "Iterator[Batch]":
         """Yield this worker's share of each batch from a position on; all workers get as many, of the same length."""
 
-    def after(self, epoch: int, start: EpochStart) -> EpochStart:
+    def after(self, epoch: int, start: EpochStart) -> EpochStart:  # noqa: ARG002 (for other readers)
         """Return what the epoch after this one begins with."""
+        return start
 
 
 PAD = -1
@@ -91,13 +93,5 @@ class Batch:
             yield each, self.counted[own == each]
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> "Batch":
-        return Batch(
-            change(self.rows),
-            change(self.weights),
-            change(self.latents),
-            change(self.token_ids) if self.token_ids is not None else None,
-            change(self.text) if self.text is not None else None,
-            self.moments,
-            epochs=change(self.epochs) if self.epochs is not None else None,
-            shapes=self.shapes,
-        )
+        tensors: dict[str, Any] = {n: change(value) for n, value in vars(self).items() if isinstance(value, Tensor)}
+        return replace(self, **tensors, bad=())

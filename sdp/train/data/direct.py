@@ -13,7 +13,7 @@ from sdp.datasets.ledger import address_offset
 from sdp.device import thread_pool
 from sdp.errors import DatasetError
 from sdp.model.checkpoints import FIRST, EpochStart
-from sdp.train.data.batch import Batch
+from sdp.train.data.batch import Batch, Reader
 from sdp.train.data.latents import Column, GroupReader, LatentsDataset
 from sdp.train.data.loading import Loader
 from sdp.train.data.mixture import Mixture, Span, shares_of
@@ -36,7 +36,7 @@ class WeightedDataset:
 
 
 @dataclass(frozen=True)
-class DirectReader:
+class DirectReader(Reader):
     """Reads the batches of one worker. The position in the order is its only state."""
 
     datasets: tuple[WeightedDataset, ...]
@@ -60,10 +60,6 @@ class DirectReader:
     def rows(self) -> int:
         """Rows of an epoch."""
         return self.mixture.rows
-
-    def positions(self, start: EpochStart) -> int:  # noqa: ARG002 (used by BucketReader)
-        """Return how many positions an epoch has."""
-        return self.rows
 
     @property
     def mixed(self) -> bool:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from sdp.datasets.outcomes import Outcome
 from sdp.model.checkpoints import FIRST, EpochStart
-from sdp.train.data.batch import Batch
+from sdp.train.data.batch import Batch, Reader
 from sdp.train.data.images import EncodedSlice, ImagesDataset, Slice
 from sdp.train.data.order import EpochOrder, Lane, LaneRange, OrderShape, Window
 from sdp.train.data.prefetch import prefetched
@@ -36,7 +36,7 @@ class Engine(Protocol):
 
 
 @dataclass(frozen=True)
-class EncodedReader:
+class EncodedReader(Reader):
     """Reads the batches of one worker."""
 
     dataset: ImagesDataset
@@ -56,14 +56,6 @@ class EncodedReader:
     def rows(self) -> int:
         """Rows of an epoch."""
         return self.dataset.rows
-
-    def positions(self, start: EpochStart) -> int:  # noqa: ARG002
-        """Return how many positions an epoch has."""
-        return self.rows
-
-    def after(self, epoch: int, start: EpochStart) -> EpochStart:  # noqa: ARG002 (only mixtures change)
-        """Return what the epoch after this one begins with."""
-        return start
 
     def batches(self, epoch: int, position: int, batch_size: int, start: EpochStart = FIRST) -> Iterator[Batch]:
         """Return this worker's share of every batch from a position to the epoch's end, padded to equal size."""

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from sdp.config import TrainConfig
@@ -28,7 +27,7 @@ from sdp.model import family
 from sdp.model.family import CHANNELS, TOKEN_DTYPE, TOKENS, latent_shape
 from sdp.model.sources import LocalModel
 from sdp.storage import Storage
-from sdp.train.data.latents import MOMENTS, TOKEN_IDS, Column
+from sdp.train.data.latents import MOMENTS, TOKEN_IDS, Column, select_parts
 from sdp.train.data.latents import TEXT as TEXT_EMBEDDING
 from sdp.train.data.order import RowGroups
 from sdp.train.data.weights import RowWeights
@@ -139,15 +138,10 @@ class EncodedSlice:
 
 def open_images(config: TrainConfig, dataset: Dataset, model: LocalModel) -> ImagesDataset:
     """Open an images dataset, to be encoded with a model."""
-    parts = dataset.parts.filter(pc.field("written") > 0)
-    if config.limit is not None:
-        parts = parts.filter(pc.field("start") < config.limit)
-    if not parts.num_rows:
-        raise DatasetError(f"{dataset.storage.uri}: the dataset has no rows; nothing to train on")
-    groups = [[group["rows"] for group in part] for part in parts["row_groups"].to_pylist()]
+    _, paths, groups = select_parts(dataset, config.limit)
     return ImagesDataset(
         dataset.storage,
-        tuple(parts["path"].to_pylist()),
+        paths,
         RowGroups.of(groups),
         _encode_spec(config, dataset, model),
         RowWeights(config.data.holdout, config.limit, repeated=dataset.repeated_rows),

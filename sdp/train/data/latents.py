@@ -134,20 +134,25 @@ def open_latents(
     dataset: Dataset, resolution: int, limit: int | None = None, columns: ColumnsConfig | None = None
 ) -> LatentsDataset:
     """Open a dataset that sdp wrote, at a resolution. With a limit, parts wholly beyond it are left out."""
-    parts = dataset.parts.filter(pc.field("written") > 0)
-    if limit is not None:
-        parts = parts.filter(pc.field("start") < limit)
     uri = dataset.storage.uri
-    if not parts.num_rows:
-        raise DatasetError(f"{uri}: the dataset has no rows; nothing to train on")
-    paths = tuple(parts["path"].to_pylist())
-    groups = [[group["rows"] for group in part] for part in parts["row_groups"].to_pylist()]
+    parts, paths, groups = select_parts(dataset, limit)
     if any(sum(group) > written for group, written in zip(groups, parts["written"].to_pylist(), strict=True)):
         raise DatasetError(f"{uri}: several rows share an address, as transform.crops once allowed; process it again")
     file = pq.ParquetFile(dataset.storage.open(paths[0]))
     kinds = find_columns(file, uri, resolution, columns or ColumnsConfig())
     low, high = (np.repeat(parts[name].to_numpy(), [len(each) for each in groups]) for name in ("start", "stop"))
     return LatentsDataset(dataset.storage, paths, RowGroups.of(groups), *kinds, low, high)
+
+
+def select_parts(dataset: Dataset, limit: int | None) -> tuple[pa.Table, tuple[str, ...], list[list[int]]]:
+    """Return the parts that have rows below the limit, their paths, and the rows of each one's row groups."""
+    parts = dataset.parts.filter(pc.field("written") > 0)
+    if limit is not None:
+        parts = parts.filter(pc.field("start") < limit)
+    if not parts.num_rows:
+        raise DatasetError(f"{dataset.storage.uri}: the dataset has no rows; nothing to train on")
+    groups = [[group["rows"] for group in part] for part in parts["row_groups"].to_pylist()]
+    return parts, tuple(parts["path"].to_pylist()), groups
 
 
 def refuse_another_encoder(config: TrainConfig, dataset: Dataset, model: LocalModel) -> None:
