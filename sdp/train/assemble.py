@@ -25,10 +25,11 @@ from sdp.train.callbacks.base import Callback
 from sdp.train.checkpoint import Checkpointer
 from sdp.train.data.batch import Reader
 from sdp.train.data.buckets import BucketReader
+from sdp.train.data.columns import TEXT
 from sdp.train.data.direct import DirectReader
 from sdp.train.data.encoded import EncodedReader, Engine
 from sdp.train.data.images import ImagesDataset, load_encoder, open_images
-from sdp.train.data.latents import TEXT, refuse_another_encoder
+from sdp.train.data.latents import refuse_another_encoder
 from sdp.train.data.online import Online, Submit, slices_ahead
 from sdp.train.data.order import OrderShape
 from sdp.train.data.pinned import open_pinned

@@ -17,8 +17,9 @@ from sdp.plan.memory import fit
 from sdp.storage import Storage, open_storage
 from sdp.train.checkpoint import read_state
 from sdp.train.data.buckets import BucketReader
+from sdp.train.data.columns import TEXT
 from sdp.train.data.direct import DirectReader
-from sdp.train.data.latents import TEXT, open_latents, refuse_another_encoder, refuse_embeddings
+from sdp.train.data.latents import open_latents, refuse_another_encoder, refuse_embeddings
 from sdp.train.data.order import Ints, OrderShape
 from sdp.train.data.pinned import open_pinned, outgrown
 from sdp.train.data.sources import open_sources, uris_of

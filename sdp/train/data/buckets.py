@@ -24,8 +24,9 @@ from sdp.errors import AlreadyExists, DatasetError, NotFound
 from sdp.model.checkpoints import EpochStart
 from sdp.storage import Storage
 from sdp.train.data.batch import Batch
+from sdp.train.data.columns import BUCKET, Column
 from sdp.train.data.direct import DirectReader, Passes
-from sdp.train.data.latents import BUCKET, Column, GroupReader, LatentsDataset
+from sdp.train.data.latents import GroupReader, LatentsDataset
 from sdp.train.data.order import GRANULES, EpochOrder, Ints, LaneRange, shuffled
 from sdp.train.data.rows import batch_of
 

@@ -14,7 +14,8 @@ from sdp.device import thread_pool
 from sdp.errors import DatasetError
 from sdp.model.checkpoints import FIRST, EpochStart
 from sdp.train.data.batch import Batch, Reader
-from sdp.train.data.latents import Column, GroupReader, LatentsDataset
+from sdp.train.data.columns import Column
+from sdp.train.data.latents import GroupReader, LatentsDataset
 from sdp.train.data.loading import Loader
 from sdp.train.data.mixture import Mixture, Span, shares_of
 from sdp.train.data.order import EpochOrder, Lane, LaneRange, OrderShape, Window

@@ -27,8 +27,9 @@ from sdp.model import family
 from sdp.model.family import CHANNELS, TOKEN_DTYPE, TOKENS, latent_shape
 from sdp.model.sources import LocalModel
 from sdp.storage import Storage
-from sdp.train.data.latents import MOMENTS, TOKEN_IDS, Column, select_parts
-from sdp.train.data.latents import TEXT as TEXT_EMBEDDING
+from sdp.train.data.columns import MOMENTS, TOKEN_IDS, Column
+from sdp.train.data.columns import TEXT as TEXT_EMBEDDING
+from sdp.train.data.latents import select_parts
 from sdp.train.data.order import RowGroups
 from sdp.train.data.weights import RowWeights
 

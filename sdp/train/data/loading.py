@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from sdp.train.data.latents import GroupReader, Items
+from sdp.train.data.columns import Items
+from sdp.train.data.latents import GroupReader
 from sdp.train.data.order import Ints, RowRange
 from sdp.train.data.rows import Rows
 from sdp.train.data.weights import Weigh

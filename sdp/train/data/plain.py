@@ -17,7 +17,8 @@ from sdp.errors import AlreadyExists, DatasetError, NotFound, one_line
 from sdp.storage import SourceFile, Storage, StorageOptions, list_source, open_source
 from sdp.storage.moved import root_of, unchanged, with_sample
 from sdp.storage.uri import join
-from sdp.train.data.latents import LatentsDataset, find_columns
+from sdp.train.data.columns import find_columns
+from sdp.train.data.latents import LatentsDataset
 from sdp.train.data.order import RowGroups
 
 _SCHEMA = pa.schema(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sdp.train.data.latents import MOMENTS, TOKEN_IDS, Column
+from sdp.train.data.columns import MOMENTS, TOKEN_IDS, Column
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -19,8 +19,9 @@ from sdp.encode.table import EMPTY_TEXT
 from sdp.errors import DatasetError, SdpError
 from sdp.storage import is_read_only, open_storage
 from sdp.train.data.buckets import count_buckets, views
+from sdp.train.data.columns import TEXT
 from sdp.train.data.direct import WeightedDataset, mixture_of
-from sdp.train.data.latents import TEXT, open_latents, refuse_embeddings
+from sdp.train.data.latents import open_latents, refuse_embeddings
 from sdp.train.data.order import Ints
 from sdp.train.data.pinned import open_pinned
 from sdp.train.data.plain import freeze, open_plain
