@@ -138,7 +138,7 @@ def test_the_order_of_the_pieces_does_not_show_in_the_part() -> None:
 
 def test_training_reads_what_is_written_here() -> None:
     """The other side's own reader is asked."""
-    from sdp.train.data.latents import _described
+    from sdp.train.data.columns import _described
 
     for name in ("latents_64", "token_ids"):
         column, _ = _described(schema(SHAPE).field(name), "here")
