@@ -28,7 +28,7 @@ def make_trainer(case: dict[str, Any], model: Any, world: Any, callbacks: Sequen
     from sdp.train.assemble import make_conditioning, make_networks, make_objective
     from sdp.train.checkpoint import Checkpointer
     from sdp.train.run_folder import RunFolder
-    from sdp.train.trainer import Ingredients, Trainer
+    from sdp.train.trainer import Trainer, TrainerParts
 
     torch.set_float32_matmul_precision("high")
     output = str(Path(case["folder"]) / "run")
@@ -53,7 +53,7 @@ def make_trainer(case: dict[str, Any], model: Any, world: Any, callbacks: Sequen
         },
     )
     return Trainer(
-        Ingredients(
+        TrainerParts(
             config=config,
             world=world,
             networks=make_networks(config, model, world),

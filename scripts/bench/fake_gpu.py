@@ -178,7 +178,7 @@ def _trainer(case: dict[str, Any]) -> Any:
     from sdp.train.world import World
 
     class Many(World):
-        def collect(self, values: Sequence[float]) -> list[list[float]]:
+        def all_gather(self, values: Sequence[float]) -> list[list[float]]:
             return [list(values)] * self.size
 
     class Figures:

@@ -39,7 +39,7 @@ from sdp.train import online
 from sdp.train.data.encoded import EncodedReader
 from sdp.train.data.images import EncodedSlice, ImagesDataset, Transformed, _encode_spec
 from sdp.train.data.online import Online, slices_ahead
-from sdp.train.data.order import Blocks, OrderShape
+from sdp.train.data.order import OrderShape, RowGroups
 from sdp.train.data.weights import RowWeights
 
 SIDE = 256
@@ -168,11 +168,11 @@ def make_images(folder: str, text: str) -> ImagesDataset:
     spec = _encode_spec(config, storage, resolve("builtin:tiny"))
     width = TEXT_WIDTH if text == "text_embedding" else None
     spec = replace(spec, shape=replace(spec.shape, text_width=width))
-    blocks = Blocks.of([[GROUP_ROWS] * 4000])
-    return ImagesDataset(open_storage(folder), ("parts/000000000.parquet",), blocks, spec, RowWeights())
+    row_groups = RowGroups.of([[GROUP_ROWS] * 4000])
+    return ImagesDataset(open_storage(folder), ("parts/000000000.parquet",), row_groups, spec, RowWeights())
 
 
-class MeasuredPool(online.Pool):
+class MeasuredPool(online.EncoderPool):
     """A pool that also reports its sums."""
 
     _busy_s = _idle_s = 0.0
@@ -192,7 +192,7 @@ class SleepingTrainers:
     def __init__(self, images: ImagesDataset, pool: Any, ahead: int) -> None:
         shape = OrderShape(lanes=TRAINERS, units=1, row_groups=1)
         readers = [
-            EncodedReader(images, Online(online.asker(pool), ahead), 0, shape, rank, TRAINERS, ahead=READ_AHEAD)
+            EncodedReader(images, Online(online.submitter(pool), ahead), 0, shape, rank, TRAINERS, ahead=READ_AHEAD)
             for rank in range(TRAINERS)
         ]
         self._ended: list[float] = []

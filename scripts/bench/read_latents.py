@@ -99,7 +99,7 @@ def direct(folder: Path) -> dict[str, float]:
 
     def batches() -> Iterator[Any]:
         sources = open_sources(_config(folder))
-        yield from _of_reader(DirectReader(sources.ingredients, 0, OrderShape(), 0, 1))
+        yield from _of_reader(DirectReader(sources.datasets, 0, OrderShape(), 0, 1))
 
     return _measured(batches, str(folder / "sdp"))
 

@@ -189,7 +189,7 @@ def _stall(name: str, where: str, folder: Path) -> dict[str, Any]:
         def on_step(self, trainer: Any, _report: Any) -> None:
             start = time.perf_counter()
             trainer.save()
-            trainer.finish_save()
+            trainer.saver.finish()
             synchronous.append(time.perf_counter() - start)
 
     class Apart(Callback):
@@ -198,7 +198,7 @@ def _stall(name: str, where: str, folder: Path) -> dict[str, Any]:
         free_steps = 0
 
         def on_step(self, trainer: Any, report: Any) -> None:
-            if trainer._saving is not None:
+            if trainer.saver.in_progress:
                 saving.append(report.seconds)
                 self.free_steps = 0
                 return
@@ -304,7 +304,7 @@ def _trainer(config: Any, model: Any, batch: Any, callbacks: Any) -> Any:
     from sdp.train.assemble import make_conditioning, make_networks, make_objective
     from sdp.train.checkpoint import Checkpointer
     from sdp.train.run_folder import RunFolder
-    from sdp.train.trainer import Ingredients, Trainer
+    from sdp.train.trainer import Trainer, TrainerParts
     from sdp.train.world import World
 
     class Same:
@@ -321,7 +321,7 @@ def _trainer(config: Any, model: Any, batch: Any, callbacks: Any) -> Any:
 
     world = World()
     return Trainer(
-        Ingredients(
+        TrainerParts(
             config=config,
             world=world,
             networks=make_networks(config, model, world),

@@ -1,4 +1,4 @@
-"""What `sdp train` is told. The defaults are the recipe of Stable Diffusion v2-base at 256 pixels."""
+"""The configuration of `sdp train`. The defaults are the recipe of Stable Diffusion v2-base at 256 pixels."""
 
 from collections.abc import Iterable
 from typing import Literal
@@ -23,28 +23,28 @@ from sdp.errors import Problem
 
 
 class ColumnsConfig(Section):
-    """What the columns of a latents dataset are called, where that is not as sdp process calls them.
+    """The column names of a latents dataset that sdp process did not write.
 
-    With these set, plain Parquet files are a dataset, too: lists or Ray's tensors of numbers, such as fp32 latents.
+    With these set, plain Parquet files are a dataset too: lists or Ray tensors of numbers, such as fp32 latents.
     """
 
     latents: Name | None = key(
         None,
-        "The column of latents; {resolution} in it stands for data.resolution. null takes latents_{resolution} or "
+        "The column of latents; {resolution} in it stands for data.resolution. null means latents_{resolution} or "
         "moments_{resolution}.",
         shapes_output=True,
         example="image_latents_{resolution}",
     )
     text: tuple[Name, ...] = key(
         (),
-        "The columns of text, as token ids or embeddings: of several, one is drawn for each sample. [] takes token_ids "
-        "or text_embedding.",
+        "The columns of text, as token ids or embeddings; if there are several, one is drawn for each sample. [] means "
+        "token_ids or text_embedding.",
         shapes_output=True,
     )
     factor: float | None = key(
         None,
-        "What stored numbers are multiplied by: 1 where the latents are scaled already, 0.18215 where they are as the "
-        "VAE of Stable Diffusion 2 gave them. null takes 1, and refuses latents that look unscaled.",
+        "Factor for stored numbers: 1 if the latents are already scaled, 0.18215 if they are the raw output of Stable "
+        "Diffusion 2's VAE. null means 1, and refuses latents that look unscaled.",
         shapes_output=True,
         gt=0,
     )
@@ -54,22 +54,22 @@ class MixedSource(Section):
     """A further latents dataset."""
 
     uri: Uri = key(REQUIRED, "The dataset.", shapes_output=True)
-    weight: float = key(REQUIRED, "Its samples for each sample of source.uri.", shapes_output=True, gt=0)
-    columns: ColumnsConfig = key(ColumnsConfig, "What its columns are called.")
+    weight: float = key(REQUIRED, "Number of its samples for each sample of source.uri.", shapes_output=True, gt=0)
+    columns: ColumnsConfig = key(ColumnsConfig, "The names of its columns.")
 
 
 class TrainSource(SourceConfig):
     uri: Uri = key(
         REQUIRED,
-        "The dataset to train on: latents where data.mode is offline, images where it is online or collocated.",
+        "The dataset to train on: latents if data.mode is offline, images if it is online or collocated.",
         shapes_output=True,
         example="s3://bucket/latents",
     )
-    columns: ColumnsConfig = key(ColumnsConfig, "What the columns of a latents dataset are called.")
+    columns: ColumnsConfig = key(ColumnsConfig, "The column names of a latents dataset.")
     also: tuple[MixedSource, ...] = key(
         (),
-        "Further latents datasets to mix in, each {uri, weight, columns}: weight is how many of its samples there are "
-        "for each sample of source.uri. An epoch is a pass over source.uri.",
+        "Further latents datasets to mix in, each {uri, weight, columns}: weight is the number of its samples for each "
+        "sample of source.uri. An epoch is one pass over source.uri.",
         shapes_output=True,
     )
 
@@ -81,113 +81,108 @@ class TrainSource(SourceConfig):
 
 
 class ShuffleConfig(Section):
-    """The order of an epoch. It is drawn from the seed and the epoch; these decide how far rows are torn apart."""
+    """The order of an epoch. It is drawn from the seed and the epoch; these keys set how widely rows are mixed."""
 
     lanes: Positive = key(
         16,
-        "Sequences that an epoch reads side by side; as many as trainers where these are more when it begins. Trainers "
-        "whose number divides it read no row group twice.",
+        "Sequences that an epoch reads side by side. An epoch that begins with more trainers has one for each. If the "
+        "number of trainers divides it, no row group is read twice.",
         shapes_output=True,
     )
-    units: Positive = key(4, "Part files whose row groups are mixed with each other.", shapes_output=True)
+    units: Positive = key(4, "Part files whose row groups are mixed together.", shapes_output=True)
     row_groups: Positive = key(4, "Row groups of a lane whose rows are permuted together.", shapes_output=True)
 
 
 class DataConfig(Section):
-    """How samples reach the trainers."""
+    """The path of samples to the trainers."""
 
     mode: Literal["offline", "online", "collocated"] = key(
         "offline",
-        "Read latents made before (offline), encode on other nodes meanwhile (online), or encode on the training "
-        "GPUs (collocated).",
+        "Read stored latents (offline), encode on other nodes during training (online), or encode on the training GPUs "
+        "(collocated).",
         shapes_output=True,
     )
     resolution: Resolution = key(256, "Side of the square pictures to train on.", shapes_output=True)
-    batch_size: Positive = key(128, "Samples that one worker takes at once: what fits into a GPU's memory.")
+    batch_size: Positive = key(128, "Samples that one trainer processes at once; limited by GPU memory.")
     global_batch_size: Positive | None = key(
         None,
-        "Samples of a step over all workers, in as many rounds of batch_size as that takes; null is one round.",
+        "Samples per step over all trainers, accumulated over rounds of batch_size; null means one round.",
         shapes_output=True,
     )
-    trust_encoder: bool = key(
-        False, "Train although the dataset's latents were made by another model source than model.source."
-    )
+    trust_encoder: bool = key(False, "Accept a dataset whose latents were made by another model than model.source.")
     holdout: float = key(
         0.0,
-        "Share of addresses, chosen by their hash, that are never trained on.",
+        "Share of rows, chosen by a hash of their address, that are never trained on.",
         shapes_output=True,
         ge=0,
         lt=1,
     )
     shuffle: ShuffleConfig = key(ShuffleConfig, "The order of an epoch.")
-    readers: Positive = key(
-        4,
-        "What reads ahead for each trainer: threads where mode is offline, processes where it is collocated.",
-    )
-    ahead: Positive = key(4, "Batches in each trainer that are ready before they are needed.")
+    readers: Positive = key(4, "Readers for each trainer: threads if mode is offline, processes if it is collocated.")
+    ahead: Positive = key(4, "Batches that each trainer prepares ahead of need.")
 
 
 class TrainTransformConfig(TransformConfig):
-    """From images to squares on CPU, where data.mode is online or collocated."""
+    """Decoding, resizing and cropping on CPU, if data.mode is online or collocated."""
 
     crop: Literal["center", "random"] = key(
         "center",
-        "What to take of an image: the square in its middle, or one at random, drawn anew in each epoch.",
+        "The part of an image to use: its middle square, or a random square, drawn anew in each epoch.",
         shapes_output=True,
     )
 
 
 class TrainEncodeConfig(EncoderConfig):
-    """The encoders, where data.mode is online (each an actor of its own) or collocated (one in each trainer).
+    """The encoders, if data.mode is online (each an actor of its own) or collocated (one in each trainer).
 
-    They hand over the mean and variance of the VAE's distribution; the trainer draws its sample in each epoch.
+    They return the mean and variance of the VAE's distribution; the trainer draws a sample from it in each epoch.
     """
 
     num_workers: Workers = key(
         1,
-        "How many encoders (online); or a range, from which a run takes as many as the trainers' pace needs: it starts "
-        "with min, measures both, and chooses once.",
+        "Number of encoders (online), or a range: the run starts with min, measures the pace of encoders and trainers, "
+        "and chooses a number once.",
     )
     batch_size: Positive | None = key(
         None,
-        "Images that an encoder takes at once; null takes 64 at 256 px, a quarter at twice the side. Halved by itself "
-        "where memory is short.",
+        "Images per encoder batch; null means 64 at 256 px and a quarter at twice the side. Halved automatically where "
+        "memory is short.",
     )
     text: Literal["token_ids", "text_embedding"] | None = key(
         None,
-        "Who runs the text encoder: the encoders (text_embedding: 158 kB of text a row to send, with SD2) or the "
-        "trainers (token_ids: 154 bytes); null takes the encoders where data.mode is online and "
-        "model.train_text_encoder is false, else the trainers.",
+        "Where the text encoder runs: in the encoders (text_embedding, which sends 158 kB a row with SD2) or in the "
+        "trainers (token_ids, 154 bytes). null means the encoders if data.mode is online and model.train_text_encoder "
+        "is false, else the trainers.",
     )
 
 
 class ObjectiveConfig(Section):
-    """What the model learns to predict."""
+    """The training objective."""
 
     prediction: Literal["epsilon", "v"] | None = key(
         None,
-        "Predict the noise (epsilon, as 512-base does) or the velocity (v, as 768 does); null takes what "
+        "The model's target: the noise (epsilon, as 512-base) or the velocity (v, as 768); null means the target that "
         "model.start_from, or else model.source, was trained for.",
         shapes_output=True,
     )
     caption_dropout: float = key(
         0.1,
-        "Share of samples, drawn anew each step, whose caption is replaced by the empty string.",
+        "Probability that a sample's caption is replaced by the empty string, drawn anew in each epoch.",
         shapes_output=True,
         ge=0,
         le=1,
     )
     min_snr_gamma: float | None = key(
         None,
-        "Cap on the signal-to-noise ratio that a timestep counts for, often 5; null caps nothing.",
+        "Min-SNR weighting: cap on the signal-to-noise ratio in a timestep's loss weight, often 5; null disables it.",
         shapes_output=True,
         gt=0,
     )
     offset_noise: float = key(
-        0.0, "Strength of noise that is the same over a whole channel, often 0.1.", shapes_output=True, ge=0
+        0.0, "Strength of noise that is constant over each channel, often 0.1.", shapes_output=True, ge=0
     )
     zero_terminal_snr: bool = key(
-        False, "Stretch the noise schedule until nothing of the picture is left at its end.", shapes_output=True
+        False, "Rescale the noise schedule so that no signal is left at its last timestep.", shapes_output=True
     )
 
     def contradictions(self) -> Iterable[Problem]:
@@ -196,7 +191,7 @@ class ObjectiveConfig(Section):
                 "prediction",
                 "v while zero_terminal_snr is on",
                 "'epsilon'",
-                "where no signal is left, the noise tells the model nothing",
+                "at zero SNR the noise is the input itself, so epsilon teaches nothing",
             )
 
 
@@ -205,31 +200,33 @@ class OptimizerConfig(Section):
 
     kind: Literal["adamw", "adamw_8bit"] = key(
         "adamw",
-        "AdamW, or the same with both averages in 8 bits: 2 bytes a weight in place of 8; needs torchao, and ddp.",
+        "AdamW, or AdamW with both moments in 8 bits: 2 bytes a weight instead of 8; needs torchao and ddp.",
         shapes_output=True,
     )
-    learning_rate: float = key(1e-4, "The learning rate after the warm-up; it may change from job to job.", gt=0)
+    learning_rate: float = key(1e-4, "The learning rate after the warm-up; it may change between jobs.", gt=0)
     schedule: Literal["constant", "cosine", "linear"] = key(
         "constant",
-        "What the learning rate does after the warm-up; cosine and linear end at max_steps.",
+        "The course of the learning rate after the warm-up; cosine and linear reach 0 at max_steps.",
         shapes_output=True,
     )
-    warmup_steps: int = key(10_000, "Steps over which the learning rate rises from zero; they may change.", ge=0)
-    beta1: float = key(0.9, "AdamW's decay of the gradient's mean.", shapes_output=True, ge=0, lt=1)
-    beta2: float = key(0.999, "AdamW's decay of the gradient's square.", shapes_output=True, ge=0, lt=1)
-    epsilon: float = key(1e-8, "AdamW's guard against dividing by zero.", shapes_output=True, gt=0)
+    warmup_steps: int = key(
+        10_000, "Steps over which the learning rate rises from zero; it may change between jobs.", ge=0
+    )
+    beta1: float = key(0.9, "AdamW's decay of the first moment.", shapes_output=True, ge=0, lt=1)
+    beta2: float = key(0.999, "AdamW's decay of the second moment.", shapes_output=True, ge=0, lt=1)
+    epsilon: float = key(1e-8, "AdamW's protection against division by zero.", shapes_output=True, gt=0)
     weight_decay: float = key(0.01, "AdamW's weight decay.", shapes_output=True, ge=0)
     clip_norm: float | None = key(
-        None, "Scale gradients down to this norm where they exceed it; null leaves them. It may change.", gt=0
+        None, "Maximum gradient norm; larger gradients are scaled down. null disables it. It may change.", gt=0
     )
 
 
 class EmaConfig(Section):
-    """The moving average of the weights, which generation uses."""
+    """The moving average of the weights, from which pictures are generated."""
 
     decay: float | None = key(
         0.9999,
-        "Decay of the average in a step, reached from lower ones; null keeps none.",
+        "Decay of the average per step, reached gradually at the start; null keeps no average.",
         shapes_output=True,
         ge=0,
         lt=1,
@@ -237,52 +234,51 @@ class EmaConfig(Section):
 
 
 class GuardConfig(Section):
-    """What is done about steps that would harm the model."""
+    """Protection against steps that would harm the model."""
 
-    bad_steps: Positive = key(
-        20, "Steps in a row without a finite loss and gradient, all skipped, after which the job stops."
-    )
+    bad_steps: Positive = key(20, "Bad steps in a row after which the job stops; each of them is skipped.")
     spike: float | None = key(
         None,
-        "Skip a step whose gradient norm is so many times the usual one; null skips none. It may change.",
+        "Skip a step whose gradient norm exceeds this multiple of the usual one; null disables it. It may change.",
         gt=1,
     )
 
 
 class ScalingConfig(TrainersConfig):
-    """How many trainers there are, and where."""
+    """The number of trainers, and where they run."""
 
     in_driver: bool = key(
         False,
-        "Train in the driver's own process, without Ray: one worker that starts at once, and that only running the job "
-        "again starts again.",
+        "Train in the driver's process, without Ray: one trainer, which starts at once. After a failure, run the job "
+        "again.",
     )
     can_grow: bool = key(
-        False, "Nodes are added on demand: wait for trainers that the cluster has no room for yet, rather than refuse."
+        False, "The cluster adds nodes on demand: wait for places that it does not have yet instead of refusing."
     )
 
     def contradictions(self) -> Iterable[Problem]:
         yield from super().contradictions()
         if self.in_driver and self.num_workers != 1:
-            yield Problem("num_workers", "1 while in_driver is on", repr(self.num_workers), "a driver is one process")
+            got = repr(self.num_workers)
+            yield Problem("num_workers", "1 while in_driver is on", got, "the driver is one process")
         if self.in_driver and self.gpus_per_worker > 1:
             yield Problem("gpus_per_worker", "1 while in_driver is on", str(self.gpus_per_worker), "train on Ray")
         for name in ("accelerator", "use_gpu") if self.in_driver else ():
             if (value := getattr(self, name)) is not None:
                 got = repr(value).lower() if value in (True, False) else repr(value)
-                yield Problem(name, "null while in_driver is on", got, "a driver takes what its machine has")
+                yield Problem(name, "null while in_driver is on", got, "the driver uses what its machine has")
 
 
 class Fp8Config(Section):
     """The U-Net's linear layers in fp8, on GPUs that have it (L4, L40S, H100 and later); the rest stays in bf16."""
 
-    enabled: bool = key(False, "Compute large linear layers in fp8; needs torchao, and compile to be of use.")
+    enabled: bool = key(False, "Compute large linear layers in fp8; needs torchao, and helps only with compile.")
     min_features: Positive = key(
         1024,
         "Linear layers with fewer inputs or outputs stay in bf16: casting them takes longer than fp8 saves.",
     )
     emulate: bool = key(
-        False, "Round as fp8 does but compute in fp32, on any device: slow, to see what it does to a run."
+        False, "Round as fp8 does but compute in fp32, on any device: slow, for seeing its effect on the loss."
     )
 
     def contradictions(self) -> Iterable[Problem]:
@@ -291,105 +287,108 @@ class Fp8Config(Section):
 
 
 class StrategyConfig(Section):
-    """How trainers share the work."""
+    """The parallelism, and what makes a step faster or smaller."""
 
-    kind: Literal["ddp", "fsdp"] = key("ddp", "Keep the whole state on each GPU (ddp) or a share of it (fsdp).")
+    kind: Literal["ddp", "fsdp"] = key("ddp", "Keep the whole state on each GPU (ddp) or a shard of it (fsdp).")
     shard: Literal["shard_grad_op", "full_shard", "hybrid"] = key(
         "shard_grad_op",
-        "What fsdp shards: all but the weights between forward and backward, the weights as well, or all but the "
-        "weights within a node with replicas across nodes.",
+        "What fsdp shards: all but the gathered weights between forward and backward (shard_grad_op), those as well "
+        "(full_shard), or as shard_grad_op but within a node, with replicas across nodes (hybrid).",
     )
     half_gradients: bool = key(
-        False, "Exchange gradients in bf16 with ddp: half the bytes, and sums that are rounded; fsdp adds up in fp32."
+        False, "Exchange gradients in bf16 with ddp: half the bytes, rounded sums. fsdp always sums in fp32."
     )
     compile: bool = key(False, "Compile the U-Net's blocks; the first steps take longer.")
     activation_checkpointing: bool = key(
-        False, "Compute activations again in the backward pass instead of keeping them: less memory, more time."
+        False, "Recompute activations in the backward pass instead of keeping them: less memory, more time."
     )
-    channels_last: bool = key(False, "Lay images out channels last; with ddp the convolutions' weights as well.")
+    channels_last: bool = key(
+        False, "Keep images channels-last in memory, and with ddp the convolutions' weights as well."
+    )
     fp8: Fp8Config = key(Fp8Config, "The U-Net's linear layers in fp8.")
 
     def contradictions(self) -> Iterable[Problem]:
         if self.half_gradients and self.kind == "fsdp":
-            yield Problem("half_gradients", "false while kind is fsdp", "true", "fsdp adds gradients up in fp32")
+            yield Problem("half_gradients", "false while kind is fsdp", "true", "fsdp sums gradients in fp32")
 
 
 class CheckpointConfig(Section):
-    """When the run is saved."""
+    """Checkpoints: their frequency, and which are kept."""
 
-    every_steps: Positive = key(1000, "Steps from one checkpoint to the next.")
-    keep_last: Positive = key(3, "Checkpoints to keep, from the newest; older ones are deleted.")
+    every_steps: Positive = key(1000, "Steps between checkpoints.")
+    keep_last: Positive = key(3, "Number of newest checkpoints to keep.")
     keep_every: Positive | None = key(
-        None, "Keep every checkpoint whose step is a multiple of this for ever; null keeps none but the last."
+        None, "Also keep each checkpoint whose step is a multiple of this; null keeps no further ones."
     )
-    keep_best: int = key(0, "Checkpoints to keep by the lowest smoothed loss, beside the newest ones.", ge=0)
+    keep_best: int = key(0, "Number of checkpoints with the lowest smoothed loss to keep as well.", ge=0)
 
 
 class WandbConfig(Section):
-    """Weights & Biases, whose library is not part of sdp: add it to the image. Its key comes from WANDB_API_KEY."""
+    """Weights & Biases. Its library is not part of sdp: add it to the image. Its key comes from WANDB_API_KEY."""
 
-    project: Name | None = key(None, "The project to tell each line of the metrics to; null tells none.")
+    project: Name | None = key(None, "The project that receives each line of the metrics; null disables it.")
 
 
 class LogConfig(Section):
-    """What is written down about the run while it goes on."""
+    """The metrics that a run writes."""
 
-    every_steps: Positive = key(10, "Steps from one line of the metrics to the next.")
-    tensorboard: bool = key(False, "Write OUTPUT/tensorboard as well: what TensorBoard reads.")
+    every_steps: Positive = key(10, "Steps between lines of the metrics.")
+    tensorboard: bool = key(False, "Write OUTPUT/tensorboard as well, for TensorBoard.")
     wandb: WandbConfig = key(WandbConfig, "Weights & Biases.")
     metrics_port: int | None = key(
         None,
-        "Offer Prometheus its metrics on this port where scaling.in_driver is true; with Ray they are on Ray's port.",
+        "Port for Prometheus metrics if scaling.in_driver is true; with Ray they are on Ray's port.",
         ge=1,
         le=65535,
     )
 
 
 class ProfileConfig(Section):
-    """Where an iteration's time and memory goes: torch's profiler on the first trainer, to OUTPUT/profile."""
+    """A profile of some steps by torch's profiler on the first trainer, in OUTPUT/profile."""
 
     steps: Positive | None = key(
-        None,
-        "Profile so many steps; null profiles none. All trainers stand still for some seconds when it is written.",
+        None, "Steps to profile; null profiles none. Training pauses for a few seconds while it is written."
     )
-    start: Positive = key(10, "Steps of this job to let pass first: the first ones compile and warm up.")
+    start: Positive = key(10, "Steps of this job to skip first, in which it compiles and warms up.")
 
 
 class TrainEvaluateConfig(Section):
-    """The loss on rows that are not trained on, by timestep, while training goes on: every time of the same rows with
-    the same noise. All trainers measure their share of it and stand still meanwhile."""
+    """The validation loss, by timestep, on rows that are not trained on: always the same rows with the same noise.
 
-    every_steps: Positive | None = key(None, "Steps from one measuring to the next; null measures none.")
+    Training pauses while all trainers measure their share.
+    """
+
+    every_steps: Positive | None = key(None, "Steps between measurements; null disables them.")
     source: Uri | None = key(
         None,
-        "A latents dataset, of which all rows count; null takes what data.holdout keeps of the training's own.",
+        "A latents dataset, all of it; null means the rows of source.uri that data.holdout keeps from training.",
         example="s3://bucket/validation-latents",
     )
-    rows: Positive = key(1024, "How many rows to take.")
-    buckets: Positive = key(10, "Ranges of timesteps, in each of which every row is noised once.", le=1000)
+    rows: Positive = key(1024, "Number of rows to measure on.")
+    buckets: Positive = key(10, "Number of timestep ranges; every row is noised once in each.", le=1000)
 
 
 class SamplesConfig(Section):
-    """Pictures drawn while training goes on: by the first trainer, a little after each step, so that training is
-    slowed by no more than its share. They are of the moving average if there is one."""
+    """Pictures drawn during training, from the moving average if there is one.
 
-    every_steps: Positive | None = key(
-        None, "Steps from one set of pictures to the next, in OUTPUT/samples; null draws none."
-    )
-    prompts: tuple[Name, ...] = key((), "What to draw: a picture for each prompt, always from the same noise.")
+    The first trainer draws a little after each step, so that training is slowed by a limited share.
+    """
+
+    every_steps: Positive | None = key(None, "Steps between sets of pictures, in OUTPUT/samples; null draws none.")
+    prompts: tuple[Name, ...] = key((), "The prompts: one picture for each, always from the same noise.")
     share: float = key(
         0.05,
-        "Share of the time that drawing may take; as long as a set is not done, none is begun.",
+        "Share of the time that drawing may take; a set that comes due during another one is left out.",
         gt=0,
         le=0.5,
     )
-    steps: Positive = key(25, "Denoising steps of each picture.", le=1000)
-    guidance_scale: float = key(7.5, "How strongly the prompt is followed; 1 is without guidance.", ge=1, le=50)
-    batch_size: Positive = key(4, "Pictures drawn at once: each takes memory beside training's.")
+    steps: Positive = key(25, "Denoising steps per picture.", le=1000)
+    guidance_scale: float = key(7.5, "How strongly the prompt is followed; 1 means no guidance.", ge=1, le=50)
+    batch_size: Positive = key(4, "Pictures drawn at once; each needs GPU memory beside training's.")
 
     def contradictions(self) -> Iterable[Problem]:
         if self.every_steps is not None and not self.prompts:
-            yield Problem("prompts", "one or more prompts while every_steps is set", "none", "say what to draw")
+            yield Problem("prompts", "one or more prompts while every_steps is set", "none", "list some")
 
 
 class TrainModelConfig(ModelConfig):
@@ -400,22 +399,20 @@ class TrainModelConfig(ModelConfig):
         example="builtin:tiny",
     )
     unet: Literal["new", "pretrained"] = key(
-        "new", "Begin with new weights, drawn from the seed, or with those of the source.", shapes_output=True
+        "new", "Begin with new random weights, drawn from the seed, or with those of the source.", shapes_output=True
     )
     train_text_encoder: bool = key(
         False,
-        "Train the text encoder as well, from the source's weights; datasets must hold token ids.",
+        "Train the text encoder as well, from the source's weights; the dataset must hold token ids.",
         shapes_output=True,
     )
     start_from: Uri | None = key(
         None,
-        "A checkpoint of another run, whose weights and average this one begins with (the second phase of a training).",
+        "A run or checkpoint whose weights and moving average this run begins with.",
         shapes_output=True,
         example="s3://bucket/phase-1/checkpoints/step-000550000",
     )
-    start_optimizer: bool = key(
-        False, "Begin with the averages of AdamW of model.start_from as well.", shapes_output=True
-    )
+    start_optimizer: bool = key(False, "Begin with AdamW's moments of model.start_from as well.", shapes_output=True)
 
     def contradictions(self) -> Iterable[Problem]:
         if self.start_optimizer and self.start_from is None:
@@ -423,41 +420,46 @@ class TrainModelConfig(ModelConfig):
 
 
 class LoraConfig(Section):
-    """LoRA: small matrices that are learnt beside some linear layers of what is trained, which stay as they are."""
+    """LoRA: small matrices trained beside some linear layers, which are frozen."""
 
     rank: Positive | None = key(
-        None, "Their inner size, often 4 to 64; null trains the networks themselves.", shapes_output=True
+        None, "The rank of the matrices, often 4 to 64; null trains the networks themselves.", shapes_output=True
     )
     alpha: float | None = key(
-        None, "What they add is multiplied by alpha / rank; null takes the rank.", shapes_output=True, gt=0
+        None, "Their output is multiplied by alpha / rank; null means the rank.", shapes_output=True, gt=0
     )
     targets: tuple[Name, ...] = key(
         ("to_q", "to_k", "to_v", "to_out.0"),
-        "Ends of the names of the U-Net's layers that get one; these are all of attention.",
+        "Name endings of the U-Net's layers that get one; the default is all of attention.",
         shapes_output=True,
     )
     text_targets: tuple[Name, ...] = key(
         ("q_proj", "k_proj", "v_proj", "out_proj"),
-        "The same of the text encoder's layers, where model.train_text_encoder is set.",
+        "Name endings of the text encoder's layers that get one, if model.train_text_encoder is set.",
         shapes_output=True,
     )
 
     @property
     def scale(self) -> float:
-        """What the matrices' product is multiplied by."""
+        """The factor of the matrices' product."""
         return 1.0 if self.alpha is None or self.rank is None else self.alpha / self.rank
 
     def contradictions(self) -> Iterable[Problem]:
         for name, example in (("targets", "to_q"), ("text_targets", "q_proj")):
             if not getattr(self, name):
-                yield Problem(name, "one or more ends of names", "none", f"name some, such as {example}")
+                yield Problem(name, "one or more name endings", "none", f"list some, such as {example}")
 
 
 class SecondPhaseConfig(Section):
-    """A second phase, often at a higher resolution: a run of its own, in OUTPUT/phase-2, that begins with the weights
-    and the average of the first, in OUTPUT/phase-1. What is not said here is as in the first."""
+    """A second phase, often at a higher resolution.
 
-    max_steps: Positive | None = key(None, "Steps of the second phase; null has none.", shapes_output=True)
+    It is a run of its own, in OUTPUT/phase-2, and begins with the weights and the moving average of the first, in
+    OUTPUT/phase-1. Keys that are not here are as in the first.
+    """
+
+    max_steps: Positive | None = key(
+        None, "Steps of the second phase; null means there is no second phase.", shapes_output=True
+    )
     resolution: Resolution | None = key(None, "Its data.resolution; null keeps it.", shapes_output=True)
     batch_size: Positive | None = key(None, "Its data.batch_size; null keeps it.")
     global_batch_size: Positive | None = key(None, "Its data.global_batch_size; null keeps it.", shapes_output=True)
@@ -465,31 +467,31 @@ class SecondPhaseConfig(Section):
     learning_rate: float | None = key(None, "Its optimizer.learning_rate; null keeps it.", gt=0)
     warmup_steps: int | None = key(None, "Its optimizer.warmup_steps; null keeps it.", ge=0)
     keep_optimizer: bool = key(
-        False, "Begin with AdamW's averages of the first phase rather than with fresh ones.", shapes_output=True
+        False, "Begin with AdamW's moments of the first phase instead of new ones.", shapes_output=True
     )
 
     def contradictions(self) -> Iterable[Problem]:
-        said = [name for name in type(self).model_fields if getattr(self, name) not in (None, False)]
-        if self.max_steps is None and said:
-            yield Problem("max_steps", "a whole number", "null", "say how long the second phase is, or remove the rest")
+        set_keys = [name for name in type(self).model_fields if getattr(self, name) not in (None, False)]
+        if self.max_steps is None and set_keys:
+            yield Problem("max_steps", "a whole number", "null", "set the second phase's length, or remove phase_2")
 
 
 class PricesConfig(Section):
-    """What an hour costs, for what a run has cost so far, what it will have cost at its end, and for max_cost."""
+    """Prices by the hour, for the cost so far, the forecast and max_cost."""
 
     trainer_hour: float | None = key(
-        None, "Of one trainer with its GPUs, in any currency; null takes trainer_instance's, or counts no cost.", ge=0
+        None, "One trainer with its GPUs, in any currency; null means trainer_instance's price, or no cost.", ge=0
     )
     encoder_hour: float | None = key(
-        None, "Of one encoder with its GPU (online); null takes encoder_instance's, or counts none.", ge=0
+        None, "One encoder with its GPU (online); null means encoder_instance's price, or no cost.", ge=0
     )
     trainer_instance: Name | None = key(
         None,
-        "The instance type that trainers run on, whose share of sdp plan's price on demand (USD) counts for each GPU; "
-        "the chart takes it from the group's node selector.",
+        "The trainers' instance type, for the on-demand price (USD) that sdp plan knows; a trainer costs the share of "
+        "its GPUs. The chart reads it from the group's node selector.",
         example="p4de.24xlarge",
     )
-    encoder_instance: Name | None = key(None, "The same of encoders.", example="g5.2xlarge")
+    encoder_instance: Name | None = key(None, "The encoders' instance type.", example="g5.2xlarge")
 
 
 class TrainConfig(JobConfig):
@@ -498,58 +500,54 @@ class TrainConfig(JobConfig):
     source: TrainSource = key(REQUIRED, "The dataset to train on.")
     output: OutputConfig = key(REQUIRED, "The run: its checkpoints, events and metrics.")
     limit: Positive | None = key(
-        None, "How many rows of the source to take, from its first; null takes them all. Between epochs it may change."
+        None, "Use only the first rows of the source, this many; null means all. It may change between epochs."
     )
     model: TrainModelConfig = key(REQUIRED, "The model to train, with its text encoder.")
-    lora: LoraConfig = key(LoraConfig, "LoRA, in place of training the networks themselves.")
-    data: DataConfig = key(DataConfig, "How samples reach the trainers.")
-    max_steps: Positive | None = key(550_000, "Stop after this many steps; null goes by max_epochs alone.")
-    max_epochs: Positive | None = key(
-        None, "Stop after this many passes over the data, if max_steps does not come first; null sets no such bound."
-    )
-    max_samples: Positive | None = key(None, "Stop after this many samples; null does not count them.")
+    lora: LoraConfig = key(LoraConfig, "LoRA, instead of training the networks themselves.")
+    data: DataConfig = key(DataConfig, "The path of samples to the trainers.")
+    max_steps: Positive | None = key(550_000, "Stop after this many steps; null sets no such limit.")
+    max_epochs: Positive | None = key(None, "Stop after this many passes over the data; null sets no such limit.")
+    max_samples: Positive | None = key(None, "Stop after this many samples; null sets no such limit.")
     max_hours: float | None = key(
-        None,
-        "Stop, with a checkpoint, when the run has trained for so many hours; null does not look at the clock.",
-        gt=0,
+        None, "Stop, with a checkpoint, after this many hours of training; null sets no such limit.", gt=0
     )
     max_cost: float | None = key(
-        None, "Stop, with a checkpoint, when the run has cost so much, by its prices; null does not count.", gt=0
+        None, "Stop, with a checkpoint, when the run has cost this much by its prices; null sets no such limit.", gt=0
     )
-    prices: PricesConfig = key(PricesConfig, "What an hour costs.")
+    prices: PricesConfig = key(PricesConfig, "Prices by the hour.")
     phase_2: SecondPhaseConfig = key(SecondPhaseConfig, "A second phase.")
     seed: int = key(
         0, "Seed of everything random; with epoch and row it decides each sample's noise.", shapes_output=True, ge=0
     )
-    objective: ObjectiveConfig = key(ObjectiveConfig, "What the model learns to predict.")
+    objective: ObjectiveConfig = key(ObjectiveConfig, "The training objective.")
     optimizer: OptimizerConfig = key(OptimizerConfig, "AdamW and its learning rate.")
     ema: EmaConfig = key(EmaConfig, "The moving average of the weights.")
-    guard: GuardConfig = key(GuardConfig, "What is done about steps that would harm the model.")
+    guard: GuardConfig = key(GuardConfig, "Protection against steps that would harm the model.")
     precision: Literal["bf16", "fp16", "fp32"] = key(
-        "bf16", "The arithmetic of what is trained; weights, loss and average stay in fp32.", shapes_output=True
+        "bf16", "The arithmetic of the networks; weights, loss and average stay in fp32.", shapes_output=True
     )
-    scaling: ScalingConfig = key(ScalingConfig, "How many trainers, and where.")
-    strategy: StrategyConfig = key(StrategyConfig, "How trainers share the work.")
+    scaling: ScalingConfig = key(ScalingConfig, "The number of trainers, and where they run.")
+    strategy: StrategyConfig = key(StrategyConfig, "The parallelism, and what makes a step faster or smaller.")
     transform: TrainTransformConfig = key(
-        TrainTransformConfig, "From images to squares, where data.mode is not offline."
+        TrainTransformConfig, "Decoding, resizing and cropping, if data.mode is not offline."
     )
-    encode: TrainEncodeConfig = key(TrainEncodeConfig, "The encoders, where data.mode is not offline.")
-    checkpoint: CheckpointConfig = key(CheckpointConfig, "When the run is saved.")
-    log: LogConfig = key(LogConfig, "What is written down while the run goes on.")
-    evaluate: TrainEvaluateConfig = key(TrainEvaluateConfig, "The loss on rows that are not trained on.")
-    samples: SamplesConfig = key(SamplesConfig, "Pictures drawn while training goes on.")
-    profile: ProfileConfig = key(ProfileConfig, "Where an iteration's time and memory goes.")
-    max_failures: int = key(3, "Failures of trainers that are survived before the job gives up.", ge=0)
+    encode: TrainEncodeConfig = key(TrainEncodeConfig, "The encoders, if data.mode is not offline.")
+    checkpoint: CheckpointConfig = key(CheckpointConfig, "Checkpoints: their frequency, and which are kept.")
+    log: LogConfig = key(LogConfig, "The metrics that a run writes.")
+    evaluate: TrainEvaluateConfig = key(TrainEvaluateConfig, "The validation loss during training.")
+    samples: SamplesConfig = key(SamplesConfig, "Pictures drawn during training.")
+    profile: ProfileConfig = key(ProfileConfig, "A profile of some steps.")
+    max_failures: int = key(3, "Number of times that trainers may fail and be started again.", ge=0)
     watchdog_s: float | None = key(
         1800.0,
-        "Seconds without a step after which the trainers' stacks are saved and they are started again; null waits.",
+        "Seconds without a step after which each trainer saves its stacks and is restarted; null disables it.",
         gt=0,
         le=LONGEST_S,
     )
 
     @property
     def text_encoded(self) -> bool:
-        """Whether images' captions reach the trainers as embeddings."""
+        """True if the captions of images reach the trainers as embeddings."""
         by_encoders = self.data.mode == "online" and not self.model.train_text_encoder
         return (self.encode.text or ("text_embedding" if by_encoders else None)) == "text_embedding"
 
@@ -561,6 +559,26 @@ class TrainConfig(JobConfig):
             )
         if self.max_cost is not None and self.prices.trainer_hour is None and self.prices.trainer_instance is None:
             yield Problem("max_cost", "null while prices.trainer_hour is null", repr(self.max_cost), "set the price")
+        yield from self._evaluate_contradictions()
+        yield from self._precision_contradictions()
+        if self.data.mode != "offline" and self.source.also:
+            yield Problem(
+                "source.also", f"[] while data.mode is {self.data.mode}", "a list", "only latents can be mixed"
+            )
+        if self.model.train_text_encoder and self.encode.text == "text_embedding":
+            expected = "token_ids or null while model.train_text_encoder is set"
+            hint = "embeddings would be those of the frozen text encoder"
+            yield Problem("encode.text", expected, "'text_embedding'", hint)
+        yield from self._scaling_contradictions()
+        if self.max_steps is None and self.optimizer.schedule != "constant":
+            yield Problem(
+                "optimizer.schedule",
+                "constant while max_steps is null",
+                repr(self.optimizer.schedule),
+                "set max_steps: the schedule needs a last step",
+            )
+
+    def _evaluate_contradictions(self) -> Iterable[Problem]:
         if self.evaluate.every_steps is not None and self.evaluate.source is None:
             if self.data.mode != "offline":
                 yield Problem(
@@ -574,8 +592,10 @@ class TrainConfig(JobConfig):
                     "data.holdout",
                     "more than 0 while evaluate.every_steps is set and evaluate.source is not",
                     "0.0",
-                    "keep some rows, or name a dataset in evaluate.source",
+                    "hold out some rows, or name a dataset in evaluate.source",
                 )
+
+    def _precision_contradictions(self) -> Iterable[Problem]:
         if self.precision == "fp16" and self.strategy.kind == "fsdp":
             yield Problem("precision", "bf16 or fp32 while strategy.kind is fsdp", "'fp16'", "take bf16")
         if self.strategy.fp8.enabled and self.precision != "bf16":
@@ -585,33 +605,24 @@ class TrainConfig(JobConfig):
         if self.lora.rank is not None:
             while_set = "while lora.rank is set"
             if self.model.unet == "new":
-                hint = "LoRA is learnt beside weights that have learnt something"
+                hint = "LoRA needs trained weights to start from"
                 yield Problem("model.unet", f"pretrained {while_set}", "'new'", hint)
             if self.strategy.fp8.enabled:
                 yield Problem("strategy.fp8.enabled", f"false {while_set}", "true", "set it to false")
-        if self.data.mode != "offline":
-            mode = f"while data.mode is {self.data.mode}"
-            if self.source.also:
-                yield Problem("source.also", f"[] {mode}", "a list", "only latents can be mixed")
-        if self.model.train_text_encoder and self.encode.text == "text_embedding":
-            what = "token_ids or null while model.train_text_encoder is set"
-            yield Problem("encode.text", what, "'text_embedding'", "trainers encode with what they have learned")
+
+    def _scaling_contradictions(self) -> Iterable[Problem]:
         if self.optimizer.kind == "adamw_8bit" and self.strategy.kind == "fsdp":
-            hint = "fsdp shares the averages among its workers"
+            hint = "fsdp already shards the moments"
             yield Problem("optimizer.kind", "adamw while strategy.kind is fsdp", "'adamw_8bit'", hint)
         if self.scaling.gpus_per_worker > 1 and self.strategy.kind == "fsdp":
-            hint = "fsdp shares both networks among all GPUs as it is"
+            hint = "fsdp already shards both networks over all GPUs"
             yield Problem("scaling.gpus_per_worker", "1 while strategy.kind is fsdp", "2", hint)
         if self.scaling.in_driver and self.strategy.kind == "fsdp":
             yield Problem("strategy.kind", "ddp while scaling.in_driver is true", "'fsdp'", "one process has no shards")
         if self.scaling.in_driver and self.data.mode == "online":
             yield Problem(
-                "scaling.in_driver", "false while data.mode is online", "true", "its encoders are Ray's; or collocated"
-            )
-        if self.max_steps is None and self.optimizer.schedule != "constant":
-            yield Problem(
-                "optimizer.schedule",
-                "constant while max_steps is null",
-                repr(self.optimizer.schedule),
-                "set max_steps: the learning rate needs an end to fall to",
+                "scaling.in_driver",
+                "false while data.mode is online",
+                "true",
+                "encoders run on Ray; or set data.mode to collocated",
             )

@@ -116,7 +116,7 @@ class LossWorker:
         from sdp.model.trained import load_trained
         from sdp.train.assemble import make_conditioning, make_objective
         from sdp.train.strategies import Replicated
-        from sdp.train.validation import load_unseen, measure, unseen_of
+        from sdp.train.validation import load_validation_batch, measure, validation_rows
         from sdp.train.world import World, choose_device
 
         training = parse("train", spec.training)
@@ -124,7 +124,7 @@ class LossWorker:
         model = sources.resolve(spec.model, storage=spec.storage)
         networks = load_trained(spec.checkpoint, model.path, ema=spec.ema, name=str(spec.model))
         networks = networks.to(world.device).eval().requires_grad_(False)
-        batch = load_unseen(unseen_of(training, spec.source), spec.rows, world, spec.batch_size)
+        batch = load_validation_batch(validation_rows(training, spec.source), spec.rows, world, spec.batch_size)
         loss = measure(
             networks,
             make_objective(training, model, world),

@@ -1,4 +1,4 @@
-"""From a configuration to a trainer: models, data and strategy put together on one worker."""
+"""Assembles a worker's trainer from the configuration: models, data and strategy."""
 
 from collections.abc import Callable, Sequence
 from functools import cache, partial
@@ -23,12 +23,14 @@ from sdp.storage import open_storage
 from sdp.train import fp8
 from sdp.train.callbacks.base import Callback
 from sdp.train.checkpoint import Checkpointer
+from sdp.train.data.batch import Reader
 from sdp.train.data.buckets import BucketReader
+from sdp.train.data.columns import TEXT
 from sdp.train.data.direct import DirectReader
 from sdp.train.data.encoded import EncodedReader, Engine
 from sdp.train.data.images import ImagesDataset, load_encoder, open_images
-from sdp.train.data.latents import TEXT, refuse_another_encoder
-from sdp.train.data.online import Ask, Online, slices_ahead
+from sdp.train.data.latents import refuse_another_encoder
+from sdp.train.data.online import Online, Submit, slices_ahead
 from sdp.train.data.order import OrderShape
 from sdp.train.data.pinned import open_pinned
 from sdp.train.data.sources import Sources, open_sources, stored_empty
@@ -38,7 +40,7 @@ from sdp.train.prediction import with_prediction
 from sdp.train.run_folder import RunFolder
 from sdp.train.step import Conditioning, Objective
 from sdp.train.strategies import DTYPES, channels_last, compile_blocks
-from sdp.train.trainer import Ingredients, Reader, Stop, Trainer
+from sdp.train.trainer import StopRequest, Trainer, TrainerParts
 from sdp.train.world import World
 
 Empty = Callable[[], NDArray[np.float16]]
@@ -50,31 +52,31 @@ def assemble(
     world: World,
     *,
     reader: Reader | None = None,
-    ask: Ask | None = None,
+    submit: Submit | None = None,
     callbacks: Sequence[Callback] = (),
-    stop: Stop | None = None,
+    stop: StopRequest | None = None,
 ) -> Trainer:
-    """The trainer of this worker. Without a reader it reads source.uri, as data.mode says.
+    """Return the trainer of this worker. Without a `reader` it reads source.uri by data.mode.
 
-    `ask` is for mode online: it has a slice encoded somewhere else.
+    `submit` is for mode online: it submits slices to encoders elsewhere.
     """
     config = with_prediction(config)
     torch.set_float32_matmul_precision("high")
-    torch.backends.cudnn.benchmark = True  # shapes are constant: the fastest convolution is looked for once
+    torch.backends.cudnn.benchmark = True  # shapes are constant: search for the fastest convolution once
     options = config.storage.options()
     model = resolve(config.model.source, storage=options)
-    facts: dict[str, Any] = {"model": {"source": str(model.source), "digest": model.digest}}
+    metadata: dict[str, Any] = {"model": {"source": str(model.source), "digest": model.digest}}
     empty = None
     if reader is None:
-        reader, read, empty = make_reader(config, model, world, ask)
-        facts |= read
-    facts["epoch_rows"] = reader.rows
+        reader, datasets, empty = make_reader(config, model, world, submit)
+        metadata |= datasets
+    metadata["epoch_rows"] = reader.rows
     if isinstance(reader, BucketReader):
-        facts["granule"] = reader.granule
+        metadata["granule"] = reader.granule
     begin_from = config.model.start_from
     try:
         return Trainer(
-            Ingredients(
+            TrainerParts(
                 config=config,
                 world=world,
                 networks=make_networks(config, model, world),
@@ -87,26 +89,28 @@ def assemble(
                     config.model_dump(mode="json"),
                     config.checkpoint.keep_last,
                     config.checkpoint.keep_every,
-                    facts,
+                    metadata,
                     config.checkpoint.keep_best,
                 ),
                 begin_from=find_checkpoint(begin_from, options) if begin_from else None,
                 callbacks=callbacks,
-                stop=stop or Stop(),
+                stop=stop or StopRequest(),
             )
         )
     except torch.OutOfMemoryError as error:
         raise UserError(
             f"strategy.kind: {world.device} has no memory for the model and its optimizer ({one_line(error, 200)}); "
-            "take a larger GPU (scaling.accelerator), or share the model by fsdp among more workers"
+            "use a larger GPU (scaling.accelerator), or shard the model with fsdp over more workers"
         ) from error
 
 
 def make_reader(
-    config: TrainConfig, model: LocalModel, world: World, ask: Ask | None = None
+    config: TrainConfig, model: LocalModel, world: World, submit: Submit | None = None
 ) -> tuple[Reader, dict[str, Any], Empty | None]:
-    """The way to the data that data.mode names, what a checkpoint is to say of the data, and the empty caption's
-    embedding where captions come as embeddings."""
+    """Return the reader for data.mode, the datasets' lineage for checkpoints, and the empty caption's embedding.
+
+    The embedding is None unless captions reach the trainers as embeddings.
+    """
     if config.data.mode == "offline":
         sources = open_sources(config, write=True)
         for source in sources.all:
@@ -114,7 +118,7 @@ def make_reader(
                 refuse_another_encoder(config, source.dataset, model)
         latents = offline_reader(config, sources, world)
         embedded = latents.columns[1].name == TEXT
-        return latents, sources.facts, partial(_stored_empty, sources, model, world) if embedded else None
+        return latents, sources.metadata, partial(_stored_empty, sources, model, world) if embedded else None
     dataset = open_pinned(config, 0, config.source.uri, DATASET_KINDS[config.data.mode], write=True)
     images = open_images(config, dataset, model)
     empty: Empty | None = None
@@ -125,15 +129,15 @@ def make_reader(
         engine: Engine = Collocated(images, encoder, config.data.readers)
         empty = partial(embed_empty, images.spec, encoder) if config.text_encoded else None
     else:
-        if ask is None:
-            raise UserError("data.mode: online needs encoders of its own: train on Ray, or choose collocated")
-        engine = Online(ask, slices_ahead(config, images, world.size))
-        empty = ask(None) if config.text_encoded else None
+        if submit is None:
+            raise UserError("data.mode: expected offline or collocated without Ray, got 'online'; train on Ray")
+        engine = Online(submit, slices_ahead(config, images, world.size))
+        empty = submit(None) if config.text_encoded else None
     return encoded_reader(config, images, engine, world), {"dataset": dataset.lineage}, empty
 
 
 def encoded_reader(config: TrainConfig, images: ImagesDataset, engine: Engine, world: World) -> EncodedReader:
-    """A reader of images, by whoever encodes them."""
+    """Return the reader of images that an engine encodes."""
     data = config.data
     return EncodedReader(
         images,
@@ -142,7 +146,7 @@ def encoded_reader(config: TrainConfig, images: ImagesDataset, engine: Engine, w
         OrderShape(data.shuffle.lanes, data.shuffle.units, data.shuffle.row_groups),
         world.rank,
         world.size,
-        weighing=partial(row_weights, images.storage, data.holdout, config.limit),
+        load_weights=partial(row_weights, images.storage, data.holdout, config.limit),
         ahead=data.ahead,
         device=world.device,
     )
@@ -153,7 +157,7 @@ def offline_reader(config: TrainConfig, sources: Sources, world: World) -> Direc
     data = config.data
     make = partial(BucketReader, granule=data.batch_size) if sources.buckets is not None else DirectReader
     return make(
-        sources.ingredients,
+        sources.datasets,
         config.seed,
         OrderShape(data.shuffle.lanes, data.shuffle.units, data.shuffle.row_groups),
         world.rank,
@@ -165,7 +169,7 @@ def offline_reader(config: TrainConfig, sources: Sources, world: World) -> Direc
 
 
 def make_networks(config: TrainConfig, model: LocalModel, world: World) -> TrainedNetworks:
-    """Return what is trained, on this worker's device, in fp32, ready to be wrapped; alike on all workers."""
+    """Return the networks to train, in fp32 on this worker's device, ready to be wrapped; the same on all workers."""
     torch.manual_seed(config.seed)
     networks = load_networks(
         model.path,
@@ -176,7 +180,7 @@ def make_networks(config: TrainConfig, model: LocalModel, world: World) -> Train
     )
     unet: Any = networks.unet
     if config.lora.rank is not None:
-        torch.manual_seed(config.seed)  # however many numbers the loading has drawn
+        torch.manual_seed(config.seed)  # loading draws a varying number of random numbers
         networks.add_lora(config.lora)
     if config.strategy.channels_last:
         channels_last(unet, weights=config.strategy.kind == "ddp")
@@ -190,10 +194,10 @@ def make_networks(config: TrainConfig, model: LocalModel, world: World) -> Train
 
 
 def make_objective(config: TrainConfig, model: LocalModel, world: World) -> Objective:
-    """What is learned, by the model's own noise schedule."""
+    """Return the training objective, with the model's own noise schedule."""
     alphas = load.load_noise_schedule(model.path).alphas_cumprod
     objective = config.objective
-    assert objective.prediction is not None, "settled when the run began"
+    assert objective.prediction is not None, "resolved when the run began"
     return Objective(
         schedule=from_alphas_cumprod(alphas, zero_terminal_snr=objective.zero_terminal_snr).to(world.device),
         prediction=objective.prediction,
@@ -204,9 +208,9 @@ def make_objective(config: TrainConfig, model: LocalModel, world: World) -> Obje
 
 
 def make_conditioning(config: TrainConfig, model: LocalModel, world: World, empty: Empty | None = None) -> Conditioning:
-    """What the networks are called with beside latents: token ids where the text encoder is trained.
+    """Return the conditioning: text embeddings, or token ids if the text encoder is trained.
 
-    With `empty` captions come as embeddings, and no text encoder is loaded for them.
+    With `empty`, the empty caption's embedding, captions are embeddings already, and no text encoder is loaded.
     """
     if config.model.train_text_encoder:
         return Conditioning(_empty_ids(model).to(world.device)[0], lambda ids: ids)
@@ -223,14 +227,14 @@ def make_conditioning(config: TrainConfig, model: LocalModel, world: World, empt
     with torch.no_grad():
         if empty is not None:
             states = torch.from_numpy(empty()).to(world.device, dtype)
-            enter(world.device)  # whoever encoded it may have entered another
+            enter(world.device)  # the encoder may have made another device current
         else:
             states = encode(_empty_ids(model).to(world.device))
     return Conditioning(states[0], encode)
 
 
 def _stored_empty(sources: Sources, model: LocalModel, world: World) -> NDArray[np.float16]:
-    """Return the empty caption's embedding that a dataset holds; of others the main worker makes it, on the CPU."""
+    """Return the dataset's embedding of the empty caption; if it has none, the main worker encodes one on the CPU."""
 
     def own() -> NDArray[np.float16]:
         if (stored := stored_empty(sources)) is not None:
@@ -239,7 +243,7 @@ def _stored_empty(sources: Sources, model: LocalModel, world: World) -> NDArray[
             encoder: Any = load.load_text_encoder(model.path, dtype=torch.float32, device="cpu")
             return encode_text(encoder, _empty_ids(model)).half().numpy()
 
-    embedding: NDArray[np.float16] = world.share(own() if world.is_main else None)
+    embedding: NDArray[np.float16] = world.broadcast(own() if world.is_main else None)
     return embedding
 
 

@@ -1,102 +1,106 @@
-"""What driver and workers tell each other. It has a file of its own, since whoever runs it then loads nothing else."""
+"""The board between driver and workers. It has a file of its own, so that its actor loads nothing else."""
 
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+RESIZE = "there is room for more trainers"
+"""The reason of a stop after which training continues with more trainers."""
+
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """What the workers have told."""
+class WorkerReport:
+    """The attempts of a job and their failures, as reported by the workers."""
 
     attempts: int = 0
     failures: list[str] = field(default_factory=list)
     fatal: Exception | None = None
     reason: str = ""
-    """Why the newest attempt ended, if no failure ended it."""
+    """The reason why the newest attempt ended, unless it failed."""
 
     @property
     def resizing(self) -> bool:
-        """Whether the newest attempt ended in order to go on with more workers."""
+        """True if the newest attempt ended in order to continue with more workers."""
         return self.reason.endswith(RESIZE)
 
 
-RESIZE = "there is room for more trainers"
-"""The reason of a stop that is none."""
-
-
 class Board:
-    """An actor between driver and workers: the newest figures one way, wishes to stop the other."""
+    """An actor between driver and workers: figures and failures one way, stop requests the other."""
 
     def __init__(self) -> None:
-        self._told = Told()
+        self._report = WorkerReport()
         self._line: dict[str, Any] | None = None
-        self._said: list[str] = []
-        self._wish: str | None = None
-        self._lost: str | None = None
+        self._messages: list[str] = []
+        self._stop: str | None = None
+        self._lease_lost: str | None = None
         self._workers: list[str] = []
-        """Of the newest start, as far as they have begun to train."""
+        """The workers of the newest attempt, once they train."""
         self._failures_before = 0
-        """How many had been told when that began."""
+        """The number of failures when the newest attempt began."""
 
-    def begin(self, rank: int) -> Told:
-        """A worker starts."""
+    def begin(self, rank: int) -> WorkerReport:
+        """Record that a worker starts; worker 0 begins a new attempt. Return the report of earlier attempts."""
         if rank == 0:
-            told = self._told
-            if told.resizing:
-                self._told = replace(told, reason="")
-                self._wish = None if self._wish == RESIZE else self._wish
+            report = self._report
+            if report.resizing:
+                self._report = replace(report, reason="")
+                self._stop = None if self._stop == RESIZE else self._stop
             else:
-                if told.attempts and len(told.failures) == self._failures_before:
-                    self._add(_without_a_word(self._workers))
-                self._told = replace(self._told, attempts=told.attempts + 1)
-            self._workers, self._failures_before = [], len(self._told.failures)
-        return self._told
+                if report.attempts and len(report.failures) == self._failures_before:
+                    self._add(_unreported_failure(self._workers))
+                self._report = replace(self._report, attempts=report.attempts + 1)
+            self._workers, self._failures_before = [], len(self._report.failures)
+        return self._report
 
-    def work(self, workers: list[str]) -> Told:
-        """All workers are there, and begin to train."""
+    def train(self, workers: list[str]) -> WorkerReport:
+        """Record that all workers begin to train; return the report."""
         self._workers = workers
-        return self._told
+        return self._report
 
     def push(self, line: dict[str, Any]) -> None:
+        """Set the newest line of metrics."""
         self._line = line
 
-    def announce(self, what: str) -> None:
-        """Something to be said to a person."""
-        self._said.append(what)
+    def announce(self, message: str) -> None:
+        """Add a message for the user."""
+        self._messages.append(message)
 
-    def failed(self, rank: int, what: str, fatal: Exception | None) -> None:
-        self._add(f"worker {rank}: {what}")
-        self._told = replace(self._told, fatal=self._told.fatal or fatal)
+    def failed(self, rank: int, error: str, fatal: Exception | None) -> None:
+        """Record a worker's failure; a `fatal` one ends the job."""
+        self._add(f"worker {rank}: {error}")
+        self._report = replace(self._report, fatal=self._report.fatal or fatal)
 
     def _add(self, failure: str) -> None:
-        self._told = replace(self._told, failures=[*self._told.failures, failure])
+        self._report = replace(self._report, failures=[*self._report.failures, failure])
 
     def ended(self, reason: str) -> None:
-        self._told = replace(self._told, reason=reason)
+        """Record why training ended."""
+        self._report = replace(self._report, reason=reason)
 
-    def wishes(self, _step: int) -> tuple[str | None, str | None]:
-        return self._wish, self._lost
+    def requests(self) -> tuple[str | None, str | None]:
+        """Return the reason to stop, if there is one, and the message if the lease is lost."""
+        return self._stop, self._lease_lost
 
     def stop(self, reason: str) -> None:
-        self._wish = reason
+        """Request that training stops."""
+        self._stop = reason
 
-    def lose(self, what: str) -> None:
-        self._lost = what
+    def lose_lease(self, message: str) -> None:
+        """Record that another job holds the run's lease."""
+        self._lease_lost = message
 
-    def line(self) -> tuple[dict[str, Any] | None, list[str]]:
-        """The newest figures, and what is to be said."""
-        said, self._said = self._said, []
-        return self._line, said
+    def progress(self) -> tuple[dict[str, Any] | None, list[str]]:
+        """Return the newest line of metrics, and new messages for the user."""
+        messages, self._messages = self._messages, []
+        return self._line, messages
 
-    def told(self) -> Told:
-        """After an attempt: what its workers have told. Their figures are void by then."""
+    def report(self) -> WorkerReport:
+        """Return the report after an attempt, whose line of metrics is void now."""
         self._line = None
-        return self._told
+        return self._report
 
 
-def _without_a_word(workers: list[str]) -> str:
-    """A process that is killed cannot say so, and Ray ends the others before they can."""
+def _unreported_failure(workers: list[str]) -> str:
+    """Return the failure of an attempt that ended without a report: a killed process cannot send one."""
     if not workers:
-        return "the workers ended before they had begun, and none said why"
-    why = "killed, or its node lost"
-    return f"none of these said why it ended ({why}): {', '.join(workers)}"
+        return "the workers ended before training began, and none reported why"
+    return f"none of these workers reported why it ended (killed, or its node lost): {', '.join(workers)}"

@@ -1,4 +1,4 @@
-"""A few steps of a job as it is configured, on the devices at hand, for the plan of the whole."""
+"""Calibration for `sdp plan`: a few steps of a job on the devices of this machine."""
 
 from typing import Any
 
@@ -15,23 +15,23 @@ from sdp.train.job import run
 from sdp.train.run_folder import RunFolder, measured_speeds
 
 STEPS = 60
-"""Of each phase; the later half is measured."""
+"""Steps of each phase; the later half is measured."""
 
 
 def gpu_at_hand(config: TrainConfig, planned: str) -> str:
-    """Return the name of the GPU that a short run would measure; the planned one where Ray places the trainers."""
+    """Return the name of the GPU that a short run would measure; the planned one if Ray places the trainers."""
     if not config.scaling.in_driver and config.scaling.accelerator is not None:
         return planned
     product = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
     if (gpu := gpu_by_product(product)) is None:
         raise UserError(
-            f"plan: --calibrate: expected a GPU of the catalogue here, got {product}; run it where there is one"
+            f"plan: --calibrate: expected a GPU of the catalogue here, got {product}; run it on a machine with one"
         )
     return gpu.name
 
 
 def calibrate(config: TrainConfig) -> dict[int, Figure]:
-    """Train some steps of each phase in OUTPUT-calibration; return a trainer's speed by resolution."""
+    """Train a few steps of each phase in OUTPUT-calibration; return a trainer's speed by resolution."""
     speeds = dict[int, Figure]()
     for phase in each_phase(config):
         side = phase.data.resolution

@@ -1,10 +1,10 @@
-"""Saving and restoring a run: complete or not there.
+"""Saving and restoring a run atomically.
 
-A thread of each worker copies its share of the tensors to the host while the next step is computed, and then sends it
-to the storage; training waits for the copy before it changes them. When all have sent theirs, which they tell each
-other in passing (the trainer has a word for it in each step), the main worker writes the ledger and the configuration,
-and last of all the marker `complete.json`, which is the commit point: whoever looks for a checkpoint looks for markers.
-Ray Train is told nothing of checkpoints; its workers, started again, find the newest one themselves.
+A thread of each worker copies its share of the tensors to the host while the next step is computed, and then writes it
+to the storage; training waits for the copy before it changes the tensors. When all workers have written, which they
+exchange with each step's figures, the main worker writes the ledger, the configuration and last the marker
+`complete.json`. That is the commit: readers look for markers. Ray Train does not know of checkpoints; restarted workers
+look for the newest one themselves.
 """
 
 import json
@@ -35,21 +35,21 @@ from sdp.train.world import World
 
 @dataclass
 class Checkpointer:
-    """Saves and restores one run. The ledger is kept whole by the main worker; others hold what they add to it."""
+    """Saves and restores one run. The main worker has the whole ledger; the others only have what they add to it."""
 
     run: RunFolder
     world: World
     config: Mapping[str, Any]
     keep_last: int = 3
     keep_every: int | None = None
-    facts: Mapping[str, Any] = field(default_factory=dict)
-    """What else a reader of the checkpoint wants to know: the dataset's and the model's digests."""
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    """Further entries of the marker: lineage of dataset and model."""
     keep_best: int = 0
     _ledger: Ledger = field(default_factory=Ledger)
     _losses: dict[int, float] = field(default_factory=dict)
-    """Of complete checkpoints, as far as they have been looked at."""
+    """Losses of complete checkpoints that have been read."""
     _left_over: set[int] | None = None
-    """Steps that had a folder before this process wrote its first: looked for once, as every look is a stall."""
+    """Steps whose folders existed before this process wrote its first; listed once, since listing stalls training."""
     _host: sharded.Host = field(default_factory=sharded.Host)
     _threads: ThreadPoolExecutor = field(init=False)
 
@@ -59,29 +59,31 @@ class Checkpointer:
     def stage(
         self, tensors: dict[str, Tensor], state: TrainState, consumed: Ledger, bad: Sequence[Outcome] = ()
     ) -> "Saving":
-        """Begin to save everything; every worker calls it, with what it has consumed (or found bad) since the last
-        time, and when the last checkpoint is complete."""
+        """Begin a checkpoint, on all workers, once the previous one is complete.
+
+        `consumed` and `bad` are this worker's rows since the previous checkpoint.
+        """
         folder = self.run.checkpoint(state.step)
         if self.world.is_main:
             if self._left_over is None:
                 self._left_over = set(self.run.steps())
-            if state.step in self._left_over:  # of a try that did not end well
+            if state.step in self._left_over:  # of an attempt that failed
                 self.run.delete_checkpoint(state.step)
-        self.world.share(None)  # nobody writes before that is gone
+        self.world.broadcast(None)  # so that nobody writes before it is deleted
         staged = sharded.stage(folder, tensors, alone=self.world.size == 1, host=self._host)
-        told = self.world.gather((consumed.to_bytes(), list(bad)))
+        gathered = self.world.gather((consumed.to_bytes(), list(bad)))
         ledger = b""
         if self.world.is_main:
-            self._ledger.merge(Ledger.from_bytes(data) for data, _ in told)
+            self._ledger.merge(Ledger.from_bytes(data) for data, _ in gathered)
             ledger = self._ledger.to_bytes()
-        outcomes = [outcome for _, some in told for outcome in some]
+        outcomes = [outcome for _, some in gathered for outcome in some]
         rows = sum(map(self._ledger.consumed, self._ledger.epochs()))
         copied = self._threads.submit(staged.copy)
         written = self._threads.submit(_write, staged, copied)
         return Saving(folder, replace(state), ledger, rows, outcomes, staged.bytes, copied, written)
 
     def commit(self, saving: "Saving") -> None:
-        """Make it complete; on the main worker, when all have written theirs."""
+        """Complete a checkpoint, on the main worker, when all workers have written."""
         folder, state = saving.folder, saving.state
         self.run.record_bad_rows(state.step, saving.bad)
         folder.publish(LEDGER, saving.ledger)
@@ -96,21 +98,21 @@ class Checkpointer:
             "bytes": sum(tensor.bytes for tensor in stored.values()),
             "state": state.to_json(),
             "epoch_start": asdict(state.start),
-            **self.facts,
+            **self.metadata,
         }
         folder.publish(COMPLETE, json.dumps(marker, indent=1).encode())
         self._prune(state.step)
 
     def commit_later(self, saving: "Saving") -> "Future[None]":
-        """The same in the background."""
+        """Complete a checkpoint in the background."""
         return self._threads.submit(self.commit, saving)
 
     def close(self) -> None:
         self._threads.shutdown(cancel_futures=True)
 
     def restore(self, tensors: dict[str, Tensor]) -> TrainState | None:
-        """Load the newest complete checkpoint into tensors that are there; None where there is none."""
-        step: int | None = self.world.share(self.run.latest() if self.world.is_main else None)
+        """Load the newest complete checkpoint into the tensors and return its state; None if there is none."""
+        step: int | None = self.world.broadcast(self.run.latest() if self.world.is_main else None)
         if step is None:
             return None
         folder = self.run.checkpoint(step)
@@ -125,16 +127,16 @@ class Checkpointer:
             raise DamagedCheckpoint(error.what, way_out(folder)) from error
 
     def _refuse_another_model(self, stored: Mapping[str, Any]) -> None:
-        """Refuse to continue a run with another text encoder or VAE; the same one may have moved."""
-        model = self.facts.get("model", {})
+        """Refuse to continue a run with another text encoder or VAE; a copy at another address is accepted."""
+        model = self.metadata.get("model", {})
         if model.get("digest") not in (None, was := stored.get("digest")) and was is not None:
             raise UserError(
-                f"model.source: {model['source']} is another model than the run was begun with (it was {was[:12]}…, "
-                f"now {model['digest'][:12]}…); set it back, or choose another output.uri"
+                f"model.source: {model['source']} is another model than the run began with (it was {was[:12]}…, now "
+                f"{model['digest'][:12]}…); set it back, or choose another output.uri"
             )
 
     def _prune(self, newest: int) -> None:
-        """Delete what is old, and what never became complete."""
+        """Delete old checkpoints, and those that were never completed."""
         steps = self.run.steps()
         complete = [step for step, whole in steps.items() if whole]
         kept = set(complete[-self.keep_last :])
@@ -150,7 +152,7 @@ class Checkpointer:
         if step not in self._losses:
             try:
                 loss = read_state(self.run.checkpoint(step)).loss
-            except DamagedCheckpoint:  # it is not among the best, and no reason to end
+            except DamagedCheckpoint:  # it cannot be among the best, and is no reason to end
                 loss = None
             self._losses[step] = math.inf if loss is None else loss
         return self._losses[step]
@@ -158,25 +160,25 @@ class Checkpointer:
 
 @dataclass(frozen=True, slots=True)
 class Saving:
-    """A checkpoint on its way."""
+    """A checkpoint that is being saved."""
 
     folder: Storage
     state: TrainState
-    """As it was."""
+    """The state at its step."""
     ledger: bytes
-    """On the main worker: of all epochs and workers; and how many rows it holds."""
+    """On the main worker, the ledger of all epochs and workers."""
     ledger_rows: int
     bad: list[Outcome]
     bytes: int
-    """That this worker writes."""
+    """Bytes that this worker writes."""
     copied: "Future[None]"
-    """Until when no tensor may change."""
+    """Done when the tensors may change."""
     written: "Future[None]"
-    """This worker's share."""
+    """Done when this worker's share is in the storage."""
 
 
 def _write(staged: sharded.Staged, copied: "Future[None]") -> None:
-    copied.result()  # done by now, in this thread; or failed
+    copied.result()  # done, since this thread ran it before; raises if it failed
     staged.write()
 
 

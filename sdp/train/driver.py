@@ -1,4 +1,4 @@
-"""What the driver of a run does, whether the workers are its own process or actors of Ray."""
+"""Signals, events and the summary, for drivers that train in their own process or on Ray."""
 
 import signal
 import threading
@@ -21,14 +21,14 @@ class TrainSummary:
     checkpoint: str | None
     state: TrainState
     reason: str
-    """Why it ended."""
+    """The reason why training ended."""
     recoveries: int = 0
-    """How often the workers were started again after a failure."""
+    """Restarts of the workers after failures."""
 
 
 @contextmanager
 def on_signals(action: Callable[[str], Any]) -> Iterator[None]:
-    """Call `action` with the name of a SIGINT or SIGTERM; a second Ctrl-C interrupts. Only the main thread can."""
+    """Call `action` with the name of a SIGINT or SIGTERM; a second Ctrl-C interrupts. Works in the main thread only."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -40,7 +40,7 @@ def on_signals(action: Callable[[str], Any]) -> Iterator[None]:
         if asked and number == signal.SIGINT:
             raise KeyboardInterrupt(name)
         if not asked:
-            say(f"train: {name}: ends after this step, with a checkpoint; Ctrl-C now ends it without")
+            say(f"train: {name}: ending after this step, with a checkpoint; Ctrl-C again ends without one")
             action(name)
         asked = True
 
@@ -53,7 +53,7 @@ def on_signals(action: Callable[[str], Any]) -> Iterator[None]:
 
 
 def record_start(trainer: Trainer, event: str, workers: list[str], **details: Any) -> None:
-    """Write a start to the run's events, and a resize if the number of workers is not that of the start before."""
+    """Record a start in the run's events, and a resize if the number of workers has changed since the last start."""
     run, step = trainer.checkpointer.run, trainer.state.step
     before = [past.get("workers") for past in run.events() if past["event"] in ("training", "recovered")]
     if before and isinstance(before[-1], list) and len(before[-1]) != len(workers):
@@ -62,6 +62,6 @@ def record_start(trainer: Trainer, event: str, workers: list[str], **details: An
 
 
 def failure_line(error: Exception) -> str:
-    """Return an error as one line of the run's events."""
+    """Return an error as one line, for the run's events."""
     text = one_line(error, 300)
     return text if isinstance(error, SdpError) else f"{type(error).__name__}: {text}"

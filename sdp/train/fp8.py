@@ -1,8 +1,8 @@
-"""The U-Net's linear layers in fp8, by torchao: who can have it, and which layers do.
+"""The U-Net's linear layers in fp8, by torchao: checks of the hardware, and the choice of layers.
 
-Weights, gradients, average and checkpoints are as without it: fp32, under the same names. A layer rounds what it
-multiplies (weights and inputs to e4m3, gradients to e5m2), each tensor by a scale of its own that is found anew each
-time, and hands on bf16.
+Weights, gradients, moving average and checkpoints are as without fp8: in fp32, under the same names. A layer rounds the
+operands of its products (weights and inputs to e4m3, gradients to e5m2), each tensor by a scale that is computed anew
+each time, and returns bf16.
 """
 
 from collections.abc import Iterable, Sequence
@@ -20,13 +20,13 @@ from sdp.hardware import FP8_CAPABILITY, GPUS, Gpu, gpus_by_accelerator
 from sdp.model.family import FEW_ROWS, TIMESTEP, latent_shape
 
 _KEY = "strategy.fp8.enabled"
-_SLOWLY = "set strategy.fp8.emulate to try it there, slowly, or enabled to false"
+_EMULATE = "set strategy.fp8.emulate to try it there, slowly, or enabled to false"
 _TILE = 16
-"""fp8 matrices are multiplied in tiles: each side has to be a multiple of this."""
+"""Each side of an fp8 matrix must be a multiple of this."""
 
 
 def require_fp8(config: TrainConfig) -> None:
-    """UserError where fp8 is wanted and can be known to be out of reach: before anything is taken."""
+    """Raise a UserError if fp8 is enabled and torchao or scaling.accelerator is known to lack it."""
     if not config.strategy.fp8.enabled:
         return
     require_torchao(_KEY, "true", "false")
@@ -35,19 +35,19 @@ def require_fp8(config: TrainConfig) -> None:
 
 
 def refuse_cluster(config: TrainConfig, types: Iterable[str], gpus: float) -> None:
-    """The same of a cluster, by the accelerator types of its nodes, where the configuration names none."""
+    """Raise a UserError if no node's accelerator type has fp8 and the configuration names none."""
     scaling = config.scaling
     if config.strategy.fp8.emulate or scaling.can_grow or scaling.accelerator is not None:
         return
     if not gpus:
-        raise _no_fp8("a cluster without GPUs", _SLOWLY)
+        raise _no_fp8("a cluster without GPUs", _EMULATE)
     _refuse_types(config, "the cluster's GPUs", sorted(types))
 
 
 def convert(unet: nn.Module, how: Fp8Config, resolution: int, device: torch.device) -> int:
-    """Put torchao's layers in the place of those that gain by it; returns how many.
+    """Replace the layers that are faster in fp8 by torchao's; return their number.
 
-    Before the model is compiled or wrapped: both look at the layers that there are.
+    This must come before the model is compiled or wrapped, since both inspect its layers.
     """
     if not how.emulate:
         _require_device(device)
@@ -55,8 +55,8 @@ def convert(unet: nn.Module, how: Fp8Config, resolution: int, device: torch.devi
     linear = [(name, layer) for name, layer in unet.named_modules() if isinstance(layer, nn.Linear)]
     chosen = {name for name, layer in linear if gains(name, layer, how.min_features)}
     if not chosen:
-        apt = [layer for name, layer in linear if gains(name, layer, _TILE)]
-        widest = max((min(layer.in_features, layer.out_features) for layer in apt), default=0)
+        suitable = [layer for name, layer in linear if gains(name, layer, _TILE)]
+        widest = max((min(layer.in_features, layer.out_features) for layer in suitable), default=0)
         raise UserError(
             f"strategy.fp8.min_features: expected at most {widest}, the widest of this U-Net's linear layers, got "
             f"{how.min_features}; lower it, or set {_KEY} to false"
@@ -71,9 +71,9 @@ def convert(unet: nn.Module, how: Fp8Config, resolution: int, device: torch.devi
 
 
 def gains(name: str, layer: nn.Linear, least: int) -> bool:
-    """Whether a layer is multiplied faster than it is cast: wide on both sides, with many rows, in whole tiles.
+    """Return whether fp8 saves a layer more than casting costs: wide on both sides, in whole tiles, with many rows.
 
-    What stays: all that has to do with the timestep (a row a picture), and the text's keys and values.
+    Few rows pass through the timestep's layers (one per picture) and the text's keys and values.
     """
     sides = (layer.in_features, layer.out_features)
     return (
@@ -85,36 +85,36 @@ def gains(name: str, layer: nn.Linear, least: int) -> bool:
 
 
 def _ragged(unet: nn.Module, resolution: int) -> bool:
-    """Whether a picture's rows, where they are fewest, are no multiple of a tile: then torchao has to pad batches."""
+    """Return whether the smallest feature map is no multiple of a tile, so that torchao has to pad batches."""
     config: Any = unet.config
     side = latent_shape(resolution)[-1] >> (len(config.block_out_channels) - 1)
     return side * side % _TILE > 0
 
 
 def require_torchao(key: str, value: str, other: str) -> None:
-    """Raise UserError where a key's value needs torchao and there is none; `other` does without."""
+    """Raise a UserError if torchao is missing, which a key's `value` needs and `other` does not."""
     if find_spec("torchao") is None:
         raise UserError(
             f"{key}: expected an installation with torchao, got {value} and none; pip install 'torchao>=0.18,<1' (in "
-            f"the image, where the job runs on a cluster), or set it to {other}"
+            f"the image, if the job runs on a cluster), or set it to {other}"
         )
 
 
 def _require_device(device: torch.device) -> None:
     if device.type != "cuda":
-        raise _no_fp8(f"a {device.type.upper()}", _SLOWLY)
+        raise _no_fp8(f"a {device.type.upper()}", _EMULATE)
     capability = torch.cuda.get_device_capability(device)
     if capability < FP8_CAPABILITY:
         raise _no_fp8(f"{torch.cuda.get_device_name(device)} ({_dotted(capability)})", "set it to false")
 
 
 def _refuse_types(config: TrainConfig, where: str, types: Sequence[str]) -> None:
-    """Where every GPU that these types can stand for is known, and none has fp8."""
-    found = [gpus_by_accelerator(name) for name in types]
-    if config.strategy.fp8.emulate or not all(found) or not found or any(g.has_fp8 for some in found for g in some):
+    """Raise a UserError if all GPUs that the types may mean are known, and none has fp8."""
+    gpus = [gpus_by_accelerator(name) for name in types]
+    if config.strategy.fp8.emulate or not all(gpus) or not gpus or any(g.has_fp8 for some in gpus for g in some):
         return
-    told = ", ".join(f"{name} ({_capability(some)})" for name, some in zip(types, found, strict=True))
-    raise _no_fp8(f"{where} {told}", "choose another, or set it to false")
+    listed = ", ".join(f"{name} ({_capability(some)})" for name, some in zip(types, gpus, strict=True))
+    raise _no_fp8(f"{where} {listed}", "choose another, or set it to false")
 
 
 def _no_fp8(got: str, hint: str) -> UserError:

@@ -1,4 +1,4 @@
-"""`sdp train`: checks first, then workers in this process or on Ray, and the run's folder as the only memory.
+"""`sdp train`: checks, then a worker in this process or workers on Ray. All state is in the run's folder.
 
 Running the job again continues the run from its newest complete checkpoint.
 """
@@ -28,57 +28,50 @@ from sdp.train.data.pinned import open_pinned
 from sdp.train.data.sources import open_sources, uris_of
 from sdp.train.driver import TrainSummary, failure_line, on_signals, record_start
 from sdp.train.fp8 import require_fp8, require_torchao
-from sdp.train.phases import over, phases_of, refuse_other_shape, together, with_budget_left
-from sdp.train.plan import (
-    DATASET_KINDS,
-    OtherPhases,
-    Plan,
-    finished,
-    make_plan,
-    progress_line,
-    samples_to_come,
-    summary_lines,
-)
+from sdp.train.limits import OtherPhases, reached_limit, samples_to_come
+from sdp.train.phases import finished_phases, phases_of, refuse_other_phases, total_state, with_remaining_budget
+from sdp.train.plan import DATASET_KINDS, Plan, make_plan
 from sdp.train.prediction import with_prediction
+from sdp.train.progress import progress_line, summary_lines
 from sdp.train.run_folder import RunFolder
-from sdp.train.trainer import Stop, Trainer
+from sdp.train.trainer import StopRequest, Trainer
 from sdp.train.world import World, choose_device
 
 
 def run(config: TrainConfig, *, dry_run: bool = False) -> TrainSummary:
-    """Train all phases, or go on training."""
+    """Train all phases, or continue."""
     require_wandb(config.log.wandb.project)
     require_fp8(config)
     if config.optimizer.kind == "adamw_8bit":
         require_torchao("optimizer.kind", "adamw_8bit", "adamw")
     config = with_prices(with_prediction(_absolute(config)))
-    refuse_other_shape(config)
+    refuse_other_phases(config)
     phases = phases_of(config)
-    done = over(phases)
+    done = finished_phases(phases)
     for number, phase in enumerate(phases[len(done) :]):
-        make_plan(phase, begun=number == 0)  # so that errors of the last phase come before the first begins
-    spent = together(done)
+        make_plan(phase, begun=number == 0)  # so that errors of the last phase appear before the first begins
+    spent = total_state(done)
     with _metrics(config, dry_run=dry_run):
         for number, phase in enumerate(phases, 1):
             if number <= len(done):
-                say(f"train: phase {number} of {len(phases)} is over: {phase.output.uri}")
+                say(f"train: phase {number} of {len(phases)} is finished: {phase.output.uri}")
                 continue
             if len(phases) > 1:
                 say(f"train: phase {number} of {len(phases)}: {phase.output.uri}")
-            phase = with_budget_left(phase, spent)
+            phase = with_remaining_budget(phase, spent)
             others = OtherPhases(spent.gpu_hours, spent.cost, samples_to_come(phase, phases[number:]))
             summary = _run(phase, others, dry_run=dry_run, begun=not dry_run or number == len(done) + 1)
-            spent = together([spent, summary.state])
-            if not dry_run and finished(phase, summary.state) is None:
+            spent = total_state([spent, summary.state])
+            if not dry_run and reached_limit(phase, summary.state) is None:
                 break
             if number < len(phases):
-                forget()  # or this phase's processes would seem to be there still
+                forget()  # or metrics would still show this phase's processes
     return summary
 
 
 @contextmanager
 def _metrics(config: TrainConfig, *, dry_run: bool) -> Iterator[None]:
-    """Serve metrics on a port of this process while the phases run, if one is configured."""
+    """Serve metrics on a port of this process while the phases run, if configured."""
     if dry_run or not config.scaling.in_driver or config.log.metrics_port is None:
         yield
         return
@@ -107,9 +100,9 @@ def _run(config: TrainConfig, others: OtherPhases, *, dry_run: bool, begun: bool
         cluster.require_reachable()
     with Lease.acquire(folder.storage, "sdp train") as lease:
         folder.claim(head)
-        if folder.newest() != plan.checkpoint:  # another job went on until its lease ended
+        if folder.newest() != plan.checkpoint:  # another job continued the run until its lease ended
             plan = replace(make_plan(config, begun=begun), others=others)
-        _note_sources(config, newest=plan.state.position == 0)
+        _pin_sources(config, newest=plan.state.position == 0)
         if plan.finished:
             say(f"{config.output.uri}: nothing to do: {plan.finished}")
             return TrainSummary(config.output.uri, plan.checkpoint, plan.state, plan.finished)
@@ -128,8 +121,8 @@ def _run(config: TrainConfig, others: OtherPhases, *, dry_run: bool, begun: bool
     return summary
 
 
-def _note_sources(config: TrainConfig, *, newest: bool) -> None:
-    """Settle what is read once for all trainers, since they share an epoch's order."""
+def _pin_sources(config: TrainConfig, *, newest: bool) -> None:
+    """Pin the versions of the datasets once for all trainers, which share an epoch's order."""
     if config.data.mode == "offline":
         open_sources(config, write=True, newest=newest)
     else:
@@ -140,7 +133,7 @@ def _train_here(config: TrainConfig, plan: Plan, folder: RunFolder, lease: Lease
     """Train in this process."""
     from sdp.train.assemble import assemble
 
-    world, stop = World(device=choose_device()), Stop()
+    world, stop = World(device=choose_device()), StopRequest()
     folder.record("start", workers=(1, 1), from_step=plan.state.step)
     with Progress("train") as progress:
 
@@ -154,7 +147,7 @@ def _train_here(config: TrainConfig, plan: Plan, folder: RunFolder, lease: Lease
                 trainer = assemble(config, world, callbacks=callbacks, stop=stop)
                 reason = trainer.train()
             except Exception as error:
-                lease.check()  # what is another job's by now is not written to
+                lease.check()  # do not write to a run that another job has taken over
                 folder.record("gave_up", failures=[failure_line(error)])
                 raise
     folder.record("end", reason=reason, step=trainer.state.step)
@@ -163,7 +156,7 @@ def _train_here(config: TrainConfig, plan: Plan, folder: RunFolder, lease: Lease
 
 @dataclass
 class CheckLease(Callback):
-    """Ends training in the driver when another job has taken the run over."""
+    """Ends training in the driver's process when another job has taken over the run."""
 
     lease: Lease
 
@@ -175,22 +168,22 @@ class CheckLease(Callback):
 
 
 def with_prices(config: TrainConfig) -> TrainConfig:
-    """Return the configuration with the hour's prices of the instance types it names, as far as they are known."""
+    """Return the configuration with the known hourly prices of the instance types that it names."""
     prices = config.prices
     changes: dict[str, float] = {}
-    for who, instance, own, gpus in (
+    for role, instance, own, gpus in (
         ("trainer", prices.trainer_instance, prices.trainer_hour, config.scaling.gpus_per_worker),
         ("encoder", prices.encoder_instance, prices.encoder_hour, config.encode.gpus_per_worker),
     ):
         if instance is None or own is not None:
             continue
         if (of_gpu := load_prices(None).gpu_hour(instance)) is not None:
-            changes[f"{who}_hour"] = of_gpu * gpus
-        elif config.max_cost is not None and who == "trainer":
+            changes[f"{role}_hour"] = of_gpu * gpus
+        elif config.max_cost is not None and role == "trainer":
             expected = f"null while no price of {instance} is known"
             raise ConfigError([Problem("max_cost", expected, repr(config.max_cost), "set prices.trainer_hour")])
         else:
-            say(f"train: prices.{who}_instance: no price of {instance} is known, so none counts; set prices.{who}_hour")
+            say(f"train: prices.{role}_instance: no known price of {instance}, so none counts; set prices.{role}_hour")
     return config.model_copy(update={"prices": prices.model_copy(update=changes)})
 
 

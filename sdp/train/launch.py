@@ -1,8 +1,8 @@
-"""Trainers under Ray Train, in as many attempts as failures and lost nodes make necessary.
+"""Trainers under Ray Train, started again after failures and lost nodes.
 
-Ray Train starts a fixed number of workers and ends with the first that fails. How many there are is settled before each
-attempt, by the places that the cluster has: Ray's own elasticity counts GPUs of any type, and restarts without a
-checkpoint. A worker that starts looks for the newest complete checkpoint in the run's folder, without asking Ray.
+Each attempt is a fixed number of workers, and ends with the first that fails. The number is chosen before each attempt,
+by the places that the cluster has: Ray's own elasticity counts GPUs of any type, and restarts without a checkpoint. A
+worker that starts looks for the newest complete checkpoint in the run's folder itself.
 """
 
 import os
@@ -30,7 +30,7 @@ from sdp.errors import LeaseLost, SdpError, UserError
 from sdp.lease import Lease
 from sdp.model.sources import resolve
 from sdp.train import online
-from sdp.train.board import RESIZE, Board, Told
+from sdp.train.board import RESIZE, Board, WorkerReport
 from sdp.train.callbacks.base import Callback, StepReport
 from sdp.train.callbacks.preemption import SaveBeforePreemption
 from sdp.train.callbacks.telemetry import EmitMetrics
@@ -41,22 +41,23 @@ from sdp.train.data.pinned import open_pinned
 from sdp.train.driver import TrainSummary, failure_line, on_signals, record_start
 from sdp.train.fp8 import refuse_cluster
 from sdp.train.network import network_error
-from sdp.train.plan import DATASET_KINDS, Plan, progress_line
+from sdp.train.plan import DATASET_KINDS, Plan
+from sdp.train.progress import progress_line
 from sdp.train.run_folder import RunFolder
-from sdp.train.trainer import Stop, Trainer, TrainingDiverged
+from sdp.train.trainer import StopRequest, Trainer, TrainingDiverged
 from sdp.train.world import World, choose_device
 from sdp.waiting import Place, Request, place_of, wait_for
 
 _POLL_S = 1.0
 _SETTLE_S = 60.0
-"""How long places for further trainers have to stay free before training is interrupted for them."""
-_MORE = "set scaling.can_grow where nodes are added on demand"
+"""Time for which places for more trainers must stay free before training is interrupted for them."""
+_MORE = "set scaling.can_grow if nodes are added on demand"
 _FATAL = (UserError, TrainingDiverged, LeaseLost)
-"""Errors that starting the workers again would not cure."""
+"""Errors that a restart of the workers would not cure."""
 
 
 def train_on_ray(config: TrainConfig, plan: Plan, folder: RunFolder, lease: Lease) -> TrainSummary:
-    """Train with workers on the cluster, until the run is finished, stopped or given up."""
+    """Train with workers on the cluster, until the run ends, is stopped or has failed too often."""
     resources = cluster.connect()
     scaling = config.scaling
     trainers = place_of("scaling", scaling, grows=scaling.can_grow, more=_MORE, gpus=scaling.gpus_per_worker)
@@ -64,7 +65,7 @@ def train_on_ray(config: TrainConfig, plan: Plan, folder: RunFolder, lease: Leas
         refuse_cluster(config, cluster.accelerators(), resources.get("GPU", 0))
 
     def room(*beside: Place) -> int:
-        """Wait for trainers' places, and any others; return how many trainers there are places for."""
+        """Wait for places for trainers, and for any others; return how many trainers have places."""
         places = [*beside, trainers]
         return wait_for("train", places, scaling.wait_s, grows=scaling.can_grow, check=lease.check)[-1]
 
@@ -72,7 +73,7 @@ def train_on_ray(config: TrainConfig, plan: Plan, folder: RunFolder, lease: Leas
     workers = room(*([] if images is None else _placement(config, resources).places))
     resources = cluster.connect()
     folder.record("start", workers=(scaling.least, scaling.most), from_step=plan.state.step)
-    # Beside this driver, so that no other node's end is the job's.
+    # On this driver's node, so that the loss of another node does not end the job.
     board: Any = ray.remote(num_cpus=0)(Board).options(scheduling_strategy=cluster.this_node()).remote()
     pool = None
     if images is not None:
@@ -83,17 +84,17 @@ def train_on_ray(config: TrainConfig, plan: Plan, folder: RunFolder, lease: Leas
         while True:
             with _following(board, lease, plan, replace(trainers, least=0, most=scaling.most - workers)):
                 error = _attempt(loop_config, trainers, workers)
-            told: Told = ray.get(board.told.remote())
+            report: WorkerReport = ray.get(board.report.remote())
             failures += error is not None and not _preempted(error)
-            if told.fatal is not None or failures > config.max_failures:
-                folder.record("gave_up", failures=told.failures)
-                raise told.fatal or SdpError(_gave_up(config, told, error)) from error
-            if error is None and not told.resizing:
+            if report.fatal is not None or failures > config.max_failures:
+                folder.record("gave_up", failures=report.failures)
+                raise report.fatal or SdpError(_gave_up(config, report, error)) from error
+            if error is None and not report.resizing:
                 break
             try:
                 workers = room()
             except UserError as missing:
-                raise SdpError(str(missing)) from missing  # the same configuration had a place before
+                raise SdpError(str(missing)) from missing  # not the user's fault: there was room before
     finally:
         if pool is not None:
             ray.kill(pool)
@@ -103,11 +104,11 @@ def train_on_ray(config: TrainConfig, plan: Plan, folder: RunFolder, lease: Leas
             f"{config.output.uri}: training ended without a checkpoint; see {folder.storage.uri}/events.jsonl"
         )
     checkpoint = folder.checkpoint(step)
-    folder.record("end", reason=told.reason, step=step)
-    return TrainSummary(config.output.uri, checkpoint.uri, read_state(checkpoint), told.reason, told.attempts - 1)
+    folder.record("end", reason=report.reason, step=step)
+    return TrainSummary(config.output.uri, checkpoint.uri, read_state(checkpoint), report.reason, report.attempts - 1)
 
 
-def work(loop_config: dict[str, Any]) -> None:
+def train_worker(loop_config: dict[str, Any]) -> None:
     """Train as one of the workers."""
     cluster.hide_gpus_unless_granted()
     from sdp.train.assemble import assemble
@@ -116,25 +117,25 @@ def work(loop_config: dict[str, Any]) -> None:
     gpus = config.scaling.gpus_per_worker
     context = ray.train.get_context()
     rank = context.get_world_rank()
-    told: Told = ray.get(board.begin.remote(rank))
-    if told.fatal is not None:
+    report: WorkerReport = ray.get(board.begin.remote(rank))
+    if report.fatal is not None:
         return
-    # Ray lets each trainer see all GPUs of its node's trainers.
+    # Each trainer sees the GPUs of all trainers on its node.
     *others, first = (choose_device(context.get_local_rank() * gpus + n) for n in reversed(range(gpus)))
     world = World(rank, context.get_world_size(), context.get_local_world_size(), first, *others)
-    stop = Stop()
+    stop = StopRequest()
     try:
-        emit = EmitMetrics(telemetry.begin(config.output.uri), recoveries=max(0, told.attempts - 1))
+        emit = EmitMetrics(telemetry.begin(config.output.uri), recoveries=max(0, report.attempts - 1))
         callbacks = [
             *make_callbacks(config, world, emit, board.push.remote, loop_config["others"]),
             FollowBoard(board, stop),
         ]
         callbacks.append(SaveBeforePreemption(lambda: ray.train.get_preemption_info() is not None))
-        ask = None
+        submit = None
         if (pool := loop_config["pool"]) is not None:
             callbacks.append(online.FollowPool(pool, board.announce.remote))
-            ask = online.asker(pool)
-        reason = assemble(config, world, ask=ask, callbacks=callbacks, stop=stop).train()
+            submit = online.submitter(pool)
+        reason = assemble(config, world, submit=submit, callbacks=callbacks, stop=stop).train()
     except Exception as error:
         fatal = error if isinstance(error, _FATAL) else network_error(error)
         ray.get(board.failed.remote(rank, failure_line(error), fatal))
@@ -147,43 +148,44 @@ def work(loop_config: dict[str, Any]) -> None:
 
 @dataclass
 class FollowBoard(Callback):
-    """Stops a worker when the driver asks for it, and writes each start to the run's events."""
+    """Stops a worker at the driver's request, and records each start in the run's events."""
 
     board: Any
-    stop: Stop
-    _asked_at: float = 0.0
-    _asked: Any = None
+    stop: StopRequest
+    _polled_at: float = 0.0
+    _requests: Any = None
+    """A reference to the board's requests, while they are on the way."""
 
     def on_start(self, trainer: Trainer) -> None:
         workers = trainer.world.gather(f"{socket.gethostname()} pid {os.getpid()}")
         if trainer.world.is_main:
-            told: Told = ray.get(self.board.work.remote(workers))
-            details = {"failures": told.failures} if told.attempts > 1 else {}
+            report: WorkerReport = ray.get(self.board.train.remote(workers))
+            details = {"failures": report.failures} if report.attempts > 1 else {}
             record_start(trainer, "recovered" if details else "training", workers, **details)
 
-    def on_step(self, trainer: Trainer, report: StepReport) -> None:
+    def on_step(self, trainer: Trainer, report: StepReport) -> None:  # noqa: ARG002
         if not trainer.world.is_main:
             return
         now = time.monotonic()
-        if self._asked is None and now - self._asked_at > _POLL_S:
-            self._asked, self._asked_at = self.board.wishes.remote(report.step), now
-        elif self._asked is not None and ray.wait([self._asked], timeout=0)[0]:
-            wish, lost = ray.get(self._asked)
-            self._asked = None
-            if lost:
-                raise LeaseLost(lost)
-            self.stop.reason = self.stop.reason or wish
+        if self._requests is None and now - self._polled_at > _POLL_S:
+            self._requests, self._polled_at = self.board.requests.remote(), now
+        elif self._requests is not None and ray.wait([self._requests], timeout=0)[0]:
+            reason, lease_lost = ray.get(self._requests)
+            self._requests = None
+            if lease_lost:
+                raise LeaseLost(lease_lost)
+            self.stop.reason = self.stop.reason or reason
 
 
 class _Trainer(TorchTrainer):
     def _register_sigint_handler(self, controller: Any) -> None:
-        """Leave Ctrl-C to us: Ray Train aborts the run without a checkpoint, and with exit code 0."""
+        """Leave Ctrl-C to `on_signals`: Ray Train would abort without a checkpoint, with exit code 0."""
 
 
 class TorchByDevice(TorchConfig):
-    """A process group over NCCL where every worker's torch sees a GPU, else over gloo.
+    """A process group over NCCL if every worker's torch sees a GPU, else over gloo.
 
-    Ray goes by the GPUs that it has granted, which torch may be unable to use.
+    Ray would decide by the GPUs that it has granted, which torch may be unable to use.
     """
 
     @property
@@ -198,14 +200,14 @@ class _BackendByDevice(_TorchBackend):
 
 
 def _attempt(loop_config: dict[str, Any], trainers: Place, workers: int) -> Exception | None:
-    """Run so many workers to their end; return the error of those that failed."""
+    """Run `workers` workers to their end; return the error if they failed."""
     os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.5")
-    scaling: Any = ray.train.ScalingConfig  # the annotations of both are those of the version before
+    scaling: Any = ray.train.ScalingConfig  # the annotations of both are out of date in Ray
     failures: Any = FailureConfig
     use_gpu = "GPU" in trainers.bundle
     with tempfile.TemporaryDirectory(prefix="sdp-train-") as scratch:
         trainer = _Trainer(
-            work,
+            train_worker,
             train_loop_config=loop_config,
             scaling_config=scaling(
                 num_workers=workers,
@@ -228,13 +230,13 @@ def _attempt(loop_config: dict[str, Any], trainers: Place, workers: int) -> Exce
 
 
 def _preempted(error: Exception) -> bool:
-    """Whether workers ended because their node was taken away, which is no failure of theirs."""
+    """Return whether workers ended because their node was taken away, which does not count as a failure."""
     failures = getattr(error, "worker_failures", {})
     return type(error).__name__ == "PreemptionError" or any(getattr(e, "preempted", False) for e in failures.values())
 
 
 def _images(config: TrainConfig) -> ImagesDataset | None:
-    """The images to encode, where data.mode is online."""
+    """Return the images to encode, if data.mode is online."""
     if config.data.mode != "online":
         return None
     dataset = open_pinned(config, 0, config.source.uri, DATASET_KINDS[config.data.mode])
@@ -251,7 +253,7 @@ def _placement(config: TrainConfig, resources: dict[str, float]) -> Placement:
 
 @contextmanager
 def _following(board: Any, lease: Lease, plan: Plan, more: Place) -> Iterator[None]:
-    """Show an attempt's progress; hand on SIGTERM, Ctrl-C, a lost lease, and places that come for more trainers."""
+    """Show an attempt's progress, and tell the board of SIGTERM, Ctrl-C, a lost lease and room for more trainers."""
     done = threading.Event()
 
     def follow() -> None:
@@ -260,28 +262,29 @@ def _following(board: Any, lease: Lease, plan: Plan, more: Place) -> Iterator[No
         with Progress("train") as progress, ExitStack() as stack:
             while not done.wait(_POLL_S):
                 try:
-                    line, said = ray.get(board.line.remote(), timeout=10)
-                    if line is not None and request is None:  # these trainers have their places by now
+                    line, messages = ray.get(board.progress.remote(), timeout=10)
+                    if line is not None and request is None:  # the present trainers have their places
                         request = stack.enter_context(Request(more, [1] * more.most))
                     if request is not None and ready != (ready := request.ready):
                         changed = time.monotonic()
                 except ray.exceptions.RayError:
-                    continue  # the cluster is busy or ending, and the main thread notices
-                for text in said:
-                    say(f"train: {text}")
+                    continue  # the cluster is busy or ending, which the main thread notices
+                for message in messages:
+                    say(f"train: {message}")
                 if line is not None:
                     progress.update(progress_line(line, plan))
                 settled = ready == more.most or time.monotonic() - changed > _SETTLE_S
                 if ready and settled and not resizing:
                     resizing = True
-                    say(f"train: there is room for {counted(ready, 'more trainer')}: a checkpoint, and on with them")
+                    more_trainers = counted(ready, "more trainer")
+                    say(f"train: there is room for {more_trainers}: saving a checkpoint to continue with them")
                     board.stop.remote(RESIZE)
                 try:
                     if not lost:
                         lease.check()
                 except LeaseLost as error:
                     lost = True
-                    board.lose.remote(str(error))
+                    board.lose_lease.remote(str(error))
 
     thread = threading.Thread(target=follow, name="sdp-follow", daemon=True)
     thread.start()
@@ -293,9 +296,9 @@ def _following(board: Any, lease: Lease, plan: Plan, more: Place) -> Iterator[No
         thread.join(timeout=30)
 
 
-def _gave_up(config: TrainConfig, told: Told, error: Exception | None) -> str:
-    last = told.failures[-1] if told.failures else failure_line(error) if error else "no error"
+def _gave_up(config: TrainConfig, report: WorkerReport, error: Exception | None) -> str:
+    last = report.failures[-1] if report.failures else failure_line(error) if error else "no error"
     return (
-        f"{config.output.uri}: training failed {counted(config.max_failures + 1, 'time')} and was given up, last: "
-        f"{last}; run the job again to go on from the newest checkpoint"
+        f"{config.output.uri}: training failed {counted(config.max_failures + 1, 'time')}, last: {last}; run the job "
+        "again to continue from the newest checkpoint"
     )

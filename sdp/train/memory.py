@@ -1,4 +1,4 @@
-"""What the U-Net keeps for the backward pass, counted on fake tensors without a GPU."""
+"""The memory of the U-Net's activations, counted on fake tensors without a GPU."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,13 +19,13 @@ from sdp.train.strategies import DTYPES
 
 
 def activations(config: TrainConfig) -> Activations:
-    """Count what a forward pass saves for the backward pass, assuming flash attention.
+    """Count the bytes that a forward pass saves for the backward pass, assuming flash attention.
 
-    With activation checkpointing the block that saves most is counted on top, since it is recomputed as a whole. Layers
-    in fp8 save their inputs as they are, and count as without it.
+    With activation checkpointing the largest block is added, since it is recomputed as a whole. fp8 changes nothing:
+    its layers save their inputs in bf16.
     """
     strategy = config.strategy
-    sharded = strategy.kind == "fsdp" or config.precision == "fp32"  # then nothing is cast on the way
+    sharded = strategy.kind == "fsdp" or config.precision == "fp32"  # then autocast casts nothing
     return _activations(
         sharded, config.precision, strategy.activation_checkpointing, config.data.resolution, config.lora
     )
@@ -37,14 +37,14 @@ def _activations(sharded: bool, precision: str, recompute: bool, resolution: int
     with FakeTensorMode(), mock.patch.object(torch.nn.functional, "scaled_dot_product_attention", _Attention.call):
         unet = _unet(dtype if sharded else torch.float32, lora)
         blocks = _watched_blocks(unet) if recompute else []
-        # Only autocast keeps something whatever the batch; a second batch tells it apart.
+        # Autocast saves some bytes whatever the batch; a second batch size tells them apart.
         one, two = (_saved(unet, batch, dtype, resolution, blocks) for batch in (1, 2))
     slopes = [after - before for before, after in zip(one, two, strict=True)]
     return Activations(slopes[0] + max(slopes[1:], default=0), one[0] - slopes[0])
 
 
 def _saved(unet: Any, batch: int, dtype: torch.dtype, resolution: int, blocks: list[int]) -> list[int]:
-    """Return the bytes that are saved, and then those that each checkpointed block saves when it is recomputed."""
+    """Return the bytes that are saved, followed by those that each checkpointed block saves when recomputed."""
     blocks.clear()
     weights = next(unet.parameters()).dtype
     inputs = torch.empty(batch, *latent_shape(resolution), dtype=weights, device="cuda")
@@ -56,7 +56,7 @@ def _saved(unet: Any, batch: int, dtype: torch.dtype, resolution: int, blocks: l
 
 
 def _watched_blocks(unet: Any) -> list[int]:
-    """Have blocks checkpointed; each forward pass adds to the list what each of them would save without."""
+    """Enable checkpointing; each forward pass adds to the returned list what each block would save without it."""
     unet.enable_gradient_checkpointing()
     saved = list[int]()
     modules = [module for module in unet.modules() if getattr(module, "gradient_checkpointing", False)]
@@ -75,25 +75,25 @@ def _watched_blocks(unet: Any) -> list[int]:
 
 @contextmanager
 def _counting(unet: Any) -> Iterator[Callable[[], int]]:
-    """Count the bytes of what is saved for the backward pass, but for the weights."""
-    own = {weights.untyped_storage()._cdata for weights in unet.parameters()}
-    kept = dict[int, Tensor]()
+    """Count the bytes that are saved for the backward pass, without the weights."""
+    weights = {parameter.untyped_storage()._cdata for parameter in unet.parameters()}
+    saved = dict[int, Tensor]()
 
     def pack(tensor: Tensor) -> Tensor:
-        if (storage := tensor.untyped_storage())._cdata not in own:
-            kept[storage._cdata] = tensor  # held, so that no other storage takes its place
+        if (storage := tensor.untyped_storage())._cdata not in weights:
+            saved[storage._cdata] = tensor  # kept alive, so that no other storage gets its address
         return tensor
 
     def unpack(tensor: Tensor) -> Tensor:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
-        yield lambda: sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
+        yield lambda: sum(tensor.untyped_storage().nbytes() for tensor in saved.values())
 
 
 @contextmanager
 def _autocast(enabled: bool, dtype: torch.dtype) -> Iterator[None]:
-    """Switch CUDA's autocast on where there is no CUDA, for which torch.autocast refuses."""
+    """Enable CUDA's autocast on a machine without CUDA, where torch.autocast refuses to."""
     if enabled:
         torch.set_autocast_dtype("cuda", dtype)
         torch.set_autocast_enabled("cuda", True)
@@ -114,7 +114,7 @@ def _unet(dtype: torch.dtype, lora: LoraConfig) -> Any:
 
 @contextmanager
 def _made_in(dtype: torch.dtype) -> Iterator[None]:
-    """Make networks of a dtype on a GPU: fake weights cannot be swapped for others later."""
+    """Create networks in a dtype on a GPU, since fake weights cannot be converted later."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
@@ -125,7 +125,7 @@ def _made_in(dtype: torch.dtype) -> Iterator[None]:
 
 
 class _Attention(torch.autograd.Function):
-    """Flash attention as far as memory is concerned: it keeps its inputs, its output and a row of sums."""
+    """Saves what flash attention saves: its inputs, its output and a row of sums."""
 
     @staticmethod
     def call(query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> Tensor:
@@ -135,7 +135,7 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(context: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         batch, heads, length, _ = query.shape
-        output = query.new_empty(batch, length, heads, value.shape[-1]).transpose(1, 2)  # as flash attention lays it
+        output = query.new_empty(batch, length, heads, value.shape[-1]).transpose(1, 2)  # flash attention's layout
         sums = query.new_empty(query.shape[:-1], dtype=torch.float32)
         context.save_for_backward(query, key, value, output, sums)
         return output

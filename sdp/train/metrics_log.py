@@ -1,4 +1,4 @@
-"""Writes a run's metrics, in a thread of its own: training waits for no storage on their account, and ends for none."""
+"""Writes a run's metrics in a thread, so that training neither waits nor ends because of the storage."""
 
 import logging
 from collections.abc import Mapping
@@ -17,23 +17,23 @@ log = logging.getLogger(__name__)
 @dataclass
 class _File:
     after: int
-    """Its lines are of later steps."""
+    """The step after which its lines begin."""
     lines: list[bytes] = field(default_factory=list)
     written: int = 0
-    """Of its lines, how many the storage has."""
+    """Lines that the storage has."""
     name: str | None = None
 
 
 class MetricsLog:
-    """The lines since this process went on from a step. What the storage refuses is kept, and written next time."""
+    """The lines since this process began at a step. Lines that the storage refuses are kept and written next time."""
 
     def __init__(self, run: Storage, step: int) -> None:
         self._run = run
         self._files = [_File(step)]
-        """Those that are not full and written yet, from the oldest."""
+        """Files that are not full, or not written yet, the oldest first."""
         self._step = step
         self._number: int | None = None
-        """Of the newest file; the thread looks for it when it writes the first one."""
+        """The number of the newest file; the thread lists files before it writes the first one."""
         self._thread = ThreadPoolExecutor(1, "sdp-metrics")
         self._last: Future[None] | None = None
 
@@ -45,22 +45,22 @@ class MetricsLog:
         self._step = line["step"]
 
     def publish(self) -> None:
-        """Begin to write what there is by now."""
+        """Begin to write all lines."""
         if self._last is not None:
             if self._last.done():
-                self._last.result()  # a mistake of ours; the storage's have been logged
+                self._last.result()  # raises programming errors; the storage's are logged
             elif not self._last.running():
-                return  # it is waiting, and takes what has come since
+                return  # it waits, and will write the new lines too
         self._last = self._thread.submit(self._write)
 
     def finish(self) -> None:
-        """Write what there is, and wait for it."""
+        """Write all lines, and wait until they are written."""
         self.publish()
         if self._last is not None:
             self._last.result()
 
     def close(self) -> None:
-        """Wait for what is being written, and write no more."""
+        """Wait for the write in progress, and write no more."""
         self._thread.shutdown()
 
     def _write(self) -> None:
@@ -74,4 +74,4 @@ class MetricsLog:
                 self._run.publish(file.name, b"".join(file.lines[:count]))
                 file.written = count
         except SdpError as error:
-            log.warning("metrics cannot be written now, they are kept and tried again: %s", error)
+            log.warning("could not write metrics, will try again: %s", error)

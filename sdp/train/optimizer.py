@@ -1,4 +1,4 @@
-"""AdamW, its learning rate, and the judgement whether a step is fit to be taken."""
+"""AdamW, its learning rate, and the guard that skips bad steps."""
 
 import math
 from collections.abc import Mapping
@@ -13,17 +13,17 @@ from sdp.config.train import OptimizerConfig
 from sdp.model.ema import shard
 
 _BLOCK, _LEAST_PACKED = 256, 4096
-"""Numbers that share a scale, and the fewest of a parameter whose averages are packed: torchao's own."""
+"""torchao's limits: the numbers that share a scale, and the smallest parameter whose moments are packed."""
 
 
 class AdamW:
-    """AdamW in one fused pass over the shards that lie on this worker.
+    """AdamW in one fused pass over this worker's shards.
 
-    The device decides whether a step is taken and how far gradients are scaled down, so the host need not wait for
-    either. A pass over plain tensors takes a quarter of the host's time that one over DTensors takes.
+    The device decides whether a step is taken and how far gradients are scaled down, so the host does not wait for
+    either. A pass over plain tensors takes a quarter of the host time of one over DTensors.
 
-    With adamw_8bit both averages are kept in 8 bits, by torchao, in blocks of 256 numbers with a scale each. They are
-    unpacked for the same step in fp32, one parameter at a time. What is small stays in fp32.
+    With adamw_8bit both moments are stored in 8 bits, by torchao, in blocks of 256 numbers with a scale each, and
+    unpacked for the step in fp32, one parameter at a time. Small parameters keep theirs in fp32.
     """
 
     def __init__(self, trained: Mapping[str, Tensor], config: OptimizerConfig) -> None:
@@ -33,7 +33,7 @@ class AdamW:
         self._squares = {name: self._zeros(weights, signed=False) for name, weights in self._weights.items()}
         self._steps = {weights.device: torch.zeros((), device=weights.device) for weights in self._weights.values()}
         self._passes: dict[tuple[torch.device, str], list[str]] = {}
-        """What is updated at once: all of a device, but each parameter with packed averages alone."""
+        """Parameters updated in one pass: all of a device, but each parameter with packed moments alone."""
         for name, weights in self._weights.items():
             alone = name if _is_packed(self._means[name]) else ""
             self._passes.setdefault((weights.device, alone), []).append(name)
@@ -46,14 +46,14 @@ class AdamW:
         zeros: Tensor = packed.zeros(weights.shape, signed, _BLOCK, weights.device)
         return zeros
 
-    @torch.no_grad()  # with gradients on, a DTensor makes a node of the graph of each
+    @torch.no_grad()  # or each DTensor would add a node to the graph
     def gradients(self) -> list[Tensor]:
-        """Return this worker's shards of the gradients that there are."""
+        """Return this worker's shards of the gradients."""
         return [shard(weights.grad) for weights in self._weights.values() if weights.grad is not None]
 
     @torch.no_grad()
     def step(self, rate: float, *, skip: Tensor, divisor: Tensor | None = None) -> None:
-        """Take a step with the gradients over `divisor`, unless `skip` is 1."""
+        """Take a step with the gradients divided by `divisor`, unless `skip` is 1."""
         for device, steps in self._steps.items():
             steps.add_(1 - skip.to(device))
         for (device, _), names in self._passes.items():
@@ -61,7 +61,7 @@ class AdamW:
             means, squares = ([_unpacked(state[name]) for name in names] for state in (self._means, self._squares))
             torch._fused_adamw_(
                 [shard(self._weights[name]) for name in names],
-                [shard(self._weights[name].grad) for name in names],  # type: ignore[arg-type]  # looked at above
+                [shard(self._weights[name].grad) for name in names],  # type: ignore[arg-type]  # checked above
                 means,
                 squares,
                 [],
@@ -82,51 +82,51 @@ class AdamW:
                     _pack(self._squares[name], square, skip.to(device))
 
     def zero_grad(self) -> None:
-        """Let go of all gradients."""
+        """Free all gradients."""
         for weights in self._weights.values():
             weights.grad = None
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return both averages by parameter name: the tensors in use, to be saved or loaded into."""
+        """Return both moments by parameter name; they are the tensors in use, to save from and load into."""
         state = {}
         for name in self._weights:
-            averages: dict[str, Any] = {"exp_avg": self._means[name], "exp_avg_sq": self._squares[name]}
-            for kind, average in averages.items():
-                if _is_packed(average):
-                    state[f"{kind}_codes.{name}"], state[f"{kind}_scales.{name}"] = average.codes, average.scale
+            moments: dict[str, Any] = {"exp_avg": self._means[name], "exp_avg_sq": self._squares[name]}
+            for kind, moment in moments.items():
+                if _is_packed(moment):
+                    state[f"{kind}_codes.{name}"], state[f"{kind}_scales.{name}"] = moment.codes, moment.scale
                 else:
-                    state[f"{kind}.{name}"] = average
+                    state[f"{kind}.{name}"] = moment
         return state
 
     def set_steps_taken(self, steps: int) -> None:
-        """Set the number of steps that the averages have behind them."""
+        """Set the number of steps that the moments have accumulated."""
         for each in self._steps.values():
             each.fill_(steps)
 
 
-def _is_packed(average: Any) -> bool:
-    return hasattr(average, "codes")
+def _is_packed(moment: Any) -> bool:
+    return hasattr(moment, "codes")
 
 
-def _unpacked(average: Any) -> Tensor:
-    """Return an average in fp32: the tensor in use, or a copy of one in 8 bits."""
-    unpacked: Tensor = average.dequantize() if _is_packed(average) else shard(average)
+def _unpacked(moment: Any) -> Tensor:
+    """Return a moment in fp32: the tensor in use, or a copy of one in 8 bits."""
+    unpacked: Tensor = moment.dequantize() if _is_packed(moment) else shard(moment)
     return unpacked
 
 
-def _pack(average: Any, values: Tensor, skip: Tensor) -> None:
-    """Keep values in 8 bits, unless `skip` is 1: packing what was unpacked is not always the same."""
-    packed = average.codes, average.scale
+def _pack(moment: Any, values: Tensor, skip: Tensor) -> None:
+    """Store values in 8 bits, unless `skip` is 1: packing unpacked values again may change them."""
+    packed = moment.codes, moment.scale
     before = [tensor.clone() for tensor in packed]
-    average.copy_(values)
+    moment.copy_(values)
     for tensor, was in zip(packed, before, strict=True):
         tensor.copy_(torch.where(skip > 0, was, tensor))
 
 
 class LossScale:
-    """The factor of fp16's loss: halved when gradients overflow, doubled after 2000 steps in a row without overflow.
+    """The scale of the loss in fp16: halved when gradients overflow, doubled after 2000 steps without overflow.
 
-    It lies on the device and changes there. It is 1, and stays so, unless `enabled`.
+    It is stored and changed on the device. Unless `enabled` it is always 1.
     """
 
     def __init__(self, device: torch.device, *, enabled: bool) -> None:
@@ -136,7 +136,7 @@ class LossScale:
         """Steps since the last overflow."""
 
     def update(self, norm: Tensor) -> None:
-        """Take in the norm of a step's gradients."""
+        """Update the scale by the norm of a step's gradients."""
         if self.enabled:
             torch._amp_update_scale_(self.factor, self._growth, 1 - norm.isfinite().float(), 2.0, 0.5, 2000)
 
@@ -150,7 +150,7 @@ class LossScale:
 
 
 def learning_rate(step: int, config: OptimizerConfig, last_step: int | None) -> float:
-    """The learning rate of a step, counted from 1: a linear warm-up, then constant, cosine or linear to zero."""
+    """Return the learning rate of a step, counted from 1: a linear warm-up, then constant, cosine or linear to 0."""
     if step <= config.warmup_steps:
         return config.learning_rate * step / config.warmup_steps
     if config.schedule == "constant" or last_step is None:
@@ -165,27 +165,27 @@ Verdict = Literal["good", "not_finite", "spike", "empty"]
 
 @dataclass(slots=True)
 class Guard:
-    """Lets no bad step through: one whose loss or gradient is not finite, or whose gradient leaps."""
+    """Skips bad steps: loss or gradient is not finite, or the gradient's norm is a spike."""
 
     spike: float | None = None
-    """A gradient norm of so many times the usual one is a leap; None looks at nothing but finiteness."""
+    """The multiple of the usual gradient norm above which a norm is a spike; None disables this check."""
     usual_norm: float = 0.0
-    """A moving average over good steps."""
+    """The moving average of the gradient norm over good steps."""
     good_steps: int = 0
     bad_in_a_row: int = 0
 
     warm_up = 100
-    """Good steps before a leap can be told from learning to walk."""
+    """Good steps before spikes are detected, since early norms vary widely."""
 
     def skips(self, loss: Tensor, norm: Tensor, weight: Tensor) -> Tensor:
-        """Return 1 if a step with this loss, gradient norm and sum of weights is not to be taken, else 0."""
+        """Return 1 if a step with this loss, gradient norm and sum of weights must be skipped, else 0."""
         good = (weight > 0) & loss.isfinite() & norm.isfinite()
         if self.spike is not None and self.good_steps >= self.warm_up:
             good &= norm <= self.spike * self.usual_norm
         return 1 - good.float()
 
     def judge(self, loss: float, norm: float, weight: float, *, skipped: bool) -> Verdict:
-        """Take in a step, and return why it was skipped, if it was."""
+        """Record a step; return "good", or why it was skipped."""
         if not skipped:
             self.good_steps += 1
             self.usual_norm += (norm - self.usual_norm) * max(0.02, 1 / self.good_steps)

@@ -1,10 +1,9 @@
-"""Two phases as one configuration: each is a run of its own, and the second begins with what the first has learned.
+"""Two phases in one configuration: each is a run of its own, and the second begins with the weights of the first.
 
     OUTPUT/phase-1, OUTPUT/phase-2        runs like any other, each with its checkpoints, events and metrics
 
-Which phase a job is in is not kept anywhere: the first is gone on with until it has reached its end, which its newest
-checkpoint tells, or until the second has a checkpoint. From then on the second goes on, whatever the first one's limits
-are by now: what it has begun with is not trained any further.
+The present phase is not recorded: the first continues until its newest checkpoint has reached its limits, or until the
+second has a checkpoint. From then on only the second continues, even if the limits of the first are raised.
 """
 
 from collections.abc import Iterable
@@ -23,7 +22,7 @@ from sdp.train.state import TrainState
 
 
 def phases_of(config: TrainConfig) -> list[TrainConfig]:
-    """The runs of a configuration, in order."""
+    """Return the configuration of each phase, in order."""
     second = config.phase_2
     if second.max_steps is None:
         return [config]
@@ -48,24 +47,24 @@ def phases_of(config: TrainConfig) -> list[TrainConfig]:
     return [first, config.model_copy(update=changes)]
 
 
-def refuse_other_shape(config: TrainConfig) -> None:
-    """A run of one phase does not become the first of two, nor the other way round: it would begin from scratch."""
+def refuse_other_phases(config: TrainConfig) -> None:
+    """Refuse to add or remove a second phase: the runs have other folders, so training would begin from scratch."""
     output = open_storage(config.output.uri, config.storage.options())
     two = config.phase_2.max_steps is not None
     if two and output.exists(RUN):
-        there = "a run of one phase"
-        hint = "choose another output.uri, with model.start_from of this run for the second phase alone, or set it back"
+        stored = "a run of one phase"
+        hint = "set it back, or choose another output.uri and set model.start_from to this run"
     elif not two and output.exists(f"{PHASES[0]}/{RUN}"):
-        there = "a run of two phases"
-        hint = "set phase_2 back, or choose another output.uri, with model.start_from of what is to be gone on from"
+        stored = "a run of two phases"
+        hint = "set phase_2 back, or choose another output.uri and set model.start_from to one of its phases"
     else:
         return
     got = repr(config.phase_2.max_steps) if two else "null"
-    raise ConfigError([Problem("phase_2.max_steps", f"what {output.uri} was begun with ({there})", got, hint)])
+    raise ConfigError([Problem("phase_2.max_steps", f"what {output.uri} began with ({stored})", got, hint)])
 
 
-def over(phases: list[TrainConfig]) -> list[TrainState]:
-    """Where those phases stand that are over because a later one has a checkpoint."""
+def finished_phases(phases: list[TrainConfig]) -> list[TrainState]:
+    """Return the states of the phases that are finished because a later one has a checkpoint."""
     if len(phases) < 2:
         return []
     one, two = (RunFolder(open_storage(phase.output.uri, phase.storage.options())) for phase in phases)
@@ -75,8 +74,8 @@ def over(phases: list[TrainConfig]) -> list[TrainState]:
     return [read_state(one.checkpoint(step)) if step is not None else TrainState()]
 
 
-def together(states: Iterable[TrainState]) -> TrainState:
-    """Return the time and money of all these."""
+def total_state(states: Iterable[TrainState]) -> TrainState:
+    """Return a state that holds the time, GPU-hours and cost of all these."""
     total = TrainState()
     for state in states:
         total.seconds += state.seconds
@@ -85,8 +84,8 @@ def together(states: Iterable[TrainState]) -> TrainState:
     return total
 
 
-def with_budget_left(config: TrainConfig, spent: TrainState) -> TrainConfig:
-    """A phase with what earlier ones have left of the budget."""
+def with_remaining_budget(config: TrainConfig, spent: TrainState) -> TrainConfig:
+    """Return a phase's configuration with the budget that earlier phases have left."""
     left: dict[str, float] = {}
     if config.max_hours is not None:
         left["max_hours"] = max(0.0, config.max_hours - spent.seconds / 3600)

@@ -1,6 +1,5 @@
-"""What a run is going to do, known before any resource is taken; and what it says of itself afterwards."""
+"""The plan of a run, made and checked before any resource is taken."""
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,77 +8,60 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sdp.config import TrainConfig
-from sdp.console import clock, counted, duration, size, spent
+from sdp.console import counted
 from sdp.datasets.manifest import Dataset, open_dataset
 from sdp.datasets.output import read_json
 from sdp.errors import ConfigError, DatasetError, Problem
 from sdp.model import sources
 from sdp.model.checkpoints import CONFIG, FIRST, find_checkpoint, read_marker
 from sdp.plan.memory import fit
-from sdp.plan.model import Group, Stage, stage
-from sdp.plan.speeds import unet_flops
 from sdp.storage import Storage, open_storage
-from sdp.train.callbacks.stragglers import behind
 from sdp.train.checkpoint import read_state
 from sdp.train.data.buckets import BucketReader
+from sdp.train.data.columns import TEXT
 from sdp.train.data.direct import DirectReader
-from sdp.train.data.latents import TEXT, open_latents, refuse_another_encoder, refuse_embeddings
+from sdp.train.data.latents import open_latents, refuse_another_encoder, refuse_embeddings
 from sdp.train.data.order import Ints, OrderShape
 from sdp.train.data.pinned import open_pinned, outgrown
 from sdp.train.data.sources import open_sources, uris_of
 from sdp.train.data.weights import RowWeights, held_out
+from sdp.train.limits import OtherPhases, last_step, reached_limit, used_up_budget
 from sdp.train.optimizer import learning_rate
 from sdp.train.prediction import prediction_note
 from sdp.train.run_folder import RunFolder
 from sdp.train.state import TrainState
 
 DATASET_KINDS = {"offline": "latents", "online": "images", "collocated": "images"}
-"""What is read in each data.mode."""
+"""The kind of dataset that each data.mode reads."""
 PARTS = ("unet", "text_encoder", "tokenizer", "scheduler")
-"""Of the model, what training needs."""
-_PIECE = 65536
-"""Addresses looked at together."""
-NOTABLE = 0.1
-"""A worker that is behind the others by more than this share is named in the progress."""
+"""The parts of the model that training needs."""
+_ADDRESSES_AT_ONCE = 65536
 TUNABLE = ("optimizer.learning_rate", "optimizer.warmup_steps", "optimizer.clip_norm", "guard.spike")
-"""What changes a run's course, and may change from job to job: with an event in its history."""
-
-
-@dataclass(frozen=True, slots=True)
-class OtherPhases:
-    """The rest of a job of two phases, beside the one that runs."""
-
-    gpu_hours: float = 0.0
-    """Of the phase before."""
-    cost: float = 0.0
-    """The same."""
-    samples: float = 0.0
-    """Samples of the phase to come, counted as so many of the one that runs: by the U-Net's operations."""
-
-    def __bool__(self) -> bool:
-        return any((self.gpu_hours, self.cost, self.samples))
+"""Keys that affect training and may change between jobs; the run's events record the change."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A run before it goes on."""
+    """The state of a run before a job begins or continues it."""
 
     run: str
     rows: int
-    """Of the dataset, an epoch."""
+    """Rows of an epoch."""
     positions: int
-    """Of an epoch: its rows, and what fills up the last batches of each shape where crops have several."""
+    """Positions of an epoch: its rows, and the padding of each shape's last batches if crops have several."""
     batch: int
-    """Samples of a step, over all workers (at most, where they are elastic)."""
+    """Samples of a step, over all workers; the maximum if their number is elastic."""
     state: TrainState
     checkpoint: str | None
+    """The checkpoint to continue from."""
     last_step: int | None
-    """None where an epoch's end will end it, and elastic workers make its step unknown."""
+    """The step at which the run ends, if max_steps or max_epochs tells."""
     finished: str | None
+    """The reason why the run is over, if it is."""
     notes: tuple[str, ...] = ()
-    """What else a person should know."""
+    """Further lines for the user."""
     changed: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
-    """Of TUNABLE, what is another value than in the checkpoint that is gone on from: its path, what it was and is."""
+    """TUNABLE keys that differ from the checkpoint, each with its old and new value."""
     others: OtherPhases = OtherPhases()
 
     @property
@@ -87,28 +69,25 @@ class Plan:
         return -(-self.positions // self.batch)
 
     def lines(self) -> list[str]:
-        """For the person at the terminal."""
-        return [
-            f"train: {counted(self.rows, 'row')}, {self.batch:,} a step, {counted(self.epoch_steps, 'step')} an epoch",
-            f"train: {self.run}, {self._way()}",
-            *(f"train: {note}" for note in self.notes),
-            *(f"train: {key} was {was} up to here, and is {now} now" for key, (was, now) in self.changed.items()),
-        ]
-
-    def _way(self) -> str:
-        """From where to where."""
+        """Return the plan as lines for the terminal."""
         if self.finished is not None:
-            return f"done at step {self.state.step:,}: {self.finished}"
-        at = f"from step {self.state.step:,}" if self.checkpoint else "from the beginning"
-        return (
-            f"{at} to step {self.last_step:,}" if self.last_step is not None else f"{at} to the end of the last epoch"
-        )
+            course = f"done at step {self.state.step:,}: {self.finished}"
+        else:
+            course = f"from step {self.state.step:,}" if self.checkpoint else "from the beginning"
+            course += f" to step {self.last_step:,}" if self.last_step is not None else " to the end of the last epoch"
+        return [
+            f"train: {counted(self.rows, 'row')}, {self.batch:,} per step, "
+            f"{counted(self.epoch_steps, 'step')} per epoch",
+            f"train: {self.run}, {course}",
+            *(f"train: {note}" for note in self.notes),
+            *(f"train: {key} changes from {was} to {now}" for key, (was, now) in self.changed.items()),
+        ]
 
 
 def make_plan(config: TrainConfig, *, begun: bool = True) -> Plan:
-    """Look at everything that can be wrong, in the order of what is cheapest.
+    """Check all that can be wrong, the cheapest first, and return the plan.
 
-    Of a phase that is still to come (not `begun`) its beginning is not there yet.
+    A later phase, which has not `begun`, cannot be checked against the run that it starts from.
     """
     options = config.storage.options()
     offline = config.data.mode == "offline"
@@ -149,138 +128,133 @@ def make_plan(config: TrainConfig, *, begun: bool = True) -> Plan:
         state,
         run.checkpoint(step).uri if step is not None else None,
         last_step(config, state, positions, batch),
-        finished(config, state) or used_up(config, state),
+        reached_limit(config, state) or used_up_budget(config, state),
         tuple(notes),
         _changed(before, config),
     )
 
 
 def _refuse_other_networks(config: TrainConfig, other: Storage) -> None:
-    """Refuse to begin with a run that has trained other networks: a U-Net goes with the text that it has learned."""
+    """Refuse to begin with a run that has trained other networks: a U-Net needs its own text encoder."""
     was = bool(read_json(other, CONFIG)["model"].get("train_text_encoder", False))
     if was != config.model.train_text_encoder:
         expected, got = (str(flag).lower() for flag in (was, config.model.train_text_encoder))
-        hint = "or begin with the model that sdp export makes of it (model.source)"
+        hint = "or export that run with sdp export and begin with the result (model.source)"
         raise ConfigError([Problem("model.train_text_encoder", f"{expected}, as in {other.uri}", got, hint)])
 
 
 def _changed(before: Mapping[str, Any], config: TrainConfig) -> dict[str, tuple[Any, Any]]:
-    now, found = config.model_dump(mode="json"), {}
+    """Return the keys of TUNABLE that have changed, and max_steps if the schedule depends on it."""
+    now, changed = config.model_dump(mode="json"), {}
     for path in TUNABLE:
         section, name = path.split(".")
         was = before.get(section)
         if isinstance(was, Mapping) and name in was and was[name] != now[section][name]:
-            found[path] = (was[name], now[section][name])
+            changed[path] = (was[name], now[section][name])
     was_last = before.get("max_steps", config.max_steps)
     if config.optimizer.schedule != "constant" and was_last != config.max_steps:
-        found["max_steps"] = (was_last, config.max_steps)
-    return found
+        changed["max_steps"] = (was_last, config.max_steps)
+    return changed
 
 
 def _schedule_notes(config: TrainConfig, before: Mapping[str, Any], state: TrainState) -> Iterator[str]:
-    """Say what max_steps makes of the learning rate, and what another max_steps than up to here has made of it."""
+    """Yield a line on how max_steps decides the learning rate, and how a changed max_steps changes it."""
     optimizer, last = config.optimizer, config.max_steps
     if optimizer.schedule == "constant":
         return
     line = (
-        f"optimizer.schedule: {optimizer.schedule} brings the learning rate from {optimizer.learning_rate:g} to 0 at "
-        f"step {last:,}, which max_steps decides"
+        f"optimizer.schedule: {optimizer.schedule} lowers the learning rate from {optimizer.learning_rate:g} to 0 at "
+        f"step {last:,} (max_steps)"
     )
     was = before.get("max_steps", last)
     if was != last:
         now, then = (learning_rate(state.step + 1, optimizer, end) for end in (last, was))
-        line += f"; up to here that was step {was:,}: the next step's rate is {now:.3g}, in place of {then:.3g}"
+        line += f"; it was step {was:,}, so the next step's rate is {now:.3g} instead of {then:.3g}"
     yield line
 
 
 def _batch_notes(before: Mapping[str, Any], batch: int) -> Iterator[str]:
-    """A step of another size is another course of learning: nobody shall come by it unawares."""
+    """Yield a line if the global batch size has changed: that changes training, so it must be deliberate."""
     data, workers = before.get("data"), (before.get("scaling") or {}).get("num_workers")
     most = workers.get("max") if isinstance(workers, Mapping) else workers
     if isinstance(data, Mapping) and isinstance(most, int) and isinstance(data.get("batch_size"), int):
         was = data.get("global_batch_size") or data["batch_size"] * most
         if was != batch:
             yield (
-                f"a step had {was:,} samples up to here, and has {batch:,} now; data.batch_size and the number of "
-                "workers decide that while data.global_batch_size is null"
+                f"the samples per step change from {was:,} to {batch:,}; set data.global_batch_size to keep them "
+                "whatever data.batch_size and the number of trainers are"
             )
 
 
 def _mixture_notes(config: TrainConfig, state: TrainState) -> Iterator[str]:
-    """Say which of several datasets has changed in the middle of a pass over it."""
+    """Yield a line for each dataset of a mixture that has changed in the middle of a pass over it."""
     if len(state.start.places) < 2:
         return
-    for source, uri, (number, had, rows) in zip(
+    for source, uri, (number, consumed, rows) in zip(
         open_sources(config, newest=True).all,
         uris_of(config),
         state.start.places,
-        strict=False,  # another list of datasets is refused a little later
+        strict=False,  # another list of datasets is refused later
     ):
-        size = source.ingredient.dataset.rows
-        if had and size != rows:
+        size = source.weighted.dataset.rows
+        if consumed and size != rows:
             yield (
-                f"{uri}: has {size:,} rows by now, {rows:,} until here: pass {number} over it ends after {had:,} of "
-                f"them, and pass {number + 1} begins"
+                f"{uri}: has changed from {rows:,} to {size:,} rows: pass {number} over it ends after {consumed:,} "
+                f"rows, and pass {number + 1} begins"
             )
 
 
 def _refuse_another_epoch(config: TrainConfig, checkpoint: Storage, state: TrainState, rows: int) -> None:
-    """The order of an epoch follows from its rows: with others it would take some twice and some never."""
+    """Refuse to continue an epoch with other rows: its order would repeat some and miss others."""
+    marker = read_marker(checkpoint)
+    hint = "set it back; it may change when max_epochs has ended the epoch"
     limit = read_json(checkpoint, CONFIG).get("limit")
     if limit != config.limit:
-        expected = f"{limit} until epoch {state.epoch} is over"
-        hint = "set it back; it may change when max_epochs has ended the epoch"
-        raise ConfigError([Problem("limit", expected, str(config.limit), hint)])
-    marker = read_marker(checkpoint)
+        raise ConfigError([Problem("limit", f"{limit} until epoch {state.epoch} is over", str(config.limit), hint)])
     granule = marker.get("granule", config.data.batch_size)
     if granule != config.data.batch_size:
         expected = f"{granule} until epoch {state.epoch} is over, whose crops have several shapes"
-        hint = "set it back; it may change when max_epochs has ended the epoch"
         raise ConfigError([Problem("data.batch_size", expected, str(config.data.batch_size), hint)])
     begun = marker.get("epoch_rows", rows)
     if begun != rows:
         raise DatasetError(
-            f"{config.source.uri}: {rows} rows, where epoch {state.epoch}, which is under way, was begun with {begun}; "
-            "restore what was there, or choose another output.uri and begin from this run's weights by model.start_from"
+            f"{config.source.uri}: expected {begun} rows, with which epoch {state.epoch} began, got {rows}; restore "
+            "the dataset, or choose another output.uri and set model.start_from to this run"
         )
 
 
 def _latents(config: TrainConfig, model: sources.ModelSource, *, newest: bool) -> tuple[int, int, list[Dataset], bool]:
-    """Return rows and positions of an epoch, datasets of ours, and whether captions are embeddings.
-
-    What is not latents, or another model's, is refused.
-    """
-    found = open_sources(config, newest=newest)
-    if model.kind in ("builtin", "local"):  # of others the workers know the digest once they have them
-        for source in found.all:
-            if source.dataset is not None:
-                refuse_another_encoder(config, source.dataset, sources.resolve(model, storage=config.storage.options()))
-    first = found.all[0].ingredient.dataset
+    """Check latents; return the rows and positions of an epoch, the datasets, and whether captions are embeddings."""
+    opened = open_sources(config, newest=newest)
+    datasets = [source.dataset for source in opened.all if source.dataset is not None]
+    if model.kind in ("builtin", "local"):  # for others the workers compare digests, once they have the model
+        for dataset in datasets:
+            refuse_another_encoder(config, dataset, sources.resolve(model, storage=config.storage.options()))
+    first = opened.all[0].weighted.dataset
     _refuse_nothing_to_train_on(config, list(zip(first.low.tolist(), first.high.tolist(), strict=True)))
-    positions, shuffle = found.rows, config.data.shuffle
-    if found.buckets is None:
-        DirectReader(found.ingredients, config.seed, OrderShape(), 0, 1)  # looks whether they can be mixed
+    positions, shuffle = opened.rows, config.data.shuffle
+    if opened.buckets is None:
+        DirectReader(opened.datasets, config.seed, OrderShape(), 0, 1)  # checks that they can be mixed
     else:
         _refuse_split_granules(config)
         shape = OrderShape(max(shuffle.lanes, config.scaling.most), shuffle.units, shuffle.row_groups)
-        reader = BucketReader(found.ingredients, config.seed, shape, 0, 1, granule=config.data.batch_size)
+        reader = BucketReader(opened.datasets, config.seed, shape, 0, 1, granule=config.data.batch_size)
         positions = reader.positions(FIRST)
-    ours = [source.dataset for source in found.all if source.dataset is not None]
-    return found.rows, positions, ours, first.text.name == TEXT
+    return opened.rows, positions, datasets, first.text.name == TEXT
 
 
 def _refuse_split_granules(config: TrainConfig) -> None:
-    """Where crops have several shapes, what a worker takes at once is of one, and a step has whole ones."""
+    """Refuse a global batch that is not made of whole micro-batches, each of which has one shape."""
     whole, one = config.data.global_batch_size, config.data.batch_size
     if whole is not None and whole % one:
-        hint = "the dataset's crops have several shapes, and each trainer takes batches of one"
+        hint = "the dataset's crops have several shapes, and a trainer's batch has one"
         raise ConfigError(
             [Problem("data.global_batch_size", f"a multiple of data.batch_size ({one})", str(whole), hint)]
         )
 
 
 def _images(config: TrainConfig, _: sources.ModelSource, *, newest: bool) -> tuple[int, int, list[Dataset], bool]:
-    """The same of images."""
+    """Check images; return what `_latents` returns."""
     dataset = open_pinned(config, 0, config.source.uri, DATASET_KINDS[config.data.mode], newest=newest)
     parts = dataset.parts.select(["written", "start", "stop"]).to_pylist()
     _refuse_nothing_to_train_on(config, [(part["start"], part["stop"]) for part in parts if part["written"]])
@@ -289,13 +263,13 @@ def _images(config: TrainConfig, _: sources.ModelSource, *, newest: bool) -> tup
 
 
 def _needed(config: TrainConfig) -> tuple[str, ...]:
-    """Of the model: pictures that are encoded or drawn meanwhile go through the VAE."""
+    """Return the parts of the model that are needed: encoding or drawing pictures needs the VAE."""
     through_vae = config.data.mode != "offline" or config.samples.every_steps is not None
     return (*PARTS, "vae") if through_vae else PARTS
 
 
 def _check_validation(config: TrainConfig, model: sources.ModelSource) -> None:
-    """What is to be measured on is there, and was made by the same model."""
+    """Check that the validation rows exist, and were encoded by the same model."""
     source, options = config.evaluate.source, config.storage.options()
     if config.evaluate.every_steps is None:
         return
@@ -309,158 +283,27 @@ def _check_validation(config: TrainConfig, model: sources.ModelSource) -> None:
 
 
 def _refuse_empty_holdout(config: TrainConfig) -> None:
-    own = open_sources(config).all[0].ingredient.dataset
+    own = open_sources(config).all[0].weighted.dataset
     ranges = list(zip(own.low.tolist(), own.high.tolist(), strict=True))
     kept = RowWeights(0.0, config.limit)
     if not _any_row(ranges, lambda rows: (kept(rows) > 0) & held_out(rows, config.data.holdout)):
-        raise ConfigError(
-            [
-                Problem(
-                    "data.holdout",
-                    f"one that keeps some of the {own.rows:,} rows from training, to measure on",
-                    str(config.data.holdout),
-                    "raise it, or name a dataset in evaluate.source",
-                )
-            ]
-        )
+        expected = f"one that holds out some of the {own.rows:,} rows for the validation loss"
+        hint = "raise it, or name a dataset in evaluate.source"
+        raise ConfigError([Problem("data.holdout", expected, str(config.data.holdout), hint)])
 
 
 def _refuse_nothing_to_train_on(config: TrainConfig, ranges: Sequence[tuple[int, int]]) -> None:
-    """As far as addresses tell; what is taken down or turns out bad is found when an epoch has had no row."""
+    """Refuse a hold-out that leaves no row; takedowns and bad rows are only noticed at the end of an epoch."""
     counts = RowWeights(config.data.holdout, config.limit)
     if not _any_row(ranges, lambda rows: counts(rows) > 0):
-        raise ConfigError(
-            [
-                Problem(
-                    "data.holdout",
-                    f"one that leaves some row of {config.source.uri} to train on",
-                    str(config.data.holdout),
-                    "lower it",
-                )
-            ]
-        )
+        expected = f"one that leaves rows of {config.source.uri} to train on"
+        raise ConfigError([Problem("data.holdout", expected, str(config.data.holdout), "lower it")])
 
 
 def _any_row(ranges: Sequence[tuple[int, int]], is_one: Callable[[Ints], NDArray[np.bool_]]) -> bool:
-    """Whether there is one among these addresses: looked at in small pieces, of which the first mostly has some."""
+    """Return whether any of the addresses qualifies; usually one of the first does, so few are tested at once."""
     for low, high in ranges:
-        for start in range(low, high, _PIECE):
-            if is_one(np.arange(start, min(high, start + _PIECE), dtype=np.int64)).any():
+        for start in range(low, high, _ADDRESSES_AT_ONCE):
+            if is_one(np.arange(start, min(high, start + _ADDRESSES_AT_ONCE), dtype=np.int64)).any():
                 return True
     return False
-
-
-def finished(config: TrainConfig, state: TrainState) -> str | None:
-    """The limit that a run has reached, if it has."""
-    limits = (("max_steps", state.step), ("max_epochs", state.epoch), ("max_samples", state.samples))
-    for name, reached in limits:
-        limit = getattr(config, name)
-        if limit is not None and reached >= limit:
-            return f"{name} is {limit} and {reached} are done"
-    return None
-
-
-def used_up(config: TrainConfig, state: TrainState) -> str | None:
-    """The budget of which nothing is left, if so."""
-    if config.max_hours is not None and state.seconds >= config.max_hours * 3600:
-        return "max_hours is used up; raise it to go on"
-    if config.max_cost is not None and state.cost >= config.max_cost:
-        return "max_cost is used up; raise it to go on"
-    return None
-
-
-def last_step(config: TrainConfig, state: TrainState, rows: int, batch: int) -> int | None:
-    """Return the step at which max_steps or max_epochs ends the run; None where neither does."""
-    ends = []
-    if config.max_steps is not None:
-        ends.append(config.max_steps)
-    if config.max_epochs is not None and state.epoch < config.max_epochs:
-        whole = config.max_epochs - state.epoch - 1
-        ends.append(state.step + -(-(rows - state.position) // batch) + whole * -(-rows // batch))
-    return min(ends) if ends else None
-
-
-def samples_to_come(config: TrainConfig, phases: Sequence[TrainConfig]) -> float:
-    """Return the samples of phases to come as so many of this one's, by the U-Net's operations."""
-    return sum(
-        (phase.max_steps or 0)
-        * (phase.data.global_batch_size or phase.data.batch_size * phase.scaling.most)
-        * (unet_flops(phase.data.resolution) / unet_flops(config.data.resolution))
-        for phase in phases
-    )
-
-
-def forecast(
-    config: TrainConfig,
-    state: TrainState,
-    last: int | None,
-    batch: int,
-    rate: float,
-    held: Group,
-    to_come: float = 0.0,
-) -> Stage:
-    """Return the rest of a job whose run has `last` as its last step: hours, GPU-hours and money by sdp plan's
-    arithmetic.
-
-    A run has no end that is known where no limit holds; the rest of it is then of infinite length.
-    """
-    own = [math.inf if last is None else float((last - state.step) * batch)]
-    if config.max_samples is not None:
-        own.append(config.max_samples - state.samples)
-    left = [max(0.0, min(own)) + to_come]
-    if config.max_hours is not None:
-        left.append((config.max_hours * 3600 - state.seconds) * rate)
-    if config.max_cost is not None and held.per_hour:
-        left.append((config.max_cost - state.cost) / held.per_hour * 3600 * rate)
-    return stage("rest", max(0.0, min(left)), rate, [held])
-
-
-def progress_line(line: dict[str, Any], plan: Plan) -> str:
-    """step 1,230 of 5,000 · epoch 0 41% · loss 0.1234 · 812 img/s (203 each) · lr 1.0e-04 · data 3% · ETA 1:02:03"""
-    whole = f" of {plan.last_step:,}" if plan.last_step is not None else ""
-    each = f" ({line['samples_per_s_per_worker']:,.0f} each)" if line["workers"] > 1 else ""
-    parts = [
-        f"step {line['step']:,}{whole}",
-        f"epoch {line['epoch']} {line['epoch_done']:.0%}",
-        f"loss {line['loss_smoothed']:.4f}" if line["loss_smoothed"] is not None else "no loss yet",
-        f"{line['samples_per_s']:,.0f} img/s{each}",
-        f"lr {line['learning_rate']:.1e}",
-    ]
-    if line.get("mfu") is not None:
-        parts.append(f"MFU {line['mfu']:.1%}")
-    if line["step_seconds"]:
-        parts.append(f"data {line['time'].get('data', 0.0) / line['step_seconds']:.0%}")
-    if line.get("memory_peak"):
-        parts.append(f"{size(line['memory_peak'])} GPU memory")
-    if (slow := line.get("slowest")) and (extra := behind(slow)) > NOTABLE:
-        parts.append(f"worker {slow['rank']} on {slow['host']} {extra:.0%} slower ({slow['part']})")
-    if line["skipped"]:
-        parts.append(f"{line['skipped']} skipped")
-    for name, form in (("gpu_hours", "{} GPU-hours"), ("cost", "cost {}")):
-        if spent_now := (line.get(name) or 0.0) + (line.get(f"earlier_{name}") or 0.0):
-            whole = f" of {line[f'final_{name}']:,.2f}" if f"final_{name}" in line else ""
-            parts.append(form.format(f"{spent_now:,.2f}{whole}"))
-    if "left_s" in line:
-        both = " (both phases)" * ("phases" in line)
-        parts.append(f"ETA {duration(line['left_s'])}, at {clock(line['finish_time'])}{both}")
-    return " · ".join(parts)
-
-
-def summary_lines(state: TrainState, checkpoint: str | None, reason: str) -> list[str]:
-    """What happened, and what can be done next."""
-    loss = f", loss {state.loss:.4f}" if state.loss is not None else ""
-    lines = [
-        f"train: ended at step {state.step:,} ({reason}): {state.samples:,} samples in "
-        f"{spent(state.seconds, state.gpu_hours, state.cost)}{loss}",
-    ]
-    if state.skipped:
-        lines.append(f"train: skipped {counted(state.skipped, 'bad step')}; the rows are in the run's bad_steps/")
-    if state.empty:
-        lines.append(
-            f"train: {counted(state.empty, 'step')} had no row that counts (held out, taken down, beyond limit or bad)"
-        )
-    if checkpoint:
-        lines.append(f"train: checkpoint {checkpoint}")
-    if checkpoint and state.step:
-        lines.append(f"next: sdp export {checkpoint} OUT, or sdp generate with it")
-    return lines

@@ -1,8 +1,8 @@
-"""From a trace of torch's profiler to what a person wants to know of a step: where its time and its memory go.
+"""The summary of a trace by torch's profiler: where a step's time and memory go.
 
-The trace is Chrome's format, as `torch.profiler.profile.export_chrome_trace` writes it, with `sdp.<activity>` around
-what the stopwatch measures. On a GPU an activity's work is what was launched while the host was in it, whichever thread
-launched it (autograd has its own), and its time is the GPU's.
+The trace is in Chrome's format, as `torch.profiler.profile.export_chrome_trace` writes it, with `sdp.<activity>` around
+the stopwatch's activities. On a GPU, kernels belong to the activity in which the host launched them, from any thread
+(autograd has its own), and times are the GPU's.
 """
 
 import bisect
@@ -15,7 +15,7 @@ from sdp.train.stopwatch import ANNOTATION
 
 FORMAT = 1
 OTHER = "other"
-"""Between the activities: callbacks, the workers' words to each other, waiting for what is measured nowhere else."""
+"""The time between activities: callbacks, small collectives, waits that are not measured."""
 
 _TOP = 25
 _TOP_OF_PHASE = 5
@@ -27,7 +27,7 @@ _LAUNCH = ("cuda_runtime", "cuda_driver", "xpu_runtime")
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Something with a beginning and an end, in microseconds."""
+    """A time span in microseconds."""
 
     start: float
     end: float
@@ -44,9 +44,9 @@ class _Phase:
 
     host: float = 0.0
     gpu: float = 0.0
-    """Of kernels, one after the other."""
+    """The sum of its kernels."""
     clock: float = 0.0
-    """On the device: from the first kernel to the end of the last on a GPU, else the host's."""
+    """On a GPU, the time from the first kernel to the end of the last; otherwise the host's time."""
     peak: int | None = None
     before: int | None = None
     after: int | None = None
@@ -54,17 +54,17 @@ class _Phase:
 
 
 def summarize(trace: Mapping[str, Any], device: str) -> dict[str, Any]:
-    """What profile/summary.json says; times are means over the steps, in milliseconds."""
+    """Return the content of profile/summary.json; times are means over the steps, in milliseconds."""
     events = trace["traceEvents"]
     steps = _spans(events, "user_annotation", _STEP)
     marks = _spans(events, "user_annotation", ANNOTATION)
     marks = [Span(m.start, m.end, m.name.removeprefix(ANNOTATION)) for m in marks if _at(steps, m.start) is not None]
-    worked = {_at(steps, mark.start) for mark in marks}
-    steps = [step for number, step in enumerate(steps) if number in worked]  # not what came after the last one
+    active = {_at(steps, mark.start) for mark in marks}
+    steps = [step for number, step in enumerate(steps) if number in active]  # without the time after the last step
     kernels = [kernel for kernel in _kernels(events) if _at(steps, kernel.launched) is not None]
     memory = _memory(events, of_gpu=bool(kernels))
     phases = _phases(marks, kernels)
-    _remember(phases, marks, memory)
+    _add_memory(phases, marks, memory)
     ops = _ops(events, steps, marks, kernels)
     for name, phase, _, spent in ops:
         phases[phase].ops[name] += spent
@@ -79,7 +79,7 @@ def summarize(trace: Mapping[str, Any], device: str) -> dict[str, Any]:
         "steps": len(steps),
         "step_ms": [_ms(step.length) for step in steps],
         "gpu_busy": _busy(steps, kernels),
-        "phases": [_told(name, phase, count, whole) for name, phase in phases.items()],
+        "phases": [_phase_summary(name, phase, count, whole) for name, phase in phases.items()],
         "ops": _top(ops, count, sum(spent for *_, spent in ops)),
         "memory": {
             "of": "gpu" if kernels else "host",
@@ -94,7 +94,7 @@ def summarize(trace: Mapping[str, Any], device: str) -> dict[str, Any]:
 class _Kernel:
     span: Span
     launched: float
-    """When the host asked for it."""
+    """The moment at which the host launched it."""
     op: str
 
 
@@ -105,50 +105,50 @@ class _Allocated:
 
 
 def _spans(events: Iterable[Mapping[str, Any]], category: str, prefix: str) -> list[Span]:
-    found = [
+    spans = [
         Span(e["ts"], e["ts"] + e["dur"], e["name"])
         for e in events
         if e.get("ph") == "X" and e.get("cat") == category and e["name"].startswith(prefix)
     ]
-    return sorted(found, key=lambda span: span.start)
+    return sorted(spans, key=lambda span: span.start)
 
 
 def _at(spans: Sequence[Span], moment: float) -> int | None:
-    """Which of some spans, sorted and apart from each other, a moment is in."""
+    """Return the number of the span that contains a moment; spans are sorted and disjoint."""
     number = bisect.bisect_right(spans, moment, key=lambda span: span.start) - 1
     return number if number >= 0 and moment <= spans[number].end else None
 
 
 def _kernels(events: Sequence[Mapping[str, Any]]) -> list[_Kernel]:
     launches = {
-        e["args"]["correlation"]: e["ts"] for e in events if e.get("cat") in _LAUNCH and "correlation" in _of(e)
+        e["args"]["correlation"]: e["ts"] for e in events if e.get("cat") in _LAUNCH and "correlation" in _args(e)
     }
     names = {
-        e["args"]["External id"]: e["name"] for e in events if e.get("cat") == "cpu_op" and "External id" in _of(e)
+        e["args"]["External id"]: e["name"] for e in events if e.get("cat") == "cpu_op" and "External id" in _args(e)
     }
     return [
         _Kernel(
             Span(e["ts"], e["ts"] + e["dur"], e["name"]),
-            launches.get(_of(e).get("correlation"), e["ts"]),
-            names.get(_of(e).get("External id"), e["name"]),
+            launches.get(_args(e).get("correlation"), e["ts"]),
+            names.get(_args(e).get("External id"), e["name"]),
         )
         for e in events
         if e.get("ph") == "X" and e.get("cat") in _GPU
     ]
 
 
-def _of(event: Mapping[str, Any]) -> Mapping[str, Any]:
-    found: Mapping[str, Any] = event.get("args", {})
-    return found
+def _args(event: Mapping[str, Any]) -> Mapping[str, Any]:
+    args: Mapping[str, Any] = event.get("args", {})
+    return args
 
 
 def _memory(events: Iterable[Mapping[str, Any]], *, of_gpu: bool) -> list[_Allocated]:
-    found = [
+    totals = [
         _Allocated(e["ts"], int(e["args"]["Total Allocated"]))
         for e in events
-        if e.get("name") == "[memory]" and (_of(e).get("Device Type") != 0) == of_gpu
+        if e.get("name") == "[memory]" and (_args(e).get("Device Type") != 0) == of_gpu
     ]
-    return sorted(found, key=lambda allocated: allocated.at)
+    return sorted(totals, key=lambda allocated: allocated.at)
 
 
 def _phases(marks: Sequence[Span], kernels: Sequence[_Kernel]) -> dict[str, _Phase]:
@@ -162,7 +162,7 @@ def _phases(marks: Sequence[Span], kernels: Sequence[_Kernel]) -> dict[str, _Pha
         phase.gpu += sum(span.length for span in spans)
         if spans:
             phase.clock += max(span.end for span in spans) - min(span.start for span in spans)
-        elif not kernels or mark.name == "data":  # what the GPU has no part in is waited for on the host
+        elif not kernels or mark.name == "data":  # the GPU has no part in it
             phase.clock += mark.length
     phases[OTHER].gpu = sum(span.length for span in work.get(None, []))
     return phases
@@ -175,8 +175,8 @@ def _launched_in(marks: Sequence[Span], kernels: Sequence[_Kernel]) -> dict[int 
     return work
 
 
-def _remember(phases: Mapping[str, _Phase], marks: Sequence[Span], memory: Sequence[_Allocated]) -> None:
-    """Of each activity the memory before, at most meanwhile and after, where that was highest."""
+def _add_memory(phases: Mapping[str, _Phase], marks: Sequence[Span], memory: Sequence[_Allocated]) -> None:
+    """Add each activity's memory before, at its peak and after, from the step with the highest peak."""
     moments = [allocated.at for allocated in memory]
     for mark in marks:
         first, last = bisect.bisect_left(moments, mark.start), bisect.bisect_right(moments, mark.end)
@@ -191,7 +191,7 @@ def _remember(phases: Mapping[str, _Phase], marks: Sequence[Span], memory: Seque
 def _ops(
     events: Sequence[Mapping[str, Any]], steps: Sequence[Span], marks: Sequence[Span], kernels: Sequence[_Kernel]
 ) -> list[tuple[str, str, int, float]]:
-    """Operations with their phase, calls and microseconds: the GPU's where it works, else the host's own."""
+    """Return operations with their phase, calls and microseconds: the GPU's if there is one, else the host's."""
 
     def phase(moment: float) -> str:
         number = _at(marks, moment)
@@ -207,7 +207,7 @@ def _ops(
 
 
 def own_times(spans: Iterable[Span]) -> list[tuple[Span, float]]:
-    """Of nested spans each with its length less that of those directly inside."""
+    """Return nested spans, each with its length less that of the spans directly inside."""
     done: list[tuple[Span, float]] = []
     open_: list[tuple[Span, float]] = []
 
@@ -243,7 +243,7 @@ def _top(ops: Iterable[tuple[str, str, int, float]], steps: int, whole: float) -
     ]
 
 
-def _told(name: str, phase: _Phase, steps: int, whole: float) -> dict[str, Any]:
+def _phase_summary(name: str, phase: _Phase, steps: int, whole: float) -> dict[str, Any]:
     best = sorted(phase.ops, key=lambda op: -phase.ops[op])[:_TOP_OF_PHASE]
     return {
         "name": name,
@@ -259,7 +259,7 @@ def _told(name: str, phase: _Phase, steps: int, whole: float) -> dict[str, Any]:
 
 
 def _busy(steps: Sequence[Span], kernels: Sequence[_Kernel]) -> float | None:
-    """The share of time in which the GPU did anything."""
+    """Return the share of time in which the GPU was busy."""
     if not kernels:
         return None
     spans = union(kernel.span for kernel in kernels)
@@ -268,7 +268,7 @@ def _busy(steps: Sequence[Span], kernels: Sequence[_Kernel]) -> float | None:
 
 
 def union(spans: Iterable[Span]) -> list[Span]:
-    """Spans put together where they overlap."""
+    """Return the union of spans, sorted and disjoint."""
     joined: list[Span] = []
     for span in sorted(spans, key=lambda span: span.start):
         if joined and span.start <= joined[-1].end:
@@ -281,7 +281,7 @@ def union(spans: Iterable[Span]) -> list[Span]:
 def _timeline(
     step: Span, marks: Sequence[Span], kernels: Sequence[_Kernel], memory: Sequence[_Allocated]
 ) -> dict[str, Any]:
-    """One step to be drawn; milliseconds from its beginning."""
+    """Return one step for the picture, in milliseconds from its beginning."""
     mine = [mark for mark in marks if step.start <= mark.start <= step.end]
     own = [kernel for kernel in kernels if step.start <= kernel.launched <= step.end]
     end = max([step.end, *(kernel.span.end for kernel in own)])

@@ -1,14 +1,14 @@
-"""A run's folder: what it is, its checkpoints, its events and its metrics.
+"""A run's folder: its identity, checkpoints, events and metrics.
 
-    _run.json                        what the run is, written once
-    checkpoints/step-000001000/      tensors, ledger.roaring, config.json, and last of all complete.json
-    bad_rows/step-000001000.jsonl    rows that turned out bad up to this checkpoint since the one before, and why
+    _run.json                        the run's identity, written once
+    checkpoints/step-000001000/      tensors, ledger.roaring, config.json, and last complete.json
+    bad_rows/step-000001000.jsonl    bad rows since the previous checkpoint, with reasons
     events.jsonl                     starts, failures, checkpoints, resizes
     metrics/000001-000000000.jsonl   a line every few steps, some hundred in a file
-    samples/step-000001000/          pictures drawn at that step, and last of all prompts.json
+    samples/step-000001000/          pictures drawn at that step, and last prompts.json
 
-A checkpoint without complete.json is none. One process writes at a time: the driver before and after training, the
-main worker meanwhile. Reading needs neither torch nor Ray; `sdp inspect` and `sdp report` read runs by this module.
+A checkpoint without complete.json does not count. One process writes at a time: the driver before and after training,
+and the main worker in between. Reading needs neither torch nor Ray; `sdp inspect` and `sdp report` use this module.
 """
 
 import json
@@ -39,7 +39,7 @@ from sdp.storage import Storage
 EVENTS = "events.jsonl"
 FORMAT = 1
 SAMPLES, PROMPTS = "samples/", "prompts.json"
-"""Pictures drawn during training; PROMPTS is written last and maps each picture to its prompt."""
+"""The pictures drawn during training; PROMPTS is written last and maps each picture to its prompt."""
 
 Line = dict[str, Any]
 
@@ -74,97 +74,95 @@ class RunFolder:
     storage: Storage
 
     def claim(self, head: Mapping[str, Any]) -> None:
-        """Say what the run is, or find that it has been begun with the same; another one is refused.
-
-        Datasets that have moved are named at their new place from now on.
-        """
+        """Write the run's identity; if it exists, refuse a different one. Moved datasets are updated."""
         try:
             self.storage.create(RUN, json_line(_head(head), indent=1))
         except AlreadyExists:
             self.refuse_another(head)
-            there = read_json(self.storage, RUN)
-            if there.get("datasets") != head.get("datasets"):
-                self.storage.publish(RUN, json_line({**there, "datasets": head.get("datasets")}, indent=1))
+            stored = read_json(self.storage, RUN)
+            if stored.get("datasets") != head.get("datasets"):
+                self.storage.publish(RUN, json_line({**stored, "datasets": head.get("datasets")}, indent=1))
 
     def refuse_another(self, head: Mapping[str, Any]) -> None:
-        """The same without saying anything: refuse a run that has been begun with something else."""
+        """Raise a DatasetError if the run's identity is a different one; write nothing."""
         try:
-            there = read_json(self.storage, RUN)
+            stored = read_json(self.storage, RUN)
         except NotFound:
             return
         now = json.loads(json_line(_head(head)))
-        was_identity, identity = there.pop("identity", {}), now.pop("identity", {})
-        for each in (there, now):  # they may have moved; `open_pinned` compares what they hold
+        was_identity, identity = stored.pop("identity", {}), now.pop("identity", {})
+        for each in (stored, now):  # datasets may have moved; `open_pinned` compares their content
             each.pop("datasets", None)
         if not isinstance(was_identity, dict):
             raise DatasetError(
                 f"{self.storage.uri_of(RUN)}: identity: expected a mapping, got {was_identity!r:.60}; restore it from "
                 "a backup, or choose another output.uri"
             )
-        # What no longer belongs to it may have changed since; a key that is newer than the run had its default.
+        # Keys that no longer belong to the identity may differ; a key that is newer than the run had its default.
         defaults = json.loads(json_line({key.path: key.default for key in keys(TrainConfig)}))
         differing = [(k, was_identity.get(k, defaults.get(k)), identity.get(k)) for k in sorted(identity)]
-        differing += [(k, there.get(k), now.get(k)) for k in sorted(there.keys() | now.keys())]
+        differing += [(k, stored.get(k), now.get(k)) for k in sorted(stored.keys() | now.keys())]
         changed = "; ".join(f"{k} was {was!r} and is {is_!r} now" for k, was, is_ in differing if was != is_)
         if changed:
             raise DatasetError(
                 f"output.uri: {self.storage.uri} holds a run with another configuration ({changed}); set it back, or "
-                "choose another output.uri (model.start_from takes over this run's weights)"
+                "choose another output.uri (model.start_from begins with this run's weights)"
             )
 
     def checkpoint(self, step: int) -> Storage:
+        """Return the folder of a step's checkpoint."""
         return self.storage.child(checkpoint_name(step))
 
     def steps(self) -> dict[int, bool]:
-        """The steps that have a folder, and whether their checkpoint is complete."""
+        """Return the steps that have a checkpoint folder, and whether the checkpoint is complete."""
         return steps_in(self.storage)
 
     def latest(self) -> int | None:
-        """The step of the newest complete checkpoint."""
+        """Return the step of the newest complete checkpoint."""
         complete = [step for step, whole in self.steps().items() if whole]
         return complete[-1] if complete else None
 
     def newest(self) -> str | None:
-        """The address of the newest complete checkpoint."""
+        """Return the URI of the newest complete checkpoint."""
         step = self.latest()
         return None if step is None else self.checkpoint(step).uri
 
     def delete_checkpoint(self, step: int) -> None:
-        """Remove a checkpoint, its marker first: nobody shall take for whole what is half gone."""
+        """Delete a checkpoint, its marker first, so that it is never taken for complete."""
         folder = self.checkpoint(step)
         folder.delete(COMPLETE)
         for name in folder.names():
             folder.delete(name)
-        if folder.uri.startswith("/"):  # stores have no folders, disks keep them
+        if folder.uri.startswith("/"):  # object stores have no empty folders, disks do
             with suppress(OSError):
                 Path(folder.uri).rmdir()
 
     def record(self, event: str, **details: Any) -> None:
-        """Add to the run's history."""
+        """Add an event to the run's history."""
         line = json_line({"time": datetime.now(UTC).isoformat(timespec="seconds"), "event": event, **details})
         self._append(EVENTS, line + b"\n")
 
     def record_bad_step(
         self, name: str, verdict: str, loss: float, norm: float, rows: Mapping[int, Sequence[int]]
     ) -> None:
-        """Keep the rows of a step that was not taken, by epoch."""
+        """Write the rows of a skipped step, by epoch."""
         epochs = {str(epoch): sorted(some) for epoch, some in sorted(rows.items())}
         content = {"verdict": verdict, "loss": repr(loss), "gradient_norm": repr(norm), "epochs": epochs}
         self.storage.publish(name, json_line(content))
         self.record("bad_step", verdict=verdict, rows=self.storage.uri_of(name))
 
     def record_bad_rows(self, step: int, bad: Sequence[Outcome]) -> None:
-        """Keep why rows were left out."""
+        """Write the reasons of bad rows."""
         if bad:
             lines = [json_line(asdict(outcome)) + b"\n" for outcome in sorted(bad, key=lambda outcome: outcome.row)]
             self.storage.publish(f"bad_rows/step-{step:09d}.jsonl", b"".join(lines))
 
     def bad_rows(self) -> dict[int, str]:
-        """Return the reason of each row that has turned out bad."""
+        """Return the reason of each bad row."""
         return {line["row"]: line["reason"] for line in self._bad_rows()[0]}
 
     def bad_reasons(self) -> tuple[dict[str, int], list[str]]:
-        """Return how many rows turned out bad, by reason, and the problems of the files that list them."""
+        """Return the number of bad rows by reason, and the problems of the files that list them."""
         lines, problems = self._bad_rows()
         return dict(Counter(line["reason"] for line in lines).most_common()), problems
 
@@ -173,14 +171,14 @@ class RunFolder:
         return [line for lines, _ in files for line in lines], [line for _, problems in files for line in problems]
 
     def events(self) -> list[Line]:
-        """Return the valid events; damaged ones are logged, and do not end training."""
+        """Return the valid events; damaged ones are only logged."""
         lines, problems = self._lines(EVENTS, _is_event)
         for problem in problems:
             log.warning("%s", problem)
         return lines
 
     def metrics(self) -> list[Line]:
-        """Return the metrics that count: a step that was repeated appears once."""
+        """Return the metrics; a repeated step appears once."""
         return self.history().metrics
 
     def history(self) -> History:
@@ -192,7 +190,7 @@ class RunFolder:
         return History(metrics, events, [*(line for _, some in read for line in some), *problems])
 
     def sample_steps(self) -> list[int]:
-        """Return the steps whose pictures are all there."""
+        """Return the steps whose set of pictures is complete."""
         return sorted(int(match[1]) for name in self.storage.names(SAMPLES) if (match := _PROMPTS.fullmatch(name)))
 
     def sample_prompts(self, step: int) -> dict[str, str]:
@@ -206,8 +204,8 @@ class RunFolder:
 
     def _append(self, path: str, line: bytes) -> None:
         content = self._content(path)
-        torn = b"\n" if content and not content.endswith(b"\n") else b""  # or the half line would spoil this one too
-        self.storage.publish(path, content + torn + line)
+        newline = b"\n" if content and not content.endswith(b"\n") else b""  # or a torn line would damage this one too
+        self.storage.publish(path, content + newline + line)
 
     def _content(self, path: str) -> bytes:
         try:
@@ -234,14 +232,14 @@ class RunFolder:
 
 
 def samples_folder(step: int) -> str:
-    """Return where the pictures of a step lie in a run."""
+    """Return the folder of a step's pictures within a run."""
     return f"{SAMPLES}step-{step:09d}"
 
 
 def measured_speeds(storage: Storage, *, on_cpus: bool = False) -> dict[int, Figure]:
-    """Return a trainer's images a second by resolution: the median of a run's later half, less the wait for data.
+    """Return a trainer's images per second by resolution: the median of a run's later half, without data waits.
 
-    A run on CPUs says nothing of a GPU and is refused, unless asked for.
+    A run on CPUs says nothing about a GPU and is refused, unless `on_cpus` is true.
     """
     speeds = dict[int, Figure]()
     for folder in (storage, *(storage.child(phase) for phase in PHASES)):
@@ -254,7 +252,7 @@ def measured_speeds(storage: Storage, *, on_cpus: bool = False) -> dict[int, Fig
             speeds[resolution] = Figure(value, f"measured in {folder.uri}, {len(lines)} lines of metrics")
     if not speeds:
         raise UserError(
-            f"{storage.uri}: expected a run on GPUs with metrics, got none; let it train for a few hundred steps"
+            f"{storage.uri}: expected a run on GPUs with metrics, got none; train it for a few hundred steps"
         )
     return speeds
 
@@ -269,7 +267,7 @@ def _head(head: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def json_line(data: Mapping[str, Any], indent: int | None = None) -> bytes:
-    """As strict JSON: what is not finite, for which that has no word, is null."""
+    """Return strict JSON, in which a number that is not finite becomes null."""
     return json.dumps(_finite(data), indent=indent, default=str, allow_nan=False).encode()
 
 

@@ -1,4 +1,4 @@
-"""Where a run stands: everything that a resumed run needs and that is not a tensor or a set of addresses."""
+"""The state of a run: all that a resumed run needs besides tensors and the ledger."""
 
 from dataclasses import asdict, dataclass, fields
 from typing import Any
@@ -11,35 +11,35 @@ class TrainState:
     """Counts since the run began, over all of its restarts."""
 
     step: int = 0
-    """Steps that are over, skipped ones included: what max_steps and the learning rate go by."""
+    """Finished steps, skipped ones included; max_steps and the learning rate count these."""
     taken: int = 0
-    """Of these, the steps that changed the weights."""
+    """Steps that changed the weights."""
     empty: int = 0
-    """Steps in which no row counted: all held out, taken down or bad. They change nothing."""
+    """Steps without a row that counts, which change nothing."""
     samples: int = 0
     """Samples trained on."""
     skipped_samples: int = 0
-    """Samples of bad steps: consumed as well, so that they do not come again."""
+    """Samples of bad steps, which are consumed as well."""
     counted_in_epoch: int = 0
-    """Samples that the epoch under way has had, trained on or skipped."""
+    """Samples of the current epoch, trained on or skipped."""
     epoch: int = 0
-    """The epoch under way, from 0."""
+    """The current epoch, from 0."""
     position: int = 0
-    """Positions of the epoch's order that are consumed."""
+    """Consumed positions of the epoch's order."""
     start: EpochStart = FIRST
-    """What the epoch began with."""
+    """The beginning of the current epoch."""
     seconds: float = 0.0
     """Time spent training."""
     gpu_hours: float = 0.0
-    """Of that time, over all trainers and encoders that had a GPU."""
+    """GPU-hours of trainers and encoders during that time."""
     cost: float = 0.0
-    """Of that time, at the configuration's prices."""
+    """Cost of that time at the configuration's prices."""
     optimized: int = 0
-    """Steps that AdamW's averages have behind them, those of another run that it was begun with included."""
+    """Steps in AdamW's moments, with those of the run that they were taken from."""
     averaged: int = 0
-    """The same of the moving average."""
+    """Steps in the moving average, with those of the run that it was taken from."""
     loss: float | None = None
-    """The loss, smoothed."""
+    """The smoothed loss."""
     usual_norm: float = 0.0
     scale: float | None = None
     """The loss scaler's scale, in fp16."""
@@ -47,16 +47,16 @@ class TrainState:
 
     @property
     def skipped(self) -> int:
-        """Steps that were bad and therefore not taken."""
+        """Steps that were bad and therefore skipped."""
         return self.step - self.taken - self.empty
 
     @property
     def consumed(self) -> int:
-        """Samples that ledgers have."""
+        """Samples in the ledger."""
         return self.samples + self.skipped_samples
 
     def count(self, samples: int, *, taken: bool) -> None:
-        """Take in the samples of a step."""
+        """Count the samples of a step."""
         if taken:
             self.samples += samples
         else:
@@ -65,7 +65,7 @@ class TrainState:
         self.empty += not samples
 
     def smooth(self, loss: float) -> None:
-        """Take in a step's loss: a mean over the first steps, then over about the last hundred."""
+        """Add a step's loss to the smoothed loss: a mean at first, then a moving average over about 100 steps."""
         if self.loss is None:
             self.loss = loss
         else:
@@ -78,7 +78,7 @@ class TrainState:
     @staticmethod
     def from_json(data: dict[str, Any], start: EpochStart = FIRST) -> "TrainState":
         known = {field.name for field in fields(TrainState)} - {"start"}
-        # Of checkpoints from before these had counts of their own.
+        # Older checkpoints lack these counts.
         taken = data.get("taken", 0)
         older = {"averaged": taken, "optimized": taken, "counted_in_epoch": data.get("samples", 0)}
         return TrainState(**{**older, **{name: value for name, value in data.items() if name in known}}, start=start)

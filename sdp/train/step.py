@@ -1,7 +1,7 @@
 """One forward pass of training: from a batch to the loss of each sample.
 
-Everything random is drawn from (seed, phase, epoch, row), so a sample's loss does not depend on which worker
-computes it, in which batch it comes, or how often the job was restarted.
+Everything random is drawn from (seed, phase, epoch, row), so a sample's loss does not depend on the worker, the batch
+or the number of restarts.
 """
 
 from collections.abc import Callable
@@ -18,31 +18,30 @@ from sdp.train.randomness import Purpose, RowRandom
 
 @dataclass(frozen=True, kw_only=True)
 class Objective:
-    """What the model learns."""
+    """The training objective."""
 
     schedule: NoiseSchedule
     prediction: Prediction = "epsilon"
     caption_dropout: float = 0.1
-    """How often a caption is replaced by the empty one, drawn anew in each epoch."""
+    """Probability that a caption is replaced by the empty one, drawn anew in each epoch."""
     min_snr_gamma: float | None = None
-    """Cap on the signal-to-noise ratio that a timestep counts for."""
+    """Cap on the signal-to-noise ratio in a timestep's loss weight."""
     offset_noise: float = 0.0
-    """Strength of noise that is the same over a whole channel."""
+    """Strength of noise that is constant over each channel."""
 
 
 @dataclass(frozen=True)
 class Conditioning:
-    """From a batch's text to what the networks are called with."""
+    """The text input of the networks: embeddings, or token ids if the text encoder is trained with the U-Net."""
 
     empty: Tensor
-    """The encoded empty string, (77, width)."""
+    """The empty caption: its embedding, (77, width), or its token ids, (77,)."""
     encode: Callable[[Tensor], Tensor] | None = None
-    """The frozen text encoder, from token ids; not needed where batches hold its output. Of a text encoder that is
-    trained, which encodes within the forward pass, token ids themselves: then `empty` is (77,)."""
+    """Encodes token ids; the identity if the text encoder is trained. Not needed if batches have embeddings."""
 
     @torch.no_grad()
     def states(self, batch: Batch, dropped: Tensor) -> Tensor:
-        """The text of each sample, or the empty string where it is dropped."""
+        """Return the text of each sample, or the empty caption where it is dropped."""
         if batch.text is not None:
             encoded = batch.text.to(self.empty.dtype)
         elif batch.token_ids is not None and self.encode is not None:
@@ -51,13 +50,13 @@ class Conditioning:
         else:
             raise ValueError("a batch with token ids needs a text encoder")
         empty = self.empty.to(encoded.dtype)
-        # Weightless rows too: what fills up a batch must not be able to bring NaN into the gradients.
+        # Rows of weight 0 too, so that padding cannot bring NaN into the gradients.
         left_out = (dropped | (batch.weights == 0)).view(-1, *[1] * empty.dim())
         return torch.where(left_out, empty, encoded)
 
 
-def drawn(moments: Tensor, random: RowRandom) -> Tensor:
-    """Latents out of the VAE's mean and log-variance (both of the scaled latent), anew in each epoch."""
+def sample_latents(moments: Tensor, random: RowRandom) -> Tensor:
+    """Draw latents from the VAE's mean and log-variance (both of the scaled latent)."""
     mean, log_variance = moments.chunk(2, dim=1)
     return mean + (log_variance.clamp(-30, 20) / 2).exp() * random.normal(Purpose.VAE, *mean.shape[1:])
 
@@ -65,7 +64,7 @@ def drawn(moments: Tensor, random: RowRandom) -> Tensor:
 def weighted_losses(
     networks: nn.Module, objective: Objective, conditioning: Conditioning, batch: Batch, random: RowRandom
 ) -> Tensor:
-    """The loss of each sample times its weight; the caller divides their sum by the sum of all weights."""
+    """Return the loss of each sample times its weight; the caller divides by the sum of all weights."""
     schedule = objective.schedule
     timesteps = random.integers(Purpose.TIMESTEP, len(schedule))
     text = conditioning.states(batch, random.chance(Purpose.CAPTION_DROPOUT, objective.caption_dropout))
@@ -79,11 +78,11 @@ def weighted_losses(
 def losses_at(
     networks: nn.Module, objective: Objective, batch: Batch, random: RowRandom, timesteps: Tensor, text: Tensor
 ) -> Tensor:
-    """The loss of each sample at a timestep, unweighted."""
+    """Return the unweighted loss of each sample at its timestep."""
     schedule = objective.schedule
     latents = torch.where(batch.weights[:, None, None, None] > 0, batch.latents.float(), 0.0)
     if batch.moments:
-        latents = drawn(latents, random)
+        latents = sample_latents(latents, random)
     shape = latents.shape[1:]
     noise = random.normal(Purpose.NOISE, *shape)
     if objective.offset_noise:

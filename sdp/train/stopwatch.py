@@ -1,8 +1,8 @@
-"""Where the time of a step goes."""
+"""The time of a step by activity."""
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 from torch.profiler import record_function
@@ -10,11 +10,11 @@ from torch.profiler import record_function
 from sdp.device import record
 
 ANNOTATION = "sdp."
-"""What the names of activities begin with in a profile."""
+"""The prefix of activities' names in a profile."""
 
 
 class Stopwatch:
-    """Seconds by activity. On a GPU they are the GPU's own, measured by events, and nothing waits for them.
+    """Measures seconds by activity; on a GPU its own time, by events, without waiting for it.
 
     >>> with stopwatch.measure("forward"):
     ...     ...
@@ -26,17 +26,13 @@ class Stopwatch:
         self._seconds: dict[str, float] = {}
         self._events: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
         self.annotate = False
-        """While the job is profiled: name activities in the profile."""
+        """True while the job is profiled: activities are named in the profile."""
 
     @contextmanager
     def measure(self, activity: str, *, host: bool = False) -> Iterator[None]:
-        """Add the time inside to an activity; `host` for what the CPU does, such as waiting for data."""
-        if self.annotate:
-            with record_function(ANNOTATION + activity), self._measure(activity, host):
-                yield
-        else:
-            with self._measure(activity, host):
-                yield
+        """Add the time of the block to an activity; `host` measures the CPU's time, such as waiting for data."""
+        with record_function(ANNOTATION + activity) if self.annotate else nullcontext(), self._measure(activity, host):
+            yield
 
     @contextmanager
     def _measure(self, activity: str, host: bool) -> Iterator[None]:
@@ -51,7 +47,7 @@ class Stopwatch:
         self._add(activity, time.perf_counter() - start)
 
     def lap(self) -> dict[str, float]:
-        """The seconds since the last lap; what the GPU has not done yet is in the next one."""
+        """Return the seconds since the last lap; work that the GPU has not finished counts in the next lap."""
         pending = []
         for activity, began, ended in self._events:
             if ended.query():  # type: ignore[no-untyped-call]

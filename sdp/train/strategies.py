@@ -1,4 +1,4 @@
-"""How workers share the training of one model: a whole replica each (ddp), or a shard each (fsdp)."""
+"""The strategies by which workers train one model: a replica each (ddp), or a shard each (fsdp)."""
 
 import logging
 from abc import ABC, abstractmethod
@@ -28,30 +28,30 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Strategy(ABC):
-    """A model in the form in which it is trained."""
+    """A model that is wrapped for training."""
 
     model: nn.Module
-    """What is called in a forward pass."""
+    """The module to call in a forward pass."""
     needs_others = False
-    """Whether a forward pass needs the other workers to do one."""
+    """True if a forward pass has collectives."""
 
     @abstractmethod
     def forward(self) -> AbstractContextManager[Any]:
-        """Around a forward pass: the arithmetic that it is done in."""
+        """Return the context of a forward pass, which sets its precision."""
 
     @abstractmethod
     def backward(self, *, last: bool) -> AbstractContextManager[Any]:
-        """Around forward and backward of a micro-batch: gradients are exchanged after the step's last one only."""
+        """Return the context of a micro-batch's forward and backward pass; only the `last` exchanges gradients."""
 
     def norm(self, gradients: Sequence[Tensor]) -> Tensor:
-        """Return the norm of all gradients, of which these are the ones that lie here."""
+        """Return the norm of all gradients, given this worker's shards of them."""
         norms = torch._foreach_norm(list(gradients))
         norm: Tensor = torch.linalg.vector_norm(torch.stack([each.to(norms[0].device) for each in norms]))
         return norm
 
 
 class Replicated(Strategy):
-    """DistributedDataParallel with autocast; a lone worker's model as it is."""
+    """DistributedDataParallel with autocast; a single worker's model is not wrapped."""
 
     def __init__(self, model: nn.Module, world: World, precision: str, *, half_gradients: bool = False) -> None:
         self._precision = precision
@@ -78,13 +78,13 @@ class Replicated(Strategy):
 
 
 class Sharded(Strategy):
-    """FSDP2: weights, gradients, average and optimizer state in shards, block by block."""
+    """FSDP2: weights, gradients, moving average and optimizer state in shards, block by block."""
 
     needs_others = True
 
     def __init__(self, model: TrainedNetworks, world: World, precision: str, sharding: Sharding) -> None:
         device = world.device.type
-        if sharding == "hybrid" and world.size > world.local_size and _alike(world):
+        if sharding == "hybrid" and world.size > world.local_size and _nodes_are_equal(world):
             shape = (world.size // world.local_size, world.local_size)
             mesh = init_device_mesh(device, shape, mesh_dim_names=("replicate", "shard"))
         else:
@@ -92,8 +92,7 @@ class Sharded(Strategy):
         half = DTYPES[precision] if precision != "fp32" else None
         policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32)
         # SHARD_GRAD_OP keeps the gathered weights until backward: less traffic for more memory.
-        again = sharding == "full_shard"
-        options: Any = {"mesh": mesh, "mp_policy": policy, "reshard_after_forward": again}
+        options: Any = {"mesh": mesh, "mp_policy": policy, "reshard_after_forward": sharding == "full_shard"}
         shards = [fully_shard(block, **options) for block in list(model.blocks())]
         self._group = mesh["shard"].get_group()
         self._shard = fully_shard(model, **options)
@@ -116,15 +115,15 @@ class Sharded(Strategy):
         return square.sqrt()
 
 
-def _alike(world: World) -> bool:
-    """Return whether all nodes hold equally many workers, as a mesh of nodes needs."""
-    sizes = sorted({int(size) for (size,) in world.collect([world.local_size])})
+def _nodes_are_equal(world: World) -> bool:
+    """Return whether all nodes have the same number of workers, which a mesh of nodes needs."""
+    sizes = sorted({int(size) for (size,) in world.all_gather([world.local_size])})
     if len(sizes) == 1:
         return True
     if world.is_main:
         log.warning(
-            "strategy.shard: hybrid needs equally many trainers on each node, and nodes have %s: weights are sharded "
-            "over all %d trainers instead",
+            "strategy.shard: hybrid needs the same number of trainers on each node, and nodes have %s: sharding over "
+            "all %d trainers instead",
             " or ".join(map(str, sizes)),
             world.size,
         )
@@ -132,26 +131,26 @@ def _alike(world: World) -> bool:
 
 
 def make_strategy(config: StrategyConfig, model: TrainedNetworks, world: World, precision: str) -> Strategy:
-    """Return the strategy of a configuration, around networks that lie on the worker's device."""
+    """Wrap networks on the worker's device in the configured strategy."""
     if config.kind == "fsdp":
         return Sharded(model, world, precision, config.shard)
     return Replicated(model, world, precision, half_gradients=config.half_gradients)
 
 
 def compile_blocks(unet: nn.Module, backend: Any = "inductor") -> None:
-    """Compile block by block: a tenth of the time that the whole takes, as blocks of one shape share their code.
+    """Compile block by block, in a tenth of the time that the whole takes, since blocks of one shape share their code.
 
-    Each shape has its own graph: for one of any shape Inductor gives up channels-last convolutions.
+    Each shape has a graph of its own: with dynamic shapes Inductor gives up channels-last convolutions.
     """
-    torch._dynamo.config.recompile_limit = 256  # one code object serves blocks of many shapes, training and sampling
+    torch._dynamo.config.recompile_limit = 256  # blocks of many shapes share a code object, in training and sampling
     torch._dynamo.config.accumulated_recompile_limit = 1024
-    torch._dynamo.config.optimize_ddp = False  # it would cut blocks at ddp's buckets; blocks are pieces enough
+    torch._dynamo.config.optimize_ddp = False  # it would split blocks at ddp's buckets; blocks are small enough
     for block in blocks(unet):
         block.compile(backend=backend, dynamic=False)
 
 
 def channels_last(unet: nn.Module, *, weights: bool) -> None:
-    """Lay the U-Net's activations out channels last, and its `weights` too, which FSDP refuses."""
+    """Keep the U-Net's activations channels-last in memory, and with `weights` these too, which FSDP refuses."""
     if weights:
         unet.to(memory_format=torch.channels_last)
 

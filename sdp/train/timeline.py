@@ -1,6 +1,6 @@
 """A profile as a picture: one step's activities on the host and the GPU, its memory, and the longest operations.
 
-Needs no torch: the profiler's callback writes the picture beside its summary, and `sdp report` draws it in its page.
+It needs no torch. The profiler's callback writes the picture beside its summary, and `sdp report` shows it.
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ _STEPS = {"data": "b", "copy": "e", "forward": "a", "backward": "c", "optimizer"
 
 
 def drawing(summary: Mapping[str, Any], *, alone: bool = False) -> str:
-    """Return the picture as SVG: for a page that defines the colours, or as a file that stands `alone`."""
+    """Return the picture as SVG, for a page that defines the colours, or for a file of its own (`alone`)."""
     timeline = summary.get("timeline") or {}
     scale, ticks = axis([0.0, float(timeline.get("ms") or 0.0) or 1.0], LEFT, WIDTH - RIGHT, 8)
     memory = timeline.get("memory") or []

@@ -3,10 +3,9 @@
 import gc
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,10 +24,12 @@ from sdp.model.trained import TrainedNetworks
 from sdp.plan.model import Group
 from sdp.storage import Storage
 from sdp.train.callbacks.base import Callback, Saved, StepReport
-from sdp.train.checkpoint import Checkpointer, Saving, read_state
-from sdp.train.data.batch import Batch
-from sdp.train.optimizer import AdamW, Guard, LossScale, learning_rate
+from sdp.train.checkpoint import Checkpointer, read_state
+from sdp.train.data.batch import Batch, Reader
+from sdp.train.limits import reached_limit, used_up_budget
+from sdp.train.optimizer import AdamW, Guard, LossScale, Verdict, learning_rate
 from sdp.train.randomness import RowRandom, seed_of_phase
+from sdp.train.saver import Saver
 from sdp.train.state import TrainState
 from sdp.train.step import Conditioning, Objective, weighted_losses
 from sdp.train.stopwatch import Stopwatch
@@ -36,45 +37,28 @@ from sdp.train.strategies import make_strategy
 from sdp.train.world import World
 
 COLLECT_STEPS = 100
-"""Steps from one collection of garbage to the next."""
+"""Steps between garbage collections."""
 
 
 class TrainingDiverged(UserError):
-    """Too many bad steps in a row: trying again unchanged would end in the same way."""
+    """Too many bad steps in a row; the same job would diverge again."""
 
 
 def bad_step_name(step: int) -> str:
-    """Where the rows of a step that was not taken are kept."""
+    """Return the path of the file with the rows of a step that was skipped as bad."""
     return f"{BAD_STEPS}step-{step:09d}.json"
 
 
-class Reader(Protocol):
-    """A way to read data; every one yields the same batches."""
-
-    @property
-    def rows(self) -> int:
-        """Rows of an epoch."""
-
-    def positions(self, start: EpochStart) -> int:
-        """Return how many positions an epoch has."""
-
-    def batches(self, epoch: int, position: int, batch_size: int, start: EpochStart) -> Iterator[Batch]:
-        """This worker's share of each batch that the epoch has left: equally many and equally long on all workers."""
-
-    def after(self, epoch: int, start: EpochStart) -> EpochStart:
-        """Return what the epoch after this one begins with."""
-
-
 @dataclass
-class Stop:
-    """A wish to end early; any worker may have it, all follow at the next step."""
+class StopRequest:
+    """A request to end early. Any worker may have one; all end at the next step."""
 
     reason: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ingredients:
-    """What a trainer is made from."""
+class TrainerParts:
+    """The parts of a trainer."""
 
     config: TrainConfig
     world: World
@@ -84,28 +68,27 @@ class Ingredients:
     reader: Reader
     checkpointer: Checkpointer
     begin_from: Storage | None = None
-    """Another run's checkpoint, whose weights and average a new run begins with."""
+    """Another run's checkpoint, whose weights and moving average a new run begins with."""
     callbacks: Sequence[Callback] = ()
-    stop: Stop = field(default_factory=Stop)
+    stop: StopRequest = field(default_factory=StopRequest)
 
 
-@dataclass
-class _Pending:
-    """A checkpoint on its way."""
+@dataclass(frozen=True, slots=True)
+class _Update:
+    """The figures of an optimizer step, the same on all workers."""
 
-    saving: Saving
-    began: float
-    stalled_s: float
-    """How long training has stood still for it."""
-    committed: "Future[None] | None" = None
-    """On the main worker, once all have written."""
+    loss: float
+    norm: float
+    samples: int
+    learning_rate: float
+    verdict: Verdict
 
 
 @contextmanager
-def _collecting() -> Iterator[None]:
-    """Leave garbage to the steps that collect it: wherever Python stops one worker, all others wait for it."""
+def _manual_garbage_collection() -> Iterator[None]:
+    """Disable automatic garbage collection: it would pause one worker at a time, and all others wait for that one."""
     gc.collect()
-    gc.freeze()  # what is there by now stays, and need not be looked at
+    gc.freeze()  # existing objects stay, and need not be scanned again
     gc.disable()
     try:
         yield
@@ -117,62 +100,61 @@ def _collecting() -> Iterator[None]:
 class Trainer:
     """One worker's share of a run, from the newest checkpoint to the end."""
 
-    def __init__(self, given: Ingredients) -> None:
-        self.config = config = given.config
-        self.world = world = given.world
+    def __init__(self, parts: TrainerParts) -> None:
+        self.config = config = parts.config
+        self.world = world = parts.world
         self.state = TrainState()
-        self.stop = given.stop
-        self.callbacks = given.callbacks
+        self.stop = parts.stop
+        self.callbacks = parts.callbacks
 
-        self.objective = given.objective
-        self.conditioning = given.conditioning
-        self.reader = given.reader
+        self.objective = parts.objective
+        self.conditioning = parts.conditioning
+        self.reader = parts.reader
         self.batch_size = config.data.global_batch_size or config.data.batch_size * world.size
         """Samples of a step, over all workers."""
 
-        self.networks = given.networks
+        self.networks = parts.networks
         self.strategy = make_strategy(config.strategy, self.networks, world, config.precision)
         self.trained = self.networks.trained()
-        """Every parameter that is trained, as the strategy has left it, by its name in checkpoints."""
+        """The trained parameters, as the strategy has wrapped them, by their names in checkpoints."""
         self.ema = Ema(self.trained, config.ema.decay) if config.ema.decay is not None else None
         self.optimizer = AdamW(self.trained, config.optimizer)
         self.scale = LossScale(world.device, enabled=config.precision == "fp16")
         self.guard = Guard(config.guard.spike)
         self._figures = torch.empty(6, pin_memory=world.device.type == "cuda")
         """A step's figures on the host."""
-        self._asked_to_stop = False
+        self._stop_requested = False
+        """True if any worker had a stop request at the last step."""
 
-        self.begin_from = given.begin_from
-        self.checkpointer = given.checkpointer
+        self.begin_from = parts.begin_from
+        self.checkpointer = parts.checkpointer
+        self.saver = Saver(parts.checkpointer, world, self._report_saved)
         self.consumed = Ledger()
-        """What this worker has consumed since the last checkpoint."""
+        """Rows that this worker has consumed since the last checkpoint."""
         self.bad: list[Outcome] = []
-        """Rows that turned out bad since then."""
-        self.saved_step: int | None = None
-        """Of the newest checkpoint, which may be on its way."""
-        self._saving: _Pending | None = None
+        """Rows that have turned out bad since the last checkpoint."""
         self.save_wanted = False
-        """Set by callbacks, on all workers at the same step: a checkpoint when all of them have seen the step."""
+        """Set by callbacks, on all workers at the same step, to save after the step's last callback."""
         self.resumed = False
         self._bad_before: set[str] = set()
-        """On the main worker: steps that were bad, in an earlier try, after the checkpoint that is gone on from."""
+        """On the main worker: the files of bad steps from before this job, some of which may be repeated."""
         self.reason = ""
         self.gauges: dict[str, Any] = {}
-        """What callbacks add to each line of metrics."""
+        """Figures that callbacks add to each line of metrics."""
         self.stopwatch = Stopwatch(world.device)
 
     def train(self) -> str:
-        """Train until there is a reason to end; returns the reason."""
+        """Train until there is a reason to end; return the reason."""
         try:
             self.resumed = self._restore()
             for callback in self.callbacks:
                 callback.on_start(self)
-            with _collecting():
+            with _manual_garbage_collection():
                 self.reason = self._steps()
-            if not self.state.consumed and self._over():
-                raise self._nothing_counts("it has had")
+            if not self.state.consumed and reached_limit(self.config, self.state):
+                raise self._nothing_counts("the run had")
             self.save()
-            self.finish_save()
+            self.saver.finish()
             for callback in self.callbacks:
                 callback.on_end(self)
             return self.reason
@@ -182,24 +164,23 @@ class Trainer:
             self.checkpointer.close()
 
     def _steps(self) -> str:
-        while (reason := self._finished()) is None:
+        """Take steps, epoch by epoch; return the reason to end."""
+        while (reason := self._end_reason()) is None:
             state = self.state
-            if not state.position:  # an epoch that is under way keeps its order
+            if not state.position:  # an epoch in progress keeps its order
                 lanes = max(self.config.data.shuffle.lanes, self.world.size)
                 state.start = replace(state.start, lanes=lanes)
             batches = self.reader.batches(state.epoch, state.position, self.batch_size, state.start)
             with closing(batches):  # type: ignore[type-var]  # all readers are generators
                 epoch, ended = state.epoch, time.perf_counter()
-                while state.epoch == epoch and (reason := self._finished()) is None:
-                    if self._asked_to_stop or (self.world.size == 1 and self.stop.reason is not None):
-                        return f"asked to stop: {self.stop.reason or 'by another worker'}"
+                while state.epoch == epoch and (reason := self._end_reason()) is None:
                     with self.stopwatch.measure("data", host=True):
                         batch = next(batches, None)
                     if batch is None:
                         raise DatasetError(
-                            f"{self.config.source.uri}: epoch {epoch} is at position {state.position:,} and has only "
-                            f"{self.reader.rows:,} rows by now; set back what has changed (a lower limit, another "
-                            "dataset), or begin a new run from this one's weights by model.start_from"
+                            f"{self.config.source.uri}: epoch {epoch} is at position {state.position:,}, but has only "
+                            f"{self.reader.rows:,} rows now; undo the change (a lower limit, another dataset), or "
+                            "begin a new run with model.start_from"
                         )
                     if not state.step % COLLECT_STEPS:
                         gc.collect()
@@ -211,21 +192,56 @@ class Trainer:
                         self.save()
         return reason
 
+    def _end_reason(self) -> str | None:
+        """Return why training ends before the next step, if it does. A used up budget becomes a stop request."""
+        if (reason := reached_limit(self.config, self.state)) is not None:
+            return reason
+        if self.world.is_main and self.stop.reason is None:
+            self.stop.reason = used_up_budget(self.config, self.state)
+        if self._stop_requested or (self.world.size == 1 and self.stop.reason is not None):
+            return f"asked to stop: {self.stop.reason or 'by another worker'}"
+        return None
+
     def _step(self, batch: Batch, ended: float) -> StepReport:
-        """Take one step.
+        """Take one step; `ended` is when the previous one ended.
 
         The host waits for the device once: for the figures of the backward pass, while the optimizer works.
         """
-        state, clock, epoch = self.state, self.stopwatch, self.state.epoch
-        with clock.measure("copy"):
+        state, epoch = self.state, self.state.epoch
+        with self.stopwatch.measure("copy"):
             micro_batches = list(batch.to(self.world.device).split(self.config.data.batch_size))
             weight = sum((m.weights.sum() for m in micro_batches), torch.zeros((), device=self.world.device))
-        # Outside of the measurement: on CPUs it waits for the slowest worker.
+        # Not measured: on CPUs it waits for the slowest worker.
         total = self.world.sum(weight.clone())
-        counted = total.clamp(min=1.0)
-        # Strategies average gradients over workers; what is wanted is the mean over samples that count.
-        share = self.world.size * self.scale.factor / counted
+        loss = self._accumulate(micro_batches, total.clamp(min=1.0))
+        self.saver.wait_for_copy()
+        update = self._update(loss, total)
+        done = self._account(batch, update)
+        seconds = time.perf_counter() - ended
+        resources = self.resources()
+        state.seconds += seconds
+        state.gpu_hours += seconds / 3600 * resources.gpus
+        state.cost += seconds / 3600 * resources.per_hour
+        return StepReport(
+            step=state.step,
+            epoch=epoch,
+            epoch_done=done,
+            samples=update.samples,
+            loss=update.loss,
+            norm=update.norm,
+            learning_rate=update.learning_rate,
+            verdict=update.verdict,
+            seconds=seconds,
+            parts=self.stopwatch.lap(),
+        )
 
+    def _accumulate(self, micro_batches: Sequence[Batch], counted: Tensor) -> Tensor:
+        """Add up the gradients of the micro-batches; return this worker's part of the step's loss.
+
+        `counted` is the sum of weights over all workers.
+        """
+        # Strategies average gradients over workers, and the step needs the mean over samples that count.
+        share = self.world.size * self.scale.factor / counted
         summed = torch.zeros((), device=self.world.device)
         for number, micro_batch in enumerate(micro_batches, 1):
             try:
@@ -237,15 +253,29 @@ class Trainer:
                 cause = one_line(error, 200)
             # Outside of the handler, which would keep the failed attempt's tensors alive.
             raise self._too_large(micro_batch, cause)
+        return summed / counted
 
-        self._wait_for_copy()
-        with clock.measure("optimizer"):
+    def _learn(self, micro_batch: Batch, share: Tensor, *, last: bool) -> Tensor:
+        """Add the gradients of a micro-batch, times `share`, to those of the step; return the sum of its losses."""
+        epochs = self.state.epoch if micro_batch.epochs is None else micro_batch.epochs
+        random = RowRandom(self._seed, epochs, micro_batch.rows)
+        with self.strategy.backward(last=last):
+            with self.stopwatch.measure("forward"), self.strategy.forward():
+                losses = weighted_losses(self.strategy.model, self.objective, self.conditioning, micro_batch, random)
+            with self.stopwatch.measure("backward"):
+                (losses.sum() * share).backward()  # type: ignore[no-untyped-call]
+        return losses.detach().sum()
+
+    def _update(self, loss: Tensor, total: Tensor) -> _Update:
+        """Take an optimizer step, unless the guard skips it, and exchange the workers' figures."""
+        state = self.state
+        with self.stopwatch.measure("optimizer"):
             norm = self.strategy.norm(self.optimizer.gradients()) / self.scale.factor
             stopping, written = (
-                torch.full_like(summed, float(flag)) for flag in (self.stop.reason is not None, self._is_written())
+                torch.full_like(loss, float(flag)) for flag in (self.stop.reason is not None, self.saver.is_written())
             )
-            # Every worker judges by the same numbers, to the last bit.
-            figures = self.world.sum(torch.stack([summed / counted, norm / self.world.size, stopping, written]))
+            # All workers judge by the same numbers, to the last bit.
+            figures = self.world.sum(torch.stack([loss, norm / self.world.size, stopping, written]))
             loss, norm = figures[:2]
             skip = self.guard.skips(loss, norm, total)
             self._figures.copy_(torch.cat([figures, torch.stack([total, skip])]), non_blocking=True)
@@ -263,15 +293,26 @@ class Trainer:
                 if self.ema is not None:
                     state.averaged += 1
                     self.ema.update(state.averaged)
-        self._asked_to_stop = stoppers > 0
-        self._follow_save(all_written=writers == self.world.size)
+        self._stop_requested = stoppers > 0
+        self.saver.advance(all_written=writers == self.world.size)
+        return _Update(loss_value, norm_value, round(samples), rate, verdict)
 
+    def _divisor(self, norm: Tensor) -> Tensor | None:
+        """Return the divisor of gradients with this norm, for the loss's scale and for clipping."""
+        limit = self.config.optimizer.clip_norm
+        if limit is None:
+            return self.scale.factor if self.scale.enabled else None
+        return self.scale.factor * ((norm + 1e-6) / limit).clamp(min=1.0)
+
+    def _account(self, batch: Batch, update: _Update) -> float:
+        """Record the rows of a step as consumed and move on; return the epoch's consumed share."""
+        state, epoch, verdict = self.state, self.state.epoch, update.verdict
         for each, rows in batch.counted_by_epoch(epoch):
             self.consumed.add(each, rows.numpy())
         self.bad += batch.bad
         state.step += 1
         state.position += self.batch_size
-        state.count(round(samples), taken=verdict == "good")
+        state.count(update.samples, taken=verdict == "good")
         done = min(1.0, state.position / self.reader.positions(state.start))
         if done == 1.0:
             if not state.counted_in_epoch:
@@ -279,63 +320,56 @@ class Trainer:
             state.start = self.reader.after(epoch, state.start)
             state.epoch, state.position, state.counted_in_epoch = epoch + 1, 0, 0
         if verdict == "good":
-            state.smooth(loss_value)
+            state.smooth(update.loss)
         if verdict in ("good", "empty"):
-            self._forget_bad_step()
+            self._delete_bad_step()
         else:
-            self._refuse(batch, epoch, loss_value, norm_value, verdict)
-        seconds = time.perf_counter() - ended
-        held = self.held()
-        state.seconds += seconds
-        state.gpu_hours += seconds / 3600 * held.gpus
-        state.cost += seconds / 3600 * held.per_hour
-        return StepReport(
-            step=state.step,
-            epoch=epoch,
-            epoch_done=done,
-            samples=round(samples),
-            loss=loss_value,
-            norm=norm_value,
-            learning_rate=rate,
-            verdict=verdict,
-            seconds=seconds,
-            parts=clock.lap(),
+            self._record_bad_step(batch, epoch, update)
+        return done
+
+    def _record_bad_step(self, batch: Batch, epoch: int, update: _Update) -> None:
+        """Record a skipped step with its rows; end the run if there have been too many in a row."""
+        shares = self.world.gather({each: rows.tolist() for each, rows in batch.counted_by_epoch(epoch)})
+        step = self.state.step
+        name = bad_step_name(step)
+        if self.world.is_main:
+            rows = {each: [row for share in shares for row in share.get(each, [])] for each in set().union(*shares)}
+            self.checkpointer.run.record_bad_step(name, update.verdict, update.loss, update.norm, rows)
+        if self.guard.bad_in_a_row >= self.config.guard.bad_steps:
+            raise TrainingDiverged(
+                f"step {step}: {self.guard.bad_in_a_row} bad steps in a row (loss or gradient not finite, or a spike); "
+                f"their rows are in {self.checkpointer.run.storage.uri_of(name)} and the files before it; lower "
+                "optimizer.learning_rate, set optimizer.clip_norm, or check the rows, and run the job again"
+            )
+
+    def _delete_bad_step(self) -> None:
+        """Delete the record of a step that was bad in an earlier attempt and is good in this one."""
+        name = bad_step_name(self.state.step)
+        if name in self._bad_before:
+            self.checkpointer.run.storage.delete(name)
+
+    def _nothing_counts(self, subject: str) -> DatasetError:
+        return DatasetError(
+            f"{self.config.source.uri}: {subject} no row that counts: all are held out, taken down, beyond limit or "
+            "bad; lower data.holdout, raise limit, or use another dataset"
         )
 
     @property
     def _seed(self) -> int:
         return seed_of_phase(self.config.seed, self.state.start.phase)
 
-    def _divisor(self, norm: Tensor) -> Tensor | None:
-        """Return what gradients of this norm are divided by: the loss's scale, and what clipping takes off."""
-        limit = self.config.optimizer.clip_norm
-        if limit is None:
-            return self.scale.factor if self.scale.enabled else None
-        return self.scale.factor * ((norm + 1e-6) / limit).clamp(min=1.0)
-
-    def _learn(self, micro_batch: Batch, share: Tensor, *, last: bool) -> Tensor:
-        """Add the gradients of a micro-batch, times `share`, to those of the step; return the sum of its losses."""
-        own = self.state.epoch if micro_batch.epochs is None else micro_batch.epochs
-        random = RowRandom(self._seed, own, micro_batch.rows)
-        with self.strategy.backward(last=last):
-            with self.stopwatch.measure("forward"), self.strategy.forward():
-                losses = weighted_losses(self.strategy.model, self.objective, self.conditioning, micro_batch, random)
-            with self.stopwatch.measure("backward"):
-                (losses.sum() * share).backward()  # type: ignore[no-untyped-call]
-        return losses.detach().sum()
-
     def _too_large(self, batch: Batch, cause: str) -> UserError:
-        """Return the error for a micro-batch that memory has no room for, with the largest half of it that fits."""
-        size, known = len(batch) // 2, not self.strategy.needs_others
+        """Return the error for a micro-batch that exceeds the memory, with the largest halving of it that fits."""
+        size, can_try = len(batch) // 2, not self.strategy.needs_others
         self.optimizer.zero_grad()
-        while known and size and not self._fits(next(batch.split(size))):
+        while can_try and size and not self._fits(next(batch.split(size))):
             size //= 2
         if not size:
             advice = "not even one sample does; train on a larger GPU (scaling.accelerator)"
             if not self.config.strategy.activation_checkpointing:
                 advice += ", or set strategy.activation_checkpointing: true"
         else:
-            advice = f"{size} do" if known else f"try {size}"
+            advice = f"{size} do" if can_try else f"try {size}"
             advice += f" (and keep data.global_batch_size: {self.batch_size}, or the training changes)"
         return UserError(
             f"data.batch_size: {counted(len(batch), 'sample')} do not fit into the memory of {self.world.device} "
@@ -343,7 +377,7 @@ class Trainer:
         )
 
     def _fits(self, batch: Batch) -> bool:
-        """Return whether memory has room for the gradients of a micro-batch; nothing is exchanged for that."""
+        """Return whether the gradients of a micro-batch fit into memory, without exchanging any."""
         if self.world.device.type == "cuda":
             torch.cuda.empty_cache()
         random = RowRandom(self._seed, 0, batch.rows)
@@ -357,128 +391,23 @@ class Trainer:
             return False
         return True
 
-    def _nothing_counts(self, what: str) -> DatasetError:
-        return DatasetError(
-            f"{self.config.source.uri}: {what} no row that counts: all are held out, taken down, beyond limit or bad; "
-            "lower data.holdout, raise limit, or take another dataset"
-        )
-
-    def _over(self) -> str | None:
-        """The limit that the run has reached, if it has."""
-        config, state = self.config, self.state
-        if config.max_steps is not None and state.step >= config.max_steps:
-            return f"max_steps: {counted(config.max_steps, 'step')}"
-        if config.max_epochs is not None and state.epoch >= config.max_epochs:
-            return f"max_epochs: {counted(config.max_epochs, 'pass', 'passes')} over the data"
-        if config.max_samples is not None and state.samples >= config.max_samples:
-            return f"max_samples: {counted(state.samples, 'sample')}"
-        return None
-
-    def _finished(self) -> str | None:
-        """The same; a used up budget becomes a wish to stop."""
-        config, state = self.config, self.state
-        if (reason := self._over()) is not None:
-            return reason
-        if config.max_hours is not None and self.world.is_main and state.seconds >= config.max_hours * 3600:
-            self.stop.reason = self.stop.reason or f"max_hours: {config.max_hours} hours of training are used up"
-        if config.max_cost is not None and self.world.is_main and state.cost >= config.max_cost:
-            self.stop.reason = self.stop.reason or f"max_cost: {config.max_cost:g} are spent"
-        return None
-
-    def _refuse(self, batch: Batch, epoch: int, loss: float, norm: float, verdict: str) -> None:
-        """Write down a step that was not taken, with its rows; give up if there have been too many."""
-        told = self.world.gather({each: rows.tolist() for each, rows in batch.counted_by_epoch(epoch)})
-        step = self.state.step
-        name = bad_step_name(step)
-        if self.world.is_main:
-            rows = {each: [row for some in told for row in some.get(each, [])] for each in set().union(*told)}
-            self.checkpointer.run.record_bad_step(name, verdict, loss, norm, rows)
-        if self.guard.bad_in_a_row >= self.config.guard.bad_steps:
-            raise TrainingDiverged(
-                f"step {step}: {self.guard.bad_in_a_row} steps in a row without a finite loss and gradient; their rows "
-                f"are in {self.checkpointer.run.storage.uri_of(name)} and those before it; lower "
-                "optimizer.learning_rate, set optimizer.clip_norm, or look at the rows, and run the job again"
-            )
-
-    def _forget_bad_step(self) -> None:
-        """A step that was bad in an earlier try went well in this one: the rows of today's were trained on."""
-        name = bad_step_name(self.state.step)
-        if name in self._bad_before:
-            self.checkpointer.run.storage.delete(name)
-
     def save(self) -> None:
         """Begin a checkpoint, unless there is one of this step."""
         self.save_wanted = False
-        if self.saved_step == self.state.step:
+        if self.saver.last_step == self.state.step:
             return
-        began = time.perf_counter()
-        self.finish_save()
         self.state.usual_norm = self.guard.usual_norm
         if self.scale.enabled:
             self.state.scale, self.state.scale_growth = self.scale.state()
-        saving = self.checkpointer.stage(self.tensors(), self.state, self.consumed, self.bad)
+        self.saver.begin(self.tensors(), self.state, self.consumed, self.bad)
         self.consumed, self.bad = Ledger(), []
-        self.saved_step = self.state.step
-        self._saving = _Pending(saving, began, time.perf_counter() - began)
 
-    def _wait_for_copy(self) -> None:
-        """Until the checkpoint under way has all that the optimizer is about to change."""
-        if self._saving is not None:
-            began = time.perf_counter()
-            self._saving.saving.copied.result()
-            self._saving.stalled_s += time.perf_counter() - began
-
-    def _is_written(self) -> bool:
-        """Whether this worker's share of the checkpoint under way is in the storage."""
-        if self._saving is None or not self._saving.saving.written.done():
-            return False
-        self._saving.saving.written.result()
-        return True
-
-    def _follow_save(self, *, all_written: bool) -> None:
-        """The checkpoint under way, in passing."""
-        pending = self._saving
-        if pending is None:
-            return
-        if all_written and pending.committed is None:
-            if self.world.is_main:
-                pending.committed = self.checkpointer.commit_later(pending.saving)
-            else:
-                self._saved(pending)
-        elif pending.committed is not None and pending.committed.done():
-            pending.committed.result()
-            self._saved(pending)
-
-    def finish_save(self) -> None:
-        """Wait for the checkpoint under way, all workers together."""
-        # A worker forgets it when all have written, the main one when it has committed it.
-        if self.world.agree([self._saving is not None])[0]:
-            if (pending := self._saving) is not None:
-                pending.saving.written.result()
-            self.world.wait()
-            if pending is not None:
-                if pending.committed is not None:
-                    pending.committed.result()
-                elif self.world.is_main:
-                    self.checkpointer.commit(pending.saving)
-                self._saved(pending)
-            self.world.wait()  # until it is complete
-
-    def _saved(self, pending: "_Pending") -> None:
-        self._saving = None
-        saving = pending.saving
-        done = Saved(
-            saving.folder.uri,
-            saving.state.step,
-            pending.stalled_s,
-            time.perf_counter() - pending.began,
-            saving.state.consumed,
-            saving.ledger_rows,
-        )
+    def _report_saved(self, saved: Saved) -> None:
         for callback in self.callbacks:
-            callback.on_checkpoint(self, done)
+            callback.on_checkpoint(self, saved)
 
     def _restore(self) -> bool:
+        """Restore the newest checkpoint; return whether there was one."""
         state = self.checkpointer.restore(self.tensors())
         if self.world.is_main:
             self._bad_before = set(self.checkpointer.run.storage.names(BAD_STEPS))
@@ -486,7 +415,7 @@ class Trainer:
             if self.begin_from is not None:
                 self._begin_with(self.begin_from)
             return False
-        self.state, self.saved_step = state, state.step
+        self.state, self.saver.last_step = state, state.step
         self.optimizer.set_steps_taken(state.optimized)
         self.guard.usual_norm, self.guard.good_steps = state.usual_norm, state.taken
         if self.scale.enabled and state.scale is not None:
@@ -494,19 +423,19 @@ class Trainer:
         return True
 
     def _begin_with(self, other: Storage) -> None:
-        """Take over what another run has learned."""
+        """Load the weights and moving average of another run's checkpoint, and AdamW's moments if configured."""
         before, keep = read_state(other), self.config.model.start_optimizer
         tensors = {n: t for n, t in self.tensors().items() if keep or n.startswith((MODEL, EMA))}
         sharded.load(other, tensors, alone=self.world.size == 1)
-        # Or the average, which is short-sighted at first, would forget at once what it was begun with.
+        # A new average has a short memory, and would forget what it begins with.
         self.state.averaged = before.averaged
         self.state.start = EpochStart(phase=before.start.phase + 1)
         if keep:
             self.state.optimized = before.optimized
             self.optimizer.set_steps_taken(before.optimized)
 
-    def held(self) -> Group:
-        """Return the trainers and encoders that the run has now: their GPUs, and what an hour of them costs."""
+    def resources(self) -> Group:
+        """Return the current trainers and encoders: their GPUs and their price per hour."""
         prices, encode, encoders = self.config.prices, self.config.encode, self.gauges.get("encoders", 0)
         gpus: float = self.world.size * self.config.scaling.gpus_per_worker * (self.world.device.type == "cuda")
         gpus += encoders * encode.gpus_per_worker * bool(encode.gpu_each)
@@ -514,7 +443,7 @@ class Trainer:
         return Group("", self.world.size, gpus, per_hour)
 
     def tensors(self) -> dict[str, Tensor]:
-        """All that a checkpoint holds, by name: the tensors in use, to be saved from and loaded into."""
+        """Return the tensors of a checkpoint by name; they are those in use, to save from and load into."""
         tensors = {f"{MODEL}{name}": weights.detach() for name, weights in self.trained.items()}
         if self.ema is not None:
             tensors |= {f"{EMA}{name}": average for name, average in self.ema.state_dict().items()}

@@ -1,7 +1,7 @@
-"""The loss on rows that are not trained on, by timestep.
+"""The validation loss, by timestep.
 
-The rows and their noise are the same every time, whoever measures and however many do: what differs between two
-figures is the model alone. A row is noised once in each range of timesteps.
+The rows and their noise are the same every time, whatever the number of workers, so two figures differ only by the
+model. Each row is noised once in each range of timesteps.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -19,12 +19,12 @@ from torch import Tensor, nn
 from sdp.config import TrainConfig
 from sdp.datasets.manifest import open_dataset
 from sdp.errors import DatasetError
-from sdp.storage import StorageOptions, open_storage
+from sdp.storage import open_storage
 from sdp.train.data.batch import Batch
 from sdp.train.data.buckets import join, views
 from sdp.train.data.latents import GroupReader, LatentsDataset, open_latents
 from sdp.train.data.loading import Loader
-from sdp.train.data.order import Ints, Piece
+from sdp.train.data.order import Ints, RowRange
 from sdp.train.data.rows import Rows, batch_of, empty_rows
 from sdp.train.data.sources import open_sources
 from sdp.train.data.weights import RowWeights, Weigh, held_out, row_weights
@@ -33,140 +33,136 @@ from sdp.train.step import Conditioning, Objective, losses_at
 from sdp.train.world import World
 
 _SEED = 0x5D9
-"""Of the noise; no run's seed changes it, so that runs can be compared."""
+"""The seed of the noise, which is the same in all runs, so that they can be compared."""
 
 
 @dataclass(frozen=True)
-class Unseen:
+class ValidationRows:
     """The rows of a dataset that may be measured on."""
 
     latents: LatentsDataset
-    weigh: Callable[[], Weigh]
-    """The weights but for the hold-out: takedowns and a limit."""
-    share: float | None = None
-    """Of the addresses those that are held out; None: all of them."""
+    load_weights: Callable[[], Weigh]
+    """Returns the weights apart from the hold-out: takedowns and the limit."""
+    holdout: float | None = None
+    """The share that is held out from training and measured on; None means all rows."""
 
-    def counts(self) -> Callable[[Ints], NDArray[np.bool_]]:
-        """For some addresses whether they are to be measured on, as of now."""
-        return partial(_counts, self.weigh(), self.share)
+    def selector(self) -> Callable[[Ints], NDArray[np.bool_]]:
+        """Return a function that selects the addresses to measure on; takedowns are read now."""
+        weigh = self.load_weights()
+
+        def select(rows: Ints) -> NDArray[np.bool_]:
+            selected = weigh(rows) > 0
+            return selected if self.holdout is None else selected & held_out(rows, self.holdout)
+
+        return select
 
 
-def _counts(weigh: Weigh, share: float | None, rows: Ints) -> NDArray[np.bool_]:
-    counts = weigh(rows) > 0
-    return counts if share is None else counts & held_out(rows, share)
-
-
-def unseen_of(config: TrainConfig, source: str | None) -> Unseen:
-    """All rows of a latents dataset, or without one what the training keeps of its own."""
+def validation_rows(config: TrainConfig, source: str | None) -> ValidationRows:
+    """Return all rows of a latents dataset, or without one the rows that training holds out of its own."""
     if source is not None:
-        return all_of(source, config.data.resolution, config.storage.options())
+        dataset = open_dataset(open_storage(source, config.storage.options()), "latents")
+        latents = open_latents(dataset, config.data.resolution)
+        return ValidationRows(latents, partial(row_weights, dataset.storage, 0.0, None))
     own = open_sources(config).all[0]
-    weigh: Callable[[], Weigh] = partial(RowWeights, 0.0, config.limit)
+    load_weights: Callable[[], Weigh] = partial(RowWeights, 0.0, config.limit)
     if own.dataset is not None:
-        weigh = partial(row_weights, own.dataset.storage, 0.0, config.limit)
-    return Unseen(own.ingredient.dataset, weigh, config.data.holdout)
+        load_weights = partial(row_weights, own.dataset.storage, 0.0, config.limit)
+    return ValidationRows(own.weighted.dataset, load_weights, config.data.holdout)
 
 
-def all_of(source: str, resolution: int, options: StorageOptions) -> Unseen:
-    """Every row of a latents dataset."""
-    dataset = open_dataset(open_storage(source, options), "latents")
-    return Unseen(open_latents(dataset, resolution), partial(row_weights, dataset.storage, 0.0, None))
+def load_validation_batch(source: ValidationRows, rows: int, world: World, batch_size: int) -> Batch:
+    """Load this worker's share of `rows` rows, from row groups in a random order.
 
-
-def load_unseen(unseen: Unseen, rows: int, world: World, batch_size: int) -> Batch:
-    """This worker's share of the first so many of them, row groups being taken in a drawn order.
-
-    Together the workers have the same rows however many they are; each has equally many batches, filled up with
-    weightless rows.
+    The workers' shares together do not depend on their number. All workers have the same number of batches, padded with
+    rows of weight 0.
     """
-    latents, reader = unseen.latents, GroupReader(unseen.latents)
-    mine: list[tuple[Piece, NDArray[np.bool_]]] = []
-    for piece, kept in _chosen(latents, reader, unseen.counts(), rows, world):
-        if kept.any():
-            mine.append((piece, kept))
+    latents, reader = source.latents, GroupReader(source.latents)
+    shares = _share(latents, reader, source.selector(), rows, world)
+    mine = [(row_range, kept) for row_range, kept in shares if kept.any()]
     count = sum(int(kept.sum()) for _, kept in mine)
-    counts = [int(one) for (one,) in world.collect([float(count)])]
+    counts = [int(one) for (one,) in world.all_gather([float(count)])]
     if not sum(counts):
         uri = latents.files.uri_of("")
-        raise DatasetError(
-            f"{uri}: none of its rows is kept from training; raise data.holdout, or take another dataset"
-        )
+        raise DatasetError(f"{uri}: no rows are held out from training; raise data.holdout, or use another dataset")
     if latents.shapes:
         return _by_shape(latents, reader, mine, world, batch_size)
     return batch_of(latents.columns, -(-max(counts) // batch_size) * batch_size, [_load(reader, mine)])
 
 
-def _load(reader: GroupReader, pieces: Sequence[tuple[Piece, NDArray[np.bool_]]]) -> Rows:
-    count = sum(int(kept.sum()) for _, kept in pieces)
+def _load(reader: GroupReader, ranges: Sequence[tuple[RowRange, NDArray[np.bool_]]]) -> Rows:
+    count = sum(int(kept.sum()) for _, kept in ranges)
     into = empty_rows(count, reader.dataset.columns)
     loader = Loader(reader, lambda rows: np.ones(len(rows), np.float32), _SEED, 0)
-    loader.load([piece for piece, _ in pieces], np.arange(count), into, [kept for _, kept in pieces])
+    loader.load([row_range for row_range, _ in ranges], np.arange(count), into, [kept for _, kept in ranges])
     return into
 
 
 def _by_shape(
     latents: LatentsDataset,
     reader: GroupReader,
-    pieces: Sequence[tuple[Piece, NDArray[np.bool_]]],
+    ranges: Sequence[tuple[RowRange, NDArray[np.bool_]]],
     world: World,
     batch_size: int,
 ) -> Batch:
-    """The rows of some pieces in batches of one shape each."""
-    counts = np.zeros((len(latents.blocks), len(latents.shapes)), np.int64)
-    buckets = [reader.buckets(piece.block) for piece, _ in pieces]
-    for (piece, _), of_rows in zip(pieces, buckets, strict=True):
-        counts[piece.block] = np.bincount(of_rows, minlength=len(latents.shapes))
+    """Load the rows of some ranges in batches of one shape each."""
+    counts = np.zeros((len(latents.row_groups), len(latents.shapes)), np.int64)
+    buckets = [reader.buckets(row_range.row_group) for row_range, _ in ranges]
+    for (row_range, _), of_rows in zip(ranges, buckets, strict=True):
+        counts[row_range.row_group] = np.bincount(of_rows, minlength=len(latents.shapes))
     parts = []
     for view in views(latents, counts):
         mine = [
-            (Piece(piece.block, 0, int(view.blocks.rows[piece.block])), kept[of_rows == view.bucket])
-            for (piece, kept), of_rows in zip(pieces, buckets, strict=True)
+            (
+                RowRange(row_range.row_group, 0, int(view.row_groups.rows[row_range.row_group])),
+                kept[of_rows == view.bucket],
+            )
+            for (row_range, kept), of_rows in zip(ranges, buckets, strict=True)
         ]
-        rows = _load(GroupReader(view), [(piece, kept) for piece, kept in mine if kept.any()])
+        rows = _load(GroupReader(view), [(row_range, kept) for row_range, kept in mine if kept.any()])
         for start in range(0, len(rows), batch_size):
             some = rows.slice(start, min(start + batch_size, len(rows)))
             parts.append(batch_of(view.columns, batch_size, [some]))
-    most = max(int(count) for (count,) in world.collect([float(len(parts))]))
+    most = max(int(count) for (count,) in world.all_gather([float(len(parts))]))
     return join([*parts, *[batch_of(latents.columns, batch_size, [])] * (most - len(parts))])
 
 
-def _chosen(
-    latents: LatentsDataset, reader: GroupReader, counts: Callable[[Ints], NDArray[np.bool_]], rows: int, world: World
-) -> Iterator[tuple[Piece, NDArray[np.bool_]]]:
-    """This worker's row groups, and which rows of each; the addresses alone are read."""
-    order = np.random.RandomState(_SEED).permutation(len(latents.blocks))
-    found = 0
+def _share(
+    latents: LatentsDataset, reader: GroupReader, select: Callable[[Ints], NDArray[np.bool_]], rows: int, world: World
+) -> Iterator[tuple[RowRange, NDArray[np.bool_]]]:
+    """Yield this worker's row groups and the selected rows of each; only addresses are read."""
+    order = np.random.RandomState(_SEED).permutation(len(latents.row_groups))
+    count = 0
     for start in range(0, len(order), world.size):
         kept = np.zeros(0, np.bool_)
         if start + world.rank < len(order):
-            block = int(order[start + world.rank])
-            piece = Piece(block, 0, int(latents.blocks.rows[block]))
-            kept = counts(reader.addresses(piece))
-        sums = [int(count) for (count,) in world.collect([float(kept.sum())])]
-        before = found + sum(sums[: world.rank])
-        found += sum(sums)
+            row_group = int(order[start + world.rank])
+            row_range = RowRange(row_group, 0, int(latents.row_groups.rows[row_group]))
+            kept = select(reader.addresses(row_range))
+        sums = [int(number) for (number,) in world.all_gather([float(kept.sum())])]
+        before = count + sum(sums[: world.rank])
+        count += sum(sums)
         if len(kept):
-            yield piece, kept & (before + np.cumsum(kept) <= rows)
-        if found >= rows:
+            yield row_range, kept & (before + np.cumsum(kept) <= rows)
+        if count >= rows:
             return
 
 
 @dataclass(frozen=True)
 class Validation:
-    """What was measured."""
+    """A measured validation loss."""
 
     edges: tuple[int, ...]
-    """Where the ranges of timesteps begin, and the last one ends."""
+    """The beginnings of the timestep ranges, and the end of the last."""
     means: tuple[float, ...]
-    """Of each range."""
+    """The mean loss of each range."""
     mean: float
     error: float
-    """The standard error of the mean, as far as it comes from the choice of rows."""
+    """The standard error of the mean over rows."""
     rows: int
 
     @property
     def by_timestep(self) -> dict[str, float]:
-        """`{"0-99": 0.31, …}`"""
+        """The mean loss by range: `{"0-99": 0.31, …}`."""
         ranges = zip(pairwise(self.edges), self.means, strict=True)
         return {f"{low}-{high - 1}": mean for (low, high), mean in ranges}
 
@@ -182,7 +178,7 @@ def measure(
     world: World,
     forward: Callable[[], AbstractContextManager[Any]] = nullcontext,
 ) -> Validation:
-    """The loss of the workers' rows, all together; of each worker there are equally many."""
+    """Return the loss over all workers' rows; each worker passes a batch of the same length."""
     edges = edges_of(len(objective.schedule), buckets)
     totals = torch.zeros(buckets + 3, dtype=torch.float64, device=world.device)
     for micro_batch in batch.split(batch_size):
@@ -198,7 +194,7 @@ def measure(
 
 
 def edges_of(timesteps: int, buckets: int) -> tuple[int, ...]:
-    """Ranges as equal as can be."""
+    """Return the edges of `buckets` ranges of nearly equal length."""
     return tuple(timesteps * n // buckets for n in range(buckets + 1))
 
 
@@ -211,7 +207,7 @@ def _losses(
     edges: Sequence[int],
     forward: Callable[[], AbstractContextManager[Any]],
 ) -> Tensor:
-    """The loss of each row in each range of timesteps; 0 of rows that only fill up."""
+    """Return the loss of each row in each range of timesteps; 0 for padding."""
     losses = []
     with forward():
         text = conditioning.states(batch, torch.zeros_like(batch.weights, dtype=torch.bool))

@@ -1,4 +1,4 @@
-"""Who this worker is among the others, and the few words that they exchange each step."""
+"""This worker's place among the others, and the small collectives between them."""
 
 import os
 from collections.abc import Sequence
@@ -14,16 +14,16 @@ from sdp import device as devices
 
 @dataclass(frozen=True)
 class World:
-    """The workers of a run. One alone needs no process group."""
+    """The workers of a run. A single one needs no process group."""
 
     rank: int = 0
     size: int = 1
     local_size: int = 1
     """Workers on this node."""
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    """Of the U-Net, and of all that is exchanged."""
+    """The device of the U-Net and of collectives."""
     second: torch.device | None = None
-    """Of the text encoder and the VAE, where they have one of their own."""
+    """A second device for the text encoder and the VAE, if they have one."""
 
     @property
     def encoding_device(self) -> torch.device:
@@ -35,49 +35,49 @@ class World:
         return self.rank == 0
 
     def sum(self, values: Tensor) -> Tensor:
-        """The sum over all workers, in place."""
+        """Sum values over all workers, in place."""
         if self.size > 1:
             dist.all_reduce(values)
         return values
 
-    def collect(self, values: Sequence[float]) -> list[list[float]]:
-        """The same few figures of each worker, by rank, on all of them."""
+    def all_gather(self, values: Sequence[float]) -> list[list[float]]:
+        """Return the figures of each worker, by rank, on all workers."""
         table = torch.zeros(self.size, len(values), device=self.device)
         table[self.rank] = torch.tensor(values)
         collected: list[list[float]] = self.sum(table).tolist()
         return collected
 
     def gather(self, value: Any) -> list[Any]:
-        """One object of each worker, by rank, on the main one; nothing elsewhere."""
+        """Return the objects of all workers, by rank, on the main worker; an empty list elsewhere."""
         if self.size == 1:
             return [value]
         gathered: list[Any] | None = [None] * self.size if self.is_main else None
         dist.gather_object(value, gathered)
         return gathered or []
 
-    def share(self, value: Any) -> Any:
-        """The main worker's object, on all of them."""
+    def broadcast(self, value: Any) -> Any:
+        """Return the main worker's object on all workers."""
         if self.size == 1:
             return value
         box = [value]
         dist.broadcast_object_list(box, src=0)
         return box[0]
 
-    def agree(self, flags: Sequence[bool]) -> list[bool]:
-        """For each flag whether any worker has raised it."""
+    def any(self, flags: Sequence[bool]) -> list[bool]:
+        """Return for each flag whether any worker has set it."""
         raised = self.sum(torch.tensor([float(flag) for flag in flags], device=self.device))
         return [bool(count > 0) for count in raised.tolist()]
 
-    def wait(self) -> None:
-        """For all of them to come here."""
-        self.agree([True])
+    def barrier(self) -> None:
+        """Wait until all workers have come here."""
+        self.any([True])
 
 
 def choose_device(local_rank: int = 0) -> torch.device:
     """Return this worker's GPU where torch sees one, else the CPU, set up for training."""
     chosen = devices.choose_device(local_rank)
     if chosen.type == "cpu" and "OMP_NUM_THREADS" not in os.environ:
-        # As Ray has it. Threads of a small model wait for each other more than they work, six times as long as one
-        # alone takes where the cores are busy; and sums would differ in the last bit between machines.
+        # As Ray does. On busy cores the threads of a small model took six times as long as one thread, waiting for each
+        # other, and their number would change sums in the last bit.
         torch.set_num_threads(1)
     return chosen

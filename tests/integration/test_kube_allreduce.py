@@ -78,7 +78,7 @@ allreduce._Rank = Failing
         (
             "Failed to initialize any NET plugin",
             2,
-            "NCCL_NET: NCCL cannot use the network 'AWS Libfabric' here, and shall use no other; build the image with",
+            "NCCL_NET: NCCL cannot use the network 'AWS Libfabric' here; build the image with its plugin",
         ),
         ("unhandled cuda error", 1, "all-reduce: a process failed: unhandled cuda error; the nodes' logs may say more"),
     ],

@@ -40,7 +40,7 @@ def test_a_copy_of_everything_trains_and_draws_on_where_the_original_stopped(tmp
     assert redrawn.dataset.digest == drawn.digest  # by the checkpoint that it was begun with
 
     make_latents(tmp_path / "other", 40, unit_rows=20, vocabulary=50)
-    with pytest.raises(DatasetError, match=r"other/latents: not the dataset that this run was begun with"):
+    with pytest.raises(DatasetError, match=r"other/latents: not the dataset that this run began with"):
         run(config(there, max_steps=9, scaling__in_driver=True, source__uri=str(tmp_path / "other/latents")))
     (tmp_path / "nothing").mkdir()
     with pytest.raises(DatasetError, match=r"/nothing: not a dataset of sdp"):
@@ -48,7 +48,7 @@ def test_a_copy_of_everything_trains_and_draws_on_where_the_original_stopped(tmp
     make_tiny_model(tmp_path / "model")
     settings = tmp_path / "model/tokenizer/tokenizer_config.json"
     settings.write_text(settings.read_text() + " ")
-    with pytest.raises(UserError, match=r"model.source: .* is another model than the run was begun with"):
+    with pytest.raises(UserError, match=r"model.source: .* is another model than the run began with"):
         run(config(there, max_steps=9, scaling__in_driver=True, model__source=str(tmp_path / "model")))
 
 

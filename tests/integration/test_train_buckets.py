@@ -60,6 +60,6 @@ def test_what_cannot_be_dealt_in_batches_of_one_shape_is_refused_before_anything
     make_latents(root / "squares", 16, unit_rows=16, vocabulary=50)
     also = [{"uri": str(root / "squares/latents"), "weight": 1.0}]
     with pytest.raises(
-        DatasetError, match=r"^source\.also: expected \[\], as the crops of .*/latents.* have several shapes"
+        DatasetError, match=r"^source\.also: expected \[\] since the crops of .*/latents.* have several shapes"
     ):
         make_plan(how(root, source__also=also))

@@ -106,7 +106,7 @@ class CrashAt(Callback):
 
     def on_step(self, trainer: Trainer, report: StepReport) -> None:
         if report.step == self._step:
-            trainer.finish_save()
+            trainer.saver.finish()
             raise Crash
 
 

@@ -263,7 +263,7 @@ def test_a_storage_that_refuses_metrics_ends_no_run(
     monkeypatch.setattr(LocalStorage, "publish", refuse)
     trainer = train(config(root, max_steps=4), callbacks=[SaveCheckpoints(2), RecordMetrics(1)])
     assert trainer.state.step == 4
-    assert "metrics cannot be written now" in caplog.text
+    assert "could not write metrics" in caplog.text
 
 
 def test_metrics_that_came_before_a_checkpoint_are_there_with_it(root: Path) -> None:

@@ -117,5 +117,5 @@ def test_the_job_trains_collocated_without_ray(root: Path, monkeypatch: pytest.M
 
 
 def test_online_without_a_cluster_is_refused(root: Path) -> None:
-    with pytest.raises(UserError, match=r"data\.mode: online needs encoders of its own"):
+    with pytest.raises(UserError, match=r"data\.mode: expected offline or collocated without Ray"):
         assemble(how(root, data__mode="online"), World())

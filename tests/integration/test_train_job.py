@@ -63,7 +63,7 @@ def test_a_killed_worker_costs_a_restart_and_no_row(root: Path) -> None:
     assert folder.events()[-1]["event"] == "end"
 
     again = run(how)  # there is nothing left to do, and it says so without starting a worker
-    assert (again.state, again.reason) == (summary.state, "max_epochs is 1 and 1 are done")
+    assert (again.state, again.reason) == (summary.state, "max_epochs: 1 passes over the data")
 
 
 @pytest.mark.usefixtures("cluster")
@@ -97,7 +97,7 @@ def test_an_error_that_a_restart_would_not_mend_is_told_once_in_one_line(root: P
 @pytest.mark.usefixtures("cluster")
 def test_workers_that_diverge_are_not_started_again_and_the_user_is_told(root: Path) -> None:
     how = config(root, max_steps=20, guard__bad_steps=2, optimizer__learning_rate=1e30)
-    with pytest.raises(UserError, match="2 steps in a row without a finite loss") as told:
+    with pytest.raises(UserError, match="2 bad steps in a row") as told:
         run(how)
     assert told.value.exit_code == 2
     history = [event["event"] for event in RunFolder(open_storage(how.output.uri)).events()]
@@ -192,7 +192,7 @@ class TestBeforeAnythingIsTaken:
     ) -> None:
         summary = run(config(root, max_steps=100), dry_run=True)
         assert summary.reason == "dry run"
-        assert "120 rows, 8 a step, 15 steps an epoch" in capsys.readouterr().err
+        assert "120 rows, 8 per step, 15 steps per epoch" in capsys.readouterr().err
         assert not (root / "run").exists()
 
 

@@ -46,7 +46,7 @@ def save_thrice(world: World, root: Path) -> int:
         for tensor in tensors.values():  # training goes on
             tensor.zero_()
         staged.write()
-        world.wait()
+        world.barrier()
     return agreed
 
 

@@ -23,7 +23,8 @@ from sdp.train.callbacks.base import Callback, StepReport
 from sdp.train.callbacks.checkpoints import SaveCheckpoints
 from sdp.train.callbacks.telemetry import EmitMetrics
 from sdp.train.job import run
-from sdp.train.plan import make_plan, summary_lines
+from sdp.train.plan import make_plan
+from sdp.train.progress import summary_lines
 from sdp.train.run_folder import RunFolder
 from sdp.train.trainer import Trainer
 from sdp.train.world import World
@@ -54,7 +55,7 @@ class Poison(Callback):
 
     def on_step(self, trainer: Trainer, report: StepReport) -> None:
         if report.step == self.crash_at:
-            trainer.finish_save()
+            trainer.saver.finish()
             raise KeyboardInterrupt
 
 
@@ -66,15 +67,11 @@ def test_another_max_steps_says_what_it_does_to_the_learning_rate_and_stays_in_t
 ) -> None:
     falling = {"optimizer__schedule": "cosine"}
     run(how(root, **falling, max_steps=10, max_samples=32))
-    assert "optimizer.schedule: cosine brings the learning rate from 0.001 to 0 at step 10, which" in (
-        capsys.readouterr().err
-    )
+    assert "optimizer.schedule: cosine lowers the learning rate from 0.001 to 0 at step 10" in (capsys.readouterr().err)
     longer = how(root, **falling, max_steps=20, max_samples=40)
     run(longer, dry_run=True)
     # (1 + cos(pi 3/18)) / 2 and (1 + cos(pi 3/8)) / 2, after two steps of warm-up
-    assert "up to here that was step 10: the next step's rate is 0.000933, in place of 0.000691" in (
-        capsys.readouterr().err
-    )
+    assert "it was step 10, so the next step's rate is 0.000933 instead of 0.000691" in (capsys.readouterr().err)
     run(longer)
     (changed,) = events(root, "changed")
     assert changed["keys"] == {"max_steps": [10, 20]}
@@ -85,7 +82,7 @@ def test_another_max_steps_says_what_it_does_to_the_learning_rate_and_stays_in_t
 
 
 def test_where_no_row_is_left_to_train_on_that_is_told_before_anything_begins(root: Path) -> None:
-    with pytest.raises(ConfigError, match=r"data\.holdout: expected one that leaves some row of .*, got 0\.9999"):
+    with pytest.raises(ConfigError, match=r"data\.holdout: expected one that leaves rows of .*, got 0\.9999"):
         run(how(root, data__holdout=0.9999))
     assert not (root / "run").exists()
 
@@ -112,14 +109,14 @@ def test_steps_without_a_row_that_counts_are_not_called_bad_ones(root: Path) -> 
 
 
 def test_a_hold_out_that_keeps_nothing_to_measure_on_is_told_before_anything_begins(root: Path) -> None:
-    with pytest.raises(ConfigError, match=r"data\.holdout: expected one that keeps some of the 60 rows"):
+    with pytest.raises(ConfigError, match=r"data\.holdout: expected one that holds out some of the 60 rows"):
         run(how(root, data__holdout=0.0001, evaluate__every_steps=2))
     assert not (root / "run").exists()
 
 
 def test_an_epoch_that_has_shrunk_below_its_position_is_told_in_a_line(root: Path) -> None:
     train(config(root, max_steps=4))
-    with pytest.raises(DatasetError, match=r"epoch 0 is at position 32 and has only 20 rows by now; set back"):
+    with pytest.raises(DatasetError, match=r"epoch 0 is at position 32, but has only 20 rows now; undo"):
         train(config(root, max_steps=6, limit=16))
 
 
@@ -174,7 +171,7 @@ def test_a_step_that_was_bad_and_went_well_when_done_again_is_no_bad_one(root: P
 
 def test_a_run_that_diverges_is_the_users_to_mend_and_goes_on_with_another_learning_rate(root: Path) -> None:
     run(how(root))
-    with pytest.raises(UserError, match="2 steps in a row without a finite loss") as told:
+    with pytest.raises(UserError, match="2 bad steps in a row") as told:
         run(how(root, max_steps=20, optimizer__learning_rate=1e30, guard__bad_steps=2))
     assert told.value.exit_code == 2
     tuned: dict[str, Any] = {"optimizer__learning_rate": 5e-4, "optimizer__clip_norm": 1.0, "guard__spike": 50.0}
@@ -207,10 +204,10 @@ def test_a_budget_that_is_used_up_is_seen_before_anything_is_started(
     spent = run(how(root, max_steps=100, max_hours=1e-9))
     assert len(events(root, "start")) == 1
     again = run(how(root, max_steps=100, max_hours=1e-9))
-    assert (again.state, again.reason) == (spent.state, "max_hours is used up; raise it to go on")
+    assert (again.state, again.reason) == (spent.state, "max_hours is used up; raise it to continue")
     dear = {"max_cost": 1.0, "prices__trainer_hour": 1e9}
     run(how(root, max_steps=100, **dear))
-    assert run(how(root, max_steps=100, **dear)).reason == "max_cost is used up; raise it to go on"
+    assert run(how(root, max_steps=100, **dear)).reason == "max_cost is used up; raise it to continue"
     assert len(events(root, "start")) == 2
     assert "nothing to do: max_cost is used up" in capsys.readouterr().err
 
@@ -276,18 +273,18 @@ def test_a_dry_run_tells_what_a_run_would(root: Path, capsys: pytest.CaptureFixt
         run(how(root, seed=1), dry_run=True)
     capsys.readouterr()
     run(how(root, max_steps=1), dry_run=True)
-    assert "done at step 2: max_steps is 1 and 2 are done" in capsys.readouterr().err
+    assert "done at step 2: max_steps: 1 steps" in capsys.readouterr().err
     run(how(root, max_steps=4, data__batch_size=16), dry_run=True)
     told = capsys.readouterr().err
     assert "from step 2 to step 4" in told
-    assert "a step had 8 samples up to here, and has 16 now" in told
+    assert "the samples per step change from 8 to 16" in told
     run(how(root, max_steps=4), dry_run=True)
-    assert "samples up to here" not in capsys.readouterr().err
+    assert "samples per step change" not in capsys.readouterr().err
 
 
 def test_a_profile_for_which_too_few_steps_were_left_says_so(root: Path) -> None:
     run(how(root, profile__steps=3))
     (event,) = events(root, "no_profile")
-    assert event["reason"] == "this job had 2 steps, and profile.start lets the first 10 pass"
+    assert event["reason"] == "this job had 2 steps, and profile.start skips the first 10"
     trainer = assemble(config(root, max_steps=4), World())
     assert trainer.train() == "max_steps: 4 steps"

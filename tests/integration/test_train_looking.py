@@ -26,7 +26,7 @@ from sdp.train.assemble import make_conditioning
 from sdp.train.callbacks.base import Callback, StepReport
 from sdp.train.callbacks.checkpoints import SaveCheckpoints
 from sdp.train.callbacks.samples import DrawSamples
-from sdp.train.callbacks.validation import MeasureUnseen
+from sdp.train.callbacks.validation import MeasureValidationLoss
 from sdp.train.data.weights import held_out
 from sdp.train.randomness import Purpose, RowRandom
 from sdp.train.run_folder import RunFolder
@@ -101,7 +101,7 @@ def by_hand(root: Path, unet: torch.nn.Module, rows: list[int], buckets: int = 4
 def test_the_loss_on_unseen_rows_is_that_of_diffusers_and_they_stay_unseen(root: Path) -> None:
     how = config(root, max_steps=4, **HOLDOUT)
     gauges = Gauges()
-    trainer = train(how, callbacks=[MeasureUnseen(how), gauges])
+    trainer = train(how, callbacks=[MeasureValidationLoss(how), gauges])
     assert list(gauges.found) == [2, 4]
     names = ["0-249", "250-499", "500-749", "750-999"]
     last = gauges.found[4]
@@ -116,7 +116,7 @@ def test_the_loss_on_unseen_rows_is_that_of_diffusers_and_they_stay_unseen(root:
 def test_measuring_changes_nothing_about_training(root: Path) -> None:
     plain = weights(train(config(root, "plain", max_steps=4, data__holdout=0.25)))
     how = config(root, "measured", max_steps=4, **HOLDOUT)
-    measured = weights(train(how, callbacks=[MeasureUnseen(how)]))
+    measured = weights(train(how, callbacks=[MeasureValidationLoss(how)]))
     assert plain.keys() == measured.keys()
     assert all(torch.equal(measured[name], tensor) for name, tensor in plain.items())
 
@@ -124,7 +124,7 @@ def test_measuring_changes_nothing_about_training(root: Path) -> None:
 def test_a_few_rows_are_the_same_few_every_time(root: Path) -> None:
     how = config(root, max_steps=2, **HOLDOUT, evaluate__rows=7)
     gauges = Gauges()
-    measure = MeasureUnseen(how)
+    measure = MeasureValidationLoss(how)
     trainer = train(how, callbacks=[measure, gauges])
     assert measure._batch is not None
     rows = measure._batch.counted.tolist()
@@ -137,7 +137,7 @@ def test_a_few_rows_are_the_same_few_every_time(root: Path) -> None:
 def test_another_dataset_is_measured_on_whole(root: Path, tmp_path: Path) -> None:
     other = make_latents(tmp_path / "other", 11, unit_rows=4, group_rows=4, vocabulary=50)
     how = config(root, max_steps=2, evaluate__every_steps=2, evaluate__source=other.storage.uri)
-    measure, gauges = MeasureUnseen(how), Gauges()
+    measure, gauges = MeasureValidationLoss(how), Gauges()
     trainer = train(how, callbacks=[measure, gauges])
     assert measure._batch is not None
     assert sorted(measure._batch.counted.tolist()) == list(range(11))
@@ -148,7 +148,7 @@ def test_another_dataset_is_measured_on_whole(root: Path, tmp_path: Path) -> Non
 def worker(world: World, root: Path, run: str, changes: dict[str, Any]) -> tuple[dict[str, Any], dict[int, Any]]:
     """Train a run to its end; what its tensors are then, and what was measured."""
     gauges, how = Gauges(), config(root, run, **changes)
-    callbacks = [MeasureUnseen(how), gauges, DrawSamples(how), SaveCheckpoints(2)]
+    callbacks = [MeasureValidationLoss(how), gauges, DrawSamples(how), SaveCheckpoints(2)]
     trainer = train(how, world, callbacks)
     return {name: tensor.numpy() for name, tensor in weights(trainer).items()}, gauges.found
 
@@ -264,7 +264,7 @@ def test_while_pictures_are_being_drawn_no_others_are_begun(root: Path, caplog: 
     how = config(root, max_steps=5, **{**SAMPLES, "samples__every_steps": 1, "samples__share": 1e-6})
     train(how, callbacks=[DrawSamples(how)])
     assert [path.name for path in (root / "run/samples").iterdir()] == ["step-000000001"]  # ended at the end
-    assert "step 2: the samples of step 1 are still being drawn, so none are drawn now" in caplog.text
+    assert "step 2: no samples, since those of step 1 are still being drawn" in caplog.text
 
 
 def test_a_picture_of_networks_that_came_to_nothing_is_left_out(root: Path) -> None:
@@ -284,7 +284,7 @@ def test_pictures_that_cannot_be_kept_cost_no_step(root: Path, caplog: pytest.Lo
     how = config(root, max_steps=4, **SAMPLES)
     trainer = train(how, callbacks=[DrawSamples(how)])
     assert trainer.state.step == 4
-    assert "the samples of step 3 are given up: " in caplog.text
+    assert "gave up the samples of step 3: " in caplog.text
 
 
 def test_the_job_measures_and_draws_and_its_report_shows_both(root: Path) -> None:
@@ -358,5 +358,5 @@ def test_a_dataset_to_measure_on_that_is_not_there_is_told_before_anything_begin
 
 def test_rows_of_which_none_is_kept_are_refused(root: Path) -> None:
     how = config(root, evaluate__every_steps=2, data__holdout=1e-9)
-    with pytest.raises(DatasetError, match=r"none of its rows is kept from training; raise data\.holdout"):
-        train(how, callbacks=[MeasureUnseen(how)])
+    with pytest.raises(DatasetError, match=r"no rows are held out from training; raise data\.holdout"):
+        train(how, callbacks=[MeasureValidationLoss(how)])

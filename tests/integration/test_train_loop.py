@@ -39,7 +39,7 @@ class CrashAt(Callback):
 
     def on_step(self, trainer: Trainer, report: StepReport) -> None:
         if report.step == self._step:
-            trainer.finish_save()  # or it would depend on the disk which checkpoint is gone on from
+            trainer.saver.finish()  # or it would depend on the disk which checkpoint is gone on from
             raise Crash
 
 
@@ -175,7 +175,7 @@ def test_a_run_ends_at_the_first_limit(root: Path, limits: dict[str, int], state
 
 def test_a_used_up_budget_makes_a_checkpoint_and_says_so(root: Path) -> None:
     trainer = train(config(root, max_steps=100, max_hours=1e-9))
-    assert trainer.reason == "asked to stop: max_hours: 1e-09 hours of training are used up"
+    assert trainer.reason == "asked to stop: max_hours is used up; raise it to continue"
     assert RunFolder(open_storage(str(root / "run"))).latest() == trainer.state.step < 100
 
 
@@ -203,7 +203,7 @@ def test_a_step_that_is_not_finite_is_skipped_and_its_rows_are_kept(root: Path) 
 def test_too_many_bad_steps_in_a_row_stop_the_run(root: Path) -> None:
     trainer = assemble(config(root, guard__bad_steps=2, max_steps=20), World())
     poison(trainer, {2, 4, 5})
-    with pytest.raises(TrainingDiverged, match=r"step 5: 2 steps in a row .*/bad_steps/step-000000005\.json"):
+    with pytest.raises(TrainingDiverged, match=r"step 5: 2 bad steps in a row .*/bad_steps/step-000000005\.json"):
         trainer.train()
 
 
@@ -288,7 +288,7 @@ def test_a_checkpoint_of_another_architecture_is_told_in_one_line(root: Path) ->
     (other / "unet/config.json").write_text(
         (other / "unet/config.json").read_text().replace('"cross_attention_dim": 16', '"cross_attention_dim": 24')
     )
-    with pytest.raises(UserError, match=r"model\.source: .* is another model than the run was begun with"):
+    with pytest.raises(UserError, match=r"model\.source: .* is another model than the run began with"):
         train(config(root, max_steps=2))
     begun = {"model__start_from": str(root / "run/checkpoints/step-000000001"), "max_steps": 2}
     with pytest.raises(ModelError, match=r"another architecture: model\..* is \[.*\] there and \[.*\] here"):

@@ -58,7 +58,7 @@ def test_weights_that_are_taught_another_target_are_named_before_the_run_begins(
     lines = make_plan(config(inputs, "new", **{beginning: value, "objective__prediction": "epsilon"})).lines()
     expected = (
         f"train: objective.prediction is epsilon, and {key} was trained to predict v: its weights have to learn "
-        "another target; null goes on with theirs"
+        "another target; null keeps theirs"
     )
     assert expected in lines
     agreeing = make_plan(config(inputs, "new", **{beginning: value, "objective__prediction": "v"})).lines()

@@ -25,7 +25,7 @@ from sdp.train.checkpoint import Checkpointer
 from sdp.train.data.sources import open_sources
 from sdp.train.run_folder import RunFolder
 from sdp.train.step import Conditioning, Objective
-from sdp.train.trainer import Ingredients, Trainer
+from sdp.train.trainer import Trainer, TrainerParts
 from sdp.train.world import World
 from tests.latents import make_latents
 from tests.training import config
@@ -94,7 +94,7 @@ def segment(world: World, root: Path, batch: int, fate: tuple[str, int, int]) ->
         dying_storage(run, after)
     unet = CountingUnet()
     trainer = Trainer(
-        Ingredients(
+        TrainerParts(
             config=how,
             world=world,
             networks=TrainedNetworks(unet),

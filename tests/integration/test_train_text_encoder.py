@@ -26,7 +26,7 @@ from sdp.train.assemble import assemble
 from sdp.train.callbacks.base import Callback
 from sdp.train.callbacks.checkpoints import SaveCheckpoints
 from sdp.train.callbacks.samples import DrawSamples
-from sdp.train.callbacks.validation import MeasureUnseen
+from sdp.train.callbacks.validation import MeasureValidationLoss
 from sdp.train.job import run as run_job
 from sdp.train.plan import make_plan
 from sdp.train.randomness import Purpose, RowRandom
@@ -157,7 +157,7 @@ class Gauges(Callback):
 def test_training_and_evaluate_measure_both_networks_alike(root: Path) -> None:
     given = how(root, "measured", data__holdout=0.25, evaluate__every_steps=STEPS, evaluate__rows=10, ema__decay=None)
     gauges = Gauges()
-    train(given, callbacks=[MeasureUnseen(given), gauges])
+    train(given, callbacks=[MeasureValidationLoss(given), gauges])
     told = {"checkpoint": str(root / "measured"), "rows": 10}
     orders = plan_loss(evaluate_config(root, told))
     assert orders is not None

@@ -70,7 +70,7 @@ def test_an_epoch_ends_with_the_rows_that_it_began_with_though_the_dataset_has_g
     grow(root)
     plan = make_plan(how(root, max_epochs=1))
     assert plan.rows == ROWS
-    assert any("version 2 is there; this epoch goes on with version 1" in line for line in plan.lines())
+    assert any("version 2 exists; this epoch continues with version 1" in line for line in plan.lines())
     done = run(how(root, max_epochs=1))
     assert trained == Counter(range(ROWS))
     assert done.state.epoch == 1
@@ -126,7 +126,7 @@ def test_another_dataset_at_the_same_address_is_refused_in_mid_epoch(root: Path)
     shutil.rmtree(root / "latents")
     shutil.rmtree(root / "source")
     make_latents(root, ROWS + MORE, unit_rows=20, group_rows=5, vocabulary=50)
-    with pytest.raises(DatasetError, match=r"not the dataset that this run was begun with \(version 1"):
+    with pytest.raises(DatasetError, match=r"not the dataset that this run began with \(version 1"):
         run(how(root, max_epochs=1))
 
 
@@ -160,20 +160,20 @@ def test_of_a_mixture_each_pass_takes_each_row_once_though_its_first_dataset_cha
     assert sum(map(len, whole)) + len(last) == done.state.samples - 2 * ROWS - MORE
 
     grow_latents(root / "other", 10, first=20, vocabulary=50)
-    (line,) = [line for line in make_plan(how(root, **mixed, max_epochs=3)).lines() if "has 30 rows by now" in line]
-    assert f"pass {len(whole)} over it ends after {len(last)} of them" in line
+    (line,) = [line for line in make_plan(how(root, **mixed, max_epochs=3)).lines() if "to 30 rows: pass" in line]
+    assert f"pass {len(whole)} over it ends after {len(last)} rows" in line
 
 
 def test_a_lost_note_is_noticed_where_the_rows_are_others(root: Path) -> None:
     run(how(root, max_steps=3))
     grow(root)
     (root / "run" / "_source" / "000.json").unlink()
-    with pytest.raises(DatasetError, match=r"84 rows, where epoch 0, which is under way, was begun with 60"):
+    with pytest.raises(DatasetError, match=r"expected 60 rows, with which epoch 0 began, got 84"):
         run(how(root, max_epochs=1))
 
 
 def test_a_damaged_note_is_named(root: Path) -> None:
     run(how(root, max_steps=3))
     (root / "run" / "_source" / "000.json").write_text('{"uri": "x"}')
-    with pytest.raises(DatasetError, match=r"_source/000\.json: not a note of a dataset's version"):
+    with pytest.raises(DatasetError, match=r"_source/000\.json: not the pinned version of a dataset"):
         run(how(root, max_epochs=1))

@@ -12,7 +12,7 @@ from sdp.config.train import StrategyConfig
 from sdp.datasets.ledger import Ledger
 from sdp.train.callbacks.checkpoints import SaveCheckpoints
 from sdp.train.data.latents import GroupReader
-from sdp.train.data.order import Piece
+from sdp.train.data.order import RowRange
 from sdp.train.strategies import make_strategy
 from sdp.train.world import World
 from tests.training import Watch, config, train, weights
@@ -157,10 +157,10 @@ def rows_read(world: World, root: Path, run: str) -> int:
     """Train an epoch; how many rows this worker has read for it."""
     count, read = 0, GroupReader.read
 
-    def counting(reader: GroupReader, piece: Piece) -> Any:
+    def counting(reader: GroupReader, row_range: RowRange) -> Any:
         nonlocal count
-        count += len(piece)
-        return read(reader, piece)
+        count += len(row_range)
+        return read(reader, row_range)
 
     GroupReader.read = counting  # type: ignore[method-assign]  # in a process of its own
     trainer = train(config(root, run, data__batch_size=4, data__shuffle__lanes=1, max_steps=None, max_epochs=1), world)

@@ -76,18 +76,19 @@ def lines(job: str, *overrides: str, path: str | None = None) -> list[str]:
         (
             "train",
             ["strategy.kind=fsdp", "scaling.gpus_per_worker=2"],
-            "scaling.gpus_per_worker: expected 1 while strategy.kind is fsdp, got 2; fsdp shares both networks among "
-            "all GPUs as it is",
+            "scaling.gpus_per_worker: expected 1 while strategy.kind is fsdp, got 2; fsdp already shards both networks "
+            "over all GPUs",
         ),
         (
             "train",
             ["scaling.in_driver=true", "scaling.accelerator=A100"],
-            "scaling.accelerator: expected null while in_driver is on, got 'A100'; a driver takes what its machine has",
+            "scaling.accelerator: expected null while in_driver is on, got 'A100'; the driver uses what its machine "
+            "has",
         ),
         (
             "train",
             ["scaling.in_driver=true", "scaling.use_gpu=false"],
-            "scaling.use_gpu: expected null while in_driver is on, got false; a driver takes what its machine has",
+            "scaling.use_gpu: expected null while in_driver is on, got false; the driver uses what its machine has",
         ),
         *[
             (
@@ -133,7 +134,7 @@ def lines(job: str, *overrides: str, path: str | None = None) -> list[str]:
             "train",
             ["max_steps=null", "max_epochs=1", "optimizer.schedule=cosine"],
             "optimizer.schedule: expected constant while max_steps is null, got 'cosine'; "
-            "set max_steps: the learning rate needs an end to fall to",
+            "set max_steps: the schedule needs a last step",
         ),
         (
             "process",

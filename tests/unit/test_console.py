@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from sdp.console import Progress, configure, say
-from sdp.train.plan import summary_lines
+from sdp.train.progress import summary_lines
 from sdp.train.state import TrainState
 
 

@@ -24,8 +24,8 @@ from sdp.plan.roofline import Roofline, line, rooflines
 from sdp.plan.speeds import Figure, Speeds
 from sdp.storage import open_storage
 from sdp.train.job import with_prices
+from sdp.train.limits import forecast, samples_to_come
 from sdp.train.phases import phases_of
-from sdp.train.plan import forecast, samples_to_come
 from sdp.train.run_folder import RunFolder, measured_speeds
 from sdp.train.state import TrainState
 
@@ -324,7 +324,7 @@ def test_an_hour_costs_the_share_of_the_instance_that_its_gpus_are_and_nothing_w
     assert priced("prices.trainer_instance=p4de.24xlarge", "prices.trainer_hour=2").trainer_hour == 2
     assert capsys.readouterr().err == ""
     assert priced("prices.trainer_instance=p5e.48xlarge").trainer_hour is None
-    assert "no price of p5e.48xlarge is known, so none counts; set prices.trainer_hour" in capsys.readouterr().err
+    assert "no known price of p5e.48xlarge, so none counts; set prices.trainer_hour" in capsys.readouterr().err
     with pytest.raises(ConfigError, match="max_cost: expected null while no price of a2-highgpu-8g is known"):
         priced("prices.trainer_instance=a2-highgpu-8g", "max_cost=9")
 

@@ -1,4 +1,4 @@
-"""What the board says of workers that could not say it themselves."""
+"""The board's report of workers that could not report themselves."""
 
 from sdp.errors import UserError
 from sdp.train.board import RESIZE, Board
@@ -8,38 +8,38 @@ def test_workers_that_end_without_a_word_are_named_at_the_next_start() -> None:
     board = Board()
     board.begin(0)
     board.begin(1)
-    board.work(["a pid 1", "b pid 2"])
+    board.train(["a pid 1", "b pid 2"])
     told = board.begin(0)
     assert told.attempts == 2
-    assert told.failures == ["none of these said why it ended (killed, or its node lost): a pid 1, b pid 2"]
-    assert board.begin(0).failures[1:] == ["the workers ended before they had begun, and none said why"]
+    assert told.failures == ["none of these workers reported why it ended (killed, or its node lost): a pid 1, b pid 2"]
+    assert board.begin(0).failures[1:] == ["the workers ended before training began, and none reported why"]
 
 
 def test_a_worker_that_said_why_is_taken_at_its_word() -> None:
     board, fatal = Board(), UserError("mend it")
     board.begin(0)
-    board.work(["a pid 1"])
+    board.train(["a pid 1"])
     board.failed(0, "struck", None)
     assert board.begin(0).failures == ["worker 0: struck"]
     board.failed(1, "mend it", fatal)
-    assert (board.told().failures, board.told().fatal) == (["worker 0: struck", "worker 1: mend it"], fatal)
+    assert (board.report().failures, board.report().fatal) == (["worker 0: struck", "worker 1: mend it"], fatal)
     assert board.begin(0).failures == ["worker 0: struck", "worker 1: mend it"]
 
 
 def test_a_stop_for_more_workers_is_no_failure_and_its_figures_are_void() -> None:
     board = Board()
     board.begin(0)
-    board.work(["a pid 1"])
+    board.train(["a pid 1"])
     board.push({"step": 7})
     board.stop(RESIZE)
-    assert board.wishes(7) == (RESIZE, None)
+    assert board.requests() == (RESIZE, None)
     board.ended(f"asked to stop: {RESIZE}")
-    told = board.told()
+    told = board.report()
     assert (told.resizing, told.attempts) == (True, 1)
-    assert board.line() == (None, [])
+    assert board.progress() == (None, [])
     told = board.begin(0)
     assert (told.resizing, told.attempts, told.failures) == (False, 1, [])
-    assert board.wishes(7) == (None, None)
+    assert board.requests() == (None, None)
     board.stop("SIGTERM")
     assert board.begin(0).attempts == 2
-    assert board.wishes(8) == ("SIGTERM", None)
+    assert board.requests() == ("SIGTERM", None)

@@ -11,11 +11,11 @@ from sdp.storage import open_storage
 from sdp.train.data import buckets
 from sdp.train.data.batch import PAD, Batch
 from sdp.train.data.buckets import BucketReader, count_buckets, views
-from sdp.train.data.direct import Ingredient
+from sdp.train.data.direct import WeightedDataset
 from sdp.train.data.latents import GroupReader, LatentsDataset, open_latents
-from sdp.train.data.order import OrderShape, Piece
+from sdp.train.data.order import OrderShape, RowRange
 from sdp.train.data.weights import RowWeights
-from sdp.train.validation import Unseen, load_unseen
+from sdp.train.validation import ValidationRows, load_validation_batch
 from sdp.train.world import World
 from tests.latents import bucket_of, latent_in_bucket, make_latents
 
@@ -30,8 +30,8 @@ def latents(tmp_path_factory: pytest.TempPathFactory) -> LatentsDataset:
 
 def reader(latents: LatentsDataset, run: Path, rank: int = 0, world: int = 1) -> BucketReader:
     counts = count_buckets(latents, open_storage(str(run)), 0, write=True)
-    ingredients = tuple(Ingredient(view) for view in views(latents, counts))
-    return BucketReader(ingredients, 5, OrderShape(2, 2, 2), rank, world, granule=GRANULE)
+    datasets = tuple(WeightedDataset(view) for view in views(latents, counts))
+    return BucketReader(datasets, 5, OrderShape(2, 2, 2), rank, world, granule=GRANULE)
 
 
 def micro_batches(batch: Batch) -> list[Batch]:
@@ -60,7 +60,7 @@ def test_an_epoch_is_measured_once_for_a_number_of_lanes_though_every_step_asks(
     order = buckets.EpochOrder
     monkeypatch.setattr(buckets, "EpochOrder", lambda *how: built.append(how[-1].lanes) or order(*how))
     lengths = {lanes: some.positions(EpochStart(lanes=lanes)) for lanes in (2, 4, 2, 4)}
-    assert built == [2] * len(some.ingredients) + [4] * len(some.ingredients)
+    assert built == [2] * len(some.datasets) + [4] * len(some.datasets)
     fresh = reader(latents, tmp_path)
     assert lengths == {lanes: fresh.positions(EpochStart(lanes=lanes)) for lanes in (2, 4)}
 
@@ -104,10 +104,10 @@ def test_workers_that_share_the_lanes_evenly_read_no_row_twice(
 ) -> None:
     count, read = 0, GroupReader.read
 
-    def counting(reader: GroupReader, piece: Piece) -> object:
+    def counting(reader: GroupReader, row_range: RowRange) -> object:
         nonlocal count
-        count += len(piece)
-        return read(reader, piece)
+        count += len(row_range)
+        return read(reader, row_range)
 
     monkeypatch.setattr(GroupReader, "read", counting)
     for rank in range(4):
@@ -117,7 +117,7 @@ def test_workers_that_share_the_lanes_evenly_read_no_row_twice(
 
 
 def test_the_loss_can_be_measured_on_rows_of_several_shapes(latents: LatentsDataset) -> None:
-    batch = load_unseen(Unseen(latents, RowWeights), 30, World(), GRANULE)
+    batch = load_validation_batch(ValidationRows(latents, RowWeights), 30, World(), GRANULE)
     rows = []
     for part in micro_batches(batch):
         for row, latent in zip(part.counted.tolist(), part.latents, strict=False):

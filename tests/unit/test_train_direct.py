@@ -13,7 +13,7 @@ import torch
 from sdp.datasets.manifest import Dataset
 from sdp.errors import DatasetError
 from sdp.train.data.batch import PAD
-from sdp.train.data.direct import DirectReader, Ingredient
+from sdp.train.data.direct import DirectReader, WeightedDataset
 from sdp.train.data.latents import open_latents
 from sdp.train.data.order import OrderShape
 from sdp.train.data.weights import RowWeights
@@ -27,8 +27,8 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     return make_latents(tmp_path_factory.mktemp("latents"), 203, failed=10)
 
 
-def reader(dataset: Dataset, rank: int = 0, world: int = 1, weighing: Any = RowWeights) -> DirectReader:
-    return DirectReader((Ingredient(open_latents(dataset, 64), weighing=weighing),), 5, SHAPE, rank, world)
+def reader(dataset: Dataset, rank: int = 0, world: int = 1, load_weights: Any = RowWeights) -> DirectReader:
+    return DirectReader((WeightedDataset(open_latents(dataset, 64), load_weights=load_weights),), 5, SHAPE, rank, world)
 
 
 def test_each_written_row_comes_once_with_its_own_latent_and_text(dataset: Dataset) -> None:
@@ -66,7 +66,7 @@ def test_an_epoch_continues_where_it_was_left(dataset: Dataset) -> None:
 
 def test_rows_that_are_to_be_left_out_weigh_nothing_and_shift_no_others(dataset: Dataset) -> None:
     whole = list(reader(dataset).batches(0, 0, 16))
-    some = list(reader(dataset, weighing=lambda: lambda rows: (rows % 2).astype(np.float32)).batches(0, 0, 16))
+    some = list(reader(dataset, load_weights=lambda: lambda rows: (rows % 2).astype(np.float32)).batches(0, 0, 16))
     for left, right in zip(whole, some, strict=True):
         assert left.rows.tolist() == right.rows.tolist()
         assert right.counted.tolist() == [row for row in left.counted.tolist() if row % 2]

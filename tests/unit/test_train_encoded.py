@@ -13,7 +13,7 @@ from sdp.datasets.manifest import Dataset
 from sdp.datasets.outcomes import FAILED, Outcome
 from sdp.model.sources import resolve
 from sdp.train.data.batch import PAD
-from sdp.train.data.direct import DirectReader, Ingredient
+from sdp.train.data.direct import DirectReader, WeightedDataset
 from sdp.train.data.encoded import EncodedReader
 from sdp.train.data.images import EncodedSlice, ImagesDataset, Slice, open_images, transform_slice
 from sdp.train.data.latents import open_latents
@@ -100,7 +100,9 @@ def test_every_trainer_takes_what_the_direct_reader_gives_it(
         engine = Fake(images)
         ours = list(reader(images, engine, rank, world).batches(1, position, batch))
         theirs = list(
-            DirectReader((Ingredient(open_latents(latents, 64)),), 5, SHAPE, rank, world).batches(1, position, batch)
+            DirectReader((WeightedDataset(open_latents(latents, 64)),), 5, SHAPE, rank, world).batches(
+                1, position, batch
+            )
         )
         assert [b.rows.tolist() for b in ours] == [b.rows.tolist() for b in theirs]
         for got in ours:

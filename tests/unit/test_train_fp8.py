@@ -127,7 +127,7 @@ def test_without_torchao_the_command_that_installs_it_is_told(tmp_path: Path, mo
         job.run(asking(tmp_path))
     assert str(caught.value) == (
         "strategy.fp8.enabled: expected an installation with torchao, got true and none; pip install "
-        "'torchao>=0.18,<1' (in the image, where the job runs on a cluster), or set it to false"
+        "'torchao>=0.18,<1' (in the image, if the job runs on a cluster), or set it to false"
     )
     fp8.require_fp8(config(tmp_path))
 

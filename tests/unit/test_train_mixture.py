@@ -13,7 +13,7 @@ from sdp.datasets.ledger import address_offset
 from sdp.datasets.manifest import Dataset
 from sdp.errors import DatasetError
 from sdp.model.checkpoints import FIRST, EpochStart, Place
-from sdp.train.data.direct import DirectReader, Ingredient
+from sdp.train.data.direct import DirectReader, WeightedDataset
 from sdp.train.data.latents import open_latents
 from sdp.train.data.mixture import Mixture, shares_of
 from sdp.train.data.order import OrderShape
@@ -127,8 +127,8 @@ def datasets(tmp_path_factory: pytest.TempPathFactory) -> list[Dataset]:
 
 def reader(datasets: list[Dataset], rank: int = 0, world: int = 1) -> DirectReader:
     first, second = (open_latents(dataset, 64) for dataset in datasets)
-    ingredients = (Ingredient(first), Ingredient(second, 0.75))
-    return DirectReader(ingredients, 5, SHAPE, rank, world)
+    datasets = (WeightedDataset(first), WeightedDataset(second, 0.75))
+    return DirectReader(datasets, 5, SHAPE, rank, world)
 
 
 @pytest.mark.parametrize("world", [1, 3])
@@ -166,4 +166,4 @@ def test_datasets_of_different_kinds_are_not_mixed(datasets: list[Dataset], tmp_
     other = make_latents(tmp_path, 20, resolution=128)
     one, another = open_latents(datasets[0], 64), open_latents(other, 128)
     with pytest.raises(DatasetError, match=r"source\.also: expected latents_64 .* got latents_128"):
-        DirectReader((Ingredient(one), Ingredient(another)), 0, SHAPE, 0, 1)
+        DirectReader((WeightedDataset(one), WeightedDataset(another)), 0, SHAPE, 0, 1)

@@ -52,7 +52,7 @@ def write(root: Path, form: Any = tensors, scale: float = 1.0, rows: int = ROWS,
 def batches(root: Path, epoch: int = 0, **columns: Any) -> Any:
     how = config(root, source__columns={**COLUMNS, **columns})
     sources = open_sources(how, write=True)
-    return DirectReader(sources.ingredients, 0, OrderShape(2, 2, 2), 0, 1).batches(epoch, 0, 8)
+    return DirectReader(sources.datasets, 0, OrderShape(2, 2, 2), 0, 1).batches(epoch, 0, 8)
 
 
 @pytest.mark.parametrize("form", [tensors, nested, fixed, shaped])
@@ -77,7 +77,7 @@ def test_what_ray_writes_is_read(tmp_path: Path) -> None:
 
 def test_unscaled_latents_are_refused_unless_a_factor_is_set(tmp_path: Path) -> None:
     write(tmp_path, scale=0.18215)
-    with pytest.raises(DatasetError, match=r"source\.columns\.factor: .* deviation of 5\.\d, which looks unscaled"):
+    with pytest.raises(DatasetError, match=r"source\.columns\.factor: .* looks unscaled \(standard deviation 5\.\d\)"):
         batches(tmp_path)
     batch = next(batches(tmp_path, factor=0.18215))
     assert np.allclose(batch.latents[0].numpy(), latent_of(int(batch.rows[0]), 8), atol=4e-3)
@@ -109,7 +109,7 @@ def test_a_run_keeps_to_the_files_that_it_began_with(tmp_path: Path) -> None:
     write(tmp_path, name="0-comes-first")
     assert [batch.rows.tolist() for batch in batches(tmp_path)] == first
     write(tmp_path, rows=39)
-    with pytest.raises(DatasetError, match=r"a\.parquet: has changed since the run began"):
+    with pytest.raises(DatasetError, match=r"a\.parquet: changed since the run began"):
         batches(tmp_path)
 
 
@@ -127,7 +127,7 @@ def test_without_writing_nothing_is_kept(tmp_path: Path) -> None:
             {"latents": "nothing"},
             r"source\.columns\.latents: no column nothing in .*a\.parquet; it has image_latents_64",
         ),
-        ({"latents": "caption_ids"}, r"source\.columns\.latents: expected 256 numbers a row.* got 77 whole numbers"),
+        ({"latents": "caption_ids"}, r"source\.columns\.latents: expected 256 numbers per row.* got 77 whole numbers"),
         ({"text": ["image_latents_64"]}, r"source\.columns\.text: expected 77 token ids .* got 256"),
         ({"text": ["caption_ids", "gone"]}, r"source\.columns\.text: no column gone"),
     ],
@@ -147,7 +147,7 @@ def test_rows_of_another_length_are_told_with_their_file(tmp_path: Path) -> None
         0, "image_latents_64", pa.array(lists, pa.large_list(pa.float32())).cast(pa.large_list(pa.float32()))
     )
     pq.write_table(spoilt, tmp_path / "latents/a.parquet", row_group_size=7)
-    with pytest.raises(DatasetError, match=r"a\.parquet: row group 2: not 256 numbers in each row; mend the file"):
+    with pytest.raises(DatasetError, match=r"a\.parquet: row group 2: not 256 numbers in each row; repair the file"):
         list(batches(tmp_path))
 
 

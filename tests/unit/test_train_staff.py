@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sdp.encode.placement import Placement, plan_placement
-from sdp.train.online import Lately, Pool, asker
+from sdp.train.online import BusyShare, EncoderPool, submitter
 from tests.training import config
 
 
@@ -35,7 +35,7 @@ def test_where_nodes_come_on_demand_all_reserve_what_they_need(tmp_path: Path, c
 
 
 def test_how_busy_encoders_are_is_of_late_and_not_of_all_time() -> None:
-    lately = Lately(60)
+    lately = BusyShare(60)
     assert lately.share(0) == 0
     day = 24 * 3600
     for second in range(0, day, 30):
@@ -53,7 +53,7 @@ def test_how_busy_encoders_are_is_of_late_and_not_of_all_time() -> None:
 def test_a_trainer_s_nth_slice_is_fed_before_anybody_s_next() -> None:
     asked: list[tuple[str, int]] = []
     remote = SimpleNamespace(encode=SimpleNamespace(remote=lambda some, turn: asked.append((some, turn))))
-    first, second = asker(remote), asker(remote)
+    first, second = submitter(remote), submitter(remote)
     for name in ("a", "b", "c"):
         first(name)  # type: ignore[arg-type]  # a slice is only handed on
     for name in ("x", "y"):
@@ -71,18 +71,18 @@ def test_a_trainer_s_nth_slice_is_fed_before_anybody_s_next() -> None:
     assert asyncio.run(order()) == ["a", "x", "b", "y", "c"]
 
 
-def pool_of(*, asked_before: bool) -> Pool:
+def pool_of(*, asked_before: bool) -> EncoderPool:
     """A pool whose pipeline does not run."""
     images: Any = SimpleNamespace(slice_rows=64, resolution=64)
-    pool = Pool(images, Placement(1, 4, None, 0.0, 1.0, 1.0, 60.0, {}, None, "out"))
-    pool._aim = pool._serving = int(asked_before)
+    pool = EncoderPool(images, Placement(1, 4, None, 0.0, 1.0, 1.0, 60.0, {}, None, "out"))
+    pool._target = pool._serving = int(asked_before)
     return pool
 
 
 def test_the_number_of_encoders_is_chosen_once_for_a_number_of_trainers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sdp.train.online._CALIBRATE_S", -1.0)
     served: list[int] = []
-    monkeypatch.setattr(Pool, "_serve", lambda _, encoders: served.append(encoders))
+    monkeypatch.setattr(EncoderPool, "_serve", lambda _, encoders: served.append(encoders))
 
     async def script() -> None:
         pool = pool_of(asked_before=True)
@@ -93,7 +93,7 @@ def test_the_number_of_encoders_is_chosen_once_for_a_number_of_trainers(monkeypa
             await pool.pace(2, 0, samples, 1.0)
         await pool.pace(1, 0, 150, 1.0)
         await asyncio.gather(*pool._tasks)
-        reasons = (await pool.news())[1]
+        reasons = (await pool.status())[1]
         assert [reason.partition(":")[0] for reason in reasons] == ["3 encoders", "2 encoders"]
 
     asyncio.run(script())

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from sdp.train.callbacks.stragglers import behind, slowest
-from sdp.train.plan import Plan, progress_line
+from sdp.train.plan import Plan
+from sdp.train.progress import progress_line
 from sdp.train.state import TrainState
 
 

@@ -1,4 +1,4 @@
-"""What a callback can do: one class a file, and the trainer knows none of them by name."""
+"""The interface of callbacks. Each has a file of its own, and the trainer knows none of them by name."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -10,55 +10,55 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """What a step came to; the same on all workers but for the times."""
+    """The result of a step; the same on all workers except for the times."""
 
     step: int
     epoch: int
     epoch_done: float
-    """Share of the epoch that is consumed."""
+    """The consumed share of the epoch."""
     samples: int
-    """Of this step, over all workers."""
+    """Samples of this step, over all workers."""
     loss: float
     norm: float
-    """Of the gradient, before clipping."""
+    """The gradient's norm before clipping."""
     learning_rate: float
     verdict: "Verdict"
     seconds: float
-    """From the end of the step before, data and all."""
+    """Time since the end of the previous step, waiting for data included."""
     parts: dict[str, float]
     """Seconds by activity: data, copy, forward, backward, optimizer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """A checkpoint that is complete; the trainer may be some steps ahead of it by now."""
+    """A complete checkpoint; the trainer may be some steps ahead of it."""
 
     uri: str
     step: int
     seconds: float
-    """That the loop stood still for it."""
+    """Time for which training stood still."""
     whole_s: float
-    """From its begin until it was complete."""
+    """Time from its beginning until it was complete."""
     samples: int
-    """Counted up to it."""
+    """Samples consumed up to it."""
     ledger_rows: int
-    """Held by its ledger; on the main worker."""
+    """Rows in its ledger; only on the main worker."""
 
 
 class Callback:
-    """Called by the trainer on every worker; what only one shall do asks `trainer.world.is_main`."""
+    """An observer of training. Every worker calls it; `trainer.world.is_main` tells the main worker."""
 
     def on_start(self, trainer: "Trainer") -> None:
-        """Before the first step, with the state restored; `trainer.resumed` tells whether there was one."""
+        """Run before the first step, after the state is restored (`trainer.resumed` if there was one)."""
 
     def on_step(self, trainer: "Trainer", report: StepReport) -> None:
-        """After each step."""
+        """Run after each step."""
 
     def on_checkpoint(self, trainer: "Trainer", saved: Saved) -> None:
-        """After each checkpoint, when it is complete; on workers other than the main one when all have written."""
+        """Run when a checkpoint is complete, or on other workers than the main one when all have written it."""
 
     def on_end(self, trainer: "Trainer") -> None:
-        """After the last step and its checkpoint; `trainer.reason` says why it was the last."""
+        """Run after the last step and its checkpoint; `trainer.reason` says why training ended."""
 
     def close(self) -> None:
-        """At the very end, also after an error."""
+        """Run at the very end, also after an error."""

@@ -1,4 +1,4 @@
-"""Saves the run every so many steps."""
+"""Saves the run at regular steps."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class SaveCheckpoints(Callback):
-    """A checkpoint every `every_steps` steps; each is written down in the run's history."""
+    """Saves a checkpoint every `every_steps` steps, and records it in the run's events."""
 
     every_steps: int
 

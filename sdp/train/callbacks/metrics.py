@@ -1,4 +1,4 @@
-"""A line of metrics every so many steps, of what went on since the line before."""
+"""Writes a line of metrics at regular steps, for the steps since the previous line."""
 
 import math
 import time
@@ -11,20 +11,20 @@ import torch
 
 from sdp import hardware
 from sdp.train.callbacks.base import Callback, Saved, StepReport
+from sdp.train.limits import OtherPhases, forecast, last_step
 from sdp.train.metrics_log import MetricsLog
-from sdp.train.plan import OtherPhases, forecast, last_step
 
 if TYPE_CHECKING:
     from sdp.train.trainer import Trainer
 
 _WRITE_S = 60.0
 _RECENT = 30
-"""Lines whose speed foretells the end."""
+"""Lines from whose speed the end is forecast."""
 
 
 @dataclass
 class Meter:
-    """Steps put together."""
+    """The sums of some steps."""
 
     steps: int = 0
     samples: int = 0
@@ -47,13 +47,13 @@ class Meter:
 
 @dataclass
 class RecordMetrics(Callback):
-    """On the main worker; the lines are written once a minute, with checkpoints and at the end."""
+    """Records metrics on the main worker, and writes them once a minute, with checkpoints and at the end."""
 
     every_steps: int
     flops_per_sample: float | None = None
-    """Of the U-Net, forward and backward; for the share of the GPUs' peak."""
+    """The U-Net's FLOPs, forward and backward, for MFU."""
     publish: Callable[[dict[str, Any]], None] | None = None
-    """Told each line as it is made."""
+    """Called with each line."""
     others: OtherPhases = field(default_factory=OtherPhases)
     _log: MetricsLog | None = None
     _meter: Meter = field(default_factory=Meter)
@@ -64,7 +64,7 @@ class RecordMetrics(Callback):
 
     def on_start(self, trainer: "Trainer") -> None:
         if trainer.world.is_main:
-            # What came after the checkpoint that is gone on from is done again, and told again.
+            # Steps after the checkpoint are repeated, and their lines replace the earlier ones.
             self._log = MetricsLog(trainer.checkpointer.run.storage, trainer.state.step)
             self._written_at = time.monotonic()
 
@@ -75,15 +75,15 @@ class RecordMetrics(Callback):
         if report.step % self.every_steps == 0:
             self._line(trainer, report, self._log)
         if trainer.save_wanted or time.monotonic() - self._written_at > _WRITE_S:
-            self._log.publish()  # with the checkpoint, so that who goes on from there has all that came before
+            self._log.publish()  # with the checkpoint, so that a job that resumes from it has all earlier lines
             self._written_at = time.monotonic()
 
-    def on_checkpoint(self, trainer: "Trainer", saved: Saved) -> None:  # noqa: ARG002 (the trainer does not matter)
+    def on_checkpoint(self, trainer: "Trainer", saved: Saved) -> None:  # noqa: ARG002
         self._saving += saved.seconds
         if self._log is not None:
             self._log.publish()
 
-    def on_end(self, trainer: "Trainer") -> None:  # noqa: ARG002 (the same)
+    def on_end(self, trainer: "Trainer") -> None:  # noqa: ARG002
         if self._log is not None:
             self._log.finish()
 
@@ -128,23 +128,23 @@ class RecordMetrics(Callback):
             self.publish(line)
 
     def _forecast(self, trainer: "Trainer", meter: Meter) -> dict[str, float]:
-        """Return GPU-hours and cost so far and at the end of all phases, and when that is, as far as they are known."""
+        """Return GPU-hours and cost so far and at the end of all phases, and the time of that end, as far as known."""
         state, batch, recent, others = trainer.state, trainer.batch_size, self._recent, self.others
         figures = {
-            "gpu_hours": state.gpu_hours,
-            "cost": state.cost,
+            "gpu_hours": round(state.gpu_hours, 4),
+            "cost": round(state.cost, 4),
             "earlier_gpu_hours": others.gpu_hours,
             "earlier_cost": others.cost,
             "phases": 2 * bool(others),
         }
         if len(recent) == 1 and recent[0] is self._first:
-            recent.clear()  # its steps compiled and warmed up
+            recent.clear()  # the first line includes compilation and warm-up
         self._first = self._first or meter
         recent.append(meter)
         seconds = sum(each.seconds for each in recent)
         if samples := sum(each.samples for each in recent):
             last = last_step(trainer.config, state, trainer.reader.positions(state.start), batch)
-            rest = forecast(trainer.config, state, last, batch, samples / seconds, trainer.held(), others.samples)
+            rest = forecast(trainer.config, state, last, batch, samples / seconds, trainer.resources(), others.samples)
             if math.isfinite(rest.hours):
                 figures |= {
                     "left_s": round(rest.hours * 3600, 1),

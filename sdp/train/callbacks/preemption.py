@@ -1,4 +1,4 @@
-"""Saves the run when a node is about to be taken away, so that what it has learnt by then does not go with it."""
+"""Saves the run when a node is about to be taken away."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,15 +10,15 @@ if TYPE_CHECKING:
     from sdp.train.trainer import Trainer
 
 EVERY_STEPS = 20
-"""All workers meet to agree on the answer, so not each step asks; a spot notice is two minutes ahead."""
+"""Steps between checks, each of which is a collective; a spot notice comes two minutes ahead."""
 
 
 @dataclass
 class SaveBeforePreemption(Callback):
-    """One checkpoint more when a trainer's node is to go. Training goes on until it is gone."""
+    """Saves an extra checkpoint on notice that a trainer's node will be lost. Training continues until then."""
 
     is_near: Callable[[], bool]
-    """Whether a node is to go: every worker asks at the same step, and all get one answer."""
+    """Returns whether a node will be lost: all workers ask at the same step and get the same answer."""
     every_steps: int = EVERY_STEPS
     _saved: bool = False
 

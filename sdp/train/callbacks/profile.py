@@ -27,9 +27,9 @@ TRACE = "profile/trace.json.gz"
 
 @dataclass
 class Profile(Callback):
-    """Torch's profiler over `steps` steps after the first `start` of this job, on the main worker.
+    """Runs torch's profiler on the main worker over `steps` steps, after the first `start` of this job.
 
-    The last callback, or the others' time is not in the steps.
+    It must be the last callback, so that the steps include the time of the others.
     """
 
     steps: int
@@ -41,7 +41,7 @@ class Profile(Callback):
         if trainer.world.is_main and self.start == 1:
             self._begin(trainer)
 
-    def on_step(self, trainer: "Trainer", report: StepReport) -> None:  # noqa: ARG002 (only that there was one counts)
+    def on_step(self, trainer: "Trainer", report: StepReport) -> None:  # noqa: ARG002
         if not trainer.world.is_main:
             return
         self._seen += 1
@@ -59,7 +59,7 @@ class Profile(Callback):
         if self._profiler is not None and self._seen > self.start:
             self._end(trainer)
         elif self._seen <= self.start:
-            why = f"this job had {counted(self._seen, 'step')}, and profile.start lets the first {self.start} pass"
+            why = f"this job had {counted(self._seen, 'step')}, and profile.start skips the first {self.start}"
             trainer.checkpointer.run.record("no_profile", reason=why)
             log.warning("nothing was profiled: %s; lower it", why)
 
@@ -67,7 +67,7 @@ class Profile(Callback):
         self._stop()
 
     def _begin(self, trainer: "Trainer") -> None:
-        """The step that comes is the profiler's own warm-up."""
+        """Start the profiler; the next step is its own warm-up."""
         activities = [ProfilerActivity.CPU]
         if trainer.world.device.type == "cuda":
             activities.append(ProfilerActivity.CUDA)
@@ -106,10 +106,10 @@ class Profile(Callback):
 
 
 def state_bytes(trainer: "Trainer") -> dict[str, int]:
-    """What this worker holds from step to step: its share of weights, average and AdamW's averages."""
-    found = {"weights": 0, "average": 0, "optimizer": 0}
+    """Return the bytes of this worker's share of weights, moving average and AdamW's moments."""
+    sizes = {"weights": 0, "average": 0, "optimizer": 0}
     for name, tensor in trainer.tensors().items():
         local: Any = tensor.to_local() if hasattr(tensor, "to_local") else tensor
         kind = "weights" if name.startswith(MODEL) else "average" if name.startswith(EMA) else "optimizer"
-        found[kind] += local.numel() * local.itemsize
-    return found
+        sizes[kind] += local.numel() * local.itemsize
+    return sizes

@@ -1,4 +1,4 @@
-"""Draws pictures while training goes on, a little after each step."""
+"""Draws pictures during training, a little after each step."""
 
 import json
 import logging
@@ -29,74 +29,74 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _END_S = 60.0
-"""How long the end of training waits for pictures that are being drawn."""
+"""Maximum time that the end of training waits for pictures that are being drawn."""
 
 
 @dataclass
 class DrawSamples(Callback):
-    """The weights are copied at the step; from then on the main worker draws with the copy, after each step as long as
-    it has time to its credit. Credit grows by `samples.share` of the time that passes, so that drawing never takes more
-    than that share, but for the last piece of work: one call of the U-Net, a decoding or the writing of a picture.
+    """Draws a set of pictures on the main worker, with a copy of the weights of its step.
 
-    Nothing is drawn from the global random numbers: training is the same to the bit with samples or without.
+    After each step it draws while it has credit, which grows by `samples.share` of the time that passes. So drawing
+    takes at most that share, except that it always finishes one action: a call of the U-Net, a decoding or a write.
+    It does not touch the global random state: training is the same to the bit with or without samples.
     """
 
     config: TrainConfig
     _drawing: Iterator[None] | None = None
-    _of_step: int = 0
+    _drawn_step: int = 0
     _credit: float = 0.0
     _spent: float = 0.0
     _began: float = 0.0
     _trained: TrainedNetworks | None = None
-    """The copy that draws."""
+    """The copy to draw with."""
     _networks: Networks | None = None
     _text: Text | None = None
 
     def on_step(self, trainer: "Trainer", report: StepReport) -> None:
-        told = self.config.samples
+        settings = self.config.samples
         if self._drawing is not None:
-            self._credit += told.share * report.seconds
-        if told.every_steps is not None and report.step % told.every_steps == 0:
+            self._credit += settings.share * report.seconds
+        if settings.every_steps is not None and report.step % settings.every_steps == 0:
             self._begin(trainer, report.step)
         while self._drawing is not None and self._credit > 0:
-            self._draw_on(trainer)
+            self._continue(trainer)
 
     def on_end(self, trainer: "Trainer") -> None:
         deadline = time.monotonic() + _END_S
         while self._drawing is not None and time.monotonic() < deadline:
-            self._draw_on(trainer)
+            self._continue(trainer)
 
     def _begin(self, trainer: "Trainer", step: int) -> None:
-        """On all workers at the same step: shards are gathered from all of them."""
-        if trainer.world.agree([self._drawing is not None])[0]:
+        """Copy the weights and begin a set; all workers take part, since shards are gathered from all of them."""
+        if trainer.world.any([self._drawing is not None])[0]:
             if trainer.world.is_main:
                 log.warning(
-                    "step %d: the samples of step %d are still being drawn, so none are drawn now; raise "
-                    "samples.every_steps or samples.share",
+                    "step %d: no samples, since those of step %d are still being drawn; raise samples.every_steps or "
+                    "samples.share",
                     step,
-                    self._of_step,
+                    self._drawn_step,
                 )
             return
         began, self._began = time.perf_counter(), time.monotonic()
         self._copy(trainer)
         if trainer.world.is_main:
-            self._drawing, self._of_step = self._draw(trainer, step), step
+            self._drawing, self._drawn_step = self._draw(trainer, step), step
             self._spent = time.perf_counter() - began
             self._credit = -self._spent
 
-    def _draw_on(self, trainer: "Trainer") -> None:
-        """One piece of work."""
+    def _continue(self, trainer: "Trainer") -> None:
+        """Do one action of the set being drawn."""
         assert self._drawing is not None
         began = time.perf_counter()
         try:
             done = next(self._drawing, self) is self
-        except (StorageError, torch.OutOfMemoryError) as error:  # pictures are worth no run
+        except (StorageError, torch.OutOfMemoryError) as error:  # no reason to end training
             line = one_line(error, 200)
-            log.warning("step %d: the samples of step %d are given up: %s", trainer.state.step, self._of_step, line)
+            log.warning("step %d: gave up the samples of step %d: %s", trainer.state.step, self._drawn_step, line)
             self._drawing = None
             return
         if trainer.world.device.type == "cuda":
-            torch.cuda.synchronize()  # what was asked for is paid for when it is done
+            torch.cuda.synchronize()  # so that the credit pays for the GPU's time
         seconds = time.perf_counter() - began
         self._credit -= seconds
         self._spent += seconds
@@ -104,19 +104,19 @@ class DrawSamples(Callback):
             self._drawing = None
             trainer.checkpointer.run.record(
                 "samples",
-                step=self._of_step,
-                uri=trainer.checkpointer.run.storage.uri_of(samples_folder(self._of_step)),
+                step=self._drawn_step,
+                uri=trainer.checkpointer.run.storage.uri_of(samples_folder(self._drawn_step)),
                 seconds=round(self._spent, 3),
                 whole_s=round(time.monotonic() - self._began, 3),
             )
 
     def _copy(self, trainer: "Trainer") -> None:
-        """The average, or the weights, as they are now."""
+        """Copy the moving average, or without one the weights, and encode the prompts if needed."""
         averages = trainer.ema.state_dict() if trainer.ema is not None else None
-        into = self._ready(trainer) if trainer.world.is_main else {}
+        into = self._parameters(trainer) if trainer.world.is_main else {}
         for name, weights in trainer.trained.items():
             tensor: Tensor = averages[name] if averages is not None else weights.detach()
-            if hasattr(tensor, "full_tensor"):  # of all workers' shards, by all workers
+            if hasattr(tensor, "full_tensor"):  # a collective
                 tensor = tensor.full_tensor()
             if name in into:
                 into[name].copy_(tensor)
@@ -124,8 +124,8 @@ class DrawSamples(Callback):
             self._text = self._encoded(trainer, self._trained.text_encoder)
 
     @torch.no_grad()
-    def _ready(self, trainer: "Trainer") -> dict[str, Tensor]:
-        """The parameters to draw with, by their names in checkpoints; made the first time, with all else."""
+    def _parameters(self, trainer: "Trainer") -> dict[str, Tensor]:
+        """Return the parameters to draw with, by their names in checkpoints; the first call builds the networks."""
         if self._trained is None or self._networks is None:
             model = resolve(self.config.model.source, storage=self.config.storage.options()).path
             device = trainer.world.device
@@ -136,7 +136,7 @@ class DrawSamples(Callback):
                 self._trained.unet.to_empty(device=device)
             self._trained.to(device, dtype)
             objective = trainer.config.objective
-            assert objective.prediction is not None, "settled when the run began"
+            assert objective.prediction is not None, "resolved when the run began"
             overrides = trained_scheduler(objective.prediction, objective.zero_terminal_snr)
             schedule = {**load.load_scheduler_config(model), **overrides}
             self._networks = Networks(self._trained.unet, load.load_vae(model, device=device), schedule, dtype)
@@ -146,7 +146,7 @@ class DrawSamples(Callback):
     def _encoded(self, trainer: "Trainer", trained: torch.nn.Module | None) -> Text:
         model = resolve(self.config.model.source, storage=self.config.storage.options()).path
         empty, device = trainer.conditioning.empty, trainer.world.device
-        # Trainers that are sent embeddings have no text encoder, so that one is loaded here, and let go of.
+        # Trainers that receive embeddings have no text encoder, so one is loaded here for a moment.
         encoder: Any = trained or load.load_text_encoder(model, dtype=empty.dtype, device=device)
         tokenizer = load.load_tokenizer(model)
 
@@ -157,25 +157,24 @@ class DrawSamples(Callback):
         return Text(encode(self.config.samples.prompts), empty if trained is None else encode([""])[0])
 
     def _draw(self, trainer: "Trainer", step: int) -> Iterator[None]:
-        """All pictures of a step, in pieces of work."""
+        """Draw all pictures of a step, yielding after each action."""
         assert self._networks is not None
         assert self._text is not None
-        told, run = self.config.samples, trainer.checkpointer.run.storage
-        how = Sampling("ddim", told.steps, told.guidance_scale, self.config.data.resolution)
+        settings, run = self.config.samples, trainer.checkpointer.run.storage
+        sampling = Sampling("ddim", settings.steps, settings.guidance_scale, self.config.data.resolution)
         drawn: dict[str, str] = {}
-        for start in range(0, len(told.prompts), told.batch_size):
-            some = range(start, min(start + told.batch_size, len(told.prompts)))
+        for start in range(0, len(settings.prompts), settings.batch_size):
+            some = range(start, min(start + settings.batch_size, len(settings.prompts)))
             text = Text(self._text.prompts[some.start : some.stop], self._text.negative)
             seeds = [image_seed(self.config.seed, number) for number in some]
             latents = torch.zeros(0)
-            for after_step in denoising(self._networks, text, seeds, how):
-                latents = after_step
+            for latents in denoising(self._networks, text, seeds, sampling):  # noqa: B007 (the last ones are used)
                 yield
             for number, latent in zip(some, latents, strict=True):
                 if latent.isfinite().all():
                     (picture,) = develop(self._networks.vae, latent[None])
                     name = f"{number:03d}.png"
                     run.publish(f"{samples_folder(step)}/{name}", encode_png(picture))
-                    drawn[name] = told.prompts[number]
+                    drawn[name] = settings.prompts[number]
                 yield
         run.publish(f"{samples_folder(step)}/{PROMPTS}", json.dumps(drawn, ensure_ascii=False).encode())

@@ -1,4 +1,4 @@
-"""Names the slowest worker: in a collective all wait for it, and all look equally slow."""
+"""Names the slowest worker: all wait for it in collectives, so all look equally slow."""
 
 import socket
 from collections.abc import Mapping, Sequence
@@ -12,13 +12,12 @@ if TYPE_CHECKING:
     from sdp.train.trainer import Trainer
 
 OWN_PARTS = ("data", "copy", "forward")
-"""Of a step, what a worker does before its gradients meet the others'. Under fsdp forward has collectives in it, and
-there only data and copy can tell workers apart."""
+"""The parts of a step before the first collective. Under fsdp forward has collectives, and only data and copy count."""
 
 
 @dataclass
 class NameSlowest(Callback):
-    """Compares the workers' own times, as often as a line of metrics is written; before the callback that writes it."""
+    """Compares the workers' own times before each line of metrics; it must come before the callback that writes it."""
 
     every_steps: int
     _seconds: list[float] = field(default_factory=lambda: [0.0] * len(OWN_PARTS))
@@ -35,15 +34,15 @@ class NameSlowest(Callback):
         self._steps += 1
         if report.step % self.every_steps:
             return
-        times = trainer.world.collect([seconds / self._steps for seconds in self._seconds])
+        times = trainer.world.all_gather([seconds / self._steps for seconds in self._seconds])
         self._seconds, self._steps = [0.0] * len(OWN_PARTS), 0
         if trainer.world.is_main:
-            found = slowest(times)
-            trainer.gauges["slowest"] = {**found, "host": self._hosts[found["rank"]]}
+            worker = slowest(times)
+            trainer.gauges["slowest"] = {**worker, "host": self._hosts[worker["rank"]]}
 
 
 def slowest(times: Sequence[Sequence[float]]) -> dict[str, Any]:
-    """Of workers, each with its seconds by part: who is slowest, by how much, and in what most."""
+    """Return which worker is slowest, by how much, and in which part, given each worker's seconds by part."""
     whole = [sum(parts) for parts in times]
     rank = max(range(len(whole)), key=lambda number: whole[number])
     others = [number for number in range(len(whole)) if number != rank]
@@ -57,6 +56,6 @@ def slowest(times: Sequence[Sequence[float]]) -> dict[str, Any]:
     }
 
 
-def behind(found: Mapping[str, Any]) -> float:
-    """How much longer the slowest takes than the others usually do: 0.2 is a fifth."""
-    return float(found["seconds"] / found["others"] - 1) if found["others"] else 0.0
+def behind(worker: Mapping[str, Any]) -> float:
+    """Return how much longer the slowest worker takes than the median of the others; 0.2 means a fifth longer."""
+    return float(worker["seconds"] / worker["others"] - 1) if worker["others"] else 0.0

@@ -1,4 +1,4 @@
-"""Tells the metrics: what this worker did, and on the main worker what the run has come to."""
+"""Exports metrics: each worker its own figures, the main worker also those of the run."""
 
 import time
 from dataclasses import dataclass, field
@@ -33,12 +33,12 @@ _LINE = {
     "encoders": "sdp_train_encoders",
     "encoders_busy": "sdp_train_encoders_busy",
 }
-"""What a line of the metrics has, and its metric."""
+"""Fields of a metrics line, and their metrics."""
 
 
 @dataclass
 class EmitMetrics(Callback):
-    """Adds up, and tells once a second: a step does not wait for it."""
+    """Sums figures up and exports them once a second, so that steps do not wait for it."""
 
     telemetry: Telemetry
     recoveries: int = 0
@@ -46,11 +46,11 @@ class EmitMetrics(Callback):
     _steps: int = 0
     _samples: int = 0
     _bad: list["Outcome"] = field(default_factory=list)
-    _bad_told: int = 0
-    _told_at: float = 0.0
+    _bad_reported: int = 0
+    _reported_at: float = 0.0
 
     def line(self, line: dict[str, Any]) -> None:
-        """Tell a line of the metrics."""
+        """Export a line of the metrics."""
         for name, metric in _LINE.items():
             self.telemetry.show(metric, line.get(name))
         for timesteps, loss in line.get("validation", {}).items():
@@ -63,20 +63,20 @@ class EmitMetrics(Callback):
         if trainer.world.is_main:
             self.telemetry.show("sdp_train_info", 1, data_mode=trainer.config.data.mode)
             self.telemetry.show("sdp_train_recoveries", self.recoveries)
-            self._tell_checkpoint(trainer.checkpointer.run)
-        self._tell(trainer, trainer.state.epoch + trainer.state.position / trainer.reader.rows)
+            self._report_checkpoint(trainer.checkpointer.run)
+        self._report(trainer, trainer.state.epoch + trainer.state.position / trainer.reader.rows)
 
     def on_step(self, trainer: "Trainer", report: StepReport) -> None:
         self._steps += 1
         self._samples += report.samples if report.verdict == "good" else 0
         for part, seconds in report.parts.items():
             self._parts[part] = self._parts.get(part, 0.0) + seconds
-        if self._bad is not trainer.bad:  # a checkpoint has taken the list along
-            self._bad, self._bad_told = trainer.bad, 0
-        self.telemetry.count("sdp_train_bad_rows_total", len(self._bad) - self._bad_told, rank=trainer.world.rank)
-        self._bad_told = len(self._bad)
-        if time.monotonic() - self._told_at > _EVERY_S:
-            self._tell(trainer, report.epoch + report.epoch_done)
+        if self._bad is not trainer.bad:  # a checkpoint has begun a new list
+            self._bad, self._bad_reported = trainer.bad, 0
+        self.telemetry.count("sdp_train_bad_rows_total", len(self._bad) - self._bad_reported, rank=trainer.world.rank)
+        self._bad_reported = len(self._bad)
+        if time.monotonic() - self._reported_at > _EVERY_S:
+            self._report(trainer, report.epoch + report.epoch_done)
 
     def on_checkpoint(self, trainer: "Trainer", saved: Saved) -> None:
         self._parts["checkpoint"] = self._parts.get("checkpoint", 0.0) + saved.seconds
@@ -86,8 +86,8 @@ class EmitMetrics(Callback):
             self.telemetry.show("sdp_train_checkpoint_seconds", saved.seconds)
             self.telemetry.show("sdp_train_ledger_difference", saved.samples - saved.ledger_rows)
 
-    def _tell_checkpoint(self, run: RunFolder) -> None:
-        """The newest one, which is gone on from: it may be a while until the next."""
+    def _report_checkpoint(self, run: RunFolder) -> None:
+        """Export the checkpoint from which the run resumes: the next one may be a while off."""
         step = run.latest()
         if step is not None:
             created = datetime.fromisoformat(read_marker(run.checkpoint(step))["created"])
@@ -95,11 +95,11 @@ class EmitMetrics(Callback):
             self.telemetry.show("sdp_train_checkpoint_time_seconds", created.timestamp())
 
     def on_end(self, trainer: "Trainer") -> None:
-        self._tell(trainer, trainer.state.epoch + trainer.state.position / trainer.reader.rows)
+        self._report(trainer, trainer.state.epoch + trainer.state.position / trainer.reader.rows)
 
-    def _tell(self, trainer: "Trainer", epoch: float) -> None:
+    def _report(self, trainer: "Trainer", epoch: float) -> None:
         telemetry, world, state = self.telemetry, trainer.world, trainer.state
-        self._told_at = time.monotonic()
+        self._reported_at = time.monotonic()
         for part, seconds in self._parts.items():
             telemetry.count("sdp_train_rank_seconds_total", seconds, rank=world.rank, part=part)
         self._parts.clear()

@@ -1,8 +1,8 @@
-"""TensorBoard event files: each event a protocol buffer in a TFRecord.
+"""TensorBoard event files: each event is a protocol buffer in a TFRecord.
 
 tensorboardX's own writer appends to one open file, which object stores cannot do. So each file is published whole
 under a new name; TensorBoard reads a folder's files in the order of their names. A run that resumes from a checkpoint
-says so, and TensorBoard drops the later steps of the attempt before.
+writes a START event, and TensorBoard drops the later steps of the previous attempt.
 """
 
 import os
@@ -24,7 +24,7 @@ _WRITE_S = 300.0
 
 @dataclass
 class WriteEvents(Callback):
-    """Collects the metrics on the main worker and writes them every five minutes, at checkpoints and at the end."""
+    """Collects metrics on the main worker and writes them every five minutes, at checkpoints and at the end."""
 
     clock: Callable[[], float] = time.time
     _trainer: "Trainer | None" = None
@@ -33,7 +33,7 @@ class WriteEvents(Callback):
     _files: int = 0
 
     def line(self, line: Mapping[str, Any]) -> None:
-        """Take a line of the metrics."""
+        """Add a line of the metrics."""
         values = [{"tag": tag, "simple_value": value} for tag, value in numbers(line).items()]
         self._events.append(_record(self.clock(), int(line["step"]), summary={"value": values}))
         if self.clock() - self._written_at > _WRITE_S:
@@ -44,10 +44,10 @@ class WriteEvents(Callback):
             self._trainer, self._written_at = trainer, self.clock()
             self._events.append(_record(self.clock(), trainer.state.step + 1, session_log={"status": "START"}))
 
-    def on_checkpoint(self, trainer: "Trainer", saved: Saved) -> None:  # noqa: ARG002 (which one does not matter)
+    def on_checkpoint(self, trainer: "Trainer", saved: Saved) -> None:  # noqa: ARG002
         self._write()
 
-    def on_end(self, trainer: "Trainer") -> None:  # noqa: ARG002 (the same as at the start)
+    def on_end(self, trainer: "Trainer") -> None:  # noqa: ARG002
         self._write()
 
     def _write(self) -> None:
@@ -62,7 +62,7 @@ class WriteEvents(Callback):
 
 
 def numbers(line: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
-    """Return the numbers of a metrics line, except its step; those in groups as `group/name`."""
+    """Return the numbers of a metrics line, except its step; nested ones are named `group/name`."""
     result: dict[str, float] = {}
     for name, value in line.items():
         if name == "step":

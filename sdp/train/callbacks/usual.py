@@ -1,4 +1,4 @@
-"""The callbacks that every worker has, by the configuration."""
+"""The callbacks that the configuration asks for."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,8 +14,8 @@ from sdp.train.callbacks.stragglers import NameSlowest
 from sdp.train.callbacks.telemetry import EmitMetrics
 from sdp.train.callbacks.tensorboard import WriteEvents
 from sdp.train.callbacks.watchdog import Watchdog
-from sdp.train.callbacks.weights_and_biases import TellWandb
-from sdp.train.plan import OtherPhases
+from sdp.train.callbacks.weights_and_biases import LogToWandb
+from sdp.train.limits import OtherPhases
 from sdp.train.world import World
 
 
@@ -26,23 +26,30 @@ def make_callbacks(
     publish: Callable[[dict[str, Any]], Any],
     others: OtherPhases,
 ) -> list[Callback]:
-    """Return what every worker does beside training; `publish` is called with each line of the metrics."""
+    """Return the callbacks of a worker; `publish` is called with each line of the metrics."""
     sinks: list[Callable[[dict[str, Any]], Any]] = [emit.line, publish]
     writers: list[Callback] = []
     if config.log.tensorboard:
         writers.append(events := WriteEvents())
         sinks.append(events.line)
     if config.log.wandb.project is not None:
-        writers.append(wandb := TellWandb(config.log.wandb.project))
+        writers.append(wandb := LogToWandb(config.log.wandb.project))
         sinks.append(wandb.line)
 
     def write(line: dict[str, Any]) -> None:
         for sink in sinks:
             sink(line)
 
-    callbacks: list[Callback] = [
-        SaveCheckpoints(config.checkpoint.every_steps),
-        *_quality(config),
+    callbacks: list[Callback] = [SaveCheckpoints(config.checkpoint.every_steps)]
+    if config.evaluate.every_steps is not None:
+        from sdp.train.callbacks.validation import MeasureValidationLoss
+
+        callbacks.append(MeasureValidationLoss(config))
+    if config.samples.every_steps is not None:
+        from sdp.train.callbacks.samples import DrawSamples
+
+        callbacks.append(DrawSamples(config))
+    callbacks += [
         NameSlowest(config.log.every_steps),
         RecordMetrics(config.log.every_steps, _flops(config, world), write, others),
         emit,
@@ -55,22 +62,8 @@ def make_callbacks(
     return callbacks
 
 
-def _quality(config: TrainConfig) -> list[Callback]:
-    """Return the callbacks that show how good the model is by now."""
-    callbacks: list[Callback] = []
-    if config.evaluate.every_steps is not None:
-        from sdp.train.callbacks.validation import MeasureUnseen
-
-        callbacks.append(MeasureUnseen(config))
-    if config.samples.every_steps is not None:
-        from sdp.train.callbacks.samples import DrawSamples
-
-        callbacks.append(DrawSamples(config))
-    return callbacks
-
-
 def _flops(config: TrainConfig, world: World) -> float | None:
-    """Return the operations of a sample, for MFU. Only on the main worker's GPU, since counting takes some seconds."""
+    """Return a sample's FLOPs for MFU; only on the main worker's GPU, since counting takes some seconds."""
     if not world.is_main or world.device.type != "cuda":
         return None
     from sdp.model.family import unet_flops

@@ -1,4 +1,4 @@
-"""Measures, every so many steps, the loss on rows that are not trained on."""
+"""Measures the validation loss at regular steps."""
 
 import time
 from dataclasses import dataclass
@@ -9,17 +9,17 @@ from torch.distributed.fsdp import FSDPModule
 from sdp.config import TrainConfig
 from sdp.train.callbacks.base import Callback, StepReport
 from sdp.train.data.batch import Batch
-from sdp.train.validation import load_unseen, measure, unseen_of
+from sdp.train.validation import load_validation_batch, measure, validation_rows
 
 if TYPE_CHECKING:
     from sdp.train.trainer import Trainer
 
 
 @dataclass
-class MeasureUnseen(Callback):
-    """All workers take their share; the figures go into the metrics, as `validation`: by timestep, and of all.
+class MeasureValidationLoss(Callback):
+    """Measures the validation loss, by timestep and overall, for the metrics; every worker measures its share.
 
-    They are of the weights as they are trained, to be compared with the loss of training. The rows are read once and
+    It uses the weights, not their moving average, for comparison with the training loss. The rows are read once and
     stay in memory.
     """
 
@@ -27,28 +27,28 @@ class MeasureUnseen(Callback):
     _batch: Batch | None = None
 
     def on_start(self, trainer: "Trainer") -> None:
-        told = self.config.evaluate
-        unseen = unseen_of(self.config, told.source)
-        self._batch = load_unseen(unseen, told.rows, trainer.world, self.config.data.batch_size)
+        settings = self.config.evaluate
+        rows = validation_rows(self.config, settings.source)
+        self._batch = load_validation_batch(rows, settings.rows, trainer.world, self.config.data.batch_size)
 
     def on_step(self, trainer: "Trainer", report: StepReport) -> None:
-        told = self.config.evaluate
-        if told.every_steps is None or report.step % told.every_steps or self._batch is None:
+        settings = self.config.evaluate
+        if settings.every_steps is None or report.step % settings.every_steps or self._batch is None:
             return
         began = time.perf_counter()
-        found = measure(
+        validation = measure(
             trainer.networks,
             trainer.objective,
             trainer.conditioning,
             self._batch,
-            buckets=told.buckets,
+            buckets=settings.buckets,
             batch_size=self.config.data.batch_size,
             world=trainer.world,
             forward=trainer.strategy.forward,
         )
-        for module in trainer.networks.modules():  # what a forward pass has gathered waits for its backward pass
+        for module in trainer.networks.modules():  # without a backward pass, fsdp keeps the gathered weights
             if isinstance(module, FSDPModule):
                 module.reshard()
-        trainer.gauges["validation"] = {**found.by_timestep, "all": found.mean}
+        trainer.gauges["validation"] = {**validation.by_timestep, "all": validation.mean}
         trainer.gauges["validation_step"] = report.step
         trainer.gauges["validation_seconds"] = round(time.perf_counter() - began, 3)

@@ -1,4 +1,4 @@
-"""Ends a worker that has stood still for too long, after it has told where it stands."""
+"""Ends a worker that has made no progress for too long, after saving its stacks."""
 
 import faulthandler
 import json
@@ -25,21 +25,21 @@ EXIT_CODE = 70
 _RECORD_S = 20.0
 
 
-def leave() -> None:
-    """End this process at once: a thread that hangs in a collective or a read can be ended in no other way."""
+def exit_now() -> None:
+    """End this process at once, the only way to end a thread that hangs in a collective or a read."""
     os._exit(EXIT_CODE)
 
 
 @dataclass
 class Watchdog(Callback):
-    """After `seconds` without a step the stacks of all threads go to the run's stacks/, and the process ends.
+    """Saves the stacks of all threads to the run's stacks/ after `seconds` without a step, and ends the process.
 
-    Every worker has one. When a collective hangs, all of them hang: each tells its own side of it, also by torch's
-    record of the collectives that it took part in.
+    Every worker has one. When a collective hangs, all workers hang, and each saves its own side of it, with torch's
+    record of its last collectives.
     """
 
     seconds: float
-    end: Callable[[], None] = leave
+    end: Callable[[], None] = exit_now
     _beat: float = 0.0
     _done: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
@@ -50,10 +50,10 @@ class Watchdog(Callback):
         self._thread = threading.Thread(target=self._watch, args=where, name="sdp-watchdog", daemon=True)
         self._thread.start()
 
-    def on_step(self, trainer: "Trainer", report: StepReport) -> None:  # noqa: ARG002 (only that there is one counts)
+    def on_step(self, trainer: "Trainer", report: StepReport) -> None:  # noqa: ARG002
         self._beat = time.monotonic()
 
-    def on_checkpoint(self, trainer: "Trainer", saved: Saved) -> None:  # noqa: ARG002 (as above)
+    def on_checkpoint(self, trainer: "Trainer", saved: Saved) -> None:  # noqa: ARG002
         self._beat = time.monotonic()
 
     def close(self) -> None:
@@ -65,7 +65,7 @@ class Watchdog(Callback):
         while not self._done.wait(self._left()):
             if self._left() > 0:
                 continue
-            log.error("worker %d: no step for %.0f s; its stacks go to %s", rank, self.seconds, run.uri_of("stacks"))
+            log.error("worker %d: no step for %.0f s; saving stacks to %s", rank, self.seconds, run.uri_of("stacks"))
             moment = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
             try:
                 run.publish(f"stacks/{moment}-worker-{rank:05d}.txt", stacks())
@@ -73,7 +73,7 @@ class Watchdog(Callback):
                 if record:
                     run.publish(f"stacks/{moment}-worker-{rank:05d}-collectives.json", record)
             except SdpError as error:
-                log.error("the stacks could not be kept: %s\n%s", error, stacks().decode())
+                log.error("could not save the stacks: %s\n%s", error, stacks().decode())
             self.end()
             return
 
@@ -82,36 +82,36 @@ class Watchdog(Callback):
 
 
 def flight_record() -> bytes | None:
-    """The last collectives of this worker, by torch's flight recorder: which have begun, which have ended."""
+    """Return torch's flight record of this worker's last collectives, if there is one."""
     from torch import distributed
 
     if not distributed.is_initialized():
         return None
     from torch._C import _distributed_c10d as recorders
 
-    torchs: Any = recorders
-    kept = [json.loads(dump()) for dump in (torchs._dump_nccl_trace_json, torchs._dump_fr_trace_json)]
-    return json.dumps(next((record for record in kept if record.get("entries")), kept[0]), indent=1).encode()
+    module: Any = recorders
+    records = [json.loads(dump()) for dump in (module._dump_nccl_trace_json, module._dump_fr_trace_json)]
+    return json.dumps(next((record for record in records if record.get("entries")), records[0]), indent=1).encode()
 
 
-def within(seconds: float, ask: Callable[[], bytes | None]) -> bytes | None:
-    """What is answered in time: a driver that hangs may not answer at all."""
-    answer: list[bytes | None] = []
+def within(seconds: float, read: Callable[[], bytes | None]) -> bytes | None:
+    """Return what `read` returns, or None after `seconds`: a hanging CUDA driver may never return."""
+    result: list[bytes | None] = []
 
-    def asking() -> None:
+    def run() -> None:
         try:
-            answer.append(ask())
-        except Exception as error:  # noqa: BLE001 (the process is ending; it is told)
+            result.append(read())
+        except Exception as error:  # noqa: BLE001 (the process is ending)
             log.error("no record of collectives: %s", error)
 
-    thread = threading.Thread(target=asking, name="sdp-flight-record", daemon=True)
+    thread = threading.Thread(target=run, name="sdp-flight-record", daemon=True)
     thread.start()
     thread.join(seconds)
-    return answer[0] if answer else None
+    return result[0] if result else None
 
 
 def stacks() -> bytes:
-    """Where every thread of this process is."""
+    """Return the stacks of all threads of this process."""
     with TemporaryFile() as file:
         faulthandler.dump_traceback(file, all_threads=True)
         file.seek(0)

@@ -1,4 +1,4 @@
-"""Tells Weights & Biases each line of the metrics. Its library is the user's to install."""
+"""Sends each line of the metrics to Weights & Biases. The user installs its library."""
 
 import hashlib
 from collections.abc import Mapping
@@ -17,23 +17,23 @@ if TYPE_CHECKING:
 
 
 def require_wandb(project: str | None) -> None:
-    """UserError where a project is set and the library is missing: before anything is taken."""
+    """Raise a UserError if a project is set and the library is missing."""
     if project is not None and find_spec("wandb") is None:
         raise UserError(
             f"log.wandb.project: expected an installation with wandb, got {project!r} and none; pip install wandb (in "
-            "the image, where the job runs on a cluster), or set it to null"
+            "the image, if the job runs on a cluster), or set it to null"
         )
 
 
 @dataclass
-class TellWandb(Callback):
-    """A run of W&B for a run of ours, on the main worker; a job that goes on with ours goes on with that one."""
+class LogToWandb(Callback):
+    """Logs to a W&B run from the main worker; a resumed run continues the same W&B run."""
 
     project: str
     _run: Any = None
 
     def line(self, line: Mapping[str, Any]) -> None:
-        """Take a line of the metrics. Steps that are done again are told once: W&B takes no step twice."""
+        """Send a line of the metrics. W&B ignores repeated steps."""
         if self._run is not None:
             self._run.log(numbers(line), step=int(line["step"]))
 

@@ -1,51 +1,73 @@
-"""A batch: what every way of reading data hands to the trainer."""
+"""A batch, and the interface of the readers that return it."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from sdp.datasets.outcomes import Outcome
+from sdp.model.checkpoints import EpochStart
+
+
+class Reader(Protocol):
+    """A way to read data; all readers yield the same batches."""
+
+    @property
+    def rows(self) -> int:
+        """Rows of an epoch."""
+
+    def positions(self, start: EpochStart) -> int:  # noqa: ARG002 (for other readers)
+        """Return how many positions an epoch has."""
+        return self.rows
+
+    def batches(self, epoch: int, position: int, batch_size: int, start: EpochStart) -> "Iterator[Batch]":
+        """Yield this worker's share of each batch from a position on; all workers get as many, of the same length."""
+
+    def after(self, epoch: int, start: EpochStart) -> EpochStart:  # noqa: ARG002 (for other readers)
+        """Return what the epoch after this one begins with."""
+        return start
+
 
 PAD = -1
-"""The address of a row that only fills a batch up; its weight is 0."""
+"""The address of padding; its weight is 0."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Some rows, one entry each. The text is there as token ids or as the text encoder's output."""
+    """Rows, one entry each. Their text is either token ids or the text encoder's output."""
 
     rows: Tensor
-    """int64: addresses."""
+    """Addresses, int64."""
     weights: Tensor
-    """fp32: what a row counts for in the loss. 0: it is padding, taken down, held out, or turned out bad."""
+    """Weights in the loss, fp32; 0 for padding and for rows that are taken down, held out or bad."""
     latents: Tensor
-    """fp16: scaled as the VAE's latents are for the U-Net."""
+    """Scaled latents, fp16."""
     token_ids: Tensor | None = None
     """uint16 (n, 77)."""
     text: Tensor | None = None
     """fp16 (n, 77, width)."""
     moments: bool = False
-    """The latents are mean and log-variance, of twice the channels, still to be drawn from."""
+    """True if latents are mean and log-variance (twice the channels), to draw from."""
     bad: tuple[Outcome, ...] = ()
-    """Why rows turned out bad."""
+    """The bad rows and their reasons."""
     epochs: Tensor | None = None
-    """int64: of each row the pass over its own dataset, where several are mixed; else all are of the run's epoch."""
+    """The epoch of each row's dataset, int64, if several are mixed; None means the run's epoch for all."""
     shapes: tuple[tuple[int, ...], ...] = ()
-    """Of each micro-batch the latents' shape where these differ; `latents` has each row's numbers in a line then."""
+    """The latents' shape of each micro-batch, if these differ; each row of `latents` is flat and padded then."""
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def to(self, device: torch.device) -> "Batch":
-        """The batch on a device; from pinned memory the copy does not wait."""
+        """Return the batch on a device; from pinned memory the copy does not block."""
         return self._each(lambda tensor: tensor.to(device, non_blocking=True))
 
     def split(self, size: int) -> Iterator["Batch"]:
-        """Yield micro-batches of at most `size` rows, as equal as can be: two lengths at most, each its own kernels."""
+        """Yield micro-batches of at most `size` rows, of at most two lengths, since each needs kernels of its own."""
         count = -(-len(self) // size)
         ends = [len(self) * number // max(1, count) for number in range(count + 1)]
         for number, (start, stop) in enumerate(pairwise(ends)):
@@ -62,7 +84,7 @@ class Batch:
         return self.rows[self.weights > 0]
 
     def counted_by_epoch(self, epoch: int) -> Iterator[tuple[int, Tensor]]:
-        """The same, by the epoch to which the account puts them down."""
+        """Yield the addresses that are trained on by epoch, as the account counts them."""
         if self.epochs is None:
             yield epoch, self.counted
             return
@@ -70,18 +92,6 @@ class Batch:
         for each in sorted(set(own.tolist())):
             yield each, self.counted[own == each]
 
-    def with_bad(self, bad: Iterable[Outcome]) -> "Batch":
-        """The same, and why some of its rows are bad."""
-        return replace(self, bad=tuple(bad))
-
     def _each(self, change: Callable[[Tensor], Tensor]) -> "Batch":
-        return Batch(
-            change(self.rows),
-            change(self.weights),
-            change(self.latents),
-            change(self.token_ids) if self.token_ids is not None else None,
-            change(self.text) if self.text is not None else None,
-            self.moments,
-            epochs=change(self.epochs) if self.epochs is not None else None,
-            shapes=self.shapes,
-        )
+        tensors: dict[str, Any] = {n: change(value) for n, value in vars(self).items() if isinstance(value, Tensor)}
+        return replace(self, **tensors, bad=())

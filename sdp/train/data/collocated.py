@@ -1,4 +1,4 @@
-"""Everything on the training node, as it is usually done: DataLoader workers transform, the trainer's GPU encodes."""
+"""The usual setup, all on the training node: DataLoader workers transform, and the trainer's GPU encodes."""
 
 import multiprocessing
 import warnings
@@ -15,12 +15,12 @@ from sdp.errors import SdpError
 from sdp.train.data.images import EncodedSlice, ImagesDataset, Slice, Transformed, encode_slice, transform_slice
 
 _AHEAD = 2
-"""Slices that a worker has ready."""
+"""Slices that each DataLoader worker prepares ahead."""
 
 
 @dataclass(frozen=True)
 class Collocated:
-    """Encodes on this worker what processes beside it have transformed."""
+    """An engine that encodes in this process what DataLoader workers have transformed."""
 
     images: ImagesDataset
     encoder: Encoder
@@ -28,30 +28,30 @@ class Collocated:
 
     def encoded(self, slices: Iterator[Slice]) -> Iterator[EncodedSlice]:
         """See Engine."""
-        # Not forked from here: this process has threads, and perhaps CUDA.
+        # No fork: this process has threads, and perhaps CUDA.
         context: Any = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["sdp.train.data.collocated", "sdp.model.load", "transformers"])
         with warnings.catch_warnings():
-            # data.readers is the user's word; on a small machine torch would tell it to the terminal each time.
+            # torch warns if there are more workers than cores, but data.readers is the user's choice.
             warnings.filterwarnings("ignore", message="This DataLoader will create")
             loader: Any = DataLoader(
                 _Slices(self.images),
                 batch_size=None,
-                sampler=_Once(slices),
+                sampler=_SliceSampler(slices),
                 num_workers=self.workers,
                 prefetch_factor=_AHEAD,
-                worker_init_fn=_alone,
+                worker_init_fn=_use_one_thread,
                 multiprocessing_context=context,
-                collate_fn=_as_it_is,
+                collate_fn=_identity,
             )
-        for made in loader:
-            if isinstance(made, SdpError):
-                raise made
-            yield encode_slice(self.images, self.encoder, _with_values(made, lambda tensor: tensor.numpy()))
+        for result in loader:
+            if isinstance(result, SdpError):
+                raise result
+            yield encode_slice(self.images, self.encoder, _with_values(result, lambda tensor: tensor.numpy()))
 
 
 class _Slices(Dataset[Any]):
-    """Asked for a slice, it gives the slice transformed; or the error, which a DataLoader would drown in its own."""
+    """Transforms slices. Errors are returned, since a DataLoader would wrap a raised one in its own traceback."""
 
     def __init__(self, images: ImagesDataset) -> None:
         self._images = images
@@ -64,8 +64,8 @@ class _Slices(Dataset[Any]):
             return error
 
 
-class _Once:
-    """A sampler, for one epoch."""
+class _SliceSampler:
+    """A sampler that passes slices on as they are."""
 
     def __init__(self, slices: Iterator[Slice]) -> None:
         self._slices = slices
@@ -74,18 +74,18 @@ class _Once:
         return self._slices
 
 
-def _with_values(made: Transformed, change: Callable[[Any], Any]) -> Transformed:
-    """The same with the pixels in another form."""
+def _with_values(transformed: Transformed, change: Callable[[Any], Any]) -> Transformed:
+    """Return a transformed slice whose pixels are converted by `change`."""
     crops = {
         side: [Group(group.where, change(group.values)) for group in groups]
-        for side, groups in made.chunk.crops.items()
+        for side, groups in transformed.chunk.crops.items()
     }
-    return replace(made, chunk=replace(made.chunk, crops=crops))
+    return replace(transformed, chunk=replace(transformed.chunk, crops=crops))
 
 
-def _alone(_: int) -> None:
+def _use_one_thread(_: int) -> None:
     torch.set_num_threads(1)
 
 
-def _as_it_is(item: Any) -> Any:
+def _identity(item: Any) -> Any:
     return item

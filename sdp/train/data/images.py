@@ -1,8 +1,7 @@
-"""Images on their way to a batch: the process stage's own transform and encoder, a slice of a row group at a time.
+"""Images on their way to a batch: the process stage's transform and encoder, a slice of a row group at a time.
 
-What comes out is what `sdp process` would have stored with `encode.latents: moments`. The VAE's sample is drawn from it
-by the trainer, from (seed, epoch, row), as it is with a dataset of moments: so a row's latent is the same to the last
-bit in every mode, whoever encodes it.
+The result is what `sdp process` stores with `encode.latents: moments`. The trainer draws the VAE's sample from it, by
+(seed, epoch, row), as it does with a dataset of moments. So a row's latent is the same to the last bit in every mode.
 """
 
 from collections.abc import Sequence
@@ -10,7 +9,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from sdp.config import TrainConfig
@@ -29,34 +27,35 @@ from sdp.model import family
 from sdp.model.family import CHANNELS, TOKEN_DTYPE, TOKENS, latent_shape
 from sdp.model.sources import LocalModel
 from sdp.storage import Storage
-from sdp.train.data.latents import MOMENTS, TOKEN_IDS, Column
-from sdp.train.data.latents import TEXT as TEXT_EMBEDDING
-from sdp.train.data.order import Blocks
+from sdp.train.data.columns import MOMENTS, TOKEN_IDS, Column
+from sdp.train.data.columns import TEXT as TEXT_EMBEDDING
+from sdp.train.data.latents import select_parts
+from sdp.train.data.order import RowGroups
 from sdp.train.data.weights import RowWeights
 
 if TYPE_CHECKING:
     from sdp.encode.encoder import Encoder
 
 _SLICE_BYTES, _SLICE_ROWS = 50_000_000, 256
-"""The most of a slice, in pixels and rows: some encoder batches, and little beside a worker's memory."""
+"""Maximum size of a slice, in bytes of pixels and in rows: a few encoder batches, small beside a worker's memory."""
 _TEXT_BATCH = 64
 _EVERYTHING = Work(Unit(0, 0, 1 << 62))
 
 
 @dataclass(frozen=True)
 class ImagesDataset:
-    """The row groups of a complete images dataset, and how its rows are encoded."""
+    """The row groups of a complete images dataset, and the recipe that encodes its rows."""
 
     storage: Storage
     paths: tuple[str, ...]
-    blocks: Blocks
+    row_groups: RowGroups
     spec: EncodeSpec
     weights: RowWeights
-    """What is not worth encoding, as far as it can be known in advance."""
+    """The weights that are known in advance; rows of weight 0 are not encoded."""
 
     @property
     def rows(self) -> int:
-        return int(self.blocks.rows.sum())
+        return int(self.row_groups.rows.sum())
 
     @property
     def resolution(self) -> int:
@@ -64,7 +63,7 @@ class ImagesDataset:
 
     @property
     def columns(self) -> tuple[Column, Column]:
-        """What an encoded row is."""
+        """The columns of an encoded row: latents and text."""
         shape = self.spec.shape
         latents = Column(
             f"{MOMENTS}{self.resolution}", latent_shape(self.resolution, channels=2 * CHANNELS), np.dtype(np.float16)
@@ -75,7 +74,7 @@ class ImagesDataset:
 
     @property
     def slice_rows(self) -> int:
-        """Rows that travel together."""
+        """Rows of a slice."""
         return max(16, min(_SLICE_ROWS, _SLICE_BYTES // (3 * self.resolution**2)))
 
 
@@ -84,14 +83,14 @@ class Slice:
     """Rows of a row group that are transformed and encoded together."""
 
     piece: Piece
-    """As the process stage reads it."""
+    """The same rows for the process stage."""
     epoch: int
     needed: NDArray[np.bool_]
-    """Of its rows, those that are wanted; the others cost nothing."""
+    """The rows to encode; the others are skipped."""
 
     @staticmethod
     def of(uri: str, group: int, group_rows: int, skip: int, epoch: int, needed: NDArray[np.bool_]) -> "Slice":
-        """Return rows of a row group from `skip` on, as many as `needed` has entries."""
+        """Return the slice of a row group that begins at row `skip` and has as many rows as `needed`."""
         row_group = RowGroup(uri, group, group_rows, None)
         return Slice(Piece(_EVERYTHING, 0, (row_group,), skip, len(needed)), epoch, needed)
 
@@ -112,19 +111,19 @@ class Transformed:
     """A slice's crops and tokens."""
 
     rows: NDArray[np.int64]
-    """All of the slice's addresses, in its order."""
+    """All addresses of the slice, in order."""
     chunk: Chunk
-    """Those that became crops, and why others did not."""
+    """The crops, and the reasons why rows have none."""
 
 
 @dataclass(frozen=True, slots=True)
 class EncodedSlice:
-    """What came out for a slice, row by row; zeros and weight 0 for what was not needed or turned out bad."""
+    """The encoded rows of a slice; rows that are not needed, or bad, are zeros with weight 0."""
 
     rows: NDArray[np.int64]
     weights: NDArray[np.float32]
     latents: NDArray[np.uint8]
-    """Raw bytes, a line a row."""
+    """Raw bytes, one line per row."""
     text: NDArray[np.uint8]
     bad: tuple[Outcome, ...]
 
@@ -139,42 +138,38 @@ class EncodedSlice:
 
 
 def open_images(config: TrainConfig, dataset: Dataset, model: LocalModel) -> ImagesDataset:
-    """An images dataset, to be encoded with a model."""
-    parts = dataset.parts.filter(pc.field("written") > 0)
-    if config.limit is not None:
-        parts = parts.filter(pc.field("start") < config.limit)
-    if not parts.num_rows:
-        raise DatasetError(f"{dataset.storage.uri}: no row was written into it; nothing to train on")
+    """Open an images dataset, to be encoded with a model."""
+    _, paths, groups = select_parts(dataset, config.limit)
     return ImagesDataset(
         dataset.storage,
-        tuple(parts["path"].to_pylist()),
-        Blocks.listed(parts["row_groups"]),
+        paths,
+        groups,
         _encode_spec(config, dataset, model),
         RowWeights(config.data.holdout, config.limit, repeated=dataset.repeated_rows),
     )
 
 
 def transform_slice(images: ImagesDataset, some: Slice) -> tuple[Transformed, TransformStats]:
-    """Read a slice and make crops and tokens of those of its rows that are needed."""
+    """Read a slice and transform its needed rows to crops and tokens."""
     spec = images.spec
     rows = addresses(some.piece, spec.storage)
     if len(rows) != len(some):
         uri = some.piece.groups[0].uri
-        raise DatasetError(f"{uri}: another file than the manifest lists; run download again")
+        raise DatasetError(f"{uri}: not the file that the manifest lists; run sdp download again")
     wanted = some.needed & (images.weights(rows) > 0)
     if not wanted.any():
         return Transformed(rows, _nothing(images)), TransformStats()
-    # As another seed, since crops know nothing of epochs.
+    # The epoch goes into the seed, since crops are drawn from seed and row alone.
     drawn = replace(spec, recipe=replace(spec.recipe, seed=spec.recipe.seed + (some.epoch << 40)))
     chunk, stats = work.transform_piece(drawn, some.piece, None if wanted.all() else rows[wanted])
     return Transformed(rows, chunk), stats
 
 
-def encode_slice(images: ImagesDataset, encoder: "Encoder", given: Transformed) -> EncodedSlice:
-    """The rows of a slice, ready to become a batch."""
-    rows, chunk = given.rows, given.chunk
+def encode_slice(images: ImagesDataset, encoder: "Encoder", transformed: Transformed) -> EncodedSlice:
+    """Encode the rows of a slice."""
+    rows, chunk = transformed.rows, transformed.chunk
     latents, text = images.columns
-    made = EncodedSlice(
+    result = EncodedSlice(
         rows,
         np.zeros(len(rows), np.float32),
         np.zeros((len(rows), latents.width), np.uint8),
@@ -182,19 +177,19 @@ def encode_slice(images: ImagesDataset, encoder: "Encoder", given: Transformed) 
         (),
     )
     if not len(chunk):
-        return replace(made, bad=tuple(chunk.outcomes))
+        return replace(result, bad=tuple(chunk.outcomes))
     encoded = encoder(chunk)
     good = encoded.good
     at = _places(rows, chunk.rows[good])
     (group,) = encoded.latents[images.resolution]
-    made.weights[at] = 1
-    made.latents[at] = _bytes(group.values[good[group.where]])
-    made.text[at] = _bytes((chunk.tokens if encoded.text is None else encoded.text)[good])
-    return replace(made, bad=tuple(encoded.outcomes))
+    result.weights[at] = 1
+    result.latents[at] = _bytes(group.values[good[group.where]])
+    result.text[at] = _bytes((chunk.tokens if encoded.text is None else encoded.text)[good])
+    return replace(result, bad=tuple(encoded.outcomes))
 
 
-def given_up(images: ImagesDataset, some: Slice, detail: str) -> EncodedSlice:
-    """Return the rows of a slice that kills whoever works on it, with the reason."""
+def crashed_slice(images: ImagesDataset, some: Slice, detail: str) -> EncodedSlice:
+    """Return a slice whose needed rows are recorded as crashed, because it killed its worker each time."""
     rows = addresses(some.piece, images.spec.storage)
     empty = encode_slice(images, None, Transformed(rows, _nothing(images)))  # type: ignore[arg-type]  # not called
     dead = [Outcome(row, FAILED, "crashed", detail, attempts=TRIES) for row in rows[some.needed].tolist()]
@@ -202,7 +197,7 @@ def given_up(images: ImagesDataset, some: Slice, detail: str) -> EncodedSlice:
 
 
 def load_encoder(images: ImagesDataset, device: str | None = None) -> "Encoder":
-    """The process stage's encoder, on a device."""
+    """Load the process stage's encoder onto a device."""
     return work.load_encoder(images.spec, device)
 
 
@@ -212,8 +207,8 @@ def _encode_spec(config: TrainConfig, dataset: Dataset, model: LocalModel) -> En
     scaling_factor = family.scaling_factor(model.path)
     if scaling_factor == 1.0:
         raise ModelError(
-            f"model.source: the VAE of {config.model.source} has scaling_factor 1.0: its latents would not be scaled; "
-            "set it in vae/config.json (0.18215 in Stable Diffusion 2)"
+            f"model.source: expected a VAE with a scaling_factor, got 1.0 in {config.model.source}; set it in "
+            "vae/config.json (0.18215 in Stable Diffusion 2)"
         )
     width = family.text_width(model.path) if config.text_encoded else None
     return EncodeSpec(
@@ -250,10 +245,10 @@ def _nothing(images: ImagesDataset) -> Chunk:
 
 
 def _places(rows: NDArray[np.int64], some: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Where some of the rows lie among them."""
+    """Return the places of `some` addresses in `rows`."""
     order = np.argsort(rows, kind="stable")
-    found: NDArray[np.int64] = order[np.searchsorted(rows[order], some)]
-    return found
+    places: NDArray[np.int64] = order[np.searchsorted(rows[order], some)]
+    return places
 
 
 def _bytes(values: NDArray[Any]) -> NDArray[np.uint8]:

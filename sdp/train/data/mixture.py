@@ -1,10 +1,9 @@
-"""Several datasets as one: which rows of which are at a position of an epoch.
+"""Several datasets as one: the rows of each dataset at each position of an epoch.
 
-Positions are dealt out to the datasets in a fixed pattern that holds as many of each as its weight says, evenly spread.
-So how much of each dataset an epoch has consumed is a function of the position alone, whoever and however many read it.
-An epoch is a pass over the first dataset. The others go round at a pace of their own, from epoch to epoch: each pass
-over one of them has a number, which is its own epoch. Checkpoints keep where in its pass each one was when the epoch
-began, since datasets may change between epochs.
+Positions are dealt to the datasets in a fixed pattern that holds each in proportion to its weight, evenly spread. So
+the position alone decides how much of each dataset an epoch has consumed. An epoch is one pass over the first dataset.
+Passes over the others continue from epoch to epoch; the number of a pass is that dataset's own epoch. Checkpoints
+record where in its pass each dataset was when the epoch began, since datasets may change between epochs.
 """
 
 from collections.abc import Sequence
@@ -17,7 +16,7 @@ from numpy.typing import NDArray
 from sdp.model.checkpoints import Place
 
 _PATTERN = 4096
-"""Positions after which the pattern begins again: weights are exact to this fraction."""
+"""Length of the pattern in positions; weights are exact to this fraction."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +25,7 @@ class Span:
 
     dataset: int
     epoch: int
-    """Its own."""
+    """The dataset's own epoch."""
     start: int
     stop: int
 
@@ -36,28 +35,28 @@ class Span:
 
 @dataclass(frozen=True)
 class Mixture:
-    """Datasets of so many rows, and how many samples of each there are for one of the first."""
+    """The datasets' sizes in rows, and the number of samples of each for one sample of the first."""
 
     sizes: tuple[int, ...]
     weights: tuple[float, ...]
 
     @cached_property
     def rows(self) -> int:
-        """Positions in an epoch: until the first dataset has been gone through."""
+        """Positions of an epoch: one pass over the first dataset."""
         rounds, nth = divmod(self.sizes[0] - 1, int(self._counts[-1, 0]))
         return rounds * len(self._pattern) + int(np.flatnonzero(self._pattern == 0)[nth]) + 1
 
     def spans(self, epoch: int, start: int, stop: int, places: Sequence[Place] = ()) -> list[Span]:
-        """Return what positions [start, stop) of an epoch are, dataset by dataset.
+        """Return positions [start, stop) of an epoch as spans of the datasets.
 
-        `places` is where the datasets were when the epoch began; without it they have not changed since the first.
+        `places` is where the datasets were when the epoch began; without it they are taken as unchanged since epoch 0.
         """
         if len(self.sizes) == 1:
             return [Span(0, epoch, start, min(stop, self.rows))]
         begins, ends = self._upto(start), self._upto(min(stop, self.rows))
         spans = []
-        for dataset, (first, had, size) in enumerate(self._places(epoch, places)):
-            at, last = had + int(begins[dataset]), had + int(ends[dataset])
+        for dataset, (first, consumed, size) in enumerate(self._places(epoch, places)):
+            at, last = consumed + int(begins[dataset]), consumed + int(ends[dataset])
             while at < last:
                 passes, position = divmod(at, size)
                 count = min(last - at, size - position)
@@ -68,30 +67,31 @@ class Mixture:
     def after(self, epoch: int, places: Sequence[Place] = ()) -> tuple[Place, ...]:
         """Return where the datasets are at the end of an epoch."""
         ends = []
-        for (first, had, size), taken in zip(self._places(epoch, places), self._upto(self.rows).tolist(), strict=True):
-            passes, position = divmod(had + taken, size)
+        for place, taken in zip(self._places(epoch, places), self._upto(self.rows).tolist(), strict=True):
+            first, consumed, size = place
+            passes, position = divmod(consumed + taken, size)
             ends.append((first + passes, position, size))
         return tuple(ends)
 
     def _places(self, epoch: int, places: Sequence[Place]) -> list[Place]:
-        """Return where the datasets are at the beginning of an epoch, in passes over what they are now."""
+        """Return where the datasets are at the beginning of an epoch; one that has changed begins a new pass."""
         if not places:
             whole = self._upto(self.rows).tolist()
             places = [(*divmod(epoch * taken, size), size) for taken, size in zip(whole, self.sizes, strict=True)]
         return [
-            (number, had, size) if rows == size or not had else (number + 1, 0, size)
-            for (number, had, rows), size in zip(places, self.sizes, strict=True)
+            (number, consumed, size) if rows == size or not consumed else (number + 1, 0, size)
+            for (number, consumed, rows), size in zip(places, self.sizes, strict=True)
         ]
 
     def _upto(self, position: int) -> NDArray[np.int64]:
-        """How many of the first positions are each dataset's."""
+        """Return how many of an epoch's first positions belong to each dataset."""
         rounds, rest = divmod(position, len(self._pattern))
         counted: NDArray[np.int64] = rounds * self._counts[-1] + self._counts[rest]
         return counted
 
     @cached_property
     def _pattern(self) -> NDArray[np.int64]:
-        """Which dataset each position is, evenly spread: a dataset's n-th of m is due when (n + 1/2) / m is over."""
+        """The dataset of each position: the n-th of a dataset's m positions is at (n + 1/2) / m of the pattern."""
         shares = np.array(self.weights) / sum(self.weights)
         counts = np.maximum(1, np.round(shares * _PATTERN)).astype(np.int64)
         due = np.concatenate([(np.arange(count) + 0.5) / count for count in counts])
@@ -100,22 +100,22 @@ class Mixture:
 
     @cached_property
     def _counts(self) -> NDArray[np.int64]:
-        """How many of the pattern's first positions are each dataset's."""
+        """For each number of first positions of the pattern, how many belong to each dataset."""
         each = self._pattern[:, None] == np.arange(len(self.sizes))
         return np.concatenate([np.zeros((1, len(self.sizes)), np.int64), np.cumsum(each, axis=0)])
 
 
 def shares_of(spans: Sequence[Span], rank: int, world: int) -> list[tuple[Span, int, int]]:
-    """What of some spans falls to one of `world` workers: of each the rows from the one number to the other.
+    """Return one worker's share of some spans: for each span, the first of its rows and the end.
 
-    Shares are equal but for the last ones, which may be shorter.
+    All shares but the last have the same size.
     """
     count = sum(map(len, spans))
     each = -(-count // world)
-    first, last, before, found = rank * each, min((rank + 1) * each, count), 0, []
+    first, last, before, share = rank * each, min((rank + 1) * each, count), 0, []
     for span in spans:
         at, to = max(first - before, 0), min(last - before, len(span))
         if at < to:
-            found.append((span, at, to))
+            share.append((span, at, to))
         before += len(span)
-    return found
+    return share

@@ -1,7 +1,7 @@
-"""A trainer's side of online mode: slices are sent to be encoded somewhere else, a bounded number ahead of need.
+"""The trainer's side of online mode: slices are submitted to be encoded elsewhere, a bounded number ahead of need.
 
-What bounds the memory is here: a slice is asked for when one before it has been used, so nothing runs ahead of the
-trainers by more than `ahead` slices each, however many encoders there are or how fast they work.
+This bounds memory: a slice is submitted only when an earlier one has been used, so encoders are never more than `ahead`
+slices ahead of a trainer, however many or fast they are.
 """
 
 from collections import deque
@@ -12,25 +12,25 @@ from typing import Any
 from sdp.config import TrainConfig
 from sdp.train.data.images import EncodedSlice, ImagesDataset, Slice
 
-Ask = Callable[[Slice | None], Callable[[], Any]]
-"""Has a slice encoded, or the empty caption; what it returns waits for the EncodedSlice, or the embedding."""
+Submit = Callable[[Slice | None], Callable[[], Any]]
+"""Submits a slice, or None for the empty caption; returns a function that waits for the EncodedSlice or embedding."""
 
 _PER_ENCODER = 4
-"""Slices under way for each encoder: two in its hands, one in transform, one finished and not fetched."""
+"""Slices in flight for each encoder: two at the encoder, one in transform, one finished and not yet fetched."""
 
 
 @dataclass(frozen=True)
 class Online:
-    """Encodes elsewhere."""
+    """An engine whose encoders run elsewhere."""
 
-    ask: Ask
+    submit: Submit
     ahead: int
 
     def encoded(self, slices: Iterator[Slice]) -> Iterator[EncodedSlice]:
         """See Engine."""
         waiting: deque[Callable[[], Any]] = deque()
         for some in slices:
-            waiting.append(self.ask(some))
+            waiting.append(self.submit(some))
             if len(waiting) > self.ahead:
                 yield waiting.popleft()()
         while waiting:
@@ -38,7 +38,7 @@ class Online:
 
 
 def slices_ahead(config: TrainConfig, images: ImagesDataset, world: int) -> int:
-    """How many slices one of `world` trainers has under way: a window's, and its share of what keeps encoders busy."""
-    groups = images.blocks.rows[: config.data.shuffle.row_groups]
+    """Return the slices that one of `world` trainers has in flight: a window, and its share of the encoders' queue."""
+    groups = images.row_groups.rows[: config.data.shuffle.row_groups]
     window = int(sum(-(-rows // images.slice_rows) for rows in groups.tolist()))
     return window + -(-_PER_ENCODER * config.encode.most // world)

@@ -1,15 +1,15 @@
-"""How many encoders the trainers need, from what both can do when neither waits for the other."""
+"""The number of encoders that the trainers need, from the pace of each when neither waits for the other."""
 
 import math
 
 _TOLERANCE = 0.02
-"""Share of an encoder that may be missing before a further one is started."""
+"""Share of an encoder that may be missing before another one is started."""
 
 
 def encoders_needed(trainers: float, encoder: float, least: int, most: int) -> tuple[int, str]:
     """Return how many encoders there should be, and why, from both sides' images a second.
 
-    They are what each can do, not what it did, so that the number of encoders during the measurement does not matter.
+    Both paces leave out waiting, so the number of encoders during the measurement does not matter.
     """
     needed = math.ceil(trainers / encoder - _TOLERANCE)
     count = max(least, min(most, needed))

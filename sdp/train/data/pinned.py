@@ -1,8 +1,8 @@
-"""Which version of each dataset a run reads: noted in the run's folder, so that all who read for it read the same.
+"""The version of each dataset that a run reads, pinned in the run's folder, so that all its workers read the same.
 
-An epoch's order follows from the list of parts, and a dataset may grow meanwhile: parts come, rows are rescued. A job
-that goes on with an epoch reads the version that the epoch was begun with; one that starts between two epochs takes
-what is there then. What was noted is checked by its digest, so another dataset at the same address is refused.
+An epoch's order depends on the list of parts, and a dataset may grow during the epoch. A job that continues an epoch
+reads the version that the epoch began with; a job that starts between two epochs reads the newest. The pinned manifest
+is checked by its digest, so another dataset at the same address is refused.
 """
 
 import json
@@ -21,7 +21,7 @@ class Pin:
     uri: str
     version: int
     digest: str
-    """Of its manifest."""
+    """The manifest's digest."""
 
     @staticmethod
     def of(dataset: Dataset) -> "Pin":
@@ -31,47 +31,47 @@ class Pin:
 def open_pinned(
     config: TrainConfig, number: int, uri: str, kind: str, *, newest: bool = False, write: bool = False
 ) -> Dataset:
-    """The run's `number`-th dataset in the version that is noted; in the `newest`, if asked for or if none is noted.
+    """Open the run's `number`-th dataset in the pinned version, or in the `newest`; with `write`, pin that one.
 
-    With `write` what was opened is noted from now on.
+    If no version is pinned, the newest is opened.
     """
     options = config.storage.options()
     run, storage = open_storage(config.output.uri, options), open_storage(uri, options)
-    noted = _noted(run, number)
-    if noted is not None and (not newest or noted.uri != storage.uri):  # elsewhere: moved, or another dataset
-        pinned = _as_noted(noted, storage, kind)
+    pin = _read_pin(run, number)
+    if pin is not None and (not newest or pin.uri != storage.uri):  # at another address: moved, or another dataset
+        pinned = _open_pin(pin, storage, kind)
         if not newest:
             return pinned
     dataset = open_dataset(storage, kind)
     if write:
-        pin = json.dumps(asdict(Pin.of(dataset)), indent=1).encode()
+        content = json.dumps(asdict(Pin.of(dataset)), indent=1).encode()
         if newest:
-            run.publish(_name(number), pin)
+            run.publish(_name(number), content)
         else:
             try:
-                run.create(_name(number), pin)
+                run.create(_name(number), content)
             except AlreadyExists:  # another worker was first
                 return open_pinned(config, number, uri, kind)
     return dataset
 
 
 def outgrown(dataset: Dataset) -> str | None:
-    """A line for who wonders where the newest rows are: they are not read yet."""
-    there = open_dataset(dataset.storage).manifest
-    if there.version == dataset.manifest.version:
+    """Return a line that says so if a newer version of the dataset exists, which this epoch does not read."""
+    newest = open_dataset(dataset.storage).manifest.version
+    if newest == dataset.manifest.version:
         return None
     return (
-        f"{dataset.storage.uri}: version {there.version} is there; this epoch goes on with version "
-        f"{dataset.manifest.version}, which it began with; a job that starts between epochs takes the newest"
+        f"{dataset.storage.uri}: version {newest} exists; this epoch continues with version "
+        f"{dataset.manifest.version}, with which it began; a job that starts between epochs reads the newest"
     )
 
 
-def _as_noted(pin: Pin, storage: Storage, kind: str) -> Dataset:
+def _open_pin(pin: Pin, storage: Storage, kind: str) -> Dataset:
     try:
         dataset = open_dataset(storage, kind, version=pin.version)
     except NotFound:
         open_dataset(storage, kind)  # a folder without a dataset is refused as such
-        raise _another(storage.uri, pin, "which is gone") from None
+        raise _another(storage.uri, pin, "which no longer exists") from None
     if dataset.digest != pin.digest:
         raise _another(storage.uri, pin, f"manifest {pin.digest[:12]}…; now {dataset.digest[:12]}…")
     return dataset
@@ -80,8 +80,8 @@ def _as_noted(pin: Pin, storage: Storage, kind: str) -> Dataset:
 def _another(uri: str, pin: Pin, what: str) -> DatasetError:
     where = f" of {pin.uri}" if pin.uri != uri else ""
     return DatasetError(
-        f"{uri}: not the dataset that this run was begun with (version {pin.version}{where}, {what}); restore it, or "
-        "choose another output.uri and begin from this run's weights by model.start_from"
+        f"{uri}: not the dataset that this run began with (version {pin.version}{where}, {what}); restore it, or "
+        "choose another output.uri and set model.start_from to this run"
     )
 
 
@@ -89,7 +89,7 @@ def _name(number: int) -> str:
     return f"_source/{number:03d}.json"
 
 
-def _noted(run: Storage, number: int) -> Pin | None:
+def _read_pin(run: Storage, number: int) -> Pin | None:
     try:
         raw = run.read(_name(number))
     except NotFound:
@@ -99,6 +99,6 @@ def _noted(run: Storage, number: int) -> Pin | None:
         return Pin(str(data["uri"]), int(data["version"]), str(data["digest"]))
     except (ValueError, KeyError, TypeError) as error:
         raise DatasetError(
-            f"{run.uri_of(_name(number))}: not a note of a dataset's version ({error}); restore it, or delete it if "
+            f"{run.uri_of(_name(number))}: not the pinned version of a dataset ({error}); restore it, or delete it if "
             "the dataset has not changed since the run began"
         ) from error

@@ -1,4 +1,4 @@
-"""An iterator that works ahead in a thread, a bounded number of items."""
+"""An iterator that a thread runs a bounded number of items ahead."""
 
 import queue
 import threading
@@ -12,7 +12,7 @@ from sdp.device import start_thread
 Item = TypeVar("Item")
 
 _POLL_S = 0.5
-"""How long a thread that waits takes to notice that nobody wants its items any more."""
+"""Time until a waiting thread notices that the consumer has closed."""
 
 
 class _End:
@@ -21,29 +21,29 @@ class _End:
 
 
 def prefetched(items: Iterator[Item], ahead: int, name: str, device: torch.device) -> Iterator[Item]:
-    """Yield the same items, made up to `ahead` before they are asked for by a thread that works on `device`.
+    """Yield the items of an iterator that a thread on `device` runs up to `ahead` items ahead.
 
-    Errors come where they would have come. Closing this iterator closes `items`, in the thread that runs it.
+    An error is raised in place of the item that it prevented. Closing this iterator closes `items`, in its thread.
     """
     ready: queue.Queue[Item | _End] = queue.Queue(ahead)
-    unwanted = threading.Event()
+    closed = threading.Event()
 
     def put(item: Item | _End) -> None:
-        while not unwanted.is_set():
+        while not closed.is_set():
             try:
                 ready.put(item, timeout=_POLL_S)
                 return
             except queue.Full:
-                continue  # the consumer is busy; look again whether it still wants items
+                continue  # the consumer is busy, or has closed
 
     def work() -> None:
         error: BaseException | None = None
         try:
             for item in items:
                 put(item)
-                if unwanted.is_set():
+                if closed.is_set():
                     break
-        except BaseException as caught:  # noqa: BLE001 — handed over, to be raised where the items are used
+        except BaseException as caught:  # noqa: BLE001 (raised again by the consumer)
             error = caught
         finally:
             if hasattr(items, "close"):
@@ -60,5 +60,5 @@ def prefetched(items: Iterator[Item], ahead: int, name: str, device: torch.devic
                 return
             yield item
     finally:
-        unwanted.set()
+        closed.set()
         thread.join(timeout=60)

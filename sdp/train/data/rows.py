@@ -1,4 +1,4 @@
-"""Rows as they travel inside a reader, columns as raw bytes; and the batch that is made of them."""
+"""Rows inside a reader, their columns as raw bytes, and the batch made from them."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sdp.train.data.latents import MOMENTS, TOKEN_IDS, Column
+from sdp.train.data.columns import MOMENTS, TOKEN_IDS, Column
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Rows in the order in which they are taken."""
+    """Rows in the order of the epoch."""
 
     rows: NDArray[np.int64]
     weights: NDArray[np.float32]
     latents: NDArray[np.void]
     text: NDArray[np.void]
     epoch: int | None = None
-    """Of their own dataset, where it is not the run's."""
+    """The epoch of their dataset, if it is not the run's."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -36,14 +36,14 @@ class Rows:
 
 
 def empty_rows(count: int, columns: tuple[Column, Column]) -> Rows:
-    """Memory for so many rows."""
+    """Allocate memory for `count` rows."""
     latents, text = (np.empty(count, np.dtype((np.void, column.width))) for column in columns)
     return Rows(np.empty(count, np.int64), np.empty(count, np.float32), latents, text)
 
 
 def batch_of(columns: tuple[Column, Column], size: int, filled: Sequence[Rows], *, pin: bool = False) -> "Batch":
-    """Rows put together and padded; the only place where a batch's bytes are copied."""
-    import torch  # (here: who reads for others needs none)
+    """Join rows into a batch, padded to `size`; the only place where a batch's bytes are copied."""
+    import torch  # imported late: encoders need no torch to read
 
     from sdp.train.data.batch import PAD, Batch
 
@@ -73,7 +73,7 @@ def batch_of(columns: tuple[Column, Column], size: int, filled: Sequence[Rows], 
 
 
 class Buffers:
-    """Memory of windows that are done with: fresh pages cost about as much as copying into them."""
+    """Memory of consumed windows for reuse: allocating pages costs as much as copying into them."""
 
     def __init__(self, columns: tuple[Column, Column], keep: int = 64) -> None:
         self._columns = columns
@@ -82,11 +82,11 @@ class Buffers:
     def take(self, count: int) -> Rows:
         for _ in range(len(self._free)):
             try:
-                found = self._free.popleft()
+                rows = self._free.popleft()
             except IndexError:
-                break  # another thread was quicker
-            if len(found) >= count:
-                return found.slice(0, count)
+                break  # another thread was faster
+            if len(rows) >= count:
+                return rows.slice(0, count)
         return empty_rows(count, self._columns)
 
     def give_back(self, rows: Rows) -> None:
@@ -94,6 +94,6 @@ class Buffers:
 
 
 def _raw(tensor: "Tensor") -> NDArray[np.void]:
-    """A tensor's memory, one item a row."""
+    """Return a tensor's memory as one item per row."""
     flat = tensor.flatten(1).numpy()
     return flat.view(np.dtype((np.void, flat.shape[1] * flat.itemsize)))[:, 0]

@@ -1,4 +1,4 @@
-"""Which rows of a dataset count: not those that are taken down, held out, repeated, or beyond the limit."""
+"""The weights of a dataset's rows: 0 for rows that are taken down, held out, repeated or beyond the limit."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -11,19 +11,19 @@ from sdp.datasets.repeated import Repeated
 from sdp.storage import Storage
 
 Weigh = Callable[[NDArray[np.int64]], NDArray[np.float32]]
-"""The weight of each of some addresses."""
+"""Returns the weight of each address."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowWeights:
-    """Weight 1 for rows to be trained on, 0 for the others. Those keep their places in the order."""
+    """Weight 1 for rows to train on, and 0 for others, which keep their places in the order."""
 
     holdout: float = 0.0
     limit: int | None = None
     taken_down: NDArray[np.uint64] = field(default_factory=lambda: np.zeros(0, np.uint64))
-    """Sorted."""
+    """Addresses, sorted."""
     repeated: Repeated | None = None
-    """Of an images dataset: rows whose content a lower one has."""
+    """Rows of an images dataset with the same content as a lower address."""
 
     def __call__(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
         counts = np.ones(len(rows), np.bool_)
@@ -40,13 +40,13 @@ class RowWeights:
 
 
 def row_weights(dataset: Storage, holdout: float, limit: int | None) -> RowWeights:
-    """The weights as of now: takedowns are read anew for each epoch."""
+    """Return the current weights; takedowns are read again for each epoch."""
     rows = np.array(tombstones.load(dataset, dataset.options).rows.to_array(), np.uint64)
     return RowWeights(holdout, limit, np.sort(rows))
 
 
 def held_out(rows: NDArray[np.int64], share: float) -> NDArray[np.bool_]:
-    """For each address whether it is in the hold-out: by its hash (splitmix64), the same in every run and epoch."""
+    """Return which addresses are held out, by a hash (splitmix64) that is the same in every run and epoch."""
     with np.errstate(over="ignore"):
         mixed = rows.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
         mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

@@ -1,0 +1,65 @@
+"""A run in words: the line that shows its progress, and the lines that sum it up."""
+
+from typing import Any
+
+from sdp.console import clock, counted, duration, size, spent
+from sdp.train.callbacks.stragglers import behind
+from sdp.train.plan import Plan
+from sdp.train.state import TrainState
+
+NOTABLE = 0.1
+"""A worker that is slower than the others by more than this share is named in the progress."""
+
+
+def progress_line(line: dict[str, Any], plan: Plan) -> str:
+    """Return the progress as one line, from a line of metrics.
+
+    step 1,230 of 5,000 · epoch 0 41% · loss 0.1234 · 812 img/s (203 each) · lr 1.0e-04 · data 3% · ETA 1:02:03
+    """
+    whole = f" of {plan.last_step:,}" if plan.last_step is not None else ""
+    each = f" ({line['samples_per_s_per_worker']:,.0f} each)" if line["workers"] > 1 else ""
+    parts = [
+        f"step {line['step']:,}{whole}",
+        f"epoch {line['epoch']} {line['epoch_done']:.0%}",
+        f"loss {line['loss_smoothed']:.4f}" if line["loss_smoothed"] is not None else "no loss yet",
+        f"{line['samples_per_s']:,.0f} img/s{each}",
+        f"lr {line['learning_rate']:.1e}",
+    ]
+    if line.get("mfu") is not None:
+        parts.append(f"MFU {line['mfu']:.1%}")
+    if line["step_seconds"]:
+        parts.append(f"data {line['time'].get('data', 0.0) / line['step_seconds']:.0%}")
+    if line.get("memory_peak"):
+        parts.append(f"{size(line['memory_peak'])} GPU memory")
+    if (slow := line.get("slowest")) and (extra := behind(slow)) > NOTABLE:
+        parts.append(f"worker {slow['rank']} on {slow['host']} {extra:.0%} slower ({slow['part']})")
+    if line["skipped"]:
+        parts.append(f"{line['skipped']} skipped")
+    for name, form in (("gpu_hours", "{} GPU-hours"), ("cost", "cost {}")):
+        if total := (line.get(name) or 0.0) + (line.get(f"earlier_{name}") or 0.0):
+            whole = f" of {line[f'final_{name}']:,.2f}" if f"final_{name}" in line else ""
+            parts.append(form.format(f"{total:,.2f}{whole}"))
+    if "left_s" in line:
+        both = " (both phases)" * ("phases" in line)
+        parts.append(f"ETA {duration(line['left_s'])}, at {clock(line['finish_time'])}{both}")
+    return " · ".join(parts)
+
+
+def summary_lines(state: TrainState, checkpoint: str | None, reason: str) -> list[str]:
+    """Return what happened, and what can be done next."""
+    loss = f", loss {state.loss:.4f}" if state.loss is not None else ""
+    lines = [
+        f"train: ended at step {state.step:,} ({reason}): {state.samples:,} samples in "
+        f"{spent(state.seconds, state.gpu_hours, state.cost)}{loss}",
+    ]
+    if state.skipped:
+        lines.append(f"train: skipped {counted(state.skipped, 'bad step')}; the rows are in the run's bad_steps/")
+    if state.empty:
+        lines.append(
+            f"train: {counted(state.empty, 'step')} had no row that counts (held out, taken down, beyond limit or bad)"
+        )
+    if checkpoint:
+        lines.append(f"train: checkpoint {checkpoint}")
+    if checkpoint and state.step:
+        lines.append(f"next: sdp export {checkpoint} OUT, or sdp generate with it")
+    return lines
