@@ -62,7 +62,7 @@ class Plan:
     """Further lines for the user."""
     changed: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
     """TUNABLE keys that differ from the checkpoint, each with its old and new value."""
-    others: OtherPhases = OtherPhases()
+    others: OtherPhases = field(default_factory=OtherPhases)
 
     @property
     def epoch_steps(self) -> int:
