@@ -219,5 +219,5 @@ def run_export(args: Arguments) -> None:
         raise without(error, "export") from error
     weights = "averaged" if done.ema else "raw"
     say(f"wrote step {done.step:,} of {done.checkpoint}, {weights} weights in {args.dtype}, to {done.uri}")
-    if done.drawing:
-        say(f"draw with it: {done.drawing}")
+    if done.draw_command:
+        say(f"draw with it: {done.draw_command}")

@@ -171,7 +171,7 @@ def test_what_the_command_refuses_is_one_line_and_exit_code_2(
     (tmp_path / "full").mkdir()
     (tmp_path / "full/file").touch()
     for arguments, told in (
-        ([str(root / "run"), str(tmp_path / "full")], "there are files in it already; choose an empty folder"),
+        ([str(root / "run"), str(tmp_path / "full")], "the folder is not empty; choose an empty one"),
         ([str(tmp_path / "nothing"), str(tmp_path / "out")], "no complete checkpoint there"),
         (
             [str(root / "run"), str(tmp_path / "out"), "--dtype", "fp8"],
@@ -209,7 +209,7 @@ def test_a_single_file_holds_the_trained_weights_and_is_never_written_over(
     assert main(["export", str(root / "run"), str(file), "--single-file"]) == 0
     name = "model.diffusion_model.input_blocks.0.0.weight"
     assert torch.equal(load_file(file)[name], trained["ema.conv_in.weight"])
-    with pytest.raises(UserError, match="is there already; choose another name"):
+    with pytest.raises(UserError, match="already exists; choose another name"):
         export(str(root / "run"), str(file), form="single-file")
     with pytest.raises(UserError, match=r"expected the name of a file that ends with .safetensors"):
         export(str(root / "run"), str(tmp_path / "folder"), form="single-file")

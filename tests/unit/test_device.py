@@ -101,7 +101,9 @@ def test_checkpoints_of_the_second_gpu_make_no_context_on_the_first_and_use_one_
 def test_a_checkpoint_is_loaded_by_threads_of_the_gpu_that_it_goes_to(gpus: Gpus, tmp_path: Path) -> None:
     enter(SECOND)
     folder = open_storage(str(tmp_path))
-    sharded.save(folder, {"w": torch.arange(6.0)}, alone=True)
+    staged = sharded.stage(folder, {"w": torch.arange(6.0)}, alone=True)
+    staged.copy()
+    staged.write()
     target = torch.zeros(6).to(SECOND)
     sharded.load(folder, {"w": target}, alone=True)
     assert target.as_subclass(torch.Tensor).tolist() == list(range(6))

@@ -72,12 +72,12 @@ def refusal(call: Callable[[], object]) -> str:
 @pytest.mark.parametrize(
     ("damaged", "says"),
     [
-        (lambda data: data[:-1], "where its header speaks of"),
-        (lambda data: data + b"x", "where its header speaks of"),
-        (lambda data: data[:10], "is no safetensors file"),
-        (lambda data: data[:0], "is no safetensors file"),
-        (lambda data: b"\xff" * 8 + data, "is no safetensors file"),
-        (lambda data: data.replace(b"data_offsets", b"data_offsetz"), "is no safetensors file"),
+        (lambda data: data[:-1], "but its header describes"),
+        (lambda data: data + b"x", "but its header describes"),
+        (lambda data: data[:10], "is not a safetensors file"),
+        (lambda data: data[:0], "is not a safetensors file"),
+        (lambda data: b"\xff" * 8 + data, "is not a safetensors file"),
+        (lambda data: data.replace(b"data_offsets", b"data_offsetz"), "is not a safetensors file"),
     ],
 )
 def test_weights_cut_short_or_damaged_are_named_by_a_look_at_their_header(
