@@ -85,7 +85,7 @@ def test_what_cannot_be_exported_is_told_in_one_line(root: Path, tmp_path: Path)
         export(str(tmp_path / "nothing"), str(tmp_path / "out"))
     (tmp_path / "full").mkdir()
     (tmp_path / "full/file").touch()
-    with pytest.raises(UserError, match="there are files in it already"):
+    with pytest.raises(UserError, match="the folder is not empty"):
         export(str(root / "run"), str(tmp_path / "full"))
     train(config(root, "raw", ema__decay=None, max_steps=1))
     with pytest.raises(DatasetError, match="no moving average in it"):

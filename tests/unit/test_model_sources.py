@@ -204,7 +204,7 @@ def test_weights_in_several_files_are_taken(model: Path) -> None:
 @pytest.mark.parametrize(
     ("part", "key", "value", "says"),
     [
-        ("text_encoder", "hidden_size", 32, "gives 32 channels and the U-Net takes 64"),
+        ("text_encoder", "hidden_size", 32, "has 32 output channels, the U-Net needs 64"),
         ("vae", "latent_channels", 16, "latent_channels: expected 4, got 16"),
         ("vae", "_class_name", "VQModel", "expected 'AutoencoderKL'"),
         ("unet", "_class_name", "FluxTransformer2DModel", "expected 'UNet2DConditionModel'"),

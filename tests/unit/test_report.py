@@ -306,7 +306,7 @@ def test_a_curve_has_a_gap_where_a_value_is_missing_or_is_no_number() -> None:
 
 @pytest.mark.parametrize("values", [[], [None], [float("inf")]])
 def test_a_chart_of_nothing_says_so(values: list[float | None]) -> None:
-    assert "nothing to draw yet" in charts.lines([Line("", range(len(values)), values)], x_name="step")
+    assert "no data yet" in charts.lines([Line("", range(len(values)), values)], x_name="step")
 
 
 def test_a_constant_is_drawn_too() -> None:

@@ -107,7 +107,7 @@ def test_a_supervisor_whose_pod_goes_stops_its_job_and_stays_itself(tmp_path: Pa
             assert leave(30, lambda words: program in words) == []
             assert saved.exists()
             assert supervisor.stderr is not None
-            assert b"is submitted again on the next head" in supervisor.stderr.readline()
+            assert b"will be resubmitted on the next head" in supervisor.stderr.readline()
             assert supervisor.poll() is None
         finally:
             supervisor.kill()
@@ -120,9 +120,9 @@ def test_a_supervisor_whose_pod_goes_between_two_tries_stays_too() -> None:
     ) as supervisor:
         try:
             assert supervisor.stderr is not None
-            assert b"started again in 60 s" in supervisor.stderr.readline()
+            assert b"restarting in 60 s" in supervisor.stderr.readline()
             assert leave(30, lambda words: program in words) == []
-            assert b"is submitted again on the next head" in supervisor.stderr.readline()
+            assert b"will be resubmitted on the next head" in supervisor.stderr.readline()
             assert supervisor.poll() is None
         finally:
             supervisor.kill()
@@ -180,7 +180,7 @@ def test_a_job_that_waits_for_its_input_starts_when_that_is_complete(
         "model: {source: builtin:tiny}\n"
     )
     complete_at_start: list[bool] = []
-    monkeypatch.setattr(supervisor, "LOOK_S", 0.01)
+    monkeypatch.setattr(supervisor, "POLL_S", 0.01)
     monkeypatch.setattr(
         supervisor, "supervise", lambda _: complete_at_start.append((images / "_manifest.json").exists()) or 0
     )
