@@ -224,8 +224,8 @@ def _check(config: DreamboothConfig) -> None:
 
 def _report(config: DreamboothConfig, steps: Sequence[Step]) -> str:
     """Write the report on all results; return its address."""
+    from sdp.report.page import write_page
     from sdp.report.sections import gather
-    from sdp.report.write import write_page
 
     output = open_storage(config.output.uri, config.storage.options())
     results = [str(step.config["output"]["uri"]) for step in steps]

@@ -62,7 +62,7 @@ def test_a_profile_says_where_the_time_and_memory_of_a_step_goes(root: Path) -> 
     (event,) = [e for e in RunFolder(open_storage(str(root / "run"))).events() if e["event"] == "profile"]
     assert event["step"] == 5
     (section,) = run_sections(open_storage(str(root / "run")))
-    assert any("Where a step's time and memory goes, step 5" in getattr(b, "title", "") for b in section.blocks)
+    assert any("Where a step's time and memory go, step 5" in getattr(b, "title", "") for b in section.blocks)
 
 
 def test_a_profile_changes_no_number(root: Path) -> None:

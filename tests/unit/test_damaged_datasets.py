@@ -95,7 +95,7 @@ def test_a_damaged_field_of_the_manifest_is_a_problem_and_does_not_hide_the_data
     assert not described.complete
     assert any("_manifest.json" in problem and path in problem for problem in described.problems)
     (section,) = gather([images.uri], pictures=4)
-    assert section.verdict.startswith("Broken")
+    assert section.verdict.startswith("Damaged")
     code, said = run(["audit", images.uri, "--row", "12"], capsys)
     assert code == 2
     assert path in said

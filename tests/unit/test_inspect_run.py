@@ -20,7 +20,8 @@ from sdp.datasets.manifest import open_dataset
 from sdp.errors import DatasetError
 from sdp.lease import Lease
 from sdp.report import subject
-from sdp.report.inspect import Checkpoint, Run, describe, summary
+from sdp.report.inspect import Checkpoint, Run, describe
+from sdp.report.summary import summary
 from sdp.storage import Storage, open_storage
 from sdp.storage.local import LocalStorage
 from tests.kit import make_images, make_latents
@@ -155,11 +156,11 @@ def test_a_run_says_its_state_checkpoints_history_and_its_newest_checkpoint(tmp_
     assert found.incomplete == [9]
     assert found.bad_rows == {"undecodable": 2}
     assert found.history["bad_step"] == 1
-    assert [line.split(" ", 1)[1][:9] for line in found.trouble] == ["recovered", "a step wa"]
+    assert [line.split(" ", 1)[1][:9] for line in found.trouble] == ["recovered", "skipped a"]
     assert found.newest is not None
     assert found.newest.step == 7
     text = summary(found)
-    for part in ("not complete: step 9", "1 on node-1", "90.0 over 2 workers", "cost", "(not there any more)"):
+    for part in ("incomplete: step 9", "1 on node-1", "90.0 over 2 workers", "cost", "(no longer there)"):
         assert part in text
 
 
@@ -169,7 +170,7 @@ def test_the_headline_is_the_newest_step_although_metrics_have_not_come_to_it(tm
     found = describe(run)
     assert isinstance(found, Run)
     assert (found.step, found.last["step"]) == (9, 8)
-    assert "9; what follows is of step 8" in summary(found)
+    assert "9; the following is for step 8" in summary(found)
     publish_lines(run, "metrics/000001-000000008.jsonl", [{**found.last, "step": 9}])
     found = describe(run)
     assert isinstance(found, Run)
@@ -199,7 +200,7 @@ def test_two_phases_are_told_one_after_the_other(tmp_path: Path) -> None:
     assert isinstance(found, Run)
     assert [phase.uri.rpartition("/")[2] for phase in found.phases] == ["phase-1", "phase-2"]
     assert found.state == "given up: worker 0: out of memory"
-    assert summary(found).count("the newest checkpoint:") == 2
+    assert summary(found).count("newest checkpoint:") == 2
 
 
 def test_who_holds_a_run_is_told_from_its_lease(tmp_path: Path) -> None:
@@ -222,8 +223,8 @@ def test_a_file_that_is_gone_or_too_short_is_a_problem_and_exit_code_1(
     (folder / "worker-00001.000.bin").unlink()
     assert main(["inspect", str(folder)]) == 1
     out = capsys.readouterr().out
-    assert f"{folder}/worker-00000.000.bin: 47 bytes, where 48 are needed; take another checkpoint" in out
-    assert f"{folder}/worker-00001.000.bin: 0 bytes, where 48 are needed; take another checkpoint" in out
+    assert f"{folder}/worker-00000.000.bin: 47 bytes, expected 48; use another checkpoint" in out
+    assert f"{folder}/worker-00001.000.bin: 0 bytes, expected 48; use another checkpoint" in out
 
 
 def test_a_ledger_that_does_not_agree_with_the_count_is_a_problem(tmp_path: Path) -> None:
@@ -235,7 +236,7 @@ def test_a_ledger_that_does_not_agree_with_the_count_is_a_problem(tmp_path: Path
     found = describe(folder)
     assert isinstance(found, Checkpoint)
     assert found.problems == [
-        f"{folder.uri}: 56 samples were counted and 40 rows are in its ledger; take another checkpoint"
+        f"{folder.uri}: 56 samples counted, but 40 rows in its ledger; use another checkpoint"
     ]
 
 
@@ -305,7 +306,7 @@ def test_a_folder_of_several_things_names_them(tmp_path: Path, capsys: pytest.Ca
     make_run(tmp_path, "both/phase-1")
     for command in ("inspect", "report"):
         assert main([command, str(tmp_path)]) == 2
-        said = f"{tmp_path}: no dataset here; below it: both, images, latents, run; name one of them"
+        said = f"{tmp_path}: no dataset here, but in both, images, latents, run; pass one of these"
         assert capsys.readouterr().err.splitlines() == [f"sdp: {said}"]
 
 

@@ -568,7 +568,7 @@ def test_the_page_draws_throughput_that_rises_with_encoders_until_trainers_are_t
     page = tmp_path / "plan.html"
     argv = [word for setting in ("scaling.num_workers=32", "max_steps=1000") for word in ("--set", setting)]
     assert main(["plan", *argv, "--page", str(page)]) == 0
-    svg = page.read_text().split("Images a second, 32 A100-80G at 256 px")[1]
+    svg = page.read_text().split("Images per second, 32 A100-80G at 256 px")[1]
     svg = svg[svg.index("<svg") : svg.index("</svg>") + 6]
     line = next(e for e in ET.fromstring(svg).iter() if e.tag.endswith("polyline") and e.get("points"))
     heights = [-float(point.split(",")[1]) for point in str(line.get("points")).split()]

@@ -30,8 +30,7 @@ from sdp.report import page
 from sdp.report.data import _figures
 from sdp.report.page import Drawing
 from sdp.report.plan import plan_of_run
-from sdp.report.sections import gather
-from sdp.report.write import _beside, write_report
+from sdp.report.sections import _default_file, gather, write_report
 from sdp.storage import list_source, open_storage
 from tests.kit import LAYOUT, begin_images, make_images, make_latents
 
@@ -155,7 +154,7 @@ def test_a_run_on_gpus_with_a_price_has_its_plan_at_the_speed_that_it_has_measur
 
 def test_a_run_tells_what_it_has_cost_and_one_that_goes_on_what_it_will_and_when_it_ends(tmp_path: Path) -> None:
     spent = {"GPU-hours": "17.50", "cost": "52.50"}
-    ahead = {"ends": "Nov 23 00:00 UTC", "GPU-hours at its end": "30.00", "cost at its end": "90.00"}
+    ahead = {"ends": "Nov 23 00:00 UTC", "GPU-hours at the end": "30.00", "cost at the end": "90.00"}
     for ended in (False, True):
         make_run(tmp_path, ended=ended)
         (section,) = gather([str(tmp_path / "run")])
@@ -168,7 +167,7 @@ def test_an_incomplete_dataset_says_what_is_missing_and_what_to_do(tmp_path: Pat
     begin_images(tmp_path)
     (section,) = gather([str(tmp_path / "images")])
     assert not section.good
-    assert section.verdict == "Incomplete: 5 of 5 parts are missing; run its job again, it does the rest."
+    assert section.verdict == "Incomplete: 0 of 5 parts written; run the job again to write the rest."
 
 
 def test_pictures_come_with_caption_and_address_and_failures_with_their_detail(tmp_path: Path) -> None:
@@ -181,7 +180,7 @@ def test_pictures_come_with_caption_and_address_and_failures_with_their_detail(t
         assert tile.note == f"row {row}: 8 × 8"
         assert tile.data == picture("red")
     tables = {block.title: block for block in section.blocks if isinstance(block, page.Table)}
-    assert tables["Why rows were left out"].rows[0][:2] == ("http_status", 8)
+    assert tables["Filtered and failed rows"].rows[0][:2] == ("http_status", 8)
     assert ("http_status", 0, "404 of 0", 2) in tables["Examples"].rows
 
 
@@ -192,7 +191,7 @@ def test_pictures_that_are_taken_down_are_not_shown_and_it_is_said_how_many(tmp_
     (section,) = gather([str(tmp_path / "images")], pictures=40)
     (gallery,) = [block for block in section.blocks if isinstance(block, page.Gallery)]
     assert {tile.note.partition(":")[0] for tile in gallery.tiles} <= {"row 1", "row 17"}
-    assert gallery.title == f"{len(gallery.tiles)} pictures from all over it; 30 that are taken down are not shown"
+    assert gallery.title == f"{len(gallery.tiles)} pictures from the whole dataset; not shown: 30 taken down"
 
 
 def test_no_picture_is_shown_where_it_is_not_known_which_are_taken_down(tmp_path: Path) -> None:
@@ -201,7 +200,7 @@ def test_no_picture_is_shown_where_it_is_not_known_which_are_taken_down(tmp_path
     (section,) = gather([str(tmp_path / "images")], pictures=40)
     assert not [block for block in section.blocks if isinstance(block, page.Gallery)]
     (table,) = [block for block in section.blocks if isinstance(block, page.Table) and block.title == "Pictures"]
-    assert "which are taken down is not known" in str(table.rows[0][0])
+    assert "the takedown list cannot be read" in str(table.rows[0][0])
 
 
 def test_a_damaged_page_is_named_and_its_pictures_are_not_shown(tmp_path: Path) -> None:
@@ -248,7 +247,7 @@ def test_what_is_neither_a_dataset_nor_a_run_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_report_is_not_written_where_no_folder_is(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="report: --out: expected a file in a folder that exists"):
+    with pytest.raises(UserError, match="report: --out: expected a file in an existing folder"):
         write_report([str(tmp_path)], tmp_path / "no" / "r.html")
 
 
@@ -270,7 +269,7 @@ def test_without_a_name_the_page_is_written_beside_what_it_is_about(
     monkeypatch.chdir(tmp_path / "elsewhere")
     assert main(["report", "../images", str(tmp_path / "run"), "--pictures", "1"]) == 0
     assert f"wrote {tmp_path}/images-report.html: 2 sections;" in capsys.readouterr().err
-    assert "1 picture from all over it" in (tmp_path / "images-report.html").read_text()
+    assert "1 picture from the whole dataset" in (tmp_path / "images-report.html").read_text()
     assert main(["report", str(tmp_path / "run/checkpoints/latest")]) == 0
     assert (tmp_path / "run-report.html").is_file()
     assert list((tmp_path / "elsewhere").iterdir()) == []
@@ -280,7 +279,7 @@ def test_the_page_about_what_is_in_a_bucket_goes_to_a_new_temporary_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    files = [_beside("s3://bucket/runs/sd2/checkpoints/latest") for _ in range(2)]
+    files = [_default_file("s3://bucket/runs/sd2/checkpoints/latest") for _ in range(2)]
     assert [file.name for file in files] == ["sd2-report.html"] * 2
     assert len({file.parent for file in files}) == 2
     assert all(file.parent.parent == tmp_path and file.parent.is_dir() for file in files)
@@ -341,16 +340,16 @@ def test_a_dataset_s_section_tells_how_fast_it_was_made_and_where_the_time_went(
     )
     assert section.glance == "33 of 42 rows · 4 rows/s · 10 s"
     bars = {block.title: block for block in section.blocks if isinstance(block, page.Bar)}
-    assert bars["Where the time of encoders went"].parts == [
+    assert bars["Time of encoders"].parts == [
         ("at work", 60.0, "1:00"),
         ("waiting for input", 20.0, "20 s"),
     ]
     assert len(bars) == 2, "of what did but one thing there is nothing to split"
     tables = {block.title: block for block in section.blocks if isinstance(block, page.Table)}
-    assert [row[3:5] for row in tables["Its runs"].rows] == [(20, 5.0), (20, 3.33)]
+    assert [row[3:5] for row in tables["Runs"].rows] == [(20, 5.0), (20, 3.33)]
     notes = [str(row[0]) for row in tables["Notes"].rows]
     assert "_runs/000009.json: damaged record of a run (job: missing); delete it" in notes[0]
-    assert notes[1].startswith("2 of the rows were worked off by runs that were broken off")
+    assert notes[1].startswith("2 of the rows are from runs that were killed")
     assert section.good
 
 
