@@ -88,8 +88,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     for outcome in ("skipped", "failed", "error"):
         for report in terminalreporter.stats.get(outcome, []):
             reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
-            if found := MISSED.search(reason):
-                missed[found[1], found[2]] += 1
+            if match := MISSED.search(reason):
+                missed[match[1], match[2]] += 1
     if missed:
         terminalreporter.section("outside programs that are missing")
         for (name, how), count in sorted(missed.items()):

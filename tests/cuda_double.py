@@ -171,20 +171,20 @@ class Gpus:
         """Copy a tensor to a GPU; from page-locked memory the copy is under way when this returns."""
         self.touch(device)
         stream = self.current_stream(device)
-        there = tensor.detach().clone()
+        copy = tensor.detach().clone()
         if self.is_pinned(tensor):
 
             def check() -> None:
-                if not torch.equal(tensor, there):
+                if not torch.equal(tensor, copy):
                     self.fail("page-locked memory was changed before it was copied to the GPU")
 
             stream.work.append(check)
-        return self.placed(there, stream)  # type: ignore[no-any-return]
+        return self.placed(copy, stream)  # type: ignore[no-any-return]
 
-    def copy_back(self, host: Tensor, there: Tensor, stream: Stream, non_blocking: bool = False) -> Tensor:
+    def copy_back(self, host: Tensor, source: Tensor, stream: Stream, non_blocking: bool = False) -> Tensor:
         def copy() -> None:
             with torch.inference_mode(), torch._C.DisableTorchFunctionSubclass():
-                host.copy_(there)
+                host.copy_(source)
 
         stream.work.append(copy)
         if not (non_blocking and self.is_pinned(host)):

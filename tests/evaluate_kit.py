@@ -122,13 +122,13 @@ def caption_of(number: int) -> str:
     return f"picture {chr(ord('a') + number % 26)}"
 
 
-def evaluate_config(out: Path, **told: Any) -> EvaluateConfig:
+def evaluate_config(out: Path, **settings: Any) -> EvaluateConfig:
     """A job that takes a moment."""
     usual: dict[str, Any] = {
         "output": {"uri": str(out), "rows_per_file": 8},
         "scaling": {"batch_size": 3, "threads": 2},
         "kid": {"subsets": 5, "subset_size": 10},
     }
-    for key, value in told.items():
+    for key, value in settings.items():
         usual[key] = usual[key] | value if isinstance(usual.get(key), dict) else value
     return parse("evaluate", json.loads(json.dumps(usual, default=str)))

@@ -38,9 +38,9 @@ class Scrape:
         return [s for s in self.samples if s.name == name and wanted.items() <= s.labels.items()]
 
     def one(self, name: str, **labels: object) -> Sample:
-        found = self.all(name, **labels)
-        assert len(found) == 1, f"{len(found)} samples of {name} {labels}"
-        return found[0]
+        samples = self.all(name, **labels)
+        assert len(samples) == 1, f"{len(samples)} samples of {name} {labels}"
+        return samples[0]
 
     def value(self, name: str, **labels: object) -> float:
         return self.one(name, **labels).value

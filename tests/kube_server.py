@@ -180,15 +180,15 @@ class KubeServer:
         group = next(group for group in self.groups if collection.startswith(f"{group}/"))
         kind = collection.rpartition("/")[2]
         inside = collection.removesuffix(f"/{kind}")
-        found = []
+        objects = []
         for path, item in self.objects.items():
             folder, _, _ = path.rpartition("/")
             here = folder == collection or (
                 inside == group and re.fullmatch(rf"{group}(/namespaces/[^/]+)?/{kind}", folder)
             )
             if here:
-                found.append(item)
-        return found
+                objects.append(item)
+        return objects
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -431,7 +431,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _refuse(self, status: int, reason: str, message: str, details: Object | None = None) -> None:
         self._silent = False
-        told = {
+        body = {
             "kind": "Status",
             "status": "Failure",
             "message": message,
@@ -439,7 +439,7 @@ class _Handler(BaseHTTPRequestHandler):
             "details": details or {},
             "code": status,
         }
-        self._reply(told, status)
+        self._reply(body, status)
 
     def _hang_up(self) -> None:
         self.close_connection = True

@@ -81,9 +81,9 @@ def make_images(
 
 
 def config_of(source: object, output: object, model: object, *settings: str) -> ProcessConfig:
-    told = [f"source.uri={source}", f"output.uri={output}", f"model.source={model}"]
+    arguments = [f"source.uri={source}", f"output.uri={output}", f"model.source={model}"]
     usual = ["resolutions=[64]", "encode.dtype=fp32", "encode.batch_size=8"]
-    return load("process", None, [*told, *usual, *settings])
+    return load("process", None, [*arguments, *usual, *settings])
 
 
 def write_tokenizer(folder: Path) -> None:
@@ -97,9 +97,9 @@ def write_tokenizer(folder: Path) -> None:
         vocabulary.setdefault(token, len(vocabulary))
     (folder / "vocab.json").write_text(json.dumps(vocabulary))
     (folder / "merges.txt").write_text("#version: 0.2\n")
-    told = {"tokenizer_class": "CLIPTokenizer", "model_max_length": 77, "pad_token": "!"}
+    config = {"tokenizer_class": "CLIPTokenizer", "model_max_length": 77, "pad_token": "!"}
     marks = {"bos_token": "<|startoftext|>", "eos_token": "<|endoftext|>", "unk_token": "<|endoftext|>"}
-    (folder / "tokenizer_config.json").write_text(json.dumps({**told, **marks}))
+    (folder / "tokenizer_config.json").write_text(json.dumps({**config, **marks}))
 
 
 def make_vae(seed: int = 0) -> Any:

@@ -54,8 +54,8 @@ def tiny_inputs(root: Path) -> Path:
 
 def linked(inputs: Path, folder: Path) -> Path:
     """A place for runs, with inputs that others use, too."""
-    for given in inputs.iterdir():
-        (folder / given.name).symlink_to(given)
+    for entry in inputs.iterdir():
+        (folder / entry.name).symlink_to(entry)
     return folder
 
 

@@ -28,10 +28,10 @@ def run_workers(count: int, function: Callable[..., Any], *args: Any) -> list[An
     with TemporaryDirectory() as folder:
         pipes, processes = [], []
         for rank in range(count):
-            here, there = context.Pipe(duplex=False)
-            process = context.Process(target=_work, args=(there, rank, count, folder, function, args), daemon=True)
+            here, remote = context.Pipe(duplex=False)
+            process = context.Process(target=_work, args=(remote, rank, count, folder, function, args), daemon=True)
             process.start()
-            there.close()
+            remote.close()
             pipes.append(here)
             processes.append(process)
         try:

@@ -303,23 +303,23 @@ def test_an_hour_s_price_goes_by_the_instance_type_that_a_group_s_node_selector_
 def test_downloads_take_all_that_groups_without_gpus_may_grow_to_and_none_of_the_others(render: Render) -> None:
     """Pods with GPUs that downloads keep busy would never go; and of groups without a pod Ray knows nothing."""
 
-    def told(example: str, *settings: str) -> tuple[object, ...]:
+    def values_of(example: str, *settings: str) -> tuple[object, ...]:
         config = yaml.safe_load(one(render(example, *settings), "ConfigMap")["data"]["download.yaml"])
         workers = config.get("workers", {})
         return config.get("concurrency"), workers.get("cpus"), workers.get("node_labels")
 
     on_cpu = {"ray.io/node-group": "in(cpu)"}
-    assert told("minimal") == (70, 4, on_cpu), "10 pods, 7 workers of 4 CPUs on the 31 of each"
+    assert values_of("minimal") == (70, 4, on_cpu), "10 pods, 7 workers of 4 CPUs on the 31 of each"
     more = ("groups.small.cpu=3", "groups.small.maxReplicas=5")
-    assert told("minimal", *more) == (105, 3, {"ray.io/node-group": "in(cpu,small)"})
+    assert values_of("minimal", *more) == (105, 3, {"ray.io/node-group": "in(cpu,small)"})
     cluster = one(render("minimal"), "RayCluster")["spec"]
     labels = {group["groupName"]: group["labels"].get("ray.io/node-group") for group in cluster["workerGroupSpecs"]}
     assert labels == {name: name for name in labels}, "or the autoscaler would not know which group to grow"
-    assert told("minimal", "groups.cpu.cpu=700m") == (10, 1, on_cpu), "KubeRay tells Ray of whole CPUs, rounded up"
-    assert told("minimal", *STATIC) == (None, 4, on_cpu)
-    assert told("minimal", "groups.cpu=null") == (None, None, None), "only GPUs: wherever there are CPUs"
-    assert told("no-gpu")[2] is None
-    own = told("minimal", "jobs.download.workers.node_labels.zone=b", "jobs.download.concurrency=3")
+    assert values_of("minimal", "groups.cpu.cpu=700m") == (10, 1, on_cpu), "KubeRay tells Ray of whole CPUs, rounded up"
+    assert values_of("minimal", *STATIC) == (None, 4, on_cpu)
+    assert values_of("minimal", "groups.cpu=null") == (None, None, None), "only GPUs: wherever there are CPUs"
+    assert values_of("no-gpu")[2] is None
+    own = values_of("minimal", "jobs.download.workers.node_labels.zone=b", "jobs.download.concurrency=3")
     assert own == (3, None, {"zone": "b"})
 
 
@@ -518,7 +518,7 @@ def test_an_upgrade_counts_the_pods_of_older_templates_by_group(
         return {"metadata": {**made, "labels": {**made["labels"], "ray.io/cluster": "sdp"}, **about}}
 
     others = {"metadata": {"labels": {"ray.io/cluster": "blue", "sdp/group": "a10g"}}}
-    there = [
+    older_pods = [
         *[pod("head"), pod("cpu"), pod("a10g"), pod("a10g"), pod("a100")],
         *[pod("cpu", annotations=None), pod("cpu", annotations={"sdp/template": "0"}, deletionTimestamp="now")],
         *[
@@ -529,11 +529,11 @@ def test_an_upgrade_counts_the_pods_of_older_templates_by_group(
     ]
     chart = shutil.copytree(CHART, tmp_path / "chart")
     (chart / "templates" / "probe.yaml").write_text(PROBE)
-    (chart / "pods.json").write_text(json.dumps(there))
+    (chart / "pods.json").write_text(json.dumps(older_pods))
 
     def older(*settings: str) -> dict[str, int]:
-        given = [argument for setting in settings for argument in ("--set", setting)]
-        command = [str(tool("helm")), "template", "sdp", str(chart), "-f", str(VALUES["minimal"]), *given]
+        arguments = [argument for setting in settings for argument in ("--set", setting)]
+        command = [str(tool("helm")), "template", "sdp", str(chart), "-f", str(VALUES["minimal"]), *arguments]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
         counts: dict[str, int] = one([each for each in yaml.safe_load_all(done.stdout) if each], "Probe")["older"]
         return counts
@@ -605,17 +605,17 @@ def test_the_head_knows_where_grafana_is_if_it_is_told_and_no_other_pod_does(ren
     inside, outside, prometheus = "http://grafana.monitoring.svc:80", "https://grafana.example.org", "http://p.svc:9090"
     urls = (f"monitoring.grafana.url={inside}", f"monitoring.prometheus.url={prometheus}")
 
-    def told(name: str, *settings: str) -> dict[str, str]:
+    def values_of(name: str, *settings: str) -> dict[str, str]:
         (container,) = pods(one(render("minimal", *settings), "RayCluster"))[name]["spec"]["containers"]
         return {e["name"]: e["value"] for e in container["env"] if "GRAFANA" in e["name"] or "PROMETHEUS" in e["name"]}
 
     cluster = one(render("minimal"), "RayCluster")["metadata"]["name"]
     expected = {"RAY_GRAFANA_HOST": inside, "RAY_PROMETHEUS_HOST": prometheus, "RAY_GRAFANA_CLUSTER_FILTER": cluster}
-    assert told("head", *urls) == {**expected, "RAY_GRAFANA_IFRAME_HOST": inside}
-    public = told("head", *urls, f"monitoring.grafana.publicUrl={outside}")
+    assert values_of("head", *urls) == {**expected, "RAY_GRAFANA_IFRAME_HOST": inside}
+    public = values_of("head", *urls, f"monitoring.grafana.publicUrl={outside}")
     assert public == {**expected, "RAY_GRAFANA_IFRAME_HOST": outside}
-    assert told("a100", *urls) == {}
-    assert told("head") == {}
+    assert values_of("a100", *urls) == {}
+    assert values_of("head") == {}
     import ray.dashboard.modules.metrics.metrics_head as ray_s
 
     assert public.keys() == {
@@ -898,14 +898,14 @@ def test_the_job_with_a_cluster_of_its_own_has_pods_like_the_chart_s(render: Ren
     templates = pods({"spec": chart})
     for name, template in pods({"spec": own}).items():
         assert list(unknown_fields(template, "V1PodTemplateSpec", name)) == []
-        ours, theirs = template["spec"], templates[name]["spec"]
-        (our_container,), (their_container,) = ours["containers"], theirs["containers"]
-        assert ours["securityContext"] == theirs["securityContext"]
-        assert ours["shareProcessNamespace"] == theirs["shareProcessNamespace"]
+        actual, expected = template["spec"], templates[name]["spec"]
+        (our_container,), (their_container,) = actual["containers"], expected["containers"]
+        assert actual["securityContext"] == expected["securityContext"]
+        assert actual["shareProcessNamespace"] == expected["shareProcessNamespace"]
         assert our_container["securityContext"] == their_container["securityContext"]
         assert our_container["resources"] == their_container["resources"] or name == "head"
         assert our_container["image"].startswith("REGISTRY/"), "which no cluster takes: whose it is has to be said"
-        assert ours["serviceAccountName"] == "sdp"
+        assert actual["serviceAccountName"] == "sdp"
         assert template["metadata"]["labels"] == {"sdp/jobs-of": "sdp"}, "what the chart's network policy goes by"
         assert our_container["name"] == their_container["name"]
         assert our_container["volumeMounts"] == their_container["volumeMounts"]
@@ -913,10 +913,10 @@ def test_the_job_with_a_cluster_of_its_own_has_pods_like_the_chart_s(render: Ren
         assert bool(drains) == (name == "a100"), "nobody waits for a head"
         assert bool(our_container["lifecycle"]) == (name == "head")
         autoscaler = ("token", "autoscaler-tmp", "autoscaler-home")
-        assert ours["volumes"] == [volume for volume in theirs["volumes"] if volume["name"] not in autoscaler]
-        assert ours["enableServiceLinks"] is theirs["enableServiceLinks"]
-        assert ours.get("nodeSelector") == theirs.get("nodeSelector")
-        assert ours.get("tolerations") == theirs.get("tolerations")
+        assert actual["volumes"] == [volume for volume in expected["volumes"] if volume["name"] not in autoscaler]
+        assert actual["enableServiceLinks"] is expected["enableServiceLinks"]
+        assert actual.get("nodeSelector") == expected.get("nodeSelector")
+        assert actual.get("tolerations") == expected.get("tolerations")
     (group,) = own["workerGroupSpecs"]
     assert group.keys() <= GROUP_FIELDS
     assert group["labels"]["ray.io/accelerator-type"] == "A100"

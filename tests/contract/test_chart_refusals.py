@@ -208,10 +208,10 @@ def test_what_cannot_work_is_refused_with_the_value_s_path(
     refused: Callable[..., str], settings: list[str], says: str
 ) -> None:
     """With the schema's own words, or at the start of the one sentence that the templates have."""
-    told = refused("minimal", *settings)
-    assert says in told
-    if "execution error" in told:
-        sentence = told.splitlines()[0].partition("): ")[2]
+    message = refused("minimal", *settings)
+    assert says in message
+    if "execution error" in message:
+        sentence = message.splitlines()[0].partition("): ")[2]
         assert sentence.startswith(says), sentence
 
 

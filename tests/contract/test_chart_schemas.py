@@ -124,10 +124,10 @@ def judged(tool: Callable[[str], Path], schemas: Path) -> Callable[[str], tuple[
         where = f"{schemas}/{{{{.ResourceKind}}}}.json"
         command = [str(tool("kubeconform")), "-strict", "-summary", "-output", "json", "-schema-location", where, "-"]
         done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=60, check=False)
-        told = json.loads(done.stdout)
-        against = [f"{each['kind']}: {each['msg']}" for each in told.get("resources") or []]
+        report = json.loads(done.stdout)
+        against = [f"{each['kind']}: {each['msg']}" for each in report.get("resources") or []]
         assert (done.returncode == 0) == (not against), done.stderr
-        return told["summary"]["valid"], against
+        return report["summary"]["valid"], against
 
     return run
 
@@ -245,21 +245,21 @@ def test_every_label_that_something_is_found_by_is_one_that_pods_have(
         for group, template in pods(cluster).items()
     }
 
-    def found(selector: Manifest) -> set[str]:
+    def selected(selector: Manifest) -> set[str]:
         return {group for group, has in labels.items() if selector["matchLabels"].items() <= has.items()}
 
     for manifest in manifests:
         if manifest["kind"] == "NetworkPolicy":
             expected = set() if manifest["metadata"]["name"] == f"{name}-jobs" else set(labels)
-            assert found({"matchLabels": manifest["spec"]["podSelector"]["matchLabels"]}) == expected
+            assert selected({"matchLabels": manifest["spec"]["podSelector"]["matchLabels"]}) == expected
             for expression in manifest["spec"]["podSelector"].get("matchExpressions", []):
                 assert set(expression["values"]) <= set(labels), "groups that there are"
         if manifest["kind"] == "PodDisruptionBudget":
-            assert found(manifest["spec"]["selector"]) == {"head"}
+            assert selected(manifest["spec"]["selector"]) == {"head"}
     for group, template in pods(cluster).items():
         assert template["metadata"]["labels"]["sdp/group"] == group
         for spread in template["spec"].get("topologySpreadConstraints", []):
-            assert found(spread["labelSelector"]) == {group}
+            assert selected(spread["labelSelector"]) == {group}
     for group in cluster["spec"]["workerGroupSpecs"]:
         has, gpus = group["labels"], group["template"]["spec"]["containers"][0]["resources"]["limits"]
         assert (has["sdp/group"], has["ray.io/node-group"]) == (group["groupName"], group["groupName"])
@@ -270,14 +270,14 @@ def test_there_is_a_values_file_that_says_everything() -> None:
     full = yaml.safe_load(VALUES["full"].read_text())
     values = yaml.safe_load((CHART / "values.yaml").read_text())
 
-    def unsaid(there: Any, of: Any, path: str = "") -> Iterator[str]:
-        for key, value in of.items():
-            if key not in there:
+    def missing_keys(target: Any, source: Any, path: str = "") -> Iterator[str]:
+        for key, value in source.items():
+            if key not in target:
                 yield f"{path}{key}"
             elif isinstance(value, dict) and value and path + key not in ("groups", "jobs"):
-                yield from unsaid(there[key], value, f"{path}{key}.")
+                yield from missing_keys(target[key], value, f"{path}{key}.")
 
-    assert list(unsaid(full, values)) == []
+    assert list(missing_keys(full, values)) == []
     documented = {path for path, _ in chart_readme.documented((CHART / "values.yaml").read_text())}
     assert {f"groupDefaults.{key}" for key in full["groupDefaults"]} <= documented
     assert set(full["groups"]["spelled-out"]) == set(values["groupDefaults"])

@@ -30,14 +30,14 @@ def pages() -> list[Path]:
 
 
 def examples() -> list[tuple[str, str, str]]:
-    found = []
+    result = []
     for page in pages():
         if page.exists():
             text = page.read_text(encoding="utf-8")
             for match in EXAMPLE.finditer(text):
                 line = text.count("\n", 0, match.start()) + 1
-                found.append((f"{page.relative_to(ROOT)}:{line}", match["job"], match["text"]))
-    return found
+                result.append((f"{page.relative_to(ROOT)}:{line}", match["job"], match["text"]))
+    return result
 
 
 @pytest.mark.parametrize("job", JOBS)
@@ -113,6 +113,6 @@ def test_the_errors_that_the_page_shows_are_the_ones_that_are_told(capsys: pytes
     page = PAGE.read_text(encoding="utf-8")
     shown = re.findall(r"^ *\$ sdp (.*)\n((?: *sdp: .*\n)+)", page, re.MULTILINE)
     assert shown
-    for line, told in shown:
+    for line, message in shown:
         assert main(line.split()) == 2
-        assert capsys.readouterr().err.splitlines() == [each.strip() for each in told.splitlines()]
+        assert capsys.readouterr().err.splitlines() == [each.strip() for each in message.splitlines()]

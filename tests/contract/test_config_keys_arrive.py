@@ -113,7 +113,7 @@ def _sources(rooms: Iterable[str]) -> list[str]:
 
 def _own_methods() -> str:
     """What sections do with their own keys, as StorageConfig.options does; their checks are left out."""
-    found = []
+    own = []
     for path in sorted((ROOT / "sdp" / "config").glob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ClassDef):
@@ -121,8 +121,8 @@ def _own_methods() -> str:
                 for method in methods:
                     if method.args.args:
                         method.args.args[0].annotation = ast.Name(node.name, ast.Load())
-                    found.append(ast.unparse(ast.fix_missing_locations(method)))
-    return "\n".join(line for method in found for line in method.splitlines() if not line.startswith("@"))
+                    own.append(ast.unparse(ast.fix_missing_locations(method)))
+    return "\n".join(line for method in own for line in method.splitlines() if not line.startswith("@"))
 
 
 def test_every_key_of_a_job_is_read_by_its_stage() -> None:
@@ -130,8 +130,8 @@ def test_every_key_of_a_job_is_read_by_its_stage() -> None:
 
 
 def test_every_job_whose_code_is_there_is_looked_at() -> None:
-    there = {job for job in JOBS if (ROOT / "sdp" / job / "job.py").exists()}
-    assert there <= set(STAGES), "add it to STAGES in this file"
+    implemented = {job for job in JOBS if (ROOT / "sdp" / job / "job.py").exists()}
+    assert implemented <= set(STAGES), "add it to STAGES in this file"
 
 
 class HowConfig(Section):

@@ -58,7 +58,7 @@ def labels_of(name: str) -> frozenset[str] | None:
 def complaints(expressions: Iterable[chart.Expression]) -> list[str]:
     """Metrics that nobody has, and labels that they have not."""
     recorded = {rule["record"] for rule in chart.rules("record")}
-    found = []
+    problems = []
     for expression in expressions:
         text = expression.filled()
         known = set(TARGET | DERIVED)
@@ -66,16 +66,18 @@ def complaints(expressions: Iterable[chart.Expression]) -> list[str]:
             for name in selector.names:
                 own = TARGET | DERIVED if name in recorded else labels_of(name)
                 if own is None:
-                    found.append(f"{expression.where}: {name}: no such metric")
+                    problems.append(f"{expression.where}: {name}: no such metric")
                     continue
                 known |= own
-                found += [
+                problems += [
                     f"{expression.where}: {name}: no label {label}" for label in sorted(selector.labels - own - TARGET)
                 ]
         if any(name in recorded for selector in promql.selectors(text) for name in selector.names):
             known |= {"gpu", "uuid", "product", "process", "mig_uuid", "mig_profile", "gpu_instance"}
-        found += [f"{expression.where}: nobody has {label}" for label in sorted(promql.labels_of_lists(text) - known)]
-    return found
+        problems += [
+            f"{expression.where}: nobody has {label}" for label in sorted(promql.labels_of_lists(text) - known)
+        ]
+    return problems
 
 
 def test_expressions_name_only_metrics_and_labels_that_exist() -> None:
@@ -133,8 +135,8 @@ def test_each_alert_has_a_test_that_sees_it_fire_and_one_that_sees_it_quiet() ->
 
 
 def test_each_alert_has_a_runbook_and_each_runbook_an_alert() -> None:
-    told = {rule["annotations"]["runbook"] for rule in chart.rules("alert")}
-    assert told == {path.stem for path in RUNBOOKS.glob("*.md")} - {"README"}
+    runbooks = {rule["annotations"]["runbook"] for rule in chart.rules("alert")}
+    assert runbooks == {path.stem for path in RUNBOOKS.glob("*.md")} - {"README"}
     for rule in chart.rules("alert"):
         assert f"`{rule['alert']}`" in (RUNBOOKS / f"{rule['annotations']['runbook']}.md").read_text()
         assert rule["labels"]["severity"] in {"warning", "critical"}
@@ -223,8 +225,8 @@ def test_two_clusters_of_one_name_in_two_namespaces_break_no_query_and_stay_apar
 ) -> None:
     """Every query and rule over the same series in two namespaces: joins that meet two where they expect one fail."""
     asked = [query.filled(__rate_interval="5m") for query in chart.queries()] + [e.text for e in chart.alerts()]
-    told = {query.where: query for query in chart.queries()}
-    headroom = told["gram: Headroom above the peak"].filled().removeprefix("quantile(0.5, ").removesuffix(")")
+    queries = {query.where: query for query in chart.queries()}
+    headroom = queries["gram: Headroom above the peak"].filled().removeprefix("quantile(0.5, ").removesuffix(")")
     cases = [{"expr": expr, "eval_time": "9m", "exp_samples": []} for expr in asked]
     cases.append({"expr": f"count({headroom})", "eval_time": "9m", "exp_samples": [{"labels": "{}", "value": 4}]})
     test = {"interval": "1m", "input_series": two_namespaces(), "promql_expr_test": cases}
@@ -245,7 +247,7 @@ def two_namespaces() -> list[dict[str, str]]:
     recorded = {rule["record"] for rule in chart.rules("record")}
     values = values_asked_for(texts)
     names = {n for text in texts for s in promql.selectors(text) for n in s.names} - recorded
-    found = []
+    result = []
     for name in sorted(names):
         own = labels_of(name) or frozenset()
         for space in ("one", "two"):
@@ -260,20 +262,20 @@ def two_namespaces() -> list[dict[str, str]]:
                 for combination in itertools.product(*several.values()):
                     labels = {**fixed, **dict(zip(several, combination, strict=True)), **fixed}
                     text = ", ".join(f'{k}="{v}"' for k, v in labels.items() if v)
-                    found.append({"series": f"{name}{{{text}}}", "values": "1+1x10"})
-    return found
+                    result.append({"series": f"{name}{{{text}}}", "values": "1+1x10"})
+    return result
 
 
 def values_asked_for(texts: Iterable[str]) -> dict[tuple[str, str], set[str]]:
     """Of each metric's label, by what is compared with it."""
-    found: dict[tuple[str, str], set[str]] = {}
+    result: dict[tuple[str, str], set[str]] = {}
     for text in texts:
         for selector in promql.selectors(text):
             for label, value in re.findall(r'(\w+)=~?"([^"]*)"', selector.text):
                 if label != "__name__" and value != ".*":
                     for name in selector.names:
-                        found.setdefault((name, label), set()).update(value.split("|"))
-    return found
+                        result.setdefault((name, label), set()).update(value.split("|"))
+    return result
 
 
 def test_every_query_can_be_narrowed_down_by_the_variables() -> None:
@@ -383,9 +385,9 @@ def test_the_exporter_takes_the_arguments_that_it_is_given(render: Render) -> No
     pod = one(manifests, "DaemonSet")["spec"]["template"]["spec"]
     (container,) = pod["containers"]
     assert container["command"] == ["python", "-m", "sdp.exporter"]
-    told = make_parser().parse_args(container["args"])
-    assert (told.port, told.address, told.timeout_s, told.log_level) == (9850, "::", 3, "debug")
-    assert [str(told.tls_cert), str(told.tls_key), str(told.tls_client_ca), str(told.pod_resources)] == [
+    options = make_parser().parse_args(container["args"])
+    assert (options.port, options.address, options.timeout_s, options.log_level) == (9850, "::", 3, "debug")
+    assert [str(options.tls_cert), str(options.tls_key), str(options.tls_client_ca), str(options.pod_resources)] == [
         "/etc/sdp/tls/tls.crt",
         "/etc/sdp/tls/tls.key",
         "/etc/sdp/tls/ca.crt",
@@ -433,13 +435,13 @@ def test_dashboards_come_as_config_maps_that_grafana_s_sidecar_finds(render: Ren
 @NEEDS_HELM
 def test_rules_come_as_they_are_written_with_their_runbook_s_address(render: Render) -> None:
     spec = one(render(), "PrometheusRule")["spec"]
-    told = {rule.get("alert", rule.get("record")): rule for group in spec["groups"] for rule in group["rules"]}
+    rules = {rule.get("alert", rule.get("record")): rule for group in spec["groups"] for rule in group["rules"]}
     written = {
         rule.get("alert", rule.get("record")): rule for kind in ("record", "alert") for rule in chart.rules(kind)
     }
-    assert {name: rule["expr"] for name, rule in told.items()} == {n: rule["expr"] for n, rule in written.items()}
+    assert {name: rule["expr"] for name, rule in rules.items()} == {n: rule["expr"] for n, rule in written.items()}
     base = yaml.safe_load((CHART / "values.yaml").read_text())["rules"]["runbooks"]
-    for name, rule in told.items():
+    for name, rule in rules.items():
         if "alert" in rule:
             assert rule["annotations"]["runbook_url"] == f"{base}/{written[name]['annotations']['runbook']}.md"
             assert rule["annotations"]["summary"] == written[name]["annotations"]["summary"]

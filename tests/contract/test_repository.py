@@ -48,8 +48,8 @@ def test_every_relative_link_and_picture_of_a_page_leads_somewhere(page: Path) -
         path, _, anchor = target.partition("#")
         if re.match(r"[a-z]+:", target):
             continue
-        there = (page.parent / path) if path else page
-        if not there.exists() or (anchor and anchor not in anchors_of(there)):
+        linked = (page.parent / path) if path else page
+        if not linked.exists() or (anchor and anchor not in anchors_of(linked)):
             broken.append(target)
     assert broken == []
 
@@ -155,13 +155,13 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
 
 
 def test_the_wheel_holds_all_of_the_package_and_nothing_else(wheel: zipfile.ZipFile) -> None:
-    ours = {
+    package = {
         path.relative_to(ROOT).as_posix()
         for path in (ROOT / "sdp").rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
     held = {name for name in wheel.namelist() if ".dist-info/" not in name}
-    assert held == ours
+    assert held == package
 
 
 def test_the_wheel_is_installed_in_three_ways_of_which_the_base_needs_no_torch_and_no_ray(

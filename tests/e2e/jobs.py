@@ -81,8 +81,8 @@ def inspect(kube: Kube, uri: str) -> Any:
 
 def groups(kube: Kube, actor: str) -> set[str]:
     """The groups in which actors of a class have run, by Ray's own account; of nodes that are still there."""
-    told = json.loads(kube.python(head(kube), ACTORS, container="ray-head"))
-    return {group for name, group in told if name.endswith(actor)} - {"?"}
+    actors = json.loads(kube.python(head(kube), ACTORS, container="ray-head"))
+    return {group for name, group in actors if name.endswith(actor)} - {"?"}
 
 
 def sdp(kube: Kube, *words: str, timeout_s: float = 120) -> "subprocess.CompletedProcess[str]":

@@ -45,7 +45,7 @@ class Settings:
     """The command that brings it back."""
 
 
-def settings(environ: Mapping[str, str] = os.environ) -> Settings:
+def read_settings(environ: Mapping[str, str] = os.environ) -> Settings:
     """The settings of this environment."""
     image = _image(environ.get(IMAGE, ""), IMAGE, "images/ray")
     file = Path(environ[VALUES]).resolve() if environ.get(VALUES) else None

@@ -26,9 +26,9 @@ LONGER_S = 900.0
 
 def pod_of(kube: Kube, group: str) -> str:
     """The pod of a group of one."""
-    found = [pod for pod in kube.find("pods", f"sdp/group={group}") if not pod["metadata"].get("deletionTimestamp")]
-    assert len(found) == 1, f"{group}: {[pod['metadata']['name'] for pod in found]}"
-    name: str = found[0]["metadata"]["name"]
+    pods = [pod for pod in kube.find("pods", f"sdp/group={group}") if not pod["metadata"].get("deletionTimestamp")]
+    assert len(pods) == 1, f"{group}: {[pod['metadata']['name'] for pod in pods]}"
+    name: str = pods[0]["metadata"]["name"]
     return name
 
 
@@ -41,13 +41,13 @@ def at_work(kube: Kube, run: str) -> None:
 def exact(kube: Kube, run: str, latents: str) -> dict[str, int]:
     """That a run has trained on every row of each epoch once, whatever happened; returns its history."""
     rows = jobs.inspect(kube, latents)["counts"]["written"]
-    told = jobs.inspect(kube, f"{jobs.OUTPUT}/{run}")
-    assert told["step"] == STEPS
-    *whole, rest = told["newest"]["consumed"].values()
+    description = jobs.inspect(kube, f"{jobs.OUTPUT}/{run}")
+    assert description["step"] == STEPS
+    *whole, rest = description["newest"]["consumed"].values()
     assert len(whole) > 1
     assert set(whole) == {rows}
     assert 0 < rest <= rows
-    history: dict[str, int] = told["history"]
+    history: dict[str, int] = description["history"]
     return history
 
 
@@ -58,10 +58,10 @@ def saved_early(kube: Kube, run: str) -> bool:
 
 def whole(kube: Kube, latents: str, images: str) -> None:
     """That latents hold an outcome for every image, and every byte of them can be read."""
-    told = jobs.inspect(kube, f"{jobs.OUTPUT}/{latents}")
+    description = jobs.inspect(kube, f"{jobs.OUTPUT}/{latents}")
     rows = jobs.inspect(kube, images)["counts"]["written"]
-    assert (told["complete"], told["problems"], told["counts"]["input"]) == (True, [], rows)
-    assert told["counts"]["written"] > 0.9 * rows
+    assert (description["complete"], description["problems"], description["counts"]["input"]) == (True, [], rows)
+    assert description["counts"]["written"] > 0.9 * rows
 
 
 def kill(kube: Kube, pod: str) -> None:
@@ -75,7 +75,7 @@ def test_a_trainer_s_pod_killed_in_mid_run_loses_and_repeats_no_row(cluster: Kub
     kill(cluster, gone)
     jobs.succeeded(cluster, job, LONGER_S)
     assert exact(cluster, "run-killed", latents)["recovered"] >= 1
-    assert cluster.there("pod", gone) is None
+    assert cluster.lookup("pod", gone) is None
 
 
 def test_a_trainer_s_pod_that_is_told_to_go_leaves_a_checkpoint_first(cluster: Kube, latents: str) -> None:
@@ -137,22 +137,24 @@ def _ended(kube: Kube, job: str) -> str | None:
     return str(status.get("jobStatus") or "FAILED") if ended else None
 
 
-def test_a_node_that_is_lost_and_comes_back_costs_time_and_no_rows(cluster: Kube, images: str, given: Settings) -> None:
-    if not given.lose_node:
+def test_a_node_that_is_lost_and_comes_back_costs_time_and_no_rows(
+    cluster: Kube, images: str, settings: Settings
+) -> None:
+    if not settings.lose_node:
         pytest.skip("SDP_E2E_LOSE_NODE and SDP_E2E_BRING_BACK do not say how a node is lost")
     small = ("output.rows_per_file=10", "seed=2", f"output.uri={jobs.OUTPUT}/latents-node")
     job = jobs.submit(cluster, "process", *small)
     prefix = "e2e/latents-node/parts/"
     cluster.until(lambda: len(site.keys(cluster, prefix)) > 2, jobs.JOB_S, "some parts are there")
     node = cluster.get("pod", pod_of(cluster, "a10g"))["spec"]["nodeName"]
-    subprocess.run(["sh", "-c", given.lose_node, "sh", node], check=True, timeout=120)
+    subprocess.run(["sh", "-c", settings.lose_node, "sh", node], check=True, timeout=120)
     try:
         cluster.until(lambda: not _is_ready(cluster, node), 180, f"{node} is not ready any more")
     finally:
-        subprocess.run(["sh", "-c", given.bring_back, "sh", node], check=True, timeout=300)
+        subprocess.run(["sh", "-c", settings.bring_back, "sh", node], check=True, timeout=300)
     cluster.until(lambda: _is_ready(cluster, node), 180, f"{node} is ready again")
-    if given.fake_gpus:
-        fake_gpus(cluster, given)
+    if settings.fake_gpus:
+        fake_gpus(cluster, settings)
     jobs.succeeded(cluster, job, LONGER_S)
     whole(cluster, "latents-node", images)
 

@@ -34,14 +34,14 @@ def going(pod: Object) -> bool:
 def test_an_upgrade_adds_a_group_and_leaves_running_pods_alone(cluster: Kube, helm: Callable[..., str]) -> None:
     idle = {"cpu": 0, "a10g": 1, "a100": 0}
     cluster.until(lambda: replicas(cluster) == idle, READY_S, "the autoscaler has taken away what nobody needs")
-    there = cluster.find("pods", "sdp/group in (head,cpu,a10g)")
-    before = {pod["metadata"]["uid"] for pod in there if not going(pod)}  # those are on their way out already
+    old_pods = cluster.find("pods", "sdp/group in (head,cpu,a10g)")
+    before = {pod["metadata"]["uid"] for pod in old_pods if not going(pod)}  # those are on their way out already
     # The autoscaler has written to the list of groups, too, and Helm 4 wants to be told who wins.
     helm("upgrade", "--force-conflicts", *(word for setting in EXTRA for word in ("--set", f"groups.extra.{setting}")))
 
     def grown() -> bool:
-        found = cluster.find("pods", "sdp/group=extra")
-        conditions = [each for pod in found for each in pod["status"].get("conditions", ())]
+        new_pods = cluster.find("pods", "sdp/group=extra")
+        conditions = [each for pod in new_pods for each in pod["status"].get("conditions", ())]
         return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
 
     cluster.until(grown, READY_S, "the new group has a pod")
@@ -70,8 +70,8 @@ def test_an_upgrade_that_needs_new_pods_says_whose_and_leaves_them_until_told(
     cluster.run("delete", "pod", name, "--wait=true", timeout_s=120)
 
     def made_anew() -> bool:
-        found = [each for each in cluster.find("pods", "sdp/group=a10g") if not going(each)]
-        return len(found) == 1 and pod("a10g")[2] == "new"
+        pods = [each for each in cluster.find("pods", "sdp/group=a10g") if not going(each)]
+        return len(pods) == 1 and pod("a10g")[2] == "new"
 
     cluster.until(made_anew, READY_S, "a pod of the new template is in its place")
     assert "older template" not in helm(*change)
@@ -83,8 +83,10 @@ def test_uninstall_leaves_nothing_behind(cluster: Kube, helm: Callable[..., str]
     helm("uninstall")
 
     def left() -> list[str]:
-        ours = {"storage", "pictures", "default", "kube-root-ca.crt"}
-        found = cluster.get(",".join(KINDS))["items"]
-        return [f"{one['kind']}/{one['metadata']['name']}" for one in found if one["metadata"]["name"] not in ours]
+        expected = {"storage", "pictures", "default", "kube-root-ca.crt"}
+        objects = cluster.get(",".join(KINDS))["items"]
+        return [
+            f"{one['kind']}/{one['metadata']['name']}" for one in objects if one["metadata"]["name"] not in expected
+        ]
 
     cluster.until(lambda: not left(), 180, "nothing is left of the release")

@@ -63,9 +63,9 @@ def test_a_download_writes_what_the_server_has_and_a_rerun_does_nothing(server: 
             assert shapes.dominant_shape_color(image, drawn.background) == drawn.color
 
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out" / "parts").iterdir()}
-    again = job.run(config)
-    assert again is not None
-    assert again.dataset.digest == summary.dataset.digest
+    second = job.run(config)
+    assert second is not None
+    assert second.dataset.digest == summary.dataset.digest
     assert server.stats.requests == 90
     (record,), _ = runs.read(summary.dataset.storage)  # the second one did nothing
     assert (record.job, record.counts) == ("download", summary.dataset.manifest.counts)
@@ -179,7 +179,7 @@ def test_each_trouble_ends_with_its_reason_and_none_holds_up_the_others(server: 
     summary = job.run(config)
     assert summary is not None
     check_exactly_once(summary.dataset, range(len(urls)))
-    assert {row: found[:2] for row, found in outcomes(summary.dataset).items()} == expected
+    assert {row: actual[:2] for row, actual in outcomes(summary.dataset).items()} == expected
 
 
 def test_sixty_bombs_from_one_host_are_failed_rows_and_the_others_are_written(tmp_path: Path) -> None:
@@ -213,9 +213,9 @@ def test_of_images_with_the_same_content_the_lowest_is_kept(
     counts = summary.dataset.manifest.counts
     assert (counts.input, counts.written, counts.filtered) == (90, 40, 50)
     assert counts.reasons == {"duplicate_content": 50}
-    again = summary.dataset.repeated_rows
-    assert again is not None
-    assert [row for row in range(90) if row in again] == list(range(40, 90))
+    repeated = summary.dataset.repeated_rows
+    assert repeated is not None
+    assert [row for row in range(90) if row in repeated] == list(range(40, 90))
     rerun = job.run(config)
     assert rerun is not None
     assert rerun.dataset.digest == summary.dataset.digest

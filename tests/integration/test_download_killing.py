@@ -59,8 +59,8 @@ def parts_in(out: Path) -> dict[str, int]:
 
 
 def workers() -> list[int]:
-    """The pids of the processes that download."""
-    found = []
+    """Return the pids of the processes that download."""
+    pids = []
     for process in Path("/proc").iterdir():
         if process.name.isdigit():
             try:
@@ -68,8 +68,8 @@ def workers() -> list[int]:
             except OSError:  # ended meanwhile
                 continue
             if WORKER.encode() in name:
-                found.append(int(process.name))
-    return found
+                pids.append(int(process.name))
+    return pids
 
 
 def parent(pid: int) -> int:
@@ -130,16 +130,16 @@ def test_a_driver_that_is_killed_is_continued_by_the_next(nodes: Cluster, server
         finally:
             driver.send_signal(signal.SIGKILL)
             driver.wait()
-        there = parts_in(tmp_path / "out")
-        assert len(there) < ROWS // UNIT, "it was killed too late to tell anything"
-        assert {name: there[name] for name in kept} == kept
-        kept = there
+        parts = parts_in(tmp_path / "out")
+        assert len(parts) < ROWS // UNIT, "it was killed too late to tell anything"
+        assert {name: parts[name] for name in kept} == kept
+        kept = parts
     assert not open_storage(str(tmp_path / "out")).exists("_manifest.json")
 
     summary = job.run(config)
     assert summary is not None
-    there = parts_in(tmp_path / "out")
-    assert {name: there[name] for name in kept} == kept, "a part was made twice"
+    parts = parts_in(tmp_path / "out")
+    assert {name: parts[name] for name in kept} == kept, "a part was made twice"
     check_exactly_once(summary.dataset, range(ROWS))
 
 

@@ -69,9 +69,9 @@ def test_a_download_to_a_bucket_outlives_its_server_and_gives_the_bytes_of_one_t
         assert gateway.pending_uploads() == []
 
         asked, objects = server.stats.requests, _dataset_of(gateway)
-        again = job.run(far)
-        assert again is not None
-        assert (again.dataset.digest, again.figures.done) == (summary.dataset.digest, 0)
+        second = job.run(far)
+        assert second is not None
+        assert (second.dataset.digest, second.figures.done) == (summary.dataset.digest, 0)
         assert (server.stats.requests, _dataset_of(gateway)) == (asked, objects)
 
         near = job.run(config_for(source, tmp_path / "out", **settings))

@@ -95,10 +95,10 @@ def test_half_of_the_samples_are_the_subjects_and_the_weight_sets_their_share(ro
 
 def test_with_features_the_class_is_drawn_again_and_compared_with_what_it_was(root: Path, tmp_path: Path) -> None:
     features = f"evaluate.features={tiny_first_dino(tmp_path / 'dino')}"
-    again, drift = job.steps_of(config(root, tmp_path, features))[-2:]
-    assert (again.config["prompts"], again.config["images_per_prompt"]) == (["a photo of a cat"], 6)
-    assert again.config["checkpoint"] == f"{tmp_path}/{job.RUN}"
-    assert drift.config["source"]["uri"] == again.config["output"]["uri"] == f"{tmp_path}/{job.CLASS_AFTER}"
+    redraw, drift = job.steps_of(config(root, tmp_path, features))[-2:]
+    assert (redraw.config["prompts"], redraw.config["images_per_prompt"]) == (["a photo of a cat"], 6)
+    assert redraw.config["checkpoint"] == f"{tmp_path}/{job.RUN}"
+    assert drift.config["source"]["uri"] == redraw.config["output"]["uri"] == f"{tmp_path}/{job.CLASS_AFTER}"
     assert drift.config["reference"]["uri"] == f"{tmp_path}/{job.CLASS}"
     without = [
         step.config["output"]["uri"] for step in job.steps_of(config(root, tmp_path, features, "prior.prompt=null"))
@@ -107,8 +107,8 @@ def test_with_features_the_class_is_drawn_again_and_compared_with_what_it_was(ro
 
 
 def test_gpus_of_a_worker_and_the_optimizer_are_trainings_alone(root: Path, tmp_path: Path) -> None:
-    told = config(root, tmp_path, "scaling.gpus_per_worker=2", "scaling.use_gpu=true", "optimizer=adamw_8bit")
-    steps = {step.job: step.config for step in job.steps_of(told)}
+    parsed = config(root, tmp_path, "scaling.gpus_per_worker=2", "scaling.use_gpu=true", "optimizer=adamw_8bit")
+    steps = {step.job: step.config for step in job.steps_of(parsed)}
     assert steps["train"]["scaling"]["gpus_per_worker"] == 2
     assert steps["train"]["optimizer"]["kind"] == "adamw_8bit"
     assert "gpus_per_worker" not in steps["generate"]["scaling"]

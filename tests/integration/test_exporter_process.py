@@ -507,18 +507,18 @@ def test_a_gpu_that_was_lost_and_came_back_is_listened_to_again(library: Path, t
         assert exporter.scrape().value("sdp_gpu_up", gpu=1) == 0
         scenario.write({lost: None})
         assert exporter.scrape().value("sdp_gpu_up", gpu=1) == 1
-        # Told until one is heard: when listening begins nobody says. Events that nobody hears are gone.
-        told = 1
+        # Sent until one arrives, since nothing reports when listening begins and earlier events are lost.
+        event = 1
 
-        def again(scrape: Scrape) -> bool:
-            nonlocal told
-            scenario.write({f"xid.{told}": "1 48"})
-            told += 1
+        def listening(scrape: Scrape) -> bool:
+            nonlocal event
+            scenario.write({f"xid.{event}": "1 48"})
+            event += 1
             return scrape.value("sdp_gpu_xid_errors_total", uuid=uuid(1)) > 1
 
-        scrape = exporter.until(again)
+        scrape = exporter.until(listening)
         assert {s.labels["xid"] for s in scrape.all("sdp_gpu_xid_timestamp_seconds", gpu=1)} == {"48", "79"}
-        scenario.write({f"xid.{told}": "0 31"})  # and the other one, still
+        scenario.write({f"xid.{event}": "0 31"})  # and the other one, still
         exporter.until(lambda s: s.value("sdp_gpu_xid_errors_total", uuid=uuid(0)) == 1)
 
 

@@ -41,21 +41,21 @@ def prometheus(program: Path, folder: Path, scrape: dict[str, Any], *arguments: 
 def query(url: str, expression: str) -> list[dict[str, Any]]:
     address = f"{url}/api/v1/query?{urllib.parse.urlencode({'query': expression})}"
     with urllib.request.urlopen(address, timeout=DEADLINE_S) as answer:
-        found = json.load(answer)
-    assert found["status"] == "success"
-    return list(found["data"]["result"])
+        result = json.load(answer)
+    assert result["status"] == "success"
+    return list(result["data"]["result"])
 
 
 def until(url: str, expression: str, enough: Callable[[list[dict[str, Any]]], bool] = bool) -> list[dict[str, Any]]:
     end = time.monotonic() + 2 * DEADLINE_S
     while True:
         try:
-            found = query(url, expression)
+            result = query(url, expression)
         except OSError:  # not listening yet
-            found = []
-        if enough(found):
-            return found
-        assert time.monotonic() < end, f"{expression}: {found}"
+            result = []
+        if enough(result):
+            return result
+        assert time.monotonic() < end, f"{expression}: {result}"
 
 
 @pytest.mark.needs("prometheus")

@@ -102,7 +102,7 @@ def test_what_nccl_went_through_is_read_from_its_log() -> None:
     assert network_of(chosen + used) == "AWS Libfabric"
     assert network_of("ip-10:1:1 [0] NCCL INFO Using network Socket\n") == "Socket"
     assert network_of("") == ""
-    told = AllReduce(
+    report = AllReduce(
         nodes=2,
         gpus=16,
         megabytes=1000,
@@ -111,14 +111,14 @@ def test_what_nccl_went_through_is_read_from_its_log() -> None:
         network="AWS Libfabric",
         memlock="unlimited",
     )
-    assert str(told) == (
+    assert str(report) == (
         "all-reduce of 1000 MB: 93.8 GB/s (2 nodes, 16 GPUs, 20 ms, through AWS Libfabric; ulimit -l: unlimited)"
     )
 
 
 def test_what_memory_may_be_locked_is_told_as_the_shell_tells_it_and_the_least_counts() -> None:
-    told = subprocess.run(["bash", "-c", "ulimit -l"], capture_output=True, text=True, check=True)
-    assert memory_lock() == told.stdout.strip()
+    limit = subprocess.run(["bash", "-c", "ulimit -l"], capture_output=True, text=True, check=True)
+    assert memory_lock() == limit.stdout.strip()
     assert least_lock(["unlimited", "8192", "64"]) == "64"
     assert least_lock(["unlimited", "unlimited"]) == "unlimited"
 
@@ -141,5 +141,5 @@ def test_the_doctor_submits_it_with_the_gpus_that_a_node_of_the_group_has(
         )
         assert main(["doctor", "--all-reduce", "A100", "--nodes", "1"]) == 2
         assert main(["doctor", "--json"]) == 1
-        found = [each for each in json.loads(capfd.readouterr().out)["findings"] if each["check"] == "all-reduce"]
-        assert [each["do"] for each in found] == ["sdp doctor --all-reduce A100 uses two of them for a minute"]
+        findings = [each for each in json.loads(capfd.readouterr().out)["findings"] if each["check"] == "all-reduce"]
+        assert [each["do"] for each in findings] == ["sdp doctor --all-reduce A100 uses two of them for a minute"]

@@ -98,8 +98,8 @@ def until(condition: Callable[[], Any], what: str) -> Any:
     deadline = time.monotonic() + DEADLINE_S
     pause = threading.Event()
     while time.monotonic() < deadline:
-        if found := condition():
-            return found
+        if result := condition():
+            return result
         pause.wait(0.02)
     raise AssertionError(f"not within {DEADLINE_S:.0f} s: {what}")
 
@@ -266,8 +266,8 @@ def test_a_second_configuration_of_a_kind_is_submitted_looked_at_and_stopped_lik
     assert main(["logs", name]) == 0
     assert capfd.readouterr().out == "step 1\n"
     assert main(["status", name, "--json"]) == 0
-    (told,) = json.loads(capfd.readouterr().out)["jobs"]
-    assert (told["job"], told["state"]) == ("train-online", "running")
+    (entry,) = json.loads(capfd.readouterr().out)["jobs"]
+    assert (entry["job"], entry["state"]) == ("train-online", "running")
     lab.ray.on_stop = lambda _: threading.Timer(0.3, lambda: lab.end(name, "STOPPED")).start()
     assert main(["stop", name]) == 0
     assert "sdp submit train-online continues from storage" in capfd.readouterr().err
@@ -370,7 +370,7 @@ def nothing(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "given", "says"),
+    ("line", "setup", "says"),
     [
         (
             "submit train",
@@ -440,9 +440,9 @@ def nothing(lab: Lab) -> None:
     ],
 )
 def test_what_a_person_has_to_mend_is_one_line_and_exit_code_2(
-    lab: Lab, capfd: pytest.CaptureFixture[str], line: str, given: Callable[[Lab], Any], says: str
+    lab: Lab, capfd: pytest.CaptureFixture[str], line: str, setup: Callable[[Lab], Any], says: str
 ) -> None:
-    given(lab)
+    setup(lab)
     assert main(line.split()) == 2
     out, err = capfd.readouterr()
     assert out == ""
@@ -695,10 +695,10 @@ def crd(kind: str) -> dict[str, Any]:
     for path, names in sorted(FIELDS[kind].items()):
         inner = spec
         for part in path.split(".")[1:]:
-            found = inner[part]
+            node = inner[part]
             if part == "workerGroupSpecs":
-                found = found.setdefault("items", {})
-            inner = found.setdefault("properties", {})
+                node = node.setdefault("items", {})
+            inner = node.setdefault("properties", {})
         inner.update({name: {} for name in names} | ({"workerGroupSpecs": {}} if path == "spec" else {}))
     schema = {"openAPIV3Schema": {"properties": {"spec": {"properties": spec}}}}
     return {"spec": {"versions": [{"name": "v1", "served": True, "schema": schema}]}}
@@ -738,10 +738,10 @@ def examined(capfd: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[
     code = main(["doctor", "--json", *words])
     data = json.loads(capfd.readouterr().out)
     assert data["ok"] is (code == 0)
-    found: dict[str, list[str]] = {}
+    checks: dict[str, list[str]] = {}
     for each in data["findings"]:
-        found.setdefault(each["check"], []).append(f"{each['state']}: {each['says']}; {each['do']}")
-    return code, found
+        checks.setdefault(each["check"], []).append(f"{each['state']}: {each['says']}; {each['do']}")
+    return code, checks
 
 
 def test_the_doctor_finds_nothing_where_nothing_is_wrong(
@@ -822,7 +822,7 @@ def no_token(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "check", "says"),
+    ("setup", "check", "says"),
     [
         (set_clock, "clock", "failed: this machine's is 1000 s ahead of the API server's"),
         (no_crd, "CRDs", "failed: ray.io/v1 does not have rayclusters and rayjobs; install the KubeRay operator"),
@@ -856,13 +856,13 @@ def no_token(lab: Lab) -> None:
     ],
 )
 def test_the_doctor_finds_what_is_wrong(
-    lab: Lab, tmp_path: Path, capfd: pytest.CaptureFixture[str], given: Callable[[Lab], Any], check: str, says: str
+    lab: Lab, tmp_path: Path, capfd: pytest.CaptureFixture[str], setup: Callable[[Lab], Any], check: str, says: str
 ) -> None:
     healthy(lab, tmp_path)
-    given(lab)
-    code, found = examined(capfd)
+    setup(lab)
+    code, findings = examined(capfd)
     assert code == 1
-    assert any(line.startswith(says) for line in found[check]), found[check]
+    assert any(line.startswith(says) for line in findings[check]), findings[check]
 
 
 def test_right_after_it_was_installed_a_cluster_that_starts_is_no_failure_unless_its_pods_are_stuck(
@@ -871,13 +871,13 @@ def test_right_after_it_was_installed_a_cluster_that_starts_is_no_failure_unless
     healthy(lab, tmp_path)
     path = f"{RAY}/rayclusters/sdp"
     lab.kube.put(path, {**lab.kube.objects[path], "status": {"observedGeneration": 1}})
-    code, found = examined(capfd)
+    code, findings = examined(capfd)
     assert code == 0
-    assert found["cluster"][0].startswith("warning: sdp is starting; pods are starting")
+    assert findings["cluster"][0].startswith("warning: sdp is starting; pods are starting")
     bad_image(lab)
-    code, found = examined(capfd)
+    code, findings = examined(capfd)
     assert code == 1
-    assert found["cluster"][0].startswith("failed: sdp is starting; ")
+    assert findings["cluster"][0].startswith("failed: sdp is starting; ")
 
 
 def test_what_the_doctor_may_not_look_at_is_a_warning_and_the_rest_is_still_looked_at(
@@ -889,12 +889,12 @@ def test_what_the_doctor_may_not_look_at_is_a_warning_and_the_rest_is_still_look
         ("list", "deployments"),
         ("get", "customresourcedefinitions"),
     }
-    code, found = examined(capfd)
+    code, findings = examined(capfd)
     assert code == 0
     for check in ("groups", "CRDs"):
-        assert found[check][0].startswith("warning: "), found[check]
-    assert found["operator"] == ["ok: no deployment is visible, but it manages the cluster; "]
-    assert found["token"][0].startswith("ok: ")
+        assert findings[check][0].startswith("warning: "), findings[check]
+    assert findings["operator"] == ["ok: no deployment is visible, but it manages the cluster; "]
+    assert findings["token"][0].startswith("ok: ")
 
 
 def test_in_the_head_s_pod_the_doctor_does_not_fail_for_what_its_account_may_not_do(lab: Lab, tmp_path: Path) -> None:
@@ -920,15 +920,15 @@ def test_in_a_pod_the_doctor_looks_at_the_cluster_that_the_pod_is_one_of(lab: La
     lab.kube.denied.add(("list", "rayclusters"))
     elsewhere = access(None, {"KUBECONFIG": str(lab.kubeconfig)})
     pod = replace(elsewhere, context="")
-    told = {"RAY_CLUSTER_NAME": "green", "RAY_CLUSTER_NAMESPACE": "lab"}
+    variables = {"RAY_CLUSTER_NAME": "green", "RAY_CLUSTER_NAMESPACE": "lab"}
 
     def seen(site: Site) -> list[str]:
         return [str(each) for each in examine(site, jobs_folder=tmp_path) if each.check == "cluster"]
 
-    assert seen(Site(Api(pod), environ=told)) == ["ok      cluster: green is ready: 1 of 1 workers"]
-    assert seen(Site(Api(pod), "sdp", environ=told)) == ["ok      cluster: sdp is ready: 1 of 1 workers"]
+    assert seen(Site(Api(pod), environ=variables)) == ["ok      cluster: green is ready: 1 of 1 workers"]
+    assert seen(Site(Api(pod), "sdp", environ=variables)) == ["ok      cluster: sdp is ready: 1 of 1 workers"]
     for api in (Api(pod, "other"), Api(elsewhere)):  # the name says nothing of another namespace or another server
-        assert [line for line in seen(Site(api, environ=told)) if "green" in line] == []
+        assert [line for line in seen(Site(api, environ=variables)) if "green" in line] == []
 
 
 def test_a_server_that_goes_away_meanwhile_ends_in_findings_all_the_same(
@@ -938,12 +938,12 @@ def test_a_server_that_goes_away_meanwhile_ends_in_findings_all_the_same(
     healthy(lab, tmp_path)
     lab.kube.fault("GET", "^/apis?/", "drop", 10_000)
     lab.kube.fault("POST", "^/apis?/", "drop", 10_000)
-    code, found = examined(capfd)
+    code, findings = examined(capfd)
     assert code == 1
-    assert found["server"][0].startswith("ok: ")
+    assert findings["server"][0].startswith("ok: ")
     for check in ("cluster", "token", "placement"):
-        assert "does not answer" in found[check][0], found
-    assert found["jobs"][0].startswith("warning: cannot read the cluster's configurations")
+        assert "does not answer" in findings[check][0], findings
+    assert findings["jobs"][0].startswith("warning: cannot read the cluster's configurations")
 
 
 def test_where_karpenter_makes_nodes_a_missing_one_is_no_failure(
@@ -953,17 +953,17 @@ def test_where_karpenter_makes_nodes_a_missing_one_is_no_failure(
     lab.kube.remove("/api/v1/nodes/gpu")
     assert examined(capfd)[0] == 1
     lab.kube.groups["/apis/karpenter.sh/v1"] = ["nodepools"]
-    code, found = examined(capfd)
+    code, findings = examined(capfd)
     assert code == 0
-    assert "Karpenter must be able to add one" in found["group a10g"][0]
+    assert "Karpenter must be able to add one" in findings["group a10g"][0]
 
 
 @pytest.mark.usefixtures("lab")
 def test_the_doctor_says_that_a_server_is_out_of_reach_and_leaves_the_rest(capfd: pytest.CaptureFixture[str]) -> None:
-    code, found = examined(capfd, "--context", "elsewhere")
+    code, findings = examined(capfd, "--context", "elsewhere")
     assert code == 1
-    assert list(found) == ["server"]
-    assert "does not answer" in found["server"][0]
+    assert list(findings) == ["server"]
+    assert "does not answer" in findings["server"][0]
 
 
 @pytest.mark.needs("helm")
@@ -990,19 +990,19 @@ def test_a_chart_is_examined_before_it_is_applied(
         return examined(capfd, "--manifest", str(file))
 
     _, other = examined_with(**{"networkPolicy.operatorNamespace": "default"})
-    code, found = examined_with()
+    code, findings = examined_with()
     assert other["network policy"][0].startswith("failed: sdp does not let the operator in from namespace kuberay-")
     assert code == 1
-    assert found["network policy"] == ["ok: sdp lets the operator in from namespace kuberay-system; "]
-    assert found["cluster"] == ["ok: sdp, from the manifests; "]
-    assert found["group cpu"][0].startswith("failed: no node can take its pods: ")
-    assert "has 8 of cpu, needed 31" in found["group cpu"][0]
-    assert "not NVIDIA-A100-SXM4-80GB" in found["group a100"][0]
-    assert found["references"] == [
+    assert findings["network policy"] == ["ok: sdp lets the operator in from namespace kuberay-system; "]
+    assert findings["cluster"] == ["ok: sdp, from the manifests; "]
+    assert findings["group cpu"][0].startswith("failed: no node can take its pods: ")
+    assert "has 8 of cpu, needed 31" in findings["group cpu"][0]
+    assert "not NVIDIA-A100-SXM4-80GB" in findings["group a100"][0]
+    assert findings["references"] == [
         "failed: missing: Secret registry (for a100, a10g, cpu, head); create them before the pods"
     ]
-    assert found["token"][0].startswith("ok: ")
-    assert found["placement"][0].startswith("ok: ")
+    assert findings["token"][0].startswith("ok: ")
+    assert findings["placement"][0].startswith("ok: ")
 
 
 # --- many at once ----------------------------------------------------------------------------------------------------

@@ -77,37 +77,37 @@ def free_port() -> int:
 def until(condition: Callable[[], Any], seconds: float, what: str) -> Any:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-        if found := condition():
-            return found
+        if result := condition():
+            return result
         threading.Event().wait(0.2)
     raise AssertionError(f"not within {seconds:.0f} s: {what}")
 
 
 def processes_of(folder: str) -> list[int]:
     """The processes whose command line names a folder: Ray's daemons are in groups of their own."""
-    found = []
+    pids = []
     for entry in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
             if folder.encode() in entry.read_bytes():
-                found.append(int(entry.parent.name))
-    return found
+                pids.append(int(entry.parent.name))
+    return pids
 
 
 @pytest.fixture(scope="module")
 def ray() -> Iterator[Ray]:
     """Started as KubeRay starts a head."""
     folder = tempfile.mkdtemp(prefix="sdp-ray-", dir="/tmp")  # Ray's sockets bear no long paths
-    found = Ray(free_port(), secrets.token_hex(16))
+    cluster = Ray(free_port(), secrets.token_hex(16))
     environ = {
         **{name: value for name, value in os.environ.items() if not name.startswith("RAY_")},
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "RAY_AUTH_MODE": "token",
-        "RAY_AUTH_TOKEN": found.token,
+        "RAY_AUTH_TOKEN": cluster.token,
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_raylet_start_wait_time_s": "150",  # Ray's own 30 s are few on a busy machine
     }
     words = [str(Path(sys.executable).parent / "ray"), "start", "--head", "--block", "--num-cpus=2"]
-    words += [f"--port={free_port()}", f"--dashboard-port={found.port}", "--dashboard-host=127.0.0.1"]
+    words += [f"--port={free_port()}", f"--dashboard-port={cluster.port}", "--dashboard-host=127.0.0.1"]
     words += [
         "--node-ip-address=127.0.0.1",
         f"--ray-client-server-port={free_port()}",
@@ -122,13 +122,13 @@ def ray() -> Iterator[Ray]:
         def answers() -> bool:
             assert process.poll() is None, Path(folder, "start.log").read_text()
             try:
-                nodes = found.ask("GET", "/nodes?view=summary")["data"]["summary"]
+                nodes = cluster.ask("GET", "/nodes?view=summary")["data"]["summary"]
                 return any(node["raylet"].get("state") == "ALIVE" for node in nodes)
             except (urllib.error.URLError, OSError, ValueError):
                 return False
 
         until(answers, START_S, "Ray's dashboard answers")
-        yield found
+        yield cluster
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait(30)

@@ -66,12 +66,12 @@ def hub() -> Iterator[Hub]:
 
         def api(self, rest: str) -> None:
             if rest == f"/revision/{REVISION}":
-                told = {
+                info = {
                     "id": REPO,
                     "sha": REVISION,
                     "siblings": [{"rfilename": name} for name in state.files],
                 }
-                self.answer(200, {}, json.dumps(told).encode())
+                self.answer(200, {}, json.dumps(info).encode())
             elif rest.rstrip("/") == f"/tree/{REVISION}":
                 told_tree = [
                     {"type": "file", "path": name, "size": len(data), "oid": sha1(data).hexdigest()}

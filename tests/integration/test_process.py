@@ -167,8 +167,8 @@ def test_failures_keep_their_place_in_the_account_and_can_be_tried_again(tmp_pat
 
 
 def test_two_resolutions_embeddings_and_random_crops_in_one_pass(tmp_path: Path, images: Path, model: Path) -> None:
-    told = ["resolutions=[64,128]", "transform.crop=random", "encode.text=text_embedding"]
-    dataset = run(config_of(images, tmp_path / "out", model, *told))
+    settings = ["resolutions=[64,128]", "transform.crop=random", "encode.text=text_embedding"]
+    dataset = run(config_of(images, tmp_path / "out", model, *settings))
     table = rows_of(dataset)
     assert table.num_rows == 54
     assert len(table["latents_64"][0].as_py()) == 2 * 4 * 8 * 8
@@ -231,8 +231,8 @@ def test_running_again_does_nothing(
     root: Path, images: Path, model: Path, processed: Dataset, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = files_in(root / "out")
-    again = run(config_of(images, root / "out", model, *USUAL))
-    assert again.digest == processed.digest
+    second = run(config_of(images, root / "out", model, *USUAL))
+    assert second.digest == processed.digest
     after = files_in(root / "out")
     assert {name for name in after if before.get(name) != after[name]} <= {"_manifest.json"}
     assert "nothing to do" in capsys.readouterr().err
@@ -252,13 +252,13 @@ def test_a_run_makes_what_is_missing_and_only_that(root: Path, images: Path, mod
 
 def test_a_dataset_grows_with_its_limit_its_source_and_what_upstream_rescues(tmp_path: Path, model: Path) -> None:
     make_images(tmp_path, rows=40, unit_rows=20)
-    told = (tmp_path / "images", tmp_path / "out", model, "output.rows_per_file=20")
-    first = run(config_of(*told, "limit=20"))
+    arguments = (tmp_path / "images", tmp_path / "out", model, "output.rows_per_file=20")
+    first = run(config_of(*arguments, "limit=20"))
     assert rows_of(first)["row"].to_pylist()[-1] == 19
     before = files_in(tmp_path / "out" / "parts")
 
     make_images(tmp_path, rows=70, unit_rows=20)
-    summary = job.run(config_of(*told))
+    summary = job.run(config_of(*arguments))
     assert summary.dataset is not None
     assert summary.figures.images_encoded == 45, "what was there is not done again"
     assert summary.dataset.manifest.counts.written == 63
@@ -274,7 +274,7 @@ def test_a_dataset_grows_with_its_limit_its_source_and_what_upstream_rescues(tmp
         retried = {"http_status": len(rescued)}
         write_part(storage, "images", work, images_table(rescued), account, layout=Layout(), retried=retried)
     finish(retry)
-    summary = job.run(config_of(*told))
+    summary = job.run(config_of(*arguments))
     assert summary.dataset is not None
     assert summary.figures.images_encoded == 7
     assert rows_of(summary.dataset)["row"].to_pylist() == list(range(70))

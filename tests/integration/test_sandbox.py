@@ -91,10 +91,10 @@ def test_every_image_is_checked_once_whatever_its_pieces() -> None:
         for token in range(30):
             pool.put(token, [GOOD[at : at + 1000 * (token + 1)] for at in range(0, len(GOOD), 1000 * (token + 1))])
         pool.put(30, [b"no image"])
-        found = results.wait_for(31)
-    assert {found[token].outcome for token in range(30)} == {WRITTEN}
-    assert found[30].reason == "not_an_image"
-    assert len({found[token].data for token in range(30)}) == 1
+        outcomes = results.wait_for(31)
+    assert {outcomes[token].outcome for token in range(30)} == {WRITTEN}
+    assert outcomes[30].reason == "not_an_image"
+    assert len({outcomes[token].data for token in range(30)}) == 1
 
 
 @pytest.mark.usefixtures("poisoned")
@@ -104,13 +104,13 @@ def test_an_image_that_kills_its_decoder_twice_is_recorded_and_the_others_are_ch
     with decoders(results, answer_s=2.0) as pool:
         for token in range(12):
             pool.put(token, [GOOD, poison] if token in (3, 4) else [GOOD])
-        found = results.wait_for(12)
-    crashed = {token for token, checked in found.items() if checked.outcome != WRITTEN}
+        outcomes = results.wait_for(12)
+    crashed = {token for token, checked in outcomes.items() if checked.outcome != WRITTEN}
     assert crashed == {3, 4}
     for token in crashed:
-        assert (found[token].outcome, found[token].reason) == (FAILED, "crashed")
-        assert how in (found[token].detail or "")
-        assert "twice" in (found[token].detail or "")
+        assert (outcomes[token].outcome, outcomes[token].reason) == (FAILED, "crashed")
+        assert how in (outcomes[token].detail or "")
+        assert "twice" in (outcomes[token].detail or "")
 
 
 @pytest.mark.usefixtures("poisoned")
@@ -127,9 +127,9 @@ def test_an_image_that_computes_for_too_long_is_refused_at_once() -> None:
     with decoders(results, settings=replace(SETTINGS, cpu_s=1.0)) as pool:
         pool.put(0, [GOOD, b"BUSY"])
         pool.put(1, [GOOD])
-        found = results.wait_for(2)
-    assert (found[0].reason, found[1].outcome) == ("undecodable", WRITTEN)
-    assert "CPU time" in (found[0].detail or "")
+        outcomes = results.wait_for(2)
+    assert (outcomes[0].reason, outcomes[1].outcome) == ("undecodable", WRITTEN)
+    assert "CPU time" in (outcomes[0].detail or "")
 
 
 @pytest.mark.usefixtures("poisoned")
@@ -253,9 +253,9 @@ def test_an_image_that_wants_all_memory_is_refused_and_kills_nobody() -> None:
     with decoders(results) as pool:
         pool.put(0, [GOOD, b"GREEDY"])
         pool.put(1, [GOOD])
-        found = results.wait_for(2)
-    assert found[0].reason == "no_memory"
-    assert found[1].outcome == WRITTEN
+        outcomes = results.wait_for(2)
+    assert outcomes[0].reason == "no_memory"
+    assert outcomes[1].outcome == WRITTEN
 
 
 def test_what_there_is_no_memory_for_is_called_so_whatever_its_format() -> None:
@@ -271,8 +271,8 @@ def test_what_there_is_no_memory_for_is_called_so_whatever_its_format() -> None:
         with decoders(results, settings=settings) as pool:
             for token, data in enumerate(images):
                 pool.put(token, [data])
-            found = results.wait_for(len(images))
-        assert {FORMATS[token][0]: checked.reason for token, checked in found.items()} == dict.fromkeys(
+            outcomes = results.wait_for(len(images))
+        assert {FORMATS[token][0]: checked.reason for token, checked in outcomes.items()} == dict.fromkeys(
             (format for format, _ in FORMATS), reason
         )
 

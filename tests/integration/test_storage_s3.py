@@ -216,16 +216,16 @@ def test_sources_are_found_by_file_folder_and_pattern(storage: Storage) -> None:
         storage.publish(name, b"12345")
     top = storage.uri_of("m")
 
-    def found(uri: str) -> list[str]:
+    def files_at(uri: str) -> list[str]:
         files = list_source(uri)
         assert all(file.size == 5 and file.etag for file in files)
         return [file.uri.removeprefix(top) for file in files]
 
-    assert found(top) == ["/a.parquet", "/b.parquet", "/deep/d.parquet"]
-    assert found(f"{top}/b.parquet") == ["/b.parquet"]
-    assert found(f"{top}/c.txt") == ["/c.txt"]
-    assert found(f"{top}/*.parquet") == ["/a.parquet", "/b.parquet"]
-    assert found(f"{top}/**/d*") == ["/deep/d.parquet"]
+    assert files_at(top) == ["/a.parquet", "/b.parquet", "/deep/d.parquet"]
+    assert files_at(f"{top}/b.parquet") == ["/b.parquet"]
+    assert files_at(f"{top}/c.txt") == ["/c.txt"]
+    assert files_at(f"{top}/*.parquet") == ["/a.parquet", "/b.parquet"]
+    assert files_at(f"{top}/**/d*") == ["/deep/d.parquet"]
     with pytest.raises(NotFound, match="no file matches"):
         list_source(f"{top}/*.csv")
     with pytest.raises(NotFound, match="no such file"):

@@ -74,8 +74,8 @@ def test_the_exported_sampler_knows_what_the_model_predicts(root: Path, tmp_path
     changes = {"objective__prediction": "v", "objective__zero_terminal_snr": True, "max_steps": 1}
     train(config(root, "velocity", **changes))
     export(str(root / "velocity"), str(tmp_path / "out"))
-    told = json.loads((tmp_path / "out/scheduler/scheduler_config.json").read_text())
-    assert (told["prediction_type"], told["rescale_betas_zero_snr"]) == ("v_prediction", True)
+    scheduler = json.loads((tmp_path / "out/scheduler/scheduler_config.json").read_text())
+    assert (scheduler["prediction_type"], scheduler["rescale_betas_zero_snr"]) == ("v_prediction", True)
     StableDiffusionPipeline.from_pretrained(tmp_path / "out")
 
 
@@ -170,7 +170,7 @@ def test_what_the_command_refuses_is_one_line_and_exit_code_2(
 ) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full/file").touch()
-    for arguments, told in (
+    for arguments, message in (
         ([str(root / "run"), str(tmp_path / "full")], "the folder is not empty; choose an empty one"),
         ([str(tmp_path / "nothing"), str(tmp_path / "out")], "no complete checkpoint there"),
         (
@@ -180,7 +180,7 @@ def test_what_the_command_refuses_is_one_line_and_exit_code_2(
     ):
         assert main(["export", *arguments]) == 2
         (line,) = capsys.readouterr().err.splitlines()
-        assert told in line
+        assert message in line
     assert sorted(path.name for path in tmp_path.iterdir()) == ["full"]
 
 

@@ -46,12 +46,12 @@ def test_a_step_is_near_to_one_in_bf16_and_not_the_same(
 ) -> None:
     """e4m3 has three bits after the point: a sixteenth at most of a number, which averages out in the sums. Loss within
     2 %, norm of the gradient within 10 %."""
-    for ours, theirs in zip(in_fp8[1].reports, bf16[1].reports, strict=True):
-        assert ours.verdict == theirs.verdict == "good"
-        assert ours.loss == pytest.approx(theirs.loss, rel=0.02)
-        assert ours.loss != theirs.loss
-        assert ours.norm == pytest.approx(theirs.norm, rel=0.1)
-        assert ours.norm != theirs.norm
+    for actual, expected in zip(in_fp8[1].reports, bf16[1].reports, strict=True):
+        assert actual.verdict == expected.verdict == "good"
+        assert actual.loss == pytest.approx(expected.loss, rel=0.02)
+        assert actual.loss != expected.loss
+        assert actual.norm == pytest.approx(expected.norm, rel=0.1)
+        assert actual.norm != expected.norm
 
 
 def test_a_checkpoint_has_the_same_tensors_under_the_same_names(
@@ -61,7 +61,7 @@ def test_a_checkpoint_has_the_same_tensors_under_the_same_names(
     indexes = []
     for run in ("bf16", "fp8"):
         index = json.loads((inputs / run / "checkpoints/step-000000002/tensors.json").read_text())
-        indexes.append({name: (told["dtype"], told["size"]) for name, told in index["tensors"].items()})
+        indexes.append({name: (entry["dtype"], entry["size"]) for name, entry in index["tensors"].items()})
     assert indexes[0] == indexes[1]
     assert {dtype for dtype, _ in indexes[0].values()} == {"float32"}
 

@@ -55,7 +55,7 @@ def test_a_layout_is_used_again_for_the_same_tensors_alone(tmp_path: Path, count
     assert run_workers(count, save_thrice, tmp_path) == [2] * count
     for name, rows, scale in (("a", 5, 1.0), ("b", 5, 10.0), ("c", 7, 1.0)):
         storage = open_storage(str(tmp_path / name))
-        found = sharded.read_tensors(storage, list(read_tensor_index(storage).tensors))
+        tensors = sharded.read_tensors(storage, list(read_tensor_index(storage).tensors))
         whole = torch.arange(rows * 6.0).view(rows, 6) * scale
         expected = {
             "sharded": whole,
@@ -64,6 +64,6 @@ def test_a_layout_is_used_again_for_the_same_tensors_alone(tmp_path: Path, count
             "turned": (whole + 3).t(),
             "empty": torch.empty(0, 3),
         }
-        assert found.keys() == expected.keys()
+        assert tensors.keys() == expected.keys()
         for key, tensor in expected.items():
-            assert torch.equal(found[key], tensor), (name, key)
+            assert torch.equal(tensors[key], tensor), (name, key)

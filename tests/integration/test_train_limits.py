@@ -106,9 +106,9 @@ def test_steps_without_a_row_that_counts_are_not_called_bad_ones(root: Path) -> 
     empty = [report.verdict for report in watch.reports].count("empty")
     assert (state.step, state.empty, state.skipped) == (15, empty, 0)
     assert 0 < empty < 15
-    told = "\n".join(summary_lines(state, None, "why"))
-    assert f"{empty} steps had no row that counts" in told
-    assert "bad steps" not in told
+    text = "\n".join(summary_lines(state, None, "why"))
+    assert f"{empty} steps had no row that counts" in text
+    assert "bad steps" not in text
 
 
 def test_a_hold_out_that_keeps_nothing_to_measure_on_is_told_before_anything_begins(root: Path) -> None:
@@ -174,9 +174,9 @@ def test_a_step_that_was_bad_and_went_well_when_done_again_is_no_bad_one(root: P
 
 def test_a_run_that_diverges_is_the_users_to_mend_and_goes_on_with_another_learning_rate(root: Path) -> None:
     run(how(root))
-    with pytest.raises(UserError, match="2 steps in a row without a finite loss") as told:
+    with pytest.raises(UserError, match="2 steps in a row without a finite loss") as error:
         run(how(root, max_steps=20, optimizer__learning_rate=1e30, guard__bad_steps=2))
-    assert told.value.exit_code == 2
+    assert error.value.exit_code == 2
     tuned: dict[str, Any] = {"optimizer__learning_rate": 5e-4, "optimizer__clip_norm": 1.0, "guard__spike": 50.0}
     done = run(how(root, max_steps=4, optimizer__warmup_steps=0, **tuned))
     assert (done.state.step, done.state.skipped) == (4, 0)
@@ -206,11 +206,11 @@ def test_a_budget_that_is_used_up_is_seen_before_anything_is_started(
 ) -> None:
     spent = run(how(root, max_steps=100, max_hours=1e-9))
     assert len(events(root, "start")) == 1
-    again = run(how(root, max_steps=100, max_hours=1e-9))
-    assert (again.state, again.reason) == (spent.state, "max_hours is used up; raise it to go on")
-    dear = {"max_cost": 1.0, "prices__trainer_hour": 1e9}
-    run(how(root, max_steps=100, **dear))
-    assert run(how(root, max_steps=100, **dear)).reason == "max_cost is used up; raise it to go on"
+    second = run(how(root, max_steps=100, max_hours=1e-9))
+    assert (second.state, second.reason) == (spent.state, "max_hours is used up; raise it to go on")
+    expensive = {"max_cost": 1.0, "prices__trainer_hour": 1e9}
+    run(how(root, max_steps=100, **expensive))
+    assert run(how(root, max_steps=100, **expensive)).reason == "max_cost is used up; raise it to go on"
     assert len(events(root, "start")) == 2
     assert "nothing to do: max_cost is used up" in capsys.readouterr().err
 
@@ -278,9 +278,9 @@ def test_a_dry_run_tells_what_a_run_would(root: Path, capsys: pytest.CaptureFixt
     run(how(root, max_steps=1), dry_run=True)
     assert "done at step 2: max_steps is 1 and 2 are done" in capsys.readouterr().err
     run(how(root, max_steps=4, data__batch_size=16), dry_run=True)
-    told = capsys.readouterr().err
-    assert "from step 2 to step 4" in told
-    assert "a step had 8 samples up to here, and has 16 now" in told
+    output = capsys.readouterr().err
+    assert "from step 2 to step 4" in output
+    assert "a step had 8 samples up to here, and has 16 now" in output
     run(how(root, max_steps=4), dry_run=True)
     assert "samples up to here" not in capsys.readouterr().err
 

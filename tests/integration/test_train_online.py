@@ -43,18 +43,18 @@ def prepare_worker(traces: str) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         return read_header(data, *rest)
 
-    def noted(given: Any, device: str | None = None) -> Any:
+    def noted(settings: Any, device: str | None = None) -> Any:
         node = ray.get_runtime_context().get_node_id()
         (folder / f"encoder-{os.getpid()}-{node}").touch()
-        return load_encoder(given, device)
+        return load_encoder(settings, device)
 
     from sdp.train import online
 
     encode = images.encode_slice
 
-    def slowly(*given: Any) -> Any:
+    def slowly(*arguments: Any) -> Any:
         time.sleep(0.1)
-        return encode(*given)
+        return encode(*arguments)
 
     transform.read_header, online.load_encoder, online.encode_slice = deadly, noted, slowly  # type: ignore[attr-defined,assignment]
     needed = online.encoders_needed
@@ -64,9 +64,9 @@ def prepare_worker(traces: str) -> None:
 
     load_text_encoder = load.load_text_encoder
 
-    def noted_text(*given: Any, **more: Any) -> Any:
+    def noted_text(*arguments: Any, **more: Any) -> Any:
         (folder / f"text-{os.getpid()}-{ray.get_runtime_context().get_node_id()}").touch()
-        return load_text_encoder(*given, **more)
+        return load_text_encoder(*arguments, **more)
 
     load.load_text_encoder = noted_text
 

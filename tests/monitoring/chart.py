@@ -40,8 +40,8 @@ class Expression:
 
 def helm_template(helm: Path, *settings: str) -> subprocess.CompletedProcess[str]:
     named = ("exporter.image.repository=registry.example.com/sdp/exporter", *settings)
-    given = [argument for setting in named for argument in ("--set", setting)]
-    command = [str(helm), "template", "sdp", str(CHART), *given]
+    arguments = [argument for setting in named for argument in ("--set", setting)]
+    command = [str(helm), "template", "sdp", str(CHART), *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
@@ -52,8 +52,8 @@ def rendered(helm: Path, *settings: str) -> list[Manifest]:
 
 
 def one(manifests: list[Manifest], kind: str, name: str = "") -> Manifest:
-    (found,) = [m for m in manifests if m["kind"] == kind and m["metadata"]["name"].endswith(name)]
-    return found
+    (manifest,) = [m for m in manifests if m["kind"] == kind and m["metadata"]["name"].endswith(name)]
+    return manifest
 
 
 def rules(kind: str) -> Iterator[dict[str, Any]]:

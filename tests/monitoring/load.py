@@ -29,10 +29,15 @@ def download(root: Path, rows: int) -> None:
 
 
 def process(root: Path) -> None:
-    told = [f"source.uri={root}/images", f"output.uri={root}/latents", "model.source=builtin:tiny", "resolutions=[64]"]
-    told += ["encode.dtype=fp32", "encode.batch_size=4", "encode.num_workers=1", "encode.accelerator=A10G"]
-    told += ["output.rows_per_file=2"]  # so that it takes some seconds, and figures are seen to grow
-    processing.run(load("process", None, told))
+    settings = [
+        f"source.uri={root}/images",
+        f"output.uri={root}/latents",
+        "model.source=builtin:tiny",
+        "resolutions=[64]",
+    ]
+    settings += ["encode.dtype=fp32", "encode.batch_size=4", "encode.num_workers=1", "encode.accelerator=A10G"]
+    settings += ["output.rows_per_file=2"]  # so that it takes some seconds, and figures are seen to grow
+    processing.run(load("process", None, settings))
 
 
 def train(root: Path, epochs: int, workers: int = 2) -> str:

@@ -62,9 +62,9 @@ def take_time() -> None:
 
     encode = work.encode_chunk
 
-    def slowly(*given: Any) -> Any:
+    def slowly(*arguments: Any) -> Any:
         threading.Event().wait(PIECE_S)
-        return encode(*given)
+        return encode(*arguments)
 
     work.encode_chunk = slowly
 
@@ -76,7 +76,7 @@ def ray_of(machines: tuple[Machine, ...] = MACHINES) -> Iterator[dict[str, int]]
     from ray.cluster_utils import Cluster
     from ray.job_config import JobConfig
 
-    told: list[dict[str, Any]] = [
+    entries: list[dict[str, Any]] = [
         {
             "num_cpus": machine.cpus,
             "num_gpus": machine.gpus,
@@ -85,10 +85,10 @@ def ray_of(machines: tuple[Machine, ...] = MACHINES) -> Iterator[dict[str, int]]
         }
         for machine in machines
     ]
-    head = {**told[0], "_system_config": {"metrics_report_interval_ms": EXPORT_MS}}
+    head = {**entries[0], "_system_config": {"metrics_report_interval_ms": EXPORT_MS}}
     cluster = Cluster(initialize_head=True, head_node_args=head)
     try:
-        for machine in told[1:]:
+        for machine in entries[1:]:
             cluster.add_node(**machine)
         hook = {"worker_process_setup_hook": lambda: take_time()}
         submitted = JobConfig(metadata={"job_name": JOB})  # as Ray's job server has it for a RayJob

@@ -36,17 +36,19 @@ class Prometheus:
     def series(self, expr: str, at: float | None = None) -> list[tuple[dict[str, str], float]]:
         """Labels and values of now."""
         moment = {} if at is None else {"time": at}
-        found = self.ask("query", query=expr, **moment)
-        assert found["resultType"] == "vector", f"{expr} is a {found['resultType']}"
-        return [(one["metric"], float(one["value"][1])) for one in found["result"]]
+        result = self.ask("query", query=expr, **moment)
+        assert result["resultType"] == "vector", f"{expr} is a {result['resultType']}"
+        return [(one["metric"], float(one["value"][1])) for one in result["result"]]
 
     def history(
         self, expr: str, start: float, end: float, step: float = 2.0
     ) -> list[tuple[dict[str, str], list[tuple[float, float]]]]:
         """Labels, and times with values, of each series that had one that is a number."""
-        found = self.ask("query_range", query=expr, start=start, end=end, step=step)["result"]
-        told = [(one["metric"], [(float(at), float(value)) for at, value in one["values"]]) for one in found]
-        finite = [(labels, [(at, value) for at, value in values if math.isfinite(value)]) for labels, values in told]
+        result = self.ask("query_range", query=expr, start=start, end=end, step=step)["result"]
+        histories = [(one["metric"], [(float(at), float(value)) for at, value in one["values"]]) for one in result]
+        finite = [
+            (labels, [(at, value) for at, value in values if math.isfinite(value)]) for labels, values in histories
+        ]
         return [(labels, values) for labels, values in finite if values]
 
     def wait_until_ready(self) -> None:
@@ -63,8 +65,8 @@ class Prometheus:
     def until(self, expr: str, enough: Callable[[list[tuple[dict[str, str], float]]], bool] = bool) -> None:
         """Wait for it."""
         end, pause = time.monotonic() + DEADLINE_S, threading.Event()
-        while not enough(found := self.series(expr)):
-            assert time.monotonic() < end, f"{expr}: {found}"
+        while not enough(result := self.series(expr)):
+            assert time.monotonic() < end, f"{expr}: {result}"
             pause.wait(0.2)
 
 

@@ -58,7 +58,7 @@ def recorded(helm: Path, program: Path, folder: Path, size: Size) -> Iterator[Re
         with running(program, folder / "prometheus", config) as prometheus:
             start = time.time()
             with load.meanwhile(lambda: settle(prometheus, gpus)):
-                prometheus.until("sum(sdp_gpu_up)", lambda found: bool(found) and found[0][1] == 7)
+                prometheus.until("sum(sdp_gpu_up)", lambda samples: bool(samples) and samples[0][1] == 7)
                 gpus["a100"].scenario.write({"gpu.4.error.nvmlDeviceGetHandleByIndex": GPU_IS_LOST})
                 load.tell_what_is_not_here(load.RUN, workers=2)
                 load.download(folder, size.rows)
@@ -74,9 +74,9 @@ def main(arguments: list[str]) -> int:
     (folder,) = map(Path, arguments)
     helm, program = tools.find("helm"), tools.find("prometheus")
     assert helm is not None and program is not None  # noqa: PT018
-    with recorded(helm, program, folder.resolve(), LONG) as told:
-        moment = Moment(told.start, told.end, told.trained - BEFORE_THE_END_S)
-        draw_dashboards.draw_all(told.prometheus.url, moment, draw_dashboards.PICTURES)
+    with recorded(helm, program, folder.resolve(), LONG) as recording:
+        moment = Moment(recording.start, recording.end, recording.trained - BEFORE_THE_END_S)
+        draw_dashboards.draw_all(recording.prometheus.url, moment, draw_dashboards.PICTURES)
     return 0
 
 

@@ -53,8 +53,8 @@ def middle_colours(checked: Checked) -> tuple[list[int], list[int]]:
     return pixels[32, 12].tolist(), pixels[32, -12].tolist()
 
 
-def close(found: list[int], wanted: tuple[int, ...], by: int = 8) -> bool:
-    return all(abs(a - b) <= by for a, b in zip(found, wanted, strict=True))
+def close(actual: list[int], wanted: tuple[int, ...], by: int = 8) -> bool:
+    return all(abs(a - b) <= by for a, b in zip(actual, wanted, strict=True))
 
 
 @pytest.mark.parametrize("index", range(40))
@@ -81,9 +81,9 @@ def test_the_exif_orientation_is_applied(format: str, orientation: int) -> None:
     with Image.open(io.BytesIO(data)) as image:
         expected = np.asarray(ImageOps.exif_transpose(image).convert("RGB")).astype(int)
     checked = check(data, image_rules(size=60))
-    found = pixels_of(checked).astype(int)
-    assert found.shape == expected.shape
-    assert np.abs(found - expected).mean() < 6
+    actual = pixels_of(checked).astype(int)
+    assert actual.shape == expected.shape
+    assert np.abs(actual - expected).mean() < 6
     kept = check(data, image_rules())
     assert (kept.width, kept.height) == (expected.shape[1], expected.shape[0])
 
@@ -193,10 +193,10 @@ def peer(data: bytes, size: int, *, crop: bool) -> np.ndarray:
 def test_a_picture_that_was_scaled_while_decoding_is_the_one_that_was_not(width: int, height: int, crop: bool) -> None:
     scene = cv2.GaussianBlur(shapes.render_array(shapes.sample(width), (width, height)), (0, 0), 2.5)
     data = encoded(Image.fromarray(scene), "JPEG", quality=90)
-    found = pixels_of(check(data, image_rules(size=256, crop=crop, quality=100))).astype(float)
+    actual = pixels_of(check(data, image_rules(size=256, crop=crop, quality=100))).astype(float)
     expected = peer(data, 256, crop=crop)
-    assert found.shape == expected.shape
-    assert 10 * np.log10(255**2 / np.mean((found - expected) ** 2)) >= 42
+    assert actual.shape == expected.shape
+    assert 10 * np.log10(255**2 / np.mean((actual - expected) ** 2)) >= 42
 
 
 def test_original_bytes_are_kept_and_decoded_all_the_same() -> None:

@@ -169,15 +169,15 @@ def test_quiet_leaves_errors_and_results_alone_and_json_is_an_object_a_line(
     assert "limit: expected" in capsys.readouterr().err
     assert main(["config", "show", "train", "--log-format", "json", "--set", "limit=0"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    told = json.loads(line)
-    assert (told["level"], told["logger"]) == ("error", "sdp")
-    assert told["message"].startswith("limit: expected a whole number")
+    entry = json.loads(line)
+    assert (entry["level"], entry["logger"]) == ("error", "sdp")
+    assert entry["message"].startswith("limit: expected a whole number")
     assert main(["train", "--quiet", "--verbose"]) == 2
     assert "not allowed with" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "message"),
     [
         ("conifg", "expected a command, got the unknown command 'conifg'; did you mean sdp config?"),
         ("xyzzy", "expected a command, got the unknown command 'xyzzy'; see sdp --help"),
@@ -208,11 +208,11 @@ def test_quiet_leaves_errors_and_results_alone_and_json_is_an_object_a_line(
     ],
 )
 def test_a_mistyped_line_is_one_line_with_the_nearest_thing_and_exit_code_2(
-    line: str, told: str, capsys: pytest.CaptureFixture[str]
+    line: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(line.split()) == 2
     out, err = capsys.readouterr()
-    assert (out, err) == ("", f"sdp: {told}\n")
+    assert (out, err) == ("", f"sdp: {message}\n")
 
 
 def test_a_configuration_that_cannot_work_is_one_line_a_problem_and_exit_code_2(
@@ -425,5 +425,5 @@ def test_the_command_line_and_the_configuration_agree_on_what_jobs_there_are() -
 
 
 def test_a_job_that_is_there_has_a_command() -> None:
-    there = {job for job in JOBS if (ROOT / "sdp" / job / "job.py").exists()}
-    assert there <= {command.name for command in COMMANDS}, "add its job_command to COMMANDS in sdp/cli/table.py"
+    implemented = {job for job in JOBS if (ROOT / "sdp" / job / "job.py").exists()}
+    assert implemented <= {command.name for command in COMMANDS}, "add its job_command to COMMANDS in sdp/cli/table.py"

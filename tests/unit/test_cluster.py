@@ -38,8 +38,8 @@ def test_labels_select_what_ray_would_select(wanted: str, values: set[str | None
 
 def test_a_token_that_is_refused_is_said_in_one_line() -> None:
     error = ConnectionError("Could not read 'session_name' from GCS")
-    told = "gcs_client.cc:210: Failed: Unauthenticated: RPC error: InvalidAuthToken"
-    assert str(cluster._explain_failed_connection(error, told)).endswith(
+    message = "gcs_client.cc:210: Failed: Unauthenticated: RPC error: InvalidAuthToken"
+    assert str(cluster._explain_failed_connection(error, message)).endswith(
         "refuses this token; set RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH to the cluster's token"
     )
 

@@ -206,9 +206,9 @@ def test_an_unknown_key_names_the_nearest_known_one() -> None:
 
 def test_an_unknown_key_that_resembles_none_is_told_the_keys_that_there_are() -> None:
     (line,) = lines("process", *MODEL, "fetch.timeout_s=1")
-    known, _, there = line.partition("; the keys here are ")
+    known, _, listed = line.partition("; the keys here are ")
     assert known == "fetch: expected a known key, got an unknown key"
-    assert {"source", "output", "resolutions", "encode"} <= set(there.split(", "))
+    assert {"source", "output", "resolutions", "encode"} <= set(listed.split(", "))
 
 
 @pytest.mark.parametrize("name", ["aws_secret_access_key", "source.token", "storage.secret_key", "storage.access_key"])
@@ -226,10 +226,10 @@ def test_what_is_missing_is_named_by_its_path_and_all_of_it_at_once() -> None:
 
 
 def test_several_problems_of_several_kinds_are_all_told_at_once() -> None:
-    told = lines(
+    messages = lines(
         "download", "output.uri=out", "image.crop=center", "fetch.retries=-1", "storage.timeout_s=x", "bogus=1"
     )
-    assert [line.partition(":")[0] for line in told] == [
+    assert [line.partition(":")[0] for line in messages] == [
         "source.uri",
         "storage.timeout_s",
         "fetch.retries",
@@ -239,7 +239,7 @@ def test_several_problems_of_several_kinds_are_all_told_at_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("uri", "told"),
+    ("uri", "message"),
     [
         ("", "a URI, got ''"),
         (" s3://b", "a URI, got ' s3://b'"),
@@ -248,10 +248,10 @@ def test_several_problems_of_several_kinds_are_all_told_at_once() -> None:
         ("http://[broken", "a URI, got 'http://[broken'"),
     ],
 )
-def test_a_source_that_is_no_uri_is_refused(uri: str, told: str) -> None:
+def test_a_source_that_is_no_uri_is_refused(uri: str, message: str) -> None:
     with pytest.raises(ConfigError) as refused:
         parse("download", {"source": {"uri": uri}, "output": {"uri": "out"}})
-    assert str(refused.value).startswith(f"source.uri: expected {told}")
+    assert str(refused.value).startswith(f"source.uri: expected {message}")
 
 
 @pytest.mark.parametrize("uri", ["https://host/x", "hf://datasets/a/b"])
@@ -284,7 +284,7 @@ def test_the_usual_uris_are_accepted(uri: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("source:\n  uri: a\n  uri: b\n", ":3:3: expected each key once, got uri a second time"),
         ("source: {uri: a, uri: b}\n", ":1:18: expected each key once, got uri a second time"),
@@ -302,11 +302,11 @@ def test_the_usual_uris_are_accepted(uri: str) -> None:
         ("[" * 1500, ": expected YAML, got brackets nested beyond measure"),
     ],
 )
-def test_a_file_that_is_not_plain_yaml_is_told_with_line_and_column(tmp_path: Path, text: str, told: str) -> None:
+def test_a_file_that_is_not_plain_yaml_is_told_with_line_and_column(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "job.yaml"
     path.write_text(text, encoding="utf-8")
     (line,) = lines("download", path=str(path))
-    assert line.startswith(f"{path}{told}")
+    assert line.startswith(f"{path}{message}")
 
 
 def test_a_file_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
@@ -328,7 +328,8 @@ def test_a_file_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
 
 def test_overrides_that_are_none_are_all_told() -> None:
     assert lines("download", "limit", "=3", "a..b=1") == [
-        f"--set: expected key=value, for example limit=1000, got {given}" for given in ["'limit'", "'=3'", "'a..b=1'"]
+        f"--set: expected key=value, for example limit=1000, got {override}"
+        for override in ["'limit'", "'=3'", "'a..b=1'"]
     ]
     assert lines("process", *MODEL, "resolutions=[256]", "resolutions.4=512") == [
         "resolutions: expected one of its 1 items, from 0, got '4'"

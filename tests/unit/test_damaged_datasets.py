@@ -117,7 +117,7 @@ def test_what_is_no_json_object_is_one_line(
 
 
 @pytest.mark.parametrize(
-    ("path", "value", "told"),
+    ("path", "value", "message"),
     [
         ("rows", 41, "rows is 41, but 42 in its parts"),
         ("parts", 4, "parts is 4, but 5 in its parts"),
@@ -126,14 +126,14 @@ def test_what_is_no_json_object_is_one_line(
     ],
 )
 def test_a_manifest_that_says_other_than_its_parts_is_found_out(
-    tmp_path: Path, path: str, value: Any, told: str
+    tmp_path: Path, path: str, value: Any, message: str
 ) -> None:
     images = make_images(tmp_path).storage
     assert describe(images).complete
     change(tmp_path / "images/_manifest.json", path, value)
     described = describe(images)
     assert not described.complete
-    assert any(told in problem for problem in described.problems)
+    assert any(message in problem for problem in described.problems)
 
 
 def test_counts_that_lie_are_found_out_and_written_anew_by_the_next_run(tmp_path: Path) -> None:
@@ -204,8 +204,8 @@ def test_the_account_of_the_other_parts_is_written_where_one_is_broken(
     part.write_bytes(part.read_bytes()[:-40])
     file = tmp_path / "account.parquet"
     assert main(["inspect", images.uri, "--json", "--account", str(file)]) == 1
-    told = json.loads(capsys.readouterr().out)
-    assert any("000000001.parquet: corrupt part" in problem for problem in told["problems"])
+    description = json.loads(capsys.readouterr().out)
+    assert any("000000001.parquet: corrupt part" in problem for problem in description["problems"])
     assert pq.read_table(file)["row"].to_pylist() == [*range(10), *range(20, 42)]
 
 

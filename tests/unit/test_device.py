@@ -125,8 +125,8 @@ def test_the_stopwatch_times_the_stream_of_its_own_gpu(gpus: Gpus) -> None:
 
 def test_the_double_shows_old_memory_to_whoever_waits_for_another_gpus_stream(gpus: Gpus) -> None:
     enter(SECOND)
-    there, host = torch.ones(3).to(SECOND), torch.empty(3, pin_memory=True)
-    host.copy_(there, non_blocking=True)
+    source, host = torch.ones(3).to(SECOND), torch.empty(3, pin_memory=True)
+    host.copy_(source, non_blocking=True)
     enter(torch.device("cuda", 0))
     event = torch.cuda.Event()
     event.record()
@@ -141,9 +141,9 @@ def no_device_set(_: Gpus) -> None:
 
 
 def no_wait(gpus: Gpus) -> None:
-    there = torch.empty(3, pin_memory=True).to(SECOND, non_blocking=True)
+    copied = torch.empty(3, pin_memory=True).to(SECOND, non_blocking=True)
     with gpus.on_stream(gpus.new_stream(SECOND)):
-        there.add(1)
+        copied.add(1)
 
 
 def changed_too_early(_: Gpus) -> None:

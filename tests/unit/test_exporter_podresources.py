@@ -62,14 +62,14 @@ def response(*pods: dict[str, Any]) -> bytes:
 
 
 def pod(name: str, container: str, *devices: str, resource: str = "nvidia.com/gpu") -> dict[str, Any]:
-    given = {"resource_name": resource, "device_ids": list(devices), "topology": {"nodes": [{"ID": -1}]}}
+    device = {"resource_name": resource, "device_ids": list(devices), "topology": {"nodes": [{"ID": -1}]}}
     memory = [{"memory_type": "memory", "size": 2**40}]
     return {
         "name": name,
         "namespace": "training",
         "containers": [
             {"name": "sidecar", "cpu_ids": [1, 2, 300]},
-            {"name": container, "devices": [given], "cpu_ids": [4, 5], "memory": memory},
+            {"name": container, "devices": [device], "cpu_ids": [4, 5], "memory": memory},
         ],
         "cpu_ids": [7],
     }
@@ -105,19 +105,19 @@ def test_each_device_is_found_with_the_containers_that_have_it(tmp_path: Path) -
         {"name": "no-devices", "namespace": "default"},
     )
     with kubelet(tmp_path, lambda _: answer) as path:
-        found = podresources.list_allotments(path, timeout_s=10)
+        allotments = podresources.list_allotments(path, timeout_s=10)
     trainer = Allotment("training", "trainer-0", "ray-worker")
     shared = tuple(Allotment("training", f"shared-{n}", "main") for n in (0, 1))
-    assert found == {
+    assert allotments == {
         "GPU-aaaa": (trainer,),
         "GPU-bbbb": (trainer,),
         "MIG-cccc": (Allotment("training", "encoder-0", "ray-worker"),),
         "GPU-dddd": shared,
         "nvidia7": (Allotment("training", "gke-0", "main"),),
     }
-    assert podresources.of_device(found, uuid="GPU-dddd") == shared
-    assert podresources.of_device(found, uuid="GPU-eeee", minor=7) == (Allotment("training", "gke-0", "main"),)
-    assert podresources.of_device(found, uuid="GPU-eeee", minor=1) == ()
+    assert podresources.of_device(allotments, uuid="GPU-dddd") == shared
+    assert podresources.of_device(allotments, uuid="GPU-eeee", minor=7) == (Allotment("training", "gke-0", "main"),)
+    assert podresources.of_device(allotments, uuid="GPU-eeee", minor=1) == ()
 
 
 @pytest.mark.parametrize("pods", [0, 1, 5000])

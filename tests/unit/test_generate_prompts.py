@@ -26,9 +26,9 @@ def of_file(uri: Path | str, column: str = "caption", **more: object) -> Generat
     return config(source={"uri": str(uri), "caption_column": column}, **more)
 
 
-def refusal(told: GenerateConfig) -> str:
+def refusal(config: GenerateConfig) -> str:
     with pytest.raises(SdpError) as refused:
-        read_prompts(told)
+        read_prompts(config)
     assert refused.value.exit_code == 2
     text = str(refused.value)
     assert "\n" not in text

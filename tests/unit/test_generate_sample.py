@@ -35,12 +35,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def painter(model: Path) -> Painter:
-    found = resolve(str(model))
-    return load_painter(GenerateModel(str(model), found.digest, found.source), HOW, negative_prompt=NEGATIVE)
+    resolved = resolve(str(model))
+    return load_painter(GenerateModel(str(model), resolved.digest, resolved.source), HOW, negative_prompt=NEGATIVE)
 
 
 @pytest.fixture(scope="module")
-def theirs(model: Path) -> Any:
+def diffusers_pipeline(model: Path) -> Any:
     pipeline: Any = StableDiffusionPipeline.from_pretrained(model, safety_checker=None)
     pipeline.set_progress_bar_config(disable=True)
     return pipeline
@@ -59,13 +59,13 @@ def apart(a: Pictures, b: Pictures) -> int:
 @pytest.mark.parametrize("guidance", [1.0, 5.0])
 @pytest.mark.parametrize("name", SCHEDULERS)
 def test_pictures_are_those_of_diffusers_pipeline(
-    name: str, guidance: float, model: Path, painter: Painter, theirs: Any
+    name: str, guidance: float, model: Path, painter: Painter, pipeline: Any
 ) -> None:
     kind, settings = SCHEDULERS[name]
     config = json.loads((model / "scheduler" / "scheduler_config.json").read_text())
-    theirs.scheduler = getattr(diffusers, kind).from_config({**config, **settings})
+    pipeline.scheduler = getattr(diffusers, kind).from_config({**config, **settings})
     generators = [torch.Generator().manual_seed(seed) for seed in SEEDS]
-    output = theirs(
+    output = pipeline(
         PROMPTS,
         negative_prompt=[NEGATIVE] * 2,
         num_inference_steps=4,
@@ -76,11 +76,11 @@ def test_pictures_are_those_of_diffusers_pipeline(
         output_type="np",
     )
     golden = (output.images * 255).round().astype(np.uint8)
-    ours = painted(painter, Sampling(name, 4, guidance, 64))
-    assert ours.shape == golden.shape == (2, 64, 64, 3)
+    actual = painted(painter, Sampling(name, 4, guidance, 64))
+    assert actual.shape == golden.shape == (2, 64, 64, 3)
     assert golden.std() > 5, "a grey picture would prove nothing"
     assert apart(golden[0], golden[1]) > 5
-    assert apart(ours, golden) <= 1
+    assert apart(actual, golden) <= 1
 
 
 def test_every_sampler_of_the_configuration_is_there_and_no_other() -> None:

@@ -23,7 +23,7 @@ def opened(data: bytes) -> Image.Image:
 
 
 def pixels(image: Image.Image, color: tuple[int, int, int]) -> int:
-    return sum(count for count, found in image.getcolors(1 << 24) or [] if found == color)
+    return sum(count for count, value in image.getcolors(1 << 24) or [] if value == color)
 
 
 def test_every_picture_is_on_the_sheet_in_its_full_size_and_below_it_its_caption() -> None:

@@ -74,8 +74,8 @@ def test_a_run_means_its_newest_checkpoint_and_a_begun_output_keeps_the_one_it_w
 def test_what_has_been_exported_draws_with_the_same_weights(model: Path, tmp_path: Path) -> None:
     uri = make_checkpoint(tmp_path / "run", model)
     export(uri, str(tmp_path / "exported"))
-    told = [choose(generate_config(tmp_path / "out", where)) for where in (uri, tmp_path / "exported")]
-    (a, b) = (load_painter(drawer, Sampling()).networks for drawer in told)
+    choices = [choose(generate_config(tmp_path / "out", where)) for where in (uri, tmp_path / "exported")]
+    (a, b) = (load_painter(drawer, Sampling()).networks for drawer in choices)
     assert torch.equal(first(a.unet.state_dict()), first(b.unet.state_dict()))
     assert a.schedule["prediction_type"] == b.schedule["prediction_type"]
 

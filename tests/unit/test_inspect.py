@@ -135,23 +135,23 @@ def test_in_a_run_that_mixes_datasets_an_address_is_one_datasets_alone(tmp_path:
         make_images(folder)
     first, other = make_latents(tmp_path), make_latents(tmp_path / "other")
     run = open_storage(str(tmp_path / "run"))
-    told = [first.storage.uri, other.storage.uri, "https://host/plain.parquet"]
-    run.publish("_run.json", json.dumps({"kind": "run", "datasets": told}).encode())
+    sources = [first.storage.uri, other.storage.uri, "https://host/plain.parquet"]
+    run.publish("_run.json", json.dumps({"kind": "run", "datasets": sources}).encode())
     run.publish("_source/002.parquet", b"a list")
     ledger = Ledger()
     ledger.add(0, np.array([1, address_offset(2) + 2], dtype=np.int64))
     ledger.add(7, np.array([address_offset(1) + 2], dtype=np.int64))
     run.publish("checkpoints/step-000000010/ledger.roaring", ledger.to_bytes())
 
-    def found(*uris: str, **what: Any) -> list[tuple[str, list[int]]]:
+    def matches(*uris: str, **what: Any) -> list[tuple[str, list[int]]]:
         (trace,) = audit([run.uri, *uris], **what)
         return [(checkpoint["dataset"], checkpoint["epochs"]) for checkpoint in trace.checkpoints]
 
-    assert found(row=1) == [(told[0], [0])]
-    assert found(row=2) == [(told[1], [7]), (told[2], [0])]
-    assert found(told[0], row=2) == []
-    assert found(told[1], row=2) == [(told[1], [7])]
-    assert found(told[1], row=1) == []
+    assert matches(row=1) == [(sources[0], [0])]
+    assert matches(row=2) == [(sources[1], [7]), (sources[2], [0])]
+    assert matches(sources[0], row=2) == []
+    assert matches(sources[1], row=2) == [(sources[1], [7])]
+    assert matches(sources[1], row=1) == []
 
 
 def test_epochs_in_a_row_are_told_as_a_span() -> None:

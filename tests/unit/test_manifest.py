@@ -34,12 +34,12 @@ def test_a_dataset_is_complete_when_its_manifest_is_there(tmp_path: Path) -> Non
     for work in output.pending():
         write_images_part(output.storage, work)
     dataset = finish(output, config={"limit": None}, models={"vae": "abc"}, input={"uri": "src"})
-    again = open_dataset(output.storage, "images")
-    assert again.manifest == dataset.manifest
-    assert again.manifest.counts.to_json() == {
+    reopened = open_dataset(output.storage, "images")
+    assert reopened.manifest == dataset.manifest
+    assert reopened.manifest.counts.to_json() == {
         "input": 42, "written": 33, "filtered": 3, "failed": 6, "reasons": {"http_status": 6, "min_size": 3},
     }  # fmt: skip
-    assert sorted(accounted(again)) == list(range(42))
+    assert sorted(accounted(reopened)) == list(range(42))
 
 
 def test_one_listing_tells_what_is_left(tmp_path: Path) -> None:
@@ -186,9 +186,9 @@ def test_a_retry_that_fails_again_counts_once_and_can_be_tried_again(tmp_path: P
 def test_a_retry_that_was_cut_short_is_continued(tmp_path: Path) -> None:
     dataset = make_images(tmp_path)
     ordered = order_retry(begin_images(tmp_path), dataset)
-    again = order_retry(begin_images(tmp_path), dataset)
-    assert again.pending() == ordered.pending()
-    assert len(again.index.versions) == 2
+    retried = order_retry(begin_images(tmp_path), dataset)
+    assert retried.pending() == ordered.pending()
+    assert len(retried.index.versions) == 2
 
 
 def test_rows_that_upstream_rescued_become_another_attempt_downstream(tmp_path: Path) -> None:

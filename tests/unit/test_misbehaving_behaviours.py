@@ -418,9 +418,9 @@ def test_robots_tags_come_as_given(server: ImageServer) -> None:
 
 
 def location(reply: Reply) -> str:
-    found = reply.header("Location")
-    assert found is not None
-    return found
+    value = reply.header("Location")
+    assert value is not None
+    return value
 
 
 def test_redirects_lead_to_the_image_in_so_many_hops(server: ImageServer) -> None:

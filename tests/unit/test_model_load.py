@@ -123,8 +123,8 @@ def test_the_u_net_comes_with_the_sources_weights_or_with_new_ones(tiny: Path) -
     new = load.load_unet(tiny, pretrained=False)
     assert not torch.equal(new.conv_in.weight, kept.conv_in.weight)
     torch.manual_seed(5)
-    again = load.load_unet(tiny, pretrained=False)
-    assert torch.equal(new.conv_in.weight, again.conv_in.weight)
+    other = load.load_unet(tiny, pretrained=False)
+    assert torch.equal(new.conv_in.weight, other.conv_in.weight)
     for unet in (kept, new):
         assert unet.training
         assert all(weight.requires_grad for weight in unet.parameters())

@@ -40,16 +40,18 @@ def here(tmp_path: Path) -> Path:
 
 
 def test_a_copied_folder_is_complete_and_names_its_own_source(here: Path) -> None:
-    there = here.parent / "there"
-    shutil.copytree(here, there, copy_function=shutil.copyfile)  # times are new, contents are not
+    copied = here.parent / "there"
+    shutil.copytree(here, copied, copy_function=shutil.copyfile)  # times are new, contents are not
     shutil.rmtree(here)
-    output = frozen(there / "images", there / "source")
+    output = frozen(copied / "images", copied / "source")
     assert (output.index.rows, output.pending()) == (42, [])
     assert [Path(path).read_bytes()[:4] for path in output.index.files["path"].to_pylist()] == [b"PAR1", b"PAR1"]
     assert output.storage.names("_index") == ["_index/000000.parquet"]
     before = open_dataset(output.storage)
-    assert before.manifest.input == {"uri": str(there / "source")}
-    assert finish(output, input={"uri": str(there / "source")}).digest == before.digest  # what was made from it goes on
+    assert before.manifest.input == {"uri": str(copied / "source")}
+    assert (
+        finish(output, input={"uri": str(copied / "source")}).digest == before.digest
+    )  # what was made from it goes on
 
 
 def test_a_source_that_has_moved_alone_keeps_its_rows_and_is_noted_at_its_new_place(here: Path) -> None:

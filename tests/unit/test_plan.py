@@ -58,8 +58,8 @@ def work(*settings: str, job: str = "train", **options: object) -> Work:
 def test_a_preset_gives_the_hours_and_the_money_of_the_articles_table_within_one_per_cent(
     name: str, article: list[dict[str, float]]
 ) -> None:
-    for (plan, told), figures in zip(preset(name), article, strict=True):
-        assert told == figures
+    for (plan, answer), figures in zip(preset(name), article, strict=True):
+        assert answer == figures
         for figure, value in figures.items():
             assert computed(plan, figure) == pytest.approx(value, rel=0.01), (plan.name, figure)
 
@@ -198,11 +198,11 @@ def test_a_file_of_prices_replaces_ours_and_spot_names_the_best_checkpoint_inter
 ) -> None:
     settings = [word for setting in SD2 for word in ("--set", setting)]
     assert main(["plan", *settings, "--prices", str(spot_prices(tmp_path)), "--terms", "spot", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    train = next(each for each in told["plan"]["stages"] if each["name"] == "phase 1")
+    output = json.loads(capsys.readouterr().out)
+    train = next(each for each in output["plan"]["stages"] if each["name"] == "phase 1")
     assert train["groups"][0]["per_hour"] == 32.0
     assert train["hours"] > 1_126_400_000 / train["rate"] / 3600
-    assert "an interruption every 25 h" in told["notes"]["spot"]
+    assert "an interruption every 25 h" in output["notes"]["spot"]
 
 
 @pytest.mark.parametrize(
@@ -309,8 +309,8 @@ def test_the_articles_best_speeds_are_the_shares_of_peak_that_are_known_of_them(
     online = [*FAST, "data.mode=online"]  # whose trainers run no text encoder
     own, speeds = work(*SD2, *online, trainers="4xp4de.24xlarge"), Speeds("fsdp+compile")
     for each, known in zip(bounds(*online), (0.319, 0.326), strict=True):
-        told = line(each, own, speeds)
-        assert float(told.split("compute limits; the plan takes ")[1].split("%")[0]) / 100 == pytest.approx(
+        text = line(each, own, speeds)
+        assert float(text.split("compute limits; the plan takes ")[1].split("%")[0]) / 100 == pytest.approx(
             known, rel=0.01
         )
 
@@ -345,13 +345,13 @@ def test_the_values_are_the_groups_of_the_plan_and_the_jobs_on_them(tmp_path: Pa
         return loaded
 
     online = [word for setting in [*SD2, *FAST, "data.mode=online"] for word in ("--set", setting)]
-    told = values(*online, "--encoders", "58xg5.2xlarge")
-    trainers, encoders = told["groups"]["trainers"], told["groups"]["encoders"]
+    chart_values = values(*online, "--encoders", "58xg5.2xlarge")
+    trainers, encoders = chart_values["groups"]["trainers"], chart_values["groups"]["encoders"]
     assert (trainers["maxReplicas"], trainers["gpus"], trainers["accelerator"]) == (4, 8, "A100")
     assert trainers["nodeSelector"] == {"node.kubernetes.io/instance-type": "p4de.24xlarge"}
     assert (encoders["maxReplicas"], encoders["cpu"], encoders["memory"]) == (58, 7, "28Gi")
-    assert told["jobs"]["train"]["encode"] == {"accelerator": "A10G", "num_workers": 58}
-    assert told["jobs"]["process"] is None
+    assert chart_values["jobs"]["train"]["encode"] == {"accelerator": "A10G", "num_workers": 58}
+    assert chart_values["jobs"]["process"] is None
     offline = values(*(word for setting in SD2 for word in ("--set", setting)))
     assert "encode" not in offline["jobs"]["train"]
     assert offline["jobs"]["process"]["encode"]["num_workers"] == offline["groups"]["encoders"]["maxReplicas"] == 40

@@ -124,7 +124,7 @@ def test_the_same_figures_are_metrics() -> None:
     assert value("sdp_process_encoder_waiting_seconds_total") == 41
     assert value("sdp_process_reading_seconds_total") == 30
     assert value("sdp_process_encoders") == 2
-    told = {family.name for family in registry.collect()}
-    assert told >= {name.removesuffix("_total") for name in CATALOGUE if name.startswith("sdp_process_")} - {
+    names = {family.name for family in registry.collect()}
+    assert names >= {name.removesuffix("_total") for name in CATALOGUE if name.startswith("sdp_process_")} - {
         "sdp_process_info"
     }

@@ -106,14 +106,14 @@ def test_a_piece_is_about_200_mb_of_pixels(plain: Path, settings: list[str], row
 
 
 @pytest.mark.parametrize(
-    ("given", "sizes"),
+    ("setting", "sizes"),
     [("null", {256: 64, 512: 16}), ("8", {256: 8, 512: 8}), ("[32, 4]", {256: 32, 512: 4})],
 )
 def test_batch_sizes_are_by_resolution_and_never_the_resolution_itself(
-    plain: Path, given: str, sizes: dict[int, int]
+    plain: Path, setting: str, sizes: dict[int, int]
 ) -> None:
-    told = prepared(plain, "resolutions=[256,512]", f"encode.batch_size={given}").spec.settings.batch_sizes
-    assert {side: count for side, count in told.items() if side != TEXT} == sizes
+    actual = prepared(plain, "resolutions=[256,512]", f"encode.batch_size={setting}").spec.settings.batch_sizes
+    assert {side: count for side, count in actual.items() if side != TEXT} == sizes
 
 
 def test_images_to_come_are_what_upstream_wrote(tmp_path: Path, plain: Path) -> None:
@@ -172,8 +172,8 @@ def changed_model(folder: Path, part: str, **changes: object) -> Path:
     """The tiny model with other keys in a part's config.json; None takes a key away."""
     shutil.copytree(sources.resolve("builtin:tiny").path, folder)
     file = folder / part / "config.json"
-    told = {**json.loads(file.read_text()), **changes}
-    file.write_text(json.dumps({key: value for key, value in told.items() if value is not None}))
+    content = {**json.loads(file.read_text()), **changes}
+    file.write_text(json.dumps({key: value for key, value in content.items() if value is not None}))
     return folder
 
 

@@ -358,9 +358,11 @@ def test_gpu_hours_of_encoders_are_told_where_the_configuration_gave_them_gpus(t
     described = describe(open_storage(str(tmp_path / "images")))
     work = {"encoders": {"at work": 5400.0, "waiting for input": 1800.0}}
     run = runs.begin("process").ended([], work=work)
-    for encode, told in ({"accelerator": "A10G", "gpus_per_worker": 0.5}, ["1.00"]), ({"accelerator": None}, []):
+    for encode, expected in ({"accelerator": "A10G", "gpus_per_worker": 0.5}, ["1.00"]), ({"accelerator": None}, []):
         with_gpus = replace(described, config={"encode": encode})
-        assert [value for name, value in _figures(with_gpus, replace(run, seconds=1.0)) if name == "GPU-hours"] == told
+        assert [
+            value for name, value in _figures(with_gpus, replace(run, seconds=1.0)) if name == "GPU-hours"
+        ] == expected
 
 
 def test_pictures_of_a_prompt_stand_in_a_row_of_their_own(tmp_path: Path) -> None:

@@ -29,8 +29,8 @@ def run(tmp_path: Path) -> RunFolder:
 
 def line(step: int, **more: Any) -> dict[str, Any]:
     """One that a report takes."""
-    told = {"samples": 8 * step, "epoch": 0, "workers": 1, "epoch_done": 0.5, "samples_per_s": 1.0, "seconds": 1.0}
-    return {"step": step, **told, **more}
+    fields = {"samples": 8 * step, "epoch": 0, "workers": 1, "epoch_done": 0.5, "samples_per_s": 1.0, "seconds": 1.0}
+    return {"step": step, **fields, **more}
 
 
 def write(storage: Storage, after: int, *steps: int, **more: Any) -> None:
@@ -69,8 +69,8 @@ def test_a_number_that_is_not_finite_is_null_in_what_is_written(run: RunFolder) 
     write(run.storage, 0, 10, gradient_norm=float("nan"), time={"data": float("inf")})
     run.record("bad_step", norms=[1.0, float("-inf")])
     (_, _, name) = files_in(run.storage)[-1]
-    (told,) = strict(run.storage.read(name))
-    assert (told["gradient_norm"], told["time"]) == (None, {"data": None})
+    (record,) = strict(run.storage.read(name))
+    assert (record["gradient_norm"], record["time"]) == (None, {"data": None})
     (event,) = strict(run.storage.read("events.jsonl"))
     assert event["norms"] == [1.0, None]
 

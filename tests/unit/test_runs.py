@@ -94,8 +94,8 @@ def test_a_damaged_record_is_told_and_the_others_are_read(tmp_path: Path, damage
     storage.publish("_runs/000001.json", (damaged if isinstance(damaged, str) else json.dumps(damaged)).encode())
     storage.publish("_runs/notes.txt", b"not ours")
     runs.keep(storage, run)
-    found, notes = runs.read(storage)
-    assert found == [run]
+    records, notes = runs.read(storage)
+    assert records == [run]
     assert "_runs/000001.json: damaged record of a run (" in notes[0]
     assert notes[1].endswith("_runs/notes.txt: not a record of a run, so it is ignored")
     assert len(notes) == 2

@@ -28,13 +28,13 @@ def decoded(data: bytes) -> Image.Image:
 
 def first(count: int, **wanted: object) -> list[shapes.Shape]:
     """The first samples whose encoding has these values."""
-    found = []
+    result = []
     for i in range(20_000):
         picture = sample(i)
         if all(getattr(picture.encoding, name) == value for name, value in wanted.items()):
-            found.append(picture)
-            if len(found) == count:
-                return found
+            result.append(picture)
+            if len(result) == count:
+                return result
     raise AssertionError(f"fewer than {count} samples with {wanted}")
 
 

@@ -353,12 +353,12 @@ def test_what_is_published_during_a_replace_is_not_lost(storage: Storage, monkey
     real = local_module._etag
     others: list[threading.Thread] = []
 
-    def meanwhile(found: os.stat_result) -> str:
+    def meanwhile(stat: os.stat_result) -> str:
         if not others:  # the replace has just looked at what is there
             others.append(threading.Thread(target=storage.publish, args=("k", b"published")))
             others[0].start()
             others[0].join(0.3)
-        return real(found)
+        return real(stat)
 
     monkeypatch.setattr(local_module, "_etag", meanwhile)
     storage.replace("k", b"replaced", old.etag or "")

@@ -92,7 +92,7 @@ def test_urls_are_found_in_columns_of_every_kind_of_text(kind: pa.DataType) -> N
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "message"),
     [
         (
             "url host/12",
@@ -108,8 +108,8 @@ def test_urls_are_found_in_columns_of_every_kind_of_text(kind: pa.DataType) -> N
         ),
     ],
 )
-def test_an_odd_line_is_refused_with_its_number_and_what_is_wrong(line: str, told: str) -> None:
-    with pytest.raises(UserError, match=told):
+def test_an_odd_line_is_refused_with_its_number_and_what_is_wrong(line: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
         parse_list(f"# a list\n\n{line}\nrow 1\n", "list.txt")
 
 
@@ -265,19 +265,19 @@ def test_the_command_says_how_much_was_recorded_and_what_it_means(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     images = make_images(tmp_path).storage.uri
-    told = tmp_path / "list.txt"
-    told.write_text("url http://HOST/12 # asked by mail\nrow 4\nrow 99999\n")
-    assert main(["audit", images, "--takedown", str(told)]) == 0
+    list_file = tmp_path / "list.txt"
+    list_file.write_text("url http://HOST/12 # asked by mail\nrow 4\nrow 99999\n")
+    assert main(["audit", images, "--takedown", str(list_file)]) == 0
     said = capsys.readouterr().err
     assert "3 takedowns recorded\n" in said
     assert "they mean 2 addresses here" in said
     assert "not in this dataset, and left out if it comes: row 99999" in said
-    assert main(["audit", images, "--takedown", str(told), "--json"]) == 0
+    assert main(["audit", images, "--takedown", str(list_file), "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {
         "recorded": 0, "known": 3, "rows": [4, 12], "unmatched": [{"kind": "row", "value": "99999"}],
     }  # fmt: skip
-    told.write_text("# nothing yet\n")
-    assert main(["audit", images, "--takedown", str(told)]) == 2
+    list_file.write_text("# nothing yet\n")
+    assert main(["audit", images, "--takedown", str(list_file)]) == 2
     assert "names nothing" in capsys.readouterr().err
 
 
@@ -298,12 +298,12 @@ def tell_url_column(storage: Storage) -> None:
 def test_audit_by_url_takes_any_form_and_knows_what_failed_and_what_was_filtered(tmp_path: Path) -> None:
     images = make_images(tmp_path).storage
     tell_url_column(images)
-    found = {}
+    results = {}
     for row in (12, 10, 5):  # written, failed, filtered
         (trace,) = audit([images.uri], value=Takedown("url", f"HTTP://HOST:80/{row}#x"))
-        found[trace.row] = (trace.datasets[0]["outcome"], trace.datasets[0]["reason"])
+        results[trace.row] = (trace.datasets[0]["outcome"], trace.datasets[0]["reason"])
         assert trace.notes == []
-    assert found == {12: (WRITTEN, None), 10: (FAILED, "http_status"), 5: (FILTERED, "min_size")}
+    assert results == {12: (WRITTEN, None), 10: (FAILED, "http_status"), 5: (FILTERED, "min_size")}
 
 
 def test_audit_without_the_source_says_that_it_was_not_searched(tmp_path: Path) -> None:

@@ -24,12 +24,12 @@ def telemetry(registry: CollectorRegistry) -> Telemetry:
 
 
 def series(registry: CollectorRegistry, name: str) -> dict[tuple[tuple[str, str], ...], float]:
-    found = {}
+    result = {}
     for family in text_string_to_metric_families(generate_latest(registry).decode()):
         for sample in family.samples:
             if sample.name == name:
-                found[tuple(sorted(sample.labels.items()))] = sample.value
-    return found
+                result[tuple(sorted(sample.labels.items()))] = sample.value
+    return result
 
 
 def value(registry: CollectorRegistry, name: str, **labels: str) -> float | None:
@@ -51,8 +51,8 @@ def test_counters_add_up_and_gauges_show_the_last(telemetry: Telemetry, registry
 def test_a_process_says_what_it_is_and_of_which_job(registry: CollectorRegistry) -> None:
     telemetry = Telemetry(RegistryBackend(registry), "sd2", "sdp-train-7xk2p")
     telemetry.process("trainer", 3)
-    told = {"pid": str(os.getpid()), "role": "trainer", "rank": "3", "job_name": "sdp-train-7xk2p"}
-    assert value(registry, "sdp_process_info", **told) == 1
+    identity = {"pid": str(os.getpid()), "role": "trainer", "rank": "3", "job_name": "sdp-train-7xk2p"}
+    assert value(registry, "sdp_process_info", **identity) == 1
 
 
 def test_totals_are_reached_by_their_difference_and_never_go_back(
@@ -96,8 +96,8 @@ def test_labels_beyond_a_bound_are_one_series(
     for _ in range(2):
         for rank in range(10):
             telemetry.count("sdp_train_bad_rows_total", 1, rank=rank)
-    found = {dict(labels)["rank"]: count for labels, count in series(registry, "sdp_train_bad_rows_total").items()}
-    assert found == {"0": 2, "1": 2, "2": 2, "other": 14}
+    counts = {dict(labels)["rank"]: count for labels, count in series(registry, "sdp_train_bad_rows_total").items()}
+    assert counts == {"0": 2, "1": 2, "2": 2, "other": 14}
 
 
 class Broken:

@@ -9,9 +9,9 @@ def test_workers_that_end_without_a_word_are_named_at_the_next_start() -> None:
     board.begin(0)
     board.begin(1)
     board.work(["a pid 1", "b pid 2"])
-    told = board.begin(0)
-    assert told.attempts == 2
-    assert told.failures == ["none of these said why it ended (killed, or its node lost): a pid 1, b pid 2"]
+    assignment = board.begin(0)
+    assert assignment.attempts == 2
+    assert assignment.failures == ["none of these said why it ended (killed, or its node lost): a pid 1, b pid 2"]
     assert board.begin(0).failures[1:] == ["the workers ended before they had begun, and none said why"]
 
 
@@ -34,11 +34,11 @@ def test_a_stop_for_more_workers_is_no_failure_and_its_figures_are_void() -> Non
     board.stop(RESIZE)
     assert board.wishes(7) == (RESIZE, None)
     board.ended(f"asked to stop: {RESIZE}")
-    told = board.told()
-    assert (told.resizing, told.attempts) == (True, 1)
+    report = board.told()
+    assert (report.resizing, report.attempts) == (True, 1)
     assert board.line() == (None, [])
-    told = board.begin(0)
-    assert (told.resizing, told.attempts, told.failures) == (False, 1, [])
+    report = board.begin(0)
+    assert (report.resizing, report.attempts, report.failures) == (False, 1, [])
     assert board.wishes(7) == (None, None)
     board.stop("SIGTERM")
     assert board.begin(0).attempts == 2

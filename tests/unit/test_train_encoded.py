@@ -98,19 +98,19 @@ def test_every_trainer_takes_what_the_direct_reader_gives_it(
     left: list[int] = []
     for rank in range(world):
         engine = Fake(images)
-        ours = list(reader(images, engine, rank, world).batches(1, position, batch))
-        theirs = list(
+        actual = list(reader(images, engine, rank, world).batches(1, position, batch))
+        expected = list(
             DirectReader((Ingredient(open_latents(latents, 64)),), 5, SHAPE, rank, world).batches(1, position, batch)
         )
-        assert [b.rows.tolist() for b in ours] == [b.rows.tolist() for b in theirs]
-        for got in ours:
-            there = got.rows != PAD
-            assert got.weights[there].tolist() == [float(row % 7 > 0) for row in got.rows[there].tolist()]
+        assert [b.rows.tolist() for b in actual] == [b.rows.tolist() for b in expected]
+        for got in actual:
+            valid = got.rows != PAD
+            assert got.weights[valid].tolist() == [float(row % 7 > 0) for row in got.rows[valid].tolist()]
             good = got.weights > 0
             assert got.latents[good][:, 0, 0, 0].tolist() == got.rows[good].tolist()
-            assert [outcome.row for outcome in got.bad] == [row for row in got.rows[there].tolist() if row % 7 == 0]
+            assert [outcome.row for outcome in got.bad] == [row for row in got.rows[valid].tolist() if row % 7 == 0]
         asked += engine.asked
-        left += [row for got in theirs for row in got.counted.tolist()]
+        left += [row for got in expected for row in got.counted.tolist()]
     assert asked == Counter(left)  # nothing is encoded twice, nor what the epoch has behind it
     assert len(left) == len(set(left))
 

@@ -13,8 +13,8 @@ from tests.training import config
 
 
 def placement(root: Path, cpus: float, *, grows: bool = False, **changes: Any) -> Placement:
-    told = config(root, data__mode="online", encode__use_gpu=False, **changes)
-    return plan_placement(told.encode, told.transform, "out", {"CPU": cpus}, beside=2, grows=grows)
+    parsed = config(root, data__mode="online", encode__use_gpu=False, **changes)
+    return plan_placement(parsed.encode, parsed.transform, "out", {"CPU": cpus}, beside=2, grows=grows)
 
 
 @pytest.mark.parametrize(("cpus", "encoder", "transform"), [(2, 0.0, 0.0), (3, 0.0, 1.0), (4, 1.0, 1.0)])

@@ -115,9 +115,9 @@ def _reap(forks: dict[int, socket.socket], selector: selectors.BaseSelector) -> 
 def _become(asked: dict[str, Any], descriptors: list[int]) -> None:
     """Be the process that was asked for."""
     os.setsid()
-    for wanted, given in enumerate(descriptors):
-        os.dup2(given, wanted)
-        os.close(given)
+    for wanted, source in enumerate(descriptors):
+        os.dup2(source, wanted)
+        os.close(source)
     os.environ.clear()
     os.environ.update(asked["environment"])
     os.chdir(asked["folder"])
