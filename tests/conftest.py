@@ -1,4 +1,4 @@
-"""What all tests share: outside programs, by mark or by fixture; and tests/e2e runs only when asked for (`-m e2e`).
+"""Fixtures for all tests: outside programs, by mark or fixture; tests/e2e runs only when asked for (`-m e2e`).
 
 `@pytest.mark.needs("versitygw")` on a test that needs a program, `tool("versitygw")` for its path. Where it is missing,
 the test is skipped and the run ends with how to get it; where CI=true, it fails.

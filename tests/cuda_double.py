@@ -27,7 +27,7 @@ class Stream:
         self.work: list[Callable[[], None]] = []
         self.done = 0
         self.waited: dict[Stream, int] = {}
-        """How much of other streams' work comes before what is given to this one from now on."""
+        """The amount of other streams' work that precedes the next work on this stream."""
 
     def finish(self, upto: int) -> None:
         while self.done < upto:
@@ -115,7 +115,7 @@ class OnGpu(Tensor):
 
 
 class Gpus:
-    """What the double has seen."""
+    """The record of all calls to the double."""
 
     def __init__(self) -> None:
         self.contexts: set[int] = set()

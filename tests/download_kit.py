@@ -1,4 +1,4 @@
-"""What the tests of the download stage share: metadata tables, configurations, and what came of a run."""
+"""Helpers for tests of the download stage: metadata tables, configurations, and a run's outcomes."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path

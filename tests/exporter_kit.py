@@ -26,7 +26,7 @@ DEADLINE_S = 20.0
 
 
 class Scrape:
-    """What one scrape said."""
+    """The result of one scrape."""
 
     def __init__(self, text: str) -> None:
         self.text = text

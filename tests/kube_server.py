@@ -31,7 +31,7 @@ from tests.certificate import Certificate
 Object = dict[str, Any]
 NAMESPACE = "lab"
 NODE_ID = "4e0de1"
-"""Of the head, where drivers run."""
+"""Pods of the head, which run drivers."""
 RAY = f"/apis/ray.io/v1/namespaces/{NAMESPACE}"
 CORE = f"/api/v1/namespaces/{NAMESPACE}"
 GROUPS = {
@@ -54,7 +54,7 @@ GROUPS = {
 
 @dataclass
 class Fault:
-    """What goes wrong with the next requests that it matches."""
+    """A failure of the next requests that match it."""
 
     method: str
     matches: str
@@ -157,7 +157,7 @@ class KubeServer:
                 socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
     def asked(self, method: str, pattern: str) -> int:
-        """How many requests there were of this kind."""
+        """Return the number of requests of this kind."""
         return sum(each == method and re.search(pattern, path) is not None for each, path in self.requests)
 
     def _handler(self) -> type[BaseHTTPRequestHandler]:

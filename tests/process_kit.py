@@ -1,4 +1,4 @@
-"""What the process stage's tests share: images, datasets of them, and a model of random weights."""
+"""Helpers for tests of the process stage: images, datasets of them, and a model of random weights."""
 
 import io
 import json

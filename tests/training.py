@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def config(root: Path, run: str = "run", **changes: Any) -> TrainConfig:
-    """Of a run in root/run over root/latents; `changes` by dotted path, with __ for the dot."""
+    """Return the configuration of a run in root/run over root/latents; `changes` are dotted paths, __ for the dot."""
     data: dict[str, Any] = {
         "source": {"uri": str(root / "latents")},
         "output": {"uri": str(root / run)},

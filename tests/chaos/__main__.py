@@ -37,7 +37,7 @@ from tests.integration.s3 import Gateway, running_gateway
 MARK = "SDP_CHAOS"
 """An environment variable that every process of a job inherits."""
 SUBMISSIONS = 4
-"""How often a job may end and be submitted again."""
+"""The limit on failures of a job, which is submitted again after each."""
 LONGEST_S = 900.0
 LEFT_S = 60.0
 """By then every process of a job that has ended is gone."""
@@ -50,12 +50,12 @@ KINDS = {
     "driver": b"-m\0sdp\0",
     "supervisor": b"sdp.supervisor",
 }
-"""What a process's command line contains."""
+"""Parts of the command lines of a job's processes."""
 
 
 @dataclass
 class Round:
-    """What a seed decides, and what came of it."""
+    """A round: the choices made by its seed, and its result."""
 
     seed: int
     stage: Stage

@@ -50,7 +50,7 @@ GROUP_FIELDS = {
     "rayStartParams",
     "template",
 }
-"""Of ray.io/v1 at KubeRay 1.7, what the chart uses."""
+"""The fields of ray.io/v1 in KubeRay 1.7 that the chart uses."""
 
 
 @pytest.fixture
@@ -510,7 +510,7 @@ older: {{ include "sdp.older" (dict "root" . "pods" (.Files.Get "pods.json" | fr
 def test_an_upgrade_counts_the_pods_of_older_templates_by_group(
     tool: Callable[[str], Path], tmp_path: Path, render: Render
 ) -> None:
-    """What NOTES.txt says, of pods that are given here, since there is no cluster to look into."""
+    """Check the template behind NOTES.txt with pods from a file, since there is no cluster to query."""
     templates = pods(one(render("minimal"), "RayCluster"))
 
     def pod(group: str, **about: Any) -> Manifest:
@@ -601,7 +601,7 @@ def test_trainers_hear_of_their_end_in_time_for_a_checkpoint(render: Render) -> 
 
 @NEEDS_HELM
 def test_the_head_knows_where_grafana_is_if_it_is_told_and_no_other_pod_does(render: Render) -> None:
-    """What Ray's dashboard reads, by the names in its own source."""
+    """The names are those in the source of Ray's dashboard."""
     inside, outside, prometheus = "http://grafana.monitoring.svc:80", "https://grafana.example.org", "http://p.svc:9090"
     urls = (f"monitoring.grafana.url={inside}", f"monitoring.prometheus.url={prometheus}")
 

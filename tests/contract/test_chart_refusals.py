@@ -1,4 +1,4 @@
-"""What the chart refuses: with the value's path, in one sentence, before anything is applied."""
+"""The chart refuses values that cannot work: it names the path, in one sentence, before anything is applied."""
 
 import json
 import subprocess
@@ -17,7 +17,7 @@ STATIC = "autoscaling.enabled=false"
 
 @pytest.fixture
 def refused(tool: Callable[[str], Path]) -> Callable[..., str]:
-    """What helm says of an example with settings that cannot work."""
+    """Return helm's error for an example with settings that cannot work."""
 
     def run(example: str, *settings: str) -> str:
         done = helm_template(tool("helm"), example, *settings)

@@ -118,7 +118,7 @@ def schemas(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def judged(tool: Callable[[str], Path], schemas: Path) -> Callable[[str], tuple[int, list[str]]]:
-    """How many resources kubeconform takes of a stream, and what it says against the others."""
+    """Return the number of valid resources in a stream, and kubeconform's complaints."""
 
     def run(text: str) -> tuple[int, list[str]]:
         where = f"{schemas}/{{{{.ResourceKind}}}}.json"

@@ -112,7 +112,7 @@ def _sources(rooms: Iterable[str]) -> list[str]:
 
 
 def _own_methods() -> str:
-    """What sections do with their own keys, as StorageConfig.options does; their checks are left out."""
+    """Return the sections' methods that use their own keys, such as StorageConfig.options, except validators."""
     own = []
     for path in sorted((ROOT / "sdp" / "config").glob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):

@@ -79,7 +79,7 @@ class Project:
 
     @property
     def did(self) -> list[str]:
-        """What uv was asked for."""
+        """Return the arguments that uv was called with."""
         return [line for line in self.log.read_text().splitlines() if not line.startswith("python")]
 
 

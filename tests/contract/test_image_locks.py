@@ -1,4 +1,4 @@
-"""What the images install: nothing without a hash, and nothing of another version than requirements.lock."""
+"""The images install only packages with a hash, in the versions of requirements.lock."""
 
 import os
 import re

@@ -18,7 +18,7 @@ PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
 def found_in(files: dict[str, str]) -> list[str]:
-    """What the rules say of these files of sdp/."""
+    """Return the faults that the rules find in these files of sdp/."""
     return [str(violation) for violation in import_rules.check({f"sdp/{path}": text for path, text in files.items()})]
 
 
@@ -109,7 +109,7 @@ def test_a_violation_says_where_it_is() -> None:
 
 
 def declared(*extras: str) -> list[Requirement]:
-    """What pyproject.toml asks for, for the base install and these extras."""
+    """Return the requirements in pyproject.toml for the base install and these extras."""
     lines = [*PYPROJECT["dependencies"]]
     for extra in extras:
         lines += PYPROJECT["optional-dependencies"][extra]

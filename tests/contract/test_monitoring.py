@@ -41,7 +41,7 @@ def render(tool: Callable[[str], Path]) -> Render:
 
 
 def labels_of(name: str) -> frozenset[str] | None:
-    """Of a metric's own; None where nobody has such a metric."""
+    """Return a metric's own labels, or None for an unknown metric."""
     exported = {metric.name: frozenset(metric.labels) for metric in OF_EXPORTER}
     if name in exported:
         return exported[name]
@@ -267,7 +267,7 @@ def two_namespaces() -> list[dict[str, str]]:
 
 
 def values_asked_for(texts: Iterable[str]) -> dict[tuple[str, str], set[str]]:
-    """Of each metric's label, by what is compared with it."""
+    """Return the values that each metric's labels are compared with."""
     result: dict[tuple[str, str], set[str]] = {}
     for text in texts:
         for selector in promql.selectors(text):
@@ -310,7 +310,7 @@ POD_METRICS_ENDPOINT = {
     "metricRelabelings",
 }  # fmt: skip
 RELABEL = {"action", "sourceLabels", "separator", "targetLabel", "regex", "replacement"}
-"""Of monitoring.coreos.com/v1, what the chart uses."""
+"""The fields of monitoring.coreos.com/v1 that the chart uses."""
 
 
 @NEEDS_HELM
@@ -362,7 +362,7 @@ def test_asking_the_kubelet_takes_one_folder_and_root_without_capabilities(rende
 
 @NEEDS_HELM
 def test_the_exporter_has_the_volumes_that_it_is_given_beside_its_own(render: Render) -> None:
-    """Where no runtime brings the driver's library, the node's folder of it is mounted."""
+    """If no runtime mounts the driver's library, the chart mounts the node's folder of it."""
     settings = ["exporter.volumes[0].name=driver", "exporter.volumes[0].hostPath.path=/home/kubernetes/bin/nvidia"]
     settings += ["exporter.volumeMounts[0].name=driver", "exporter.volumeMounts[0].mountPath=/usr/local/nvidia"]
     settings += ["exporter.env.LD_LIBRARY_PATH=/usr/local/nvidia/lib64"]

@@ -46,7 +46,7 @@ fetcher.close()
 decoders.close()
 print(json.dumps([errors, [outcomes.get() for _ in range(outcomes.qsize())], [certifi.where(), sdp.__file__]]))
 """
-"""What the first stage does with images, without Ray."""
+"""A program that runs the download stage's image check without Ray."""
 
 
 @pytest.fixture

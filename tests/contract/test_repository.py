@@ -1,4 +1,4 @@
-"""What the repository promises to those who come to it: commands, links, licence, version, a package that is whole."""
+"""The repository's promises to newcomers: commands, links, licence, version, and a complete package."""
 
 import ast
 import hashlib

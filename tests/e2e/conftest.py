@@ -105,7 +105,7 @@ def helm(tool: Callable[[str], Path], kube: Kube, settings: Settings) -> Callabl
 
 @pytest.fixture(scope="session")
 def notes(helm: Callable[..., str], kube: Kube) -> str:
-    """What `helm install` printed, once the cluster is ready."""
+    """Return the notes printed by `helm install`, once the cluster is ready."""
     printed = helm("install")
     kube.until(lambda: ready(kube, 1), READY_S, "the cluster is ready with a pod in a10g")
     return printed

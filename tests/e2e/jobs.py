@@ -47,7 +47,7 @@ def succeeded(kube: Kube, name: str, seconds: float = JOB_S, cluster: str = "sdp
 
 
 def log(kube: Kube, name: str, cluster: str = "sdp") -> str:
-    """What the job's driver has written."""
+    """Return the log of the job's driver."""
     try:
         submission = kube.get("rayjob", name)["status"]["jobId"]
         path = f"/tmp/ray/session_latest/logs/job-driver-{submission}.log"
@@ -73,7 +73,7 @@ def head(kube: Kube, cluster: str = "sdp") -> str:
 
 
 def inspect(kube: Kube, uri: str) -> Any:
-    """What `sdp inspect` says of a dataset, of which it reads every byte, or of a run; in a pod that may read it."""
+    """Return the output of `sdp inspect` in a pod; of a dataset it reads every byte."""
     is_run = uri.rpartition("/")[2].startswith("run")
     words = ["sdp", "inspect", "--json", *([] if is_run else ["--verify"]), uri]
     return json.loads(kube.run("exec", head(kube), "-c", "ray-head", "--", *words))

@@ -25,7 +25,7 @@ class Kube:
     namespace: str
 
     def run(self, *words: str, stdin: str | None = None, timeout_s: float = 120) -> str:
-        """What kubectl printed; Failed where it did not succeed."""
+        """Run kubectl and return its output; raise Failed if it fails."""
         kubectl = shutil.which("kubectl")
         assert kubectl, "tests/e2e needs kubectl on PATH"
         command = [kubectl, "-n", self.namespace, f"--request-timeout={timeout_s:.0f}s", *words]
@@ -55,7 +55,7 @@ class Kube:
         self.run("apply", "-f", "-", stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": list(objects)}))
 
     def python(self, pod: str, program: str, *arguments: str, container: str = "", timeout_s: float = 120) -> str:
-        """What a Python program prints in a pod."""
+        """Run a Python program in a pod and return its output."""
         where = ["-c", container] if container else []
         return self.run("exec", "-i", pod, *where, "--", "python", "-", *arguments, stdin=program, timeout_s=timeout_s)
 

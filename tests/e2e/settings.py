@@ -1,4 +1,4 @@
-"""What a person says of the cluster to test on, by environment variables; docs/e2e.md is their manual."""
+"""The settings for the cluster under test, from environment variables; docs/e2e.md is the manual."""
 
 import os
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ class Settings:
     """One cluster, as far as it differs from others."""
 
     image: str
-    """Of every Ray pod; as images/ray/Dockerfile builds it."""
+    """The image of every Ray pod, built by images/ray/Dockerfile."""
     values: dict[str, Any]
     """Further values of the chart, over those of the tests."""
     values_file: Path | None

@@ -1,4 +1,4 @@
-"""What the jobs need around the cluster: an S3 server, and a web server with pictures, in the same namespace."""
+"""The services that the jobs need, in the same namespace: an S3 server, and a web server with pictures."""
 
 import secrets
 from typing import Any

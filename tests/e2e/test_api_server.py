@@ -1,4 +1,4 @@
-"""What an API server with KubeRay's own CRDs says to everything that we hand out: strictly, every field."""
+"""An API server with KubeRay's CRDs accepts everything that the project generates, in strict mode."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -30,7 +30,7 @@ ANNOTATED: Object = {
         {"source_labels": ["__meta_kubernetes_pod_node_name"], "target_label": "node"},
     ],
 }
-"""What finds the exporter's pods, as docs/monitoring.md says it."""
+"""The selector of the exporter's pods in docs/monitoring.md."""
 ASK = """
 import sys, urllib.request
 print(urllib.request.urlopen("http://prometheus:9090/api/v1/" + sys.argv[1], timeout=20).read().decode())
@@ -57,7 +57,7 @@ else:
 def ask(
     cluster: Kube, settings: Settings, helm: Callable[..., str], tool: Callable[[str], Path]
 ) -> Iterator[Callable[..., Any]]:
-    """What Prometheus answers, from its HTTP API."""
+    """Return a function that queries Prometheus' HTTP API."""
     if settings.prometheus_image is None:
         pytest.skip("SDP_E2E_PROMETHEUS_IMAGE is none")
     prometheus = _prometheus(cluster.namespace, settings.prometheus_image)
@@ -205,7 +205,7 @@ def _listed(objects: list[Object]) -> str:
 
 
 def _config(files: Object) -> Object:
-    """What Prometheus is told: the chart's two files, and where they are."""
+    """Return Prometheus' configuration: the chart's two files and their paths."""
     config = {
         "global": {"scrape_interval": EVERY, "scrape_timeout": EVERY, "evaluation_interval": EVERY},
         "scrape_config_files": ["scrape.yaml"],

@@ -1,4 +1,4 @@
-"""What jobs ask Ray for on a cluster that has no worker yet, as its placement groups say."""
+"""Jobs on a cluster without workers request their places from Ray, as its placement groups show."""
 
 import json
 from collections.abc import Iterator

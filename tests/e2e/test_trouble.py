@@ -39,7 +39,7 @@ def at_work(kube: Kube, run: str) -> None:
 
 
 def exact(kube: Kube, run: str, latents: str) -> dict[str, int]:
-    """That a run has trained on every row of each epoch once, whatever happened; returns its history."""
+    """Check that a run has trained on every row of each epoch once; return its history."""
     rows = jobs.inspect(kube, latents)["counts"]["written"]
     description = jobs.inspect(kube, f"{jobs.OUTPUT}/{run}")
     assert description["step"] == STEPS
@@ -52,12 +52,12 @@ def exact(kube: Kube, run: str, latents: str) -> dict[str, int]:
 
 
 def saved_early(kube: Kube, run: str) -> bool:
-    """Whether a run has a checkpoint that was not due yet."""
+    """Return true if a run has a checkpoint that was not due yet."""
     return any(one["step"] < DUE for one in jobs.inspect(kube, f"{jobs.OUTPUT}/{run}")["checkpoints"])
 
 
 def whole(kube: Kube, latents: str, images: str) -> None:
-    """That latents hold an outcome for every image, and every byte of them can be read."""
+    """Check that latents have an outcome for every image, and that every byte is readable."""
     description = jobs.inspect(kube, f"{jobs.OUTPUT}/{latents}")
     rows = jobs.inspect(kube, images)["counts"]["written"]
     assert (description["complete"], description["problems"], description["counts"]["input"]) == (True, [], rows)

@@ -1,4 +1,4 @@
-"""What becomes of a release: helm upgrade, and helm uninstall, after all other tests."""
+"""Upgrading and uninstalling a release, after all other tests."""
 
 from collections.abc import Callable
 
@@ -21,7 +21,7 @@ EXTRA = ("cpu=700m", "memory=2Gi", "shmSize=256Mi", "minReplicas=1", "maxReplica
 
 
 def replicas(kube: Kube) -> dict[str, int]:
-    """How many pods each group shall have."""
+    """Return the number of pods that each group should have."""
     return {
         group["groupName"]: group["replicas"] for group in kube.get("raycluster", "sdp")["spec"]["workerGroupSpecs"]
     }

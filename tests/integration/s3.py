@@ -49,7 +49,7 @@ class Gateway:
 
     @property
     def env(self) -> dict[str, str]:
-        """What a client needs in its environment."""
+        """Return the environment variables that a client needs."""
         return {
             "AWS_ACCESS_KEY_ID": self.access_key,
             "AWS_SECRET_ACCESS_KEY": self.secret_key,
@@ -58,7 +58,7 @@ class Gateway:
         }
 
     def objects(self) -> list[str]:
-        """What lies in the bucket, seen from behind the server."""
+        """Return the bucket's objects, read from the server's disk."""
         top = self.root / self.bucket
         return sorted(str(p.relative_to(top)) for p in top.rglob("*") if p.is_file() and ".sgwtmp" not in p.parts)
 

@@ -212,7 +212,7 @@ def test_parquet_files_are_a_source_too(inputs: Path, done: tuple[Path, dict[str
 
 @pytest.fixture(scope="module")
 def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What sdp generate has drawn."""
+    """Return the samples drawn by sdp generate."""
     root = tmp_path_factory.mktemp("drawn")
     checkpoint = make_checkpoint(root / "run", tiny_model(root / "model"))
     generate.run(generate_config(root / "samples", checkpoint, ["a", "b c", "d"], images_per_prompt=2))

@@ -96,7 +96,7 @@ EXPECTED: list[tuple[str, dict[str, str], float]] = [
     ("sdp_gpu_row_remap_failed", {}, 0),
     ("sdp_gpu_xid_errors_total", {}, 0),
 ]
-"""What tests/nvml's A100 tells, in base units: worked out by hand."""
+"""The values of tests/nvml's A100 in base units, worked out by hand."""
 
 
 def test_every_value_of_every_gpu_arrives_in_base_units(library: Path, tmp_path: Path) -> None:

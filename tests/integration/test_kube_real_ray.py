@@ -164,7 +164,7 @@ def kube(ray: Ray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 
 
 def operate(kube: KubeServer, ray: Ray, path: str, item: dict[str, Any]) -> None:
-    """What KubeRay does with a RayJob in HTTPMode that has a clusterSelector."""
+    """Act on a RayJob in HTTPMode with a clusterSelector, as KubeRay does."""
     submission = f"{item['metadata']['name']}-{secrets.token_hex(3)}"
     request = {
         "entrypoint": item["spec"]["entrypoint"],

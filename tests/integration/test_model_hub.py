@@ -26,7 +26,7 @@ EXTRA = ("README.md", "unet/diffusion_pytorch_model.bin", "vae/diffusion_pytorch
 
 @dataclass
 class Hub:
-    """What the fake hub serves and what it was asked."""
+    """The contents of the fake hub, and the requests that it received."""
 
     files: dict[str, bytes]
     port: int = 0

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.needs("versitygw")
 
 @pytest.fixture
 def uri(s3_env: Gateway, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Where a copy of the tiny model lies."""
+    """Return the address of a copy of the tiny model."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
     storage = open_storage(f"{s3_env.uri}/{request.node.name}/model")
     tiny = resolve("builtin:tiny").path

@@ -35,7 +35,7 @@ def idle() -> Iterator[Cluster]:
 
 
 def bundles() -> list[dict[str, float]]:
-    """What placement groups that wait for a place ask for."""
+    """Return the bundles of placement groups that wait for a place."""
     groups = placement_group_table().values()
     return [bundle for group in groups if group["state"] == "PENDING" for bundle in group["bundles"].values()]
 

@@ -61,7 +61,7 @@ USUAL = ("output.rows_per_file=25", "seed=4", "transform.crop=random")
 
 @pytest.fixture(scope="module")
 def processed(root: Path, images: Path, model: Path) -> Dataset:
-    """What comes of it; whoever damages it mends it."""
+    """Return the processed dataset. A test that damages it must repair it."""
     return run(config_of(images, root / "out", model, *USUAL))
 
 

@@ -53,7 +53,7 @@ def poisoned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Results:
-    """What was delivered, to be waited for."""
+    """The delivered results, which a test can wait for."""
 
     def __init__(self) -> None:
         self.by_token: dict[int, Checked] = {}
@@ -164,7 +164,7 @@ def test_a_decoder_has_the_kernel_s_locks_and_its_parent_cannot_be_looked_into()
 
 
 LOCKS = {"_forbid_files": ("open", "connect"), "_forbid_calls": ("open", "socket", "fork", "signal")}
-"""What each lets nobody do, though the other one is missing."""
+"""The action that each lock prevents on its own."""
 TRIED = """
 import ctypes, json, os, socket, sys
 from sdp.sandbox import confine

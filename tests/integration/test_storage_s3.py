@@ -233,7 +233,7 @@ def test_sources_are_found_by_file_folder_and_pattern(storage: Storage) -> None:
 
 
 def every_operation(storage: Storage) -> dict[str, SdpError | FileInfo | bool | bytes | None]:
-    """What each operation raises."""
+    """Return the error that each operation raises."""
     calls = {
         "list": lambda: storage.list(),
         "names": lambda: storage.names("f"),

@@ -1,4 +1,4 @@
-"""Where credentials for a real S3 server come from, beyond the environment: ~/.aws, containers, instance metadata."""
+"""The sources of credentials for a real S3 server besides the environment: ~/.aws, containers, instance metadata."""
 
 import json
 import socket

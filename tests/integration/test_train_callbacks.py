@@ -1,4 +1,4 @@
-"""What callbacks leave behind: profiles, TensorBoard's files, W&B's lines, the name of the slowest worker."""
+"""The results of callbacks: profiles, TensorBoard's files, W&B's lines, the name of the slowest worker."""
 
 import gzip
 import json
@@ -85,7 +85,7 @@ def test_a_run_that_ends_before_its_profile_does_keeps_the_whole_steps(
 
 
 def events_of(root: Path) -> Iterator[Any]:
-    """Of all files in the order of their names, as TensorBoard reads them."""
+    """Return the events of all files in the order of their names, as TensorBoard reads them."""
     from tensorboardX.proto import event_pb2 as protos
 
     for file in sorted((root / "run/tensorboard").iterdir()):
@@ -97,7 +97,7 @@ def events_of(root: Path) -> Iterator[Any]:
 
 
 class Crash(Exception):
-    """What a test throws into the loop."""
+    """An error that a test raises in the loop."""
 
 
 class CrashAt(Callback):

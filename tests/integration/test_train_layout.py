@@ -1,4 +1,4 @@
-"""Who writes what of a checkpoint is agreed on once, and again where the tensors are others."""
+"""Workers agree on the layout of a checkpoint once, and again only when the tensors change."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""What ends a run, what is refused, and what a run says of steps that were not taken."""
+"""The end of a run, refused settings, and reports of skipped steps."""
 
 import json
 import re

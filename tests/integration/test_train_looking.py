@@ -1,4 +1,4 @@
-"""What shows, while training goes on, how good the model is: the loss on unseen rows, and pictures."""
+"""Measures of the model's quality during training: the loss on held-out rows, and pictures."""
 
 import io
 import json

@@ -30,7 +30,7 @@ from tests.training import Watch, config, poison, train, weights
 
 
 class Crash(Exception):
-    """What a test throws into the loop."""
+    """An error that a test raises in the loop."""
 
 
 class CrashAt(Callback):

@@ -1,4 +1,4 @@
-"""What a run learns to predict: what its beginning was trained for, unless the configuration says otherwise."""
+"""The prediction type of a run: that of its starting weights, unless the configuration names another."""
 
 import json
 import shutil

@@ -217,7 +217,7 @@ def test_lora_on_both_resumes_and_diffusers_loads_it(root: Path, tmp_path: Path,
 
 
 def drawn(pipeline: StableDiffusionPipeline) -> tuple[Tensor, Tensor]:
-    """What a prompt is encoded to, and what the U-Net makes of it."""
+    """Return a prompt's encoding, and the U-Net's prediction for it."""
     ids = torch.tensor([[52, *range(10, 20), *[53] * 66]])
     latents = torch.randn(1, 4, 8, 8, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():

@@ -42,7 +42,7 @@ def root(model: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def trained(monkeypatch: pytest.MonkeyPatch) -> "Counter[int]":
-    """How often each row was in a step of whichever job."""
+    """Return how often each row was in a step of any job."""
     counts: Counter[int] = Counter()
     step = Trainer._step
 

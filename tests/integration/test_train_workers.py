@@ -173,7 +173,7 @@ def test_more_workers_than_lanes_do_not_read_a_row_twice(inputs: Path, tmp_path:
 
 
 def exchanged(world: World) -> tuple[list[float], list[float], list[str]]:
-    """What ddp makes of each worker's gradients, with and without bf16; and what it warns of."""
+    """Return each worker's gradients after ddp, with and without bf16, and ddp's warnings."""
     gradients = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

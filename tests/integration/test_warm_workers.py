@@ -1,4 +1,4 @@
-"""What the fixture `warm_workers` does to the processes that Ray starts."""
+"""The fixture `warm_workers` replaces the processes that Ray starts."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What the image server does instead of a plain answer when a URL asks for it: `/images/7.jpg?do=NAME&…`.
+"""The image server's behaviours, which a URL asks for: `/images/7.jpg?do=NAME&…`.
 
 ======================= ============================================================ ================
 do=                     what happens (parameter=default)                             parameters
@@ -86,7 +86,7 @@ class Wire(Protocol):
 
 
 class Limiter(Protocol):
-    """What the server knows of a host's present load."""
+    """A host's present load, as far as the server knows it."""
 
     def admit(self, host: str, rps: int, at_once: int) -> bool: ...
 
@@ -195,7 +195,7 @@ class Plan:
     kind: Kind
     options: Options
     times: int | None
-    """How many requests are treated so; None: all."""
+    """Number of requests treated like this; None means all."""
 
 
 def plan(query: str) -> Plan | None:

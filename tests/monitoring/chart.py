@@ -20,12 +20,12 @@ VARIABLES: Mapping[str, str] = {
     "node": ".*",
     "__rate_interval": "1m",
 }
-"""What Grafana would put in place of $NAME; All is `.*`."""
+"""Grafana's replacement of $NAME; All is `.*`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Expression:
-    """Where it stands, and what it says, with Grafana's variables in it."""
+    """An expression and its place, with Grafana's variables in it."""
 
     where: str
     text: str
@@ -82,7 +82,7 @@ def panels(dashboard: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 
 def queries() -> list[Expression]:
-    """Of every panel of every dashboard."""
+    """Yield the expressions of every panel of every dashboard."""
     return [
         Expression(f"{name}: {panel['title']}", target["expr"])
         for name, dashboard in dashboards().items()

@@ -59,8 +59,8 @@ def generate(root: Path, checkpoint: str, pictures: int) -> None:
 
 
 def tell_what_is_not_here(run: str, workers: int) -> None:
-    """What only GPUs, faults or other runs make a job say, said by this process through the same calls: PyTorch's
-    memory, MFU, rows that were bad, workers that died, a validation, a collocated run."""
+    """Emit the metrics of GPUs, faults and other runs through the jobs' own calls: PyTorch's memory, MFU, bad rows,
+    dead workers, a validation, a collocated run."""
     own = telemetry.begin(run)
     for rank in range(workers):
         for kind, amount in (("allocated", 14 * GIB), ("reserved", 29 * GIB), ("peak", 27 * GIB)):

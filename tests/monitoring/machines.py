@@ -26,7 +26,7 @@ HOST_PIDS = 1_000_000
 """The driver's pids are those inside, and this."""
 PIECE_S = 0.4
 EXPORT_MS = 2000
-"""How often Ray's processes tell their figures, in place of 10 s."""
+"""The interval at which Ray's processes report their metrics, in place of 10 s."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ class Gpus:
     scenario: nvml.Scenario
     proc: Path
     target: str
-    """Where the exporter listens."""
+    """The exporter's address."""
     _known: set[int] = field(default_factory=set)
 
     def host(self, pid: int, gpu: int, memory: int, *, pod: str = "") -> None:
@@ -211,7 +211,7 @@ def scraping(manifests: list[Manifest], ports: Mapping[str, int], exporters: Map
 
 
 def _pod_labels(machine: Machine) -> dict[str, str]:
-    """What the operator's own relabelings make of a pod, and what they leave for the chart's."""
+    """Return a pod's labels after the operator's own relabelings, as the chart's relabelings get them."""
     return {
         "namespace": NAMESPACE,
         "pod": machine.pod,

@@ -99,6 +99,6 @@ def _address(log: Path, process: "subprocess.Popen[bytes]") -> str:
 
 
 def as_prometheus(relabelings: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """What the operator's `relabelings` mean in Prometheus' own configuration."""
+    """Return the operator's `relabelings` as Prometheus' own configuration."""
     names = {"sourceLabels": "source_labels", "targetLabel": "target_label"}
     return [{names.get(key, key): value for key, value in rule.items()} for rule in relabelings]

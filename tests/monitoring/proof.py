@@ -22,12 +22,12 @@ from tests.nvml import GPU_IS_LOST
 
 RULES_EVERY = "2s"
 BEFORE_THE_END_S = 8.0
-"""When figures of the moment are taken: while training goes on."""
+"""The time of instant queries: during training."""
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Of a load."""
+    """The size of a load."""
 
     rows: int
     epochs: int
@@ -42,13 +42,13 @@ class Recorded:
     prometheus: Prometheus
     start: float
     trained: float
-    """When training ended."""
+    """Time when training ended."""
     end: float
 
 
 @contextmanager
 def recorded(helm: Path, program: Path, folder: Path, size: Size) -> Iterator[Recorded]:
-    """Of a load that has just ended; while it ran GPUs were in trouble, and one was lost."""
+    """Record a load to its end. During it GPUs fail, and one is lost."""
     manifests = rendered(helm, f"rules.interval={RULES_EVERY}")
     rules = folder / "rules.yaml"
     folder.mkdir(parents=True, exist_ok=True)

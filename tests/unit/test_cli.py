@@ -85,7 +85,7 @@ def test_this_machine_can_be_described_without_a_cluster(
 
 
 def completions(line: str, tmp_path: Path) -> list[str]:
-    """What bash is offered at the end of a line, by the protocol of argcomplete."""
+    """Return bash's completions at the end of a line, by argcomplete's protocol."""
     environment = {
         **os.environ,
         "_ARGCOMPLETE": "1",
@@ -152,7 +152,7 @@ def test_config_show_can_be_short(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.fixture
 def logging_as_before() -> Iterator[None]:
-    """What a command line sets for its process is taken back."""
+    """Undo the settings that a command line makes for its process."""
     before = logging.getLogger().handlers[:]
     yield
     console.configure()

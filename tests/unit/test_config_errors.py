@@ -1,4 +1,4 @@
-"""What a person is told of a configuration that cannot work."""
+"""The error messages for configurations that cannot work."""
 
 from pathlib import Path
 

@@ -38,7 +38,7 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpus]:
 
 
 def in_a_thread(work: Callable[[], Any]) -> Any:
-    """What this does in a thread that nobody has prepared, as Ray's are."""
+    """Return a function's result in a new thread, like those that Ray starts."""
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(work).result(timeout=60)
 

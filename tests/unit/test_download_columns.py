@@ -43,7 +43,7 @@ def column(values: list[Any], kind: pa.DataType) -> pa.Array:
 
 
 def part_of(path: Path, *carried: str) -> tuple[pa.Table, list[Outcome]]:
-    """What a part would hold of a source file if all of its images came, and what was refused."""
+    """Return the part that a source file would become if all its images came, and the refused rows."""
     source = DownloadSource(uri="in", columns=carried)
     rules = Rules(source, FiltersConfig())
     count = pq.read_metadata(path).num_rows

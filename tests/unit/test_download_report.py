@@ -1,4 +1,4 @@
-"""What a download says of rows that it leaves alone."""
+"""The download's report on rows that it leaves out."""
 
 import pytest
 

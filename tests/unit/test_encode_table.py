@@ -1,4 +1,4 @@
-"""What is stored: fixed-size columns that say what they are, and units put together without a row lost."""
+"""Stored tables: fixed-size columns that describe themselves, and units assembled without losing a row."""
 
 import json
 

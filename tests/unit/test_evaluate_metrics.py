@@ -44,7 +44,7 @@ def test_the_frechet_distance_is_that_of_the_singular_values(sizes: tuple[int, i
 
 
 def test_the_frechet_distance_of_known_normal_distributions() -> None:
-    """Where axes agree it is the sum of (difference of means)² and of (difference of deviations)²."""
+    """For aligned axes it is the sum of the squared differences of the means and of the deviations."""
     one = Gaussian(10, np.array([1.0, 2.0, 3.0]), np.diag([1.0, 4.0, 9.0]))
     other = Gaussian(10, np.array([1.0, 0.0, 3.5]), np.diag([4.0, 4.0, 0.25]))
     assert Frechet(one).to(other) == pytest.approx(4 + 0.25 + 1 + 0 + 6.25)

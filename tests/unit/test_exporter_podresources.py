@@ -40,7 +40,7 @@ MESSAGES: dict[str, list[tuple[str, int, str, bool]]] = {
     ],
     "ListPodResourcesResponse": [("pod_resources", 1, "PodResources", True)],
 }
-"""What is needed of the kubelet's api.proto, v1: (field, number, type, repeated)."""
+"""The fields of the kubelet's api.proto v1 that are used: (field, number, type, repeated)."""
 
 
 def response(*pods: dict[str, Any]) -> bytes:

@@ -1,4 +1,4 @@
-"""Whose a process is: cgroups as they look in the world, environments with secrets in them, processes that vanish."""
+"""The owner of a process: real cgroups, environments with secrets in them, processes that vanish."""
 
 import os
 from pathlib import Path

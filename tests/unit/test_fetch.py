@@ -59,7 +59,7 @@ def server(shared: ImageServer) -> ImageServer:
 
 @dataclass
 class Basket:
-    """What was delivered; lets a test wait for it."""
+    """The delivered results, which a test can wait for."""
 
     buffer: Buffer
     release: bool = True

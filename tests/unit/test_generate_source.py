@@ -1,4 +1,4 @@
-"""What `checkpoint` may mean, and what is refused before anything costly begins."""
+"""The meanings of `checkpoint`, and refusals before anything expensive begins."""
 
 import json
 from pathlib import Path

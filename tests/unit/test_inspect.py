@@ -1,4 +1,4 @@
-"""What `sdp inspect` and `sdp audit` tell."""
+"""The output of `sdp inspect` and `sdp audit`."""
 
 import json
 from pathlib import Path

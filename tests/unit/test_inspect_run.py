@@ -44,7 +44,7 @@ def publish_lines(folder: Storage, name: str, lines: list[dict[str, Any]]) -> No
 
 
 def make_checkpoint(root: Path, run: str, step: int, *, created: str | None = None) -> Storage:
-    """Of 8 samples a step: one tensor of each kind, in two files."""
+    """Make a checkpoint of 8 samples per step: one tensor of each kind, in two files."""
     folder = open_storage(str(root / run / f"checkpoints/step-{step:09d}"))
     samples = 8 * step
     ledger = Ledger()

@@ -1,4 +1,4 @@
-"""Whether a node could take a pod: selectors, taints, resources, and how many fit."""
+"""The fit of pods on nodes: selectors, taints, resources, and their number."""
 
 from decimal import Decimal
 from typing import Any

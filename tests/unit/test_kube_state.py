@@ -1,4 +1,4 @@
-"""What RayJobs and RayClusters are said to be, from their status as KubeRay 1.7 writes it."""
+"""The states of RayJobs and RayClusters, from their status as KubeRay 1.7 writes it."""
 
 from datetime import UTC, datetime
 from typing import Any

@@ -60,7 +60,7 @@ def on_disk(storage: Storage, generation: int) -> Record:
 
 @pytest.fixture
 def beats(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What has been published to a lease, and "failed" for what could not be; put "fail" in to make it fail."""
+    """Return the contents published to a lease, and "failed" for each failure; adding "fail" to it causes one."""
     seen: list[str] = []
     real = LocalStorage.publish
 

@@ -109,7 +109,7 @@ def ask(server: ImageServer, do: str, *, quiet_s: float = PATIENCE_S, method: st
 
 
 def unchunked(body: bytes) -> bytes:
-    """What is in a complete chunked body."""
+    """Return the content of a complete chunked body."""
     data = b""
     while True:
         size, _, rest = body.partition(b"\r\n")

@@ -88,7 +88,7 @@ def settle(server: ImageServer) -> None:
 
 
 def at_end(plug: socket.socket) -> bool:
-    """Whether the server ends this connection without a further word."""
+    """Return true if the server ends this connection without sending more."""
     try:
         return plug.recv(1) == b""
     except ConnectionResetError:
@@ -631,7 +631,7 @@ def test_nothing_is_left_of_a_server_that_was_stopped(
     trouble: Callable[[ImageServer], None], tls: bool, accept_delay_s: float
 ) -> None:
     with ImageServer(source=small, tls=True):
-        """What is loaded once and kept is loaded now."""
+        """Load now what is loaded once and kept."""
     threads, files = set(threading.enumerate()), open_files()
     began = time.monotonic()
     with ImageServer(source=small, tls=tls, accept_delay_s=accept_delay_s) as server:

@@ -1,4 +1,4 @@
-"""Where models come from: what is accepted, what is refused, and how a model is known again."""
+"""Model sources: the accepted and refused forms, and the digest that identifies a model."""
 
 import hashlib
 import json

@@ -17,7 +17,7 @@ from tests.kit import begin_latents, make_images, make_latents, write_images_par
 
 
 def frozen(images: Path, source: Path, *, publish: bool = True) -> Output:
-    """What a download of this source into this folder begins with."""
+    """Return the frozen source that a download into this folder starts from."""
     output = open_output(open_storage(str(images)), Head("images", 10, False, {"image.size": 256}))
     files = list_source(str(source))
     return freeze_source(output, files, ["URL", "TEXT"], uri=str(source), publish=publish)

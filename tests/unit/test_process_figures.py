@@ -1,4 +1,4 @@
-"""What a person and Prometheus are told of a run."""
+"""The figures of a run, for a person and for Prometheus."""
 
 from types import SimpleNamespace
 from typing import Any

@@ -1,4 +1,4 @@
-"""What is settled before a run: how large parts become, how work is cut up, and sources that cannot be used."""
+"""Preparation of a run: the size of parts, the division of work, and unusable sources."""
 
 import json
 import shutil

@@ -64,7 +64,7 @@ def make_pictures(root: Path, caption: str = "a red square") -> None:
 
 
 def make_run(root: Path, *, ended: bool = True) -> None:
-    """What a run leaves behind, as far as a report reads it."""
+    """Write a run's files, as far as a report reads them."""
     run = open_storage(str(root / "run"))
     run.publish("_run.json", json.dumps({"format": 1, "kind": "run", "datasets": [str(root / "latents")]}).encode())
     lines = [

@@ -1,4 +1,4 @@
-"""What is written beside a run: strict, and read in spite of damage."""
+"""The files of a run: strict JSON, read in spite of damage."""
 
 import json
 import logging

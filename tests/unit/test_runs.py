@@ -1,4 +1,4 @@
-"""What is kept of each run of a job, beside what it made."""
+"""The record of each run of a job, beside its output."""
 
 import json
 import logging

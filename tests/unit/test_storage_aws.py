@@ -1,4 +1,4 @@
-"""Where S3 credentials, region and endpoint are looked for."""
+"""The sources of S3 credentials, region and endpoint."""
 
 import builtins
 import os

@@ -269,7 +269,7 @@ def test_without_unnamed_files_a_hidden_draft_is_used_and_cleaned_up(
 
 
 def race(code: str, processes: int) -> list[str]:
-    """What each of so many processes prints; they are let loose together."""
+    """Return the output of each of several processes that start together."""
     started = [
         subprocess.Popen(
             [sys.executable, "-c", f"from sdp.storage import *\nfrom sdp.errors import *\n{code}"],

@@ -19,7 +19,7 @@ CONTENT = bytes(range(251)) * 8000  # 2 MB, nowhere the same at multiples of a p
 
 
 class Memory:
-    """What RangeFile reads through, without a server."""
+    """A source for RangeFile without a server."""
 
     def __init__(self, content: bytes, tail: int) -> None:
         self._content = content

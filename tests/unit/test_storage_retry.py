@@ -1,4 +1,4 @@
-"""How often and how long a storage tries, against a server that counts."""
+"""The number and duration of a storage's retries, against a server that counts."""
 
 import io
 import time

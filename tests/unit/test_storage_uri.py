@@ -1,4 +1,4 @@
-"""What URIs mean."""
+"""The meaning of URIs."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What the board says of workers that could not say it themselves."""
+"""The board's report on workers that could not report themselves."""
 
 from sdp.errors import UserError
 from sdp.train.board import RESIZE, Board

@@ -1,4 +1,4 @@
-"""What NCCL says of a network that is not there."""
+"""NCCL's errors for a missing network."""
 
 import pytest
 

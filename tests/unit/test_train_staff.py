@@ -1,4 +1,4 @@
-"""What online training places beside the trainers, by what the cluster has; and the order in which it encodes."""
+"""The actors that online training places beside the trainers, by the cluster's nodes, and the order of encoding."""
 
 import asyncio
 from pathlib import Path
@@ -28,7 +28,7 @@ def test_where_cpus_are_few_they_are_shared_rather_than_reserved(
 
 @pytest.mark.parametrize("cpus", [0, 2])
 def test_where_nodes_come_on_demand_all_reserve_what_they_need(tmp_path: Path, cpus: float) -> None:
-    """What reserves nothing brings no node, and runs on the head, beside the driver."""
+    """An actor that reserves nothing adds no node, and runs on the head beside the driver."""
     placed = placement(tmp_path, cpus, grows=True)
     assert (placed.encoder_cpus, placed.transform_cpus) == (1.0, 1.0)
     assert [place.bundle for place in placed.places] == [{"CPU": 1.0}, {"CPU": 1.0}]

@@ -1,4 +1,4 @@
-"""Who is slowest, and what the progress says of it."""
+"""The slowest worker, and its mention in the progress."""
 
 from typing import Any
 

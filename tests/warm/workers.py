@@ -85,7 +85,7 @@ def _serve(at: Path) -> tuple[dict[str, Any], list[int]] | None:
 
 
 def _hear(line: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
-    """What somebody asks; None who has gone before saying all of it."""
+    """Read a request; None if the sender left before finishing it."""
     text, descriptors, _, _ = socket.recv_fds(line, 1 << 16, 3)
     while text and not text.endswith(b"\n"):
         if not (more := line.recv(1 << 16)):
