@@ -300,7 +300,7 @@ def test_an_hour_s_price_goes_by_the_instance_type_that_a_group_s_node_selector_
 
 
 @NEEDS_HELM
-def test_downloads_take_all_that_groups_without_gpus_may_grow_to_and_none_of_the_others(render: Render) -> None:
+def test_downloads_use_all_groups_without_gpus_at_their_full_size_and_no_others(render: Render) -> None:
     """Pods with GPUs that downloads keep busy would never go; and of groups without a pod Ray knows nothing."""
 
     def values_of(example: str, *settings: str) -> tuple[object, ...]:
@@ -400,7 +400,7 @@ def test_a_group_that_says_nothing_has_the_defaults(tool: Callable[[str], Path],
 
 
 @NEEDS_HELM
-def test_no_variable_comes_twice_and_the_nearest_says_what_it_is(render: Render) -> None:
+def test_no_variable_is_set_twice_and_the_most_specific_value_wins(render: Render) -> None:
     """The API server takes no RayCluster with one name twice in a list."""
     everywhere = ("env.X=all", "env.NCCL_BUFFSIZE=8388608", "env.HOME=/data", "env.Y=all")
     templates = pods(one(render("efa", *everywhere, "groups.a100.env.X=own", "groups.a100.env.Y="), "RayCluster"))
@@ -478,7 +478,7 @@ def template_digests(manifests: list[Manifest]) -> dict[str, str]:
         (",".join(STATIC), {"head", "cpu", "a10g", "a100"}),
     ],
 )
-def test_a_template_s_digest_changes_with_what_needs_new_pods_and_with_nothing_else(
+def test_a_template_s_digest_changes_only_with_settings_that_need_new_pods(
     render: Render, setting: str, older: set[str]
 ) -> None:
     before, after = template_digests(render("minimal")), template_digests(render("minimal", setting))
@@ -600,7 +600,7 @@ def test_trainers_hear_of_their_end_in_time_for_a_checkpoint(render: Render) -> 
 
 
 @NEEDS_HELM
-def test_the_head_knows_where_grafana_is_if_it_is_told_and_no_other_pod_does(render: Render) -> None:
+def test_only_the_head_gets_grafanas_address_and_only_if_it_is_set(render: Render) -> None:
     """The names are those in the source of Ray's dashboard."""
     inside, outside, prometheus = "http://grafana.monitoring.svc:80", "https://grafana.example.org", "http://p.svc:9090"
     urls = (f"monitoring.grafana.url={inside}", f"monitoring.prometheus.url={prometheus}")
@@ -670,7 +670,7 @@ def test_the_operator_reaches_the_job_api_and_nothing_else_and_its_neighbours_do
 
 
 @NEEDS_HELM
-def test_what_needs_no_gpu_keeps_off_nodes_that_have_some_unless_told_otherwise(render: Render) -> None:
+def test_pods_without_gpus_avoid_gpu_nodes_unless_configured_otherwise(render: Render) -> None:
     away = [{"matchExpressions": [{"key": "nvidia.com/gpu.product", "operator": "DoesNotExist"}]}]
     templates = pods(one(render("minimal"), "RayCluster"))
     for name in ("head", "cpu"):
@@ -703,7 +703,7 @@ def test_annotations_and_disk_are_a_group_s_own(render: Render) -> None:
 
 @NEEDS_HELM
 @pytest.mark.parametrize("name", ["head", "a100"])
-def test_a_pod_takes_what_kubernetes_offers_beside_what_the_chart_knows(render: Render, name: str) -> None:
+def test_a_pod_accepts_kubernetes_fields_that_the_chart_does_not_know(render: Render, name: str) -> None:
     at = "head" if name == "head" else f"groups.{name}"
     settings = [
         "runtimeClassName=nvidia", "schedulerName=volcano", "rayStartParams.num-cpus=3", "initContainers[0].name=a",
@@ -801,7 +801,7 @@ def test_downloads_reach_no_private_network(render: Render) -> None:
 
 
 @NEEDS_HELM
-def test_pods_reach_what_egress_says_and_themselves(render: Render) -> None:
+def test_pods_reach_each_other_and_the_destinations_in_egress(render: Render) -> None:
     own = "networkPolicy.egress[0].to[0].ipBlock.cidr=203.0.113.0/24"
     for policy in policies(render("minimal", own)):
         assert policy["spec"]["policyTypes"] == ["Ingress", "Egress"]
@@ -844,7 +844,7 @@ def test_the_schema_knows_the_jobs_keys() -> None:
     ],
 )
 @NEEDS_HELM
-def test_what_a_job_may_hold_is_rendered(render: Render, settings: list[str]) -> None:
+def test_valid_job_settings_are_rendered(render: Render, settings: list[str]) -> None:
     assert "train.yaml" in one(render("minimal", *settings), "ConfigMap")["data"]
 
 

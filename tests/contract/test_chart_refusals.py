@@ -204,7 +204,7 @@ def refused(tool: Callable[[str], Path]) -> Callable[..., str]:
         ),
     ],
 )
-def test_what_cannot_work_is_refused_with_the_value_s_path(
+def test_values_that_cannot_work_are_refused_with_their_path(
     refused: Callable[..., str], settings: list[str], says: str
 ) -> None:
     """With the schema's own words, or at the start of the one sentence that the templates have."""
@@ -238,13 +238,13 @@ def test_what_cannot_work_is_refused_with_the_value_s_path(
         ["jobs.train-" + "n" * 31 + ".scaling.num_workers=1"],
     ],
 )
-def test_what_could_work_is_not_refused(tool: Callable[[str], Path], settings: list[str]) -> None:
+def test_values_that_can_work_are_not_refused(tool: Callable[[str], Path], settings: list[str]) -> None:
     done = helm_template(tool("helm"), "minimal", *settings)
     assert done.returncode == 0, done.stderr
 
 
 @NEEDS_HELM
-def test_the_exporter_s_image_is_somebody_s_own(tool: Callable[[str], Path]) -> None:
+def test_the_exporters_image_must_be_the_users_own(tool: Callable[[str], Path]) -> None:
     """As is the cluster's: there is no image that the project's name would lead to."""
     command = [str(tool("helm")), "template", "sdp", str(CHART.parent / "sdp-monitoring")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)

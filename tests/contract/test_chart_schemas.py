@@ -182,7 +182,7 @@ def test_an_api_server_would_take_the_monitoring_chart_too(
         ("PodDisruptionBudget", "spec.minAvailable", [1]),
     ],
 )
-def test_what_an_api_server_would_refuse_is_noticed(
+def test_manifests_that_an_api_server_would_refuse_are_detected(
     render: Callable[[str], str], judged: Callable[[str], tuple[int, list[str]]], kind: str, at: str, wrong: object
 ) -> None:
     manifest = next(each for each in parsed(render("minimal")) if each["kind"] == kind)

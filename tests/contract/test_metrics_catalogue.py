@@ -59,7 +59,7 @@ def test_no_two_metrics_are_one_family() -> None:
     assert len(set(families)) == len(families)
 
 
-def test_the_page_says_what_the_catalogue_says(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_page_agrees_with_the_catalogue(capsys: pytest.CaptureFixture[str]) -> None:
     assert generate_metrics_docs.main(["--check"]) == 0, capsys.readouterr().err
 
 

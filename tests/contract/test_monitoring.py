@@ -97,7 +97,7 @@ def test_expressions_name_only_metrics_and_labels_that_exist() -> None:
         ("rate(sdp_download_fetch_seconds_bucket[5m]) > bool on (run) sdp_train_loss offset 5m", []),
     ],
 )
-def test_what_does_not_exist_would_be_noticed(text: str, says: list[str]) -> None:
+def test_unknown_metrics_are_detected(text: str, says: list[str]) -> None:
     assert complaints([chart.Expression("x", text)]) == says
 
 
@@ -143,7 +143,7 @@ def test_each_alert_has_a_runbook_and_each_runbook_an_alert() -> None:
         assert {"summary", "description"} <= rule["annotations"].keys()
 
 
-def test_the_dashboards_are_what_the_code_says(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_dashboards_agree_with_the_code_that_generates_them(capsys: pytest.CaptureFixture[str]) -> None:
     assert dashboards.main(["--check"]) == 0, capsys.readouterr().err
 
 
@@ -205,7 +205,7 @@ def test_a_figure_that_is_not_known_is_a_dash_that_is_neither_good_nor_bad() -> 
                 assert (mapping["type"], mapping["options"]) == ("special", expected), (name, panel["title"])
 
 
-def test_what_is_told_apart_by_cluster_or_run_is_told_apart_by_namespace_as_well() -> None:
+def test_series_separated_by_cluster_or_run_are_separated_by_namespace_too() -> None:
     """Two namespaces may each have a cluster `sdp` with a run `sd2`."""
     for expression in (*chart.queries(), *chart.records(), *chart.alerts()):
         for labels in promql.lists(expression.filled()):
@@ -399,7 +399,7 @@ def test_the_exporter_takes_the_arguments_that_it_is_given(render: Render) -> No
 
 
 @NEEDS_HELM
-def test_selectors_match_what_is_there(render: Render) -> None:
+def test_selectors_match_existing_pods(render: Render) -> None:
     """Ray's pods have KubeRay's labels and charts/sdp-cluster's port; the exporter has its own."""
     manifests = render()
     exporter = one(manifests, "DaemonSet")["spec"]
@@ -460,7 +460,7 @@ def test_an_alert_can_be_changed_and_left_out(render: Render) -> None:
 
 
 @NEEDS_HELM
-def test_nobody_is_told_of_an_exporter_that_was_not_asked_for(render: Render) -> None:
+def test_the_notes_do_not_mention_a_disabled_exporter(render: Render) -> None:
     def alerts(*settings: str) -> set[str]:
         groups = one(render(*settings), "PrometheusRule")["spec"]["groups"]
         return {rule["alert"] for group in groups for rule in group["rules"] if "alert" in rule}
@@ -544,7 +544,7 @@ def test_nothing_is_rendered_that_was_not_asked_for(render: Render, settings: li
         ("nameOverride=" + "n" * 41, "nameOverride: expected at most 40 characters"),
     ],
 )
-def test_what_cannot_work_is_refused_with_the_value_s_path(
+def test_values_that_cannot_work_are_refused_with_their_path(
     tool: Callable[[str], Path], setting: str, says: str
 ) -> None:
     done = helm_template(tool("helm"), setting)

@@ -48,7 +48,7 @@ def test_a_call_that_unpickles_is_recognised(source: str, expected: list[str]) -
     assert unpickles(source) == expected
 
 
-def test_only_what_processes_send_each_other_is_unpickled() -> None:
+def test_only_messages_between_processes_are_unpickled() -> None:
     modules = {str(path.relative_to(ROOT)): path for path in sorted((ROOT / "sdp").rglob("*.py"))}
     unpickling = {name for name, path in modules.items() if unpickles(path.read_text("utf-8"))}
     assert unpickling == BETWEEN_PROCESSES

@@ -67,7 +67,7 @@ def test_every_make_command_that_a_page_names_exists(page: Path) -> None:
     assert commands - TARGETS == set()
 
 
-def test_make_alone_lists_every_command_with_what_it_does() -> None:
+def test_make_without_arguments_lists_every_command_with_its_purpose() -> None:
     listed = re.findall(r"^  make ([a-z0-9]+) +\S+ \S+", make().stdout, re.MULTILINE)
     assert set(listed) == TARGETS - {"e2e-cluster"}
     assert {"venv", "demo", "test", "check", "bench", "e2e", "lock", "help", "clean"} <= set(listed)
@@ -94,7 +94,7 @@ def test_the_readme_names_all_commands_and_no_others() -> None:
     assert set(re.findall(r"`sdp ([a-z]+)", code)) <= {command.split()[0] for command in exist}
 
 
-def test_make_e2e_without_a_cluster_says_in_one_line_what_is_missing() -> None:
+def test_make_e2e_without_a_cluster_names_the_missing_setting_in_one_line() -> None:
     done = make("e2e")
     assert done.returncode == 2
     first, *rest = done.stderr.splitlines()

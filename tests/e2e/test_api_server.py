@@ -13,7 +13,7 @@ STRICT = ("create", "--dry-run=server", "--validate=strict", "-f")
 
 
 @pytest.mark.parametrize("example", sorted(VALUES))
-def test_values_render_to_what_the_api_server_takes(kube: Kube, tool: Callable[[str], Path], example: str) -> None:
+def test_rendered_values_are_accepted_by_the_api_server(kube: Kube, tool: Callable[[str], Path], example: str) -> None:
     rendered = helm_template(tool("helm"), example, "nameOverride=example", "serviceAccount.name=")
     assert rendered.returncode == 0, rendered.stderr
     result = kube.run(*STRICT, "-", stdin=rendered.stdout)

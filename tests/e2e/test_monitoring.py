@@ -127,9 +127,7 @@ def test_an_exporter_without_a_driver_answers_and_says_so(
     assert {(one["metric"]["node"], one["value"][1]) for one in up} == {(node, "0") for node in settings.fake_gpus}
 
 
-def test_what_a_job_tells_has_the_labels_that_rules_and_dashboards_rely_on(
-    cluster: Kube, ask: Callable[..., Any]
-) -> None:
+def test_a_jobs_metrics_have_the_labels_that_rules_and_dashboards_need(cluster: Kube, ask: Callable[..., Any]) -> None:
     cluster.python(jobs.head(cluster), TELL, "begin", container="ray-head")
     try:
         query = 'sdp_job_rows{run="told"}'

@@ -29,7 +29,7 @@ def test_the_release_becomes_a_ready_cluster_with_each_group_on_its_nodes(cluste
     assert (where["head"], where["a10g"]) == ("", "NVIDIA-A10G")
 
 
-def test_who_has_no_token_is_refused(cluster: Kube) -> None:
+def test_a_request_without_a_token_is_refused(cluster: Kube) -> None:
     def answer(*headers: str) -> str:
         return cluster.python(jobs.head(cluster), ASK, *headers, container="ray-head").strip()
 
@@ -82,7 +82,7 @@ def test_train_online_has_encoders_on_a10g_and_trainers_on_a100(cluster: Kube, i
     assert jobs.groups(cluster, "EncoderActor") == {"a10g"}
 
 
-def test_generate_draws_what_was_asked_for(cluster: Kube, trained: str) -> None:
+def test_generate_draws_the_requested_pictures(cluster: Kube, trained: str) -> None:
     jobs.run(cluster, "generate")
     description = jobs.inspect(cluster, f"{jobs.OUTPUT}/pictures")
     assert (description["complete"], description["counts"]["written"]) == (True, 2)

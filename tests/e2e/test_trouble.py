@@ -78,7 +78,7 @@ def test_a_trainer_s_pod_killed_in_mid_run_loses_and_repeats_no_row(cluster: Kub
     assert cluster.lookup("pod", gone) is None
 
 
-def test_a_trainer_s_pod_that_is_told_to_go_leaves_a_checkpoint_first(cluster: Kube, latents: str) -> None:
+def test_an_evicted_trainers_pod_writes_a_checkpoint_first(cluster: Kube, latents: str) -> None:
     job = jobs.submit(cluster, "train", f"output.uri={jobs.OUTPUT}/run-told", *RARE)
     cluster.until(lambda: "train: step" in jobs.log(cluster, job), jobs.JOB_S, "the training makes steps")
     cluster.run("delete", "pod", pod_of(cluster, "a100"), "--wait=false")
@@ -107,7 +107,7 @@ def test_a_driver_that_is_killed_is_started_again_by_its_supervisor(cluster: Kub
     assert "supervisor: the job was killed by signal 9" in jobs.log(cluster, job)
 
 
-def test_a_head_that_is_killed_comes_back_and_the_job_goes_on_from_storage(cluster: Kube, latents: str) -> None:
+def test_a_killed_head_is_replaced_and_the_job_continues_from_storage(cluster: Kube, latents: str) -> None:
     settings = (f"output.uri={jobs.OUTPUT}/run-head", *LONG)
     job = jobs.submit(cluster, "train", *settings)
     at_work(cluster, "run-head")
@@ -120,7 +120,7 @@ def test_a_head_that_is_killed_comes_back_and_the_job_goes_on_from_storage(clust
     exact(cluster, "run-head", latents)
 
 
-def test_a_head_that_is_told_to_go_leaves_a_checkpoint_first(cluster: Kube, latents: str) -> None:
+def test_an_evicted_head_writes_a_checkpoint_first(cluster: Kube, latents: str) -> None:
     job = jobs.submit(cluster, "train", f"output.uri={jobs.OUTPUT}/run-head-told", *RARE)
     cluster.until(lambda: "train: step" in jobs.log(cluster, job), jobs.JOB_S, "the training makes steps")
     gone = jobs.head(cluster)

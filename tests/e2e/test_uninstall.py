@@ -49,7 +49,7 @@ def test_an_upgrade_adds_a_group_and_leaves_running_pods_alone(cluster: Kube, he
     assert before <= {pod["metadata"]["uid"] for pod in cluster.find("pods", "ray.io/cluster=sdp")}
 
 
-def test_an_upgrade_that_needs_new_pods_says_whose_and_leaves_them_until_told(
+def test_an_upgrade_that_needs_new_pods_names_them_and_leaves_them_until_requested(
     cluster: Kube, helm: Callable[..., str]
 ) -> None:
     def pod(group: str) -> tuple[str, str, str]:

@@ -70,7 +70,7 @@ def test_a_line_is_a_run_of_sdp_train(tmp_path: Path) -> None:
     assert (run / "checkpoints/step-000000003/complete.json").exists()
 
 
-def test_what_a_case_is_told_is_what_sdp_train_takes() -> None:
+def test_a_cases_settings_are_valid_for_sdp_train() -> None:
     from sdp.config import load
 
     options = argparse.Namespace(

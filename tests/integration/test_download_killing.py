@@ -187,7 +187,7 @@ def test_workers_stay_on_nodes_with_the_labels_asked_for(
     check_exactly_once(summary.dataset, range(120))
 
 
-def test_labels_that_no_node_has_are_refused_with_what_there_is(server: ImageServer, tmp_path: Path) -> None:
+def test_labels_that_no_node_has_are_refused_with_the_existing_ones(server: ImageServer, tmp_path: Path) -> None:
     source = write_urls(tmp_path / "meta", slow_urls(server)[:20])
     config = config_for(source, tmp_path / "out", workers={"node_labels": {"ray.io/node-group": "cpu"}})
     with pytest.raises(UserError, match=r"^workers\.node_labels: no node has \{ray\.io/node-group: cpu\} \("):

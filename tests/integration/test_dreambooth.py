@@ -93,7 +93,9 @@ def test_half_of_the_samples_are_the_subjects_and_the_weight_sets_their_share(ro
     assert train("lora.rank=null")["optimizer"]["learning_rate"] == 5e-6
 
 
-def test_with_features_the_class_is_drawn_again_and_compared_with_what_it_was(root: Path, tmp_path: Path) -> None:
+def test_with_features_the_class_is_drawn_again_and_compared_with_its_first_pictures(
+    root: Path, tmp_path: Path
+) -> None:
     features = f"evaluate.features={tiny_first_dino(tmp_path / 'dino')}"
     redraw, drift = job.steps_of(config(root, tmp_path, features))[-2:]
     assert (redraw.config["prompts"], redraw.config["images_per_prompt"]) == (["a photo of a cat"], 6)
@@ -114,7 +116,7 @@ def test_gpus_of_a_worker_and_the_optimizer_are_trainings_alone(root: Path, tmp_
     assert "gpus_per_worker" not in steps["generate"]["scaling"]
 
 
-def test_what_cannot_be_is_one_line_before_anything_is_taken(root: Path, tmp_path: Path) -> None:
+def test_an_impossible_configuration_is_one_line_before_any_step(root: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     out = tmp_path / "out"
     shutil.copytree(root / "own", tmp_path / "own")

@@ -115,7 +115,7 @@ def parts(out: Path) -> dict[str, int]:
     return {str(path): path.stat().st_mtime_ns for path in sorted(out.rglob("parts/*.parquet"))}
 
 
-def test_running_again_looks_at_nothing_and_comes_to_the_same(inputs: Path, done: tuple[Path, dict[str, Any]]) -> None:
+def test_a_rerun_encodes_nothing_and_has_the_same_result(inputs: Path, done: tuple[Path, dict[str, Any]]) -> None:
     out, figures = done
     before = parts(out)
     second = job.run(evaluate_config(out, **settings_for(inputs)))
@@ -125,7 +125,7 @@ def test_running_again_looks_at_nothing_and_comes_to_the_same(inputs: Path, done
     assert len(before) == 3 + 4
 
 
-def test_other_subsets_are_drawn_without_looking_again(inputs: Path, done: tuple[Path, dict[str, Any]]) -> None:
+def test_other_subsets_are_drawn_from_the_same_features(inputs: Path, done: tuple[Path, dict[str, Any]]) -> None:
     out, figures = done
     second = job.run(evaluate_config(out, **settings_for(inputs, kid={"subsets": 3, "subset_size": 7}, seed=1)))
     assert second.looked == 0
@@ -133,7 +133,7 @@ def test_other_subsets_are_drawn_without_looking_again(inputs: Path, done: tuple
     assert second.figures["fid"] == figures["fid"]
 
 
-def test_a_reference_that_was_looked_at_before_is_taken_as_it_is(
+def test_a_reference_with_known_features_is_reused(
     inputs: Path, done: tuple[Path, dict[str, Any]], tmp_path: Path
 ) -> None:
     out, figures = done
@@ -146,7 +146,9 @@ def test_a_reference_that_was_looked_at_before_is_taken_as_it_is(
         job.run(evaluate_config(tmp_path / "other", **{**reuse, "features": {"model": inputs / "clip"}}))
 
 
-def test_one_network_for_both_looks_once(inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_network_for_both_scores_encodes_pictures_once(
+    inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     looked = []
     embed = Clip.embed
     monkeypatch.setattr(Clip, "embed", lambda self, views: looked.append(len(views)) or embed(self, views))
@@ -185,7 +187,7 @@ def test_pictures_that_cannot_be_used_are_accounted_for(
     assert figures["clip"]["pictures"] == 2  # one has no text beside it
 
 
-def test_more_pictures_are_looked_at_without_looking_at_the_others_again(inputs: Path, tmp_path: Path) -> None:
+def test_added_pictures_are_encoded_without_encoding_the_others_again(inputs: Path, tmp_path: Path) -> None:
     folder = write_pictures(tmp_path / "pictures", range(9))
     config = evaluate_config(tmp_path / "out", **settings_for(inputs, source={"uri": folder}))
     assert job.run(config).looked == 9 + 30
@@ -219,7 +221,7 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root / "samples"
 
 
-def test_what_was_drawn_is_scored_by_its_prompts_and_takedowns_of_it_are_left_out(
+def test_samples_are_scored_by_their_prompts_without_those_taken_down(
     inputs: Path, drawn: Path, tmp_path: Path
 ) -> None:
     config = evaluate_config(tmp_path / "out", **settings_for(inputs, source={"uri": drawn}))
@@ -245,7 +247,7 @@ def test_what_was_drawn_is_scored_by_its_prompts_and_takedowns_of_it_are_left_ou
             file.unlink()
 
 
-def test_the_report_shows_the_figures_and_what_was_judged(
+def test_the_report_shows_the_figures_and_the_pictures(
     done: tuple[Path, dict[str, Any]], inputs: Path, drawn: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
@@ -309,7 +311,7 @@ def test_after_a_sudden_end_the_same_command_does_the_rest(
     assert json.loads((tmp_path / "out" / "evaluation.json").read_text())["fid"] == done[1]["fid"]
 
 
-def test_a_dry_run_tells_what_it_would_do_and_writes_nothing(
+def test_a_dry_run_prints_its_plan_and_writes_nothing(
     inputs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert job.run(evaluate_config(tmp_path / "out", **settings_for(inputs)), dry_run=True).figures == {}
@@ -319,7 +321,7 @@ def test_a_dry_run_tells_what_it_would_do_and_writes_nothing(
     assert not (tmp_path / "out").exists()
 
 
-def test_what_is_wrong_is_told_in_a_line_and_nothing_is_written(
+def test_errors_are_one_line_and_nothing_is_written(
     inputs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "empty").mkdir()
@@ -356,7 +358,7 @@ def test_what_is_wrong_is_told_in_a_line_and_nothing_is_written(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_set_of_which_nothing_can_be_used_is_refused(inputs: Path, tmp_path: Path) -> None:
+def test_a_set_without_usable_pictures_is_refused(inputs: Path, tmp_path: Path) -> None:
     folder = write_pictures(tmp_path / "pictures", range(2))
     (folder / "000000.png").write_bytes(b"no picture")
     with pytest.raises(DatasetError, match=r"expected 2 readable pictures or more, got 1 \(not_an_image 1\)"):
@@ -398,7 +400,7 @@ def test_evaluators_run_on_the_accelerator_asked_for_and_come_to_the_same(
     assert (inputs / "clip").exists()
 
 
-def test_a_network_that_has_gone_meanwhile_is_told_in_its_own_words(
+def test_a_network_lost_during_the_run_is_reported_unchanged(
     nodes: dict[str, str], inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import shutil

@@ -197,7 +197,7 @@ def test_a_gpu_that_is_lost_costs_its_own_series_and_comes_back(library: Path, t
         assert scrape.value("sdp_gpu_up", gpu=1) == 1
 
 
-def test_a_gpu_that_never_answered_is_told_by_its_index(library: Path, tmp_path: Path) -> None:
+def test_a_gpu_that_never_responded_is_reported_by_its_index(library: Path, tmp_path: Path) -> None:
     scenario = Scenario(tmp_path / "gpus", {**a100s(2), "gpu.1.error.nvmlDeviceGetHandleByIndex": GPU_IS_LOST})
     with exporting(scenario.environment(library)) as exporter:
         scrape = exporter.scrape()
@@ -205,7 +205,7 @@ def test_a_gpu_that_never_answered_is_told_by_its_index(library: Path, tmp_path:
         assert scrape.value("sdp_gpu_up", gpu=0) == 1
 
 
-def test_a_gpu_that_the_driver_counts_no_more_is_still_told_as_down(library: Path, tmp_path: Path) -> None:
+def test_a_gpu_that_the_driver_no_longer_lists_is_reported_as_down(library: Path, tmp_path: Path) -> None:
     scenario = Scenario(tmp_path / "gpus", a100s(2))
     with exporting(scenario.environment(library)) as exporter:
         exporter.scrape()
@@ -239,7 +239,7 @@ def test_a_call_that_fails_costs_one_series_and_is_counted_and_one_that_is_unsup
         assert grown == 1
 
 
-def test_a_gpu_that_tells_next_to_nothing_is_up_without_an_error(library: Path, tmp_path: Path) -> None:
+def test_a_gpu_with_few_values_is_up_without_an_error(library: Path, tmp_path: Path) -> None:
     scenario = Scenario(tmp_path / "gpus", {"gpus": 1, "gpu.0.uuid": uuid(0), "gpu.0.name": "NVIDIA Small"})
     with exporting(scenario.environment(library)) as exporter:
         # A thread of its own listens for XIDs: the first scrape may come before it.
@@ -294,7 +294,7 @@ def test_a_gpu_that_hangs_delays_one_scrape_until_the_deadline_and_the_later_one
 
 
 @pytest.mark.parametrize("call", ["nvmlDeviceGetCount", "nvmlDeviceGetMemoryInfo"])
-def test_a_driver_that_hangs_is_told_with_the_age_of_what_was_known_and_the_exporter_recovers(
+def test_a_hanging_driver_is_reported_with_the_age_of_the_last_values_and_the_exporter_recovers(
     library: Path, tmp_path: Path, call: str
 ) -> None:
     scenario = Scenario(tmp_path / "gpus", a100s(2))
@@ -420,7 +420,7 @@ def test_a_process_whose_environment_is_not_ours_to_read_is_counted_and_has_its_
             assert scrape.value("sdp_exporter_processes", state="unreadable") == 1
 
 
-def test_the_kubelet_tells_the_pod_of_each_gpu_and_its_absence_costs_no_more_than_that(
+def test_the_kubelet_names_the_pod_of_each_gpu_and_without_it_only_that_name_is_missing(
     library: Path, tmp_path: Path
 ) -> None:
     answer = response(pod("trainer-0", "ray-worker", uuid(0)), pod("encoder-0", "ray-worker", "MIG-bbbb"))
@@ -457,7 +457,7 @@ def test_the_kubelet_tells_the_pod_of_each_gpu_and_its_absence_costs_no_more_tha
         assert len(gpus(scrape, "sdp_gpu_power_watts")) == 2
 
 
-def test_slices_of_a_gpu_are_told_apart_with_their_processes(library: Path, tmp_path: Path) -> None:
+def test_slices_of_a_gpu_are_separate_and_have_their_own_processes(library: Path, tmp_path: Path) -> None:
     with sleeping() as first, sleeping() as second:
         lines = {
             **a100s(2),
@@ -483,7 +483,7 @@ def test_slices_of_a_gpu_are_told_apart_with_their_processes(library: Path, tmp_
             assert errors(scrape) == set()
 
 
-def test_an_xid_is_counted_and_told_even_when_it_takes_its_gpu_along(library: Path, tmp_path: Path) -> None:
+def test_an_xid_is_counted_and_reported_even_if_its_gpu_is_lost(library: Path, tmp_path: Path) -> None:
     scenario = Scenario(tmp_path / "gpus", a100s(2))
     with exporting(scenario.environment(library)) as exporter:
         exporter.until(lambda s: [x.value for x in s.all("sdp_gpu_xid_errors_total")] == [0, 0])
@@ -567,7 +567,7 @@ CANNOT = {
 
 
 @pytest.mark.parametrize(("arguments", "message"), CANNOT.values(), ids=CANNOT)
-def test_what_cannot_work_is_one_line_and_exit_code_2(
+def test_settings_that_cannot_work_are_one_line_and_exit_code_2(
     tmp_path: Path, arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))

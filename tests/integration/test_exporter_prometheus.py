@@ -59,7 +59,7 @@ def until(url: str, expression: str, enough: Callable[[list[dict[str, Any]]], bo
 
 
 @pytest.mark.needs("prometheus")
-def test_prometheus_scrapes_it_and_queries_give_what_the_driver_said(
+def test_prometheus_scrapes_it_and_queries_return_the_drivers_values(
     tmp_path: Path, tool: Callable[[str], Path]
 ) -> None:
     library = nvml.build(tmp_path / "nvml")

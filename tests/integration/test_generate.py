@@ -237,7 +237,7 @@ def test_a_full_disk_is_one_line_and_the_next_run_goes_on(
     assert hashes(dataset) == hashes(done)
 
 
-def test_a_dry_run_tells_what_it_would_do_and_writes_nothing(
+def test_a_dry_run_prints_its_plan_and_writes_nothing(
     checkpoint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job.run(generate_config(tmp_path / "out", checkpoint, PROMPTS), dry_run=True)

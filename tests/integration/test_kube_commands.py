@@ -141,7 +141,7 @@ def test_a_job_is_submitted_and_followed_to_its_end(lab: Lab, capfd: pytest.Capt
 
 
 @pytest.mark.parametrize(("code", "expected"), [(1, 1), (2, 2), (137, 1)])
-def test_a_job_that_fails_gives_its_reason_and_whether_a_person_has_to_mend_it(
+def test_a_failed_job_reports_its_reason_and_whether_the_user_must_fix_it(
     lab: Lab, capfd: pytest.CaptureFixture[str], code: int, expected: int
 ) -> None:
     message = (
@@ -152,7 +152,7 @@ def test_a_job_that_fails_gives_its_reason_and_whether_a_person_has_to_mend_it(
     assert f"failed (Job entrypoint command failed with exit code {code})" in capfd.readouterr().err
 
 
-def test_each_byte_of_a_log_is_told_once_however_often_the_connection_breaks(
+def test_each_byte_of_a_log_is_printed_once_however_often_the_connection_breaks(
     lab: Lab, capfd: pytest.CaptureFixture[str]
 ) -> None:
     lines = [f"line {number} {'é' * 50}\n".encode() for number in range(200)]
@@ -175,7 +175,7 @@ def test_each_byte_of_a_log_is_told_once_however_often_the_connection_breaks(
     assert lab.ray.streams >= 4
 
 
-def test_a_job_whose_head_was_made_anew_has_its_new_log_told_from_the_beginning(
+def test_after_a_new_head_the_jobs_new_log_is_printed_from_the_beginning(
     lab: Lab, capfd: pytest.CaptureFixture[str]
 ) -> None:
     shown: list[str] = []
@@ -230,7 +230,7 @@ def test_a_local_path_is_remarked_on_since_each_pod_has_a_disk_of_its_own(capfd:
     assert "output.uri: /data/run is a local path" in capfd.readouterr().err
 
 
-def test_where_the_configuration_may_not_be_read_the_job_is_submitted_unchecked_and_that_is_said(
+def test_without_access_to_the_configuration_the_job_is_submitted_unchecked_with_a_warning(
     lab: Lab, capfd: pytest.CaptureFixture[str]
 ) -> None:
     lab.kube.denied.add(("get", "configmaps"))
@@ -313,7 +313,7 @@ def test_settings_may_contradict_defaults_that_the_clusters_file_changes(capfd: 
     assert "scaling.accelerator=A100" in capfd.readouterr().out
 
 
-def test_a_cluster_that_is_not_ready_is_said_to_be_waited_for(lab: Lab, capfd: pytest.CaptureFixture[str]) -> None:
+def test_waiting_for_a_cluster_that_is_not_ready_is_reported(lab: Lab, capfd: pytest.CaptureFixture[str]) -> None:
     lab.kube.update_status(f"{RAY}/rayclusters/sdp", state="", reason="quota exceeded")
     assert main(["submit", "train", "--no-follow"]) == 0
     assert "the cluster 'sdp' is starting: quota exceeded; the job waits for it" in capfd.readouterr().err
@@ -439,7 +439,7 @@ def nothing(lab: Lab) -> None:
         ("doctor --manifest /no/such", nothing, "doctor: --manifest: /no/such: cannot be read"),
     ],
 )
-def test_what_a_person_has_to_mend_is_one_line_and_exit_code_2(
+def test_an_error_that_the_user_must_fix_is_one_line_and_exit_code_2(
     lab: Lab, capfd: pytest.CaptureFixture[str], line: str, setup: Callable[[Lab], Any], says: str
 ) -> None:
     setup(lab)
@@ -462,7 +462,7 @@ def test_without_a_kubeconfig_each_command_says_so(
 
 
 @pytest.mark.usefixtures("lab")
-def test_a_server_that_nobody_reaches_is_one_line_and_may_be_tried_again(capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_unreachable_server_is_one_line_and_can_be_retried(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["status", "--context", "elsewhere"]) == 1
     err = capfd.readouterr().err
     assert "sdp: kubernetes: 127.0.0.1:1 does not answer (" in err
@@ -500,7 +500,7 @@ def test_status_shows_clusters_and_jobs_page_by_page(lab: Lab, capfd: pytest.Cap
     assert {each["name"]: each["state"] for each in data["jobs"]}["job-3"] == "running"
 
 
-def test_status_of_one_job_has_what_kubernetes_says_of_it(lab: Lab, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_status_of_one_job_includes_its_events(lab: Lab, capfd: pytest.CaptureFixture[str]) -> None:
     lab.job("x")
     event = {"involvedObject": {"uid": "uid-x"}, "reason": "RayClusterNotFound", "message": "there is\nno cluster"}
     lab.kube.put(f"{CORE}/events/x.1", {**event, "lastTimestamp": "2026-11-21T07:31:00Z"})
@@ -547,9 +547,7 @@ def test_the_service_proxy_is_the_way_for_those_who_may_not_forward_ports(
     assert lab.kube.asked("GET", "/services/sdp-head-svc:dashboard/proxy/api/v0/logs/file") == 1
 
 
-def test_logs_follow_a_job_that_somebody_else_has_submitted_and_which_is_over(
-    lab: Lab, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_logs_show_a_finished_job_that_another_user_submitted(lab: Lab, capfd: pytest.CaptureFixture[str]) -> None:
     begun(lab)
     lab.ray.write("x-zz9zz", b"all of it\n")
     lab.end("x", "FAILED", "exit code 1")
@@ -614,7 +612,7 @@ def test_an_api_server_that_stays_away_ends_the_following_and_nothing_else(lab: 
     assert any("the job continues" in line for line in said)
 
 
-def test_an_api_server_that_comes_back_is_told_of_once(lab: Lab) -> None:
+def test_a_recovered_api_server_is_reported_once(lab: Lab) -> None:
     begun(lab)
     said: list[str] = []
     api = lab.api(attempts=1, first_pause_s=0.05, longest_pause_s=0.05, lost_s=30.0, watch_s=1.0)
@@ -626,15 +624,13 @@ def test_an_api_server_that_comes_back_is_told_of_once(lab: Lab) -> None:
     assert sum("answers again" in line for line in said) == 1
 
 
-def test_a_job_that_is_deleted_meanwhile_is_no_riddle(lab: Lab, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_job_deleted_during_the_command_is_reported_as_deleted(lab: Lab, capfd: pytest.CaptureFixture[str]) -> None:
     played(lab, lambda name, _: lab.kube.remove(f"{RAY}/rayjobs/{name}"))
     assert main(["submit", "train"]) == 2
     assert "this RayJob was deleted" in capfd.readouterr().err
 
 
-def test_where_watching_is_not_allowed_the_state_is_asked_for_now_and_then(
-    lab: Lab, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_without_permission_to_watch_the_state_is_polled(lab: Lab, capfd: pytest.CaptureFixture[str]) -> None:
     lab.kube.denied.add(("watch", "rayjobs"))
     played(lab, lambda name, _: lab.end(name))
     assert main(["submit", "train"]) == 0
@@ -644,7 +640,7 @@ def test_where_watching_is_not_allowed_the_state_is_asked_for_now_and_then(
 # --- stop ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_job_is_told_to_stop_and_waited_for(lab: Lab, capfd: pytest.CaptureFixture[str]) -> None:
+def test_stop_requests_a_jobs_end_and_waits_for_it(lab: Lab, capfd: pytest.CaptureFixture[str]) -> None:
     begun(lab)
     lab.ray.on_stop = lambda _: threading.Timer(0.3, lambda: lab.end("x", "STOPPED")).start()
     assert main(["stop", "x"]) == 0
@@ -880,7 +876,7 @@ def test_right_after_it_was_installed_a_cluster_that_starts_is_no_failure_unless
     assert findings["cluster"][0].startswith("failed: sdp is starting; ")
 
 
-def test_what_the_doctor_may_not_look_at_is_a_warning_and_the_rest_is_still_looked_at(
+def test_what_the_doctor_may_not_read_is_a_warning_and_the_rest_is_still_checked(
     lab: Lab, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     healthy(lab, tmp_path)
@@ -897,7 +893,7 @@ def test_what_the_doctor_may_not_look_at_is_a_warning_and_the_rest_is_still_look
     assert findings["token"][0].startswith("ok: ")
 
 
-def test_in_the_head_s_pod_the_doctor_does_not_fail_for_what_its_account_may_not_do(lab: Lab, tmp_path: Path) -> None:
+def test_in_the_head_s_pod_missing_permissions_are_not_failures(lab: Lab, tmp_path: Path) -> None:
     """KubeRay's role for the autoscaler: pods and its own RayCluster, by name."""
     healthy(lab, tmp_path)
     lab.kube.denied |= {(verb, "rayjobs") for verb in ("create", "get", "list", "delete", "watch")}
@@ -931,7 +927,7 @@ def test_in_a_pod_the_doctor_looks_at_the_cluster_that_the_pod_is_one_of(lab: La
         assert [line for line in seen(Site(api, environ=variables)) if "green" in line] == []
 
 
-def test_a_server_that_goes_away_meanwhile_ends_in_findings_all_the_same(
+def test_a_server_lost_during_the_examination_still_yields_findings(
     lab: Lab, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("urllib3.Retry.sleep", lambda *_: None)
@@ -946,7 +942,7 @@ def test_a_server_that_goes_away_meanwhile_ends_in_findings_all_the_same(
     assert findings["jobs"][0].startswith("warning: cannot read the cluster's configurations")
 
 
-def test_where_karpenter_makes_nodes_a_missing_one_is_no_failure(
+def test_with_karpenter_a_missing_node_is_not_a_failure(
     lab: Lab, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     healthy(lab, tmp_path)

@@ -82,7 +82,7 @@ def test_a_gauge_that_was_set_once_is_there_as_long_as_its_process(run: Recorded
     assert len(values) > 0.9 * len(scraped)
 
 
-def test_memory_on_gpus_is_told_by_role_and_rank(run: Recorded) -> None:
+def test_gpu_memory_is_reported_by_role_and_rank(run: Recorded) -> None:
     """The exporter knows the driver's pids, the jobs their own: joined by the pid inside the pod."""
     history = run.prometheus.history("sdp:gpu_process_memory:bytes", run.start, run.end, STEP_S)
     memory = {
@@ -98,7 +98,7 @@ def test_memory_on_gpus_is_told_by_role_and_rank(run: Recorded) -> None:
     assert {series["job_name"] for series, _ in history if series["role"] != "other"} == {JOB}
 
 
-def test_a_gpu_belongs_to_the_run_on_it_and_an_idle_one_to_nobody(run: Recorded) -> None:
+def test_a_gpu_belongs_to_its_run_and_an_idle_one_to_none(run: Recorded) -> None:
     history = run.prometheus.history("sdp:gpu:owner", run.start, run.end, STEP_S)
     runs = {(s["node"], s["gpu"]): set[str]() for s, _ in history}
     for series, _ in history:

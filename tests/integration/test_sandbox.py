@@ -133,7 +133,7 @@ def test_an_image_that_computes_for_too_long_is_refused_at_once() -> None:
 
 
 @pytest.mark.usefixtures("poisoned")
-def test_who_takes_over_a_decoder_gets_no_file_no_network_no_process_and_no_secret() -> None:
+def test_code_that_takes_over_a_decoder_reaches_no_file_network_process_or_secret() -> None:
     results = Results()
     with decoders(results) as pool:
         pool.put(0, [GOOD, b"SPY"])
@@ -239,7 +239,7 @@ def test_pixels_that_an_image_has_forged_are_that_image_s_failure(reply: bytes) 
 
 
 @pytest.mark.parametrize("index", range(0, 40, 3))
-def test_a_confined_decoder_makes_of_an_image_what_any_process_makes_of_it(index: int) -> None:
+def test_a_confined_decoder_decodes_images_like_any_other_process(index: int) -> None:
     data = shapes.encode(shapes.sample(index))[0]
     results = Results()
     with decoders(results) as pool:
@@ -248,7 +248,7 @@ def test_a_confined_decoder_makes_of_an_image_what_any_process_makes_of_it(index
 
 
 @pytest.mark.usefixtures("poisoned")
-def test_an_image_that_wants_all_memory_is_refused_and_kills_nobody() -> None:
+def test_an_image_that_needs_all_memory_is_refused_and_kills_no_decoder() -> None:
     results = Results()
     with decoders(results) as pool:
         pool.put(0, [GOOD, b"GREEDY"])
@@ -258,7 +258,7 @@ def test_an_image_that_wants_all_memory_is_refused_and_kills_nobody() -> None:
     assert outcomes[1].outcome == WRITTEN
 
 
-def test_what_there_is_no_memory_for_is_called_so_whatever_its_format() -> None:
+def test_an_image_too_large_for_memory_is_reported_as_such_in_every_format() -> None:
     picture = Image.linear_gradient("L").resize((1200, 1200)).convert("RGB")
     images = []
     for format, options in FORMATS:
@@ -332,7 +332,7 @@ def test_a_sandbox_makes_the_crops_that_any_process_makes(crop: Literal["center"
         assert caught.value.reason == reason
 
 
-def test_a_sandbox_ends_its_decoders_when_nobody_holds_it_any_more() -> None:
+def test_a_sandbox_ends_its_decoders_when_it_is_no_longer_referenced() -> None:
     others = children()
     sandboxed = SandboxedCrops(Recipe((64,)))
     sandboxed(GOOD, 1)

@@ -33,7 +33,7 @@ def one_line(error: BaseException) -> str:
     return text
 
 
-def test_what_is_published_comes_back(storage: Storage) -> None:
+def test_published_content_is_read_back_unchanged(storage: Storage) -> None:
     data = bytes(range(256)) * 1000
     info = storage.publish("parts/0001.bin", data)
     assert (info.path, info.size) == ("parts/0001.bin", len(data))
@@ -120,7 +120,7 @@ def test_create_succeeds_once(storage: Storage) -> None:
     assert storage.read("once") == b"first"
 
 
-def test_of_many_threads_that_create_one_wins(storage: Storage) -> None:
+def test_one_of_many_creating_threads_wins(storage: Storage) -> None:
     together = threading.Barrier(12)
 
     def attempt(number: int) -> bool:

@@ -87,7 +87,7 @@ def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
     return open_storage(f"{gateway.uri}/{tmp_path.name}")
 
 
-def test_of_many_processes_one_gets_it_and_after_a_kill_one_other(
+def test_one_of_many_processes_gets_the_lease_and_after_its_death_one_other(
     storage: Storage, children: Callable[..., Child]
 ) -> None:
     contenders = [children(storage, ttl_s=3.0) for _ in range(6)]
@@ -167,7 +167,7 @@ while time.monotonic() < end:
 """
 
 
-def test_whatever_happens_no_two_hold_it_at_a_time(storage: Storage) -> None:
+def test_two_processes_never_hold_the_lease_at_once(storage: Storage) -> None:
     """Processes take it, release it or fall silent at random; they share a clock, so their times can be compared."""
     seed = random.randrange(10**6)
     code = CONTEND.replace("{uri!r}", repr(storage.uri)).replace("{seconds}", "4").replace("{ttl}", "0.5")

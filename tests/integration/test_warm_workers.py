@@ -40,7 +40,7 @@ def start(tmp_path: Path) -> Callable[[str], subprocess.Popen[str]]:
     return started
 
 
-def test_a_fork_has_the_libraries_and_is_otherwise_what_was_started(
+def test_a_fork_has_the_libraries_and_otherwise_equals_a_new_process(
     start: Callable[[str], subprocess.Popen[str]], tmp_path: Path
 ) -> None:
     asking = start("0")

@@ -117,7 +117,7 @@ def test_the_code_for_a_shell_is_printed(shell: str, capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.parametrize("store", ["", "s3://bucket/mine"])
-def test_init_writes_files_that_the_jobs_take_and_overwrites_none(
+def test_init_writes_valid_configurations_and_overwrites_none(
     store: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "my data"
@@ -250,7 +250,9 @@ def test_config_show_prints_yaml_that_can_be_used_as_a_file(
     assert "limit: 7\n" in shown
 
 
-def test_config_show_of_nothing_is_a_template_and_says_what_to_set(capsys: pytest.CaptureFixture[str]) -> None:
+def test_config_show_without_a_file_prints_a_template_with_the_required_keys(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert main(["config", "show", "download"]) == 0
     out, err = capsys.readouterr()
     assert "  uri:  # REQUIRED, for example s3://bucket/laion-metadata\n" in out
@@ -297,7 +299,7 @@ def test_a_commands_own_exit_code_is_the_commands() -> None:
 
 
 @pytest.mark.parametrize("line", ["--version", "config schema train"])
-def test_output_that_nobody_reads_is_no_error(line: str) -> None:
+def test_output_to_a_closed_pipe_is_not_an_error(line: str) -> None:
     # A pipe whose reader is gone before the first byte, as `| head` is for a slow command; output that fits into
     # a buffer fails when that is flushed, and longer output before.
     reader, writer = os.pipe()
@@ -391,7 +393,7 @@ def test_a_disk_that_is_full_is_one_line(command: list[str]) -> None:
     ]
 
 
-def test_what_a_job_imports_late_is_missed_in_the_same_words(
+def test_a_library_missing_at_a_late_import_has_the_same_message(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job = ModuleType("sdp.download.job")
@@ -405,7 +407,7 @@ def test_what_a_job_imports_late_is_missed_in_the_same_words(
     assert "expected an installation for workers, got one without torch" in capsys.readouterr().err
 
 
-def test_a_job_on_a_laptops_installation_says_what_to_install(
+def test_a_job_in_the_base_installation_names_the_extra_to_install(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def without_ray(name: str) -> ModuleType:
@@ -418,7 +420,7 @@ def test_a_job_on_a_laptops_installation_says_what_to_install(
     assert "sdp[worker]" in err
 
 
-def test_the_command_line_and_the_configuration_agree_on_what_jobs_there_are() -> None:
+def test_the_command_line_and_the_configuration_have_the_same_jobs() -> None:
     from sdp import config
 
     assert tuple(config.JOBS) == JOBS

@@ -10,7 +10,7 @@ from sdp import cluster
 from sdp.errors import UserError
 
 
-def test_an_address_at_which_nobody_listens_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_address_without_a_listener_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
@@ -32,11 +32,11 @@ def test_an_address_that_is_a_word_is_left_to_ray(monkeypatch: pytest.MonkeyPatc
         ("in(cpu, spot)", {"cpu", "spot"}), ("!in(cpu,spot)", {"gpu", None}), ("in()", set()),
     ],
 )  # fmt: skip
-def test_labels_select_what_ray_would_select(wanted: str, values: set[str | None]) -> None:
+def test_labels_select_the_same_nodes_as_ray(wanted: str, values: set[str | None]) -> None:
     assert {value for value in ("cpu", "gpu", "spot", None) if cluster._selects(wanted, value)} == values
 
 
-def test_a_token_that_is_refused_is_said_in_one_line() -> None:
+def test_a_refused_token_is_reported_in_one_line() -> None:
     error = ConnectionError("Could not read 'session_name' from GCS")
     message = "gcs_client.cc:210: Failed: Unauthenticated: RPC error: InvalidAuthToken"
     assert str(cluster._explain_failed_connection(error, message)).endswith(
@@ -44,7 +44,7 @@ def test_a_token_that_is_refused_is_said_in_one_line() -> None:
     )
 
 
-def test_what_is_written_meanwhile_is_held_and_handed_on_but_for_what_is_known() -> None:
+def test_output_is_held_and_passed_on_except_known_lines() -> None:
     script = (
         "import os, sys\n"
         "from sdp.cluster import _CapturedStderr\n"

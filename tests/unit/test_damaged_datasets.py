@@ -105,7 +105,7 @@ def test_a_damaged_field_of_the_manifest_is_a_problem_and_does_not_hide_the_data
     "content", [DEEP, f'{{"format": {HUGE}}}', '{"format": 1e999}', "[]", "null", '"', "\udcff", ""]
 )
 @pytest.mark.parametrize("name", ["_dataset.json", "_manifest.json"])
-def test_what_is_no_json_object_is_one_line(
+def test_a_file_that_is_not_a_json_object_is_reported_in_one_line(
     tmp_path: Path, name: str, content: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     images = make_images(tmp_path).storage
@@ -136,7 +136,7 @@ def test_a_manifest_that_says_other_than_its_parts_is_found_out(
     assert any(message in problem for problem in described.problems)
 
 
-def test_counts_that_lie_are_found_out_and_written_anew_by_the_next_run(tmp_path: Path) -> None:
+def test_false_counts_are_detected_and_corrected_by_the_next_run(tmp_path: Path) -> None:
     images = make_images(tmp_path).storage
     for name in ("_manifest.json", "_manifests/000001.json"):
         change(tmp_path / "images" / name, "counts.written", 34)
@@ -150,7 +150,7 @@ def test_counts_that_lie_are_found_out_and_written_anew_by_the_next_run(tmp_path
     assert describe(images).complete
 
 
-def test_a_manifest_is_not_blamed_for_what_a_running_job_has_added(tmp_path: Path) -> None:
+def test_parts_added_by_a_running_job_are_not_a_problem_of_the_manifest(tmp_path: Path) -> None:
     images = make_images(tmp_path).storage
     write_source(tmp_path / "source", [("c.parquet", 11)], first=42)
     output = begin_images(tmp_path)
@@ -175,7 +175,7 @@ def test_a_damaged_earlier_manifest_is_passed_over(tmp_path: Path) -> None:
     assert open_dataset(images).manifest.version == 2
 
 
-def test_what_is_known_of_repeats_is_found_out_anew_when_it_is_damaged(tmp_path: Path) -> None:
+def test_damaged_records_of_repeats_are_recomputed(tmp_path: Path) -> None:
     dataset = make_images(tmp_path)
     digest = dataset.manifest.files_digest
     repeated.keep(dataset.storage, digest, [])

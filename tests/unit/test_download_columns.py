@@ -74,7 +74,7 @@ def test_text_is_text_in_whatever_type_it_is_kept(tmp_path: Path, kind: pa.DataT
     assert [(outcome.row, outcome.reason) for outcome in refused] == [(2, "bad_url"), (3, "bad_url")]
 
 
-def test_text_that_is_no_utf8_is_mended_where_it_is_nested_and_bytes_stay_bytes() -> None:
+def test_invalid_utf8_is_repaired_in_nested_text_and_bytes_stay_bytes() -> None:
     def tagged(text: pa.DataType) -> pa.DataType:
         return pa.struct([("tags", pa.list_(text)), ("raw", pa.binary()), ("more", pa.map_(pa.string(), text))])
 
@@ -90,7 +90,7 @@ def test_text_that_is_no_utf8_is_mended_where_it_is_nested_and_bytes_stay_bytes(
     ]
 
 
-def test_what_is_valid_is_carried_byte_for_byte() -> None:
+def test_valid_values_are_copied_byte_for_byte() -> None:
     table = pa.table({"note": ["  two\tblanks \x1b[31m", None], "score": pa.array([0.5, None], pa.float32())})
     assert plain(table) is table
     note = table["note"]

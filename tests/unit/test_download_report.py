@@ -12,7 +12,7 @@ INDEX = Index((Version(0, files_table([(KNOWN.uri, 10, "e", 0, 100, 100, 0)]), E
 """A file of 100 rows, 40 of which have been asked for."""
 
 
-def test_of_a_retry_only_the_rows_that_failed_are_to_do() -> None:
+def test_a_retry_has_only_failed_rows_to_do() -> None:
     first, second = Unit(0, 0, 20), Unit(1, 20, 40)
     assert rows_to_do([Work(first), Work(second, 1)], {0: 5, 1: 3}) == 20 + 3
     assert rows_to_do([Work(first), Work(second, 1)], {}) == 20 + 20
@@ -37,7 +37,7 @@ def test_a_lowered_limit_is_spoken_of() -> None:
         ([KNOWN, SourceFile("in/b.parquet", 1, "f")], 40, []),
     ],
 )
-def test_what_a_retry_leaves_for_later_is_spoken_of(
+def test_rows_that_a_retry_leaves_for_later_are_reported(
     files: list[SourceFile], limit: int | None, said: list[str]
 ) -> None:
     assert list(held_back(files, INDEX, limit)) == [f"left for a run without --only-failed: {what}" for what in said]

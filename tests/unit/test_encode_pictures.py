@@ -113,7 +113,7 @@ def test_parquet_without_captions_takes_one_for_all(tmp_path: Path) -> None:
         rows_of(tmp_path / "a.parquet", tmp_path / "other")
 
 
-def test_what_cannot_be_a_source_of_pictures_is_one_line(tmp_path: Path) -> None:
+def test_an_invalid_source_of_pictures_is_refused_in_one_line(tmp_path: Path) -> None:
     folder = tmp_path / "pictures"
     folder.mkdir()
     (folder / "a.jpg").write_bytes(picture(0))

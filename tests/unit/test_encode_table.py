@@ -50,7 +50,7 @@ def test_the_columns_say_their_shape_dtype_and_scaling() -> None:
     assert json.loads(columns.field("token_ids").metadata[b"shape"]) == [77]
 
 
-def test_at_256_px_a_row_is_what_the_design_says() -> None:
+def test_at_256_px_a_row_has_the_documented_size() -> None:
     shape = Shape((256,), 0.18215)
     assert schema(shape).field("latents_256").type == pa.binary(8192)
     assert 8192 + 154 <= bytes_per_row(shape) <= 8400

@@ -143,7 +143,7 @@ def test_a_subset_is_no_larger_than_the_smaller_set() -> None:
     assert kernel_distance(features(30), features(30), 0, 1000, 0) is None
 
 
-def test_fid_infinity_takes_away_what_comes_from_there_being_few_pictures() -> None:
+def test_fid_infinity_removes_the_bias_of_few_pictures() -> None:
     reference = Frechet(Moments.of(features(200_000, seed=7)).gaussian())
     few = features(1500, seed=8)
     biased = reference.to(Moments.of(few).gaussian())
@@ -166,7 +166,7 @@ def test_fid_infinity_of_too_few_pictures_is_none() -> None:
     assert frechet_infinity(features(1000), reference, 0, 0) is None
 
 
-def test_what_is_held_of_a_large_set_does_not_depend_on_how_it_comes() -> None:
+def test_the_subset_of_a_large_set_does_not_depend_on_its_batches() -> None:
     rows = features(100).astype(np.float32)
     by_ten = FeatureSample(30, 100, 1).take(rows[start : start + 10] for start in range(0, 100, 10))
     at_once = FeatureSample(30, 100, 1).take([rows])

@@ -41,7 +41,7 @@ def test_a_network_is_known_by_its_files(clip: Path, dino: Path) -> None:
     assert find(clip).source.sha256 == find(clip).digest
 
 
-def test_what_else_lies_there_is_no_part_of_it(clip: Path, tmp_path: Path) -> None:
+def test_other_files_in_the_folder_are_ignored(clip: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(clip, tmp_path / "copy")
     (copy / "README.md").write_text("hello")
     (copy / "pytorch_model.bin").write_bytes(b"not read")
@@ -70,7 +70,7 @@ def write(name: str, text: str) -> Callable[[Path], None]:
         (write("config.json", '{"model_type": "bert"}'), "a network of type 'bert', expected clip, dinov2, vit"),
     ],
 )
-def test_what_is_no_network_is_refused_in_a_line(
+def test_a_folder_without_a_network_is_refused_in_one_line(
     clip: Path, tmp_path: Path, spoil: Callable[[Path], None], message: str
 ) -> None:
     copy = shutil.copytree(clip, tmp_path / "copy")

@@ -175,7 +175,7 @@ def test_an_answer_that_drips_is_cut_off_at_the_deadline(tmp_path: Path) -> None
         thread.join(10)
 
 
-def test_a_socket_that_is_not_there_is_a_failed_call(tmp_path: Path) -> None:
+def test_a_missing_socket_is_a_failed_call(tmp_path: Path) -> None:
     with pytest.raises(ours.CallFailed, match="No such file"):
         podresources.list_allotments(tmp_path / "none.sock", timeout_s=1)
 
@@ -193,7 +193,7 @@ def test_a_socket_that_is_not_there_is_a_failed_call(tmp_path: Path) -> None:
         (b"\0\0\x07\0\x01\0\0\0\x01\0\0\0\0\x02\x0a\x63", "truncated"),
     ],
 )
-def test_what_is_no_answer_of_a_kubelet_is_a_failed_call(tmp_path: Path, sent: bytes, message: str) -> None:
+def test_a_malformed_response_is_a_failed_call(tmp_path: Path, sent: bytes, message: str) -> None:
     path = tmp_path / "s.sock"
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
         server.bind(str(path))

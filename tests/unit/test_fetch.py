@@ -210,7 +210,9 @@ def test_each_failure_has_its_reason(server: ImageServer) -> None:
         ("reset&times=1", 2),
     ],
 )
-def test_what_may_pass_is_tried_again_and_what_may_not_is_not(server: ImageServer, query: str, attempts: int) -> None:
+def test_temporary_failures_are_retried_and_permanent_ones_are_not(
+    server: ImageServer, query: str, attempts: int
+) -> None:
     url = f"{server.image_url(7).partition('?')[0]}?do={query}"
     (fetched,) = fetch([url], replace(OPTIONS, retries=2, first_byte_timeout_s=10.0, timeout_s=20.0))
     assert fetched.attempts == attempts
@@ -284,7 +286,7 @@ def test_an_error_page_that_asks_not_to_be_indexed_is_an_error_all_the_same(serv
         assert fetched.attempts == attempts
 
 
-def test_an_opt_out_is_not_honoured_where_we_are_told_not_to(server: ImageServer) -> None:
+def test_an_opt_out_is_ignored_if_so_configured(server: ImageServer) -> None:
     (fetched,) = fetch([server.image_url(1, "robots", value="noai")], replace(OPTIONS, respect_opt_out=False))
     body(fetched)
 
@@ -327,7 +329,7 @@ HONOUR = replace(PATIENT, robots="honour")
 SOME = b"User-agent: sdp\nDisallow: /private\n\nUser-agent: *\nDisallow: /\n"
 
 
-def test_what_robots_txt_disallows_for_us_is_left_out_and_it_is_asked_for_once() -> None:
+def test_urls_disallowed_by_robots_txt_are_skipped_and_it_is_fetched_once() -> None:
     with site(SOME) as (url, asked):
         results = fetch([f"{url}/{folder}/{number}" for number in range(20) for folder in ("private", "open")], HONOUR)
     assert asked.count("/robots.txt") == 1
@@ -375,7 +377,7 @@ def test_the_rules_of_sites_are_kept_within_a_bound_and_for_a_day() -> None:
     assert not robots.knows("http://99", now=86_401.0)
 
 
-def test_servers_are_told_who_we_are(server: ImageServer) -> None:
+def test_requests_name_the_user_agent(server: ImageServer) -> None:
     fetch([server.image_url(1)], replace(OPTIONS, user_agent="somebody (mailto:a@example.org)"))
     assert server.stats.user_agents == {"somebody (mailto:a@example.org)": 1}
 
@@ -438,7 +440,7 @@ def test_a_host_that_wants_too_long_a_pause_is_left_alone(server: ImageServer) -
     assert server.stats.hosts["127.0.0.1"].requests < 5
 
 
-def test_a_host_that_is_not_there_is_given_up(server: ImageServer) -> None:
+def test_an_unreachable_host_is_given_up(server: ImageServer) -> None:
     urls = [f"{server.refused_url}/images/{index}.jpg" for index in range(300)]
     results = fetch(urls, replace(OPTIONS, connections=4, retries=0), give_up_host_after=10)
     assert {each.failure and each.failure.reason for each in results if each.attempts} == {"connect"}
@@ -471,7 +473,7 @@ def test_a_host_that_answers_nothing_is_given_up(server: ImageServer) -> None:
     assert {each.failure and each.failure.reason for each in results if not each.attempts} == {"not_asked"}
 
 
-def test_what_was_asked_for_before_its_host_was_left_alone_tells_how_that_ended(server: ImageServer) -> None:
+def test_requests_before_a_host_was_given_up_have_their_own_reason(server: ImageServer) -> None:
     urls = [server.image_url(0, "500"), server.image_url(1, "429", after=3600)]
     broken, _ = fetch(urls, replace(OPTIONS, connections=1, retries=1))
     assert broken.failure is not None
@@ -537,7 +539,7 @@ class Clumsy(Fetcher[int]):
         super()._watch(multi, what, fd, *rest)
 
 
-def test_what_libcurl_drops_is_fetched_again_and_the_thread_goes_on(server: ImageServer) -> None:
+def test_requests_dropped_by_libcurl_are_repeated_and_the_thread_continues(server: ImageServer) -> None:
     basket = Basket(Buffer(1 << 28))
     options = replace(OPTIONS, retries=3, timeout_s=20.0, connections=8)
     fetcher = Clumsy(options, 20, LocalGate(HostLimits(at_once=100)), basket.buffer, basket)
@@ -576,7 +578,7 @@ def test_closing_while_requests_are_under_way_takes_no_time(server: ImageServer)
     server.wait_for(lambda stats: stats.in_flight == 0)
 
 
-def test_the_next_unit_is_asked_for_when_there_is_no_more_to_begin(server: ImageServer) -> None:
+def test_the_next_unit_is_requested_when_all_requests_have_begun(server: ImageServer) -> None:
     basket = Basket(Buffer(1 << 28))
     fetcher: Fetcher[int] = Fetcher(
         replace(OPTIONS, connections=4), 20, LocalGate(HostLimits(at_once=100)), basket.buffer, basket
@@ -642,7 +644,7 @@ def _answer(listener: socket.socket, reply: bytes) -> None:
         connection.sendall(reply)
 
 
-def test_pauses_double_are_spread_and_respect_what_the_server_asks_for() -> None:
+def test_pauses_double_with_jitter_and_respect_retry_after() -> None:
     random.seed(1)
     first = [pause_s(1, None) for _ in range(200)]
     assert 0.25 <= min(first) < 0.3

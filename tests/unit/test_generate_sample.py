@@ -89,7 +89,7 @@ def test_every_sampler_of_the_configuration_is_there_and_no_other() -> None:
 
 
 @pytest.mark.parametrize("name", ["ddim", "euler_a"])
-def test_a_picture_does_not_depend_on_what_it_is_drawn_with(name: str, painter: Painter) -> None:
+def test_a_picture_does_not_depend_on_its_batch(name: str, painter: Painter) -> None:
     mine = Painter(painter.networks, painter.encode, Sampling(name, 3, 5.0, 64))
     together, alone = mine.paint(PROMPTS, SEEDS), mine.paint(PROMPTS[1:], SEEDS[1:])
     assert together[1] is not None
@@ -106,7 +106,7 @@ def test_the_negative_prompt_and_guidance_change_the_picture(painter: Painter) -
     assert apart(base, painted(painter, Sampling("ddim", 4, 1.0, 64))) > 0
 
 
-def test_a_picture_with_numbers_that_are_not_finite_is_none_and_the_others_are_unharmed(painter: Painter) -> None:
+def test_a_picture_with_non_finite_values_is_none_and_the_others_are_unaffected(painter: Painter) -> None:
     def encode(prompts: list[str]) -> torch.Tensor:
         states = painter.encode(prompts)
         states[[number for number, prompt in enumerate(prompts) if prompt == "bad"]] = torch.nan
@@ -132,7 +132,7 @@ class Crowded:
         return self.unet(latents, *args, **kwargs)
 
 
-def test_a_batch_that_memory_has_no_room_for_is_halved_and_one_picture_too_large_is_told(painter: Painter) -> None:
+def test_a_batch_too_large_for_memory_is_halved_and_a_single_one_is_an_error(painter: Painter) -> None:
     networks = painter.networks
     crowded = Crowded(networks.unet, room=4)  # two pictures, guided
     mine = Painter(Networks(crowded, networks.vae, networks.schedule), painter.encode, HOW, NEGATIVE, batch_size=8)

@@ -71,7 +71,7 @@ def test_a_run_means_its_newest_checkpoint_and_a_begun_output_keeps_the_one_it_w
     assert f"was begun with {older}, which no longer exists" in refusal(run, begun=Path(older).name)
 
 
-def test_what_has_been_exported_draws_with_the_same_weights(model: Path, tmp_path: Path) -> None:
+def test_an_exported_model_draws_with_the_same_weights(model: Path, tmp_path: Path) -> None:
     uri = make_checkpoint(tmp_path / "run", model)
     export(uri, str(tmp_path / "exported"))
     choices = [choose(generate_config(tmp_path / "out", where)) for where in (uri, tmp_path / "exported")]
@@ -93,7 +93,7 @@ def test_a_model_that_was_moved_can_be_named_and_one_that_changed_is_refused(mod
     assert refusal(model, weights="raw").startswith("weights: expected auto")
 
 
-def test_what_is_neither_a_checkpoint_nor_a_model_is_told_so_in_a_line(model: Path, tmp_path: Path) -> None:
+def test_a_folder_that_is_neither_a_checkpoint_nor_a_model_is_refused_in_one_line(model: Path, tmp_path: Path) -> None:
     uri = Path(make_checkpoint(tmp_path / "run", model))
     (uri / "complete.json").unlink()
     file = tmp_path / "weights.ckpt"
@@ -107,7 +107,7 @@ def test_what_is_neither_a_checkpoint_nor_a_model_is_told_so_in_a_line(model: Pa
     assert "revision must be pinned" in refusal("someone/something")
 
 
-def test_a_checkpoint_that_lacks_its_configuration_is_told_so(model: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_without_its_configuration_is_refused(model: Path, tmp_path: Path) -> None:
     uri = Path(make_checkpoint(tmp_path / "run", model))
     (uri / "config.json").write_text('{"model": {"source": "x"}}')
     assert f"{uri}: no 'objective' in its config.json" in refusal(uri)

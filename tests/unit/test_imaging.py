@@ -73,7 +73,7 @@ def test_a_lossless_image_comes_out_pixel_for_pixel(kind: str) -> None:
     assert np.array_equal(image.pixels, pixels)
 
 
-def test_a_jpeg_is_what_pillow_makes_of_it() -> None:
+def test_a_jpeg_is_decoded_as_by_pillow() -> None:
     data = encoded(photo(200, 300), "JPEG", quality=95)
     expected = np.asarray(Pillow.open(io.BytesIO(data)).convert("RGB"))
     assert psnr(decode(data).pixels, expected) > 50
@@ -159,7 +159,7 @@ def reason(data: bytes, **options: int) -> str:
     return refused.value.reason
 
 
-def test_what_is_no_image_is_refused_with_its_reason() -> None:
+def test_invalid_images_are_refused_with_their_reason() -> None:
     assert reason(b"") == "empty"
     assert reason(b"<!doctype html><html></html>") == "not_an_image"
     assert reason(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n") == "not_an_image"

@@ -33,7 +33,7 @@ def test_a_complete_dataset_is_described(tmp_path: Path) -> None:
     assert "latents, complete: 42 addresses in 3 of 3 parts" in text
 
 
-def test_what_is_missing_is_said(tmp_path: Path) -> None:
+def test_a_missing_subject_is_reported(tmp_path: Path) -> None:
     output = begin_images(tmp_path)
     for work in output.pending()[:3]:
         write_images_part(output.storage, work)
@@ -48,7 +48,7 @@ def test_what_is_missing_is_said(tmp_path: Path) -> None:
     assert "1 part is missing:" in summary(describe(output.storage))
 
 
-def test_where_nothing_is_done_yet_no_shares_of_nothing_are_shown(tmp_path: Path) -> None:
+def test_without_any_results_no_shares_are_shown(tmp_path: Path) -> None:
     text = summary(describe(begin_images(tmp_path).storage))
     assert "images, INCOMPLETE: 42 addresses in 0 of 5 parts" in text
     assert "%" not in text
@@ -154,7 +154,7 @@ def test_in_a_run_that_mixes_datasets_an_address_is_one_datasets_alone(tmp_path:
     assert matches(sources[1], row=1) == []
 
 
-def test_epochs_in_a_row_are_told_as_a_span() -> None:
+def test_consecutive_epochs_are_printed_as_a_range() -> None:
     trace = Trace(
         5, checkpoints=[{"run": "r", "checkpoint": "c", "epochs": [0, 1, 2, 4, 6, 7]}], checkpoints_searched=1
     )

@@ -120,7 +120,7 @@ def make_run(root: Path, run: str = "run", *, last: dict[str, Any] | None = None
     return folder
 
 
-def test_a_checkpoint_says_where_the_epoch_stands_what_it_holds_and_where_it_comes_from(tmp_path: Path) -> None:
+def test_a_checkpoints_description_has_its_epoch_contents_and_lineage(tmp_path: Path) -> None:
     make_images(tmp_path)
     make_latents(tmp_path)
     make_run(tmp_path)
@@ -145,7 +145,7 @@ def test_a_checkpoint_says_where_the_epoch_stands_what_it_holds_and_where_it_com
     assert "written 2026-01-01T00:12:00+00:00 by 2 workers" in text
 
 
-def test_a_run_says_its_state_checkpoints_history_and_its_newest_checkpoint(tmp_path: Path) -> None:
+def test_a_runs_description_has_its_state_checkpoints_and_history(tmp_path: Path) -> None:
     make_run(tmp_path, last={"event": "end", "reason": "max_steps: 8 steps"})
     (tmp_path / "run/checkpoints/step-000000009").mkdir()
     (tmp_path / "run/checkpoints/step-000000009/worker-00000.000.bin").write_bytes(b"half")
@@ -164,7 +164,7 @@ def test_a_run_says_its_state_checkpoints_history_and_its_newest_checkpoint(tmp_
         assert part in text
 
 
-def test_the_headline_is_the_newest_step_although_metrics_have_not_come_to_it(tmp_path: Path) -> None:
+def test_the_headline_is_the_newest_step_even_without_metrics_for_it(tmp_path: Path) -> None:
     run = make_run(tmp_path)
     make_checkpoint(tmp_path, "run", 9)
     description = describe(run)
@@ -193,7 +193,7 @@ def test_the_newest_checkpoint_can_be_named_by_its_run(tmp_path: Path, which: st
     assert description.step == 7
 
 
-def test_two_phases_are_told_one_after_the_other(tmp_path: Path) -> None:
+def test_two_phases_are_described_one_after_the_other(tmp_path: Path) -> None:
     make_run(tmp_path, "both/phase-1", last={"event": "end", "reason": "max_steps: 8 steps"})
     make_run(tmp_path, "both/phase-2", last={"event": "gave_up", "failures": ["worker 0: out of memory"]})
     description = describe(open_storage(str(tmp_path / "both")))
@@ -203,7 +203,7 @@ def test_two_phases_are_told_one_after_the_other(tmp_path: Path) -> None:
     assert summary(description).count("newest checkpoint:") == 2
 
 
-def test_who_holds_a_run_is_told_from_its_lease(tmp_path: Path) -> None:
+def test_the_holder_of_a_run_is_read_from_its_lease(tmp_path: Path) -> None:
     run = make_run(tmp_path)
     with Lease.acquire(run, "sdp train"):
         description = describe(run)
@@ -261,7 +261,7 @@ def test_json_is_for_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 
 @pytest.mark.parametrize("option", [["--verify"], ["--account", "rows.parquet"]])
-def test_what_only_datasets_have_is_refused(
+def test_options_for_datasets_are_refused(
     tmp_path: Path, option: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     make_run(tmp_path)

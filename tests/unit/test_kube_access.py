@@ -84,7 +84,7 @@ def test_a_kubeconfig_that_leads_nowhere_is_one_line(
     assert len(str(refused.value).splitlines()) == 1
 
 
-def test_a_context_can_be_chosen_where_none_is_current(tmp_path: Path) -> None:
+def test_a_context_can_be_chosen_without_a_current_one(tmp_path: Path) -> None:
     path = tmp_path / "config"
     path.write_text(yaml.safe_dump({**CONFIG, "current-context": ""}))
     assert access("two", {"KUBECONFIG": str(path)}).context == "two"
@@ -152,7 +152,7 @@ def status_body(reason: str, message: str, name: str = "") -> bytes:
         (503, b"<html>" + b"x" * 9999, Unreachable, "…"),
     ],
 )
-def test_what_an_api_server_refuses_is_one_line_and_says_whether_to_try_again(
+def test_an_api_servers_refusal_is_one_line_and_says_whether_to_retry(
     status: int, body: bytes, kind: type[Exception], says: str
 ) -> None:
     error = explain("GET", "/apis/ray.io/v1/namespaces/lab/rayjobs?limit=500", status, body)

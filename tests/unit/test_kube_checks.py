@@ -123,7 +123,7 @@ def test_a_driver_that_is_too_old_for_the_image_is_found_by_its_node(label: str)
     assert new.says.endswith("; 1 of 2 GPU nodes report 580")
 
 
-def test_nodes_that_do_not_report_their_driver_are_told_which_one_is_needed() -> None:
+def test_for_nodes_that_do_not_report_their_driver_the_needed_version_is_named() -> None:
     silent = judge_drivers([node("a")])
     assert silent.state == "ok"
     assert "needs driver 580 or later; no node reports its driver" in silent.says
@@ -148,11 +148,11 @@ def test_a_group_without_gpus_needs_no_label() -> None:
         ({"minReplicas": 1, "maxReplicas": 2, "numOfHosts": 4}, (4, 8)),
     ],
 )
-def test_a_group_wants_at_least_what_it_begins_with(group_spec: dict[str, int], wanted: tuple[int, int]) -> None:
+def test_a_group_needs_at_least_its_first_replicas(group_spec: dict[str, int], wanted: tuple[int, int]) -> None:
     assert pods_wanted(group_spec) == wanted
 
 
-def test_what_a_pod_cannot_start_without_is_found_wherever_it_is_named() -> None:
+def test_a_pods_prerequisites_are_found_in_every_field() -> None:
     pod = {
         "serviceAccountName": "sdp",
         "imagePullSecrets": [{"name": "pull"}],
@@ -190,7 +190,7 @@ def crd(**properties: Any) -> dict[str, Any]:
     return {"spec": {"versions": [{"name": "v1", "served": True, "schema": schema}]}}
 
 
-def test_crds_of_an_older_kuberay_are_told_by_the_fields_that_they_lack() -> None:
+def test_an_older_kuberays_crds_are_recognised_by_missing_fields() -> None:
     wanted = {"spec": ("authOptions",), "spec.workerGroupSpecs": ("labels",)}
     items = {"items": {"properties": {"labels": {}}}}
     assert lacking_fields(crd(authOptions={}, workerGroupSpecs=items), wanted) == []
@@ -258,7 +258,7 @@ def test_configurations_are_read_by_the_job_their_name_begins_with_and_others_ar
     assert wrong.says.startswith("download-more.yaml: limt: ")
 
 
-def test_what_is_still_to_be_set_is_told_and_is_no_failure() -> None:
+def test_placeholders_are_reported_and_are_not_a_failure() -> None:
     jobs, findings = read({"process": "output: {uri: s3://b/o}\n"})
     assert states(findings) == ["warning"]
     assert "model.source, source.uri not set" in findings[0].says
@@ -397,13 +397,13 @@ def test_a_model_that_is_missing_is_a_failure_and_a_folder_of_one_s_own_a_warnin
     assert model_states(jobs, in_pod=True) == ["ok", "failed"]
 
 
-def test_in_a_pod_the_mounted_configurations_are_looked_at(tmp_path: Path) -> None:
+def test_in_a_pod_the_mounted_configurations_are_checked(tmp_path: Path) -> None:
     (tmp_path / "train.yaml").write_text("limit: 5\n")
     assert mounted_texts(tmp_path) == {"train": "limit: 5\n"}
     assert mounted_texts(tmp_path / "none") == {}
 
 
-def test_manifests_that_are_none_are_refused() -> None:
+def test_malformed_manifests_are_refused() -> None:
     with pytest.raises(UserError, match="--manifest: x: expected YAML"):
         read_manifests("{", "x")
     with pytest.raises(UserError, match="--manifest: x: expected Kubernetes objects"):

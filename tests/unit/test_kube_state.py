@@ -68,7 +68,7 @@ def test_a_job_that_failed_says_why_in_one_line() -> None:
     assert late.message == "DeadlineExceeded: too long"
 
 
-def test_a_job_that_waits_says_what_is_wrong_with_its_cluster() -> None:
+def test_a_waiting_job_reports_its_clusters_problem() -> None:
     condition = {
         "type": "HeadPodReady",
         "status": "False",
@@ -94,7 +94,7 @@ def test_times_and_attempts_are_those_of_ray_where_it_has_begun() -> None:
     assert job_state(rayjob(jobDeploymentStatus="Initializing", startTime="2026-11-21T07:00:00Z")).started is None
 
 
-def test_a_cluster_says_how_far_it_is_and_what_is_in_its_way() -> None:
+def test_a_cluster_reports_its_progress_and_its_problem() -> None:
     about = {"name": "sdp", "creationTimestamp": "2026-11-21T07:00:00Z"}
     ready = {"state": "ready", "readyWorkerReplicas": 3, "desiredWorkerReplicas": 4, "head": {"podName": "h"}}
     state = cluster_state({"metadata": about, "status": ready})

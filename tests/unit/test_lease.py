@@ -196,7 +196,7 @@ def test_a_pid_of_another_machine_or_container_says_nothing() -> None:
     assert not Owner.this_process().is_known_dead()
 
 
-def test_while_somebody_else_is_watched_it_is_said_who_and_for_how_long_at_most(
+def test_while_another_holder_is_watched_its_name_and_the_longest_wait_are_reported(
     storage: Storage, leave: Callable[..., Record], capsys: pytest.CaptureFixture[str]
 ) -> None:
     leave(ttl_s=0.2)
@@ -217,7 +217,7 @@ def test_while_somebody_else_is_watched_it_is_said_who_and_for_how_long_at_most(
         {"owner": {"host": "h", "pid": 0, "started": "1", "kernel": "k"}}, {"holder": 3},
     ],
 )  # fmt: skip
-def test_a_record_with_an_absurd_field_is_none(changes: dict[str, object]) -> None:
+def test_a_record_with_an_invalid_field_is_ignored(changes: dict[str, object]) -> None:
     values = json.loads(dump(Record(1, "train", ELSEWHERE, "2026-05-01", 30.0, "token")))
     assert Record.load(json.dumps(values).encode()) is not None
     assert Record.load(json.dumps({**values, **changes}).encode()) is None
@@ -318,7 +318,7 @@ def test_another_generation_ends_it(storage: Storage, leave: Callable[..., Recor
     assert not on_disk(storage, 1).released
 
 
-def test_a_generation_begun_anew_by_another_job_after_the_output_was_deleted_ends_it(
+def test_a_new_lease_by_another_job_after_the_output_was_deleted_ends_this_one(
     storage: Storage, leave: Callable[..., Record]
 ) -> None:
     with Lease.acquire(storage, ttl_s=0.3, clock=Clock()) as lease:
@@ -331,7 +331,7 @@ def test_a_generation_begun_anew_by_another_job_after_the_output_was_deleted_end
     assert on_disk(storage, 1) == others
 
 
-def test_what_another_job_has_begun_anew_is_not_released_by_us(storage: Storage, leave: Callable[..., Record]) -> None:
+def test_a_new_lease_of_another_job_is_not_released(storage: Storage, leave: Callable[..., Record]) -> None:
     with Lease.acquire(storage, ttl_s=3000.0):  # no heartbeat comes between
         others = leave(generation=1)
     assert on_disk(storage, 1) == others
@@ -351,7 +351,7 @@ def test_files_of_other_names_are_no_generations(storage: Storage) -> None:
         assert lease.generation == 1
 
 
-def test_of_many_threads_one_gets_it(storage: Storage) -> None:
+def test_one_of_many_threads_gets_the_lease(storage: Storage) -> None:
     together = threading.Barrier(8)
 
     def attempt(_: int) -> Lease | None:

@@ -42,7 +42,7 @@ def test_a_dataset_is_complete_when_its_manifest_is_there(tmp_path: Path) -> Non
     assert sorted(accounted(reopened)) == list(range(42))
 
 
-def test_one_listing_tells_what_is_left(tmp_path: Path) -> None:
+def test_one_listing_shows_the_remaining_work(tmp_path: Path) -> None:
     output = begin_images(tmp_path)
     for work in output.pending()[1:3]:
         write_images_part(output.storage, work)
@@ -118,7 +118,7 @@ def test_a_folder_with_strange_parts_is_not_written_into(tmp_path: Path) -> None
         open_output(dataset.storage, Head("images", 10, False, {"image.size": 256}))
 
 
-def test_a_manifest_records_what_the_dataset_was_made_from(tmp_path: Path) -> None:
+def test_a_manifest_records_the_datasets_input(tmp_path: Path) -> None:
     images = make_images(tmp_path)
     latents = make_latents(tmp_path)
     assert latents.manifest.input == {
@@ -137,7 +137,7 @@ def test_addresses_travel_to_the_next_stage(tmp_path: Path) -> None:
     assert sorted(accounted(latents)) == sorted(written)
 
 
-def test_what_upstream_has_appended_is_all_that_a_second_run_does(tmp_path: Path) -> None:
+def test_a_second_run_processes_only_rows_appended_upstream(tmp_path: Path) -> None:
     make_images(tmp_path)
     first = make_latents(tmp_path)
     write_source(tmp_path / "source", [("c.parquet", 11)], first=42)
@@ -217,7 +217,7 @@ def test_a_limit_raised_after_a_retry_upstream_loses_nothing_and_doubles_nothing
     assert sorted(accounted(latents)) == sorted(set(range(42)) - filtered)
 
 
-def test_a_part_that_nobody_ordered_is_found(tmp_path: Path) -> None:
+def test_an_unexpected_part_is_detected(tmp_path: Path) -> None:
     dataset = make_images(tmp_path)
     (tmp_path / "images/parts/000000000.parquet").rename(tmp_path / "images/parts/000000099.parquet")
     output = begin_images(tmp_path)

@@ -196,7 +196,7 @@ def test_a_connection_is_kept_as_the_client_wishes(server: ImageServer, head: by
         (b"GET /image/3 HTTP/1.1\r\nX: " + b"x" * 70_000, 431),
     ],
 )
-def test_a_bad_request_is_told_so(server: ImageServer, head: bytes, status: int) -> None:
+def test_a_bad_request_is_answered_with_400(server: ImageServer, head: bytes, status: int) -> None:
     with socket.create_connection((server.hosts[0], server.port), timeout=PATIENCE_S) as plug:
         plug.sendall(head)
         assert plug.recv(12) == b"HTTP/1.1 %d" % status
@@ -268,7 +268,7 @@ def test_an_image_that_cannot_be_made_ends_its_connection_and_no_other(caplog: p
     assert "three is not drawn" in caplog.text
 
 
-def test_what_was_seen_is_counted_by_target_status_and_agent(server: ImageServer) -> None:
+def test_requests_are_counted_by_target_status_and_agent(server: ImageServer) -> None:
     agent = {"User-Agent": "tests/1"}
     for _ in range(3):
         fetch(server, server.image_url(1), **agent)
@@ -286,7 +286,7 @@ def test_what_was_seen_is_counted_by_target_status_and_agent(server: ImageServer
     assert visits[0].began <= (visits[0].ended or 0) <= visits[1].began
 
 
-def test_a_reset_forgets_the_past_but_not_what_is_going_on(server: ImageServer) -> None:
+def test_a_reset_forgets_finished_requests_only(server: ImageServer) -> None:
     with waiting(server, 3):
         server.reset()
         stats = server.stats
@@ -375,7 +375,7 @@ def test_a_client_that_sends_on_and_on_is_cut_off(server: ImageServer) -> None:
         assert server.wait_for(lambda stats: stats.in_flight == 0).outcomes == {"expired": 1}
 
 
-def test_a_client_that_leaves_ends_what_was_done_for_it(server: ImageServer) -> None:
+def test_a_client_that_leaves_ends_its_response(server: ImageServer) -> None:
     def trickling() -> int:
         return sum("Connection._run" in repr(task.get_coro()) for task in asyncio.all_tasks(server._running.loop))
 
@@ -448,7 +448,7 @@ def test_a_client_that_says_nothing_more_is_let_go(words: bytes) -> None:
         assert server.stats.outcomes in ({}, {"done": 1})
 
 
-def test_the_servers_patience_begins_anew_with_each_request(server: ImageServer) -> None:
+def test_the_servers_timeout_restarts_with_each_request(server: ImageServer) -> None:
     with socket.create_connection((server.hosts[0], server.port), timeout=PATIENCE_S) as plug:
         server.wait_for(lambda stats: stats.open_connections == 1)
         settle(server)
@@ -557,7 +557,7 @@ def test_a_server_may_be_slow_to_accept() -> None:
             assert get(one, server.image_url(1))[0] == 200
 
 
-def test_a_wait_in_vain_says_what_was_seen(server: ImageServer) -> None:
+def test_a_wait_that_times_out_reports_the_requests_seen(server: ImageServer) -> None:
     with pytest.raises(TimeoutError, match=r"0\.05 s in vain; it saw .*requests=0"):
         server.wait_for(lambda stats: stats.requests == 1, deadline_s=0.05)
 

@@ -108,7 +108,7 @@ def test_a_source_is_known_by_its_form(text: str, kind: str, uri: str, revision:
     assert (source.kind, source.uri, source.revision) == (kind, uri, revision)
 
 
-def test_a_hub_repository_without_a_revision_is_refused_with_what_to_do() -> None:
+def test_a_hub_repository_without_a_revision_is_refused_with_a_remedy() -> None:
     line = refusal(lambda: parse("owner/name"))
     assert "owner/name@COMMIT" in line
     assert "./owner/name" in line
@@ -120,7 +120,7 @@ def test_a_revision_that_may_move_is_refused(revision: str) -> None:
     assert "40 hexadecimal digits" in refusal(lambda: parse("owner/name", revision=revision))
 
 
-def test_a_folder_that_is_there_is_meant_before_the_hub(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_existing_folder_comes_before_the_hub(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(model.parent.parent)
     name = f"{model.parent.name}/{model.name}"
     assert parse(name).kind == "local"

@@ -105,7 +105,7 @@ def test_a_folder_of_pictures_may_move_too(tmp_path: Path) -> None:
     assert freeze(tmp_path / "far/off/pets").index.files["path"].to_pylist() == [str(tmp_path / "far/off/pets/1.png")]
 
 
-def test_what_was_made_from_a_dataset_follows_it(here: Path, tmp_path: Path) -> None:
+def test_a_copied_dataset_keeps_its_descendants(here: Path, tmp_path: Path) -> None:
     make_images(tmp_path / "a")
     make_latents(tmp_path / "a")
     shutil.move(tmp_path / "a", tmp_path / "b")

@@ -55,7 +55,7 @@ def test_row_groups_are_found_by_offset(tmp_path: Path) -> None:
     assert [offset for _, offset, _ in info.row_groups] == [4, *ends[:-1]]
 
 
-def test_whoever_comes_second_keeps_what_the_first_has_published(tmp_path: Path) -> None:
+def test_a_second_writer_keeps_the_first_ones_content(tmp_path: Path) -> None:
     storage = open_storage(str(tmp_path))
     first = write_images_part(storage, WORK)
     second = write_images_part(storage, WORK, lambda row: Outcome(row, FAILED, "timeout"))

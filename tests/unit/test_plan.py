@@ -64,7 +64,7 @@ def test_a_preset_gives_the_hours_and_the_money_of_the_articles_table_within_one
             assert computed(plan, figure) == pytest.approx(value, rel=0.01), (plan.name, figure)
 
 
-def test_an_hour_of_the_online_row_costs_what_the_misprint_meant() -> None:
+def test_an_hour_of_the_online_row_has_the_corrected_price() -> None:
     online, _ = preset("seed-table-2")[2]
     assert sum(group.per_hour for group in online.stages[0].groups) == pytest.approx(211.92, rel=0.01)
 
@@ -131,7 +131,7 @@ def test_collocated_training_on_an_a100_is_as_slow_as_the_articles_data_loader()
         assert Speeds("ddp").collocated("A100-80G", side).value * 32 == pytest.approx(article, rel=0.01)
 
 
-def test_a_speed_that_nobody_published_is_called_an_estimate() -> None:
+def test_an_unpublished_speed_is_called_an_estimate() -> None:
     speeds = Speeds("fsdp")
     assert "estimate at the share of peak of A100-80G" in speeds.train("B200", 256).source
     assert "estimate by operations" in speeds.train("H100-SXM", 256).source
@@ -267,7 +267,7 @@ def rest(hours: float = 0.0, cost: float = 0.0, per_hour: float = 8.0, last: int
     return forecast(config, state, last, 10, 20.0, Group("", 4, 4, per_hour))
 
 
-def test_what_is_left_of_a_run_takes_the_hours_and_the_money_of_a_plan() -> None:
+def test_the_rest_of_a_run_has_the_hours_and_cost_of_a_plan() -> None:
     left = rest()  # 1000 steps of 10 at 20 a second are 500 s
     assert (left.hours, left.gpu_hours, left.cost) == pytest.approx((500 / 3600, 2000 / 3600, 4000 / 3600))
     assert rest(max_samples=3000).hours == pytest.approx(100 / 3600)
@@ -435,7 +435,7 @@ def test_a_small_job_is_not_shown_as_free(capsys: pytest.CaptureFixture[str]) ->
     )
 
 
-def test_a_number_of_images_that_nobody_gave_is_called_an_assumption(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unspecified_number_of_images_is_called_an_assumption(capsys: pytest.CaptureFixture[str]) -> None:
     assert "images, 70,400,000: assumed, one for each sample of training" in text_of(capsys)
     assert "assumed" not in text_of(capsys, "--rows", "5000")
 
@@ -461,7 +461,7 @@ def test_process_and_download_have_plans_of_their_own(capsys: pytest.CaptureFixt
         work(job="download")
 
 
-def test_what_leaves_the_region_costs_where_its_price_is_told(
+def test_traffic_out_of_the_region_costs_money_if_its_price_is_known(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["plan", "--egress", "1000"]) == 2
@@ -545,7 +545,7 @@ def test_a_run_without_metrics_is_refused(tmp_path: Path, capsys: pytest.Capture
         (["--set", "max_steps=null", "--set", "max_epochs=2"], "give --rows"),
     ],
 )
-def test_what_cannot_be_planned_is_one_line_with_exit_code_2(
+def test_an_impossible_plan_is_one_line_with_exit_code_2(
     argv: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["plan", *argv]) == 2

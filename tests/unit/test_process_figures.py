@@ -96,9 +96,7 @@ def test_the_summary_counts_gpu_hours_where_encoders_have_gpus() -> None:
         ),
     ],
 )
-def test_the_bottleneck_is_named_with_what_would_help(
-    figures: ProcessFigures, concurrency: int | None, line: str
-) -> None:
+def test_the_bottleneck_is_named_with_its_remedy(figures: ProcessFigures, concurrency: int | None, line: str) -> None:
     assert suggestion(figures, concurrency).startswith(line)
 
 

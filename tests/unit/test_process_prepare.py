@@ -116,7 +116,7 @@ def test_batch_sizes_are_by_resolution_and_never_the_resolution_itself(
     assert {side: count for side, count in actual.items() if side != TEXT} == sizes
 
 
-def test_images_to_come_are_what_upstream_wrote(tmp_path: Path, plain: Path) -> None:
+def test_the_images_to_encode_are_those_that_upstream_wrote(tmp_path: Path, plain: Path) -> None:
     make_images(tmp_path, rows=40, unit_rows=20)  # of which every tenth failed
     assert prepared(tmp_path / "images").images_of(40) == 36
     assert prepared(plain).images_of(20) == 20
@@ -204,7 +204,7 @@ def test_a_column_that_is_there_twice_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("source", ["images/parts", "images/parts/*.parquet", "copy"])
-def test_a_dataset_without_what_it_says_of_itself_is_no_plain_source(tmp_path: Path, source: str) -> None:
+def test_a_dataset_without_its_head_is_not_a_plain_source(tmp_path: Path, source: str) -> None:
     """Its takedowns would not be heeded, and its rows would get other addresses."""
     make_images(tmp_path, rows=20, unit_rows=20)
     shutil.copytree(tmp_path / "images" / "parts", tmp_path / "copy" / "parts")

@@ -19,7 +19,7 @@ from tests.kit import accounted, make_images
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.integers(0, 8), max_size=40), st.integers(1, 4), st.randoms())
-def test_of_each_content_only_the_lowest_row_is_not_repeated(contents: list[int], pieces: int, draw: object) -> None:
+def test_all_rows_of_a_content_but_the_lowest_are_repeated(contents: list[int], pieces: int, draw: object) -> None:
     rows = np.arange(len(contents), dtype=np.int64) * 3 + 5
     keys = np.array(contents, np.uint64)
     order = np.arange(len(rows))
@@ -98,7 +98,7 @@ def repeated_parts(storage: object) -> list[object]:
     return part_infos(storage)  # type: ignore[arg-type,return-value]
 
 
-def test_what_was_found_once_is_not_looked_for_again(tmp_path: Path) -> None:
+def test_known_repeats_are_not_searched_for_again(tmp_path: Path) -> None:
     storage = open_storage(str(tmp_path))
     assert repeated.known(storage, "a" * 64) is None
     assert repeated.keep(storage, "a" * 64, []) == 0

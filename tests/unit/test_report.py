@@ -101,7 +101,7 @@ def make_run(root: Path, *, ended: bool = True) -> None:
     run.publish("events.jsonl", b"".join(json.dumps(event).encode() + b"\n" for event in events))
 
 
-def test_a_run_s_report_goes_back_to_what_it_was_made_from(tmp_path: Path) -> None:
+def test_a_run_s_report_includes_its_datasets(tmp_path: Path) -> None:
     make_images(tmp_path)
     make_latents(tmp_path)
     make_run(tmp_path)
@@ -111,7 +111,7 @@ def test_a_run_s_report_goes_back_to_what_it_was_made_from(tmp_path: Path) -> No
     assert dict(sections[-1].figures)["img/s"] == "104"
 
 
-def test_each_thing_is_told_once_however_many_were_made_from_it(tmp_path: Path) -> None:
+def test_each_subject_is_shown_once_however_many_were_made_from_it(tmp_path: Path) -> None:
     make_images(tmp_path)
     make_latents(tmp_path)
     make_run(tmp_path)
@@ -152,7 +152,7 @@ def test_a_run_on_gpus_with_a_price_has_its_plan_at_the_speed_that_it_has_measur
     assert any("528 img/s: measured in" in str(block) for block in section.blocks)
 
 
-def test_a_run_tells_what_it_has_cost_and_one_that_goes_on_what_it_will_and_when_it_ends(tmp_path: Path) -> None:
+def test_a_run_shows_its_cost_and_a_running_one_its_expected_cost_and_end(tmp_path: Path) -> None:
     spent = {"GPU-hours": "17.50", "cost": "52.50"}
     ahead = {"ends": "Nov 23 00:00 UTC", "GPU-hours at the end": "30.00", "cost at the end": "90.00"}
     for ended in (False, True):
@@ -163,7 +163,7 @@ def test_a_run_tells_what_it_has_cost_and_one_that_goes_on_what_it_will_and_when
         assert {name: figures[name] for name in ahead if name in figures} == ({} if ended else ahead)
 
 
-def test_an_incomplete_dataset_says_what_is_missing_and_what_to_do(tmp_path: Path) -> None:
+def test_an_incomplete_dataset_shows_its_progress_and_the_remedy(tmp_path: Path) -> None:
     begin_images(tmp_path)
     (section,) = gather([str(tmp_path / "images")])
     assert not section.good
@@ -184,7 +184,7 @@ def test_pictures_come_with_caption_and_address_and_failures_with_their_detail(t
     assert ("http_status", 0, "404 of 0", 2) in tables["Examples"].rows
 
 
-def test_pictures_that_are_taken_down_are_not_shown_and_it_is_said_how_many(tmp_path: Path) -> None:
+def test_pictures_taken_down_are_not_shown_but_counted(tmp_path: Path) -> None:
     make_pictures(tmp_path)
     gone = [row for row in range(40) if row % 5 and row not in (1, 17)]
     tombstones.add(open_storage(str(tmp_path / "images")), [Takedown("row", str(row)) for row in [*gone, 999]])
@@ -241,12 +241,12 @@ def test_nothing_in_a_page_comes_from_elsewhere_or_is_taken_for_markup(tmp_path:
     assert all(link.startswith(("data:", "#")) for link in links)
 
 
-def test_what_is_neither_a_dataset_nor_a_run_is_refused(tmp_path: Path) -> None:
+def test_a_folder_that_is_neither_a_dataset_nor_a_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DatasetError, match=r"neither a dataset of sdp .* nor a run"):
         gather([str(tmp_path)])
 
 
-def test_a_report_is_not_written_where_no_folder_is(tmp_path: Path) -> None:
+def test_a_report_is_not_written_to_a_missing_folder(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="report: --out: expected a file in an existing folder"):
         write_report([str(tmp_path)], tmp_path / "no" / "r.html")
 
@@ -260,7 +260,7 @@ def test_the_command_writes_the_page_and_says_where(tmp_path: Path, capsys: pyte
     assert main(["report", str(tmp_path / "images"), "--pictures", "-1"]) == 2
 
 
-def test_without_a_name_the_page_is_written_beside_what_it_is_about(
+def test_without_a_name_the_page_is_written_beside_its_subject(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_pictures(tmp_path)
@@ -275,9 +275,7 @@ def test_without_a_name_the_page_is_written_beside_what_it_is_about(
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
-def test_the_page_about_what_is_in_a_bucket_goes_to_a_new_temporary_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_page_on_a_bucket_goes_to_a_new_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     files = [_default_file("s3://bucket/runs/sd2/checkpoints/latest") for _ in range(2)]
     assert [file.name for file in files] == ["sd2-report.html"] * 2
@@ -321,7 +319,7 @@ def test_shares_are_of_the_whole() -> None:
     assert "c 0.0% (none)</li>" in text
 
 
-def test_a_dataset_s_section_tells_how_fast_it_was_made_and_where_the_time_went(tmp_path: Path) -> None:
+def test_a_datasets_section_shows_its_speed_and_its_workers_time(tmp_path: Path) -> None:
     make_images(tmp_path)
     storage = open_storage(str(tmp_path / "images"))
     infos = part_infos(storage)
@@ -353,7 +351,7 @@ def test_a_dataset_s_section_tells_how_fast_it_was_made_and_where_the_time_went(
     assert section.good
 
 
-def test_gpu_hours_of_encoders_are_told_where_the_configuration_gave_them_gpus(tmp_path: Path) -> None:
+def test_gpu_hours_of_encoders_are_shown_if_the_configuration_gave_them_gpus(tmp_path: Path) -> None:
     make_images(tmp_path)
     described = describe(open_storage(str(tmp_path / "images")))
     work = {"encoders": {"at work": 5400.0, "waiting for input": 1800.0}}
@@ -394,7 +392,7 @@ def test_pictures_of_a_prompt_stand_in_a_row_of_their_own(tmp_path: Path) -> Non
     assert text.count("<img ") == 8
 
 
-def test_a_run_too_short_for_a_line_of_metrics_tells_the_step_that_it_ended_at(tmp_path: Path) -> None:
+def test_a_run_too_short_for_metrics_shows_its_last_step(tmp_path: Path) -> None:
     run = open_storage(str(tmp_path / "run"))
     run.publish("_run.json", json.dumps({"identity": {"data.mode": "online"}}).encode())
     run.publish("metrics.jsonl", b"")

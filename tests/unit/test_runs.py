@@ -23,7 +23,7 @@ def made(root: Path) -> tuple[Storage, list[PartInfo]]:
     return output.storage, [write_images_part(output.storage, work) for work in output.pending()]
 
 
-def test_what_a_run_did_is_found_again_as_it_was(tmp_path: Path) -> None:
+def test_the_record_of_a_run_is_read_back_unchanged(tmp_path: Path) -> None:
     storage, infos = made(tmp_path)
     run = runs.begin("download").ended(
         infos,
@@ -87,7 +87,7 @@ def test_runs_add_up_and_of_workers_the_most_count(tmp_path: Path) -> None:
         lambda data: {name: value for name, value in data.items() if name != "ended"},
     ],
 )
-def test_a_damaged_record_is_told_and_the_others_are_read(tmp_path: Path, damage: Callable[[Any], object]) -> None:
+def test_a_damaged_record_is_reported_and_the_others_are_read(tmp_path: Path, damage: Callable[[Any], object]) -> None:
     storage, infos = made(tmp_path)
     run = runs.begin("download").ended(infos)
     damaged = damage(json.loads(dump(run)))

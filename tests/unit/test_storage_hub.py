@@ -129,7 +129,7 @@ def test_without_the_right_token_it_is_denied(monkeypatch: pytest.MonkeyPatch) -
         ("hf://datasets/o/n/*.csv", "no file matches"),
     ],
 )
-def test_what_is_not_there_is_not_found(uri: str, says: str) -> None:
+def test_missing_names_are_not_listed(uri: str, says: str) -> None:
     with pytest.raises(NotFound, match=says) as caught:
         list_source(uri, OPTIONS)
     assert str(caught.value).startswith(uri)

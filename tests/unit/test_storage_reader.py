@@ -46,7 +46,7 @@ steps = st.lists(
 
 
 @given(st.integers(0, 600), st.integers(0, 100), steps)
-def test_it_reads_what_a_file_would(size: int, tail: int, script: list[tuple[str, int | None]]) -> None:
+def test_it_reads_like_a_file(size: int, tail: int, script: list[tuple[str, int | None]]) -> None:
     content = CONTENT[:size]
     actual, expected = RangeFile(Memory(content, tail)), io.BytesIO(content)  # type: ignore[arg-type]
     for what, number in script:

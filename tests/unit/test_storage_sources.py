@@ -112,7 +112,7 @@ def test_a_pattern_is_split_from_its_folder(uri: str, split: tuple[str, str]) ->
     assert split_pattern(uri) == split
 
 
-def test_a_pattern_that_is_none_is_the_users_mistake() -> None:
+def test_a_malformed_pattern_is_a_user_error() -> None:
     with pytest.raises(UserError, match="not a pattern"):
         translate("x[z-a]")
 
@@ -138,7 +138,7 @@ def test_a_bucket_cannot_be_guessed() -> None:
         ("[x", ["[x"], ["x"]),
     ],
 )
-def test_what_a_pattern_matches(pattern: str, yes: list[str], no: list[str]) -> None:
+def test_a_pattern_matches_these_names(pattern: str, yes: list[str], no: list[str]) -> None:
     match = translate(pattern)
     assert [name for name in yes if not match.fullmatch(name)] == []
     assert [name for name in no if match.fullmatch(name)] == []

@@ -63,17 +63,17 @@ def supervising(job: str) -> str:
         ("-11", (139, 5)),
     ],
 )
-def test_a_breakdown_is_tried_again_and_what_a_person_has_to_mend_is_not(
+def test_a_failed_job_is_restarted_unless_the_user_must_fix_it(
     tmp_path: Path, codes: str, expected: tuple[int, int]
 ) -> None:
     assert runs_of(tmp_path, codes) == expected
 
 
-def test_breakdowns_far_apart_are_not_held_against_a_job(tmp_path: Path) -> None:
+def test_failures_far_apart_are_not_counted_together(tmp_path: Path) -> None:
     assert runs_of(tmp_path, "1,1,1,1,1,1,1,0", steady_s=0.0) == (0, 8)
 
 
-def test_a_wish_to_stop_reaches_the_job_and_it_is_not_started_again(tmp_path: Path) -> None:
+def test_a_stop_signal_reaches_the_job_which_is_not_restarted(tmp_path: Path) -> None:
     ready, stopped = tmp_path / "ready", tmp_path / "stopped"
     program = supervising(job_that_stops(ready, stopped, 1))
     supervisor = subprocess.Popen([sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": str(Path.cwd())})
@@ -83,7 +83,7 @@ def test_a_wish_to_stop_reaches_the_job_and_it_is_not_started_again(tmp_path: Pa
     assert stopped.exists()
 
 
-def test_a_wish_to_stop_while_the_job_is_being_started_reaches_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stop_signal_during_the_start_reaches_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
     start = subprocess.Popen
 
     def told_meanwhile(command: list[str]) -> subprocess.Popen[bytes]:

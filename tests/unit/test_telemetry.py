@@ -48,7 +48,7 @@ def test_counters_add_up_and_gauges_show_the_last(telemetry: Telemetry, registry
     assert series(registry, "sdp_train_mfu") == {}
 
 
-def test_a_process_says_what_it_is_and_of_which_job(registry: CollectorRegistry) -> None:
+def test_a_process_reports_its_role_and_job(registry: CollectorRegistry) -> None:
     telemetry = Telemetry(RegistryBackend(registry), "sd2", "sdp-train-7xk2p")
     telemetry.process("trainer", 3)
     identity = {"pid": str(os.getpid()), "role": "trainer", "rank": "3", "job_name": "sdp-train-7xk2p"}
@@ -82,7 +82,7 @@ def test_a_histogram_reaches_its_buckets(telemetry: Telemetry, registry: Collect
         ("sdp_train_loss", {}),
     ],
 )
-def test_what_the_catalogue_does_not_say_is_refused(telemetry: Telemetry, name: str, labels: dict[str, Any]) -> None:
+def test_metrics_outside_the_catalogue_are_refused(telemetry: Telemetry, name: str, labels: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=name):
         telemetry.count(name, 1, **labels)
     with pytest.raises(KeyError):
@@ -107,7 +107,7 @@ class Broken:
         raise RuntimeError("the agent is gone")
 
 
-def test_a_backend_that_fails_is_said_once_and_no_job_fails_by_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_failing_backend_is_reported_once_and_fails_no_job(capsys: pytest.CaptureFixture[str]) -> None:
     telemetry = Telemetry(Broken(), "sd2")
     for _ in range(2):
         telemetry.count("sdp_train_samples_total", 5)
