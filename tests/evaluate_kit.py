@@ -4,7 +4,7 @@ import io
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -13,28 +13,39 @@ from PIL import Image
 
 from sdp.config import EvaluateConfig, parse
 
+if TYPE_CHECKING:
+    from transformers import CLIPTokenizer
+
 Pixels = NDArray[np.uint8]
 
 
-def tiny_clip(folder: Path) -> Path:
-    """CLIP with a vocabulary of letters, as transformers saves it."""
-    from transformers import CLIPConfig, CLIPImageProcessor, CLIPModel, CLIPTokenizer
+def letter_tokenizer(folder: Path) -> "CLIPTokenizer":
+    """Return CLIP's tokenizer with a vocabulary of letters, whose files it writes to a folder."""
+    from transformers import CLIPTokenizer
 
-    torch.manual_seed(0)
-    folder.mkdir(parents=True, exist_ok=True)
     letters = [chr(c) for c in range(ord("a"), ord("z") + 1)]
     words = [*letters, *(f"{letter}</w>" for letter in letters), "<|startoftext|>", "<|endoftext|>"]
     (folder / "vocab.json").write_text(json.dumps({word: number for number, word in enumerate(words)}))
     (folder / "merges.txt").write_text("#version: 0.2\n")
-    CLIPTokenizer(str(folder / "vocab.json"), str(folder / "merges.txt"), model_max_length=77).save_pretrained(folder)
+    return CLIPTokenizer(str(folder / "vocab.json"), str(folder / "merges.txt"), model_max_length=77)
+
+
+def tiny_clip(folder: Path) -> Path:
+    """CLIP with a vocabulary of letters, as transformers saves it."""
+    from transformers import CLIPConfig, CLIPImageProcessor, CLIPModel
+
+    torch.manual_seed(0)
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer = letter_tokenizer(folder)
+    tokenizer.save_pretrained(folder)
     layers = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
     config = CLIPConfig(
         text_config={
             **layers,
-            "vocab_size": len(words),
+            "vocab_size": len(tokenizer),
             "max_position_embeddings": 77,
-            "bos_token_id": len(words) - 2,
-            "eos_token_id": len(words) - 1,
+            "bos_token_id": len(tokenizer) - 2,
+            "eos_token_id": len(tokenizer) - 1,
         },
         vision_config={**layers, "image_size": 32, "patch_size": 8},
         projection_dim=12,

@@ -23,6 +23,8 @@ from secrets import token_hex
 
 import pytest
 
+from tests.programs import free_port
+
 START_S = 20.0
 
 
@@ -89,13 +91,6 @@ class Gateway:
             self.process.send_signal(signal.SIGKILL)
             self.process.wait()
             self.process = None
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @contextlib.contextmanager

@@ -1,9 +1,6 @@
 """The evaluate stage end to end: in one process, after a sudden end, and on a Ray of several nodes."""
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -37,6 +34,7 @@ from tests.evaluate_kit import (
     write_pictures,
 )
 from tests.generate_kit import generate_config, make_checkpoint, tiny_model
+from tests.programs import WATCHED, run_program
 from tests.sandbox_kit import write_poison
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -271,23 +269,6 @@ def dying(self, views):
 Dino.embed = dying
 sys.exit(main(sys.argv[1:]))
 """
-WATCHED = """
-import sys
-from sdp.cli import main
-code = main(sys.argv[1:])
-sys.exit(77 if "ray" in sys.modules else code)
-"""
-
-
-def process(code: str, arguments: list[str]) -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run(
-        [sys.executable, "-c", code, *arguments],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        timeout=240,
-        check=False,
-    )
 
 
 def test_after_a_sudden_end_the_same_command_does_the_rest(
@@ -296,13 +277,13 @@ def test_after_a_sudden_end_the_same_command_does_the_rest(
     config = tmp_path / "evaluate.json"
     config.write_text(evaluate_config(tmp_path / "out", **settings_for(inputs)).model_dump_json())
     arguments = ["evaluate", "--config", str(config)]
-    died = process(DIES, arguments)
+    died = run_program(DIES, arguments)
     assert died.returncode == 9, died.stderr.decode()
     before = parts(tmp_path / "out")
     assert len(before) == 1
     assert not (tmp_path / "out" / "evaluation.json").exists()
     # That a single evaluator starts no Ray is seen by what its process has imported.
-    ended = process(WATCHED, arguments)
+    ended = run_program(WATCHED, arguments)
     assert ended.returncode == 0, ended.stderr.decode()
     shown = ended.stderr.decode()
     assert "CLIP score" in shown
@@ -342,7 +323,7 @@ def test_errors_are_one_line_and_nothing_is_written(
         ([f"source.uri={pictures}", f"clip.model={dino}"], f"clip.model: expected a CLIP model, got {dino}"),
         (
             [f"source.uri={pictures}", f"clip.model={pictures}"],
-            f"clip.model: model source {pictures}: no feature network in it",
+            f"clip.model: model source {pictures}: no feature network",
         ),
         ([f"source.uri={tmp_path / 'empty'}", f"clip.model={clip}"], f"{tmp_path / 'empty'}: no such file"),
         (

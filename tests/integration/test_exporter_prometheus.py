@@ -1,7 +1,6 @@
 """A real Prometheus scrapes the exporter by mutual TLS, and answers queries with what the driver said."""
 
 import json
-import socket
 import subprocess
 import time
 import urllib.parse
@@ -16,6 +15,7 @@ import pytest
 from tests import nvml
 from tests.exporter_kit import DEADLINE_S, certificate, exporting
 from tests.nvml import GPU_IS_LOST, Scenario, a100s, uuid
+from tests.programs import free_port
 
 pytestmark = pytest.mark.needs("cc")
 
@@ -25,9 +25,7 @@ def prometheus(program: Path, folder: Path, scrape: dict[str, Any], *arguments: 
     """Its URL. The configuration is JSON, which is YAML."""
     config = folder / "prometheus.yml"
     config.write_text(json.dumps({"global": {"scrape_interval": "1s"}, "scrape_configs": [scrape]}))
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     command = [str(program), f"--config.file={config}", f"--storage.tsdb.path={folder / 'tsdb'}"]
     command += [f"--web.listen-address={address}", "--log.level=warn", *arguments]
     log = (folder / "prometheus.log").open("wb")

@@ -2,9 +2,6 @@
 
 import errno
 import io
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,6 +23,7 @@ from sdp.generate.sample import image_seed
 from sdp.storage import open_storage
 from tests.generate_kit import generate_config, make_checkpoint, tiny_model
 from tests.kit import LAYOUT, begin_images
+from tests.programs import WATCHED, run_program
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -116,25 +114,6 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-WATCHED = """
-import sys
-from sdp.cli import main
-code = main(sys.argv[1:])
-sys.exit(77 if "ray" in sys.modules else code)
-"""
-
-
-def process(code: str, arguments: list[str]) -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run(
-        [sys.executable, "-c", code, *arguments],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        timeout=240,
-        check=False,
-    )
-
-
 def test_after_a_sudden_end_the_same_command_does_the_rest_and_the_pictures_are_the_same(
     done: Dataset, checkpoint: str, tmp_path: Path
 ) -> None:
@@ -143,13 +122,13 @@ def test_after_a_sudden_end_the_same_command_does_the_rest_and_the_pictures_are_
     settings = [f"output.uri={out}", "output.rows_per_file=4", f"checkpoint={checkpoint}", f"source.uri={prompts}"]
     settings += ["images_per_prompt=2", "resolution=64", "sampler.steps=3", "scaling.batch_size=2"]
     arguments = ["generate", *(word for key in settings for word in ("--set", key))]
-    died = process(DIES, arguments)
+    died = run_program(DIES, arguments)
     assert died.returncode == 9, died.stderr.decode()
     before = parts(out)
     assert list(before) == ["000000000.parquet"]
     assert not (out / "_manifest.json").exists()
     # That a single generator starts no Ray is seen by what its process has imported.
-    ended = process(WATCHED, arguments)
+    ended = run_program(WATCHED, arguments)
     assert ended.returncode == 0, ended.stderr.decode()
     assert "contact-sheet.png" in ended.stderr.decode()
     after = parts(out)

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -27,6 +26,7 @@ from sdp.kube.logs import logs
 from sdp.kube.rayjob import RayJobOptions, make_rayjob
 from sdp.kube.site import Site
 from tests.kube_server import CORE, RAY, KubeServer, RayJob, RayServer, group, node, raycluster, running
+from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "charts" / "sdp-cluster"
@@ -92,16 +92,6 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lab]:
             monkeypatch.delenv(name, raising=False)
         kube.put(f"{CORE}/configmaps/sdp-jobs", {"data": {"train.yaml": TRAIN}})
         yield Lab(kube, ray, kubeconfig)
-
-
-def until(condition: Callable[[], Any], what: str) -> Any:
-    deadline = time.monotonic() + DEADLINE_S
-    pause = threading.Event()
-    while time.monotonic() < deadline:
-        if result := condition():
-            return result
-        pause.wait(0.02)
-    raise AssertionError(f"not within {DEADLINE_S:.0f} s: {what}")
 
 
 def played(lab: Lab, story: Callable[[str, str], None]) -> None:

@@ -11,15 +11,13 @@ import os
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import threading
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +32,8 @@ from sdp.storage import open_storage
 from tests.download_kit import plain_urls, write_urls
 from tests.kube_server import CORE, RAY, KubeServer, running
 from tests.misbehaving.server import ImageServer
+from tests.programs import free_port
+from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
 START_S = 180.0
@@ -65,22 +65,6 @@ class Ray:
         )
         with urllib.request.urlopen(request, timeout=60) as answer:
             return json.load(answer)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-def until(condition: Callable[[], Any], seconds: float, what: str) -> Any:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if result := condition():
-            return result
-        threading.Event().wait(0.2)
-    raise AssertionError(f"not within {seconds:.0f} s: {what}")
 
 
 def processes_of(folder: str) -> list[int]:
@@ -127,7 +111,7 @@ def ray() -> Iterator[Ray]:
             except (urllib.error.URLError, OSError, ValueError):
                 return False
 
-        until(answers, START_S, "Ray's dashboard answers")
+        until(answers, "Ray's dashboard answers", START_S)
         yield cluster
     finally:
         os.killpg(process.pid, signal.SIGKILL)
@@ -174,8 +158,8 @@ def operate(kube: KubeServer, ray: Ray, path: str, item: dict[str, Any]) -> None
     kube.update_status(path, jobId=submission, rayClusterName="sdp", jobDeploymentStatus="Running", jobStatus="")
 
     def follow() -> None:
-        until(submit, 60, f"Ray takes {submission}")
-        until(once, 280, f"the end of {submission}")
+        until(submit, f"Ray takes {submission}", 60)
+        until(once, f"the end of {submission}", 280)
 
     def submit() -> bool:
         try:
@@ -255,7 +239,7 @@ def test_a_job_that_is_stopped_has_the_time_for_a_last_checkpoint(
     def ready() -> bool:
         return main(["logs", "slow"]) == 0 and "ready" in capfd.readouterr().out
 
-    until(ready, 120, "the driver has begun")
+    until(ready, "the driver has begun")
     assert main(["stop", "slow"]) == 0
     assert "slow: stopped" in capfd.readouterr().err
     assert saved.read_text() == "a last checkpoint"

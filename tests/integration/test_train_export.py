@@ -211,5 +211,5 @@ def test_a_single_file_holds_the_trained_weights_and_is_never_written_over(
     assert torch.equal(load_file(file)[name], trained["ema.conv_in.weight"])
     with pytest.raises(UserError, match="already exists; choose another name"):
         export(str(root / "run"), str(file), form="single-file")
-    with pytest.raises(UserError, match=r"expected the name of a file that ends with .safetensors"):
+    with pytest.raises(UserError, match=r"expected a file name that ends with .safetensors"):
         export(str(root / "run"), str(tmp_path / "folder"), form="single-file")

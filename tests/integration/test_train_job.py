@@ -155,7 +155,7 @@ class TestBeforeAnythingIsTaken:
         [
             ({"data__resolution": 256}, DatasetError, r"data\.resolution: expected one that .* has \(64\), got 256"),
             ({"data__global_batch_size": 121}, DatasetError, r"120 rows are fewer than one step's 121"),
-            ({"model__source": "./nowhere"}, ModelError, r"model source \./nowhere: there is no such folder"),
+            ({"model__source": "./nowhere"}, ModelError, r"model source \./nowhere: no such folder"),
             ({"source__uri": "./nowhere"}, SdpError, r"nowhere: not a dataset of sdp"),
             ({"model__start_from": "./nowhere"}, DatasetError, r"nowhere: no complete checkpoint there"),
         ],

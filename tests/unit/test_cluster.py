@@ -1,6 +1,5 @@
 """Joining a Ray cluster that is not there, or not ours."""
 
-import socket
 import subprocess
 import sys
 
@@ -8,12 +7,11 @@ import pytest
 
 from sdp import cluster
 from sdp.errors import UserError
+from tests.programs import free_port
 
 
 def test_an_address_without_a_listener_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     monkeypatch.setenv("RAY_ADDRESS", address)
     with pytest.raises(UserError, match=rf"^RAY_ADDRESS: no Ray cluster answers at '{address}' \(Connection refused\)"):
         cluster.require_reachable()

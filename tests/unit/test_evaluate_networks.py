@@ -48,7 +48,7 @@ def test_other_files_in_the_folder_are_ignored(clip: Path, tmp_path: Path) -> No
     assert find(copy).digest == find(clip).digest
     (copy / "preprocessor_config.json").write_text("{}")
     assert find(copy).digest != find(clip).digest
-    with pytest.raises(ModelError, match="its content has changed while it was in use"):
+    with pytest.raises(ModelError, match="its content changed while it was in use"):
         networks.find(find(clip).source.__class__("local", str(copy), None, find(clip).digest), "clip.model")
 
 
@@ -63,11 +63,11 @@ def write(name: str, text: str) -> Callable[[Path], None]:
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (lose("config.json"), "no feature network in it: neither config.json nor a file *inception*.pth"),
-        (lose("model.safetensors"), "model.safetensors is missing; a network of type clip needs"),
+        (lose("config.json"), "no feature network: neither config.json nor a file *inception*.pth"),
+        (lose("model.safetensors"), "model.safetensors is missing; a clip network needs"),
         (lose("preprocessor_config.json"), "preprocessor_config.json is missing"),
         (write("config.json", "[]"), "its config.json is not a JSON object"),
-        (write("config.json", '{"model_type": "bert"}'), "a network of type 'bert', expected clip, dinov2, vit"),
+        (write("config.json", '{"model_type": "bert"}'), "unknown network type 'bert': expected clip, dinov2, vit"),
     ],
 )
 def test_a_folder_without_a_network_is_refused_in_one_line(
