@@ -37,7 +37,7 @@ def tool() -> Callable[[str], Path]:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """A KUBECONFIG may lead to anybody's cluster: nothing goes there unless `make e2e` says so."""
+    """Keep e2e tests from a KUBECONFIG's cluster unless `make e2e` asks for them."""
     if E2E in item.path.parents:
         item.add_marker(pytest.mark.e2e)
 

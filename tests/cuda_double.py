@@ -20,7 +20,7 @@ GPUS = 2
 
 
 class Stream:
-    """A queue of work; what was given to it is done when somebody waits for it."""
+    """A queue of work, which is done when the stream is waited for."""
 
     def __init__(self, gpus: "Gpus", index: int) -> None:
         self.gpus, self.device = gpus, torch.device("cuda", index)
@@ -69,7 +69,7 @@ class Event:
 
 
 class OnGpu(Tensor):
-    """A tensor that is said to lie on a GPU."""
+    """A tensor that claims to be on a GPU."""
 
     gpus: "Gpus"
     stream: Stream

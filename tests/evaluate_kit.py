@@ -1,4 +1,4 @@
-"""Feature networks far too small to be any good, and pictures for them to look at."""
+"""Tiny untrained feature networks, and pictures for them."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""The exporter as a process of its own, and what a scrape of it says."""
+"""The exporter as a separate process, and its scrapes."""
 
 import ctypes
 import datetime
@@ -95,7 +95,7 @@ class Exporter:
 def exporting(
     environment: Mapping[str, str], *arguments: str, without_capabilities: bool = False, code: str = ""
 ) -> Iterator[Exporter]:
-    """Started, and listening; as a container has it where no capability was added, if asked; by CODE, if given."""
+    """Start the exporter and wait until it listens, optionally without capabilities, as in a container, or by CODE."""
     command = [
         sys.executable,
         *(["-c", code] if code else ["-m", "sdp.exporter"]),

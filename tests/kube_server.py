@@ -125,7 +125,7 @@ class KubeServer:
         return path
 
     def put(self, path: str, item: Object) -> Object:
-        """Make or change an object; who watches it is told."""
+        """Create or change an object, and notify watchers."""
         with self.changed:
             self._version += 1
             name = path.rpartition("/")[2]

@@ -138,7 +138,7 @@ def write_model(folder: Path, seed: int = 0) -> Path:
 
 
 def trouble(room: int, faults: str) -> None:
-    """Give a worker process (this runs in it as it starts) an encoder of little memory, to which white is NaN.
+    """Give a worker process, as it starts, an encoder of little memory that turns white pictures into NaN.
 
     For each of the files `start` and `device` in `faults` it takes one away and fails, as it starts or at work: with
     words that are none of ours.
@@ -183,7 +183,7 @@ DEADLY = b"<kill the decoder>"
 
 
 def obey(traces: str) -> None:
-    """Make a worker process (this runs in it as it starts) do as a test wishes.
+    """Make a worker process, as it starts, follow a test's instructions.
 
     It dies of what ends in DEADLY. An encoder leaves a note named PID-TIME in `traces` when it is ready and for each
     chunk, and encodes nothing until as many encoders as the file `wanted` there says are ready.

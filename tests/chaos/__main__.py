@@ -92,7 +92,7 @@ def processes(mark: str) -> Iterator[tuple[int, str]]:
 
 
 class RayCluster:
-    """A head without CPUs and two nodes; it is made anew when it has lost its head."""
+    """A head without CPUs and two nodes, replaced when it has lost its head."""
 
     def __init__(self) -> None:
         self._cluster: Cluster | None = None
@@ -122,7 +122,7 @@ class RayCluster:
         return True
 
     def mend(self, mark: str) -> None:
-        """Start anew where the head is gone."""
+        """Start a new cluster if the head is lost."""
         assert self._cluster is not None
         head = self._cluster.head_node
         if head.dead_processes():

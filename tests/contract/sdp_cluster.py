@@ -18,7 +18,7 @@ Manifest = dict[str, Any]
 
 
 class Strict(yaml.SafeLoader):
-    """Refuses a key that comes twice, of which others silently take the last."""
+    """Refuses repeated keys, of which other loaders silently keep the last."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]

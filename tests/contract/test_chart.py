@@ -233,7 +233,7 @@ def test_trainers_take_all_gpus_of_their_accelerator_or_a_pod_s_fewer(render: Re
 
 @NEEDS_HELM
 def test_generators_and_evaluators_name_their_accelerator(render: Render) -> None:
-    """Or they would have to be told whether there are GPUs, which a cluster at no pod does not show."""
+    """Otherwise each would need use_gpu, since a cluster without pods shows no GPUs."""
 
     def placed(example: str, *settings: str) -> list[Any]:
         jobs = one(render(example, "jobs.evaluate.limit=9", *settings), "ConfigMap")["data"]

@@ -245,7 +245,7 @@ def test_values_that_can_work_are_not_refused(tool: Callable[[str], Path], setti
 
 @NEEDS_HELM
 def test_the_exporters_image_must_be_the_users_own(tool: Callable[[str], Path]) -> None:
-    """As is the cluster's: there is no image that the project's name would lead to."""
+    """The project has no image of its own, neither for the exporter nor for the cluster."""
     command = [str(tool("helm")), "template", "sdp", str(CHART.parent / "sdp-monitoring")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert "): exporter.image.repository: required if exporter.enabled is true" in done.stderr

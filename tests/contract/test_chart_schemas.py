@@ -1,4 +1,4 @@
-"""Whatever the values say, the chart renders what an API server would take: types, keys, and no name twice in a list.
+"""For any values, the chart renders what an API server accepts: types, keys, and no name twice in a list.
 
 The schemas of Kubernetes' own kinds are those of its official client; RayCluster's is what KubeRay 1.7 has in ray.io/v1
 of the fields that the chart uses. kubeconform judges by them, without a network.
@@ -232,7 +232,7 @@ def test_a_name_that_comes_twice_would_be_noticed() -> None:
 def test_every_label_that_something_is_found_by_is_one_that_pods_have(
     render: Callable[[str], str], example: str
 ) -> None:
-    """As they come to be: with the labels that KubeRay puts on them."""
+    """The labels are those of running pods, including KubeRay's own."""
     manifests = parsed(render(example))
     cluster = one(manifests, "RayCluster")
     name = cluster["metadata"]["name"]

@@ -71,7 +71,7 @@ def _scopes(
 
 
 def _aliases(nodes: Iterable[ast.AST], by_name: Mapping[str, type[Section]]) -> dict[str, type[Section]]:
-    """Names that a section was given, as in `how = config.fetch`."""
+    """Return the local names of a section, as in `how = config.fetch`."""
     return {
         _last(target): by_name[_last(node.value).strip("_")]
         for node in nodes

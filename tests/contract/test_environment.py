@@ -1,4 +1,4 @@
-"""scripts/venv.sh: when .venv is made, made anew, mended or left alone, and what it says when it cannot be."""
+"""scripts/venv.sh: .venv is built, rebuilt, repaired or left alone, and failures are reported."""
 
 import re
 import shutil
@@ -71,7 +71,7 @@ class Project:
         )
 
     def make(self, **environment: str) -> tuple[int, str]:
-        """Its exit code and what it said; afterwards `did` tells what it asked for."""
+        """Run it; return its exit code and output. `did` then returns the requests."""
         self.log.write_text("")
         process = self.start(**environment)
         _, said = process.communicate(timeout=60)

@@ -172,7 +172,7 @@ __import__(MODULE)
 
 
 def import_alone(module: str, *extras: str) -> subprocess.CompletedProcess[str]:
-    """Import a module where only that is to be had which an install with these extras holds."""
+    """Import a module in a process where only the requirements of these extras can be imported."""
     held = installed_with(*extras)
     forbidden = {top for top, owners in owners_of().items() if top != "sdp" and not held & owners}
     code = f"FORBIDDEN = {forbidden!r}\nMODULE = {module!r}\n{FORBIDDING}"

@@ -56,7 +56,7 @@ def labels_of(name: str) -> frozenset[str] | None:
 
 
 def complaints(expressions: Iterable[chart.Expression]) -> list[str]:
-    """Metrics that nobody has, and labels that they have not."""
+    """Return unknown metrics, and labels that their metrics lack."""
     recorded = {rule["record"] for rule in chart.rules("record")}
     problems = []
     for expression in expressions:
@@ -242,7 +242,7 @@ def test_two_clusters_of_one_name_in_two_namespaces_break_no_query_and_stay_apar
 
 
 def two_namespaces() -> list[dict[str, str]]:
-    """Series of every metric that is asked for, alike in two namespaces but for their pods, nodes and GPUs."""
+    """Return series of every queried metric in two namespaces, which differ only in pods, nodes and GPUs."""
     texts = [e.filled() for e in (*chart.queries(), *chart.records(), *chart.alerts())]
     recorded = {rule["record"] for rule in chart.rules("record")}
     values = values_asked_for(texts)

@@ -1,4 +1,4 @@
-"""Nothing that lies in storage is unpickled: whoever writes a dataset or a checkpoint must not run code by that."""
+"""Nothing in storage is unpickled, since that would run code from whoever wrote a dataset or checkpoint."""
 
 import ast
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A checkout may lie anywhere: in a path with blanks and letters that are not ASCII."""
+"""A checkout works in any folder, even with blanks and non-ASCII letters in its path."""
 
 import json
 import os

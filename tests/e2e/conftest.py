@@ -19,7 +19,7 @@ CHART = jobs.ROOT / "charts" / "sdp-cluster"
 VALUES = Path(__file__).parent / "values.yaml"
 READY_S = 600.0
 LAST = "test_uninstall"
-"""The file that takes away what the others look at."""
+"""The file whose tests remove what the others use."""
 PRODUCT = "nvidia.com/gpu.product"
 
 
@@ -61,7 +61,7 @@ def _no_job_outlives_its_test(kube: Kube) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _gpus(kube: Kube, settings: Settings) -> Iterator[None]:
-    """Nodes that say they have GPUs, where the cluster has none."""
+    """Make nodes report GPUs if the cluster has none."""
     if settings.fake_gpus is None:
         yield
         return
@@ -76,7 +76,7 @@ def _gpus(kube: Kube, settings: Settings) -> Iterator[None]:
 
 
 def fake_gpus(kube: Kube, settings: Settings) -> None:
-    """Have the nodes say so; a kubelet that starts again forgets the count."""
+    """Make the nodes report GPUs. A kubelet forgets them when it restarts."""
     assert settings.fake_gpus is not None
     for node, count, product in zip(settings.fake_gpus, (1, 8), ("NVIDIA-A10G", "NVIDIA-A100-SXM4-80GB"), strict=True):
         kube.run("label", "--overwrite", "node", node, f"{PRODUCT}={product}")

@@ -25,7 +25,7 @@ print(json.dumps([[a.class_name, groups.get(a.node_id, "?")] for a in actors if 
 
 
 def create(kube: Kube, manifest: str) -> str:
-    """As the README says it; returns the RayJob's name."""
+    """Create the RayJob as in the README; return its name."""
     kube.run("replace", "--force", "-f", str(ROOT / "manifests" / f"{manifest}.yaml"))
     return f"sdp-{manifest}"
 

@@ -1,4 +1,4 @@
-"""kubectl in one namespace, and waiting that never goes on for ever and says what it saw."""
+"""kubectl in one namespace, with waits that end and report the last state."""
 
 import json
 import os
@@ -60,7 +60,7 @@ class Kube:
         return self.run("exec", "-i", pod, *where, "--", "python", "-", *arguments, stdin=program, timeout_s=timeout_s)
 
     def until(self, condition: Callable[[], T | None], seconds: float, what: str) -> T:
-        """Wait for a condition to give something; at the deadline say what the namespace looked like."""
+        """Wait for a condition's result; at the deadline fail with the namespace's state."""
         deadline = time.monotonic() + seconds
         last = ""
         while time.monotonic() < deadline:
@@ -73,7 +73,7 @@ class Kube:
         raise AssertionError(f"not within {seconds:.0f} s: {what}{last}\n{self.report()}")
 
     def report(self) -> str:
-        """Pods, jobs and events, and the end of the head's log, for whoever has to find out why."""
+        """Return pods, jobs, events and the end of the head's log, for debugging."""
         lines = []
         for words in (
             ("get", "pods", "-o", "wide"),

@@ -19,7 +19,7 @@ BRING_BACK = "SDP_E2E_BRING_BACK"
 
 
 class SettingsError(Exception):
-    """Something that has to be said is not."""
+    """A required setting is missing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,9 +38,9 @@ class Settings:
     prometheus_image: str | None
     """With prometheus as its entry point: 2.43 or later, with discovery of Kubernetes, which Debian's lacks."""
     fake_gpus: tuple[str, str] | None
-    """Nodes to be given an A10G, and eight A100s, which they do not have."""
+    """Nodes that will report an A10G and eight A100s, which they do not have."""
     lose_node: str
-    """A shell command that takes a node away, whose name it gets as $1; empty where there is none."""
+    """Shell command that removes a node, named by $1; empty if there is none."""
     bring_back: str
     """The command that brings it back."""
 

@@ -1,5 +1,5 @@
-"""charts/sdp-monitoring beside a running cluster: a Prometheus that is given the chart's two files scrapes Ray and the
-exporter, and keeps the rules. mode=plain, since a cluster need not have the Prometheus Operator."""
+"""charts/sdp-monitoring beside a running cluster. A Prometheus with the chart's two files scrapes Ray and the exporter
+and loads the rules. mode=plain, since the Prometheus Operator may be missing."""
 
 import json
 import subprocess
@@ -50,7 +50,7 @@ if sys.argv[1] == "begin":
 else:
     ray.kill(ray.get_actor("teller"))
 """
-"""A process in a worker's pod that tells what a process job would, as long as the test looks."""
+"""A process in a worker's pod that emits a process job's metrics during the test."""
 
 
 @pytest.fixture(scope="module")
@@ -169,7 +169,7 @@ def test_uninstall_leaves_nothing_of_it(cluster: Kube, ask: Callable[..., Any], 
 
 
 def _all_up(ask: Callable[..., Any]) -> list[Object]:
-    """All targets, once there are the head's three, a worker's and an exporter, and none is down."""
+    """Return true if all targets are up: the head's three, a worker's and an exporter."""
     targets: list[Object] = ask("targets", state="active")["activeTargets"]
     pools = [target["scrapePool"] for target in targets]
     enough = pools.count(f"{RELEASE}-ray-head") == 3 and f"{RELEASE}-ray-worker" in pools and "annotated" in pools

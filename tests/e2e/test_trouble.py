@@ -33,7 +33,7 @@ def pod_of(kube: Kube, group: str) -> str:
 
 
 def at_work(kube: Kube, run: str) -> None:
-    """Wait until a training has its first checkpoint, and go on while it is training."""
+    """Wait for a training's first checkpoint, and return while it is training."""
     prefix = f"e2e/{run}/checkpoints/"
     kube.until(lambda: len(site.keys(kube, prefix)) > 0, jobs.JOB_S, f"{run} has a checkpoint")
 

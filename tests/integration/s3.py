@@ -112,7 +112,7 @@ def running_gateway(binary: Path, root: Path) -> Iterator[Gateway]:
 
 
 class Proxy:
-    """A TCP connection passed on, until it is told otherwise. What it is told holds for live connections too."""
+    """A forwarded TCP connection. Changes of the behaviour apply to live connections too."""
 
     def __init__(self, target: tuple[str, int]) -> None:
         self._target = target
@@ -147,7 +147,7 @@ class Proxy:
         threading.Thread(target=self._serve, args=(self._listener,), daemon=True).start()
 
     def refuse(self) -> None:
-        """No connections any more, neither new ones nor those that there are."""
+        """Refuse new connections and close existing ones."""
         if self._listener:
             # Closing alone would not wake up the thread in accept().
             with contextlib.suppress(OSError):
@@ -216,7 +216,7 @@ class Proxy:
             client.close() if orderly else _reset(client)
 
     def _pump(self, client: socket.socket, server: socket.socket) -> bool:
-        """Pass on until either end closes (True), or the connection is to be cut (False)."""
+        """Forward until either end closes (True) or the connection must be cut (False)."""
         passed = {client: 0, server: 0}
         while not self._closed:
             if self._stalled.is_set():

@@ -1,4 +1,4 @@
-"""`make demo`, stopped: what it says, how it ends, and that nothing it has started keeps running."""
+"""`make demo` when stopped: its message and exit code, and no process left running."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The examples of the documentation, cut out of it and run as they stand."""
+"""The documentation's examples, extracted and run unchanged."""
 
 import csv
 import os

@@ -45,7 +45,7 @@ def forget(server: ImageServer) -> None:
 
 
 def slow_urls(server: ImageServer) -> list[str | None]:
-    """So slow that there is a middle in which to kill; some are not to be had at all."""
+    """Return slow URLs, so that there is time for a kill; some are unavailable."""
     return [
         server.image_url(number, "404") if number % 9 == 4 else server.image_url(number, "delay", s=0.2)
         for number in range(ROWS)
@@ -79,7 +79,7 @@ def parent(pid: int) -> int:
 
 
 def run_beside(act: Callable[[], None], run: Callable[[], "job.Summary | None"]) -> "job.Summary":
-    """Run a job and meanwhile do something to it."""
+    """Run a job, and an action at the same time."""
     failures: list[BaseException] = []
 
     def acting() -> None:

@@ -83,7 +83,7 @@ def test_a_download_to_a_bucket_outlives_its_server_and_gives_the_bytes_of_one_t
 
 
 def _dataset_of(gateway: Gateway) -> list[str]:
-    """All but the leases, of which each run takes one."""
+    """Return the files of a dataset except its leases, which differ in each run."""
     return [name for name in gateway.objects() if not name.startswith("out/_lease/")]
 
 

@@ -28,7 +28,7 @@ def cluster() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Toy:
-    """Stages whose results tell who made them."""
+    """Stages whose results name their worker."""
 
     breaks_at: int = -1
 

@@ -1,4 +1,4 @@
-"""The exporter as a process, over a driver that tells what each test wants: values, faults, hangs."""
+"""The exporter as a process, over a fake driver with values, faults and hangs."""
 
 import itertools
 import os
@@ -636,7 +636,7 @@ def test_it_ends_with_code_0_while_the_driver_hangs_after_answering_who_is_waiti
 
 
 def wait_until_connected(exporter: Exporter) -> None:
-    """Until somebody's connection is open beside the socket that listens."""
+    """Wait until a connection is open beside the listening socket."""
     end = time.monotonic() + DEADLINE_S
     while sum(name.startswith("socket:") for name in open_files(exporter)) < 2:
         assert time.monotonic() < end

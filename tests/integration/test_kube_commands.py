@@ -1,4 +1,4 @@
-"""The commands on a cluster against an API server and a dashboard on this machine, which fail when they are told to."""
+"""The commands for a cluster, against a fake API server and dashboard with configurable faults."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""The commands on a cluster against the job API of a real Ray with token authentication.
+"""The commands for a cluster, against the job API of a real Ray with token authentication.
 
 The API server is a double, and so is the operator: it submits to Ray what KubeRay would, and copies what Ray says into
 the RayJob's status.

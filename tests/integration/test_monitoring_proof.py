@@ -25,7 +25,7 @@ def run(tool: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -
 
 
 def silent(run: Recorded, expressions: list[tuple[str, str]]) -> dict[str, str]:
-    """Those that had no value at any time of the load."""
+    """Return the expressions without a value at any time of the load."""
     return {where: text for where, text in expressions if not run.prometheus.history(text, run.start, run.end, STEP_S)}
 
 

@@ -1,4 +1,4 @@
-"""A folder of everything that is copied elsewhere, and goes on there."""
+"""A folder with everything, copied elsewhere and used there."""
 
 import shutil
 from pathlib import Path

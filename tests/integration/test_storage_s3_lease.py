@@ -43,7 +43,7 @@ lease.release()
 
 
 class Child:
-    """A process that takes the lease when told to, and checks it when told again."""
+    """A process that takes the lease and checks it on command."""
 
     def __init__(self, storage: Storage, *, elsewhere: bool = False, ttl_s: float = TTL_S) -> None:
         code = HOLD.format(uri=storage.uri, ttl=ttl_s, elsewhere=elsewhere)

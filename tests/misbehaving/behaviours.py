@@ -128,7 +128,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """One request that asked for something other than a plain answer."""
+    """A request for something other than a plain answer."""
 
     wire: Wire
     limiter: Limiter
@@ -177,7 +177,7 @@ COMMON_PARAMETERS = ("do", "times", "tag")
 
 
 def kind(name: str, *, image_comes: bool = False, **defaults: str) -> Callable[[Run], Run]:
-    """Make a misbehaviour known. A parameter called like a keyword of Python is given with a trailing _."""
+    """Register a misbehaviour. A parameter named like a Python keyword is given with a trailing _."""
 
     def register(run: Run) -> Run:
         named = {key.rstrip("_"): value for key, value in defaults.items()}
@@ -497,5 +497,5 @@ async def _slowly(wire: Wire, data: bytes, bps: int) -> None:
 
 
 async def _hold() -> None:
-    """Until the client leaves or the server's patience ends, both of which cancel this."""
+    """Wait until the client leaves or the server's timeout, both of which cancel this."""
     await asyncio.get_running_loop().create_future()

@@ -8,7 +8,7 @@ MiB = 1 << 20
 
 
 def huge_png(width: int, height: int) -> bytes:
-    """A PNG of one bit a pixel with 4 MiB of them, whatever it says it has."""
+    """Return a PNG of one bit per pixel with 4 MiB of pixels, whatever size its header declares."""
 
     def chunk(name: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))

@@ -98,7 +98,7 @@ class ImageServer:
             raise
 
     def stop(self) -> None:
-        """End whatever is going on; what was seen can still be asked for. Harmless if not running."""
+        """Stop the server if it is running; its statistics remain available."""
         for plug in self._dead_ends:
             plug.close()
         self._dead_ends.clear()
@@ -175,7 +175,7 @@ class ImageServer:
         return self._running.traffic.wait_for(condition, deadline_s)
 
     def warm(self, deadline_s: float = 300.0) -> None:
-        """Make all images now rather than when they are asked for (about 30 ms each)."""
+        """Make all images now rather than on request (about 30 ms each)."""
         service = self._running
         asyncio.run_coroutine_threadsafe(service.gallery.warm(), service.loop).result(deadline_s)
 
@@ -382,7 +382,7 @@ def _listen(hosts: Sequence[str], port: int) -> list[socket.socket]:
 
 
 def _deaf_port(host: str, keep: list[socket.socket]) -> int:
-    """A port with a full queue that nobody empties: Linux drops every further attempt to connect."""
+    """Return a port with a full queue: Linux drops every further connection attempt."""
     listener = socket.socket()
     keep.append(listener)
     listener.bind((host, 0))

@@ -89,7 +89,7 @@ class Traffic:
 
     def __init__(self) -> None:
         self._lock = threading.Condition()
-        """Guards everything, and tells those in `wait_for` that something has changed."""
+        """The lock for everything, which also notifies those in `wait_for` of changes."""
         self._last_number = 0
         self._connection_numbers = itertools.count(1)
         self._open = 0
@@ -136,7 +136,7 @@ class Traffic:
             return next(self._connection_numbers)
 
     def closed(self, host: str | None) -> None:
-        """A connection ended; `host` is what `named` was told of it."""
+        """Record the end of a connection; `host` is the value passed to `named`."""
         with self._lock:
             self._open -= 1
             if host is not None:

@@ -38,7 +38,7 @@ class Request:
     path: str
     query: str
     host: str
-    """The Host header in lower case without its port; empty if there is none."""
+    """Host header in lower case without its port; empty if there is none."""
     user_agent: str
     keep_alive: bool
     body_length: int

@@ -75,7 +75,7 @@ def tell_what_is_not_here(run: str, workers: int) -> None:
 
 @contextmanager
 def meanwhile(action: Callable[[], None], every_s: float = 1.0) -> Iterator[None]:
-    """Do it again and again in another thread; what goes wrong there is raised here at the end."""
+    """Repeat an action in another thread; its error is raised here at the end."""
     over = threading.Event()
     failed: list[Exception] = []
 

@@ -224,7 +224,7 @@ def _pod_labels(machine: Machine) -> dict[str, str]:
 
 
 def settle(prometheus: Prometheus, gpus: Mapping[str, Gpus]) -> None:
-    """Put the processes that the jobs have told of on GPUs of their node: 2 GiB for an encoder, 30 for a trainer."""
+    """Assign the jobs' processes to GPUs of their node: 2 GiB for an encoder, 30 for a trainer."""
     for labels, _ in prometheus.series("sdp_process_info"):
         if labels["ray_group"] in gpus:
             trains = labels["role"] == "trainer"

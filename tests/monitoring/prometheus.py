@@ -43,7 +43,7 @@ class Prometheus:
     def history(
         self, expr: str, start: float, end: float, step: float = 2.0
     ) -> list[tuple[dict[str, str], list[tuple[float, float]]]]:
-        """Labels, and times with values, of each series that had one that is a number."""
+        """Return the labels, times and values of each series that had a finite value."""
         result = self.ask("query_range", query=expr, start=start, end=end, step=step)["result"]
         histories = [(one["metric"], [(float(at), float(value)) for at, value in one["values"]]) for one in result]
         finite = [

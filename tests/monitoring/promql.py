@@ -1,4 +1,4 @@
-"""As much of PromQL as it takes to name the series that an expression asks for. Whether it parses, promtool says."""
+"""The part of PromQL needed to find the series in an expression. promtool checks that it parses."""
 
 import re
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Joining a Ray cluster that is not there, or not ours."""
+"""Connecting to a Ray cluster that is missing or refuses us."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Damage beside a dataset: one line that names the file and the field, and all that can still be told is told."""
+"""A damaged dataset: one line names the file and the field, and everything else is still reported."""
 
 import json
 import re
@@ -41,7 +41,7 @@ def change(file: Path, path: str, value: Any) -> None:
 
 
 def run(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
-    """The exit code and all that was printed, in which there is no traceback (it would have been raised)."""
+    """Return the exit code and the output, which has no traceback (that would have been raised)."""
     code = main(arguments)
     out, err = capsys.readouterr()
     return code, out + err

@@ -35,7 +35,7 @@ STORED = Checked(WRITTEN, None, None, b"image", 1, 1, 1, 1, "ab")
 
 
 def column(values: list[Any], kind: pa.DataType) -> pa.Array:
-    """Text may be given as bytes that are no UTF-8."""
+    """Return a column of text, possibly as invalid UTF-8 bytes."""
     if pa.types.is_dictionary(kind):
         return column(values, kind.value_type).dictionary_encode().cast(kind)
     raw = [value.encode() if isinstance(value, str) else value for value in values]

@@ -1,4 +1,4 @@
-"""Budgets of hosts: bounds that hold over all workers, and a queue that forgets nobody."""
+"""Budgets of hosts: limits across all workers, and a fair queue."""
 
 import heapq
 import itertools
@@ -14,7 +14,7 @@ from sdp.download.turnstile import LocalGate, SharedGate, Turnstile
 
 
 def most_in_a_second(times: list[float]) -> int:
-    """The most of these times that lie within any one second."""
+    """Return the largest number of these times within one second."""
     times = sorted(times)
     return max((sum(1 for other in times[at:] if other < time + 1.0) for at, time in enumerate(times)), default=0)
 

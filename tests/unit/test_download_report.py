@@ -9,7 +9,7 @@ from sdp.storage import SourceFile
 
 KNOWN = SourceFile("in/a.parquet", 10, "e")
 INDEX = Index((Version(0, files_table([(KNOWN.uri, 10, "e", 0, 100, 100, 0)]), Extent(0, 40)),), 20)
-"""A file of 100 rows, 40 of which have been asked for."""
+"""A file of 100 rows, 40 of which were requested."""
 
 
 def test_a_retry_has_only_failed_rows_to_do() -> None:

@@ -47,7 +47,7 @@ def latents(encoded: Encoded, side: int = 32) -> NDArray[np.float16]:
 
 
 class Flat(nn.Module):
-    """Stands for a VAE: gives the moments that it is told to, and notes what it sees."""
+    """A fake VAE that returns given moments and records its inputs."""
 
     def __init__(self, mean: float = 1.0, log_variance: float = -100.0, room: int = 10**9) -> None:
         super().__init__()

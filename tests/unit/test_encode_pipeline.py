@@ -57,7 +57,7 @@ def test_it_does_not_matter_which_piece_of_a_dead_encoder_comes_back_first() -> 
 
 
 def test_a_piece_that_was_done_is_not_blamed_when_it_is_done_again() -> None:
-    """Its pixels or latents were lost with a node, and Ray makes them anew."""
+    """Its pixels or latents were lost with a node, and Ray computes them again."""
 
     async def script(desk: Desk) -> None:
         for _ in range(5):

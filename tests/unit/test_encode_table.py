@@ -17,7 +17,7 @@ SHAPE = Shape((64, 128), scaling_factor=0.18215)
 
 
 def encoded_of(rows: list[int], shape: Shape = SHAPE, good: list[bool] | None = None) -> Encoded:
-    """Latents that say which row they are of."""
+    """Return latents that contain their row's number."""
     count = len(rows)
     latents = {}
     for side in shape.resolutions:

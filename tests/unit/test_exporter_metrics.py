@@ -13,7 +13,7 @@ IDENTITY = Identity(3, "GPU-3", "NVIDIA A100-SXM4-80GB")
 
 
 def samples(snapshot: Snapshot) -> dict[tuple[str, str], float]:
-    """(name, the label that tells it from others) -> value."""
+    """Return a dict of (name, distinguishing label) to value."""
     result = {}
     for family in families(snapshot):
         for sample in family.samples:

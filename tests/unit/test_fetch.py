@@ -293,7 +293,7 @@ def test_an_opt_out_is_ignored_if_so_configured(server: ImageServer) -> None:
 
 @contextmanager
 def site(robots: bytes, status: int = 200, location: str = "") -> Iterator[tuple[str, list[str]]]:
-    """Serve one page under every path, and a robots.txt; yields the site's URL and the paths that were asked for."""
+    """Serve one page under every path, and a robots.txt; yield the site's URL and the requested paths."""
     asked: list[str] = []
 
     class Handler(BaseHTTPRequestHandler):

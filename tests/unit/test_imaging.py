@@ -28,7 +28,7 @@ def noise(height: int, width: int, seed: int = 0) -> Array:
 
 
 def ramp(height: int, width: int) -> Array:
-    """Red grows to the right, green downwards: a pixel says where it comes from."""
+    """Return an image whose red grows to the right and green downwards, so that a pixel shows its position."""
     red = np.broadcast_to(np.linspace(0, 255, width), (height, width))
     green = np.broadcast_to(np.linspace(0, 255, height)[:, None], (height, width))
     return np.stack([red, green, np.full((height, width), 128.0)], -1).round().astype(np.uint8)

@@ -1,4 +1,4 @@
-"""The lease: who gets it, when it is lost, and what it says."""
+"""The lease: its holder, its loss, and its messages."""
 
 import json
 import os
@@ -25,7 +25,7 @@ ELSEWHERE = Owner(host="node-7", pid=4711, started="1", kernel="another machine"
 
 
 class Clock:
-    """Time that passes when it is told to."""
+    """A clock that advances on command."""
 
     def __init__(self) -> None:
         self.now = 1000.0

@@ -102,7 +102,7 @@ def listen(plug: socket.socket, quiet_s: float = PATIENCE_S, at_most: int = 1 <<
 
 
 def ask(server: ImageServer, do: str, *, quiet_s: float = PATIENCE_S, method: str = "GET", **parameters: Any) -> Reply:
-    """One request that says it is the last; what comes back until the server hangs up or says nothing more."""
+    """Send one request with `Connection: close`; return everything until the server hangs up or falls silent."""
     with connect(server) as plug:
         plug.sendall(request(server.image_url(7, do, **parameters), method=method))
         return listen(plug, quiet_s)

@@ -83,7 +83,7 @@ def waiting(server: ImageServer, count: int, do: str = "stall", first: int = 0) 
 
 
 def settle(server: ImageServer) -> None:
-    """Let the server come to the end of what it is doing this very moment."""
+    """Let the server finish its current work."""
     asyncio.run_coroutine_threadsafe(asyncio.sleep(0), server._running.loop).result(PATIENCE_S)
 
 

@@ -1,4 +1,4 @@
-"""Datasets, their sources and runs that lie elsewhere than they did: what they hold counts, not where."""
+"""Moved datasets, sources and runs: their content counts, not their place."""
 
 import shutil
 from pathlib import Path

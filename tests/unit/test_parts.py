@@ -1,4 +1,4 @@
-"""Parts: rows and account in one file, and an account that cannot lie."""
+"""Parts: rows and account in one file, and checks of the account."""
 
 from pathlib import Path
 

@@ -15,7 +15,7 @@ from sdp.process.job import Units
 from sdp.process.prepare import Retry
 
 Row = tuple[int, int]
-"""(unit, position): what a piece stands for here."""
+"""The stand-in for a piece: (unit, position)."""
 
 
 def work(number: int) -> Work:

@@ -1,4 +1,4 @@
-"""Reports: what they say of datasets and runs, and that a page needs nothing beside it."""
+"""Reports: their content for datasets and runs, and pages without dependencies."""
 
 import io
 import json

@@ -34,7 +34,7 @@ def line(step: int, **more: Any) -> dict[str, Any]:
 
 
 def write(storage: Storage, after: int, *steps: int, **more: Any) -> None:
-    """As a job does that goes on from a step."""
+    """Write metrics like a job that resumes from a step."""
     metrics = MetricsLog(storage, after)
     for step in steps:
         metrics.add(line(step, **more))

@@ -1,4 +1,4 @@
-"""Google Cloud Storage: what URIs mean there, and what is asked of the server; no real one is at hand.
+"""Google Cloud Storage: the meaning of URIs, and the requests, tested without a real server.
 
 The stand-in keeps one rule of the XML API: a PUT with x-goog-if-generation-match is refused with 412 unless the object
 has that generation, 0 meaning that there is none.

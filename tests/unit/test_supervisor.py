@@ -37,7 +37,7 @@ def runs_of(tmp_path: Path, codes: str, **bounds: float) -> tuple[int, int]:
 
 
 def job_that_stops(ready: Path, stopped: Path, code: int) -> str:
-    """A program that runs until it is told to stop; each is to be seen by a file."""
+    """Return a program that runs until it is stopped; files show its start and its end."""
     return (
         "import pathlib, signal, sys, threading\n"
         f"signal.signal(signal.SIGTERM, lambda *_: (pathlib.Path({str(stopped)!r}).touch(), sys.exit({code})))\n"

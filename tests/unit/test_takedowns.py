@@ -1,4 +1,4 @@
-"""Takedowns: what a list may say, whom it reaches, and that nothing slips past it."""
+"""Takedowns: the lists' format, their reach, and attempts to evade them."""
 
 import json
 from collections.abc import Sequence

@@ -244,7 +244,7 @@ def test_noise_belongs_to_the_row_and_no_two_share_it() -> None:
 
 
 def test_seeds_of_any_size_draw_numbers() -> None:
-    """Hashes are given as seeds, too: the generator itself refuses more than 64 bits."""
+    """Seeds may be hashes; the generator itself refuses more than 64 bits."""
     large = noise(2**200 + 5, np.arange(2), (4, 8, 8), resolution=64)
     assert np.isfinite(large).all()
     assert place(2**64 - 1, 3) != place(2**64 - 2, 3)

@@ -1,4 +1,4 @@
-"""Forks Ray's workers from a process that has the large libraries in memory: `python workers.py SOCKET`.
+"""Forks Ray's workers from a process that has already imported the large libraries: `python workers.py SOCKET`.
 
 A worker that imports torch and diffusers anew takes seconds of a core, and the tests start hundreds. Forked ones are
 processes as real as others, which can be killed as others. Ends when its input does: with the pytest that started it.
@@ -113,7 +113,7 @@ def _reap(forks: dict[int, socket.socket], selector: selectors.BaseSelector) -> 
 
 
 def _become(asked: dict[str, Any], descriptors: list[int]) -> None:
-    """Be the process that was asked for."""
+    """Become the requested process."""
     os.setsid()
     for wanted, source in enumerate(descriptors):
         os.dup2(source, wanted)
