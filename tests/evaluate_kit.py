@@ -88,7 +88,7 @@ def noise_inception(folder: Path) -> Path:
     from torch_fidelity import feature_extractor_inceptionv3 as theirs
 
     class Empty(theirs.FeatureExtractorInceptionV3):  # type: ignore[misc]  # its base has no types
-        def load_state_dict(self, *_: Any) -> None:  # type: ignore[override]  # nothing is to be fetched
+        def load_state_dict(self, *_: Any) -> None:  # type: ignore[override]  # fetch nothing
             pass
 
     torch.manual_seed(2)

@@ -538,7 +538,7 @@ class _RayHandler(BaseHTTPRequestHandler):
         elif words[1] == "jobs":
             known = {"submission_id": name, "start_time": job.start_time, "driver_node_id": NODE_ID}
             self._answer(200, json.dumps(known).encode())
-        elif query.get("node_id") != NODE_ID:  # Ray 2.60 wants it, although the submission would say it all
+        elif query.get("node_id") != NODE_ID:  # Ray 2.60 requires it, although the submission would suffice
             self._answer(500, b"500 Internal Server Error\n\nServer got itself in trouble")
         elif words[-1] == "file":
             lines = int(query["lines"])

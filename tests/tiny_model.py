@@ -68,7 +68,7 @@ def make_tiny_model(folder: Path, *, first: bool = False) -> Path:
     pipeline.save_pretrained(folder)
     (folder / "vocab.json").unlink()
     (folder / "merges.txt").unlink()
-    if first:  # as published: what looks for nudity is named, and lies in a folder that nobody here reads
+    if first:  # as published, with a safety checker in a folder that sdp does not read
         index = json.loads((folder / "model_index.json").read_text())
         index["safety_checker"] = ["stable_diffusion", "StableDiffusionSafetyChecker"]
         index["feature_extractor"] = ["transformers", "CLIPImageProcessor"]

@@ -87,7 +87,7 @@ def processes(mark: str) -> Iterator[tuple[int, str]]:
             line = (folder / "cmdline").read_bytes()
             if (folder / "stat").read_text().rpartition(")")[2].split()[0] != "Z":
                 yield int(folder.name), next((kind for kind, text in KINDS.items() if text in line), "other")
-        except OSError:  # ended meanwhile
+        except OSError:  # it has ended
             continue
 
 

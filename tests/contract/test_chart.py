@@ -160,7 +160,7 @@ def beyond_restricted(pod: dict[str, Any], containers: list[dict[str, Any]]) -> 
 def test_every_pod_passes_the_standard_restricted(render: Render, example: str) -> None:
     cluster = one(render(example), "RayCluster")
     for name, template in pods(cluster).items():
-        containers = template["spec"]["containers"][:1]  # Ray's; others are somebody's own
+        containers = template["spec"]["containers"][:1]  # Ray's; the others are the user's
         if name == "head" and "autoscalerOptions" in cluster["spec"]:
             containers.append(cluster["spec"]["autoscalerOptions"])
         assert list(beyond_restricted(template["spec"], containers)) == [], name

@@ -224,8 +224,8 @@ def test_values_that_cannot_work_are_refused_with_their_path(
         ["jobs.process-2.encode.num_workers.min=40", "jobs.process-2.encode.accelerator=A10G"],
         ["jobs.process.encode.gpus_per_worker=0.4", "jobs.process.encode.num_workers=80"],
         ["jobs.process.encode.accelerator=null", "jobs.process.encode.num_workers=400"],
-        ["jobs.train-2.encode.accelerator=L4"],  # offline: nobody encodes
-        ["groups.a10g.terminationGracePeriodSeconds=5"],  # nobody trains there
+        ["jobs.train-2.encode.accelerator=L4"],  # offline: there are no encoders
+        ["groups.a10g.terminationGracePeriodSeconds=5"],  # there are no trainers
         ["groups.a100.nodeSelector.nvidia\\.com/gpu\\.product=NVIDIA-A100-SXM4-80GB-MIG-7g.80gb"],
         ["groups.a100.nodeSelector.nvidia\\.com/gpu\\.product=NVIDIA-A100-SXM-64GB"],  # which we do not know
         ["groups.a100.efaDevices=4", "groups.a100.env.NCCL_NET=AWS Libfabric"],

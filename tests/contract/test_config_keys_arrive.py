@@ -14,7 +14,7 @@ from sdp.config.base import REQUIRED, JobConfig, Section, SourceConfig, fields, 
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# The jobs whose code is there, with the rooms that it is in. A job is added to this when its stage is.
+# The jobs with the rooms of their code. A new job is added here.
 STAGES: Mapping[str, tuple[str, ...]] = {
     "download": ("download",),
     "process": ("process", "encode"),

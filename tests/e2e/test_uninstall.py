@@ -36,7 +36,7 @@ def test_an_upgrade_adds_a_group_and_leaves_running_pods_alone(cluster: Kube, he
     cluster.until(lambda: replicas(cluster) == idle, READY_S, "the autoscaler has taken away what nobody needs")
     old_pods = cluster.find("pods", "sdp/group in (head,cpu,a10g)")
     before = {pod["metadata"]["uid"] for pod in old_pods if not going(pod)}  # those are on their way out already
-    # The autoscaler has written to the list of groups, too, and Helm 4 wants to be told who wins.
+    # The autoscaler has also written to the list of groups, and Helm 4 asks which change wins.
     helm("upgrade", "--force-conflicts", *(word for setting in EXTRA for word in ("--set", f"groups.extra.{setting}")))
 
     def grown() -> bool:
@@ -79,7 +79,7 @@ def test_an_upgrade_that_needs_new_pods_names_them_and_leaves_them_until_request
 
 
 def test_uninstall_leaves_nothing_behind(cluster: Kube, helm: Callable[..., str]) -> None:
-    cluster.run("delete", "rayjobs", "--all", "--wait=true")  # these are nobody's but who created them
+    cluster.run("delete", "rayjobs", "--all", "--wait=true")  # the release does not own these
     helm("uninstall")
 
     def left() -> list[str]:

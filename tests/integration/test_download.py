@@ -122,7 +122,7 @@ def test_a_download_without_any_image_ends_with_an_error(server: ImageServer, tm
         job.run(config)
     assert server.stats.requests == 2
     with pytest.raises(DatasetError, match=said):
-        job.run(config)  # what can be mended has not been
+        job.run(config)  # nothing has been repaired
     assert server.stats.requests == 2
 
 

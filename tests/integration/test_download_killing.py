@@ -65,7 +65,7 @@ def workers() -> list[int]:
         if process.name.isdigit():
             try:
                 name = (process / "cmdline").read_bytes()
-            except OSError:  # ended meanwhile
+            except OSError:  # it has ended
                 continue
             if WORKER.encode() in name:
                 pids.append(int(process.name))

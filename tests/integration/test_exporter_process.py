@@ -528,7 +528,7 @@ def test_a_gpu_that_takes_anothers_index_has_not_its_xids(library: Path, tmp_pat
         exporter.until(lambda s: s.has("sdp_gpu_xid_errors_total"))
         scenario.write({"xid.0": "0 79"})
         exporter.until(lambda s: s.value("sdp_gpu_xid_errors_total") == 1)
-        # Exchanged: the driver was loaded anew, and finds another board there.
+        # Replaced: the reloaded driver finds another board.
         scenario.write({"gpu.0.error.nvmlDeviceGetHandleByIndex": GPU_IS_LOST})
         exporter.scrape()
         scenario.write({"gpu.0.error.nvmlDeviceGetHandleByIndex": None, "gpu.0.uuid": uuid(9)})
@@ -645,7 +645,7 @@ def wait_until_connected(exporter: Exporter) -> None:
 def open_files(exporter: Exporter) -> list[str]:
     names = []
     for file in Path(f"/proc/{exporter.process.pid}/fd").iterdir():
-        with suppress(FileNotFoundError):  # closed meanwhile
+        with suppress(FileNotFoundError):  # it has been closed
             names.append(str(file.readlink()))
     return names
 

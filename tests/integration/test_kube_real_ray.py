@@ -203,7 +203,7 @@ def test_a_job_runs_by_the_configuration_that_was_sent_along_and_its_log_arrives
     assert "fetch: succeeded" in err
     assert out, "the driver says what it does"
     assert describe(open_storage(str(output))).to_json()["rows"] == 3
-    # The log is the driver's own, each byte once, and can be had again.
+    # The log is the driver's, each byte once, and can be read again.
     assert main(["logs", "fetch"]) == 0
     assert capfd.readouterr().out == out
     assert main(["status"]) == 0

@@ -181,7 +181,7 @@ def test_a_pinned_repository_is_downloaded_once_and_has_the_models_digest(hub: H
     hub.asked.clear()
     assert ask(f"resolve('{SOURCE}').digest").out == done.out
     assert ask(f"check('{SOURCE}')").code == 0
-    assert hub.asked == []  # a revision does not change, so nobody needs to be asked
+    assert hub.asked == []  # a revision never changes, so no request is needed
 
 
 def test_offline_only_cached_models_are_used(hub: Hub, ask: Ask) -> None:

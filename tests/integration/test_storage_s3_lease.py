@@ -136,7 +136,7 @@ def test_a_stopped_holder_that_wakes_up_finds_that_it_has_lost(
         assert child.line().startswith(f"lost {storage.uri}: generation 1 of the lease is lost")
         assert child.process.wait(30) == 0
         lease.check()
-        # The loser has not touched what is ours now.
+        # The loser has not touched the winner's lease.
         assert storage.read("_lease/0000000002.json") != b""
     assert b'"released": false' in storage.read("_lease/0000000001.json")
 

@@ -268,7 +268,7 @@ def test_a_damaged_page_among_the_samples_is_a_problem_and_not_the_end(tmp_path:
 def test_an_upstream_that_cannot_be_read_does_not_hide_the_dataset(
     tmp_path: Path, uri: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")  # the discard port: nobody listens there
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")  # the discard port, without a listener
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "none")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "none")
     make_images(tmp_path)

@@ -114,7 +114,7 @@ def test_captions_in_bytes_are_decoded_and_other_values_are_none(tmp_path: Path,
     folder.mkdir()
     captions = pa.array([b"a cat", "ein Kätzchen".encode(), b"\xff\xfe cat", None], pa.binary())
     images = pa.array([picture(row) for row in range(4)], pa.binary())
-    # Said to be text, without a look at whether it is: other writers do so.
+    # Declared as text without validation, as other writers do.
     pq.write_table(pa.table({"image": images, "caption": captions.cast(kind, safe=False)}), folder / "a.parquet")
     output = over_plain(tmp_path)
     (piece,) = Planner(output.index, None, 10)(output.pending()[0])

@@ -175,7 +175,7 @@ def test_the_subset_of_a_large_set_does_not_depend_on_its_batches() -> None:
     assert by_ten.moments is not None
     assert by_ten.moments.count == 100
     assert np.array_equal(FeatureSample(100, 100, 5).take([rows]).rows, rows)
-    # Fewer than were told of: those that were taken down meanwhile.
+    # Fewer than announced, since some have been taken down.
     assert len(FeatureSample(100, 100, 5).take([rows[:40]]).rows) == 40
 
 

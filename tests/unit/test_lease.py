@@ -88,7 +88,7 @@ def test_the_first_to_come_has_generation_one_and_says_who_it_is(storage: Storag
 
 
 def test_after_a_release_the_next_one_begins_at_once(storage: Storage) -> None:
-    clock = Clock()  # stands still: nothing can be waited for
+    clock = Clock()  # stopped, so waiting would never end
     for generation in (1, 2, 3):
         with Lease.acquire(storage, clock=clock) as lease:
             assert lease.generation == generation
@@ -253,7 +253,7 @@ def test_a_lease_is_lost_by_its_own_clock_and_stays_lost(storage: Storage) -> No
         with pytest.raises(LeaseLost):
             lease.check()
     assert str(caught.value).startswith(f"{storage.uri}: generation 1 of the lease is lost: no heartbeat")
-    assert not on_disk(storage, 1).released  # it is not ours to release
+    assert not on_disk(storage, 1).released  # this process does not hold it
 
 
 def test_a_heartbeat_keeps_it_alive(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:

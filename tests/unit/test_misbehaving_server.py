@@ -426,7 +426,7 @@ def test_two_hundred_stalled_connections_leave_the_others_alone(server: ImageSer
 @pytest.mark.parametrize("do", ["stall", "stall-head", "stall-body", "trickle&bps=1", "delay&s=100", "endless"])
 def test_every_misbehaviour_ends_with_the_servers_patience(do: str) -> None:
     with ImageServer(source=small, life_s=0.4) as server, waiting(server, 2, do) as plugs:
-        # The client of an endless answer does not read: nor may that keep the server busy for ever.
+        # A client that does not read an endless answer must not keep the server busy.
         stats = server.wait_for(lambda stats: stats.in_flight == 0)
         assert stats.outcomes == {"expired": 2}
         server.wait_for(lambda stats: stats.open_connections == 0)

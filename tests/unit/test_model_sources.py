@@ -290,7 +290,7 @@ def test_checking_needs_no_torch(model: Path) -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
-# A local folder stands for a bucket here: what is tested is our side. The S3 server is in tests/integration.
+# A local folder replaces the bucket here; tests/integration has an S3 server.
 
 
 @pytest.fixture

@@ -49,9 +49,7 @@ def test_a_copied_folder_is_complete_and_names_its_own_source(here: Path) -> Non
     assert output.storage.names("_index") == ["_index/000000.parquet"]
     before = open_dataset(output.storage)
     assert before.manifest.input == {"uri": str(copied / "source")}
-    assert (
-        finish(output, input={"uri": str(copied / "source")}).digest == before.digest
-    )  # what was made from it goes on
+    assert finish(output, input={"uri": str(copied / "source")}).digest == before.digest  # its descendants continue
 
 
 def test_a_source_that_has_moved_alone_keeps_its_rows_and_is_noted_at_its_new_place(here: Path) -> None:

@@ -117,7 +117,7 @@ def test_batch_sizes_are_by_resolution_and_never_the_resolution_itself(
 
 
 def test_the_images_to_encode_are_those_that_upstream_wrote(tmp_path: Path, plain: Path) -> None:
-    make_images(tmp_path, rows=40, unit_rows=20)  # of which every tenth failed
+    make_images(tmp_path, rows=40, unit_rows=20)  # every tenth has failed
     assert prepared(tmp_path / "images").images_of(40) == 36
     assert prepared(plain).images_of(20) == 20
 

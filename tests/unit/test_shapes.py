@@ -45,7 +45,7 @@ def test_a_sample_follows_from_seed_and_index_alone() -> None:
 
 
 def test_samples_are_the_same_in_every_version() -> None:
-    # Golden: whoever changes the drawing of samples changes every data set that was made with them.
+    # Golden values: changing the samples changes every dataset made from them.
     picture = sample(1)
     assert picture.caption == "a green square on an orange background"
     assert (picture.width, picture.height, picture.path) == (570, 441, "images/000000001.jpg")

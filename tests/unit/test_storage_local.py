@@ -258,7 +258,7 @@ def test_without_unnamed_files_a_hidden_draft_is_used_and_cleaned_up(
         with pytest.raises(StorageError):
             WRITES[write](storage, b"new")
     assert seen[0] != before  # the draft was there …
-    assert seen[1] == before  # … and nobody was shown it
+    assert seen[1] == before  # … and it was never visible
     assert everything(tmp_path) == before
     WRITES[write](storage, b"new")
     assert storage.read("folder/k") == b"new"
@@ -352,7 +352,7 @@ def test_content_published_during_a_replace_is_not_lost(storage: Storage, monkey
     others: list[threading.Thread] = []
 
     def meanwhile(stat: os.stat_result) -> str:
-        if not others:  # the replace has just looked at what is there
+        if not others:  # the replace has just read the old content
             others.append(threading.Thread(target=storage.publish, args=("k", b"published")))
             others[0].start()
             others[0].join(0.3)

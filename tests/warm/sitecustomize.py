@@ -20,7 +20,7 @@ def ask(at: str) -> None:
         socket.send_fds(line, [json.dumps(asked).encode() + b"\n"], [0, 1, 2])
         status = line.recv(8)
     except OSError:
-        return  # nobody is there any more
+        return  # the server has gone
     os._exit(int(status or b"1"))
 
 
