@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sdp.errors import ModelError, Unavailable, one_line
 from sdp.model import layout
@@ -27,7 +27,7 @@ def exists(source: "ModelSource") -> Exists:
         return lambda name: (cached / name).is_file()
     from huggingface_hub import HfApi
 
-    with explained(source):
+    with _explained(source):
         info = HfApi().model_info(source.uri, revision=source.revision, timeout=TIMEOUT_S)
     return {file.rfilename for file in info.siblings or ()}.__contains__
 
@@ -42,14 +42,8 @@ def download(
     cached = _cached(source, patterns, is_complete)
     if cached is not None:
         return cached
-    from huggingface_hub import snapshot_download
-
-    with explained(source):
-        return Path(
-            snapshot_download(
-                source.uri, revision=source.revision, allow_patterns=list(patterns), etag_timeout=TIMEOUT_S
-            )
-        )
+    with _explained(source):
+        return _snapshot(source, patterns, etag_timeout=TIMEOUT_S)
 
 
 def read(source: "ModelSource", name: str) -> bytes:
@@ -59,7 +53,7 @@ def read(source: "ModelSource", name: str) -> bytes:
         return (cached / name).read_bytes()
     from huggingface_hub import hf_hub_download
 
-    with explained(source):
+    with _explained(source):
         path = hf_hub_download(source.uri, name, revision=source.revision, etag_timeout=TIMEOUT_S)
     return Path(path).read_bytes()
 
@@ -68,15 +62,11 @@ def _cached(
     source: "ModelSource", patterns: Sequence[str] = layout.PATTERNS, is_complete: Callable[[Path], bool] = _has_model
 ) -> Path | None:
     """Return the repository's folder in the cache if it is complete, or if the hub must not be asked."""
-    from huggingface_hub import constants, snapshot_download
+    from huggingface_hub import constants
     from huggingface_hub.errors import LocalEntryNotFoundError
 
     try:
-        folder = Path(
-            snapshot_download(
-                source.uri, revision=source.revision, allow_patterns=list(patterns), local_files_only=True
-            )
-        )
+        folder = _snapshot(source, patterns, local_files_only=True)
     except LocalEntryNotFoundError as error:
         if constants.HF_HUB_OFFLINE:
             raise ModelError(
@@ -87,8 +77,14 @@ def _cached(
     return folder if constants.HF_HUB_OFFLINE or is_complete(folder) else None
 
 
+def _snapshot(source: "ModelSource", patterns: Sequence[str], **options: Any) -> Path:
+    from huggingface_hub import snapshot_download
+
+    return Path(snapshot_download(source.uri, revision=source.revision, allow_patterns=list(patterns), **options))
+
+
 @contextmanager
-def explained(source: "ModelSource") -> Iterator[None]:
+def _explained(source: "ModelSource") -> Iterator[None]:
     """Raise the hub library's errors as sdp's."""
     from huggingface_hub import errors
 
