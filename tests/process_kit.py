@@ -182,7 +182,7 @@ DEADLY = b"<kill the decoder>"
 """Behind a JPEG's end: a worker that obeys dies of it."""
 
 
-def obey(traces: str) -> None:
+def follow_instructions(traces: str) -> None:
     """Make a worker process, as it starts, follow a test's instructions.
 
     It dies of what ends in DEADLY. An encoder leaves a note named PID-TIME in `traces` when it is ready and for each

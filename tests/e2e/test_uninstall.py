@@ -69,11 +69,11 @@ def test_an_upgrade_that_needs_new_pods_names_them_and_leaves_them_until_request
     assert pod("a10g") == (name, uid, "")
     cluster.run("delete", "pod", name, "--wait=true", timeout_s=120)
 
-    def made_anew() -> bool:
+    def replaced_pods() -> bool:
         pods = [each for each in cluster.find("pods", "sdp/group=a10g") if not going(each)]
         return len(pods) == 1 and pod("a10g")[2] == "new"
 
-    cluster.until(made_anew, READY_S, "a pod of the new template is in its place")
+    cluster.until(replaced_pods, READY_S, "a pod of the new template is in its place")
     assert "older template" not in helm(*change)
     assert pod("head") == head
 

@@ -50,13 +50,13 @@ def test_a_download_to_a_bucket_outlives_its_server_and_gives_the_bytes_of_one_t
         far = config_for(bucket.uri, f"{s3_env.uri}/out", **settings)
         there_when_it_went: list[int] = []
 
-        def go_and_come_back(_: object) -> None:
+        def leave_and_return(_: object) -> None:
             gateway.kill()
             there_when_it_went.append(len(_parts_of(gateway)))
             time.sleep(1.5)  # so long it is away
             gateway.start()
 
-        restarter = as_soon_as(lambda: _parts_of(gateway), go_and_come_back)
+        restarter = as_soon_as(lambda: _parts_of(gateway), leave_and_return)
         summary = job.run(far)
         restarter.join()
         assert summary is not None

@@ -18,7 +18,7 @@ from sdp.process import job
 from sdp.storage import open_storage
 from tests.kit import accounted
 from tests.local_ray import one_node
-from tests.process_kit import DEADLY, config_of, make_images, obey, picture, write_model
+from tests.process_kit import DEADLY, config_of, follow_instructions, make_images, picture, write_model
 from tests.waiting import until
 
 
@@ -26,7 +26,7 @@ from tests.waiting import until
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     traces = tmp_path_factory.mktemp("traces")
     (traces / "wanted").write_text("1")
-    with one_node(cpus=3, setup=lambda: obey(str(traces))):
+    with one_node(cpus=3, setup=lambda: follow_instructions(str(traces))):
         yield traces
 
 

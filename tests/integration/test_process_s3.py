@@ -96,13 +96,13 @@ def test_a_server_that_goes_away_for_a_while_is_waited_for(tmp_path: Path, bucke
     images = upload(tmp_path / "images", f"{bucket}/images")
     went: list[float] = []
 
-    def go_and_come_back(_: bool) -> None:
+    def leave_and_return(_: bool) -> None:
         gateway.kill()
         went.append(time.monotonic())
         time.sleep(2)  # so long it is away
         gateway.start()
 
-    restarter = as_soon_as(lambda: any("/out/parts/" in name for name in gateway.objects()), go_and_come_back)
+    restarter = as_soon_as(lambda: any("/out/parts/" in name for name in gateway.objects()), leave_and_return)
     summary = run(images, f"{bucket}/out", model)
     ended = time.monotonic()
     restarter.join()

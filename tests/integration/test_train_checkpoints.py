@@ -1,4 +1,4 @@
-"""Checkpoints that are written while training goes on."""
+"""Checkpoints written during training."""
 
 import json
 import shutil
@@ -30,12 +30,12 @@ from tests.training import config, poison, train
 
 
 class At(Callback):
-    """Sets an event at a step; keeps what was saved."""
+    """Sets an event at a step, and records what was saved."""
 
     def __init__(self, step: int, what: threading.Event) -> None:
         self.step, self.what = step, what
         self.saved: list[tuple[int, int]] = []
-        """Steps of checkpoints, and at which step they were complete."""
+        """Steps of checkpoints, and the step at which each was complete."""
 
     def on_step(self, trainer: Trainer, report: StepReport) -> None:  # noqa: ARG002
         if report.step == self.step:
@@ -212,7 +212,7 @@ def test_a_damaged_newest_checkpoint_says_how_to_go_on_and_it_is_so(root: Path, 
 
 
 class First(Callback):
-    """The step that is gone on from."""
+    """Records the first step after a resume."""
 
     step = -1
 

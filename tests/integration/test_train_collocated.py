@@ -32,7 +32,7 @@ BAD = 13
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Images of which one cannot be decoded."""
+    """Images, one of which cannot be decoded."""
     torch.set_num_threads(1)
     root = tmp_path_factory.mktemp("collocated")
     make_images(root, 80, unit_rows=20, fails=lambda row: row % 10 == 0)

@@ -1,4 +1,4 @@
-"""A checkpoint as a folder that diffusers loads."""
+"""The export of a checkpoint as a folder that diffusers loads."""
 
 import json
 import os
@@ -25,7 +25,7 @@ from tests.training import config, train, weights
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of four steps, from a model that names the text encoder's dtype, as published ones do."""
+    """Return a run of four steps, from a model that names the text encoder's dtype, as published ones do."""
     torch.set_num_threads(1)
     root = tmp_path_factory.mktemp("export")
     make_tiny_model(root / "model")

@@ -1,4 +1,4 @@
-"""Stable Diffusion 1 all the way: images, training, export, pictures."""
+"""Stable Diffusion 1 in every stage: images, training, export, pictures."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from tests.training import config, train, weights
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, torch.Tensor]]:
-    """A run of three steps on images, and its export."""
+    """Return the export of a run of three steps on images."""
     torch.set_num_threads(1)
     root = tmp_path_factory.mktemp("family")
     make_tiny_model(root / "model", first=True)

@@ -143,8 +143,8 @@ def test_a_worker_that_hangs_leaves_its_stacks_and_ends(root: Path) -> None:
     assert "in on_step" in stacks.read_text()
 
 
-class TestBeforeAnythingIsTaken:
-    """One clear line, and Ray is not even started."""
+class TestBeforeAnyWork:
+    """Errors before any work: one clear line, and Ray is not started."""
 
     @pytest.fixture(autouse=True)
     def _no_ray(self, monkeypatch: pytest.MonkeyPatch) -> None:

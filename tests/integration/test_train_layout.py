@@ -16,7 +16,7 @@ from tests.workers import run_workers
 
 
 def state(world: World, scale: float, rows: int = 5) -> dict[str, torch.Tensor]:
-    """Sharded over the workers unevenly, replicated as DTensor, and plain; in another layout of memory; and empty."""
+    """Return tensors: unevenly sharded, replicated as DTensor, plain, with another memory layout, and empty."""
     mesh = init_device_mesh("cpu", (world.size,))
     whole = torch.arange(rows * 6.0).view(rows, 6) * scale
     return {
@@ -29,7 +29,7 @@ def state(world: World, scale: float, rows: int = 5) -> dict[str, torch.Tensor]:
 
 
 def save_thrice(world: World, root: Path) -> int:
-    """Twice the same tensors with other values, then others; returns how often the workers have agreed on a layout."""
+    """Save the same tensors twice with other values, then others; return how often the workers agreed on a layout."""
     agreed = 0
     real = sharded.save_state
 

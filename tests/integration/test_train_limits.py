@@ -31,7 +31,7 @@ from tests.training import Watch, config, poison, train
 
 
 def how(root: Path, **changes: Any) -> TrainConfig:
-    """In this process."""
+    """Return a configuration that runs in this process."""
     return config(root, **{"scaling__in_driver": True, "max_steps": 2, **changes})
 
 
@@ -44,7 +44,7 @@ def events(root: Path, kind: str) -> list[dict[str, Any]]:
 
 
 class Poison(Callback):
-    """Lets the latents of some steps be infinite, and may end the job at one."""
+    """Makes the latents of some steps infinite, and optionally ends the job at one."""
 
     def __init__(self, *steps: int, crash_at: int = 0) -> None:
         self.steps, self.crash_at = steps, crash_at
@@ -94,7 +94,7 @@ def test_where_no_row_is_left_to_train_on_that_is_told_before_anything_begins(ro
 def test_a_run_in_which_no_row_counts_ends_in_a_line_and_leaves_no_checkpoint(
     root: Path, limits: dict[str, Any]
 ) -> None:
-    """As when all rows are taken down, which no plan sees."""
+    """For example if all rows are taken down, which no plan can know."""
     with pytest.raises(DatasetError, match="no row that counts: all are held out"):
         train(config(root, data__holdout=0.9999, **limits))
     assert folder(root).latest() is None
@@ -161,7 +161,7 @@ def test_the_counter_of_samples_has_those_that_were_trained_on(root: Path) -> No
 
 
 def test_a_step_that_was_bad_and_went_well_when_done_again_is_no_bad_one(root: Path) -> None:
-    """Else its rows would be called not trained on."""
+    """Otherwise its rows would count as not trained on."""
     how_ = config(root, max_steps=5)
     with pytest.raises(KeyboardInterrupt):
         train(how_, callbacks=[SaveCheckpoints(2), Poison(1, 3, crash_at=3)])

@@ -62,7 +62,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Gauges(Callback):
-    """Keeps what is measured."""
+    """Records the validation losses by step."""
 
     def __init__(self) -> None:
         self.by_step: dict[int, dict[str, float]] = {}
@@ -78,7 +78,7 @@ def unseen() -> "np.ndarray[Any, np.dtype[np.int64]]":
 
 
 def by_hand(root: Path, unet: torch.nn.Module, rows: list[int], buckets: int = 4) -> list[float]:
-    """The losses with diffusers' schedule and the rows as the test wrote them: no reader, no batches."""
+    """Return the losses with diffusers' schedule and the test's own rows, without reader or batches."""
     model = resolve(str(root / "model"))
     conditioning = make_conditioning(config(root), model, World())
     assert conditioning.encode is not None
@@ -146,7 +146,7 @@ def test_another_dataset_is_measured_on_whole(root: Path, tmp_path: Path) -> Non
 
 
 def worker(world: World, root: Path, run: str, changes: dict[str, Any]) -> tuple[dict[str, Any], dict[int, Any]]:
-    """Train a run to its end; what its tensors are then, and what was measured."""
+    """Train a run to its end; return its tensors and its measurements."""
     gauges, how = Gauges(), config(root, run, **changes)
     callbacks = [MeasureUnseen(how), gauges, DrawSamples(how), SaveCheckpoints(2)]
     trainer = train(how, world, callbacks)
@@ -212,7 +212,7 @@ def test_drawing_changes_nothing_about_training_and_the_pictures_change_with_it(
 
 
 class Clock:
-    """Time as the test tells it."""
+    """A clock controlled by the test."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -302,11 +302,11 @@ def test_the_job_measures_and_draws_and_its_report_shows_both(root: Path) -> Non
     assert [prompt for prompt, _ in strips.rows] == list(PROMPTS)
     assert all("step 3" in {tile.note for tile in tiles} for _, tiles in strips.rows)
     assert summary.checkpoint is not None
-    loss_is_measured_as_in_training(root, summary.checkpoint, lines[-1]["validation"])
+    check_same_loss(root, summary.checkpoint, lines[-1]["validation"])
 
 
-def loss_is_measured_as_in_training(root: Path, checkpoint: str, expected: dict[str, float]) -> None:
-    """`sdp evaluate` of the raw weights comes to what was measured in training; of the average to something else."""
+def check_same_loss(root: Path, checkpoint: str, expected: dict[str, float]) -> None:
+    """`sdp evaluate` of the raw weights agrees with the measurement in training; that of the average differs."""
     settings = {"checkpoint": checkpoint, "buckets": 4, "weights": "raw"}
     figures = evaluate.run(evaluate_config(root / "raw", loss=settings)).figures["loss"]
     assert figures["by_timestep"] == pytest.approx({k: v for k, v in expected.items() if k != "all"}, abs=1e-5)

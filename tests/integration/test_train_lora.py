@@ -1,4 +1,4 @@
-"""LoRA: what is trained, what a checkpoint holds, and what others make of it."""
+"""LoRA: the trained weights, the contents of a checkpoint, and its use by other libraries."""
 
 from pathlib import Path
 from typing import Any

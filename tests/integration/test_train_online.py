@@ -32,7 +32,7 @@ BAD, KILLER = 13, 37
 
 
 def prepare_worker(traces: str) -> None:
-    """In each worker process: pictures that end in DEADLY kill their transform, and encoders leave notes."""
+    """Prepare a worker process: pictures that end in DEADLY kill their transform, and encoders leave notes."""
     from sdp.encode import transform
     from sdp.train.data import images
 
@@ -78,7 +78,7 @@ def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def nodes(traces: Path) -> Iterator[Cluster]:
-    """A head without work, a CPU node, two A10G and one A100, as Ray sees them."""
+    """A head without CPUs, a CPU node, two A10G and one A100, as Ray sees them."""
     machines: list[dict[str, Any]] = [{"num_cpus": 4, "labels": {"ray.io/node-group": "cpu"}}]
     for kind in ("A10G", "A100"):
         machines.append({"num_cpus": 4, "num_gpus": 2, "labels": {"ray.io/accelerator-type": kind}})
@@ -88,7 +88,7 @@ def nodes(traces: Path) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Images of which one cannot be decoded, and one kills who decodes it."""
+    """Images, one of which cannot be decoded, and one kills its decoder."""
     return spoilt_images(tmp_path_factory.mktemp("online"), {BAD: b"no picture", KILLER: picture(KILLER) + DEADLY})
 
 

@@ -1,4 +1,4 @@
-"""Two phases as one configuration."""
+"""Two phases in one configuration."""
 
 import os
 import signal
@@ -27,7 +27,7 @@ DEADLINE_S = 120
 
 @pytest.fixture(scope="module")
 def inputs(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Latents of the same pictures at two resolutions."""
+    """Return latents of the same pictures at two resolutions."""
     torch.set_num_threads(1)
     root = linked(inputs, tmp_path_factory.mktemp("phases"))
     make_latents(root, 60, unit_rows=20, group_rows=5, vocabulary=50, resolution=128, uri=str(root / "larger"))

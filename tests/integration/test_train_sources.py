@@ -1,4 +1,4 @@
-"""Whole runs on several datasets at once, and on latents that others have written."""
+"""Runs on several datasets at once, and on latents written by other programs."""
 
 import gc
 import weakref

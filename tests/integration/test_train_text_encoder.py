@@ -1,4 +1,4 @@
-"""A text encoder that is trained with the U-Net: the same promises hold for both networks."""
+"""Training the text encoder with the U-Net: the same promises hold for both networks."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""A dataset that changes while a run goes through it: an epoch keeps to what it was begun with."""
+"""A dataset that changes during a run: an epoch continues with the version that it started with."""
 
 import shutil
 from collections import Counter

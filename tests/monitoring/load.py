@@ -58,7 +58,7 @@ def generate(root: Path, checkpoint: str, pictures: int) -> None:
     drawing.run(generate_config(root / "pictures", checkpoint, ["a red circle"], images_per_prompt=pictures))
 
 
-def tell_what_is_not_here(run: str, workers: int) -> None:
+def emit_other_metrics(run: str, workers: int) -> None:
     """Emit the metrics of GPUs, faults and other runs through the jobs' own calls: PyTorch's memory, MFU, bad rows,
     dead workers, a validation, a collocated run."""
     own = telemetry.begin(run)

@@ -152,7 +152,7 @@ def healthy(count: int, product: str, total: int) -> dict[str, object]:
     return {**lines, "gpu.*.field.29": 0, "gpu.*.field.30": 0, "gpu.*.field.31": 0}
 
 
-def in_trouble() -> dict[str, object]:
+def with_faults() -> dict[str, object]:
     """Five A100: two that train, a hot one with XIDs and a row to replace, one in slices, one that will be lost."""
     return {
         **healthy(5, "NVIDIA A100-SXM4-80GB", 80 * GIB),
@@ -175,7 +175,7 @@ def all_gpus(folder: Path) -> Iterator[dict[str, Gpus]]:
     with ExitStack() as stack:
         yield {
             machine.group: stack.enter_context(gpus_of(machine, library, folder / machine.group, lines))
-            for machine, lines in zip(MACHINES[1:], (encoders, in_trouble()), strict=True)
+            for machine, lines in zip(MACHINES[1:], (encoders, with_faults()), strict=True)
         }
 
 

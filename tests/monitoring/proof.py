@@ -60,7 +60,7 @@ def recorded(helm: Path, program: Path, folder: Path, size: Size) -> Iterator[Re
             with load.meanwhile(lambda: settle(prometheus, gpus)):
                 prometheus.until("sum(sdp_gpu_up)", lambda samples: bool(samples) and samples[0][1] == 7)
                 gpus["a100"].scenario.write({"gpu.4.error.nvmlDeviceGetHandleByIndex": GPU_IS_LOST})
-                load.tell_what_is_not_here(load.RUN, workers=2)
+                load.emit_other_metrics(load.RUN, workers=2)
                 load.download(folder, size.rows)
                 load.process(folder)
                 checkpoint = load.train(folder, size.epochs)

@@ -28,7 +28,7 @@ def sdp(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
 
 
-def command_that(run: object, name: str = "go") -> Sequence[Command]:
+def command_with(run: object, name: str = "go") -> Sequence[Command]:
     assert callable(run)
     return [Command(name, LOOK, "Does it.", lambda parser: None, lambda arguments: run())]  # noqa: ARG005
 
@@ -271,9 +271,9 @@ def test_a_refusal_by_a_command_has_its_own_exit_code_and_no_traceback(capsys: p
     def fail() -> None:
         raise SdpError("the store is away")
 
-    assert main(["go"], command_that(refuse)) == 2
+    assert main(["go"], command_with(refuse)) == 2
     assert capsys.readouterr().err == "sdp: a: wrong\nsdp: b: wrong\n"
-    assert main(["go"], command_that(fail)) == 1
+    assert main(["go"], command_with(fail)) == 1
     assert capsys.readouterr().err == "sdp: the store is away\n"
 
 
@@ -281,7 +281,7 @@ def test_an_interrupt_ends_with_130_and_one_line(capsys: pytest.CaptureFixture[s
     def interrupt() -> None:
         raise KeyboardInterrupt
 
-    assert main(["go"], command_that(interrupt)) == 130
+    assert main(["go"], command_with(interrupt)) == 130
     assert capsys.readouterr().err == "sdp: stopped by SIGINT; run it again\n"
 
 
@@ -290,12 +290,12 @@ def test_a_bug_keeps_its_traceback() -> None:
         raise ZeroDivisionError("a bug")
 
     with pytest.raises(ZeroDivisionError):
-        main(["go"], command_that(bug))
+        main(["go"], command_with(bug))
 
 
 def test_a_commands_own_exit_code_is_the_commands() -> None:
-    assert main(["go"], command_that(lambda: 1)) == 1
-    assert main(["go"], command_that(lambda: None)) == 0
+    assert main(["go"], command_with(lambda: 1)) == 1
+    assert main(["go"], command_with(lambda: None)) == 0
 
 
 @pytest.mark.parametrize("line", ["--version", "config schema train"])

@@ -146,7 +146,7 @@ def no_wait(gpus: Gpus) -> None:
         copied.add(1)
 
 
-def changed_too_early(_: Gpus) -> None:
+def changed_early(_: Gpus) -> None:
     host = torch.empty(3, pin_memory=True)
     host.to(SECOND, non_blocking=True)
     host.fill_(1.0)
@@ -157,7 +157,7 @@ def changed_too_early(_: Gpus) -> None:
     [
         (no_device_set, r"touches CUDA before torch\.cuda\.set_device"),
         (no_wait, "used on a stream that has not waited"),
-        (changed_too_early, "changed before it was copied"),
+        (changed_early, "changed before it was copied"),
     ],
 )
 def test_the_double_fails_what_a_gpu_would_not_forgive(

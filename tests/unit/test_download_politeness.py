@@ -141,7 +141,7 @@ def test_idle_hosts_are_forgotten_and_busy_ones_are_not() -> None:
     assert budgets.acquire("busy", 1000.0) == WAIT_FOR_RELEASE
 
 
-def run_to_the_end(turnstile: Turnstile[str], jobs: int, lasts_s: float = 0.5) -> list[tuple[float, str, str]]:
+def run_to_end(turnstile: Turnstile[str], jobs: int, lasts_s: float = 0.5) -> list[tuple[float, str, str]]:
     """Let a worker with two connections work everything off, in simulated time: (when, host, job)."""
     now, begun, under_way = 0.0, [], []
     while len(begun) < jobs or under_way:
@@ -210,7 +210,7 @@ def test_every_job_gets_its_turn(hosts: list[str], rate: float | None) -> None:
     turnstile: Turnstile[str] = Turnstile(LocalGate(HostLimits(at_once=1, per_second=rate)))
     for number, host in enumerate(hosts):
         turnstile.push(host, str(number))
-    begun = run_to_the_end(turnstile, len(hosts))
+    begun = run_to_end(turnstile, len(hosts))
     assert sorted(int(job) for _, _, job in begun) == list(range(len(hosts)))
     for host in set(hosts):
         assert most_in_a_second([when for when, at, _ in begun if at == host]) <= max(2, rate or 2)

@@ -99,14 +99,14 @@ def test_clip_scores_are_those_of_torchmetrics(clip: Path) -> None:
     library = importlib.import_module("torchmetrics.functional.multimodal.clip_score")
     from transformers import CLIPModel, CLIPProcessor
 
-    class OfOldTransformers:
+    class OldTransformers:
         """The library expects embeddings, which newer versions of transformers wrap."""
 
         def __init__(self) -> None:
             self.model = CLIPModel.from_pretrained(clip)
             self.config = self.model.config
 
-        def to(self, _: object) -> "OfOldTransformers":
+        def to(self, _: object) -> "OldTransformers":
             return self
 
         def get_image_features(self, *arguments: Any) -> torch.Tensor:
@@ -127,7 +127,7 @@ def test_clip_scores_are_those_of_torchmetrics(clip: Path) -> None:
             expected, _ = library._clip_score_update(
                 [tensors[number]],
                 [captions[number]],
-                *(OfOldTransformers(), CLIPProcessor.from_pretrained(clip)),
+                *(OldTransformers(), CLIPProcessor.from_pretrained(clip)),
             )
             assert scores[number] == pytest.approx(float(expected), abs=1e-4)
     assert rows.shape == (3, 12)

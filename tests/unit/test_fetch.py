@@ -527,7 +527,7 @@ def test_a_transfer_that_fails_when_it_goes_on_after_a_pause_fails_alone(
     assert {each.failure for each in results[::2]} == {None}
 
 
-class Clumsy(Fetcher[int]):
+class Unwieldy(Fetcher[int]):
     """A fetcher that now and then cannot watch a socket, which makes libcurl drop all transfers."""
 
     watched = 0
@@ -542,7 +542,7 @@ class Clumsy(Fetcher[int]):
 def test_requests_dropped_by_libcurl_are_repeated_and_the_thread_continues(server: ImageServer) -> None:
     basket = Basket(Buffer(1 << 28))
     options = replace(OPTIONS, retries=3, timeout_s=20.0, connections=8)
-    fetcher = Clumsy(options, 20, LocalGate(HostLimits(at_once=100)), basket.buffer, basket)
+    fetcher = Unwieldy(options, 20, LocalGate(HostLimits(at_once=100)), basket.buffer, basket)
     try:
         fetcher.submit((index, parse(server.image_url(index))) for index in range(40))
         results = basket.wait_for(40)

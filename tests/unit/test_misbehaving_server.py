@@ -592,11 +592,11 @@ def open_files() -> int:
     return len(list(Path("/dev/fd").iterdir()))
 
 
-def nothing_going_on(server: ImageServer) -> None:
+def is_idle(server: ImageServer) -> None:
     fetch(server, server.image_url(1))
 
 
-def all_kinds_of_trouble(server: ImageServer) -> None:
+def every_misbehaviour(server: ImageServer) -> None:
     """Leaves with connections in every state; the clients' ends are closed only after the server has stopped."""
     plugs = [socket.create_connection((server.hosts[0], server.port), timeout=PATIENCE_S) for _ in range(12)]
     kinds = ["stall", "trickle&bps=1", "endless", "stall-body", "delay&s=50", "gzip-bomb"]
@@ -620,9 +620,9 @@ _LEFT_BEHIND: list[socket.socket] = []
 @pytest.mark.parametrize(
     ("trouble", "tls", "accept_delay_s"),
     [
-        (nothing_going_on, False, 0.0),
-        (all_kinds_of_trouble, False, 0.0),
-        (all_kinds_of_trouble, True, 0.0),
+        (is_idle, False, 0.0),
+        (every_misbehaviour, False, 0.0),
+        (every_misbehaviour, True, 0.0),
         (connections_not_yet_accepted, False, 30.0),
         (connections_not_yet_accepted, True, 30.0),
     ],

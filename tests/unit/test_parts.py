@@ -14,13 +14,13 @@ from sdp.datasets.parts import read_account, read_info, read_rows, resolve, seri
 from sdp.datasets.units import Unit, Work
 from sdp.errors import DatasetError
 from sdp.storage import open_storage
-from tests.kit import LAYOUT, image_rows, usual_fate, write_images_part
+from tests.kit import LAYOUT, default_outcome, image_rows, write_images_part
 
 WORK = Work(Unit(3, 30, 40))
 
 
 def outcomes() -> list[Outcome]:
-    return [usual_fate(row) for row in range(30, 40)]
+    return [default_outcome(row) for row in range(30, 40)]
 
 
 def written() -> pa.Table:

@@ -86,11 +86,11 @@ def test_a_stop_signal_reaches_the_job_which_is_not_restarted(tmp_path: Path) ->
 def test_a_stop_signal_during_the_start_reaches_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
     start = subprocess.Popen
 
-    def told_meanwhile(command: list[str]) -> subprocess.Popen[bytes]:
+    def reported_during(command: list[str]) -> subprocess.Popen[bytes]:
         os.kill(os.getpid(), signal.SIGTERM)
         return start(command)
 
-    monkeypatch.setattr(subprocess, "Popen", told_meanwhile)
+    monkeypatch.setattr(subprocess, "Popen", reported_during)
     began = time.monotonic()
     assert supervise([sys.executable, "-c", "import time; time.sleep(100)"]) == 128 + signal.SIGTERM
     assert time.monotonic() - began < 60

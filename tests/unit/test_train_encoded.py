@@ -1,4 +1,4 @@
-"""Batches of images that are encoded meanwhile: the order, the share and the account are those of the direct reader."""
+"""Batches of online-encoded images have the same order, share and account as those of the direct reader."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -43,7 +43,7 @@ def dataset(root: Path) -> Dataset:
 
 @pytest.fixture(scope="module")
 def latents(root: Path) -> Dataset:
-    """The same rows in the same row groups."""
+    """Return the same rows in the same row groups."""
     return make_latents(root, ROWS, failed=10)
 
 
@@ -57,7 +57,7 @@ def images(root: Path, dataset: Dataset) -> ImagesDataset:
 
 
 class Fake:
-    """An engine that encodes a row as its address, and finds every seventh one bad."""
+    """An engine that encodes a row as its address, and marks every seventh row as bad."""
 
     def __init__(self, images: ImagesDataset) -> None:
         self.images, self.asked = images, Counter[int]()

@@ -1,4 +1,4 @@
-"""The optimizer beside torch's own, and what keeps a step from being taken."""
+"""The optimizer compared with torch's own, and conditions that skip a step."""
 
 from typing import Any
 

@@ -13,12 +13,12 @@ SHAPE = OrderShape(lanes=3, units=2, row_groups=2)
 
 
 def address(blocks: Blocks, block: int, row: int) -> int:
-    """Rows of the dataset, numbered in the order of its parts."""
+    """Return rows of the dataset, numbered in the order of its parts."""
     return int(blocks.rows[:block].sum()) + row
 
 
 def row_at(order: EpochOrder, position: int) -> int:
-    """Row by row, from the definition: what lane, what window, where it was put."""
+    """Return a row by the definition: its lane, its window, its position."""
     lane = order.lane(position % order.lanes)
     window = lane.window_at(position // order.lanes)
     laid = [address(order.blocks, p.block, r) for p in window.pieces for r in range(p.start, p.stop)]

@@ -1,4 +1,4 @@
-"""Latents that others have written: columns by other names, lists and tensors of numbers, several captions."""
+"""Latents written by other programs: other column names, lists and tensors of numbers, several captions."""
 
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ COLUMNS = {"latents": "image_latents_{resolution}", "text": ["caption_ids"]}
 
 
 def tensors(values: "np.ndarray[Any, Any]") -> pa.Array:
-    """As Ray writes its tensors."""
+    """Return a column in Ray's tensor format."""
     flat = pa.array(values.reshape(-1))
     offsets = np.arange(len(values) + 1, dtype=np.int64) * values[0].size
     return pa.LargeListArray.from_arrays(pa.array(offsets), flat)

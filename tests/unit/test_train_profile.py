@@ -1,4 +1,4 @@
-"""From a profiler's trace to where a step's time and memory goes."""
+"""The summary of a profiler's trace: the time and memory of a step."""
 
 from typing import Any
 
@@ -17,7 +17,8 @@ def memory(at: float, total: int, device: int) -> dict[str, Any]:
 
 
 def of_a_gpu() -> dict[str, Any]:
-    """Two steps of 10 ms. The host has launched all in 3 ms, backward from another thread; the GPU works 2 + 4 ms."""
+    """Return a trace of two steps of 10 ms. The host launches everything in 3 ms, backward from another thread; the GPU
+    works 2 + 4 ms."""
     events: list[dict[str, Any]] = []
     for number, t in enumerate((0.0, 10_000.0)):
         events += [

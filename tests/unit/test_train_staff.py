@@ -72,7 +72,7 @@ def test_a_trainer_s_nth_slice_is_fed_before_anybody_s_next() -> None:
 
 
 def pool_of(*, asked_before: bool) -> Pool:
-    """A pool whose pipeline does not run."""
+    """Return a pool whose pipeline does not run."""
     images: Any = SimpleNamespace(slice_rows=64, resolution=64)
     pool = Pool(images, Placement(1, 4, None, 0.0, 1.0, 1.0, 60.0, {}, None, "out"))
     pool._aim = pool._serving = int(asked_before)
