@@ -1,9 +1,10 @@
-"""Python programs in processes of their own, and ports for servers."""
+"""Other processes: running Python code, finding processes, and ports for servers."""
 
 import os
 import socket
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -27,6 +28,16 @@ def run_program(code: str, arguments: list[str]) -> subprocess.CompletedProcess[
         timeout=240,
         check=False,
     )
+
+
+def processes_with(text: str | Path) -> list[int]:
+    """Return the pids of the processes whose command line contains a text."""
+    pids = []
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):  # it has ended
+            if os.fsencode(text) in entry.read_bytes():
+                pids.append(int(entry.parent.name))
+    return pids
 
 
 def free_port() -> int:

@@ -18,6 +18,7 @@ from sdp.storage import open_storage
 from tests.download_kit import check_exactly_once, config_for, write_urls
 from tests.local_ray import several_nodes
 from tests.misbehaving.server import ImageServer
+from tests.programs import processes_with
 from tests.waiting import until
 
 STORE = 100_000_000
@@ -58,20 +59,6 @@ def parts_in(out: Path) -> dict[str, int]:
     return {file.name: file.stat().st_mtime_ns for file in folder.iterdir()} if folder.is_dir() else {}
 
 
-def workers() -> list[int]:
-    """Return the pids of the processes that download."""
-    pids = []
-    for process in Path("/proc").iterdir():
-        if process.name.isdigit():
-            try:
-                name = (process / "cmdline").read_bytes()
-            except OSError:  # it has ended
-                continue
-            if WORKER.encode() in name:
-                pids.append(int(process.name))
-    return pids
-
-
 def parent(pid: int) -> int:
     """A worker's raylet, and so its node."""
     status = Path(f"/proc/{pid}/status").read_text()
@@ -106,8 +93,8 @@ def test_a_worker_that_is_killed_again_and_again_costs_no_row(server: ImageServe
     def kill() -> None:
         for wanted in (1, 4):
             until(lambda wanted=wanted: len(parts_in(tmp_path / "out")) >= wanted, f"part {wanted}")  # type: ignore[misc]
-            until(lambda: bool(workers()), "a worker")
-            killed.append(workers()[0])
+            until(lambda: bool(processes_with(WORKER)), "a worker")
+            killed.append(processes_with(WORKER)[0])
             os.kill(killed[-1], signal.SIGKILL)
         assert len(parts_in(tmp_path / "out")) < ROWS // UNIT, "it was killed too late to tell anything"
 
@@ -150,7 +137,7 @@ def test_a_node_that_goes_takes_no_row_with_it(nodes: Cluster, server: ImageServ
     nodes.wait_for_nodes()
 
     def remove() -> None:
-        until(lambda: len(workers()) >= 4, "the fourth worker")
+        until(lambda: len(processes_with(WORKER)) >= 4, "the fourth worker")
         until(lambda: len(parts_in(tmp_path / "out")) >= 1, "the first part")
         nodes.remove_node(doomed, allow_graceful=False)
 
@@ -174,8 +161,8 @@ def test_workers_stay_on_nodes_with_the_labels_asked_for(
     seen: set[int] = set()
 
     def watch() -> None:
-        until(lambda: len(workers()) >= 2, "the second worker")
-        seen.update(map(parent, workers()))
+        until(lambda: len(processes_with(WORKER)) >= 2, "the second worker")
+        seen.update(map(parent, processes_with(WORKER)))
 
     try:
         summary = run_beside(watch, lambda: job.run(config))

@@ -32,7 +32,7 @@ from sdp.storage import open_storage
 from tests.download_kit import plain_urls, write_urls
 from tests.kube_server import CORE, RAY, KubeServer, running
 from tests.misbehaving.server import ImageServer
-from tests.programs import free_port
+from tests.programs import free_port, processes_with
 from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -65,16 +65,6 @@ class Ray:
         )
         with urllib.request.urlopen(request, timeout=60) as answer:
             return json.load(answer)
-
-
-def processes_of(folder: str) -> list[int]:
-    """The processes whose command line names a folder: Ray's daemons are in groups of their own."""
-    pids = []
-    for entry in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError):
-            if folder.encode() in entry.read_bytes():
-                pids.append(int(entry.parent.name))
-    return pids
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +106,7 @@ def ray() -> Iterator[Ray]:
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait(30)
-        for pid in processes_of(folder):
+        for pid in processes_with(folder):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         shutil.rmtree(folder, ignore_errors=True)
