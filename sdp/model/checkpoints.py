@@ -22,7 +22,7 @@ from sdp.datasets.output import read_json
 from sdp.datasets.records import BadRecord, Whole, parse
 from sdp.errors import DatasetError, NotFound
 from sdp.model.damage import DamagedCheckpoint
-from sdp.model.tensor_index import read_tensor_index
+from sdp.model.tensor_index import TensorIndex, read_tensor_index
 from sdp.storage import Storage, StorageOptions, open_storage
 
 if TYPE_CHECKING:
@@ -151,6 +151,18 @@ def read_ledger(folder: Storage) -> Ledger:
         raise DamagedCheckpoint(f"{folder.uri_of(LEDGER)}: missing") from error
     except DatasetError as error:
         raise DamagedCheckpoint(str(error).partition(";")[0]) from error
+
+
+def tensor_sizes(index: TensorIndex) -> dict[str, dict[str, int]]:
+    """Return the number of tensors, values and bytes of the weights, the average and the optimizer."""
+    sizes: dict[str, dict[str, int]] = {}
+    for name, tensor in index.tensors.items():
+        kind = "weights" if name.startswith(MODEL) else "average" if name.startswith(EMA) else "optimizer"
+        total = sizes.setdefault(kind, {"tensors": 0, "values": 0, "bytes": 0})
+        total["tensors"] += 1
+        total["values"] += tensor.bytes // tensor.itemsize
+        total["bytes"] += tensor.bytes
+    return sizes
 
 
 def way_out(folder: Storage) -> str:

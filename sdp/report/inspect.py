@@ -22,11 +22,10 @@ from sdp.evaluate.layout import RESULT
 from sdp.model.checkpoints import (
     COMPLETE,
     CONFIG,
-    EMA,
-    MODEL,
     checkpoint_name,
     read_ledger,
     read_marker,
+    tensor_sizes,
 )
 from sdp.model.damage import DamagedCheckpoint
 from sdp.model.tensor_index import read_tensor_index
@@ -297,14 +296,7 @@ def _sizes(folder: Storage, stored: Mapping[str, int]) -> tuple[dict[str, dict[s
         index = read_tensor_index(folder)
     except ModelError as error:
         return {}, [str(error)]
-    sizes: dict[str, dict[str, int]] = {}
-    for name, tensor in index.tensors.items():
-        kind = "weights" if name.startswith(MODEL) else "average" if name.startswith(EMA) else "optimizer"
-        total = sizes.setdefault(kind, {"tensors": 0, "values": 0, "bytes": 0})
-        total["tensors"] += 1
-        total["values"] += tensor.bytes // tensor.itemsize
-        total["bytes"] += tensor.bytes
-    return sizes, [
+    return tensor_sizes(index), [
         f"{folder.uri_of(file)}: {stored.get(file, 0):,} bytes, expected {count:,}; {_HINT}"
         for file, count in sorted(index.file_sizes().items())
         if stored.get(file, 0) < count
