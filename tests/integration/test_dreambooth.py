@@ -73,7 +73,7 @@ def test_each_step_leaves_its_folder_and_is_not_taken_twice(root: Path, tmp_path
     assert read_ledger(checkpoint).consumed(0) == 10
     page = (out / job.PAGE).read_text()
     assert CAPTION in page
-    assert page.index("Its own pictures, and those drawn") < page.index("Pictures by prompt")
+    assert page.index("Own and drawn pictures") < page.index("Pictures by prompt")
     assert all(f"{root}/own/{number}.jpg" in page for number in range(5))
     before = written(out)
     job.run(config(root, out))

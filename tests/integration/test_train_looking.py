@@ -297,7 +297,7 @@ def test_the_job_measures_and_draws_and_its_report_shows_both(root: Path) -> Non
     assert [line["validation_step"] for line in lines] == [2, 4, 6]
     (section,) = [section for section in gather([str(root / "run")]) if section.title == "Training, offline"]
     titles = [block.title for block in section.blocks if isinstance(block, Drawing)]
-    assert "Loss on rows that are not trained on, by timesteps" in titles
+    assert "Loss on held-out rows, by timestep" in titles
     (strips,) = [block for block in section.blocks if isinstance(block, Strips)]
     assert [prompt for prompt, _ in strips.rows] == list(PROMPTS)
     assert all("step 3" in {tile.note for tile in tiles} for _, tiles in strips.rows)

@@ -59,13 +59,13 @@ def apart(a: Pictures, b: Pictures) -> int:
 @pytest.mark.parametrize("guidance", [1.0, 5.0])
 @pytest.mark.parametrize("name", SCHEDULERS)
 def test_pictures_are_those_of_diffusers_pipeline(
-    name: str, guidance: float, model: Path, painter: Painter, pipeline: Any
+    name: str, guidance: float, model: Path, painter: Painter, diffusers_pipeline: Any
 ) -> None:
     kind, settings = SCHEDULERS[name]
     config = json.loads((model / "scheduler" / "scheduler_config.json").read_text())
-    pipeline.scheduler = getattr(diffusers, kind).from_config({**config, **settings})
+    diffusers_pipeline.scheduler = getattr(diffusers, kind).from_config({**config, **settings})
     generators = [torch.Generator().manual_seed(seed) for seed in SEEDS]
-    output = pipeline(
+    output = diffusers_pipeline(
         PROMPTS,
         negative_prompt=[NEGATIVE] * 2,
         num_inference_steps=4,
