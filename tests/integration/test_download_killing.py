@@ -65,7 +65,7 @@ def parent(pid: int) -> int:
     return int(status.partition("PPid:")[2].split()[0])
 
 
-def run_beside(act: Callable[[], None], run: Callable[[], "job.Summary | None"]) -> "job.Summary":
+def run_beside(act: Callable[[], None], run: Callable[[], "job.DownloadSummary | None"]) -> "job.DownloadSummary":
     """Run a job, and an action at the same time."""
     failures: list[BaseException] = []
 
