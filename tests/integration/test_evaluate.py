@@ -48,15 +48,15 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("inputs")
     tiny_clip(root / "clip")
     tiny_dino(root / "dino")
-    write_pictures(root / "ours", range(20))
-    write_pictures(root / "theirs", range(100, 130), captions=False)
+    write_pictures(root / "pictures", range(20))
+    write_pictures(root / "references", range(100, 130), captions=False)
     return root
 
 
 def settings_for(inputs: Path, **more: Any) -> dict[str, Any]:
     return {
-        "source": {"uri": inputs / "ours"},
-        "reference": {"uri": inputs / "theirs"},
+        "source": {"uri": inputs / "pictures"},
+        "reference": {"uri": inputs / "references"},
         "clip": {"model": inputs / "clip"},
         "features": {"model": inputs / "dino"},
         **more,
@@ -306,7 +306,7 @@ def test_errors_are_one_line_and_nothing_is_written(
     inputs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "empty").mkdir()
-    pictures, reference, clip, dino = (f"{inputs / name}" for name in ("ours", "theirs", "clip", "dino"))
+    pictures, reference, clip, dino = (f"{inputs / name}" for name in ("pictures", "references", "clip", "dino"))
     pq.write_table(pa.table({"image": [encoded(picture(1))]}), tmp_path / "a.parquet")
     for keys, line in (
         ([], "source.uri: expected pictures, or a checkpoint in loss.checkpoint, got neither"),
@@ -376,7 +376,9 @@ def test_evaluators_run_on_the_accelerator_asked_for_and_come_to_the_same(
     assert len(read_rows(dataset.storage, dataset.parts["path"][0].as_py(), ["row"])) == 8
     with pytest.raises(UserError, match="has no captions"):
         job.run(
-            evaluate_config(tmp_path / "o2", **settings_for(inputs, source={"uri": inputs / "theirs"}, scaling=scaling))
+            evaluate_config(
+                tmp_path / "o2", **settings_for(inputs, source={"uri": inputs / "references"}, scaling=scaling)
+            )
         )
     assert (inputs / "clip").exists()
 
