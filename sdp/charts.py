@@ -1,4 +1,4 @@
-"""Charts as SVG, and the jinja2 templates behind them. A page defines the colours that they use: --a, --b, ..."""
+"""Charts as SVG, and jinja2 templates. The page that shows a chart defines its colours: --a, --b, ..."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -16,12 +16,12 @@ _HALF, _TOP, _HEIGHT, _BOTTOM = 480, 26, 280, 38
 _MOST_POINTS = 600
 
 Tick = tuple[float, str]
-"""Where it stands, and its label."""
+"""Position and label."""
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One curve, with a gap where a value is missing."""
+    """A curve, with a gap where a value is missing."""
 
     name: str
     x: Sequence[float]
@@ -30,17 +30,18 @@ class Line:
 
 
 def lines(curves: Sequence[Line], *, x_name: str, zero: bool = False, half: bool = False) -> str:
-    """Draw curves over a common axis; `zero` starts the vertical axis at 0, `half` fits half the page's width."""
+    """Return a chart of curves. `zero` starts the vertical axis at 0; `half` is for half the page's width."""
     width = _HALF if half else WIDTH
     points = [point for curve in curves for piece in _pieces(curve) for point in piece]
     if not points:
-        return f'<svg viewBox="0 0 {width} 40" role="img"><text x="0" y="24">nothing to draw yet</text></svg>'
+        return f'<svg viewBox="0 0 {width} 40" role="img"><text x="0" y="24">no data yet</text></svg>'
     x, columns = axis([a for a, _ in points], LEFT, width - RIGHT, 4 if half else 8)
     y, rows = axis([b for _, b in points] + [0.0] * zero, _HEIGHT - _BOTTOM, _TOP, 5)
-    drawn = [
-        (curve, "abcdef"[number % 6], [" ".join(f"{x(a):.1f},{y(b):.1f}" for a, b in piece) for piece in thin])
-        for number, (curve, thin) in enumerate((c, _pieces(c, max(1, len(c.x) // _MOST_POINTS))) for c in curves)
-    ]
+    drawn = []
+    for number, curve in enumerate(curves):
+        pieces = _pieces(curve, stride=max(1, len(curve.x) // _MOST_POINTS))
+        polylines = [" ".join(f"{x(a):.1f},{y(b):.1f}" for a, b in piece) for piece in pieces]
+        drawn.append((curve, "abcdef"[number % 6], polylines))
     return render(
         Path(__file__).with_suffix(".svg"),
         {"width": width, "height": _HEIGHT, "left": LEFT, "right": width - RIGHT, "top": _TOP, "bottom": _BOTTOM}
@@ -49,7 +50,7 @@ def lines(curves: Sequence[Line], *, x_name: str, zero: bool = False, half: bool
 
 
 def axis(values: Sequence[float], start: float, end: float, about: int) -> tuple[Callable[[float], float], list[Tick]]:
-    """Return the scale that maps the values' span to start..end, and about so many ticks on it."""
+    """Return the scale that maps the values' range to start..end, and about this many ticks."""
     low, high = min(values), max(values)
     if low == high:
         low, high = low - (abs(low) or 1.0) * 0.5, high + (abs(high) or 1.0) * 0.5
@@ -61,7 +62,7 @@ def axis(values: Sequence[float], start: float, end: float, about: int) -> tuple
 
 
 def ticks(low: float, high: float, about: int = 5) -> list[float]:
-    """Return round numbers within a span."""
+    """Return round numbers within a range."""
     raw = (high - low) / about
     step = 10 ** math.floor(math.log10(raw))
     step *= next(factor for factor in (1, 2, 5, 10) if factor * step >= raw * 0.999)
@@ -78,16 +79,16 @@ def short(number: float) -> str:
 
 
 def _pieces(curve: Line, stride: int = 1) -> Iterator[list[tuple[float, float]]]:
-    """Yield the curve's pieces between its gaps, keeping every stride-th point and the last."""
+    """Yield the curve's pieces between its gaps, with every stride-th point and the last."""
     points = enumerate(zip(curve.x, curve.y, strict=True))
-    for there, piece in groupby(points, lambda point: point[1][1] is not None and math.isfinite(point[1][1])):
+    for has_values, piece in groupby(points, lambda point: point[1][1] is not None and math.isfinite(point[1][1])):
         kept = [(a, b or 0.0) for n, (a, b) in piece if n % stride == 0 or n == len(curve.x) - 1]
-        if there and kept:
+        if has_values and kept:
             yield kept
 
 
 def render(file: Path, values: dict[str, Any]) -> str:
-    """Fill in a template file, escaping all values for HTML; raises ValueError where one is missing."""
+    """Fill in a template file, escaping values for HTML; raise ValueError if one is missing."""
     from jinja2 import UndefinedError
 
     try:

@@ -1,8 +1,7 @@
-"""`python -m sdp.supervisor JOB …`: run `sdp JOB …`, and again when it breaks down; what a RayJob's entrypoint is.
+"""`python -m sdp.supervisor JOB …`: run `sdp JOB …`, and restart it after a failure; the entrypoint of a RayJob.
 
-A driver may die of much that is no fault of the job's: its node, a bug of a library, a store that was away. The job
-continues from storage, so the cure is to run it again, within bounds. Exit code 2 is something that a person has to
-mend: it ends the matter at once, as 0 does.
+A driver may fail for reasons outside the job: a lost node, a library's bug, unavailable storage. The job resumes from
+storage, so it is restarted, within limits. Exit codes 0 (done) and 2 (the user must fix something) end the supervisor.
 
 With `--wait-for-input` before JOB, the job starts when the dataset that it reads is complete.
 """
@@ -25,15 +24,15 @@ from sdp.kube.leave import LEAVING
 from sdp.kube.rayjob import unpacked
 
 TRIES = 5
-"""How often in a row a job may break down soon after it was started."""
+"""Number of consecutive failures after which the supervisor gives up."""
 STEADY_S = 1800.0
-"""After so long a breakdown counts as the first again."""
+"""Running time after which a failure no longer counts as consecutive."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 5.0, 300.0
-LOOK_S = 30.0
-"""How often to look whether the input is complete."""
+POLL_S = 30.0
+"""Interval of checks for complete input."""
 WAIT_FLAG = "--wait-for-input"
 STAY_S = 1800.0
-"""How long it stays where its pod goes, at the most: the pod's end ends it."""
+"""Longest wait for the end of a pod that is being removed."""
 
 
 def supervise(
@@ -43,12 +42,12 @@ def supervise(
     steady_s: float = STEADY_S,
     first_pause_s: float = FIRST_PAUSE_S,
 ) -> int:
-    """Run a command until it succeeds, cannot, or has broken down too often; returns its last exit code."""
+    """Run a command until it succeeds, needs the user, or fails too often; return its last exit code."""
     child: subprocess.Popen[bytes] | None = None
-    told, leaving = threading.Event(), threading.Event()
+    stopping, leaving = threading.Event(), threading.Event()
 
-    def hand_on(number: int, _: FrameType | None) -> None:
-        told.set()
+    def forward(number: int, _: FrameType | None) -> None:
+        stopping.set()
         if number == LEAVING:
             leaving.set()
             number = signal.SIGTERM
@@ -57,45 +56,47 @@ def supervise(
 
     def stay_if_leaving() -> None:
         if leaving.is_set():
-            say("supervisor: the head's pod goes; the job has stopped, and is submitted again on the next head")
+            say(
+                "supervisor: the head's pod is going away; the job has stopped and will be resubmitted on the next head"
+            )
             threading.Event().wait(STAY_S)
 
-    before = {number: signal.signal(number, hand_on) for number in (signal.SIGTERM, signal.SIGINT, LEAVING)}
+    previous = {number: signal.signal(number, forward) for number in (signal.SIGTERM, signal.SIGINT, LEAVING)}
     try:
-        breakdowns = 0
+        failures = 0
         while True:
-            began = time.monotonic()
+            start = time.monotonic()
             child = subprocess.Popen(command)
-            if told.is_set():  # while there was no child to hand it on to
+            if stopping.is_set():  # the signal came before there was a child
                 child.send_signal(signal.SIGTERM)
             code = child.wait()
             stay_if_leaving()
-            if code in (0, UserError.exit_code) or told.is_set():
+            if code in (0, UserError.exit_code) or stopping.is_set():
                 return code if code >= 0 else 128 - code
-            breakdowns = 1 if time.monotonic() - began > steady_s else breakdowns + 1
-            how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-            if breakdowns >= tries:
-                say(f"supervisor: the job {how}, {breakdowns} times in a row: given up; mend it and submit it again")
+            failures = 1 if time.monotonic() - start > steady_s else failures + 1
+            end = f"was killed by signal {-code}" if code < 0 else f"failed with exit code {code}"
+            if failures >= tries:
+                say(f"supervisor: the job {end}, {failures} times in a row; giving up: fix the cause and resubmit it")
                 return code if code > 0 else 128 - code
-            pause = backoff(breakdowns - 1, first_pause_s, LONGEST_PAUSE_S)
-            say(f"supervisor: the job {how}; started again in {pause:.3g} s ({breakdowns} of {tries - 1})")
-            if told.wait(pause):
+            pause = backoff(failures - 1, first_pause_s, LONGEST_PAUSE_S)
+            say(f"supervisor: the job {end}; restarting in {pause:.3g} s ({failures} of {tries - 1})")
+            if stopping.wait(pause):
                 stay_if_leaving()
                 return 128 + signal.SIGTERM
     finally:
-        for number, handler in before.items():
+        for number, handler in previous.items():
             signal.signal(number, handler)
 
 
 def wait_for_input(job: str, config: str, overrides: Sequence[str] = ()) -> None:
-    """Return when the dataset that a job reads is complete."""
+    """Wait until the dataset that a job reads is complete."""
     from sdp.config import load
     from sdp.datasets.manifest import MANIFEST
     from sdp.storage import open_storage
 
     settings: Any = load(job, config, overrides)
     source = open_storage(settings.source.uri, settings.storage.options())
-    with Progress(f"{job} waits", every_s=300) as progress:
+    with Progress(f"{job} is waiting", every_s=300) as progress:
         while True:
             try:
                 if source.exists(MANIFEST):
@@ -103,11 +104,11 @@ def wait_for_input(job: str, config: str, overrides: Sequence[str] = ()) -> None
                 progress.update(f"for {source.uri} to be complete")
             except Unavailable as error:
                 progress.update(f"for {source.uri}: {error}")
-            threading.Event().wait(LOOK_S)
+            threading.Event().wait(POLL_S)
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Supervise the job of this command line; a configuration that came along with it is laid into a file first."""
+    """Supervise the job of a command line, whose embedded configuration is written to a file first."""
     configure()
     with tempfile.TemporaryDirectory(prefix="sdp-job-") as folder:
         try:

@@ -1,4 +1,4 @@
-"""What all tests share: outside programs, by mark or by fixture; and tests/e2e runs only when asked for (`-m e2e`).
+"""Fixtures for all tests: outside programs, by mark or fixture; tests/e2e runs only when asked for (`-m e2e`).
 
 `@pytest.mark.needs("versitygw")` on a test that needs a program, `tool("versitygw")` for its path. Where it is missing,
 the test is skipped and the run ends with how to get it; where CI=true, it fails.
@@ -37,7 +37,7 @@ def tool() -> Callable[[str], Path]:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """A KUBECONFIG may lead to anybody's cluster: nothing goes there unless `make e2e` says so."""
+    """Keep e2e tests from a KUBECONFIG's cluster unless `make e2e` asks for them."""
     if E2E in item.path.parents:
         item.add_marker(pytest.mark.e2e)
 
@@ -88,8 +88,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     for outcome in ("skipped", "failed", "error"):
         for report in terminalreporter.stats.get(outcome, []):
             reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
-            if found := MISSED.search(reason):
-                missed[found[1], found[2]] += 1
+            if match := MISSED.search(reason):
+                missed[match[1], match[2]] += 1
     if missed:
         terminalreporter.section("outside programs that are missing")
         for (name, how), count in sorted(missed.items()):

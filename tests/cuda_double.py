@@ -20,14 +20,14 @@ GPUS = 2
 
 
 class Stream:
-    """A queue of work; what was given to it is done when somebody waits for it."""
+    """A queue of work, which is done when the stream is waited for."""
 
     def __init__(self, gpus: "Gpus", index: int) -> None:
         self.gpus, self.device = gpus, torch.device("cuda", index)
         self.work: list[Callable[[], None]] = []
         self.done = 0
         self.waited: dict[Stream, int] = {}
-        """How much of other streams' work comes before what is given to this one from now on."""
+        """The amount of other streams' work that precedes the next work on this stream."""
 
     def finish(self, upto: int) -> None:
         while self.done < upto:
@@ -69,7 +69,7 @@ class Event:
 
 
 class OnGpu(Tensor):
-    """A tensor that is said to lie on a GPU."""
+    """A tensor that claims to be on a GPU."""
 
     gpus: "Gpus"
     stream: Stream
@@ -115,7 +115,7 @@ class OnGpu(Tensor):
 
 
 class Gpus:
-    """What the double has seen."""
+    """The record of all calls to the double."""
 
     def __init__(self) -> None:
         self.contexts: set[int] = set()
@@ -171,20 +171,20 @@ class Gpus:
         """Copy a tensor to a GPU; from page-locked memory the copy is under way when this returns."""
         self.touch(device)
         stream = self.current_stream(device)
-        there = tensor.detach().clone()
+        copy = tensor.detach().clone()
         if self.is_pinned(tensor):
 
             def check() -> None:
-                if not torch.equal(tensor, there):
+                if not torch.equal(tensor, copy):
                     self.fail("page-locked memory was changed before it was copied to the GPU")
 
             stream.work.append(check)
-        return self.placed(there, stream)  # type: ignore[no-any-return]
+        return self.placed(copy, stream)  # type: ignore[no-any-return]
 
-    def copy_back(self, host: Tensor, there: Tensor, stream: Stream, non_blocking: bool = False) -> Tensor:
+    def copy_back(self, host: Tensor, source: Tensor, stream: Stream, non_blocking: bool = False) -> Tensor:
         def copy() -> None:
             with torch.inference_mode(), torch._C.DisableTorchFunctionSubclass():
-                host.copy_(there)
+                host.copy_(source)
 
         stream.work.append(copy)
         if not (non_blocking and self.is_pinned(host)):

@@ -1,4 +1,4 @@
-"""What the tests of the download stage share: metadata tables, configurations, and what came of a run."""
+"""Helpers for tests of the download stage: metadata tables, configurations, and a run's outcomes."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -64,31 +64,31 @@ def outcomes(dataset: Dataset) -> dict[int, tuple[str, str | None, int]]:
     units: dict[int, list[pa.Table]] = {}
     for info in sorted(part_infos(dataset.storage), key=lambda info: (info.unit.number, info.attempt)):
         units.setdefault(info.unit.number, []).append(read_account(dataset.storage, info.path))
-    found: dict[int, tuple[str, str | None, int]] = {}
+    result: dict[int, tuple[str, str | None, int]] = {}
     for accounts in units.values():
         for entry in resolve(accounts).to_pylist():
-            assert entry["row"] not in found
-            found[entry["row"]] = (entry["outcome"], entry["reason"], entry["attempts"])
-    return found
+            assert entry["row"] not in result
+            result[entry["row"]] = (entry["outcome"], entry["reason"], entry["attempts"])
+    return result
 
 
 def written_rows(dataset: Dataset) -> dict[int, dict[str, Any]]:
     """The rows of all parts by address; one that occurs twice is an error."""
-    found: dict[int, dict[str, Any]] = {}
+    result: dict[int, dict[str, Any]] = {}
     for info in part_infos(dataset.storage):
         for row in read_rows(dataset.storage, info.path).to_pylist():
-            assert row["row"] not in found, f"row {row['row']} was written twice"
-            found[row["row"]] = row
-    return found
+            assert row["row"] not in result, f"row {row['row']} was written twice"
+            result[row["row"]] = row
+    return result
 
 
 def check_exactly_once(dataset: Dataset, rows: Iterable[int]) -> dict[int, dict[str, Any]]:
     """Every address has one outcome, and those that are written are there, once. Returns the written rows."""
     every = outcomes(dataset)
     assert sorted(every) == list(rows)
-    there = written_rows(dataset)
-    assert sorted(there) == sorted(row for row, (outcome, _, _) in every.items() if outcome == WRITTEN)
+    written = written_rows(dataset)
+    assert sorted(written) == sorted(row for row, (outcome, _, _) in every.items() if outcome == WRITTEN)
     counts = dataset.manifest.counts
     assert counts.input == len(every)
-    assert counts.written == len(there)
-    return there
+    assert counts.written == len(written)
+    return written

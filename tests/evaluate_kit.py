@@ -1,10 +1,10 @@
-"""Feature networks far too small to be any good, and pictures for them to look at."""
+"""Tiny untrained feature networks, and pictures for them."""
 
 import io
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -13,28 +13,39 @@ from PIL import Image
 
 from sdp.config import EvaluateConfig, parse
 
+if TYPE_CHECKING:
+    from transformers import CLIPTokenizer
+
 Pixels = NDArray[np.uint8]
 
 
-def tiny_clip(folder: Path) -> Path:
-    """CLIP with a vocabulary of letters, as transformers saves it."""
-    from transformers import CLIPConfig, CLIPImageProcessor, CLIPModel, CLIPTokenizer
+def letter_tokenizer(folder: Path) -> "CLIPTokenizer":
+    """Return CLIP's tokenizer with a vocabulary of letters, whose files it writes to a folder."""
+    from transformers import CLIPTokenizer
 
-    torch.manual_seed(0)
-    folder.mkdir(parents=True, exist_ok=True)
     letters = [chr(c) for c in range(ord("a"), ord("z") + 1)]
     words = [*letters, *(f"{letter}</w>" for letter in letters), "<|startoftext|>", "<|endoftext|>"]
     (folder / "vocab.json").write_text(json.dumps({word: number for number, word in enumerate(words)}))
     (folder / "merges.txt").write_text("#version: 0.2\n")
-    CLIPTokenizer(str(folder / "vocab.json"), str(folder / "merges.txt"), model_max_length=77).save_pretrained(folder)
+    return CLIPTokenizer(str(folder / "vocab.json"), str(folder / "merges.txt"), model_max_length=77)
+
+
+def tiny_clip(folder: Path) -> Path:
+    """CLIP with a vocabulary of letters, as transformers saves it."""
+    from transformers import CLIPConfig, CLIPImageProcessor, CLIPModel
+
+    torch.manual_seed(0)
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer = letter_tokenizer(folder)
+    tokenizer.save_pretrained(folder)
     layers = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
     config = CLIPConfig(
         text_config={
             **layers,
-            "vocab_size": len(words),
+            "vocab_size": len(tokenizer),
             "max_position_embeddings": 77,
-            "bos_token_id": len(words) - 2,
-            "eos_token_id": len(words) - 1,
+            "bos_token_id": len(tokenizer) - 2,
+            "eos_token_id": len(tokenizer) - 1,
         },
         vision_config={**layers, "image_size": 32, "patch_size": 8},
         projection_dim=12,
@@ -77,7 +88,7 @@ def noise_inception(folder: Path) -> Path:
     from torch_fidelity import feature_extractor_inceptionv3 as theirs
 
     class Empty(theirs.FeatureExtractorInceptionV3):  # type: ignore[misc]  # its base has no types
-        def load_state_dict(self, *_: Any) -> None:  # type: ignore[override]  # nothing is to be fetched
+        def load_state_dict(self, *_: Any) -> None:  # type: ignore[override]  # fetch nothing
             pass
 
     torch.manual_seed(2)
@@ -122,13 +133,13 @@ def caption_of(number: int) -> str:
     return f"picture {chr(ord('a') + number % 26)}"
 
 
-def evaluate_config(out: Path, **told: Any) -> EvaluateConfig:
+def evaluate_config(out: Path, **settings: Any) -> EvaluateConfig:
     """A job that takes a moment."""
     usual: dict[str, Any] = {
         "output": {"uri": str(out), "rows_per_file": 8},
         "scaling": {"batch_size": 3, "threads": 2},
         "kid": {"subsets": 5, "subset_size": 10},
     }
-    for key, value in told.items():
+    for key, value in settings.items():
         usual[key] = usual[key] | value if isinstance(usual.get(key), dict) else value
     return parse("evaluate", json.loads(json.dumps(usual, default=str)))

@@ -1,4 +1,4 @@
-"""The exporter as a process of its own, and what a scrape of it says."""
+"""The exporter as a separate process, and its scrapes."""
 
 import ctypes
 import datetime
@@ -26,7 +26,7 @@ DEADLINE_S = 20.0
 
 
 class Scrape:
-    """What one scrape said."""
+    """The result of one scrape."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -38,9 +38,9 @@ class Scrape:
         return [s for s in self.samples if s.name == name and wanted.items() <= s.labels.items()]
 
     def one(self, name: str, **labels: object) -> Sample:
-        found = self.all(name, **labels)
-        assert len(found) == 1, f"{len(found)} samples of {name} {labels}"
-        return found[0]
+        samples = self.all(name, **labels)
+        assert len(samples) == 1, f"{len(samples)} samples of {name} {labels}"
+        return samples[0]
 
     def value(self, name: str, **labels: object) -> float:
         return self.one(name, **labels).value
@@ -95,7 +95,7 @@ class Exporter:
 def exporting(
     environment: Mapping[str, str], *arguments: str, without_capabilities: bool = False, code: str = ""
 ) -> Iterator[Exporter]:
-    """Started, and listening; as a container has it where no capability was added, if asked; by CODE, if given."""
+    """Start the exporter and wait until it listens, optionally without capabilities, as in a container, or by CODE."""
     command = [
         sys.executable,
         *(["-c", code] if code else ["-m", "sdp.exporter"]),

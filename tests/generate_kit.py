@@ -52,12 +52,12 @@ def make_checkpoint(
             "ema": {"decay": 0.99 if ema else None},
         },
     )
-    found = resolve(str(model))
+    resolved = resolve(str(model))
     saver = Checkpointer(
         RunFolder(open_storage(str(run))),
         World(),
         config.model_dump(mode="json"),
-        facts={"model": {"source": str(found.source), "digest": found.digest}},
+        facts={"model": {"source": str(resolved.source), "digest": resolved.digest}},
     )
     saving = saver.stage(tensors, TrainState(step=step), Ledger())
     saving.written.result(timeout=60)
@@ -68,7 +68,7 @@ def make_checkpoint(
 
 def generate_config(out: Path, checkpoint: object, prompts: Iterable[str] = ("a", "b"), **more: Any) -> GenerateConfig:
     """A job that takes a moment: 64 pixels, 3 steps."""
-    told: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "output": {"uri": str(out), "rows_per_file": 4},
         "checkpoint": str(checkpoint),
         "prompts": list(prompts),
@@ -77,5 +77,5 @@ def generate_config(out: Path, checkpoint: object, prompts: Iterable[str] = ("a"
         "scaling": {"batch_size": 2},
     }
     for key, value in more.items():
-        told[key] = told[key] | value if isinstance(told.get(key), dict) else value
-    return parse("generate", json.loads(json.dumps(told)))
+        settings[key] = settings[key] | value if isinstance(settings.get(key), dict) else value
+    return parse("generate", json.loads(json.dumps(settings)))

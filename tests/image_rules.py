@@ -14,6 +14,6 @@ def image_rules(
     max_bytes: int = 50_000_000,
     **image: Any,
 ) -> ImageRules:
-    """Return rules that accept any size, unless told otherwise."""
+    """Return rules that accept any size, unless overridden."""
     config = ImageConfig(**{"least_side": 1, "crop": "center" if crop else "none", **image})
     return ImageRules(config, FiltersConfig(min_side=min_side, max_aspect=max_aspect), max_bytes)

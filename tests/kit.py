@@ -27,7 +27,7 @@ def write_source(folder: Path, files: Iterable[tuple[str, int]], first: int = 0)
         pq.write_table(table, folder / name)
 
 
-def usual_fate(row: int) -> Outcome:
+def default_outcome(row: int) -> Outcome:
     """Every 7th row fails, every 11th is filtered, the others are written."""
     if row % 7 == 3:
         return Outcome(row, FAILED, "http_status", "404")
@@ -48,7 +48,7 @@ def image_rows(rows: Iterable[int]) -> pa.Table:
     )
 
 
-def write_images_part(storage: Storage, work: Work, fate: Callable[[int], Outcome] = usual_fate) -> PartInfo:
+def write_images_part(storage: Storage, work: Work, fate: Callable[[int], Outcome] = default_outcome) -> PartInfo:
     outcomes = [fate(row) for row in range(work.unit.start, work.unit.stop)]
     rows = image_rows(o.row for o in outcomes if o.outcome == WRITTEN)
     return write_part(storage, "images", work, rows, account_table(outcomes), layout=LAYOUT)

@@ -31,7 +31,7 @@ from tests.certificate import Certificate
 Object = dict[str, Any]
 NAMESPACE = "lab"
 NODE_ID = "4e0de1"
-"""Of the head, where drivers run."""
+"""Pods of the head, which run drivers."""
 RAY = f"/apis/ray.io/v1/namespaces/{NAMESPACE}"
 CORE = f"/api/v1/namespaces/{NAMESPACE}"
 GROUPS = {
@@ -54,7 +54,7 @@ GROUPS = {
 
 @dataclass
 class Fault:
-    """What goes wrong with the next requests that it matches."""
+    """A failure of the next requests that match it."""
 
     method: str
     matches: str
@@ -125,7 +125,7 @@ class KubeServer:
         return path
 
     def put(self, path: str, item: Object) -> Object:
-        """Make or change an object; who watches it is told."""
+        """Create or change an object, and notify watchers."""
         with self.changed:
             self._version += 1
             name = path.rpartition("/")[2]
@@ -157,7 +157,7 @@ class KubeServer:
                 socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
     def asked(self, method: str, pattern: str) -> int:
-        """How many requests there were of this kind."""
+        """Return the number of requests of this kind."""
         return sum(each == method and re.search(pattern, path) is not None for each, path in self.requests)
 
     def _handler(self) -> type[BaseHTTPRequestHandler]:
@@ -180,15 +180,15 @@ class KubeServer:
         group = next(group for group in self.groups if collection.startswith(f"{group}/"))
         kind = collection.rpartition("/")[2]
         inside = collection.removesuffix(f"/{kind}")
-        found = []
+        objects = []
         for path, item in self.objects.items():
             folder, _, _ = path.rpartition("/")
             here = folder == collection or (
                 inside == group and re.fullmatch(rf"{group}(/namespaces/[^/]+)?/{kind}", folder)
             )
             if here:
-                found.append(item)
-        return found
+                objects.append(item)
+        return objects
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -431,7 +431,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _refuse(self, status: int, reason: str, message: str, details: Object | None = None) -> None:
         self._silent = False
-        told = {
+        body = {
             "kind": "Status",
             "status": "Failure",
             "message": message,
@@ -439,7 +439,7 @@ class _Handler(BaseHTTPRequestHandler):
             "details": details or {},
             "code": status,
         }
-        self._reply(told, status)
+        self._reply(body, status)
 
     def _hang_up(self) -> None:
         self.close_connection = True
@@ -538,7 +538,7 @@ class _RayHandler(BaseHTTPRequestHandler):
         elif words[1] == "jobs":
             known = {"submission_id": name, "start_time": job.start_time, "driver_node_id": NODE_ID}
             self._answer(200, json.dumps(known).encode())
-        elif query.get("node_id") != NODE_ID:  # Ray 2.60 wants it, although the submission would say it all
+        elif query.get("node_id") != NODE_ID:  # Ray 2.60 requires it, although the submission would suffice
             self._answer(500, b"500 Internal Server Error\n\nServer got itself in trouble")
         elif words[-1] == "file":
             lines = int(query["lines"])

@@ -29,7 +29,7 @@ def make_latents(
     text_width: int | None = None,
     buckets: bool = False,
 ) -> Dataset:
-    """A complete dataset of noise; every `failed`-th row has failed. The first bytes of a latent tell its row.
+    """Make a complete dataset of noise, in which every `failed`-th row failed. A latent's first bytes are its row.
     With a width its captions are embeddings; with buckets its latents have several shapes."""
     write_source(root / "source", [("a.parquet", rows)])
     storage = open_storage(uri or str(root / "latents"))

@@ -1,4 +1,4 @@
-"""What the process stage's tests share: images, datasets of them, and a model of random weights."""
+"""Helpers for tests of the process stage: images, datasets of them, and a model of random weights."""
 
 import io
 import json
@@ -81,9 +81,9 @@ def make_images(
 
 
 def config_of(source: object, output: object, model: object, *settings: str) -> ProcessConfig:
-    told = [f"source.uri={source}", f"output.uri={output}", f"model.source={model}"]
+    arguments = [f"source.uri={source}", f"output.uri={output}", f"model.source={model}"]
     usual = ["resolutions=[64]", "encode.dtype=fp32", "encode.batch_size=8"]
-    return load("process", None, [*told, *usual, *settings])
+    return load("process", None, [*arguments, *usual, *settings])
 
 
 def write_tokenizer(folder: Path) -> None:
@@ -97,9 +97,9 @@ def write_tokenizer(folder: Path) -> None:
         vocabulary.setdefault(token, len(vocabulary))
     (folder / "vocab.json").write_text(json.dumps(vocabulary))
     (folder / "merges.txt").write_text("#version: 0.2\n")
-    told = {"tokenizer_class": "CLIPTokenizer", "model_max_length": 77, "pad_token": "!"}
+    config = {"tokenizer_class": "CLIPTokenizer", "model_max_length": 77, "pad_token": "!"}
     marks = {"bos_token": "<|startoftext|>", "eos_token": "<|endoftext|>", "unk_token": "<|endoftext|>"}
-    (folder / "tokenizer_config.json").write_text(json.dumps({**told, **marks}))
+    (folder / "tokenizer_config.json").write_text(json.dumps({**config, **marks}))
 
 
 def make_vae(seed: int = 0) -> Any:
@@ -138,7 +138,7 @@ def write_model(folder: Path, seed: int = 0) -> Path:
 
 
 def trouble(room: int, faults: str) -> None:
-    """Give a worker process (this runs in it as it starts) an encoder of little memory, to which white is NaN.
+    """Give a worker process, as it starts, an encoder of little memory that turns white pictures into NaN.
 
     For each of the files `start` and `device` in `faults` it takes one away and fails, as it starts or at work: with
     words that are none of ours.
@@ -182,8 +182,8 @@ DEADLY = b"<kill the decoder>"
 """Behind a JPEG's end: a worker that obeys dies of it."""
 
 
-def obey(traces: str) -> None:
-    """Make a worker process (this runs in it as it starts) do as a test wishes.
+def follow_instructions(traces: str) -> None:
+    """Make a worker process, as it starts, follow a test's instructions.
 
     It dies of what ends in DEADLY. An encoder leaves a note named PID-TIME in `traces` when it is ready and for each
     chunk, and encodes nothing until as many encoders as the file `wanted` there says are ready.

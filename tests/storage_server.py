@@ -1,4 +1,4 @@
-"""A small HTTP server in the test's own process: it answers as it is told and remembers what it was asked."""
+"""A small HTTP server in the test's process, with programmed answers and a record of its requests."""
 
 import threading
 from collections import deque
@@ -80,7 +80,7 @@ def serving(otherwise: Callable[[Request], Answer]) -> Iterator[Server]:
 
 
 def ranged(content: bytes, request: Request, etag: str | None = '"v1"') -> Answer:
-    """The content, or the part of it that was asked for."""
+    """Return the content, or the requested range of it."""
     headers = {"ETag": etag} if etag else {}
     wanted = request.headers.get("range")
     if not wanted:

@@ -6,7 +6,9 @@ from typing import Any
 
 import torch
 from diffusers import AutoencoderKL, DDIMScheduler, PNDMScheduler, StableDiffusionPipeline, UNet2DConditionModel
-from transformers import CLIPTextConfig, CLIPTextModel, CLIPTokenizer
+from transformers import CLIPTextConfig, CLIPTextModel
+
+from tests.evaluate_kit import letter_tokenizer
 
 UNET = {
     "sample_size": 8,
@@ -32,20 +34,16 @@ def make_tiny_model(folder: Path, *, first: bool = False) -> Path:
     """Write it, as a Stable Diffusion 2 or as one of the first generation; return the folder."""
     torch.manual_seed(0)
     folder.mkdir(parents=True, exist_ok=True)
-    letters = [chr(c) for c in range(ord("a"), ord("z") + 1)]
-    words = [*letters, *(f"{letter}</w>" for letter in letters), "<|startoftext|>", "<|endoftext|>"]
-    (folder / "vocab.json").write_text(json.dumps({word: number for number, word in enumerate(words)}))
-    (folder / "merges.txt").write_text("#version: 0.2\n")
-    tokenizer = CLIPTokenizer(str(folder / "vocab.json"), str(folder / "merges.txt"), model_max_length=77)
+    tokenizer = letter_tokenizer(folder)
     text = CLIPTextConfig(
-        vocab_size=len(words),
+        vocab_size=len(tokenizer),
         hidden_size=16,
         intermediate_size=32,
         num_hidden_layers=1,
         num_attention_heads=2,
         max_position_embeddings=77,
-        bos_token_id=len(words) - 2,
-        eos_token_id=len(words) - 1,
+        bos_token_id=len(tokenizer) - 2,
+        eos_token_id=len(tokenizer) - 1,
         hidden_act="quick_gelu" if first else "gelu",
     )
     unet = {**UNET, "use_linear_projection": False, "attention_head_dim": 4} if first else UNET
@@ -70,7 +68,7 @@ def make_tiny_model(folder: Path, *, first: bool = False) -> Path:
     pipeline.save_pretrained(folder)
     (folder / "vocab.json").unlink()
     (folder / "merges.txt").unlink()
-    if first:  # as published: what looks for nudity is named, and lies in a folder that nobody here reads
+    if first:  # as published, with a safety checker in a folder that sdp does not read
         index = json.loads((folder / "model_index.json").read_text())
         index["safety_checker"] = ["stable_diffusion", "StableDiffusionSafetyChecker"]
         index["feature_extractor"] = ["transformers", "CLIPImageProcessor"]

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def config(root: Path, run: str = "run", **changes: Any) -> TrainConfig:
-    """Of a run in root/run over root/latents; `changes` by dotted path, with __ for the dot."""
+    """Return the configuration of a run in root/run over root/latents; `changes` are dotted paths, __ for the dot."""
     data: dict[str, Any] = {
         "source": {"uri": str(root / "latents")},
         "output": {"uri": str(root / run)},
@@ -54,13 +54,13 @@ def tiny_inputs(root: Path) -> Path:
 
 def linked(inputs: Path, folder: Path) -> Path:
     """A place for runs, with inputs that others use, too."""
-    for given in inputs.iterdir():
-        (folder / given.name).symlink_to(given)
+    for entry in inputs.iterdir():
+        (folder / entry.name).symlink_to(entry)
     return folder
 
 
 def when(folder: RunFolder, event: str, then: Callable[[dict[str, Any]], object]) -> threading.Thread:
-    """Do something with a run's first event of a kind as soon as there is one."""
+    """Run an action on a run's first event of a kind, in a thread."""
     return as_soon_as(lambda: next((each for each in folder.events() if each["event"] == event), None), then)
 
 

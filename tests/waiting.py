@@ -1,4 +1,4 @@
-"""Waiting for a condition, with a deadline: here, or in a thread while something else goes on."""
+"""Waiting for a condition with a deadline, here or in a thread."""
 
 import threading
 import time

@@ -19,19 +19,19 @@ _DEADLINE_S = 120
 
 
 class WorkersFailed(AssertionError):
-    """What went wrong in the workers that did not end well."""
+    """The errors of the workers that failed."""
 
 
 def run_workers(count: int, function: Callable[..., Any], *args: Any) -> list[Any]:
-    """What function(world, *args) returns in each of `count` workers, by rank; the first error otherwise."""
+    """Return the result of function(world, *args) in each of `count` workers, by rank; raise the first error."""
     context = multiprocessing.get_context("fork")
     with TemporaryDirectory() as folder:
         pipes, processes = [], []
         for rank in range(count):
-            here, there = context.Pipe(duplex=False)
-            process = context.Process(target=_work, args=(there, rank, count, folder, function, args), daemon=True)
+            here, remote = context.Pipe(duplex=False)
+            process = context.Process(target=_work, args=(remote, rank, count, folder, function, args), daemon=True)
             process.start()
-            there.close()
+            remote.close()
             pipes.append(here)
             processes.append(process)
         try:

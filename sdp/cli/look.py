@@ -97,7 +97,8 @@ def run_inspect(args: Arguments) -> int:
     if args.account and not Path(args.account).absolute().parent.is_dir():
         raise UsageError(f"inspect: --account: expected a file in a folder that exists, got {args.account!r}")
     from sdp.datasets.inspect import Description, with_problems, write_account
-    from sdp.report.inspect import describe, summary
+    from sdp.report.inspect import describe
+    from sdp.report.summary import summary
     from sdp.storage import open_storage
 
     storage = open_storage(args.uri)
@@ -193,7 +194,7 @@ def run_report(args: Arguments) -> None:
     from pathlib import Path
 
     from sdp.console import counted
-    from sdp.report.write import write_report
+    from sdp.report.sections import write_report
 
     if args.pictures < 0:
         raise UsageError(f"report: --pictures: expected 0 or more, got {args.pictures}; 0 shows none")
@@ -228,5 +229,5 @@ def run_export(args: Arguments) -> None:
         raise without(error, "export") from error
     weights = "averaged" if done.ema else "raw"
     say(f"wrote step {done.step:,} of {done.checkpoint}, {weights} weights in {args.dtype}, to {done.uri}")
-    if done.drawing:
-        say(f"draw with it: {done.drawing}")
+    if done.draw_command:
+        say(f"draw with it: {done.draw_command}")

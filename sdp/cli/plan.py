@@ -102,8 +102,8 @@ def run_plan(args: Arguments) -> None:
     if args.page:
         from pathlib import Path
 
+        from sdp.report.page import write_page
         from sdp.report.plan import plan_section
-        from sdp.report.write import write_page
 
         write_page(_PAGE, [plan_section(answer, work, speeds, prices)], Path(args.page), "plan: --page")
         say(f"wrote {args.page}; open it in a browser")

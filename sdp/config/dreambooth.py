@@ -1,4 +1,4 @@
-"""What `sdp dreambooth` is told: from a handful of pictures of one subject to a model that draws it."""
+"""The configuration of `sdp dreambooth`: from a handful of pictures of one subject to a model that draws it."""
 
 from collections.abc import Iterable
 from typing import Literal
@@ -24,66 +24,68 @@ class SubjectSource(SourceConfig):
     uri: Uri = key(REQUIRED, "A folder of pictures of the subject.", shapes_output=True, example="s3://bucket/my-cat")
     caption: Name = key(
         REQUIRED,
-        "What they show, with a rare word as the subject's name.",
+        "What the pictures show, with a rare word as the subject's name.",
         shapes_output=True,
         example="a photo of unqtkn cat",
     )
 
 
 class PriorConfig(Section):
-    """Pictures of the subject's class, drawn by the model itself, that keep it from forgetting the class."""
+    """Pictures of the subject's class, drawn by the model itself, so that it does not forget the class."""
 
-    prompt: Name | None = key(None, "What to draw, such as a photo of a cat; null trains without.", shapes_output=True)
-    pictures: Positive = key(200, "How many to draw.", shapes_output=True)
-    weight: float = key(1.0, "What their loss counts for, that of the subject being 1.", shapes_output=True, gt=0)
+    prompt: Name | None = key(
+        None, "Prompt for the class, such as a photo of a cat; null trains without a class.", shapes_output=True
+    )
+    pictures: Positive = key(200, "Number of pictures to draw.", shapes_output=True)
+    weight: float = key(1.0, "Weight of the class's loss; the subject's is 1.", shapes_output=True, gt=0)
 
 
 class DrawConfig(Section):
-    """The pictures that are drawn when the subject is learnt."""
+    """The pictures that are drawn after training."""
 
-    prompts: tuple[Name, ...] = key((), "What to draw; [] draws source.caption.")
-    images_per_prompt: Positive = key(4, "Pictures of each prompt.")
-    steps: Positive = key(50, "Denoising steps of each picture.", le=1000)
-    guidance_scale: float = key(7.5, "How strongly the prompt is followed; 1 is without guidance.", ge=1, le=50)
+    prompts: tuple[Name, ...] = key((), "Prompts to draw; [] draws source.caption.")
+    images_per_prompt: Positive = key(4, "Pictures per prompt.")
+    steps: Positive = key(50, "Denoising steps per picture.", le=1000)
+    guidance_scale: float = key(7.5, "Strength of the prompt; 1 is without guidance.", ge=1, le=50)
 
 
 class SubjectConfig(Section):
-    """How near the drawn pictures are to the subject's; by networks that are named, or not at all."""
+    """Feature networks that measure the similarity of the drawn pictures to the subject's."""
 
     clip: Name | None = key(
-        None, "A CLIP model as transformers saves it: pictures against their prompts (CLIP-T); null scores none."
+        None, "A CLIP model as transformers saves it, for pictures against their prompts (CLIP-T); null skips it."
     )
     features: Name | None = key(
         None,
-        "DINO, DINOv2 or CLIP as transformers saves it: drawn pictures against the subject's; null compares nothing.",
+        "DINO, DINOv2 or CLIP as transformers saves it, for drawn pictures against the subject's; null skips it.",
     )
 
 
 class DreamboothConfig(JobConfig):
-    """Teach a model one subject: encode its pictures, draw its class, train, draw it, compare."""
+    """Teach a model one subject: encode its pictures, draw its class, train, draw it, and compare."""
 
     source: SubjectSource = key(REQUIRED, "The subject's pictures.")
-    model: ModelConfig = key(REQUIRED, "The model to begin with.")
+    model: ModelConfig = key(REQUIRED, "The model to start from.")
     prior: PriorConfig = key(PriorConfig, "The class of the subject.")
-    resolution: Resolution = key(512, "Side of the pictures.", shapes_output=True)
-    max_steps: Positive = key(800, "Steps of training.", shapes_output=True)
-    batch_size: Positive = key(2, "Samples of a step on each worker: with a prior half of them are the subject's.")
-    learning_rate: float | None = key(None, "The learning rate; null takes 5e-6, and 1e-4 for LoRA.", gt=0)
+    resolution: Resolution = key(512, "Side of the pictures in pixels.", shapes_output=True)
+    max_steps: Positive = key(800, "Training steps.", shapes_output=True)
+    batch_size: Positive = key(2, "Samples per step and worker; with a prior, half of them show the subject.")
+    learning_rate: float | None = key(None, "The learning rate; null means 5e-6, or 1e-4 for LoRA.", gt=0)
     train_text_encoder: bool = key(
-        False, "Train the text encoder as well: nearer to the subject, for more memory.", shapes_output=True
+        False, "Train the text encoder as well: closer to the subject, at the cost of memory.", shapes_output=True
     )
     optimizer: Literal["adamw", "adamw_8bit"] = key(
         "adamw",
-        "AdamW, or the same with its averages in 8 bits (adamw_8bit): less memory; needs torchao.",
+        "AdamW, or AdamW with 8-bit averages (adamw_8bit), which saves memory and needs torchao.",
         shapes_output=True,
     )
-    lora: LoraConfig = key(LoraConfig, "LoRA, in place of training the networks themselves.")
-    activation_checkpointing: bool = key(False, "Compute activations again in the backward pass: less memory.")
-    precision: Literal["bf16", "fp16", "fp32"] = key("bf16", "The arithmetic of the U-Net.")
+    lora: LoraConfig = key(LoraConfig, "LoRA, instead of training all weights.")
+    activation_checkpointing: bool = key(False, "Recompute activations in the backward pass, to save memory.")
+    precision: Literal["bf16", "fp16", "fp32"] = key("bf16", "Number format of the U-Net's arithmetic.")
     seed: int = key(0, "Seed of everything random.", shapes_output=True, ge=0)
-    draw: DrawConfig = key(DrawConfig, "The pictures at the end.")
-    evaluate: SubjectConfig = key(SubjectConfig, "How near they are to the subject.")
-    scaling: TrainersConfig = key(TrainersConfig, "The workers of every step, and where they are.")
+    draw: DrawConfig = key(DrawConfig, "The pictures drawn after training.")
+    evaluate: SubjectConfig = key(SubjectConfig, "Their similarity to the subject.")
+    scaling: TrainersConfig = key(TrainersConfig, "The workers of every step, and their placement.")
 
     def contradictions(self) -> Iterable[Problem]:
         yield from super().contradictions()
@@ -91,7 +93,7 @@ class DreamboothConfig(JobConfig):
         if prompt is not None and not set(self.source.caption.split()) - set(prompt.split()):
             yield Problem(
                 "source.caption",
-                f"a word that prior.prompt ({prompt!r}) has not",
+                f"a word that is not in prior.prompt ({prompt!r})",
                 repr(self.source.caption),
                 "name the subject by a rare word, such as unqtkn",
             )

@@ -1,1 +1,1 @@
-"""What `make demo` and the tests run on: pictures that the project draws itself; nothing is fetched."""
+"""The demo: captioned shapes, a server for them, and the pipeline run on both."""

@@ -1,7 +1,7 @@
-"""`make demo`: the pipeline end to end on this machine, each step as a user would call it.
+"""`make demo`: the whole pipeline on this machine, each step run as a user would run it.
 
-A local server serves synthetic captioned shapes; everything else is the product itself, run by its command line in
-processes of its own. All files are in one folder (.demo), so a second run resumes instead of repeating.
+A local server serves synthetic captioned shapes. Everything else is sdp itself, run by its command line. All files are
+in one folder (.demo), so a second run resumes.
 """
 
 import argparse
@@ -46,7 +46,7 @@ PROMPTS = tuple(
         ("blue", "circle", "yellow"),
     )
 )
-"""The prompts of the pictures drawn at the end, and the colour that each must have."""
+"""The prompts of the final pictures, and the colour that each asks for."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -68,7 +68,7 @@ def steps(folder: Path) -> list[Step]:
         "source": {"uri": where["metadata"], "url_column": "URL", "caption_column": "TEXT"},
         "output": {"uri": where["images"], "rows_per_file": 100},
         "image": {"size": 128},
-        "fetch": {"first_byte_timeout_s": 60, "allow_private": True},  # a busy machine draws slowly
+        "fetch": {"first_byte_timeout_s": 60, "allow_private": True},  # the server is slow on a busy machine
     }
     process = {
         "source": {"uri": where["images"]},
@@ -121,36 +121,34 @@ def steps(folder: Path) -> list[Step]:
     page = ("--out", str(folder / "report.html"), "--title", "The sdp demo")
     return [
         _job(folder, "download", "fetch and check the images", download),
-        Step("inspect: what became of every row", ("inspect", where["images"])),
+        Step("inspect: the outcome of every row", ("inspect", where["images"])),
         _job(folder, "process", "encode them to latents and tokens", process),
-        _job(
-            folder, "train", "a few steps online: from images, encoded by another process meanwhile", online, "online"
-        ),
-        _job(folder, "train", "train a tiny U-Net on them", train),
+        _job(folder, "train", "train a few steps online, while another process encodes the images", online, "online"),
+        _job(folder, "train", "train a tiny U-Net on the latents", train),
         _job(folder, "generate", "draw pictures with it", generate),
         Step(
-            "report: all of it on one page",
+            "report: everything on one page",
             ("report", *(where[name] for name in ("online", "run", "samples")), *page),
         ),
     ]
 
 
-def _job(folder: Path, job: str, what: str, config: dict[str, Any], name: str | None = None) -> Step:
+def _job(folder: Path, job: str, title: str, config: dict[str, Any], name: str | None = None) -> Step:
     file = f"{name or job}.yaml"
-    return Step(f"{job}: {what}", (job, "--config", str(folder / file)), (file, config))
+    return Step(f"{job}: {title}", (job, "--config", str(folder / file)), (file, config))
 
 
 def run(folder: Path, images: int) -> list[tuple[str, str]]:
-    """Run every step of the pipeline; return each title with the time that it took."""
+    """Run all steps of the pipeline; return each title with its duration."""
     folder.mkdir(parents=True, exist_ok=True)
     with _server(folder, images):
-        return take(folder, steps(folder))
+        return run_steps(folder, steps(folder))
 
 
-def take(folder: Path, some: Sequence[Step]) -> list[tuple[str, str]]:
-    """Run some steps; return each title with the time that it took."""
+def run_steps(folder: Path, to_run: Sequence[Step]) -> list[tuple[str, str]]:
+    """Run steps; return each title with its duration."""
     times = []
-    for step in some:
+    for step in to_run:
         if step.config:
             name, content = step.config
             (folder / name).write_text(yaml.safe_dump(content, sort_keys=False))
@@ -158,101 +156,99 @@ def take(folder: Path, some: Sequence[Step]) -> list[tuple[str, str]]:
         start = time.monotonic()
         code = _call([sys.executable, "-m", "sdp", *step.command])
         if code:
-            raise SdpError(f"demo: `sdp {' '.join(step.command)}` ended with exit code {code}; its message is above")
+            raise SdpError(f"demo: `sdp {' '.join(step.command)}` failed with exit code {code}; see its message above")
         times.append((step.title, duration(time.monotonic() - start)))
     return times
 
 
 def run_dreambooth(folder: Path, images: int) -> list[tuple[str, str]]:
-    """Teach the demo's model a subject, which it makes first where it is not there."""
+    """Teach the demo's model a new shape. Run the demo first if there is no such model."""
     times = []
     if not subject.has_base(folder):
         times += run(folder, images)
-        times += take(folder, [Step("export: the model that the demo has trained", subject.export_command(folder))])
-    subject.own_pictures(folder)
+        times += run_steps(folder, [Step("export: the demo's model", subject.export_command(folder))])
+    subject.write_pictures(folder)
     prompts = tuple(prompt for prompt, _ in PROMPTS)
-    learn = _job(folder, "dreambooth", "teach it a shape from five pictures", subject.config(folder, SIDE, prompts))
-    return [*times, *take(folder, [learn])]
+    step = _job(folder, "dreambooth", "teach it a shape from five pictures", subject.config(folder, SIDE, prompts))
+    return [*times, *run_steps(folder, [step])]
 
 
 def _call(command: Sequence[str]) -> int:
     """Run a command to its end and return its exit code."""
-    # In a session of its own a Ctrl-C at the terminal does not reach it: the demo alone answers.
+    # In its own session it does not receive a Ctrl-C from the terminal: only the demo handles that.
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
     try:
         return process.wait()
     finally:
         if process.poll() is None:
-            # Every stage continues from storage after a kill; a polite stop can take half a minute.
+            # Every stage resumes after a kill, and a graceful stop can take half a minute.
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 
 
 def _stop(number: int, _: object) -> None:
-    """Say how to continue, and end the demo with all that it has started."""
+    """End the demo and its processes, and print how to continue."""
     for each in _SIGNALS:
-        signal.signal(each, signal.SIG_IGN)  # another one must not interrupt the cleaning up
-    say(f"\nsdp: demo stopped by {signal.Signals(number).name}; the same command continues where it stopped")
+        signal.signal(each, signal.SIG_IGN)  # a second signal must not interrupt the cleanup
+    say(f"\nsdp: demo stopped by {signal.Signals(number).name}; run the same command to continue")
     raise SystemExit(128 + number)
 
 
 def colours(samples: Path) -> list[tuple[str, str, str]]:
-    """Return each picture's prompt, the colour that it asks for, and the colour that is seen."""
-    wanted = dict(PROMPTS)
+    """Return each picture's prompt, the expected colour and the actual colour."""
+    expected = dict(PROMPTS)
     return [
-        (prompt, wanted[prompt], dominant_shape_color(picture, prompt.split()[-2]))
+        (prompt, expected[prompt], dominant_shape_color(picture, prompt.split()[-2]))
         for prompt, picture in subject.pictures(samples)
     ]
 
 
 def judge(folder: Path) -> None:
-    """Check that the model has learnt what the captions say."""
-    seen = colours(folder / "samples")
-    right = sum(asked == got for _, asked, got in seen)
-    say("\n── did it learn? The colour that each picture was to have, and the one that it has\n")
-    say(
-        table(
-            [(prompt, got, "yes" if asked == got else "NO") for prompt, asked, got in seen], ("prompt", "seen", "right")
-        )
-    )
-    say(
-        f"\ncolour right in {right} of {len(seen)} pictures; look at them, and at all else, in {folder / 'report.html'}"
-    )
-    if right < 0.8 * len(seen):
+    """Check that the model has learnt the colours in the captions."""
+    results = colours(folder / "samples")
+    correct = sum(expected == actual for _, expected, actual in results)
+    say("\n── did it learn? The colour of each picture\n")
+    rows = [(prompt, actual, "yes" if expected == actual else "NO") for prompt, expected, actual in results]
+    say(table(rows, ("prompt", "colour", "correct")))
+    say(f"\ncolour correct in {correct} of {len(results)} pictures; see all results in {folder / 'report.html'}")
+    if correct < 0.8 * len(results):
         raise SdpError(
-            f"demo: colour right in {right} of {len(seen)} pictures, expected 8 of 10: training did not work"
+            f"demo: colour correct in {correct} of {len(results)} pictures, expected 8 of 10: training did not work"
         )
 
 
 @contextlib.contextmanager
 def _server(folder: Path, images: int) -> Iterator[None]:
-    """Serve the images at the addresses that the metadata names; write the metadata the first time."""
+    """Serve the images at the addresses in the metadata, which the first run writes."""
     state = folder / "server.json"
-    known: dict[str, Any] = {"port": 0, "hosts": _hosts(), "images": images}
+    settings: dict[str, Any] = {"port": 0, "hosts": _hosts(), "images": images}
     if state.exists():
-        known = json.loads(state.read_text())
-    if known["images"] != images:
+        settings = json.loads(state.read_text())
+    if settings["images"] != images:
         raise UserError(
-            f"demo: {folder} was made with --images {known['images']}, not {images}; give that number, or remove it"
+            f"demo: {folder} was made with --images {settings['images']}, not {images}; "
+            "pass that number, or remove the folder"
         )
     with contextlib.ExitStack() as stack:
         try:
-            port = stack.enter_context(serve(images, known["hosts"], known["port"]))
+            port = stack.enter_context(serve(images, settings["hosts"], settings["port"]))
         except OSError as error:
             raise UserError(
-                f"demo: the image server cannot listen at port {known['port']} of {', '.join(known['hosts'])} "
-                f"({error.strerror}); end what uses that port, or remove {folder}"
+                f"demo: the image server cannot listen on port {settings['port']} of {', '.join(settings['hosts'])} "
+                f"({error.strerror}); stop the process that uses the port, or remove {folder}"
             ) from error
-        if not known["port"]:
-            write_metadata(folder / "metadata", images, [f"http://{host}:{port}" for host in known["hosts"]], files=3)
-            state.write_text(json.dumps({**known, "port": port}) + "\n")
-        say(f"{images} captioned images at {', '.join(known['hosts'])}, port {port}, some of them broken on purpose")
-        say(f"everything is kept in {folder}")
+        if not settings["port"]:
+            write_metadata(
+                folder / "metadata", images, [f"http://{host}:{port}" for host in settings["hosts"]], files=3
+            )
+            state.write_text(json.dumps({**settings, "port": port}) + "\n")
+        say(f"{images} captioned images at {', '.join(settings['hosts'])}, port {port}, some of them broken on purpose")
+        say(f"all files are in {folder}")
         yield
 
 
 def _hosts() -> list[str]:
-    """Return addresses of this machine that stand for as many sites; not every system has more than one."""
+    """Return the loopback addresses that this machine can use, each as one site."""
     hosts = ["127.0.0.1"]
     for host in ("127.0.0.2", "127.0.0.3", "127.0.0.4"):
         with socket.socket() as probe, contextlib.suppress(OSError):
@@ -263,9 +259,9 @@ def _hosts() -> list[str]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="make demo", description=__doc__)
-    parser.add_argument("--folder", type=Path, default=Path(".demo"), help="where everything is kept")
-    parser.add_argument("--images", type=int, default=IMAGES, help="how many images the server has")
-    parser.add_argument("--dreambooth", action="store_true", help="go on: teach the demo's model a shape of its own")
+    parser.add_argument("--folder", type=Path, default=Path(".demo"), help="folder for all files")
+    parser.add_argument("--images", type=int, default=IMAGES, help="number of images on the server")
+    parser.add_argument("--dreambooth", action="store_true", help="then teach the demo's model a new shape")
     options = parser.parse_args(argv)
     for number in _SIGNALS:
         signal.signal(number, _stop)
@@ -280,8 +276,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SdpError as error:
         say(f"sdp: {error}")
         return error.exit_code
-    say("\n" + table([*times, ("in all", duration(time.monotonic() - start))]))
-    say(f"\nRun it again: it resumes, and finds everything done. `rm -r {options.folder}` begins anew.")
+    say("\n" + table([*times, ("total", duration(time.monotonic() - start))]))
+    say(f"\nRun it again: it resumes, and everything is done already. `rm -r {options.folder}` starts afresh.")
     return 0
 
 

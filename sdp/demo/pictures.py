@@ -1,4 +1,4 @@
-"""`python -m sdp.demo.pictures FOLDER [N]`: captioned shapes as a folder of pictures, for who has none at hand."""
+"""`python -m sdp.demo.pictures FOLDER [N]`: write captioned shapes as a folder of pictures."""
 
 import sys
 from collections.abc import Sequence

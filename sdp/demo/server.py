@@ -1,4 +1,4 @@
-"""The demo's image server: it draws the pictures when they are asked for, and fails for some as old links do."""
+"""The demo's image server: draws each picture on request, and fails for some as old links do."""
 
 import contextlib
 import itertools
@@ -16,23 +16,23 @@ from sdp.demo import shapes
 
 _PATH = re.compile(r"/images/(\d+)\.\w+(?:\?.*)?")
 _DRAWING_AT_ONCE = 2
-"""A picture being drawn takes tens of megabytes."""
+"""Limit on pictures drawn at once: each takes tens of megabytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What the server answers instead of a picture."""
+    """A response in place of a picture."""
 
     percent: float
-    """The share of the pictures that it befalls."""
+    """Share of the pictures that fail like this."""
     status: int = 200
     headers: Mapping[str, str] = field(default_factory=dict)
     body: Callable[[bytes], bytes] = lambda picture: b""  # noqa: ARG005
-    """What comes of the picture's bytes."""
+    """Makes the response's body from the picture."""
     whole_length: bool = False
-    """Promise the whole picture's length and close the connection early."""
+    """Send the whole picture's length in the header, and close the connection early."""
     times: int | None = None
-    """How many requests for a picture fail; the next one gets it. None: all."""
+    """Number of failing requests for a picture, after which one succeeds; None means all."""
 
 
 def _half(picture: bytes) -> bytes:
@@ -60,15 +60,15 @@ FAILURES = (
 
 
 def failure_of(index: int) -> Failure | None:
-    """Return the failure of a picture, which its index alone decides."""
-    place = shapes.Draws(0, index, "failure").between(0, 100)
+    """Return the failure of a picture, which depends only on its index."""
+    position = shapes.Draws(0, index, "failure").between(0, 100)
     ends = itertools.accumulate(failure.percent for failure in FAILURES)
-    return next((failure for failure, end in zip(FAILURES, ends, strict=True) if place < end), None)
+    return next((failure for failure, end in zip(FAILURES, ends, strict=True) if position < end), None)
 
 
 @contextlib.contextmanager
 def serve(images: int, hosts: Sequence[str] = ("127.0.0.1",), port: int = 0) -> Iterator[int]:
-    """Serve the pictures at all hosts on one port (0: any free one) in threads, and yield the port."""
+    """Serve the pictures from threads, at all hosts on one port (0: any free one); yield the port."""
     with contextlib.ExitStack() as stack:
         for host in hosts:
             server = stack.enter_context(_Server((host, port), _Handler))
@@ -79,7 +79,7 @@ def serve(images: int, hosts: Sequence[str] = ("127.0.0.1",), port: int = 0) -> 
 
 
 class _Server(socketserver.ThreadingTCPServer):
-    """One host; http.server's own would ask the name service for the host's name first."""
+    """The server of one host. http.server's own would look up the host's name first."""
 
     allow_reuse_address = True
     daemon_threads = True
@@ -92,7 +92,7 @@ class _Server(socketserver.ThreadingTCPServer):
         self.drawing = threading.BoundedSemaphore(_DRAWING_AT_ONCE)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Report an error, unless a client has left early."""
+        """Print an error, unless the client disconnected."""
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)
 
@@ -100,10 +100,10 @@ class _Server(socketserver.ThreadingTCPServer):
 class _Handler(BaseHTTPRequestHandler):
     server: _Server
     protocol_version = "HTTP/1.1"
-    wbufsize = -1  # an answer goes out in one piece
+    wbufsize = -1  # send a response in one piece
 
     def do_GET(self) -> None:
-        """Answer with the picture, or with its failure."""
+        """Send the picture or its failure."""
         match = _PATH.fullmatch(self.path)
         index = int(match[1]) if match else self.server.images
         if index >= self.server.images:
@@ -129,4 +129,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.close_connection = self.close_connection or length not in (None, len(body))
 
     def log_message(self, format: str, *arguments: Any) -> None:
-        """Keep quiet: the download says what became of every row."""
+        """Log nothing: the download reports every row."""

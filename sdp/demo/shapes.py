@@ -1,10 +1,8 @@
-"""A synthetic caption–image set: coloured shapes, in the encodings and sizes that a crawl meets.
+"""A synthetic set of captioned pictures: coloured shapes, in the encodings and sizes that a crawl meets.
 
-Everything about picture `i` follows from (seed, i): `sample` draws it, `render` paints it, `encode` gives
-its bytes, `metadata_table` lists it as LAION would. The pixels that `render` paints come from hashes and
-correctly rounded arithmetic alone, so they are the same on every machine; the bytes of JPEG and WebP are
-the same for one version of Pillow. `dominant_shape_color` tells the colour of a shape in any picture,
-painted or generated.
+Everything about picture `i` follows from (seed, i): `sample` describes it, `render` paints it, `encode` returns its
+bytes, and `metadata_table` lists it as LAION would. The pixels come from hashes and correctly rounded arithmetic only,
+so they are the same on every machine; the bytes of JPEG and WebP depend on Pillow's version.
 
 `sample` and `metadata_table` need neither Pillow nor torch.
 """
@@ -42,7 +40,17 @@ CAPTIONS = (
     "a picture of a {color} {shape} on a {background} background",
 )
 _RARE_CAPTIONS = 0.15
-"""Share of the captions that are not of the first form."""
+"""Share of captions that do not use the first template."""
+_SCORES = pa.schema(
+    {
+        "similarity": pa.float64(),
+        "hash": pa.int64(),
+        "punsafe": pa.float32(),
+        "pwatermark": pa.float32(),
+        "aesthetic": pa.float32(),
+    }
+)
+"""LAION's columns of scores."""
 
 Floats = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
@@ -51,7 +59,7 @@ Mode = Literal["RGB", "RGBA", "P", "L", "CMYK"]
 
 @dataclass(frozen=True, slots=True)
 class Encoding:
-    """How a picture is stored."""
+    """The file format of a picture."""
 
     format: Literal["JPEG", "PNG", "WEBP"]
     mode: Mode = "RGB"
@@ -60,7 +68,7 @@ class Encoding:
     progressive: bool = False
     lossless: bool = False
     orientation: int = 1
-    """The EXIF orientation: the stored pixels are turned so that applying it shows the picture upright."""
+    """EXIF orientation. The stored pixels are transposed so that it shows the picture upright."""
 
     @property
     def content_type(self) -> str:
@@ -73,7 +81,7 @@ class Encoding:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """One picture of the set. Lengths are fractions of the shorter side, measured from the centre."""
+    """A picture of the set. Lengths are fractions of the shorter side, measured from the centre."""
 
     index: int
     seed: int
@@ -87,21 +95,21 @@ class Shape:
     y: float
     radius: float
     tilt: float
-    """Tangent of half the angle by which the shape is turned."""
+    """Tangent of half the shape's angle of rotation."""
     noise: float
     """Amplitude of the texture at full size, in levels of 255."""
     encoding: Encoding
 
     @property
     def path(self) -> str:
-        """Where the picture lies below the server's base URL."""
+        """Path below the server's base URL."""
         return f"images/{self.index:09d}.{self.encoding.extension}"
 
 
 def sample(i: int, seed: int = 0) -> Shape:
-    """Everything there is to know about picture `i`."""
+    """Return the description of picture `i`."""
     if i < 0:
-        raise ValueError(f"a picture's index is not negative, got {i}")
+        raise ValueError(f"expected a picture's index of 0 or more, got {i}")
     draw = Draws(seed, i)
     color = draw.choice(tuple(COLORS))
     background = draw.choice(tuple(name for name in COLORS if name != color))
@@ -134,7 +142,7 @@ def sample(i: int, seed: int = 0) -> Shape:
 def render(shape: Shape, size: int | tuple[int, int] | None = None) -> "Image.Image":
     """Paint the picture upright: at its own size, at (width, height), or as a square of `size`.
 
-    The square is what a resize of the shorter side and a centre crop would leave of it.
+    The square equals a resize of the shorter side and a centre crop.
     """
     from PIL import Image
 
@@ -142,19 +150,19 @@ def render(shape: Shape, size: int | tuple[int, int] | None = None) -> "Image.Im
 
 
 def render_array(shape: Shape, size: int | tuple[int, int] | None = None) -> Bytes:
-    """The pixels of `render`: height × width × 3, without Pillow."""
+    """Return the pixels of `render`, height × width × 3, without Pillow."""
     if size is None:
         size = (shape.width, shape.height)
     width, height = (size, size) if isinstance(size, int) else size
     if width < 1 or height < 1:
-        raise ValueError(f"a picture has at least one pixel, got {width} × {height}")
+        raise ValueError(f"expected at least one pixel, got {width} × {height}")
     draw = Draws(shape.seed, shape.index, "paint")
     shorter = min(width, height)
     across = (np.arange(width, dtype=np.float32) + np.float32(0.5 - width / 2)) / np.float32(shorter)
     down = (np.arange(height, dtype=np.float32) + np.float32(0.5 - height / 2)) / np.float32(shorter)
 
     shade = np.float32(draw.between(-14, 14)) * across[None, :] + np.float32(draw.between(-14, 14)) * down[:, None]
-    # Resizing averages the texture out, so a small picture is painted with less of it.
+    # Resizing averages the texture out, so a small picture has less of it.
     shade += _texture(draw, height, width, shape.noise * shorter / min(shape.width, shape.height))
     ground = _tinted(draw, COLORS[shape.background])
     paint = _tinted(draw, COLORS[shape.color])
@@ -169,55 +177,53 @@ def render_array(shape: Shape, size: int | tuple[int, int] | None = None) -> Byt
 
 
 def encode(shape: Shape) -> tuple[bytes, str, str]:
-    """The picture as a server would send it: (bytes, content type, file extension)."""
-    how = shape.encoding
-    image = _turned(_in_mode(render(shape), how.mode), how.orientation)
+    """Return the encoded picture: (bytes, content type, file extension)."""
+    encoding = shape.encoding
+    image = _transposed(_in_mode(render(shape), encoding.mode), encoding.orientation)
     out = io.BytesIO()
-    if how.format == "JPEG":
-        options: dict[str, Any] = {"quality": how.quality, "progressive": how.progressive}
-        if how.mode != "L":
-            options["subsampling"] = how.subsampling
-        if how.orientation != 1:
+    if encoding.format == "JPEG":
+        options: dict[str, Any] = {"quality": encoding.quality, "progressive": encoding.progressive}
+        if encoding.mode != "L":
+            options["subsampling"] = encoding.subsampling
+        if encoding.orientation != 1:
             exif = image.getexif()
-            exif[0x0112] = how.orientation
+            exif[0x0112] = encoding.orientation
             options["exif"] = exif
         image.save(out, "JPEG", **options)
-    elif how.format == "PNG":
+    elif encoding.format == "PNG":
         image.save(out, "PNG", compress_level=1)
     else:
-        image.save(out, "WEBP", quality=how.quality, lossless=how.lossless, method=0 if how.lossless else 2)
-    return out.getvalue(), how.content_type, how.extension
+        image.save(
+            out, "WEBP", quality=encoding.quality, lossless=encoding.lossless, method=0 if encoding.lossless else 2
+        )
+    return out.getvalue(), encoding.content_type, encoding.extension
 
 
 def metadata_table(n: int, base_url: str | Sequence[str], seed: int = 0, start: int = 0) -> pa.Table:
-    """Rows `start` … `start + n` of the list of pictures, in the columns of LAION's own lists.
+    """Return the metadata of `n` pictures from `start`, in LAION's columns.
 
-    With several base URLs the pictures are spread over them in turn.
+    Several base URLs are used in transpose.
     """
     bases = [base.rstrip("/") for base in ([base_url] if isinstance(base_url, str) else base_url)]
     shapes = [sample(i, seed) for i in range(start, start + n)]
-    scores = [_scores(shape) for shape in shapes]
+    scores = pa.Table.from_pylist([_scores(shape) for shape in shapes], _SCORES)
     return pa.table(
         {
             "URL": pa.array([f"{bases[shape.index % len(bases)]}/{shape.path}" for shape in shapes], pa.string()),
             "TEXT": pa.array([shape.caption for shape in shapes], pa.string()),
             "WIDTH": pa.array([shape.width for shape in shapes], pa.int32()),
             "HEIGHT": pa.array([shape.height for shape in shapes], pa.int32()),
-            "similarity": pa.array([score.similarity for score in scores], pa.float64()),
-            "hash": pa.array([score.hash for score in scores], pa.int64()),
-            "punsafe": pa.array([score.punsafe for score in scores], pa.float32()),
-            "pwatermark": pa.array([score.pwatermark for score in scores], pa.float32()),
-            "aesthetic": pa.array([score.aesthetic for score in scores], pa.float32()),
         }
+        | {name: scores[name] for name in _SCORES.names}
     )
 
 
 def write_metadata(
     folder: str | Path, n: int, base_url: str | Sequence[str], files: int = 1, seed: int = 0
 ) -> list[Path]:
-    """Write the list as `files` Parquet files of nearly equal length, in order; returns their paths."""
+    """Write the metadata as `files` Parquet files of nearly equal length; return their paths in order."""
     if files < 1:
-        raise ValueError(f"a list has at least one file, got {files}")
+        raise ValueError(f"expected at least one file, got {files}")
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
@@ -229,10 +235,9 @@ def write_metadata(
 
 
 def dominant_shape_color(image: "Image.Image | Bytes", background: str | None = None) -> str:
-    """The name of the colour that the shape in the middle of a picture has.
+    """Return the name of the shape's colour in the middle of any picture, painted or generated.
 
-    Each pixel of the middle is given the nearest name; the most frequent one besides `background` wins,
-    unless nearly all are background: then there is no shape and the background's name is the answer.
+    It is the most frequent colour there besides `background`, or the background if nearly all pixels have its colour.
     """
     pixels = np.asarray(image if isinstance(image, np.ndarray) else image.convert("RGB"))
     height, width = pixels.shape[:2]
@@ -251,45 +256,36 @@ def dominant_shape_color(image: "Image.Image | Bytes", background: str | None = 
 
 
 def shape_of(image: "Image.Image", background: str) -> str:
-    """Return the name of the shape, of all there are, that overlaps most with what is not background."""
+    """Return the name of the shape that overlaps most with the pixels that are not background."""
     pixels = np.asarray(image.convert("RGB"), np.float32)
     side = len(pixels)
     palette = np.array(list(COLORS.values()), np.float32)
     nearest = ((pixels[:, :, None] - palette) ** 2).sum(axis=3).argmin(axis=2)
-    seen = nearest != list(COLORS).index(background)
-    place = (np.arange(side, dtype=np.float32) + np.float32(0.5 - side / 2)) / np.float32(side)
-    where = tuple(itertools.product((-0.05, 0.0, 0.05), (-0.05, 0.0, 0.05), (0.25, 0.28, 0.31, 0.34)))
+    foreground = nearest != list(COLORS).index(background)
+    axis = (np.arange(side, dtype=np.float32) + np.float32(0.5 - side / 2)) / np.float32(side)
+    positions = tuple(itertools.product((-0.05, 0.0, 0.05), (-0.05, 0.0, 0.05), (0.25, 0.28, 0.31, 0.34)))
 
     def overlap(name: str) -> float:
-        upright = (replace(sample(0), shape=name, x=x, y=y, radius=radius, tilt=0.0) for x, y, radius in where)
-        covers = [_coverage(shape, place, place, side) > 0.5 for shape in upright]
-        return max(float((seen & cover).sum() / (seen | cover).sum()) for cover in covers)
+        upright = (replace(sample(0), shape=name, x=x, y=y, radius=radius, tilt=0.0) for x, y, radius in positions)
+        covers = [_coverage(shape, axis, axis, side) > 0.5 for shape in upright]
+        return max(float((foreground & cover).sum() / (foreground | cover).sum()) for cover in covers)
 
     return max(_OUTLINES, key=overlap)
 
 
-@dataclass(frozen=True, slots=True)
-class _Scores:
-    similarity: float
-    hash: int
-    punsafe: float
-    pwatermark: float
-    aesthetic: float
-
-
-def _scores(shape: Shape) -> _Scores:
+def _scores(shape: Shape) -> dict[str, float]:
     draw = Draws(shape.seed, shape.index, "scores")
-    return _Scores(
-        similarity=draw.between(0.24, 0.42),
-        hash=draw.below(1 << 63),
-        punsafe=draw.unit() ** 8,
-        pwatermark=draw.unit() ** 3,
-        aesthetic=draw.between(4.0, 7.5),
-    )
+    return {
+        "similarity": draw.between(0.24, 0.42),
+        "hash": draw.below(1 << 63),
+        "punsafe": draw.unit() ** 8,
+        "pwatermark": draw.unit() ** 3,
+        "aesthetic": draw.between(4.0, 7.5),
+    }
 
 
 class Draws:
-    """Numbers that follow from a key alone, the same with every version of Python and NumPy."""
+    """Random numbers that depend only on a key, the same in every version of Python and NumPy."""
 
     def __init__(self, seed: int, index: int, what: str = "sample") -> None:
         self._key = f"sdp.demo.shapes/{what}/{seed}/{index}"
@@ -301,26 +297,29 @@ class Draws:
             yield from (int.from_bytes(digest[at : at + 8], "little") for at in range(0, len(digest), 8))
 
     def unit(self) -> float:
-        """Uniform in [0, 1)."""
+        """Return a number in [0, 1)."""
         return (next(self._numbers) >> 11) / (1 << 53)
 
     def between(self, low: float, high: float) -> float:
+        """Return a number in [low, high)."""
         return low + (high - low) * self.unit()
 
     def below(self, stop: int) -> int:
+        """Return an integer in [0, stop)."""
         return (next(self._numbers) * stop) >> 64
 
     def choice(self, options: tuple[str, ...]) -> str:
+        """Return one of the options."""
         return options[self.below(len(options))]
 
     def noise(self, count: int) -> Bytes:
-        """`count` random bytes; the raw output of a bit generator is fixed by NumPy's promises."""
+        """Return random bytes. NumPy guarantees the raw output of a bit generator."""
         raw = np.random.PCG64(next(self._numbers)).random_raw(-(-count // 8))
         return raw.astype("<u8", copy=False).view(np.uint8)[:count]
 
 
 def _encoding(draw: Draws, *, grey: bool) -> Encoding:
-    """Mostly JPEG, as the web is. Grey only where the caption names no hue."""
+    """Return an encoding, mostly JPEG as on the web. Grey only if the caption names no hue."""
     kind, quality, chroma, other = draw.unit(), 70 + draw.below(27), draw.unit(), draw.unit()
     if grey and other < 0.5:
         return Encoding("JPEG", "L", quality) if kind < 0.7 else Encoding("PNG", "L")
@@ -343,7 +342,7 @@ def _encoding(draw: Draws, *, grey: bool) -> Encoding:
 
 
 def _articles(caption: str) -> str:
-    """`a orange` → `an orange`."""
+    """Correct `a orange` to `an orange`."""
     return caption.replace("a orange", "an orange")
 
 
@@ -352,7 +351,7 @@ def _tinted(draw: Draws, color: tuple[int, int, int]) -> tuple[int, ...]:
 
 
 def _texture(draw: Draws, height: int, width: int, amplitude: float) -> Floats:
-    """Grey grain; a tile of it, since a fresh number for each pixel would cost more than all the rest."""
+    """Return grey grain, tiled, since a new number for each pixel would take longer than the rest of the painting."""
     side = 256
     grain = draw.noise(2 * side * side).reshape(2, side, side).astype(np.float32)
     # The sum of two bytes is roughly bell-shaped; its standard deviation is 104.5.
@@ -361,8 +360,8 @@ def _texture(draw: Draws, height: int, width: int, amplitude: float) -> Floats:
 
 
 def _coverage(shape: Shape, across: Floats, down: Floats, shorter: int) -> Floats:
-    """How much of each pixel the shape covers, 0 … 1, with a soft edge one pixel wide."""
-    # The rotation from half its tangent: no sine, whose last digit differs between machines.
+    """Return each pixel's coverage by the shape, from 0 to 1, with a soft edge one pixel wide."""
+    # The rotation from the half-angle's tangent avoids sine, whose last digit differs between machines.
     scale = 1 + shape.tilt**2
     cos, sin = np.float32((1 - shape.tilt**2) / scale), np.float32(2 * shape.tilt / scale)
     x0, y0 = (across - np.float32(shape.x))[None, :], (down - np.float32(shape.y))[:, None]
@@ -381,14 +380,14 @@ def _square(x: Floats, y: Floats, radius: np.float32) -> Floats:
 
 
 def _triangle(x: Floats, y: Floats, radius: np.float32) -> Floats:
-    """Upright, with its centre a little low so that the tip does not leave the picture."""
+    """Return the distance to an upright triangle, centred a little low to keep its tip in the picture."""
     y = y - radius * np.float32(0.2)
     slope = np.abs(x) * np.float32(0.8660254) - y * np.float32(0.5)
     return np.maximum(slope, y) - radius * np.float32(0.6)
 
 
 def _star(x: Floats, y: Floats, radius: np.float32) -> Floats:
-    """A pentagram: inside at least four of its five lines."""
+    """Return the distance to a pentagram: the points inside at least four of its five lines."""
     most = second = np.full_like(x, -np.inf)  # the largest distances so far
     for nx, ny in _PENTAGON:
         line = x * np.float32(nx) + y * np.float32(ny)
@@ -410,7 +409,7 @@ _PENTAGON = (
     (-0.5877853, 0.8090170),
     (-0.9510565, -0.3090170),
 )
-"""Where the five sides of a pentagon look. At 0.42 radii from them the tips reach 1.36 radii."""
+"""Normals of a pentagon's five sides. Lines at 0.42 radii make tips that reach 1.36 radii."""
 
 
 def _ring(x: Floats, y: Floats, radius: np.float32) -> Floats:
@@ -423,9 +422,9 @@ _OUTLINES = {
     "triangle": _triangle,
     "star": _star,
     "cross": _cross,
-    "ring": _ring,  # no sample has it: what is left to be learnt
+    "ring": _ring,  # in no sample: `sdp.demo.subject` teaches it
 }
-"""Signed distance to the outline: negative inside."""
+"""Signed distances to the outlines, negative inside."""
 
 
 def _in_mode(image: "Image.Image", mode: Mode) -> "Image.Image":
@@ -440,7 +439,7 @@ def _in_mode(image: "Image.Image", mode: Mode) -> "Image.Image":
 
 
 def _rounded_corners(width: int, height: int) -> Bytes:
-    """Transparent corners, far from the shape, so that the caption is true whatever is laid beneath."""
+    """Return an alpha channel with transparent corners, far from the shape, so that any background fits the caption."""
     across = np.maximum(np.abs(np.arange(width) + 0.5 - width / 2) - (width - height // 3) / 2, 0)
     down = np.maximum(np.abs(np.arange(height) + 0.5 - height / 2) - (height - height // 3) / 2, 0)
     outside = np.sqrt(across[None, :] ** 2 + down[:, None] ** 2) - height / 6
@@ -448,18 +447,18 @@ def _rounded_corners(width: int, height: int) -> Bytes:
     return alpha
 
 
-def _turned(image: "Image.Image", orientation: int) -> "Image.Image":
-    """The inverse of what a viewer does when it sees this EXIF orientation."""
+def _transposed(image: "Image.Image", orientation: int) -> "Image.Image":
+    """Apply the inverse of an EXIF orientation."""
     from PIL import Image
 
-    turn = Image.Transpose
+    transpose = Image.Transpose
     inverse = {
-        2: turn.FLIP_LEFT_RIGHT,
-        3: turn.ROTATE_180,
-        4: turn.FLIP_TOP_BOTTOM,
-        5: turn.TRANSPOSE,
-        6: turn.ROTATE_90,
-        7: turn.TRANSVERSE,
-        8: turn.ROTATE_270,
+        2: transpose.FLIP_LEFT_RIGHT,
+        3: transpose.ROTATE_180,
+        4: transpose.FLIP_TOP_BOTTOM,
+        5: transpose.TRANSPOSE,
+        6: transpose.ROTATE_90,
+        7: transpose.TRANSVERSE,
+        8: transpose.ROTATE_270,
     }.get(orientation)
     return image if inverse is None else image.transpose(inverse)

@@ -1,4 +1,4 @@
-"""`python -m sdp.demo --dreambooth`: the demo's model learns a shape that it has never seen, from five pictures."""
+"""`python -m sdp.demo --dreambooth`: teach the demo's model a new shape from five pictures."""
 
 import io
 from collections.abc import Iterator
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 SHAPE, COLOR, BACKGROUND = "ring", "blue", "white"
 CAPTION = f"a {COLOR} zwx on a {BACKGROUND} background"
-"""The tokenizer has no word for zwx; it spells it."""
+"""The subject's caption. The tokenizer does not know zwx and spells it out."""
 CLASS = f"a {COLOR} circle on a {BACKGROUND} background"
 _PICTURES, _DRAWN = 5, 4
 _BASE, _OWN, _OUT = "base", "subject", "dreambooth"
 
 
-def own_pictures(folder: Path) -> None:
-    """Paint the five pictures of the subject."""
+def write_pictures(folder: Path) -> None:
+    """Paint and save the five pictures of the subject."""
     (folder / _OWN).mkdir(parents=True, exist_ok=True)
     for number in range(_PICTURES):
         shape = replace(sample(1000 + number), shape=SHAPE, color=COLOR, background=BACKGROUND)
@@ -30,7 +30,7 @@ def own_pictures(folder: Path) -> None:
 
 
 def config(folder: Path, side: int, class_prompts: tuple[str, ...]) -> dict[str, Any]:
-    """Return the configuration of `sdp dreambooth`; prompts of the class are drawn too, to see what is forgotten."""
+    """Return the configuration of `sdp dreambooth`. It also draws the class's prompts, to show what is forgotten."""
     return {
         "source": {"uri": str(folder / _OWN), "caption": CAPTION},
         "output": {"uri": str(folder / _OUT)},
@@ -53,40 +53,40 @@ def config(folder: Path, side: int, class_prompts: tuple[str, ...]) -> dict[str,
 
 
 def export_command(folder: Path) -> tuple[str, ...]:
-    """Return the command that makes a model of the demo's run."""
+    """Return the arguments of `sdp` that export the demo's run."""
     return "export", str(folder / "run"), str(folder / _BASE)
 
 
 def has_base(folder: Path) -> bool:
-    """Return whether the model to begin with is there."""
+    """Return true if the demo's model has been exported."""
     return (folder / _BASE / "model_index.json").exists()
 
 
 def judge(folder: Path, colors: dict[str, str]) -> None:
-    """Check that the subject is drawn where its name is, and the class as before elsewhere."""
+    """Check that the subject is drawn for its own caption, and the class as before for the others."""
     from PIL import Image
 
     before = [shape_of(Image.fromarray(pixels), BACKGROUND) for pixels in _painted(folder)]
-    shapes, right, leaked, lines = [], [], 0, list[tuple[str, str, str]]()
+    shapes, correct, leaked, rows = [], [], 0, list[tuple[str, str, str]]()
     for prompt, picture in pictures(folder / _OUT / "pictures"):
         if prompt == CAPTION:
             shapes.append(shape_of(picture, BACKGROUND))
-            lines.append((prompt, shapes[-1], "yes" if shapes[-1] == SHAPE else "NO"))
+            rows.append((prompt, shapes[-1], "yes" if shapes[-1] == SHAPE else "NO"))
         else:
             background = prompt.split()[-2]
             color = dominant_shape_color(picture, background)
             leaked += shape_of(picture, background) == SHAPE
-            right.append(color == colors[prompt])
-            lines.append((prompt, color, "yes" if right[-1] else "NO"))
-    say("\n── did it learn? The subject's shape, and the colours that the class is to keep\n")
-    say(table(lines, ("prompt", "seen", "right")))
+            correct.append(color == colors[prompt])
+            rows.append((prompt, color, "yes" if correct[-1] else "NO"))
+    say("\n── did it learn? The subject's shape, and the colours of the class\n")
+    say(table(rows, ("prompt", "drawn", "correct")))
     learnt = shapes.count(SHAPE)
     say(
-        f"\n{before.count(SHAPE)} of {len(before)} pictures had a {SHAPE} before, and {learnt} of {len(shapes)} have "
-        f"one; the class's colour is right in {sum(right)} of {len(right)}, of which {leaked} show a {SHAPE}; "
-        f"see {folder / _OUT / 'report.html'}"
+        f"\nbefore training {before.count(SHAPE)} of {len(before)} pictures showed a {SHAPE}, now {learnt} of "
+        f"{len(shapes)} do; the class's colour is correct in {sum(correct)} of {len(correct)}, of which {leaked} show "
+        f"a {SHAPE}; see {folder / _OUT / 'report.html'}"
     )
-    if learnt < 0.75 * len(shapes) or before.count(SHAPE) > 0.25 * len(before) or sum(right) < 0.8 * len(right):
+    if learnt < 0.75 * len(shapes) or before.count(SHAPE) > 0.25 * len(before) or sum(correct) < 0.8 * len(correct):
         raise SdpError(
             f"demo: expected a {SHAPE} in three of four pictures, in none before, and the class's colour in eight of "
             "ten: fine-tuning did not work"
@@ -94,7 +94,7 @@ def judge(folder: Path, colors: dict[str, str]) -> None:
 
 
 def pictures(samples: Path) -> "Iterator[tuple[str, Image]]":
-    """Yield prompts and pictures of a samples dataset."""
+    """Yield the prompts and pictures of a samples dataset."""
     from PIL import Image
 
     from sdp.dreambooth.job import drawn
@@ -104,14 +104,14 @@ def pictures(samples: Path) -> "Iterator[tuple[str, Image]]":
 
 
 def _painted(folder: Path) -> list[Any]:
-    """Return what the model to begin with makes of the subject's caption."""
+    """Return what the demo's model draws for the subject's caption before it is trained on it."""
     from sdp.config import parse
     from sdp.config.generate import GenerateConfig
     from sdp.generate.painter import load_painter
     from sdp.generate.sample import Sampling
     from sdp.generate.source import choose
 
-    told = {"prompts": [CAPTION], "output": {"uri": str(folder)}, "checkpoint": str(folder / _BASE)}
-    given: GenerateConfig = parse("generate", told)
-    painter = load_painter(choose(given), Sampling(steps=20, guidance_scale=2.0, resolution=64))
+    settings = {"prompts": [CAPTION], "output": {"uri": str(folder)}, "checkpoint": str(folder / _BASE)}
+    config: GenerateConfig = parse("generate", settings)
+    painter = load_painter(choose(config), Sampling(steps=20, guidance_scale=2.0, resolution=64))
     return [pixels for pixels in painter.paint([CAPTION] * _DRAWN, range(_DRAWN)) if pixels is not None]

@@ -1,6 +1,6 @@
-"""`sdp dreambooth`: the other jobs one after another, each in its own folder of the output.
+"""`sdp dreambooth`: runs the other jobs one after another, each in its own folder of the output.
 
-Nothing is remembered but what these folders hold: the same command again goes on with the step that is not done.
+These folders are the complete state. The same command continues with the first step that is not done.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -35,18 +35,18 @@ MODEL, CLASS, CLASS_LATENTS, OWN_LATENTS = "model", "class", "class-latents", "s
 RUN, PICTURES, EVALUATION, PAGE = "run", "pictures", "evaluation", "report.html"
 CLASS_AFTER, DRIFT = "class-after", "class-evaluation"
 _DRIFT = 50
-"""The most pictures of the class that are drawn again, to see how far it has moved."""
+"""Limit on pictures of the class that are drawn again, to measure how far it has drifted."""
 _SHOWN = 8
-"""Pictures of each row of the page."""
-_LOOKED_AT = 100
-"""The most pictures of a subject that are decoded before anything begins."""
+"""Pictures in each row of the page."""
+_CHECKED = 100
+"""Limit on the subject's pictures that are decoded before the first step."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """One job of the way."""
+    """One job of the sequence."""
 
-    what: str
+    title: str
     job: str
     config: Mapping[str, Any]
 
@@ -59,49 +59,48 @@ class Summary:
 
 
 def run(config: DreamboothConfig, *, dry_run: bool = False) -> Summary:
-    """Take the steps that are left, or say what they are."""
-    _look(config)
+    """Run the remaining steps, or print all steps in a dry run."""
+    _check(config)
     if not dry_run:
         config = keep_model(config)
     steps = steps_of(config)
-    parsed = [parse(step.job, step.config) for step in steps]  # all that can be wrong is told before anything is taken
+    parsed = [parse(step.job, step.config) for step in steps]  # errors appear before the first step starts
     if dry_run:
-        say(table([(f"{n}. {s.job}", f"{s.what}: {s.config['output']['uri']}") for n, s in enumerate(steps, 1)]))
+        say(table([(f"{n}. {s.job}", f"{s.title}: {s.config['output']['uri']}") for n, s in enumerate(steps, 1)]))
         return Summary(steps)
-    for number, (step, told) in enumerate(zip(steps, parsed, strict=True), 1):
-        say(f"dreambooth: {number} of {len(steps)}: {step.what}")
+    for number, (step, job_config) in enumerate(zip(steps, parsed, strict=True), 1):
+        say(f"dreambooth: {number} of {len(steps)}: {step.title}")
         job: Callable[..., Any] = import_module(f"sdp.{step.job}.job").run
-        result = job(told)
+        result = job(job_config)
         if str(getattr(result, "reason", "")).startswith("asked to stop"):
             signal_name = result.reason.partition(": ")[2]
             raise KeyboardInterrupt(signal_name)
     page = _report(config, steps)
-    say(table(_next(config, page)))
+    say(table(_next_steps(config, page)))
     return Summary(steps)
 
 
 def keep_model(config: DreamboothConfig) -> DreamboothConfig:
-    """Fetch a model of the hub to the output, once, so that no worker asks the hub; return what names it there."""
+    """Copy a hub model to the output, so that no worker asks the hub; return a configuration with the copy."""
     options = config.storage.options()
     source = sources.parse(config.model.source)
     if source.kind != "hub":
         return config
     kept = open_storage(config.output.uri, options).child(MODEL)
     if not kept.exists(INDEX):
-        say(f"dreambooth: fetch {source} to {kept.uri}")
+        say(f"dreambooth: copy {source} to {kept.uri}")
         path = sources.resolve(source, storage=options).path
-        for name in sorted(
-            sources.present(path), key=lambda name: (name == INDEX, name)
-        ):  # without it nothing is there
+        # The index comes last, since its presence marks a complete copy.
+        for name in sorted(sources.present(path), key=lambda name: (name == INDEX, name)):
             kept.publish(name, (path / name).read_bytes())
     return config.model_copy(update={"model": config.model.model_copy(update={"source": kept.uri})})
 
 
 def steps_of(config: DreamboothConfig) -> tuple[Step, ...]:
-    """The jobs and what each is told."""
+    """Return the jobs with their configurations."""
     folder = config.output.uri.rstrip("/")
     names = (CLASS, CLASS_LATENTS, OWN_LATENTS, RUN, PICTURES, EVALUATION, CLASS_AFTER, DRIFT)
-    at = {name: f"{folder}/{name}" for name in names}
+    uris = {name: f"{folder}/{name}" for name in names}
     prior, scaling = config.prior, config.scaling.model_dump(mode="json", exclude={"gpus_per_worker"})
     common = {"storage": config.storage.model_dump(mode="json")}
     sampler = {"steps": config.draw.steps, "guidance_scale": config.draw.guidance_scale}
@@ -144,21 +143,23 @@ def steps_of(config: DreamboothConfig) -> tuple[Step, ...]:
         }
 
     own = {"uri": config.source.uri, "caption": config.source.caption}
-    encode_own = {**process(own, at[OWN_LATENTS]), "limit": config.limit}
+    encode_own = {**process(own, uris[OWN_LATENTS]), "limit": config.limit}
     steps = [Step("encode the subject's pictures", "process", encode_own)]
-    trained: dict[str, Any] = {"uri": at[OWN_LATENTS]}
+    trained: dict[str, Any] = {"uri": uris[OWN_LATENTS]}
     if prior.prompt is not None:
-        classes = draw([prior.prompt], prior.pictures, config.model.source, at[CLASS], image_files=False)
+        classes = draw([prior.prompt], prior.pictures, config.model.source, uris[CLASS], image_files=False)
         steps.append(Step(f"draw {counted(prior.pictures, 'picture')} of the class", "generate", classes))
-        steps.append(Step("encode the class", "process", process({"uri": at[CLASS]}, at[CLASS_LATENTS])))
-        # An epoch is one pass over the class, and the subject's go round. The mean over both is what DreamBooth
-        # calls the loss of the subject plus `weight` times that of the class, up to a factor.
-        trained = {"uri": at[CLASS_LATENTS], "also": [{"uri": at[OWN_LATENTS], "weight": 1 / prior.weight}]}
+        steps.append(
+            Step("encode the pictures of the class", "process", process({"uri": uris[CLASS]}, uris[CLASS_LATENTS]))
+        )
+        # An epoch is one pass over the class, in which the subject's pictures repeat. The mean over both equals, up to
+        # a factor, DreamBooth's loss: the subject's plus `weight` times the class's.
+        trained = {"uri": uris[CLASS_LATENTS], "also": [{"uri": uris[OWN_LATENTS], "weight": 1 / prior.weight}]}
     rate = config.learning_rate or (5e-6 if config.lora.rank is None else 1e-4)
     train = {
         **common,
         "source": trained,
-        "output": {"uri": at[RUN]},
+        "output": {"uri": uris[RUN]},
         "model": {
             "source": config.model.source,
             "unet": "pretrained",
@@ -178,20 +179,26 @@ def steps_of(config: DreamboothConfig) -> tuple[Step, ...]:
     }
     steps.append(Step(f"train {counted(config.max_steps, 'step')}", "train", train))
     prompts, count = config.draw.prompts or (config.source.caption,), config.draw.images_per_prompt
-    steps.append(Step("draw the subject", "generate", draw(prompts, count, at[RUN], at[PICTURES])))
+    steps.append(Step("draw the subject", "generate", draw(prompts, count, uris[RUN], uris[PICTURES])))
     if config.evaluate.clip is not None or config.evaluate.features is not None:
         clip = {"model": config.evaluate.clip}
-        evaluate = compare(at[PICTURES], config.source.uri, at[EVALUATION], clip=clip)
-        steps.append(Step("compare them with the subject's pictures", "evaluate", evaluate))
+        evaluate = compare(uris[PICTURES], config.source.uri, uris[EVALUATION], clip=clip)
+        steps.append(Step("compare the drawn pictures with the subject's", "evaluate", evaluate))
     if config.evaluate.features is not None and prior.prompt is not None:
-        again = draw([prior.prompt], min(prior.pictures, _DRIFT), at[RUN], at[CLASS_AFTER])
-        steps.append(Step("draw the class again", "generate", again))
-        steps.append(Step("compare it with what it was", "evaluate", compare(at[CLASS_AFTER], at[CLASS], at[DRIFT])))
+        redraw = draw([prior.prompt], min(prior.pictures, _DRIFT), uris[RUN], uris[CLASS_AFTER])
+        steps.append(Step("draw the class again", "generate", redraw))
+        steps.append(
+            Step(
+                "compare the class with its first pictures",
+                "evaluate",
+                compare(uris[CLASS_AFTER], uris[CLASS], uris[DRIFT]),
+            )
+        )
     return tuple(steps)
 
 
 def training_of(config: DreamboothConfig) -> JobConfig:
-    """Return the configuration of the training among the steps, with as many rows as it draws of the class."""
+    """Return the configuration of the training step, with the class's pictures as its number of rows."""
     train = next(step.config for step in steps_of(config) if step.job == "train")
     return parse("train", {**train, "limit": config.prior.pictures if config.prior.prompt is not None else None})
 
@@ -203,42 +210,42 @@ def drawing_of(config: DreamboothConfig) -> Drawing:
     return Drawing(pictures, config.draw.steps * (2 if config.draw.guidance_scale > 1 else 1))
 
 
-def _look(config: DreamboothConfig) -> None:
-    """Look at what is cheap to look at: the subject's pictures and the model."""
+def _check(config: DreamboothConfig) -> None:
+    """Check what is cheap to check: the subject's pictures and the model."""
     options = config.storage.options()
     pictures = open_pictures("source", config.source.uri, options, text=config.source.caption)
     crop = SandboxedCrops(Recipe((config.resolution,)))
-    for file in pictures.files[:_LOOKED_AT] if pictures.kind == "pictures" else ():
+    for file in pictures.files[:_CHECKED] if pictures.kind == "pictures" else ():
         try:
             crop(open_source(file.uri, options).read(), 0)
         except RowError as error:
-            what = f"{error.reason} ({error.detail})" if error.detail else error.reason
-            raise UserError(f"source.uri: {file.uri}: {what}; replace or remove it") from error
+            cause = f"{error.reason} ({error.detail})" if error.detail else error.reason
+            raise UserError(f"source.uri: {file.uri}: {cause}; replace or remove it") from error
     model = sources.check(config.model.source, storage=options)
     if config.lora.rank is not None:
-        from sdp.model.trained import refuse_lora  # brings torch
+        from sdp.model.trained import refuse_lora  # imports torch
 
         refuse_lora(config.lora, model, options, text_encoder=config.train_text_encoder)
     if open_storage(config.output.uri, options).exists(HEAD):
-        raise UserError(f"output.uri: {config.output.uri} is a dataset; choose a folder of its own")
+        raise UserError(f"output.uri: {config.output.uri} is a dataset; choose a folder for this job alone")
 
 
 def _report(config: DreamboothConfig, steps: Sequence[Step]) -> str:
-    """Write the page on all that was made; return where it is."""
+    """Write the report on all results; return its address."""
+    from sdp.report.page import write_page
     from sdp.report.sections import gather
-    from sdp.report.write import write_page
 
     output = open_storage(config.output.uri, config.storage.options())
-    made = [str(step.config["output"]["uri"]) for step in steps]
+    results = [str(step.config["output"]["uri"]) for step in steps]
     with TemporaryDirectory(prefix="sdp-dreambooth-") as scratch:
         file = Path(scratch) / PAGE
-        write_page(config.source.caption, [_side_by_side(config), *gather(made, output.options)], file)
+        write_page(config.source.caption, [_side_by_side(config), *gather(results, output.options)], file)
         output.publish(PAGE, file.read_bytes())
     return output.uri_of(PAGE)
 
 
 def _side_by_side(config: DreamboothConfig) -> "Section":
-    """Return the subject's own pictures above those that were drawn."""
+    """Return a section with the subject's own pictures above the drawn ones."""
     from sdp.report.data import small
     from sdp.report.page import Section, Strips, Tile
 
@@ -250,9 +257,7 @@ def _side_by_side(config: DreamboothConfig) -> "Section":
     }
     for prompt, picture in drawn(folder, options):
         rows.setdefault(prompt, []).append(Tile(picture, prompt))
-    strips = Strips(
-        "Its own pictures, and those drawn", [(name, tiles[:_SHOWN]) for name, tiles in rows.items() if tiles]
-    )
+    strips = Strips("Own and drawn pictures", [(name, tiles[:_SHOWN]) for name, tiles in rows.items() if tiles])
     return Section("Subject", folder, f"{config.source.caption}, learnt from {own.size}.", blocks=[strips])
 
 
@@ -264,12 +269,13 @@ def drawn(samples: str, options: StorageOptions | None = None) -> Iterator[tuple
             yield row["prompt"], row["image"]
 
 
-def _next(config: DreamboothConfig, page: str) -> list[tuple[str, str]]:
+def _next_steps(config: DreamboothConfig, page: str) -> list[tuple[str, str]]:
+    """Return what to do with the results: for each use its command or address."""
     folder = config.output.uri.rstrip("/")
-    lines = [("pictures", f"{folder}/{PICTURES}/images")]
-    if config.lora.rank is not None:
-        lines.append(("for diffusers", f"sdp export {folder}/{RUN} subject.safetensors --lora --raw"))
-    else:
-        lines.append(("for diffusers", f"sdp export {folder}/{RUN} FOLDER --raw"))
-    lines.append(("for ComfyUI", f"sdp export {folder}/{RUN} subject.safetensors --single-file --raw"))
-    return [*lines, ("look at it", page)]
+    target = "FOLDER" if config.lora.rank is None else "subject.safetensors --lora"
+    return [
+        ("pictures", f"{folder}/{PICTURES}/images"),
+        ("for diffusers", f"sdp export {folder}/{RUN} {target} --raw"),
+        ("for ComfyUI", f"sdp export {folder}/{RUN} subject.safetensors --single-file --raw"),
+        ("report", page),
+    ]

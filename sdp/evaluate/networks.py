@@ -16,7 +16,7 @@ from torch import Tensor
 
 from sdp.errors import ModelError, UserError, one_line
 from sdp.imaging import Pixels
-from sdp.model.load import whole
+from sdp.model.load import complete
 from sdp.model.networks import FeatureNetwork
 
 Rows = NDArray[np.float32]
@@ -124,7 +124,7 @@ class _Transformers:
                 path, dtype=torch.float32, use_safetensors=True, output_loading_info=True, **options
             )
 
-        self._network: Any = whole(read, path).to(device).eval().requires_grad_(False)
+        self._network: Any = complete(read, path).to(device).eval().requires_grad_(False)
         self._processor = processor.from_pretrained(path)
 
     def prepare(self, pixels: Pixels) -> Prepared:

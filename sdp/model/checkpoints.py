@@ -1,11 +1,11 @@
-"""What a checkpoint of a training run looks like to those who read it.
+"""The layout of a training run's checkpoints, and how to read them.
 
-A folder with the tensors (`sharded`), under the names
+A checkpoint is a folder with the tensors (`sharded`), under the names
 
     model.<parameter>, ema.<parameter>, exp_avg.<parameter>, exp_avg_sq.<parameter>
 
-(with adamw_8bit exp_avg_codes and exp_avg_scales in place of exp_avg), with ledger.roaring and config.json, and with
-complete.json, without which it is no checkpoint.
+(adamw_8bit has exp_avg_codes and exp_avg_scales in place of exp_avg), with ledger.roaring, config.json and the marker
+complete.json. Without the marker it is incomplete.
 """
 
 import re
@@ -22,7 +22,7 @@ from sdp.datasets.output import read_json
 from sdp.datasets.records import BadRecord, Whole, parse
 from sdp.errors import DatasetError, NotFound
 from sdp.model.damage import DamagedCheckpoint
-from sdp.model.tensor_index import read_tensor_index
+from sdp.model.tensor_index import TensorIndex, read_tensor_index
 from sdp.storage import Storage, StorageOptions, open_storage
 
 if TYPE_CHECKING:
@@ -34,13 +34,13 @@ FORMAT = 1
 MODEL, EMA = "model.", "ema."
 
 PHASES = ("phase-1", "phase-2")
-"""The folders of a run of two phases, each a run of its own."""
+"""The folders of a two-phase run, each of which is a run."""
 _STEP = re.compile(rf"^{FOLDER}step-(\d{{9,}})/")
 
 
 @dataclass(frozen=True, slots=True)
 class StateCounts:
-    """The whole numbers of a run's state."""
+    """The integers of a run's state."""
 
     step: Whole
     taken: Whole = 0
@@ -56,19 +56,19 @@ class StateCounts:
 
 
 Place = tuple[Whole, Whole, Whole]
-"""Where a dataset is: the number of its pass, the rows that this pass has had, and the rows of the dataset."""
+"""The position in a dataset: the number of the pass, the rows taken in this pass, and the dataset's rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class EpochStart:
-    """What an epoch began with and does not follow from its number: whoever goes on with it needs the same."""
+    """The conditions at the start of an epoch that do not follow from its number. Resuming needs the same ones."""
 
     places: tuple[Place, ...] = ()
-    """Where each of several datasets was; nothing of one alone."""
+    """The position in each dataset of a mixture; empty for a single dataset."""
     lanes: Whole = 0
-    """Sequences that its order reads side by side; 0 where only the configuration says."""
+    """Lanes of the epoch's order; 0 if the configuration decides."""
     phase: Whole = 0
-    """Runs that came before this one and handed their weights on."""
+    """Number of earlier runs, each of which started the next from its weights."""
 
 
 FIRST = EpochStart()
@@ -76,7 +76,7 @@ FIRST = EpochStart()
 
 @dataclass(frozen=True, slots=True)
 class _Marker:
-    """What every reader of a checkpoint relies on."""
+    """The fields of complete.json that every reader needs."""
 
     format: Annotated[int, Field(ge=FORMAT)]
     state: StateCounts
@@ -90,23 +90,25 @@ class _Numbers:
 
 
 def checkpoint_name(step: int) -> str:
-    """Where the checkpoint of a step lies in its run."""
+    """Return the folder of a step's checkpoint within its run."""
     return f"{FOLDER}step-{step:09d}"
 
 
 def steps_in(run: Storage) -> dict[int, bool]:
-    """The steps that have a folder in a run, in order, and whether their checkpoint is complete."""
-    found: dict[int, bool] = {}
+    """Return the steps that have a folder in a run, in order, and whether the checkpoint is complete."""
+    steps: dict[int, bool] = {}
     for name in run.names(FOLDER):
         if match := _STEP.match(name):
             step = int(match[1])
-            found[step] = found.get(step, False) or name == f"{checkpoint_name(step)}/{COMPLETE}"
-    return dict(sorted(found.items()))
+            steps[step] = steps.get(step, False) or name == f"{checkpoint_name(step)}/{COMPLETE}"
+    return dict(sorted(steps.items()))
 
 
 def find_checkpoint(uri: str, options: StorageOptions | None = None) -> Storage:
-    """A complete checkpoint by its URI; of a run (or `RUN/checkpoints/latest`) the newest, of its last phase if it has
-    several."""
+    """Return a complete checkpoint by its URI.
+
+    For a run (or `RUN/checkpoints/latest`) it is the newest one, of the last phase in a two-phase run.
+    """
     folder = open_storage(uri, options)
     if folder.exists(COMPLETE):
         return folder
@@ -119,7 +121,7 @@ def find_checkpoint(uri: str, options: StorageOptions | None = None) -> Storage:
 
 
 def read_marker(folder: Storage) -> dict[str, Any]:
-    """What a complete checkpoint says of itself."""
+    """Return the content of a checkpoint's complete.json; raise DatasetError if it is missing or invalid."""
     try:
         marker = read_json(folder, COMPLETE)
     except NotFound:
@@ -137,7 +139,7 @@ def read_marker(folder: Storage) -> dict[str, Any]:
 
 
 def read_epoch_start(marker: Mapping[str, Any]) -> EpochStart:
-    """Return what the epoch under way began with, from a checkpoint's marker."""
+    """Return the start of the current epoch, from a checkpoint's marker."""
     return parse(EpochStart, marker.get("epoch_start", {}))
 
 
@@ -151,8 +153,20 @@ def read_ledger(folder: Storage) -> Ledger:
         raise DamagedCheckpoint(str(error).partition(";")[0]) from error
 
 
+def tensor_sizes(index: TensorIndex) -> dict[str, dict[str, int]]:
+    """Return the number of tensors, values and bytes of the weights, the average and the optimizer."""
+    sizes: dict[str, dict[str, int]] = {}
+    for name, tensor in index.tensors.items():
+        kind = "weights" if name.startswith(MODEL) else "average" if name.startswith(EMA) else "optimizer"
+        total = sizes.setdefault(kind, {"tensors": 0, "values": 0, "bytes": 0})
+        total["tensors"] += 1
+        total["values"] += tensor.bytes // tensor.itemsize
+        total["bytes"] += tensor.bytes
+    return sizes
+
+
 def way_out(folder: Storage) -> str:
-    """What to do where this checkpoint, its run's newest, is damaged."""
+    """Return the remedy if this checkpoint, the newest of its run, is damaged."""
     uri, _, name = folder.uri.rpartition(f"/{FOLDER}")
     match = _STEP.match(f"{FOLDER}{name}/")
     if not uri or match is None:
@@ -163,11 +177,11 @@ def way_out(folder: Storage) -> str:
 
 
 def read_weights(folder: Storage, *, ema: bool) -> "dict[str, Tensor]":
-    """Return the weights that were trained, or their moving average, by their names without the prefix."""
+    """Return the trained weights, or their moving average, by name without the prefix."""
     from sdp.model import sharded
 
     prefix = EMA if ema else MODEL
     names = [name for name in read_tensor_index(folder).tensors if name.startswith(prefix)]
     if not names:
-        raise DatasetError(f"{folder.uri}: no moving average in it (ema.decay was null); take the raw weights")
+        raise DatasetError(f"{folder.uri}: no moving average in it (ema.decay was null); use the raw weights")
     return {name.removeprefix(prefix): tensor for name, tensor in sharded.read_tensors(folder, names).items()}

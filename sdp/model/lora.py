@@ -1,4 +1,4 @@
-"""LoRA: small matrices that are learnt beside some linear layers, which stay as they are.
+"""LoRA: small matrices, trained beside linear layers that stay frozen.
 
 The names are PEFT's: `….to_q.lora_A.weight` beside `….to_q.weight`.
 """
@@ -15,7 +15,7 @@ from sdp.errors import UserError
 
 
 class LoraLinear(nn.Linear):
-    """A linear layer of which only the product of two small matrices beside it is learnt."""
+    """A frozen linear layer plus the product of two small matrices, which are trained."""
 
     lora_A: nn.Linear  # noqa: N815 (PEFT's name)
     lora_B: nn.Linear  # noqa: N815
@@ -28,14 +28,14 @@ class LoraLinear(nn.Linear):
         self.lora_A = nn.Linear(layer.in_features, rank, bias=False, device=device)
         self.lora_B = nn.Linear(rank, layer.out_features, bias=False, device=device)
         nn.init.kaiming_uniform_(self.lora_A.weight, a=math.sqrt(5))
-        nn.init.zeros_(self.lora_B.weight)  # it begins as the model that it is learnt beside
+        nn.init.zeros_(self.lora_B.weight)  # the initial output is the frozen layer's
 
     def forward(self, values: Tensor) -> Tensor:
-        beside: Tensor = self.lora_B(self.lora_A(values))
-        return functional.linear(values, self.weight, self.bias) + self.scale * beside
+        update: Tensor = self.lora_B(self.lora_A(values))
+        return functional.linear(values, self.weight, self.bias) + self.scale * update
 
     def merged(self) -> nn.Linear:
-        """Return one layer that does the same."""
+        """Return one linear layer with the same output."""
         layer = nn.Linear(1, 1, device="meta")
         layer.in_features, layer.out_features, layer.bias = self.in_features, self.out_features, self.bias
         with torch.no_grad():
@@ -44,13 +44,13 @@ class LoraLinear(nn.Linear):
 
 
 def add_lora(network: nn.Module, rank: int, scale: float, targets: Sequence[str], key: str = "lora.targets") -> None:
-    """Freeze a network, and put LoRA beside its linear layers whose names end with one of the targets."""
+    """Freeze a network, and add LoRA to the linear layers whose names end with one of the targets."""
     network.requires_grad_(False)
     chosen = list(_layers(network, nn.Linear, targets))
     for target in targets:
         if not any(_ends_with(name, target) for name, *_ in chosen):
-            some = next(_layers(network, nn.Linear, ("",)))[2]
-            raise UserError(f"{key}: no linear layer has a name that ends with {target}; expected such as {some}")
+            example = next(_layers(network, nn.Linear, ("",)))[2]
+            raise UserError(f"{key}: no linear layer has a name that ends with {target}; expected such as {example}")
     for name, parent, child, layer in chosen:
         if rank > (most := min(layer.in_features, layer.out_features)):
             raise UserError(f"lora.rank: expected at most {most}, the size of layer {name}, got {rank}; lower it")
@@ -58,20 +58,20 @@ def add_lora(network: nn.Module, rank: int, scale: float, targets: Sequence[str]
 
 
 def merge_lora(network: nn.Module) -> None:
-    """Put a linear layer in the place of each with LoRA beside it."""
+    """Replace each layer with LoRA by one linear layer."""
     for _, parent, child, layer in list(_layers(network, LoraLinear, ("",))):
         setattr(parent, child, layer.merged())
 
 
 def diffusers_lora(weights: Mapping[str, Tensor], scale: float) -> dict[str, Tensor]:
-    """Return LoRA's tensors as diffusers' `load_lora_weights` takes them: its scale is 1, so B takes it up."""
+    """Return LoRA's tensors for diffusers' `load_lora_weights`, which knows no scale: B is multiplied by it."""
     return {name: value * (scale if ".lora_B." in name else 1) for name, value in weights.items()}
 
 
 def _layers(
     network: nn.Module, kind: type[nn.Linear], ends: Sequence[str]
 ) -> Iterator[tuple[str, nn.Module, str, Any]]:
-    """Yield (name, parent, the parent's name for it, layer)."""
+    """Yield (name, parent, attribute of the parent, layer)."""
     for name, layer in network.named_modules():
         if isinstance(layer, kind) and any(_ends_with(name, end) for end in ends):
             parent, _, child = name.rpartition(".")

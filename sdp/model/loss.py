@@ -1,4 +1,4 @@
-"""The loss of one sample: how far the model's prediction is off, and how much its timestep counts."""
+"""The loss of each sample, and its weight by timestep."""
 
 import torch
 from torch import Tensor
@@ -7,14 +7,14 @@ from sdp.model.schedule import NoiseSchedule, Prediction
 
 
 def sample_losses(predicted: Tensor, target: Tensor) -> Tensor:
-    """The mean squared error of each sample, in fp32 whatever the model computes in."""
+    """Return the mean squared error of each sample, always in fp32."""
     return (predicted.float() - target.float()).square().flatten(1).mean(1)
 
 
 def min_snr_weights(schedule: NoiseSchedule, timesteps: Tensor, prediction: Prediction, gamma: float) -> Tensor:
-    """Weights that keep easy timesteps from dominating: min(SNR, γ), in terms of x_0 (Hang et al., 2303.09556).
+    """Return min-SNR weights, which keep easy timesteps from dominating: min(SNR, γ) for x_0 (Hang et al., 2303.09556).
 
-    Where the signal is nothing (zero terminal SNR) the weight's limit is taken, so that nothing divides by zero.
+    At a timestep without signal (zero terminal SNR) the weight is its limit, which avoids a division by zero.
     """
     snr = schedule.snr(timesteps)
     if prediction == "v":

@@ -1,16 +1,14 @@
-"""Feature networks, which judge pictures: from the same kinds of sources as models, each in a folder of its own layout.
+"""Feature networks, which judge pictures. They have the same kinds of sources as models and layouts of their own.
 
     config.json, model.safetensors, preprocessor_config.json      CLIP, DINO or DINOv2, as transformers saves them
     and CLIP's tokenizer files
     pt_inception-2015-12-05-6726825d.pth                          FID's Inception: any *inception*.pth or .safetensors
 
-What else lies in a published repository is not read, not downloaded and not part of the digest.
+Other files of a published repository are neither read nor downloaded, and are not part of the digest.
 """
 
 import json
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -63,84 +61,57 @@ class FeatureNetwork:
 
 
 def find(text: str | ModelSource, key: str, *, storage: "StorageOptions | None" = None) -> FeatureNetwork:
-    """The network of a source, downloaded if it has to be; errors begin with the configuration's key."""
+    """Return a source's network, downloading it if needed. Errors begin with the configuration's key."""
     try:
         source = sources.parse(text) if isinstance(text, str) else text
-        path = _here(source, storage)
+        path = _fetch(source, storage)
         kind = _kind(source, path)
         digest = cache.digest(path, present(path))
     except ModelError as error:
         raise ModelError(f"{key}: {error}") from error
     if source.sha256 not in (None, digest):
-        raise ModelError(f"{key}: model source {source}: its content has changed while it was in use; restore it")
+        raise ModelError(f"{key}: model source {source}: its content changed while it was in use; restore it")
     if source.kind == "local":  # workers may have another working directory
         source = replace(source, uri=str(path.resolve()))
     return FeatureNetwork(kind, path, replace(source, sha256=digest))
 
 
 def present(folder: Path) -> list[str]:
-    """The files of a folder that belong to a network."""
-    return belonging(file.name for file in folder.iterdir() if file.is_file())
+    """Return the names of a folder's files that belong to a network, in the order of the digest."""
+    return layout.matching((file.name for file in folder.iterdir() if file.is_file()), PATTERNS)
 
 
-def belonging(names: Iterable[str]) -> list[str]:
-    """Those of the names that belong to a network, in the order of the digest."""
-    return sorted(name for name in names if any(fnmatchcase(name, pattern) for pattern in PATTERNS))
-
-
-def _here(source: ModelSource, storage: "StorageOptions | None") -> Path:
-    """The folder of this machine that holds it."""
+def _fetch(source: ModelSource, storage: "StorageOptions | None") -> Path:
+    """Return the local folder of a source, downloading it if needed."""
     if source.kind == "builtin":
-        raise ModelError(f"model source {source}: sdp carries no feature network; expected {sources.FORMS}")
+        raise ModelError(f"model source {source}: sdp has no builtin feature network; expected {sources.FORMS}")
     if source.kind == "hub":
-        return _from_hub(source)
+        from sdp.model import hub
+
+        return hub.download(source, PATTERNS, lambda folder: _fault(folder) is None)
     if source.kind == "bucket":
         return cache.download(source, storage, _listing)
     return sources.local_folder(source)
 
 
-def _from_hub(source: ModelSource) -> Path:
-    from huggingface_hub import constants, snapshot_download
-    from huggingface_hub.errors import LocalEntryNotFoundError
-
-    from sdp.model import hub
-
-    try:
-        cached = Path(
-            snapshot_download(
-                source.uri, revision=source.revision, allow_patterns=list(PATTERNS), local_files_only=True
-            )
-        )
-        if constants.HF_HUB_OFFLINE or _lacking(cached) is None:
-            return cached
-    except LocalEntryNotFoundError as error:
-        if constants.HF_HUB_OFFLINE:
-            raise hub.offline(source) from error
-    with hub.explained(source):
-        return Path(
-            snapshot_download(
-                source.uri, revision=source.revision, allow_patterns=list(PATTERNS), etag_timeout=hub.TIMEOUT_S
-            )
-        )
-
-
 def _listing(storage: "Storage") -> "list[FileInfo]":
-    wanted = set(belonging(name for name in storage.names() if "/" not in name))
-    return [file for file in storage.list() if file.path in wanted]
+    selected = set(layout.matching((name for name in storage.names() if "/" not in name), PATTERNS))
+    return [file for file in storage.list() if file.path in selected]
 
 
 def _kind(source: ModelSource, path: Path) -> Kind:
-    """What it is by its files; a line that says what is lacking otherwise."""
-    lacking = _lacking(path)
-    if lacking is not None:
-        raise ModelError(f"model source {source}: {lacking}")
+    """Return the kind of a network, or raise ModelError if its files are incomplete."""
+    fault = _fault(path)
+    if fault is not None:
+        raise ModelError(f"model source {source}: {fault}")
     if (path / "config.json").is_file():
         kind: Kind = json.loads((path / "config.json").read_bytes())["model_type"]
         return kind
     return "inception"
 
 
-def _lacking(path: Path) -> str | None:
+def _fault(path: Path) -> str | None:
+    """Return what is wrong with a network's files, or None."""
     names = present(path)
     if "config.json" in names:
         try:
@@ -148,14 +119,16 @@ def _lacking(path: Path) -> str | None:
         except (ValueError, AttributeError):
             return "its config.json is not a JSON object; fetch it again"
         if kind not in _NEEDED:
-            return f"a network of type {kind!r}, expected clip, dinov2, vit or Inception's weights; take another one"
+            return (
+                f"unknown network type {kind!r}: expected clip, dinov2, vit or Inception's weights; choose another one"
+            )
         missing = [name for name in _NEEDED[kind] if name not in names and not (_SHARDED in names and "model" in name)]
         if missing:
-            return f"{missing[0]} is missing; a network of type {kind} needs {', '.join(_NEEDED[kind])}"
+            return f"{missing[0]} is missing; a {kind} network needs {', '.join(_NEEDED[kind])}"
         return None
     inceptions = [name for name in names if "inception" in name]
     if len(inceptions) == 1:
         return None
     if inceptions:
-        return f"{len(inceptions)} files of Inception's weights ({', '.join(inceptions)}); keep one"
-    return "no feature network in it: neither config.json nor a file *inception*.pth; check the address"
+        return f"several files of Inception's weights ({', '.join(inceptions)}); keep one"
+    return "no feature network: neither config.json nor a file *inception*.pth; check the address"

@@ -1,9 +1,9 @@
-"""Tensors in shards: what torch.distributed.checkpoint saves and loads, kept in a storage.
+"""Sharded tensors, saved and loaded by torch.distributed.checkpoint through a storage.
 
-A folder holds raw little-endian bytes in a few files a worker, and `tensors.json`, which says for each tensor its
-dtype, its size and where each of its chunks lies. Each worker writes the checksums of its chunks beside its files, and
-they are compared as chunks are read. No pickle: a checkpoint from elsewhere can be read without running what is in it.
-Any number of workers can load what any other number has saved.
+A folder holds a few files of raw little-endian bytes for each worker, and `tensors.json`, the index: each tensor's
+dtype, size and the places of its chunks. Each worker also writes the checksums of its chunks, which readers compare.
+There is no pickle, so reading a foreign checkpoint runs no code from it. Any number of workers can load what any other
+number has saved.
 """
 
 import json
@@ -30,18 +30,18 @@ from torch.futures import Future
 from sdp.device import new_stream, record, thread_pool
 from sdp.errors import ModelError, NotFound, StorageError, one_line
 from sdp.model.damage import DamagedCheckpoint
-from sdp.model.tensor_index import FORMAT, INDEX, Chunk, StoredTensor, read_tensor_index
+from sdp.model.tensor_index import FORMAT, INDEX, Chunk, StoredTensor, TensorIndex, read_tensor_index
 from sdp.storage import Storage
 
 FILE_BYTES = 256_000_000
-"""About how large a file becomes: a part of a worker's state that is serialised whole before it is sent."""
+"""Approximate size of a file. Each is sent whole."""
 _THREADS = 4
 
 
 class Staged:
-    """What one worker has to write: `copy` it to the host before any of it changes, then `write` what was copied.
+    """One worker's share of a save: `copy` it to host memory before the tensors change, then `write` the copy.
 
-    Both may be done by another thread, while training goes on, as long as it only reads.
+    Both may run in another thread while training only reads the tensors.
     """
 
     def __init__(self, storage: Storage, tensors: Mapping[str, Tensor], layout: "_Layout", host: "Host") -> None:
@@ -50,61 +50,64 @@ class Staged:
         self._device = _device_of(shard for shards in self._shards.values() for shard in shards)
         on_gpu = self._device.type == "cuda"
         self._ready = record(torch.cuda.current_stream(self._device)) if on_gpu else None
-        self._files: list[_File] | None = None
+        self._copies: dict[str, memoryview] | None = None
+        """The bytes of each file."""
 
     @property
     def bytes(self) -> int:
+        """Size of this worker's share."""
         return sum(shard.nbytes for shards in self._shards.values() for shard in shards)
 
     def copy(self) -> None:
-        """To the host; from a GPU on a stream of its own, when what was launched before is done."""
+        """Copy to host memory. From a GPU this uses a stream of its own, after all work launched before `stage`."""
         if self._ready is None:
-            self._files = self._copied(pin=False)
+            self._copies = self._copy_files(pin=False)
             return
         stream = self._host.stream(self._device)
         with torch.cuda.stream(stream):
             stream.wait_event(self._ready)
-            self._files = self._copied(pin=True)
+            self._copies = self._copy_files(pin=True)
         stream.synchronize()
-        # What lies on another GPU is copied by that one's stream.
+        # Shards on another GPU were copied by that GPU's own stream.
         for device in {shard.device for shards in self._shards.values() for shard in shards} - {self._device}:
             torch.cuda.current_stream(device).synchronize()
 
-    def _copied(self, *, pin: bool) -> "list[_File]":
-        files = []
+    def _copy_files(self, *, pin: bool) -> dict[str, memoryview]:
+        copies = {}
         for file, shards in self._shards.items():
             memory, at = self._host.take(file, sum(shard.nbytes for shard in shards), pin), 0
             for shard in shards:
                 flat = _flat(shard)
                 memory[at : at + len(flat)].copy_(flat, non_blocking=True)
                 at += len(flat)
-            files.append(_File(file, memory.numpy().data))
-        return files
+            copies[file] = memory.numpy().data
+        return copies
 
     def write(self) -> None:
-        """Send it to the storage, then what it sums to; whoever has the index sends that last."""
-        if self._files is None:
-            raise RuntimeError("nothing has been copied that could be written")
+        """Write the files, then their checksums, and on the first worker the index last."""
+        if self._copies is None:
+            raise RuntimeError("write() was called before copy()")
         with thread_pool(self._device, _THREADS, "sdp-save") as pool:
-            sums = dict(pool.map(self._write_file, self._files))
-        for name in {_sums_name(file) for file in sums}:  # one: all are this worker's
-            self._storage.publish(name, json.dumps({"format": FORMAT, "crc32": sums}).encode())
+            checksums = dict(pool.map(self._write_file, self._copies))
+        for name in {_checksum_file(file) for file in checksums}:  # one: all files are this worker's
+            self._storage.publish(name, json.dumps({"format": FORMAT, "crc32": checksums}).encode())
         if self._index is not None:
             self._storage.publish(INDEX, self._index)
 
-    def _write_file(self, file: "_File") -> tuple[str, list[tuple[int, int]]]:
-        """Its name; where each of its chunks begins, and its checksum."""
-        sums, at = [], 0
-        for shard in self._shards[file.name]:
-            sums.append((at, zlib.crc32(file.content[at : at + shard.nbytes])))
+    def _write_file(self, name: str) -> tuple[str, list[tuple[int, int]]]:
+        """Write a file; return its name, and the start and checksum of each of its chunks."""
+        assert self._copies is not None
+        content, checksums, at = self._copies[name], [], 0
+        for shard in self._shards[name]:
+            checksums.append((at, zlib.crc32(content[at : at + shard.nbytes])))
             at += shard.nbytes
-        self._storage.publish(file.name, file.content)
-        return file.name, sums
+        self._storage.publish(name, content)
+        return name, checksums
 
 
 class Host:
-    """What is kept from save to save: memory to copy to, as to get it anew takes longer than to copy; the stream that
-    copies; and who writes what, which the workers need not agree on again as long as the tensors are the same."""
+    """The state kept between saves: host memory (allocating takes longer than copying), the stream that copies, and the
+    layout, on which the workers need to agree again only when the tensors change."""
 
     def __init__(self) -> None:
         self._memory: dict[str, Tensor] = {}
@@ -112,28 +115,29 @@ class Host:
         self._layout: tuple[_Signature, _Layout] | None = None
 
     def take(self, name: str, count: int, pin: bool) -> Tensor:
-        """So many bytes for a file; what was in them before must have been written."""
+        """Return memory for a file. Its previous content must have been written."""
         memory = self._memory.get(name)
         if memory is None or len(memory) < count:
             memory = self._memory[name] = torch.empty(count, dtype=torch.uint8, pin_memory=pin)
         return memory[:count]
 
     def stream(self, device: torch.device) -> torch.cuda.Stream:
-        """Return the stream that copies from this GPU."""
+        """Return the stream that copies from a GPU."""
         self._stream = self._stream or new_stream(device)
         return self._stream
 
     def layout_of(self, tensors: Mapping[str, Tensor]) -> "_Layout | None":
-        """What was agreed on for tensors like these. They are alike on all workers, or on none."""
+        """Return the layout agreed on for such tensors, or None; all workers get one, or none does."""
         return self._layout[1] if self._layout is not None and self._layout[0] == _signature(tensors) else None
 
     def keep(self, tensors: Mapping[str, Tensor], layout: "_Layout") -> None:
+        """Keep the layout for the next save."""
         self._layout = (_signature(tensors), layout)
 
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """Which tensors a worker writes to which file, in their order, and on the first worker the index of all."""
+    """The files that a worker writes with their tensors in order; on the first worker, the index of all."""
 
     files: Sequence[tuple[str, Sequence[str]]]
     index: bytes | None
@@ -149,79 +153,57 @@ def _signature(tensors: Mapping[str, Tensor]) -> _Signature:
     ]
 
 
-def save(storage: Storage, tensors: dict[str, Tensor], *, alone: bool = False) -> None:
-    """Save tensors (plain ones, the same on all workers, or DTensors); each worker writes its share.
-
-    Every worker calls it, unless one is `alone`. The index is written last, by the first worker.
-    """
-    staged = stage(storage, tensors, alone=alone)
-    staged.copy()
-    staged.write()
-
-
 def stage(storage: Storage, tensors: dict[str, Tensor], *, alone: bool = False, host: Host | None = None) -> Staged:
-    """Agree on who writes what; every worker calls it, as above."""
+    """Prepare to save tensors: plain ones, equal on all workers, or DTensors, of which each worker writes its shards.
+
+    Every worker calls it, since they agree on who writes what; `alone` is for one process by itself.
+    """
     host = host or Host()
     layout = host.layout_of(tensors)
     if layout is None:
         writer = _Writer()
         try:
-            with _without_the_warning_of_being_alone():
+            with _no_warning_when_alone():
                 save_state(tensors, storage_writer=writer, no_dist=alone)
         except CheckpointException as error:
-            raise _cause(error, f"{storage.uri}: could not be saved") from error
+            raise _cause(error, f"{storage.uri}: cannot save") from error
         layout = _Layout(writer.files, writer.index)
         host.keep(tensors, layout)
     return Staged(storage, tensors, layout, host)
 
 
 def load(storage: Storage, tensors: dict[str, Tensor], *, alone: bool = False) -> None:
-    """Load into tensors that are there, however they are sharded now. Every worker calls it."""
+    """Load into existing tensors, however they are sharded. Every worker calls it, unless one is `alone`."""
     index = read_tensor_index(storage)
     _check(storage, tensors, index.tensors)
-    sums = _Sums(storage, told=index.has_checksums)
-    try:
-        with _without_the_warning_of_being_alone():
-            reader = _Reader(storage, index.tensors, sums, _device_of(tensors.values()))
-            load_state(tensors, storage_reader=reader, no_dist=alone)
-    except CheckpointException as error:
-        raise _cause(error, f"{storage.uri}: could not be loaded") from error
+    _load(storage, index, tensors, alone=alone)
 
 
 def read_tensors(storage: Storage, names: Iterable[str]) -> dict[str, Tensor]:
-    """Whole tensors on the CPU, without other workers."""
+    """Return whole tensors on the CPU, read by this process alone."""
     index = read_tensor_index(storage)
-    stored, sums = index.tensors, _Sums(storage, told=index.has_checksums)
-    wanted = list(names)
-    missing = [name for name in wanted if name not in stored]
-    if missing:
-        raise ModelError(f"{storage.uri}: {len(missing)} tensors are not in it, such as {missing[0]}")
-    tensors = {name: torch.empty(stored[name].size, dtype=_dtype(stored[name].dtype)) for name in wanted}
-    work = [(name, chunk) for name in wanted for chunk in stored[name].chunks]
-
-    def fill(item: tuple[str, Chunk]) -> None:
-        name, chunk = item
-        block = tuple(slice(o, o + s) for o, s in zip(chunk.offsets, chunk.sizes, strict=True))
-        tensors[name][block].copy_(_read(storage, chunk, _dtype(stored[name].dtype), sums))
-
-    with thread_pool(torch.device("cpu"), _THREADS, "sdp-load") as pool:
-        list(pool.map(fill, work))
+    stored = {name: index.tensors[name] for name in names}
+    tensors = {name: torch.empty(tensor.size, dtype=_dtype(tensor.dtype)) for name, tensor in stored.items()}
+    _load(storage, index, tensors, alone=True)
     return tensors
 
 
-@dataclass(frozen=True, slots=True)
-class _File:
-    name: str
-    content: memoryview
+def _load(storage: Storage, index: TensorIndex, tensors: dict[str, Tensor], *, alone: bool) -> None:
+    reader = _Reader(storage, index, _device_of(tensors.values()))
+    try:
+        with _no_warning_when_alone():
+            load_state(tensors, storage_reader=reader, no_dist=alone)
+    except CheckpointException as error:
+        raise _cause(error, f"{storage.uri}: cannot load") from error
 
 
 class _Writer(StorageWriter):
-    """Lays a worker's chunks out in files, and writes none: they are copied by that."""
+    """Plans the files of a worker without writing them: `Staged` does."""
 
     def __init__(self) -> None:
         self.files: list[tuple[str, list[str]]] = []
         self.index: bytes | None = None
-        """Of all workers, on the first one."""
+        """The index of all workers' tensors, on the first worker."""
 
     def reset(self, checkpoint_id: Any = None) -> None:
         pass
@@ -244,16 +226,14 @@ class _Writer(StorageWriter):
                 results.append(WriteResult(item.index, length, (name, at)))
                 at += length
             self.files.append((name, [item.index.fqn for item in items]))
-        done: Future[list[WriteResult]] = Future()
-        done.set_result(results)
-        return done
+        return _completed(results)
 
     def finish(self, metadata: md.Metadata, results: list[list[WriteResult]]) -> None:
-        places = {result.index: result.storage_data for some in results for result in some}
+        places = {result.index: result.storage_data for worker in results for result in worker}
         tensors = {}
         for name, tensor in metadata.state_dict_metadata.items():
             if not isinstance(tensor, md.TensorStorageMetadata):
-                raise TypeError(f"{name}: only tensors are kept in shards")
+                raise TypeError(f"{name}: only tensors can be saved in shards")
             chunks = [
                 (list(c.offsets), list(c.sizes), *places[md.MetadataIndex(name, c.offsets)]) for c in tensor.chunks
             ]
@@ -269,13 +249,9 @@ class _Writer(StorageWriter):
 class _Reader(StorageReader):
     """Reads the chunks that a worker needs."""
 
-    def __init__(
-        self, storage: Storage, stored: Mapping[str, StoredTensor], sums: "_Sums", device: torch.device
-    ) -> None:
-        self._storage = storage
-        self._device = device
-        self._stored = stored
-        self._sums = sums
+    def __init__(self, storage: Storage, index: TensorIndex, device: torch.device) -> None:
+        self._storage, self._stored, self._device = storage, index.tensors, device
+        self._checksums = _Checksums(storage) if index.has_checksums else None
 
     def reset(self, checkpoint_id: Any = None) -> None:
         pass
@@ -298,7 +274,7 @@ class _Reader(StorageReader):
         def read(item: ReadItem) -> None:
             index = item.storage_index
             chunk = places[index.fqn, tuple(index.offset or ())]
-            data = _read(self._storage, chunk, _dtype(self._stored[index.fqn].dtype), self._sums)
+            data = self._read_chunk(chunk, _dtype(self._stored[index.fqn].dtype))
             for dim, (start, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
                 data = data.narrow(dim, start, length)
             target = planner.resolve_tensor(item).detach()
@@ -307,100 +283,101 @@ class _Reader(StorageReader):
 
         with thread_pool(self._device, _THREADS, "sdp-load") as pool:
             list(pool.map(read, plan.items))
-        done: Future[None] = Future()
-        done.set_result(None)
-        return done
+        return _completed(None)
+
+    def _read_chunk(self, chunk: Chunk, dtype: torch.dtype) -> Tensor:
+        length = chunk.count * dtype.itemsize
+        if not length:
+            return torch.empty(chunk.sizes, dtype=dtype)
+        try:
+            data = bytearray(self._storage.read_range(chunk.file, chunk.start, length))
+        except NotFound as error:
+            raise DamagedCheckpoint(f"{self._storage.uri_of(chunk.file)}: missing") from error
+        if len(data) != length:
+            raise DamagedCheckpoint(f"{self._storage.uri_of(chunk.file)}: too short")
+        if self._checksums is not None:
+            self._checksums.check(chunk, data)
+        return torch.frombuffer(data, dtype=dtype).view(chunk.sizes)
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
         return isinstance(checkpoint_id, str | PurePosixPath)
 
 
+def _completed(result: Any) -> Future[Any]:
+    future: Future[Any] = Future()
+    future.set_result(result)
+    return future
+
+
 def _files(items: Sequence[WriteItem]) -> Iterator[list[WriteItem]]:
-    """Items in files of about FILE_BYTES."""
+    """Yield the items of each file, which has about FILE_BYTES."""
     file: list[WriteItem] = []
-    held = 0
+    file_size = 0
     for item in items:
         if item.tensor_data is None:
-            raise TypeError(f"{item.index.fqn}: only tensors are kept in shards")
+            raise TypeError(f"{item.index.fqn}: only tensors can be saved in shards")
         size = math.prod(item.tensor_data.chunk.sizes) * item.tensor_data.properties.dtype.itemsize
-        if file and held + size > FILE_BYTES:
+        if file and file_size + size > FILE_BYTES:
             yield file
-            file, held = [], 0
+            file, file_size = [], 0
         file.append(item)
-        held += size
+        file_size += size
     if file:
         yield file
 
 
 def _device_of(tensors: Iterable[Tensor]) -> torch.device:
-    """Return the GPU that some of these tensors lie on, or the CPU."""
+    """Return the GPU that holds some of these tensors, or the CPU."""
     return next((tensor.device for tensor in tensors if tensor.is_cuda), torch.device("cpu"))
 
 
 def _local(tensor: Any) -> Tensor:
-    """A tensor, or this worker's shard of it: what is there now, not a copy."""
-    assert isinstance(tensor, Tensor)  # _files has looked
+    """Return a tensor, or this worker's shard of it, without copying."""
+    assert isinstance(tensor, Tensor)  # _files has checked
     local: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     return local.detach()
 
 
 def _flat(tensor: Tensor) -> Tensor:
-    """The bytes of a plain tensor, where they are."""
+    """Return a view of a plain tensor's bytes."""
     flat = tensor.contiguous().view(-1)
     return flat.view(torch.uint8) if len(flat) else flat.new_empty(0, dtype=torch.uint8)
 
 
-class _Sums:
-    """What chunks sum to, as their writers tell: each is asked when the first of its chunks is read."""
+class _Checksums:
+    """The checksums that the writers stored. Each writer's file is read with the first of its chunks."""
 
-    def __init__(self, storage: Storage, *, told: bool) -> None:
+    def __init__(self, storage: Storage) -> None:
         self._storage = storage
-        self._told = told
-        """Checkpoints of older versions have none."""
         self._lock = threading.Lock()
-        self._of: dict[str, dict[tuple[str, int], int]] = {}
+        self._known: dict[str, dict[tuple[str, int], int]] = {}
 
     def check(self, chunk: Chunk, data: bytearray) -> None:
-        if not self._told:
-            return
-        name = _sums_name(chunk.file)
+        """Raise DamagedCheckpoint unless a chunk's bytes have their stored checksum."""
+        name = _checksum_file(chunk.file)
         with self._lock:
-            if name not in self._of:
-                self._of[name] = self._read(name)
-        if zlib.crc32(data) != self._of[name].get((chunk.file, chunk.start)):
+            if name not in self._known:
+                self._known[name] = self._read(name)
+        if zlib.crc32(data) != self._known[name].get((chunk.file, chunk.start)):
             raise DamagedCheckpoint(
-                f"{self._storage.uri_of(chunk.file)}: {len(data):,} bytes from {chunk.start:,} are not those that were "
-                "written (their checksum differs)"
+                f"{self._storage.uri_of(chunk.file)}: {len(data):,} bytes from {chunk.start:,} do not match their "
+                "checksum"
             )
 
     def _read(self, name: str) -> dict[tuple[str, int], int]:
         try:
             files = json.loads(self._storage.read(name))["crc32"]
-            return {(file, start): crc for file, sums in files.items() for start, crc in sums}
+            return {(file, start): crc for file, entries in files.items() for start, crc in entries}
         except NotFound as error:
             raise DamagedCheckpoint(f"{self._storage.uri_of(name)}: missing") from error
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise DamagedCheckpoint(f"{self._storage.uri_of(name)}: not checksums ({one_line(error, 120)})") from error
 
 
-def _sums_name(file: str) -> str:
-    """Where the checksums of a worker's file are, and those of its others."""
+def _checksum_file(file: str) -> str:
+    """Return the name of the file with the checksums of a worker's files, of which `file` is one."""
     return f"{file.partition('.')[0]}.json"
-
-
-def _read(storage: Storage, chunk: Chunk, dtype: torch.dtype, sums: _Sums) -> Tensor:
-    length = chunk.count * dtype.itemsize
-    if not length:
-        return torch.empty(chunk.sizes, dtype=dtype)
-    try:
-        data = bytearray(storage.read_range(chunk.file, chunk.start, length))
-    except NotFound as error:
-        raise DamagedCheckpoint(f"{storage.uri_of(chunk.file)}: missing") from error
-    if len(data) != length:
-        raise DamagedCheckpoint(f"{storage.uri_of(chunk.file)}: too short")
-    sums.check(chunk, data)
-    return torch.frombuffer(data, dtype=dtype).view(chunk.sizes)
 
 
 def _as_metadata(tensor: StoredTensor) -> md.TensorStorageMetadata:
@@ -412,33 +389,33 @@ def _check(storage: Storage, tensors: Mapping[str, Tensor], stored: Mapping[str,
     missing = [name for name in tensors if name not in stored]
     if missing:
         raise ModelError(
-            f"{storage.uri}: of another architecture: it has no {missing[0]} ({len(missing)} of {len(tensors)} tensors "
-            "are missing); resume with the model that it was trained with"
+            f"{storage.uri}: saved from a model of another architecture: it has no {missing[0]} ({len(missing)} of "
+            f"{len(tensors)} tensors are missing); resume with the model that the run was trained with"
         )
     for name, tensor in tensors.items():
         if tuple(tensor.shape) != stored[name].size:
             raise ModelError(
-                f"{storage.uri}: of another architecture: {name} is {list(stored[name].size)} there and "
-                f"{list(tensor.shape)} here; resume with the model that it was trained with"
+                f"{storage.uri}: saved from a model of another architecture: {name} is {list(stored[name].size)} there "
+                f"and {list(tensor.shape)} here; resume with the model that the run was trained with"
             )
 
 
 def _dtype(name: str) -> torch.dtype:
     dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype):
-        raise DamagedCheckpoint(f"{INDEX}: no such dtype: {name}")
+        raise DamagedCheckpoint(f"{INDEX}: unknown dtype {name}")
     return dtype
 
 
 @contextmanager
-def _without_the_warning_of_being_alone() -> Iterator[None]:
+def _no_warning_when_alone() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         yield
 
 
 def _cause(error: CheckpointException, what: str) -> Exception:
-    """The first worker's error: ours as it is, any other in a line."""
+    """Return the first worker's error: sdp's own unchanged, any other as one line."""
     rank, (first, *_) = min(error.failures.items(), key=lambda failure: failure[0])
     if isinstance(first, StorageError | ModelError):
         return type(first)(*first.args)

@@ -1,4 +1,4 @@
-"""A model as the one file that ComfyUI and AUTOMATIC1111 read: the tensors of diffusers under the names of CompVis."""
+"""Models as single files for ComfyUI and AUTOMATIC1111: diffusers' tensors under CompVis' names."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -53,11 +53,11 @@ _OPEN_CLIP: _Rules = (
 
 
 def single_file(unet: Any, vae: Any, text_encoder: Any) -> dict[str, Tensor]:
-    """Return all tensors of three networks under the names of the original Stable Diffusion."""
+    """Return the tensors of three networks under the names of the original Stable Diffusion."""
     tensors = {f"model.diffusion_model.{name}": value for name, value in _unet(unet.state_dict(), unet.config).items()}
     tensors |= {f"first_stage_model.{name}": value for name, value in _vae(vae.state_dict()).items()}
     text = {name.removeprefix("text_model."): value for name, value in text_encoder.state_dict().items()}
-    if text_encoder.config.hidden_act == "quick_gelu":  # OpenAI's CLIP, of the first generation
+    if text_encoder.config.hidden_act == "quick_gelu":  # OpenAI's CLIP, of Stable Diffusion 1
         prefix = "cond_stage_model.transformer.text_model."
     else:
         prefix, text = "cond_stage_model.model.", _open_clip(text)
@@ -65,20 +65,22 @@ def single_file(unet: Any, vae: Any, text_encoder: Any) -> dict[str, Tensor]:
 
 
 def _unet(tensors: Tensors, config: Any) -> dict[str, Tensor]:
-    each = config.layers_per_block + 1
+    layers = config.layers_per_block + 1
 
     def rename(name: str) -> str:
         match = re.match(r"(down|up)_blocks\.(\d+)\.(resnets|attentions|downsamplers|upsamplers)\.(\d+)\.(.*)", name)
         if match is None:
             return _renamed(name, _UNET)
-        way, kind, rest = match[1], match[3], match[5]
+        direction, kind, rest = match[1], match[3], match[5]
         block, layer = int(match[2]), int(match[4])
-        side, number = ("input", each * block + layer + 1) if way == "down" else ("output", each * block + layer)
+        side, number = (
+            ("input", layers * block + layer + 1) if direction == "down" else ("output", layers * block + layer)
+        )
         if kind == "downsamplers":
-            return f"input_blocks.{each * (block + 1)}.0.{rest.replace('conv', 'op')}"
-        if kind == "upsamplers":  # behind the attention of its block's last layer, where there is one
-            place = 1 + ("CrossAttn" in config.up_block_types[block])
-            return f"output_blocks.{each * (block + 1) - 1}.{place}.{rest}"
+            return f"input_blocks.{layers * (block + 1)}.0.{rest.replace('conv', 'op')}"
+        if kind == "upsamplers":  # after the attention of its block's last layer, if any
+            position = 1 + ("CrossAttn" in config.up_block_types[block])
+            return f"output_blocks.{layers * (block + 1) - 1}.{position}.{rest}"
         return f"{side}_blocks.{number}.{int(kind == 'attentions')}.{rest}"
 
     renamed = {rename(name): value for name, value in tensors.items()}
@@ -89,13 +91,13 @@ def _unet(tensors: Tensors, config: Any) -> dict[str, Tensor]:
 def _vae(tensors: Tensors) -> dict[str, Tensor]:
     last = max(int(match[1]) for name in tensors if (match := re.match(r"decoder\.up_blocks\.(\d+)", name)))
 
-    def up(match: re.Match[str]) -> str:  # the original counts from the largest
+    def up(match: re.Match[str]) -> str:  # the original counts from the highest resolution
         return f".up.{last - int(match[1])}.{'block.' if match[2] == 'resnets.' else 'upsample.'}"
 
     result = {}
     for name, value in tensors.items():
         new = re.sub(r"\.up_blocks\.(\d+)\.(resnets\.|upsamplers\.0\.)", up, _renamed(name, _VAE))
-        is_projection = ".attn_1." in new and value.dim() == 2  # a convolution of one pixel there
+        is_projection = ".attn_1." in new and value.dim() == 2  # a 1 × 1 convolution in the original
         result[new] = value[:, :, None, None] if is_projection else value
     return result
 
@@ -105,8 +107,8 @@ def _open_clip(tensors: Tensors) -> dict[str, Tensor]:
     for name, value in tensors.items():
         new = _renamed(name, _OPEN_CLIP)
         if match := re.match(r"(.*\.attn)\.q_proj\.(weight|bias)", new):
-            three = [tensors[name.replace("q_proj", f"{each}_proj")] for each in "qkv"]
-            result[f"{match[1]}.in_proj_{match[2]}"] = torch.cat(three)
+            projections = [tensors[name.replace("q_proj", f"{letter}_proj")] for letter in "qkv"]
+            result[f"{match[1]}.in_proj_{match[2]}"] = torch.cat(projections)
         elif not re.search(r"\.attn\.[kv]_proj\.", new):
             result[new] = value
     return result

@@ -1,4 +1,4 @@
-"""tensors.json, the index of a checkpoint's tensors: readable without torch."""
+"""tensors.json, the index of a checkpoint's tensors. Reading it needs no torch."""
 
 import json
 import math
@@ -17,7 +17,7 @@ _DTYPE = re.compile(r"bool|(?:float|bfloat|complex|u?int)(8|16|32|64|128)(?:_\w+
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A block of a tensor, and where its bytes lie."""
+    """A block of a tensor, and the place of its bytes."""
 
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
@@ -31,17 +31,17 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """What the index says about one tensor."""
+    """A tensor's entry in the index."""
 
     dtype: str
-    """torch's name without the prefix: `float32`."""
+    """Name without torch's prefix, such as `float32`."""
     size: tuple[int, ...]
     chunks: tuple[Chunk, ...]
 
     @property
     def itemsize(self) -> int:
         if not (match := _DTYPE.fullmatch(self.dtype)):
-            raise ValueError(f"no such dtype: {self.dtype}")
+            raise ValueError(f"unknown dtype {self.dtype}")
         return int(match[1] or 8) // 8
 
     @property
@@ -58,7 +58,7 @@ class TensorIndex:
     """False for checkpoints of older versions."""
 
     def file_sizes(self) -> dict[str, int]:
-        """Return the smallest size that each file can have."""
+        """Return the smallest valid size of each file."""
         sizes: dict[str, int] = {}
         for tensor in self.tensors.values():
             for chunk in tensor.chunks:
@@ -68,7 +68,7 @@ class TensorIndex:
 
 
 def read_tensor_index(folder: Storage) -> TensorIndex:
-    """Read the index; raises DamagedCheckpoint where it is missing or malformed."""
+    """Read the index; raise DamagedCheckpoint if it is missing or malformed."""
     where = folder.uri_of(INDEX)
     try:
         data = json.loads(folder.read(INDEX))
@@ -83,9 +83,9 @@ def read_tensor_index(folder: Storage) -> TensorIndex:
             for name, tensor in data["tensors"].items()
         }
         index = TensorIndex(tensors, bool(data.get("crc32", False)))
-        index.file_sizes()  # raises where a dtype or a size is none
+        index.file_sizes()  # raises if a dtype or a size is malformed
         return index
     except NotFound as error:
         raise DamagedCheckpoint(f"{where}: missing") from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise DamagedCheckpoint(f"{where}: not an index of tensors ({one_line(error, 120)})") from error
+        raise DamagedCheckpoint(f"{where}: not a tensor index ({one_line(error, 120)})") from error

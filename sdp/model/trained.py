@@ -1,4 +1,4 @@
-"""The networks that a run trains, as one list that everybody asks; and how they come back from its checkpoints."""
+"""The networks that a run trains, and loading them from its checkpoints."""
 
 from collections.abc import Iterator, Mapping
 from functools import partial
@@ -23,10 +23,10 @@ _UNET, _TEXT_ENCODER = "unet.", "text_encoder."
 
 
 class TrainedNetworks(nn.Module):
-    """The U-Net, and the text encoder where it is trained too: one module, for one strategy around both.
+    """The U-Net, and the text encoder if it is trained too, as one module that one strategy wraps.
 
-    Its children's names are those of a model's parts. In checkpoints the U-Net's parameters have the names that they
-    have in the U-Net alone, and the text encoder's begin with `text_encoder.`.
+    Its children have the names of a model's parts. In checkpoints the U-Net's parameters have no prefix, and the text
+    encoder's begin with `text_encoder.`.
     """
 
     def __init__(self, unet: Any, text_encoder: Any = None) -> None:
@@ -35,22 +35,22 @@ class TrainedNetworks(nn.Module):
         self.text_encoder: Any = text_encoder
 
     def forward(self, latents: Tensor, timesteps: Tensor, text: Tensor) -> Tensor:
-        """Return the U-Net's prediction; `text` is token ids where the text encoder is trained, else its output."""
-        if self.text_encoder is not None:  # it may have a device of its own
+        """Return the U-Net's prediction; `text` is token ids if the text encoder is trained, else its output."""
+        if self.text_encoder is not None:  # it may be on another device
             device = next(self.text_encoder.parameters()).device
             text = encode_text(self.text_encoder, text.to(device)).to(latents.device)
         return predict(self.unet, latents, timesteps, text)
 
     def weights(self) -> dict[str, nn.Parameter]:
-        """Return all parameters by their names in checkpoints."""
+        """Return all parameters, by their names in checkpoints."""
         return {name.removeprefix(_UNET): parameter for name, parameter in self.named_parameters()}
 
     def trained(self) -> dict[str, nn.Parameter]:
-        """Return those that are trained."""
+        """Return the trainable parameters."""
         return {name: parameter for name, parameter in self.weights().items() if parameter.requires_grad}
 
     def blocks(self) -> Iterator[nn.Module]:
-        """Yield the modules that are sharded one by one, in the order of a forward pass."""
+        """Yield the modules that are sharded separately, in forward order."""
         if self.text_encoder is not None:
             yield from text_blocks(self.text_encoder)
         yield from blocks(self.unet)
@@ -62,7 +62,7 @@ class TrainedNetworks(nn.Module):
             layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
 
     def add_lora(self, lora: LoraConfig) -> None:
-        """Freeze all weights, and train LoRA beside them."""
+        """Freeze all weights, and add LoRA."""
         assert lora.rank is not None
         add_lora(self.unet, lora.rank, lora.scale, lora.targets, "lora.targets")
         if self.text_encoder is not None:
@@ -77,7 +77,7 @@ def load_networks(
     device: torch.device | str = "cpu",
     second: torch.device | None = None,
 ) -> TrainedNetworks:
-    """Load what is to be trained: the model's U-Net, or one with new weights, and its text encoder if asked for."""
+    """Load the model's U-Net, or one with new weights, and its text encoder if that is trained too."""
     unet, encoder = load.load_unet(path, pretrained=pretrained, device=device), None
     if text_encoder:
         encoder = load.load_text_encoder(path, device=second or device).requires_grad_(True).train()
@@ -85,48 +85,47 @@ def load_networks(
 
 
 def empty_networks(path: Path, lora: LoraConfig, *, text_encoder: bool) -> TrainedNetworks:
-    """Return networks that take a run's weights: without LoRA the U-Net is on torch's meta device."""
+    """Return networks to load a run's weights into. Without LoRA the U-Net is on torch's meta device."""
     if lora.rank is not None:
         networks = load_networks(path, text_encoder=text_encoder)
         networks.add_lora(lora)
         return networks
-    with torch.device("meta"):  # new weights would only be drawn to be thrown away
+    with torch.device("meta"):  # initialising weights would be wasted
         unet = load.load_unet(path, pretrained=False, device="meta")
-    # The text encoder has more than weights.
+    # The text encoder also has buffers, which checkpoints lack.
     encoder = load.load_text_encoder(path).requires_grad_(True) if text_encoder else None
     return TrainedNetworks(unet, encoder)
 
 
 def load_trained(folder: Storage, path: Path, *, ema: bool, name: str) -> TrainedNetworks:
-    """Load the networks of a checkpoint that was trained from the model in the folder `path`; LoRA is merged."""
+    """Load a checkpoint's networks, trained from the model in the folder `path`. LoRA is merged."""
     weights, lora = read_weights(folder, ema=ema), lora_of(folder)
     networks = empty_networks(path, lora, text_encoder=any(n.startswith(_TEXT_ENCODER) for n in weights))
     frozen = {n for n, weight in networks.named_parameters() if not weight.requires_grad}
     try:
         result = networks.load_state_dict(by_network(weights), strict=lora.rank is None, assign=True)
-        if lost := [*result.unexpected_keys, *(set(result.missing_keys) - frozen)]:
-            raise RuntimeError(f"of {len(lost)} names, such as {lost[0]}")
+        if unmatched := [*result.unexpected_keys, *(set(result.missing_keys) - frozen)]:
+            raise RuntimeError(f"{len(unmatched)} names do not match, such as {unmatched[0]}")
     except RuntimeError as error:
         cause = one_line(error, 200)
         raise ModelError(
-            f"{folder.uri}: not weights of the networks of {name} ({cause}); set model to the one that it was "
-            "trained from"
+            f"{folder.uri}: not weights of {name} ({cause}); set model to the one that the run was trained from"
         ) from error
     if not all(torch.isfinite(tensor).all() for tensor in weights.values()):
-        raise DatasetError(f"{folder.uri}: has NaN or infinite weights; take an earlier checkpoint")
+        raise DatasetError(f"{folder.uri}: has NaN or infinite weights; use an earlier checkpoint")
     merge_lora(networks)
     return networks
 
 
 def by_network(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return a checkpoint's tensors by names that all begin with their network's."""
+    """Return a checkpoint's tensors with the network's name as a prefix of every name."""
     return {name if name.startswith(_TEXT_ENCODER) else f"{_UNET}{name}": value for name, value in weights.items()}
 
 
 def refuse_lora(
     lora: LoraConfig, source: str | ModelSource, options: StorageOptions, *, text_encoder: bool = False
 ) -> None:
-    """Raise UserError where a model's networks have no room for such a LoRA."""
+    """Raise UserError if a LoRA does not fit a model's networks."""
     if lora.rank is not None:
         with torch.device("meta"):
             path = sources.resolve(source, storage=options).path
@@ -135,5 +134,5 @@ def refuse_lora(
 
 
 def lora_of(folder: Storage) -> LoraConfig:
-    """Return the LoRA that a checkpoint's run was configured with."""
+    """Return the LoRA configuration of a checkpoint's run."""
     return LoraConfig.model_validate(read_json(folder, CONFIG).get("lora", {}), strict=False)

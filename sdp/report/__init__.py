@@ -1,1 +1,1 @@
-"""Reports: datasets and runs as one page to look at. `sections` gathers, `page` lays out, `charts` draws."""
+"""Descriptions and reports of datasets, runs, checkpoints and evaluations."""

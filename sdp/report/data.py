@@ -1,4 +1,4 @@
-"""The report of a dataset: what became of its rows, and what they look like."""
+"""The section of a dataset: the outcomes of its rows, its runs, and pictures."""
 
 import json
 import random
@@ -28,17 +28,17 @@ _RUNS = 20
 _EXAMPLES = 3
 """Rows shown for each reason."""
 _EDGE = 256
-"""Pixels that larger pictures are reduced to, where Pillow is installed."""
+"""Longest side of a picture on the page, in pixels, if Pillow is installed."""
 _LARGE = 40_000
-"""Bytes from which that is worth while."""
+"""Size in bytes from which pictures are scaled down."""
 
 
 def dataset_section(storage: Storage, pictures: int, seed: int = 0) -> Section:
-    """Return the section of a dataset, with up to so many of its pictures."""
+    """Return the section of a dataset, with at most this many pictures."""
     dataset = describe(storage)
     names = _spread(storage, seed)
-    known, notes = runs.read(storage)
-    work = runs.total(known)
+    records, notes = runs.read(storage)
+    work = runs.total(records)
     blocks: list[Block] = [_outcomes(dataset), *_times(work)]
     if dataset.counts.reasons:
         blocks.append(_reasons(dataset))
@@ -48,8 +48,8 @@ def dataset_section(storage: Storage, pictures: int, seed: int = 0) -> Section:
         dataset = with_problems(dataset, damaged)
     if dataset.counts.reasons:
         blocks.append(_examples(storage, names))
-    if known:
-        blocks.append(_runs(known))
+    if records:
+        blocks.append(_runs(records))
     blocks += listing("Problems", dataset.problems)
     blocks += listing("Notes", notes + _unrecorded(dataset, work))
     if dataset.config:
@@ -62,14 +62,13 @@ def dataset_section(storage: Storage, pictures: int, seed: int = 0) -> Section:
 def _verdict(dataset: Description) -> str:
     counts = dataset.counts
     if dataset.problems:
-        return f"Broken: {counted(len(dataset.problems), 'problem')}, listed below."
+        return f"Damaged: {counted(len(dataset.problems), 'problem')}, listed below."
     if not dataset.complete:
-        missing = dataset.parts_ordered - dataset.parts
-        which = f"{missing:,} of {counted(dataset.parts_ordered, 'part')} {'is' if missing == 1 else 'are'} missing"
-        return f"Incomplete: {which}; run its job again, it does the rest."
-    lost = [f"{n:,} {what}" for n, what in ((counts.filtered, "filtered"), (counts.failed, "failed")) if n]
-    words = f"Complete: {counts.written:,} of {counted(counts.input, 'row')} were written"
-    return f"{words}, {' and '.join(lost)}." if lost else f"{words}."
+        parts = f"{dataset.parts:,} of {counted(dataset.parts_ordered, 'part')}"
+        return f"Incomplete: {parts} written; run the job again to write the rest."
+    outcomes = [f"{counts.written:,} of {counted(counts.input, 'row')} written"]
+    outcomes += [f"{n:,} {name}" for n, name in ((counts.filtered, "filtered"), (counts.failed, "failed")) if n]
+    return f"Complete: {', '.join(outcomes)}."
 
 
 def _figures(dataset: Description, work: JobRun | None) -> list[tuple[str, str]]:
@@ -80,22 +79,22 @@ def _figures(dataset: Description, work: JobRun | None) -> list[tuple[str, str]]
     if work is not None and work.seconds:
         figures += [("took", spent(work.seconds, work.gpu_hours, 0.0))]
         figures += [("rows/s", _rate(work.counts.input / work.seconds))]
-        figures += [(f"{what}/s", size(count / work.seconds)) for what, count in work.moved.items() if count]
-        figures += [(who, f"{count:,}") for who, count in work.workers.items() if count]
+        figures += [(f"{name}/s", size(count / work.seconds)) for name, count in work.moved.items() if count]
+        figures += [(role, f"{count:,}") for role, count in work.workers.items() if count]
         if work.replaced:
             figures.append(("workers replaced", f"{work.replaced:,}"))
     if counts.written:
-        figures.append(("bytes a row", f"{dataset.bytes / counts.written:,.0f}"))
-    return [*figures, ("in all", size(dataset.bytes)), ("parts", f"{dataset.parts:,}")]
+        figures.append(("bytes per row", f"{dataset.bytes / counts.written:,.0f}"))
+    return [*figures, ("size", size(dataset.bytes)), ("parts", f"{dataset.parts:,}")]
 
 
 def _glance(dataset: Description, work: JobRun | None) -> str:
-    words = f"{dataset.counts.written:,} of {counted(dataset.counts.input, 'row')}"
+    amount = f"{dataset.counts.written:,} of {counted(dataset.counts.input, 'row')}"
     if not dataset.complete:
-        words = f"{dataset.parts:,} of {counted(dataset.parts_ordered, 'part')}"
+        amount = f"{dataset.parts:,} of {counted(dataset.parts_ordered, 'part')}"
     if work is None or not work.seconds:
-        return f"{words} · {size(dataset.bytes)}"
-    return f"{words} · {_rate(work.counts.input / work.seconds)} rows/s · {spent(work.seconds, work.gpu_hours, 0.0)}"
+        return f"{amount} · {size(dataset.bytes)}"
+    return f"{amount} · {_rate(work.counts.input / work.seconds)} rows/s · {spent(work.seconds, work.gpu_hours, 0.0)}"
 
 
 def _rate(count: float) -> str:
@@ -105,23 +104,21 @@ def _rate(count: float) -> str:
 def _outcomes(dataset: Description) -> Block:
     counts = dataset.counts
     parts = (("written", counts.written), ("filtered", counts.filtered), ("failed", counts.failed))
-    return Bar("What became of the rows", [(name, float(count), f"{count:,}") for name, count in parts], "cbf")
+    return Bar("Outcomes of the rows", [(name, float(count), f"{count:,}") for name, count in parts], "cbf")
 
 
 def _times(work: JobRun | None) -> list[Block]:
-    """Return a bar for each kind of worker whose time went into more than one thing."""
+    """Return a bar for each kind of worker that spent time on more than one activity."""
     return [
-        Bar(
-            f"Where the time of {who} went", [(what, each, duration(each)) for what, each in seconds.items()], half=True
-        )
-        for who, seconds in (work.work.items() if work is not None else ())
+        Bar(f"Time of {role}", [(activity, s, duration(s)) for activity, s in seconds.items()], half=True)
+        for role, seconds in (work.work.items() if work is not None else ())
         if len(seconds) > 1 and sum(seconds.values()) > 0
     ]
 
 
-def _runs(known: Sequence[JobRun]) -> Block:
+def _runs(records: Sequence[JobRun]) -> Block:
     """Return a table of the newest runs."""
-    moved = list(dict.fromkeys(what for run in known for what in run.moved))
+    moved = list(dict.fromkeys(name for run in records for name in run.moved))
     rows: list[tuple[Cell, ...]] = [
         (
             run.job,
@@ -131,36 +128,36 @@ def _runs(known: Sequence[JobRun]) -> Block:
             round(run.counts.input / run.seconds, 2) if run.seconds else "",
             run.counts.written,
             run.counts.failed,
-            *(size(run.moved[what]) if what in run.moved else "" for what in moved),
-            ", ".join(counted(count, who.removesuffix("s"), who) for who, count in run.workers.items()),
+            *(size(run.moved[name]) if name in run.moved else "" for name in moved),
+            ", ".join(counted(count, role.removesuffix("s"), role) for role, count in run.workers.items()),
         )
-        for run in known[-_RUNS:]
+        for run in records[-_RUNS:]
     ]
-    header = ("job", "began (UTC)", "took", "rows", "rows/s", "written", "failed", *moved, "with")
-    title = "Its runs" if len(known) <= _RUNS else f"The last {_RUNS} of its {len(known):,} runs"
+    header = ("job", "began (UTC)", "took", "rows", "rows/s", "written", "failed", *moved, "workers")
+    title = "Runs" if len(records) <= _RUNS else f"The last {_RUNS} of {len(records):,} runs"
     return Table(title, header, rows)
 
 
 def _unrecorded(dataset: Description, work: JobRun | None) -> list[str]:
-    """Return a note of the rows that no record covers: their run was broken off, and what it had written stayed."""
-    left = dataset.counts.input - work.counts.input if work is not None else 0
-    if left <= 0:
+    """Return a note on rows whose run was killed before it recorded its time."""
+    unrecorded = dataset.counts.input - work.counts.input if work is not None else 0
+    if unrecorded <= 0:
         return []
-    return [f"{left:,} of the rows were worked off by runs that were broken off and left no record of their time"]
+    return [f"{unrecorded:,} of the rows are from runs that were killed and left no record of their time"]
 
 
 def _reasons(dataset: Description) -> Block:
-    reasons, whole = dataset.counts.reasons, dataset.counts.input
-    most, meaning = max(reasons.values()) / whole, {**FILTER_REASONS, **FAILURE_REASONS}
+    reasons, total = dataset.counts.reasons, dataset.counts.input
+    largest, meaning = max(reasons.values()) / total, {**FILTER_REASONS, **FAILURE_REASONS}
     rows = [
-        (reason, count, Share(count / whole, most), meaning.get(reason, ""))
+        (reason, count, Share(count / total, largest), meaning.get(reason, ""))
         for reason, count in sorted(reasons.items(), key=lambda item: -item[1])
     ]
-    return Table("Why rows were left out", ("reason", "rows", "share", "which means"), rows)
+    return Table("Filtered and failed rows", ("reason", "rows", "share", "meaning"), rows)
 
 
 def _spread(storage: Storage, seed: int) -> list[str]:
-    """Return the names of some parts from all over the dataset."""
+    """Return the names of some randomly chosen parts."""
     names = sorted(name for name in storage.names(PARTS) if parse_part_name(name) is not None)
     return sorted(random.Random(seed).sample(names, min(len(names), _PARTS_READ)))
 
@@ -168,50 +165,46 @@ def _spread(storage: Storage, seed: int) -> list[str]:
 def _galleries(
     storage: Storage, names: list[str], pictures: int, dataset: Description, seed: int
 ) -> tuple[list[Block], list[str]]:
-    """Return pictures, none of which is taken down, and what is wrong with the parts that hold them."""
+    """Return pictures, except those taken down, and the problems with the parts that hold them."""
     try:
         taken_down = tombstones.load(storage).rows
     except SdpError as error:
-        return [Table("Pictures", ("none is shown",), [(f"which are taken down is not known: {error}",)])], []
+        return [Table("Pictures", ("not shown",), [(f"the takedown list cannot be read: {error}",)])], []
     problems: list[str] = []
     broken = tuple(dataset.problems)
     names = [name for name in names if not any(line.startswith(storage.uri_of(name)) for line in broken)]
     rows, drawn = list[dict[str, Any]](), dataset.kind == "samples"
     random_rows = random.Random(seed)
     for number, name in enumerate(names):
-        wanted = pictures * (number + 1) // len(names) - len(rows)
-        # The pictures of a prompt lie side by side, so neighbours are taken of pictures that were drawn.
-        rows += _sampled(storage, name, wanted, random_rows, taken_down, problems, neighbours=drawn)
-    gone = sum(row < dataset.rows for row in taken_down)
-    left_out = (
-        f"; {gone:,} that {'is' if gone == 1 else 'are'} taken down {'is' if gone == 1 else 'are'} not shown"
-        if gone
-        else ""
-    )
+        count = pictures * (number + 1) // len(names) - len(rows)
+        # A prompt's drawn pictures are neighbours, so neighbours are taken.
+        rows += _sample_rows(storage, name, count, random_rows, taken_down, problems, neighbours=drawn)
+    omitted = sum(row < dataset.rows for row in taken_down)
+    remark = f"; not shown: {omitted:,} taken down" if omitted else ""
     if drawn:
-        return [_by_prompt(rows, left_out)], problems
+        return [_by_prompt(rows, remark)], problems
     tiles = [Tile(small(row["image"]), str(row.get("caption", "")), _note(row)) for row in rows]
-    return [Gallery(f"{counted(len(tiles), 'picture')} from all over it{left_out}", tiles)], problems
+    return [Gallery(f"{counted(len(tiles), 'picture')} from the whole dataset{remark}", tiles)], problems
 
 
-def _by_prompt(rows: Sequence[dict[str, Any]], left_out: str) -> Block:
-    """Return a strip of pictures for each prompt; a gallery where each prompt has one picture."""
+def _by_prompt(rows: Sequence[dict[str, Any]], remark: str) -> Block:
+    """Return a strip of pictures for each prompt, or a gallery if each prompt has one picture."""
     prompts: dict[str, list[Tile]] = {}
     for row in sorted(rows, key=lambda row: int(row["row"])):
         prompt = str(row["prompt"])
         note = f"row {row['row']}, seed {row.get('seed', '?')}"
         prompts.setdefault(prompt, []).append(Tile(small(row["image"]), prompt, note))
     if any(len(tiles) > 1 for tiles in prompts.values()):
-        return Strips(f"Pictures by prompt{left_out}", sorted(prompts.items()))
-    return Gallery(f"Pictures by prompt{left_out}", [tile for _, (tile,) in sorted(prompts.items())], wide=True)
+        return Strips(f"Pictures by prompt{remark}", sorted(prompts.items()))
+    return Gallery(f"Pictures by prompt{remark}", [tile for _, (tile,) in sorted(prompts.items())], wide=True)
 
 
 def _note(row: dict[str, Any]) -> str:
-    was = f", was {row['original_width']} × {row['original_height']}" if "original_width" in row else ""
-    return f"row {row['row']}: {row.get('width')} × {row.get('height')}{was}"
+    original = f", was {row['original_width']} × {row['original_height']}" if "original_width" in row else ""
+    return f"row {row['row']}: {row.get('width')} × {row.get('height')}{original}"
 
 
-def _sampled(
+def _sample_rows(
     storage: Storage,
     name: str,
     count: int,
@@ -221,7 +214,7 @@ def _sampled(
     *,
     neighbours: bool,
 ) -> Iterator[dict[str, Any]]:
-    """Yield up to so many rows of one row group of a part."""
+    """Yield at most `count` rows from one row group of a part."""
     try:
         file = pq.ParquetFile(storage.open(name), page_checksum_verification=True)
         groups = file.metadata.num_row_groups
@@ -241,30 +234,30 @@ def _sampled(
 
 
 def _examples(storage: Storage, names: list[str]) -> Block:
-    """Return a few rows of each reason, with their detail."""
+    """Return a few rows for each reason, with details."""
     rows, seen = list[tuple[str, int, str, int]](), Counter[str]()
     for name in names:
         try:
             account = read_account(storage, name)
         except DatasetError:
             continue
-        left_out = account.filter(pc.is_valid(account["reason"]))
-        for row in left_out.slice(0, 1000).to_pylist():
+        excluded = account.filter(pc.is_valid(account["reason"]))
+        for row in excluded.slice(0, 1000).to_pylist():
             if seen[row["reason"]] < _EXAMPLES:
                 seen[row["reason"]] += 1
                 rows.append((row["reason"], row["row"], row["detail"] or "", row["attempts"]))
-    return Table("Examples", ("reason", "row", "detail", "tries"), sorted(rows))
+    return Table("Examples", ("reason", "row", "detail", "attempts"), sorted(rows))
 
 
 def small(data: bytes) -> bytes:
-    """Return a picture as large as a page of many needs it."""
+    """Return a picture, scaled down for the page if it is large."""
     if len(data) < _LARGE:
         return data
     try:
         import io
 
         from PIL import Image
-    except ModuleNotFoundError:  # without the worker extra the page is larger
+    except ModuleNotFoundError:  # without the worker extra the page is just larger
         return data
     with Image.open(io.BytesIO(data)) as opened:
         opened.thumbnail((_EDGE, _EDGE))

@@ -1,4 +1,4 @@
-"""The report of an evaluation: its figures, what they are of, and what to know before comparing them."""
+"""The section of an evaluation: its figures, inputs, and notes on comparing them."""
 
 import json
 from collections.abc import Mapping
@@ -18,33 +18,33 @@ def evaluation_section(storage: Storage) -> Section:
     """Return the section of an evaluation."""
     result = read_json(storage, RESULT)
     with reading(storage.uri_of(RESULT), "evaluate again"):
-        return _section(storage, result)
+        figures = _figures(result)
+        glance = " · ".join(f"{name} {value}" for name, value in figures)
+        return Section("Evaluation", storage.uri, _verdict(result), True, figures, _blocks(result), glance)
 
 
-def _section(storage: Storage, result: Mapping[str, Any]) -> Section:
+def _blocks(result: Mapping[str, Any]) -> list[Block]:
     blocks: list[Block] = []
     if result.get("fid_infinity"):
         blocks.append(_extrapolation(result["fid_infinity"]))
     if loss := result.get("loss"):
         rows = [(name, float(value)) for name, value in loss["by_timestep"].items()]
-        title = f"Loss of {loss['checkpoint']} ({loss['weights']}), by timesteps"
+        title = f"Loss of {loss['checkpoint']} ({loss['weights']}), by timestep"
         blocks.append(Table(title, ("timesteps", "loss"), rows))
-    blocks += listing("To know before comparing", result.get("notes", []), "note")
-    blocks.append(Table("Measured with", ("what", "by"), _sources(result)))
+    blocks += listing("Before comparing", result.get("notes", []), "note")
+    blocks.append(Table("Inputs", ("input", "source"), _sources(result)))
     blocks.append(Folded("Configuration", json.dumps(result["config"], indent=1)))
-    figures = _figures(result)
-    glance = " · ".join(f"{name} {value}" for name, value in figures)
-    return Section("Evaluation", storage.uri, _verdict(result), True, figures, blocks, glance)
+    return blocks
 
 
 def _verdict(result: Mapping[str, Any]) -> str:
-    words = []
+    subjects = []
     if "generated" in result:
         against = f" against {result['reference']['written']:,}" if "reference" in result else ""
-        words.append(f"{counted(result['generated']['written'], 'picture')}{against}")
+        subjects.append(f"{counted(result['generated']['written'], 'picture')}{against}")
     if "loss" in result:
-        words.append(f"the loss of a checkpoint on {counted(result['loss']['rows'], 'row')} not trained on")
-    return f"{' and '.join(words)}; measured {result['created'].replace('T', ' ')}."
+        subjects.append(f"the loss of a checkpoint on {counted(result['loss']['rows'], 'held-out row')}")
+    return f"{' and '.join(subjects)}; measured {result['created'].replace('T', ' ')}."
 
 
 def _figures(result: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -66,12 +66,12 @@ def _figures(result: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _extrapolation(infinity: Mapping[str, Any]) -> Block:
-    """Draw FID by 1/N, with the line from the extrapolated value through the middle of the measured ones."""
+    """Return a chart of FID by 1/N, with the line from the extrapolated value through the mean of the measured ones."""
     inverse, values = [1 / size for size in infinity["sizes"]], infinity["values"]
     slope = (sum(values) / len(values) - infinity["value"]) / (sum(inverse) / len(inverse))
     ends = [infinity["value"], infinity["value"] + slope * max(inverse)]
     curves = [Line("measured", inverse, values), Line("extrapolated", [0.0, max(inverse)], ends, faint=True)]
-    return Drawing("FID by the inverse of how many pictures there are", charts.lines(curves, x_name="1 / pictures"))
+    return Drawing("FID by the inverse of the number of pictures", charts.lines(curves, x_name="1 / pictures"))
 
 
 def _sources(result: Mapping[str, Any]) -> list[tuple[str, str]]:

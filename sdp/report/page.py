@@ -1,19 +1,22 @@
-"""What a report consists of, and its rendering by page.html: one file that needs no script, style sheet or network."""
+"""The blocks of a report, rendered by page.html as one file without scripts, style sheets or network access."""
 
 import base64
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
+import sdp
 from sdp.charts import render as render_template
+from sdp.storage.named import written_for
 
 _CAPTION = 400
-"""Characters of a caption that are shown."""
+"""Limit on the characters of a caption."""
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A number from 0 to 1, with a bar that compares it with the largest of its column."""
+    """A number from 0 to 1, with a bar relative to the largest in its column."""
 
     of_whole: float
     largest: float = 1.0
@@ -36,7 +39,7 @@ class Tile:
     """A picture with its text."""
 
     data: bytes | None
-    """Encoded; None where there is no picture to show."""
+    """The encoded picture; None if it is missing."""
     caption: str
     note: str = ""
 
@@ -57,12 +60,12 @@ class Drawing:
     title: str
     svg: str
     half: bool = False
-    """Half the page's width: two of them stand side by side."""
+    """True for half the page's width, so that two fit side by side."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """One bar cut into shares: name, size, explanation."""
+    """A bar divided into parts: name, size, explanation."""
 
     title: str
     parts: Sequence[tuple[str, float, str]]
@@ -90,7 +93,7 @@ Block = Table | Gallery | Strips | Drawing | Bar | Folded
 
 
 def listing(title: str, lines: Sequence[str], header: str = "what") -> list[Block]:
-    """Return a table of one column, at most 50 lines long; none where there are no lines."""
+    """Return a table of one column with at most 50 lines, or nothing if there are no lines."""
     return [Table(title, (header,), [(line,) for line in lines[:50]])] if lines else []
 
 
@@ -104,14 +107,22 @@ class Section:
     """The outcome in one sentence."""
     good: bool = True
     figures: Sequence[tuple[str, str]] = ()
-    """The few numbers that matter: name and value."""
+    """The most important numbers: name and value."""
     blocks: Sequence[Block] = ()
     glance: str = ""
-    """The line at the top of the page: how much, how fast."""
+    """The line at the top of the page: amount and speed."""
+
+
+def write_page(title: str, sections: Sequence[Section], file: Path, option: str = "report: --out") -> None:
+    """Write sections as one page, atomically. Errors name the option that the file comes from."""
+    now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+    page = render(title, sections, f"written {now} by sdp {sdp.__version__}").encode()
+    with written_for(option, file) as sink:
+        sink.write(page)
 
 
 def render(title: str, sections: Sequence[Section], written: str) -> str:
-    """Return the page; `written` says when and by what version."""
+    """Return the page; `written` is its last line."""
     values = {"title": title, "sections": sections, "written": written, "cut": _cut, "data_uri": _data_uri}
     return render_template(Path(__file__).with_suffix(".html"), values | {"kind": lambda block: type(block).__name__})
 

@@ -1,4 +1,4 @@
-"""The section of a plan: its tables, and throughput and money against the number of encoders."""
+"""The section of a plan: its tables, and charts of throughput and cost by the number of encoders."""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -19,12 +19,12 @@ from sdp.storage import Storage
 from sdp.train.run_folder import measured_speeds
 
 _POINTS = 40
-_BEYOND = 1.6
-"""How far the curves go, as a multiple of the encoders that trainers need."""
+_RANGE = 1.6
+"""End of the curves, as a multiple of the encoders that the trainers need."""
 
 
 def plan_section(answer: Answer, work: Work, speeds: Speeds, prices: Prices) -> Section:
-    """Return the plan as a section of a page."""
+    """Return the section of a plan."""
     shown = list(answer.modes) or [answer.own]
     blocks: list[Block] = [Table("Modes", (*HEADER, prices.currency), [row for each in shown for row in rows(each)])]
     for phase in work.phases if work.trainer_gpus else ():
@@ -32,7 +32,7 @@ def plan_section(answer: Answer, work: Work, speeds: Speeds, prices: Prices) -> 
     if answer.others:
         blocks.append(Table("Other GPUs", (*OTHERS, prices.currency, "speeds"), brief_rows(answer.others)))
     blocks += listing("Conclusions", [f"{subject}: {note}" for subject, note in answer.notes.items()])
-    blocks += listing("Where the figures come from", answer.sources)
+    blocks += listing("Sources of the figures", answer.sources)
     own = answer.own
     figures = [("hours", f"{own.hours:,.1f}"), ("GPU-hours", f"{own.gpu_hours:,.0f}")]
     figures += [(prices.currency, f"{own.cost:,.0f}"), ("speeds", own.basis)]
@@ -40,7 +40,7 @@ def plan_section(answer: Answer, work: Work, speeds: Speeds, prices: Prices) -> 
 
 
 def plan_of_run(run: Storage, config: Mapping[str, Any]) -> Section | None:
-    """Return the plan of a run at the speed that it has measured; None where its accelerator has no price here."""
+    """Return the plan of a run at its measured speed, or None if its accelerator has no known price."""
     with suppress(SdpError):
         parsed, prices = parse("train", config), load_prices(None)
         if isinstance(parsed, TrainConfig) and parsed.scaling.accelerator is not None:
@@ -51,24 +51,24 @@ def plan_of_run(run: Storage, config: Mapping[str, Any]) -> Section | None:
 
 
 def _encoders(phase: make.Phase, work: Work, speeds: Speeds, prices: Prices) -> list[Block]:
-    """Draw training on images against the number of encoders, beside training on latents."""
+    """Return charts of online training by the number of encoders, compared with offline training."""
     trainer, encoder = str(work.trainers.gpu), str(work.encoders.gpu)
     most = speeds.train(trainer, phase.resolution).value * work.trainer_gpus
     needed = encoders_needed(most, speeds.encode(encoder, phase.resolution).value)
-    end = max(4, round(needed * _BEYOND))
+    end = max(4, round(needed * _RANGE))
     counts = sorted({max(1, round(end * n / _POINTS)) for n in range(1, _POINTS + 1)} | {needed})
     stages = [make.online(phase, work, count, speeds, prices) for count in counts]
     enough = make.online(phase, work, needed, speeds, prices)
     x = [float(count) for count in counts]
     millions = phase.samples / 1e6
     where = f"{work.trainer_gpus} {trainer} at {phase.resolution} px"
-    axis = f"{encoder} that encode"
+    axis = f"{encoder} for encoding"
     rate = [Line("online", x, [stage.rate for stage in stages]), Line("offline", x, [most] * len(x), faint=True)]
     money = [
         Line("online", x, [stage.cost / millions for stage in stages]),
         Line("trainers alone", x, [enough.hours * enough.groups[0].per_hour / millions] * len(x), faint=True),
     ]
     return [
-        Drawing(f"Images a second, {where}", charts.lines(rate, x_name=axis, zero=True, half=True), True),
-        Drawing(f"{prices.currency} a million images, {where}", charts.lines(money, x_name=axis, half=True), True),
+        Drawing(f"Images per second, {where}", charts.lines(rate, x_name=axis, zero=True, half=True), True),
+        Drawing(f"{prices.currency} per million images, {where}", charts.lines(money, x_name=axis, half=True), True),
     ]

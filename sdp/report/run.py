@@ -1,4 +1,4 @@
-"""The report of a training run: its curves, where its time went, what happened to it."""
+"""The section of a training run: its curves, time, samples and history."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -22,16 +22,16 @@ from sdp.train.run_folder import RunFolder, samples_folder
 from sdp.train.timeline import SUMMARY, drawing
 
 _EVENTS = 30
-"""Rows of the history; ordinary checkpoints are left out where there are more."""
-_PARTS = {"data": "waiting for data", "copy": "copying it to the device", "checkpoint": "writing checkpoints"}
+"""Limit on the rows of the history. Ordinary checkpoints are omitted if there are more events."""
+_PARTS = {"data": "waiting for data", "copy": "copying to the device", "checkpoint": "writing checkpoints"}
 _SAMPLE_STEPS = 6
-"""Steps of which each prompt's pictures are shown."""
+"""Limit on the steps whose samples are shown."""
 _CURVES = 4
-"""Ranges of timesteps that have a validation curve of their own, besides that of all."""
+"""Limit on the ranges of timesteps with a validation curve, besides that of all timesteps."""
 
 
 def run_sections(storage: Storage, pictures: int = 48) -> list[Section]:
-    """Return the section of a run of one phase, and that of its plan where prices are known."""
+    """Return the section of a single-phase run, and that of its plan if prices are known."""
     run = describe_run(storage)
     metrics, events, problems = run.metrics, run.events, list(run.problems)
     blocks: list[Block] = _curves(metrics) if metrics else []
@@ -55,7 +55,7 @@ def run_sections(storage: Storage, pictures: int = 48) -> list[Section]:
 
 
 def _mode(storage: Storage) -> str:
-    """Return how a run trains, and its phase, as far as its head says."""
+    """Return a run's training mode and phase, as far as they are known."""
     phase = next((name.replace("-", " ") for name in PHASES if storage.uri.endswith(f"/{name}")), "")
     identity = read_json(storage, RUN).get("identity") if storage.exists(RUN) else None
     mode = identity.get("data.mode") if isinstance(identity, dict) else None
@@ -63,7 +63,7 @@ def _mode(storage: Storage) -> str:
 
 
 def _step(run: Run) -> int:
-    """Return the newest known step: a short run has no line of metrics, and one that goes on has no end."""
+    """Return the newest known step, from events if there are no metrics yet."""
     reported = [int(event["step"]) for event in run.events if isinstance(event.get("step"), int)]
     return max([run.step or 0, *reported[-1:]])
 
@@ -71,18 +71,18 @@ def _step(run: Run) -> int:
 def _verdict(run: Run) -> str:
     step, last = _step(run), run.events[-1] if run.events else dict[str, Any](event=None)
     where = f"at step {step:,}" if step else "before its first step"
-    recoveries = run.history.get("recovered", 0)
-    survived = f", after {counted(recoveries, 'recovery', 'recoveries')}" if recoveries else ""
+    recovered = run.history.get("recovered", 0)
+    recoveries = f", after {counted(recovered, 'recovery', 'recoveries')}" if recovered else ""
     match last["event"]:
         case "end":
-            return f"Ended {where}{survived}: {last['reason']}."
+            return f"Ended {where}{recoveries}: {last['reason']}."
         case "gave_up":
-            return f"Gave up {where}{survived}: {'; '.join(map(str, last.get('failures', [])[-1:]))}"
-    return f"Not ended: the last that is known is {where}{survived}."
+            return f"Gave up {where}{recoveries}: {'; '.join(map(str, last.get('failures', [])[-1:]))}"
+    return f"Not ended: last known {where}{recoveries}."
 
 
 def _ahead(last: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return when a job that goes on ends, and what it will have cost, by its newest line."""
+    """Return the expected end and cost of a running job, by its newest line."""
     whose = "both phases'" if last.get("phases") else "its"
     return [
         ("both phases end" if last.get("phases") else "ends", clock(last["finish_time"]) if last.get("left_s") else ""),
@@ -104,7 +104,7 @@ def _figures(metrics: Sequence[Mapping[str, Any]], *, ended: bool) -> list[tuple
         ("img/s", f"{median(line['samples_per_s'] for line in metrics):,.0f}"),
         ("workers", f"{last['workers']}"),
         ("trained for", duration(last["seconds"])),
-        ("of peak", f"{median(shares):.1%}" if shares else ""),
+        ("of GPU peak", f"{median(shares):.1%}" if shares else ""),
         ("GPU memory", size(max(peaks)) if peaks else ""),
         ("encoders", f"{last['encoders']:g}" if last.get("encoders") else ""),
         ("GPU-hours", f"{last['gpu_hours']:,.2f}" if last.get("gpu_hours") else ""),
@@ -116,7 +116,7 @@ def _figures(metrics: Sequence[Mapping[str, Any]], *, ended: bool) -> list[tuple
 
 
 def _few_figures(run: Run) -> list[tuple[str, str]]:
-    """Return what the newest checkpoint says, for a run without a line of metrics."""
+    """Return figures from the newest checkpoint, for a run without metrics."""
     figures = [("step", f"{_step(run):,}")]
     for checkpoint in run.checkpoints[:1]:
         figures += [("samples", f"{checkpoint['samples']:,}"), ("loss", f"{checkpoint['loss'] or 0.0:.4f}")]
@@ -141,33 +141,33 @@ def _curves(metrics: Sequence[Mapping[str, Any]]) -> list[Block]:
 
     loss = [curve("each step", "loss", faint=True), curve("smoothed", "loss_smoothed")]
     blocks: list[Block] = [Drawing("Loss", charts.lines(loss, x_name="step")), *_split(metrics)]
-    blocks.append(half("Images a second, all workers", curve("", "samples_per_s")))
+    blocks.append(half("Images per second, all workers", curve("", "samples_per_s")))
     if any(line.get("memory_peak") for line in metrics):
         memory = [curve("allocated", "memory_allocated", 1e-9), curve("peak", "memory_peak", 1e-9)]
         blocks.append(half("GPU memory, GB", *memory))
     if any(line.get("encoders_busy") is not None for line in metrics):
-        blocks.append(half("Encoders at work, %", curve("", "encoders_busy", 100)))
+        blocks.append(half("Busy encoders, %", curve("", "encoders_busy", 100)))
     if any(line.get("mfu") for line in metrics):
-        blocks.append(half("Of the GPUs' peak, %", curve("", "mfu", 100)))
+        blocks.append(half("Share of the GPUs' peak, %", curve("", "mfu", 100)))
     blocks += [half("Learning rate", curve("", "learning_rate")), half("Gradient norm", curve("", "gradient_norm"))]
     return blocks + _validation(metrics)
 
 
 def _split(metrics: Sequence[Mapping[str, Any]]) -> list[Block]:
-    """Return the mean time of a step by activity, weighted by the steps that a line stands for."""
+    """Return the mean time of a step by activity. Each line is weighted by its number of steps."""
     weights = [float(b["step"] - a["step"]) for a, b in pairwise([{"step": 0}, *metrics])]
-    weights = [max(weight, 0.0) for weight in weights]  # a run that went back to a checkpoint counts on from there
-    whole = sum(weights) or 1.0
+    weights = [max(weight, 0.0) for weight in weights]  # negative after a return to a checkpoint
+    total = sum(weights) or 1.0
     parts = []
     for name in dict.fromkeys(name for line in metrics for name in line.get("time") or {}):
         seconds = [(line.get("time") or {}).get(name, 0.0) for line in metrics]
-        mean = sum(weight * each for weight, each in zip(weights, seconds, strict=True)) / whole
+        mean = sum(weight * each for weight, each in zip(weights, seconds, strict=True)) / total
         parts.append((_PARTS.get(name, name), mean, f"{1000 * mean:,.1f} ms"))
     return [Bar("Where a step's time goes", parts)] if parts else []
 
 
 def _validation(metrics: Sequence[Mapping[str, Any]]) -> list[Block]:
-    """Return the loss on rows not trained on: its curves, and its first and last values by timesteps."""
+    """Return the loss on held-out rows: curves, and the first and last values by timestep."""
     measured = {line["validation_step"]: line["validation"] for line in metrics if line.get("validation")}
     if not measured:
         return []
@@ -176,35 +176,36 @@ def _validation(metrics: Sequence[Mapping[str, Any]]) -> list[Block]:
     shown = [names[n * (len(names) - 1) // (_CURVES - 1)] for n in range(min(_CURVES, len(names)))]
     curves = [Line(name, steps, [each.get(name) for each in losses]) for name in ("all", *dict.fromkeys(shown))]
     rows = [(name, *(float(each[name]) for each in (losses[0], losses[-1]) if name in each)) for name in losses[-1]]
-    title, header = "Loss on rows that are not trained on", [f"at step {step:,}" for step in (steps[0], steps[-1])]
+    title, header = "Loss on held-out rows", [f"at step {step:,}" for step in (steps[0], steps[-1])]
     return [
-        Drawing(f"{title}, by timesteps", charts.lines(curves, x_name="step")),
+        Drawing(f"{title}, by timestep", charts.lines(curves, x_name="step")),
         Table(title, ("timesteps", *header), rows),
     ]
 
 
 def _samples(run: RunFolder, pictures: int, problems: list[str]) -> list[Block]:
-    """Return the pictures drawn during training, prompt by prompt, from the first step to the last."""
-    whole = run.sample_steps()
-    count = min(_SAMPLE_STEPS, len(whole))
-    steps = [whole[round(n * (len(whole) - 1) / (count - 1))] for n in range(count)] if count > 1 else whole
+    """Return the pictures drawn during training, by prompt, from the first step to the last."""
+    available = run.sample_steps()
+    count = min(_SAMPLE_STEPS, len(available))
+    steps = [available[round(n * (len(available) - 1) / (count - 1))] for n in range(count)] if count > 1 else available
     prompts = dict[int, dict[str, str]]()
     for step in steps:
         try:
             prompts[step] = run.sample_prompts(step)
         except DatasetError as error:
             problems.append(str(error))
-    names = sorted({name for some in prompts.values() for name in some})[: max(1, pictures // max(1, len(steps)))]
+    names = sorted({name for files in prompts.values() for name in files})[: max(1, pictures // max(1, len(steps)))]
     tiles = {
-        name: [_tile(run, step, name, some[name]) for step, some in prompts.items() if name in some] for name in names
+        name: [_tile(run, step, name, files[name]) for step, files in prompts.items() if name in files]
+        for name in names
     }
-    return [Strips("Drawn while training went on", [(of[0].caption, of) for of in tiles.values()])] if whole else []
+    return [Strips("Drawn during training", [(row[0].caption, row) for row in tiles.values()])] if available else []
 
 
 def _tile(run: RunFolder, step: int, name: str, prompt: str) -> Tile:
     try:
         data = run.storage.read(f"{samples_folder(step)}/{name}")
-    except NotFound:  # somebody has tidied up
+    except NotFound:  # deleted since
         data = None
     return Tile(data, prompt, f"step {step:,}")
 
@@ -215,7 +216,7 @@ def _profile(run: Storage, problems: list[str]) -> list[Block]:
     try:
         profile = read_json(run, SUMMARY)
         with reading(run.uri_of(SUMMARY), "delete it"):
-            return [Drawing(f"Where a step's time and memory goes, step {profile['last_step']:,}", drawing(profile))]
+            return [Drawing(f"Where a step's time and memory go, step {profile['last_step']:,}", drawing(profile))]
     except DatasetError as error:
         problems.append(str(error))
         return []
@@ -233,4 +234,4 @@ def _history(events: Sequence[Mapping[str, Any]]) -> Block:
         mark = "⚠ " if event["event"] in (*TROUBLE, "stalled") else ""
         when = event["time"].replace("T", " ").removesuffix("+00:00")
         rows.append((when, mark + event["event"], details if len(details) < 300 else details[:299] + "…"))
-    return Table("History", ("when (UTC)", "what", "details"), rows)
+    return Table("History", ("time (UTC)", "event", "details"), rows)

@@ -1,58 +1,84 @@
-"""The sections of a report: one for each thing that is named, and for what it was made from."""
+"""`sdp report`: one section for each dataset, run and evaluation, and for what it was made from."""
 
 import re
 from collections.abc import Iterator, Sequence
+from pathlib import Path
+from tempfile import mkdtemp
 
 from sdp.datasets.audit import RUN, datasets_of
 from sdp.datasets.manifest import MANIFEST, read_manifest
 from sdp.datasets.output import HEAD
-from sdp.errors import DatasetError, SdpError
+from sdp.errors import DatasetError, SdpError, UserError
 from sdp.evaluate.layout import evaluated
 from sdp.report.data import dataset_section
 from sdp.report.evaluation import evaluation_section
-from sdp.report.page import Section
+from sdp.report.page import Section, write_page
 from sdp.report.run import run_sections
 from sdp.report.subject import identify, kind_of, phases_of
 from sdp.storage import Storage, StorageOptions, open_storage
 
-_DEEPEST = 8
-"""How many steps up the lineage are followed."""
-IN_RUN = re.compile(r"/checkpoints(/.*)?$")
-"""What follows a run's address in those of its checkpoints."""
+_LONGEST_LINEAGE = 8
+_IN_RUN = re.compile(r"/checkpoints(/.*)?$")
+"""The end of a checkpoint's address, after its run's."""
 _ORDER = ("Images", "Latents", "Training", "Plan", "Pictures drawn", "Evaluation")
 
 
-def gather(uris: Sequence[str], options: StorageOptions | None = None, *, pictures: int = 48) -> list[Section]:
-    """Return a section for each URI and for what it was made from, each thing once, in the pipeline's order.
+def write_report(
+    uris: Sequence[str],
+    out: Path | None = None,
+    *,
+    title: str = "sdp report",
+    pictures: int = 48,
+    options: StorageOptions | None = None,
+) -> tuple[Path, int]:
+    """Write the report on these addresses and on what they were made from; return its file and number of sections.
 
-    A damaged thing has a section that says so; an error is raised where there is nothing else to show.
+    Without `out` the file is NAME-report.html beside the first address, or in a new temporary folder for a bucket.
     """
-    seen: dict[str, Storage] = {}
+    if out is not None and not out.absolute().parent.is_dir():
+        raise UserError(f"report: --out: expected a file in an existing folder, got {str(out)!r}")
+    sections = gather(uris, options, pictures=pictures)
+    file = out or _default_file(open_storage(uris[0], options).uri)
+    write_page(title, sections, file)
+    return file, len(sections)
+
+
+def _default_file(uri: str) -> Path:
+    folder, _, name = _IN_RUN.sub("", uri).rpartition("/")
+    return Path(folder if uri.startswith("/") else mkdtemp(prefix="sdp-report-")) / f"{name or 'sdp'}-report.html"
+
+
+def gather(uris: Sequence[str], options: StorageOptions | None = None, *, pictures: int = 48) -> list[Section]:
+    """Return a section for each address and for what it was made from, without repetition, in the pipeline's order.
+
+    Something damaged gets a section with the error; the error is raised if there is nothing else to show.
+    """
+    subjects: dict[str, Storage] = {}
     for uri in uris:
-        for named in _things_at(open_storage(uri, options), options):
-            for thing in [*_upstream(named, options)][::-1]:
-                seen.setdefault(thing.uri, thing)
+        for subject in _subjects_at(open_storage(uri, options), options):
+            for storage in [*_lineage(subject, options)][::-1]:
+                subjects.setdefault(storage.uri, storage)
     sections, errors = list[Section](), list[SdpError]()
-    for storage in seen.values():
+    for storage in subjects.values():
         try:
             sections += _sections(storage, pictures)
         except DatasetError as error:
             errors.append(error)
-            sections.append(Section("Damaged", storage.uri, f"Cannot be shown: {error}", False))
+            sections.append(Section("Damaged", storage.uri, f"Cannot be read: {error}", False))
     if errors and len(errors) == len(sections):
         raise errors[0]
-    return sorted(sections, key=_place)
+    return sorted(sections, key=_rank)
 
 
-def _place(section: Section) -> int:
+def _rank(section: Section) -> int:
     return next((n for n, title in enumerate(_ORDER) if section.title.startswith(title)), len(_ORDER))
 
 
-def _things_at(storage: Storage, options: StorageOptions | None) -> list[Storage]:
-    """Return what an address means: the thing itself, the phases of a run of two phases, a checkpoint's run."""
+def _subjects_at(storage: Storage, options: StorageOptions | None) -> list[Storage]:
+    """Return the subjects of an address: itself, the phases of a two-phase run, or a checkpoint's run."""
     kind = kind_of(storage)
-    if kind in (None, "checkpoint") and IN_RUN.search(storage.uri):
-        return _things_at(open_storage(IN_RUN.sub("", storage.uri), options), options)
+    if kind in (None, "checkpoint") and _IN_RUN.search(storage.uri):
+        return _subjects_at(open_storage(_IN_RUN.sub("", storage.uri), options), options)
     if (kind or identify(storage, options)[0]) in ("files", "checkpoint"):
         raise DatasetError(
             f"{storage.uri}: neither a dataset of sdp (no {HEAD}) nor a run (no {RUN}); check the address"
@@ -70,10 +96,10 @@ def _sections(storage: Storage, pictures: int) -> list[Section]:
             return [dataset_section(storage, pictures)]
 
 
-def _upstream(storage: Storage, options: StorageOptions | None) -> Iterator[Storage]:
-    """Yield the thing itself, then what it was made from, as far as that can be read."""
+def _lineage(storage: Storage, options: StorageOptions | None) -> Iterator[Storage]:
+    """Yield a subject, then what it was made from, as far as that can be read."""
     yield storage
-    for _ in range(_DEEPEST):
+    for _ in range(_LONGEST_LINEAGE):
         try:
             made_from = _made_from(storage)
             if made_from is None:
@@ -81,7 +107,7 @@ def _upstream(storage: Storage, options: StorageOptions | None) -> Iterator[Stor
             storage = open_storage(made_from, options)
             if kind_of(storage) is None:
                 return
-        except SdpError:  # moved, not ours to read, or damaged, which its own section says: the report does without
+        except SdpError:  # moved, no access, or damaged, which its own section reports
             return
         yield storage
 

@@ -44,7 +44,7 @@ from tests.integration.s3 import Gateway, free_port, running_gateway
 MARK = "SDP_CHAOS"
 """An environment variable that every process of a job inherits."""
 SUBMISSIONS = 4
-"""How often a job may end and be submitted again."""
+"""The limit on failures of a job, which is submitted again after each."""
 LONGEST_S = 600.0
 LEFT_S = 30.0
 """By then every process of a job that has ended is gone."""
@@ -60,13 +60,13 @@ KINDS = {
     "driver": b"-m\0sdp\0",
     "supervisor": b"sdp.supervisor",
 }
-"""What a process's command line contains; the first that fits."""
+"""Parts of the command lines of a job's processes; the first that fits names the process."""
 AGENTS = ("dashboard agent", "environment agent")
 
 
 @dataclass
 class Round:
-    """A case, and what came of it."""
+    """A case, and its result."""
 
     name: str
     case: Case
@@ -150,7 +150,7 @@ class Meter:
 
 
 class RayCluster:
-    """A head without CPUs and two nodes; it is made anew when it has lost its head."""
+    """A head without CPUs and two nodes, replaced when it has lost its head."""
 
     def __init__(self, mark: str) -> None:
         self._mark = mark
@@ -184,7 +184,7 @@ class RayCluster:
         return True
 
     def mend(self) -> None:
-        """Start anew where the head is gone."""
+        """Start a new cluster if the head is lost."""
         if not self._has_head:
             self.stop()
             self.start()

@@ -16,7 +16,7 @@ class Kill:
     at: float | None = None
     """The share of an undisturbed run's seconds."""
     said: str = ""
-    """What the job's log has to contain first."""
+    """The text that the job's log must contain first."""
 
     def is_due(self, share: float, log: Path) -> bool:
         if self.at is not None and share < self.at:
@@ -40,7 +40,7 @@ _AT_WORK = {
     "online": "train: step",
     "generate": "parts to write",
 }
-"""What each stage says when its workers are at work or about to be."""
+"""The line that each stage prints when its workers are at work or about to be."""
 
 
 def _each(target: str, stages: tuple[str, ...] = WHOLE, clustered: bool = False) -> dict[str, Case]:

@@ -1,4 +1,4 @@
-"""What the log of a disturbed job must not show."""
+"""Lines that the log of a disturbed job must not show."""
 
 import re
 from collections.abc import Iterator

@@ -20,7 +20,7 @@ from sdp.storage import open_storage
 IMAGES, SIDE, STEPS = 160, 64, 24
 PROMPTS = [f"a {color} {shape}" for color in ("red", "blue", "green", "white") for shape in ("circle", "square")]
 _TIMES_AND_PLACES = re.compile(r"(_runs|_run|metrics|events|stacks|history|samples)\b|(^|/)_lease|\.tmp$")
-"""Names of what each attempt writes anew: histories, metrics, leases."""
+"""Names of files that each attempt writes again: histories, metrics, leases."""
 
 
 @dataclass(frozen=True)
@@ -130,6 +130,6 @@ def fingerprint(stage: Stage, output: str) -> dict[str, Any]:
 
 
 def names(output: str) -> set[str]:
-    """Return the names of what lies in an output, without those that each attempt makes anew."""
+    """Return the names in an output, except those that each attempt writes again."""
     storage = open_storage(output)
     return {file.path for file in storage.list("") if not _TIMES_AND_PLACES.search(file.path)}

@@ -18,7 +18,7 @@ Manifest = dict[str, Any]
 
 
 class Strict(yaml.SafeLoader):
-    """Refuses a key that comes twice, of which others silently take the last."""
+    """Refuses repeated keys, of which other loaders silently keep the last."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
@@ -30,12 +30,12 @@ class Strict(yaml.SafeLoader):
 def helm_template(
     helm: Path, example: str, *settings: str, values: Path | None = None
 ) -> subprocess.CompletedProcess[str]:
-    given = [argument for setting in settings for argument in ("--set", setting)]
+    arguments = [argument for setting in settings for argument in ("--set", setting)]
     if values is not None:
-        given = ["-f", str(values), *given]
+        arguments = ["-f", str(values), *arguments]
     if example == "e2e":  # which names the image that it has built
-        given = ["--set", "image.repository=registry.example.com/sdp/ray", *given]
-    command = [str(helm), "template", "sdp", str(CHART), "-f", str(VALUES[example]), *given]
+        arguments = ["--set", "image.repository=registry.example.com/sdp/ray", *arguments]
+    command = [str(helm), "template", "sdp", str(CHART), "-f", str(VALUES[example]), *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
@@ -44,8 +44,8 @@ def parsed(text: str) -> list[Manifest]:
 
 
 def one(manifests: list[Manifest], kind: str) -> Manifest:
-    (found,) = [manifest for manifest in manifests if manifest["kind"] == kind]
-    return found
+    (match,) = [manifest for manifest in manifests if manifest["kind"] == kind]
+    return match
 
 
 def pods(cluster: Manifest) -> dict[str, Manifest]:

@@ -50,7 +50,7 @@ GROUP_FIELDS = {
     "rayStartParams",
     "template",
 }
-"""Of ray.io/v1 at KubeRay 1.7, what the chart uses."""
+"""The fields of ray.io/v1 in KubeRay 1.7 that the chart uses."""
 
 
 @pytest.fixture
@@ -163,7 +163,7 @@ def test_every_pod_passes_the_standard_restricted(render: Render, example: str) 
     assert list(beyond_restricted({"volumes": [], **test}, test["containers"])) == []
     cluster = one(manifests, "RayCluster")
     for name, template in pods(cluster).items():
-        containers = template["spec"]["containers"][:1]  # Ray's; others are somebody's own
+        containers = template["spec"]["containers"][:1]  # Ray's; the others are the user's
         if name == "head" and "autoscalerOptions" in cluster["spec"]:
             containers.append(cluster["spec"]["autoscalerOptions"])
         assert list(beyond_restricted(template["spec"], containers)) == [], name
@@ -236,7 +236,7 @@ def test_trainers_take_all_gpus_of_their_accelerator_or_a_pod_s_fewer(render: Re
 
 @NEEDS_HELM
 def test_generators_and_evaluators_name_their_accelerator(render: Render) -> None:
-    """Or they would have to be told whether there are GPUs, which a cluster at no pod does not show."""
+    """Otherwise each would need use_gpu, since a cluster without pods shows no GPUs."""
 
     def placed(example: str, *settings: str) -> list[Any]:
         jobs = one(render(example, "jobs.evaluate.limit=9", *settings), "ConfigMap")["data"]
@@ -303,26 +303,26 @@ def test_an_hour_s_price_goes_by_the_instance_type_that_a_group_s_node_selector_
 
 
 @NEEDS_HELM
-def test_downloads_take_all_that_groups_without_gpus_may_grow_to_and_none_of_the_others(render: Render) -> None:
+def test_downloads_use_all_groups_without_gpus_at_their_full_size_and_no_others(render: Render) -> None:
     """Pods with GPUs that downloads keep busy would never go; and of groups without a pod Ray knows nothing."""
 
-    def told(example: str, *settings: str) -> tuple[object, ...]:
+    def values_of(example: str, *settings: str) -> tuple[object, ...]:
         config = yaml.safe_load(one(render(example, *settings), "ConfigMap")["data"]["download.yaml"])
         workers = config.get("workers", {})
         return config.get("concurrency"), workers.get("cpus"), workers.get("node_labels")
 
     on_cpu = {"ray.io/node-group": "in(cpu)"}
-    assert told("minimal") == (70, 4, on_cpu), "10 pods, 7 workers of 4 CPUs on the 31 of each"
+    assert values_of("minimal") == (70, 4, on_cpu), "10 pods, 7 workers of 4 CPUs on the 31 of each"
     more = ("groups.small.cpu=3", "groups.small.maxReplicas=5")
-    assert told("minimal", *more) == (105, 3, {"ray.io/node-group": "in(cpu,small)"})
+    assert values_of("minimal", *more) == (105, 3, {"ray.io/node-group": "in(cpu,small)"})
     cluster = one(render("minimal"), "RayCluster")["spec"]
     labels = {group["groupName"]: group["labels"].get("ray.io/node-group") for group in cluster["workerGroupSpecs"]}
     assert labels == {name: name for name in labels}, "or the autoscaler would not know which group to grow"
-    assert told("minimal", "groups.cpu.cpu=700m") == (10, 1, on_cpu), "KubeRay tells Ray of whole CPUs, rounded up"
-    assert told("minimal", *STATIC) == (None, 4, on_cpu)
-    assert told("minimal", "groups.cpu=null") == (None, None, None), "only GPUs: wherever there are CPUs"
-    assert told("no-gpu")[2] is None
-    own = told("minimal", "jobs.download.workers.node_labels.zone=b", "jobs.download.concurrency=3")
+    assert values_of("minimal", "groups.cpu.cpu=700m") == (10, 1, on_cpu), "KubeRay tells Ray of whole CPUs, rounded up"
+    assert values_of("minimal", *STATIC) == (None, 4, on_cpu)
+    assert values_of("minimal", "groups.cpu=null") == (None, None, None), "only GPUs: wherever there are CPUs"
+    assert values_of("no-gpu")[2] is None
+    own = values_of("minimal", "jobs.download.workers.node_labels.zone=b", "jobs.download.concurrency=3")
     assert own == (3, None, {"zone": "b"})
 
 
@@ -404,7 +404,7 @@ def test_a_group_that_says_nothing_has_the_defaults(tool: Callable[[str], Path],
 
 
 @NEEDS_HELM
-def test_no_variable_comes_twice_and_the_nearest_says_what_it_is(render: Render) -> None:
+def test_no_variable_is_set_twice_and_the_most_specific_value_wins(render: Render) -> None:
     """The API server takes no RayCluster with one name twice in a list."""
     everywhere = ("env.X=all", "env.NCCL_BUFFSIZE=8388608", "env.HOME=/data", "env.Y=all")
     templates = pods(one(render("efa", *everywhere, "groups.a100.env.X=own", "groups.a100.env.Y="), "RayCluster"))
@@ -482,7 +482,7 @@ def template_digests(manifests: list[Manifest]) -> dict[str, str]:
         (",".join(STATIC), {"head", "cpu", "a10g", "a100"}),
     ],
 )
-def test_a_template_s_digest_changes_with_what_needs_new_pods_and_with_nothing_else(
+def test_a_template_s_digest_changes_only_with_settings_that_need_new_pods(
     render: Render, setting: str, older: set[str]
 ) -> None:
     before, after = template_digests(render("minimal")), template_digests(render("minimal", setting))
@@ -515,7 +515,7 @@ older: {{ include "sdp.older" (dict "root" . "pods" (.Files.Get "pods.json" | fr
 def test_an_upgrade_counts_the_pods_of_older_templates_by_group(
     tool: Callable[[str], Path], tmp_path: Path, render: Render
 ) -> None:
-    """What NOTES.txt says, of pods that are given here, since there is no cluster to look into."""
+    """Check the template behind NOTES.txt with pods from a file, since there is no cluster to query."""
     templates = pods(one(render("minimal"), "RayCluster"))
 
     def pod(group: str, **about: Any) -> Manifest:
@@ -523,7 +523,7 @@ def test_an_upgrade_counts_the_pods_of_older_templates_by_group(
         return {"metadata": {**made, "labels": {**made["labels"], "ray.io/cluster": "sdp"}, **about}}
 
     others = {"metadata": {"labels": {"ray.io/cluster": "blue", "sdp/group": "a10g"}}}
-    there = [
+    older_pods = [
         *[pod("head"), pod("cpu"), pod("a10g"), pod("a10g"), pod("a100")],
         *[pod("cpu", annotations=None), pod("cpu", annotations={"sdp/template": "0"}, deletionTimestamp="now")],
         *[
@@ -534,11 +534,11 @@ def test_an_upgrade_counts_the_pods_of_older_templates_by_group(
     ]
     chart = shutil.copytree(CHART, tmp_path / "chart")
     (chart / "templates" / "probe.yaml").write_text(PROBE)
-    (chart / "pods.json").write_text(json.dumps(there))
+    (chart / "pods.json").write_text(json.dumps(older_pods))
 
     def older(*settings: str) -> dict[str, int]:
-        given = [argument for setting in settings for argument in ("--set", setting)]
-        command = [str(tool("helm")), "template", "sdp", str(chart), "-f", str(VALUES["minimal"]), *given]
+        arguments = [argument for setting in settings for argument in ("--set", setting)]
+        command = [str(tool("helm")), "template", "sdp", str(chart), "-f", str(VALUES["minimal"]), *arguments]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
         counts: dict[str, int] = one([each for each in yaml.safe_load_all(done.stdout) if each], "Probe")["older"]
         return counts
@@ -605,22 +605,22 @@ def test_trainers_hear_of_their_end_in_time_for_a_checkpoint(render: Render) -> 
 
 
 @NEEDS_HELM
-def test_the_head_knows_where_grafana_is_if_it_is_told_and_no_other_pod_does(render: Render) -> None:
-    """What Ray's dashboard reads, by the names in its own source."""
+def test_only_the_head_gets_grafanas_address_and_only_if_it_is_set(render: Render) -> None:
+    """The names are those in the source of Ray's dashboard."""
     inside, outside, prometheus = "http://grafana.monitoring.svc:80", "https://grafana.example.org", "http://p.svc:9090"
     urls = (f"monitoring.grafana.url={inside}", f"monitoring.prometheus.url={prometheus}")
 
-    def told(name: str, *settings: str) -> dict[str, str]:
+    def values_of(name: str, *settings: str) -> dict[str, str]:
         (container,) = pods(one(render("minimal", *settings), "RayCluster"))[name]["spec"]["containers"]
         return {e["name"]: e["value"] for e in container["env"] if "GRAFANA" in e["name"] or "PROMETHEUS" in e["name"]}
 
     cluster = one(render("minimal"), "RayCluster")["metadata"]["name"]
     expected = {"RAY_GRAFANA_HOST": inside, "RAY_PROMETHEUS_HOST": prometheus, "RAY_GRAFANA_CLUSTER_FILTER": cluster}
-    assert told("head", *urls) == {**expected, "RAY_GRAFANA_IFRAME_HOST": inside}
-    public = told("head", *urls, f"monitoring.grafana.publicUrl={outside}")
+    assert values_of("head", *urls) == {**expected, "RAY_GRAFANA_IFRAME_HOST": inside}
+    public = values_of("head", *urls, f"monitoring.grafana.publicUrl={outside}")
     assert public == {**expected, "RAY_GRAFANA_IFRAME_HOST": outside}
-    assert told("a100", *urls) == {}
-    assert told("head") == {}
+    assert values_of("a100", *urls) == {}
+    assert values_of("head") == {}
     import ray.dashboard.modules.metrics.metrics_head as ray_s
 
     assert public.keys() == {
@@ -677,7 +677,7 @@ def test_the_operator_reaches_the_job_api_and_nothing_else_and_its_neighbours_do
 
 
 @NEEDS_HELM
-def test_what_needs_no_gpu_keeps_off_nodes_that_have_some_unless_told_otherwise(render: Render) -> None:
+def test_pods_without_gpus_avoid_gpu_nodes_unless_configured_otherwise(render: Render) -> None:
     away = [{"matchExpressions": [{"key": "nvidia.com/gpu.product", "operator": "DoesNotExist"}]}]
     templates = pods(one(render("minimal"), "RayCluster"))
     for name in ("head", "cpu"):
@@ -710,7 +710,7 @@ def test_annotations_and_disk_are_a_group_s_own(render: Render) -> None:
 
 @NEEDS_HELM
 @pytest.mark.parametrize("name", ["head", "a100"])
-def test_a_pod_takes_what_kubernetes_offers_beside_what_the_chart_knows(render: Render, name: str) -> None:
+def test_a_pod_accepts_kubernetes_fields_that_the_chart_does_not_know(render: Render, name: str) -> None:
     at = "head" if name == "head" else f"groups.{name}"
     settings = [
         "runtimeClassName=nvidia", "schedulerName=volcano", "rayStartParams.num-cpus=3", "initContainers[0].name=a",
@@ -808,7 +808,7 @@ def test_downloads_reach_no_private_network(render: Render) -> None:
 
 
 @NEEDS_HELM
-def test_pods_reach_what_egress_says_and_themselves(render: Render) -> None:
+def test_pods_reach_each_other_and_the_destinations_in_egress(render: Render) -> None:
     own = "networkPolicy.egress[0].to[0].ipBlock.cidr=203.0.113.0/24"
     for policy in policies(render("minimal", own)):
         assert policy["spec"]["policyTypes"] == ["Ingress", "Egress"]
@@ -851,7 +851,7 @@ def test_the_schema_knows_the_jobs_keys() -> None:
     ],
 )
 @NEEDS_HELM
-def test_what_a_job_may_hold_is_rendered(render: Render, settings: list[str]) -> None:
+def test_valid_job_settings_are_rendered(render: Render, settings: list[str]) -> None:
     assert "train.yaml" in one(render("minimal", *settings), "ConfigMap")["data"]
 
 
@@ -905,14 +905,14 @@ def test_the_job_with_a_cluster_of_its_own_has_pods_like_the_chart_s(render: Ren
     templates = pods({"spec": chart})
     for name, template in pods({"spec": own}).items():
         assert list(unknown_fields(template, "V1PodTemplateSpec", name)) == []
-        ours, theirs = template["spec"], templates[name]["spec"]
-        (our_container,), (their_container,) = ours["containers"], theirs["containers"]
-        assert ours["securityContext"] == theirs["securityContext"]
-        assert ours["shareProcessNamespace"] == theirs["shareProcessNamespace"]
+        actual, expected = template["spec"], templates[name]["spec"]
+        (our_container,), (their_container,) = actual["containers"], expected["containers"]
+        assert actual["securityContext"] == expected["securityContext"]
+        assert actual["shareProcessNamespace"] == expected["shareProcessNamespace"]
         assert our_container["securityContext"] == their_container["securityContext"]
         assert our_container["resources"] == their_container["resources"] or name == "head"
         assert our_container["image"].startswith("REGISTRY/"), "which no cluster takes: whose it is has to be said"
-        assert ours["serviceAccountName"] == "sdp"
+        assert actual["serviceAccountName"] == "sdp"
         assert template["metadata"]["labels"] == {"sdp/jobs-of": "sdp"}, "what the chart's network policy goes by"
         assert our_container["name"] == their_container["name"]
         assert our_container["volumeMounts"] == their_container["volumeMounts"]
@@ -920,10 +920,10 @@ def test_the_job_with_a_cluster_of_its_own_has_pods_like_the_chart_s(render: Ren
         assert bool(drains) == (name == "a100"), "nobody waits for a head"
         assert bool(our_container["lifecycle"]) == (name == "head")
         autoscaler = ("token", "autoscaler-tmp", "autoscaler-home")
-        assert ours["volumes"] == [volume for volume in theirs["volumes"] if volume["name"] not in autoscaler]
-        assert ours["enableServiceLinks"] is theirs["enableServiceLinks"]
-        assert ours.get("nodeSelector") == theirs.get("nodeSelector")
-        assert ours.get("tolerations") == theirs.get("tolerations")
+        assert actual["volumes"] == [volume for volume in expected["volumes"] if volume["name"] not in autoscaler]
+        assert actual["enableServiceLinks"] is expected["enableServiceLinks"]
+        assert actual.get("nodeSelector") == expected.get("nodeSelector")
+        assert actual.get("tolerations") == expected.get("tolerations")
     (group,) = own["workerGroupSpecs"]
     assert group.keys() <= GROUP_FIELDS
     assert group["labels"]["ray.io/accelerator-type"] == "A100"

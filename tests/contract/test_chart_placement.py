@@ -1,4 +1,4 @@
-"""Where charts/sdp-cluster puts its pods: queues, budgets, one zone, and the clouds' values files."""
+"""The placement of charts/sdp-cluster's pods: queues, budgets, one zone, and the clouds' values files."""
 
 import subprocess
 import tarfile
@@ -33,8 +33,8 @@ def marks(cluster: Manifest) -> tuple[dict[str, str], set[Any]]:
     """Return the RayCluster's queue labels and annotations, and the schedulers of its pods."""
     metadata = cluster["metadata"]
     both = {**metadata["labels"], **metadata.get("annotations", {})}
-    ours = {name: value for name, value in both.items() if name in (KUEUE, ELASTIC, VOLCANO, KAI)}
-    return ours, {template["spec"].get("schedulerName") for template in pods(cluster).values()}
+    labels = {name: value for name, value in both.items() if name in (KUEUE, ELASTIC, VOLCANO, KAI)}
+    return labels, {template["spec"].get("schedulerName") for template in pods(cluster).values()}
 
 
 @NEEDS_HELM

@@ -1,4 +1,4 @@
-"""What the chart refuses: with the value's path, in one sentence, before anything is applied."""
+"""The chart refuses values that cannot work: it names the path, in one sentence, before anything is applied."""
 
 import json
 import subprocess
@@ -17,7 +17,7 @@ STATIC = "autoscaling.enabled=false"
 
 @pytest.fixture
 def refused(tool: Callable[[str], Path]) -> Callable[..., str]:
-    """What helm says of an example with settings that cannot work."""
+    """Return helm's error for an example with settings that cannot work."""
 
     def run(example: str, *settings: str) -> str:
         done = helm_template(tool("helm"), example, *settings)
@@ -204,14 +204,14 @@ def refused(tool: Callable[[str], Path]) -> Callable[..., str]:
         ),
     ],
 )
-def test_what_cannot_work_is_refused_with_the_value_s_path(
+def test_values_that_cannot_work_are_refused_with_their_path(
     refused: Callable[..., str], settings: list[str], says: str
 ) -> None:
     """With the schema's own words, or at the start of the one sentence that the templates have."""
-    told = refused("minimal", *settings)
-    assert says in told
-    if "execution error" in told:
-        sentence = told.splitlines()[0].partition("): ")[2]
+    message = refused("minimal", *settings)
+    assert says in message
+    if "execution error" in message:
+        sentence = message.splitlines()[0].partition("): ")[2]
         assert sentence.startswith(says), sentence
 
 
@@ -224,8 +224,8 @@ def test_what_cannot_work_is_refused_with_the_value_s_path(
         ["jobs.process-2.encode.num_workers.min=40", "jobs.process-2.encode.accelerator=A10G"],
         ["jobs.process.encode.gpus_per_worker=0.4", "jobs.process.encode.num_workers=80"],
         ["jobs.process.encode.accelerator=null", "jobs.process.encode.num_workers=400"],
-        ["jobs.train-2.encode.accelerator=L4"],  # offline: nobody encodes
-        ["groups.a10g.terminationGracePeriodSeconds=5"],  # nobody trains there
+        ["jobs.train-2.encode.accelerator=L4"],  # offline: there are no encoders
+        ["groups.a10g.terminationGracePeriodSeconds=5"],  # there are no trainers
         ["groups.a100.nodeSelector.nvidia\\.com/gpu\\.product=NVIDIA-A100-SXM4-80GB-MIG-7g.80gb"],
         ["groups.a100.nodeSelector.nvidia\\.com/gpu\\.product=NVIDIA-A100-SXM-64GB"],  # which we do not know
         ["groups.a100.efaDevices=4", "groups.a100.env.NCCL_NET=AWS Libfabric"],
@@ -238,14 +238,14 @@ def test_what_cannot_work_is_refused_with_the_value_s_path(
         ["jobs.train-" + "n" * 31 + ".scaling.num_workers=1"],
     ],
 )
-def test_what_could_work_is_not_refused(tool: Callable[[str], Path], settings: list[str]) -> None:
+def test_values_that_can_work_are_not_refused(tool: Callable[[str], Path], settings: list[str]) -> None:
     done = helm_template(tool("helm"), "minimal", *settings)
     assert done.returncode == 0, done.stderr
 
 
 @NEEDS_HELM
-def test_the_exporter_s_image_is_somebody_s_own(tool: Callable[[str], Path]) -> None:
-    """As is the cluster's: there is no image that the project's name would lead to."""
+def test_the_exporters_image_must_be_the_users_own(tool: Callable[[str], Path]) -> None:
+    """The project has no image of its own, neither for the exporter nor for the cluster."""
     command = [str(tool("helm")), "template", "sdp", str(CHART.parent / "sdp-monitoring")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert "): exporter.image.repository: required if exporter.enabled is true" in done.stderr

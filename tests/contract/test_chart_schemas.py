@@ -1,4 +1,4 @@
-"""Whatever the values say, the chart renders what an API server would take: types, keys, and no name twice in a list.
+"""For any values, the chart renders what an API server accepts: types, keys, and no name twice in a list.
 
 The schemas of Kubernetes' own kinds are those of its official client; RayCluster's is what KubeRay 1.7 has in ray.io/v1
 of the fields that the chart uses. kubeconform judges by them, without a network.
@@ -119,16 +119,16 @@ def schemas(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def judged(tool: Callable[[str], Path], schemas: Path) -> Callable[[str], tuple[int, list[str]]]:
-    """How many resources kubeconform takes of a stream, and what it says against the others."""
+    """Return the number of valid resources in a stream, and kubeconform's complaints."""
 
     def run(text: str) -> tuple[int, list[str]]:
         where = f"{schemas}/{{{{.ResourceKind}}}}.json"
         command = [str(tool("kubeconform")), "-strict", "-summary", "-output", "json", "-schema-location", where, "-"]
         done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=60, check=False)
-        told = json.loads(done.stdout)
-        against = [f"{each['kind']}: {each['msg']}" for each in told.get("resources") or []]
+        report = json.loads(done.stdout)
+        against = [f"{each['kind']}: {each['msg']}" for each in report.get("resources") or []]
         assert (done.returncode == 0) == (not against), done.stderr
-        return told["summary"]["valid"], against
+        return report["summary"]["valid"], against
 
     return run
 
@@ -185,7 +185,7 @@ def test_an_api_server_would_take_the_monitoring_chart_too(
         ("PodDisruptionBudget", "spec.minAvailable", [1]),
     ],
 )
-def test_what_an_api_server_would_refuse_is_noticed(
+def test_manifests_that_an_api_server_would_refuse_are_detected(
     render: Callable[[str], str], judged: Callable[[str], tuple[int, list[str]]], kind: str, at: str, wrong: object
 ) -> None:
     manifest = next(each for each in parsed(render("minimal")) if each["kind"] == kind)
@@ -235,7 +235,7 @@ def test_a_name_that_comes_twice_would_be_noticed() -> None:
 def test_every_label_that_something_is_found_by_is_one_that_pods_have(
     render: Callable[[str], str], example: str
 ) -> None:
-    """As they come to be: with the labels that KubeRay puts on them."""
+    """The labels are those of running pods, including KubeRay's own."""
     manifests = parsed(render(example))
     cluster = one(manifests, "RayCluster")
     name = cluster["metadata"]["name"]
@@ -248,21 +248,21 @@ def test_every_label_that_something_is_found_by_is_one_that_pods_have(
         for group, template in pods(cluster).items()
     }
 
-    def found(selector: Manifest) -> set[str]:
+    def selected(selector: Manifest) -> set[str]:
         return {group for group, has in labels.items() if selector["matchLabels"].items() <= has.items()}
 
     for manifest in manifests:
         if manifest["kind"] == "NetworkPolicy":
             expected = set() if manifest["metadata"]["name"] == f"{name}-jobs" else set(labels)
-            assert found({"matchLabels": manifest["spec"]["podSelector"]["matchLabels"]}) == expected
+            assert selected({"matchLabels": manifest["spec"]["podSelector"]["matchLabels"]}) == expected
             for expression in manifest["spec"]["podSelector"].get("matchExpressions", []):
                 assert set(expression["values"]) <= set(labels), "groups that there are"
         if manifest["kind"] == "PodDisruptionBudget":
-            assert found(manifest["spec"]["selector"]) == {manifest["metadata"]["name"].removeprefix(f"{name}-")}
+            assert selected(manifest["spec"]["selector"]) == {manifest["metadata"]["name"].removeprefix(f"{name}-")}
     for group, template in pods(cluster).items():
         assert template["metadata"]["labels"]["sdp/group"] == group
         for spread in template["spec"].get("topologySpreadConstraints", []):
-            assert found(spread["labelSelector"]) == {group}
+            assert selected(spread["labelSelector"]) == {group}
     for group in cluster["spec"]["workerGroupSpecs"]:
         has, gpus = group["labels"], group["template"]["spec"]["containers"][0]["resources"]["limits"]
         assert (has["sdp/group"], has["ray.io/node-group"]) == (group["groupName"], group["groupName"])
@@ -273,14 +273,14 @@ def test_there_is_a_values_file_that_says_everything() -> None:
     full = yaml.safe_load(VALUES["full"].read_text())
     values = yaml.safe_load((CHART / "values.yaml").read_text())
 
-    def unsaid(there: Any, of: Any, path: str = "") -> Iterator[str]:
-        for key, value in of.items():
-            if key not in there:
+    def missing_keys(target: Any, source: Any, path: str = "") -> Iterator[str]:
+        for key, value in source.items():
+            if key not in target:
                 yield f"{path}{key}"
             elif isinstance(value, dict) and value and path + key not in ("groups", "jobs"):
-                yield from unsaid(there[key], value, f"{path}{key}.")
+                yield from missing_keys(target[key], value, f"{path}{key}.")
 
-    assert list(unsaid(full, values)) == []
+    assert list(missing_keys(full, values)) == []
     documented = {path for path, _ in chart_readme.documented((CHART / "values.yaml").read_text())}
     assert {f"groupDefaults.{key}" for key in full["groupDefaults"]} <= documented
     assert set(full["groups"]["spelled-out"]) == set(values["groupDefaults"])

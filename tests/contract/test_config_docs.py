@@ -30,18 +30,18 @@ def pages() -> list[Path]:
 
 
 def examples() -> list[tuple[str, str, str]]:
-    found = []
+    result = []
     for page in pages():
         if page.exists():
             text = page.read_text(encoding="utf-8")
             for match in EXAMPLE.finditer(text):
                 line = text.count("\n", 0, match.start()) + 1
-                found.append((f"{page.relative_to(ROOT)}:{line}", match["job"], match["text"]))
-    return found
+                result.append((f"{page.relative_to(ROOT)}:{line}", match["job"], match["text"]))
+    return result
 
 
 @pytest.mark.parametrize("job", JOBS)
-def test_every_key_says_in_a_sentence_what_it_is_for(job: str) -> None:
+def test_every_key_is_described_in_a_sentence(job: str) -> None:
     for key in keys(JOBS[job]):
         assert SENTENCE.fullmatch(key.what), f"{job}: {key.path}: {key.what!r}"
         assert "|" not in key.what
@@ -79,7 +79,7 @@ def test_every_key_of_every_job_is_on_the_page(job: str) -> None:
         assert f"| `{key.path}`" in section, f"{key.path}: python -m scripts.generate_config_docs"
 
 
-def test_the_page_says_what_the_models_say() -> None:
+def test_the_page_agrees_with_the_models() -> None:
     assert generate_config_docs.main(["--check"]) == 0, "python -m scripts.generate_config_docs"
 
 
@@ -107,12 +107,12 @@ def test_every_example_in_the_documentation_loads(where: str, job: str, text: st
     assert load(job, str(path)), where
 
 
-def test_the_errors_that_the_page_shows_are_the_ones_that_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_errors_on_the_page_are_the_real_ones(capsys: pytest.CaptureFixture[str]) -> None:
     from sdp.cli import main
 
     page = PAGE.read_text(encoding="utf-8")
     shown = re.findall(r"^ *\$ sdp (.*)\n((?: *sdp: .*\n)+)", page, re.MULTILINE)
     assert shown
-    for line, told in shown:
+    for line, message in shown:
         assert main(line.split()) == 2
-        assert capsys.readouterr().err.splitlines() == [each.strip() for each in told.splitlines()]
+        assert capsys.readouterr().err.splitlines() == [each.strip() for each in message.splitlines()]

@@ -14,7 +14,7 @@ from sdp.config.base import REQUIRED, JobConfig, Section, SourceConfig, fields, 
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# The jobs whose code is there, with the rooms that it is in. A job is added to this when its stage is.
+# The jobs with the rooms of their code. A new job is added here.
 STAGES: Mapping[str, tuple[str, ...]] = {
     "download": ("download",),
     "process": ("process", "encode"),
@@ -71,7 +71,7 @@ def _scopes(
 
 
 def _aliases(nodes: Iterable[ast.AST], by_name: Mapping[str, type[Section]]) -> dict[str, type[Section]]:
-    """Names that a section was given, as in `how = config.fetch`."""
+    """Return the local names of a section, as in `how = config.fetch`."""
     return {
         _last(target): by_name[_last(node.value).strip("_")]
         for node in nodes
@@ -112,8 +112,8 @@ def _sources(rooms: Iterable[str]) -> list[str]:
 
 
 def _own_methods() -> str:
-    """What sections do with their own keys, as StorageConfig.options does; their checks are left out."""
-    found = []
+    """Return the sections' methods that use their own keys, such as StorageConfig.options, except validators."""
+    own = []
     for path in sorted((ROOT / "sdp" / "config").glob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ClassDef):
@@ -121,17 +121,17 @@ def _own_methods() -> str:
                 for method in methods:
                     if method.args.args:
                         method.args.args[0].annotation = ast.Name(node.name, ast.Load())
-                    found.append(ast.unparse(ast.fix_missing_locations(method)))
-    return "\n".join(line for method in found for line in method.splitlines() if not line.startswith("@"))
+                    own.append(ast.unparse(ast.fix_missing_locations(method)))
+    return "\n".join(line for method in own for line in method.splitlines() if not line.startswith("@"))
 
 
 def test_every_key_of_a_job_is_read_by_its_stage() -> None:
     assert {job: unread(JOBS[job], _sources(rooms)) for job, rooms in STAGES.items()} == {job: [] for job in STAGES}
 
 
-def test_every_job_whose_code_is_there_is_looked_at() -> None:
-    there = {job for job in JOBS if (ROOT / "sdp" / job / "job.py").exists()}
-    assert there <= set(STAGES), "add it to STAGES in this file"
+def test_every_implemented_job_is_checked() -> None:
+    implemented = {job for job in JOBS if (ROOT / "sdp" / job / "job.py").exists()}
+    assert implemented <= set(STAGES), "add it to STAGES in this file"
 
 
 class HowConfig(Section):

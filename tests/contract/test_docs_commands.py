@@ -37,7 +37,7 @@ class Block:
     language: str
     text: str
     tested: bool
-    """Whether tests/integration/test_docs_examples.py runs it."""
+    """True if tests/integration/test_docs_examples.py runs it."""
 
     def __str__(self) -> str:
         return f"{self.page.relative_to(ROOT)}:{self.line}"

@@ -1,4 +1,4 @@
-"""scripts/venv.sh: when .venv is made, made anew, mended or left alone, and what it says when it cannot be."""
+"""scripts/venv.sh: .venv is built, rebuilt, repaired or left alone, and failures are reported."""
 
 import re
 import shutil
@@ -71,7 +71,7 @@ class Project:
         )
 
     def make(self, **environment: str) -> tuple[int, str]:
-        """Its exit code and what it said; afterwards `did` tells what it asked for."""
+        """Run it; return its exit code and output. `did` then returns the requests."""
         self.log.write_text("")
         process = self.start(**environment)
         _, said = process.communicate(timeout=60)
@@ -79,7 +79,7 @@ class Project:
 
     @property
     def did(self) -> list[str]:
-        """What uv was asked for."""
+        """Return the arguments that uv was called with."""
         return [line for line in self.log.read_text().splitlines() if not line.startswith("python")]
 
 
@@ -97,7 +97,7 @@ def test_a_missing_environment_is_made(project: Project) -> None:
     assert project.did == ANEW
 
 
-def test_it_says_what_it_does_and_how_far_it_is_where_there_is_no_terminal(project: Project) -> None:
+def test_it_reports_its_progress_without_a_terminal(project: Project) -> None:
     go = project.root / "go"
     process = project.start(FAKE_SLOW=str(go), SDP_VENV_EVERY_S="0.1")
     assert process.stderr is not None
@@ -135,7 +135,7 @@ def test_a_changed_pyproject_mends_it_too_for_it_names_the_console_script(projec
 
 
 @pytest.mark.parametrize("step", ["sync", "install"])
-def test_a_half_made_environment_is_made_anew(project: Project, step: str) -> None:
+def test_an_incomplete_environment_is_rebuilt(project: Project, step: str) -> None:
     assert project.make(FAKE_FAILURE=step)[0] != 0
     (project.root / ".venv" / "left-over").touch()
     assert project.make()[0] == 0
@@ -143,7 +143,7 @@ def test_a_half_made_environment_is_made_anew(project: Project, step: str) -> No
     assert not (project.root / ".venv" / "left-over").exists()
 
 
-def test_an_environment_whose_mending_was_interrupted_is_made_anew(project: Project) -> None:
+def test_an_environment_whose_repair_was_interrupted_is_rebuilt(project: Project) -> None:
     project.make()
     (project.root / "requirements.lock").write_text("one==2\n")
     assert project.make(FAKE_FAILURE="sync")[0] != 0
@@ -151,7 +151,7 @@ def test_an_environment_whose_mending_was_interrupted_is_made_anew(project: Proj
     assert project.did == ANEW
 
 
-def test_an_environment_that_was_killed_in_the_making_is_made_anew(project: Project, tmp_path: Path) -> None:
+def test_an_environment_whose_build_was_killed_is_rebuilt(project: Project, tmp_path: Path) -> None:
     process = project.start(FAKE_GO=str(tmp_path / "go"))
     until((project.root / ".venv" / "begun").exists, "uv has begun", 30)
     process.kill()
@@ -168,7 +168,7 @@ def test_a_moved_project_gets_an_environment_of_its_own(project: Project) -> Non
     assert project.did == ANEW
 
 
-def test_an_environment_whose_python_is_gone_is_made_anew(project: Project) -> None:
+def test_an_environment_without_its_python_is_rebuilt(project: Project) -> None:
     project.make()
     (project.root / ".venv" / "bin" / "python").unlink()
     project.make()
@@ -206,7 +206,9 @@ def test_a_newer_python_beside_an_old_python3_is_taken(project: Project, tmp_pat
     assert project.did == ANEW
 
 
-def test_a_python_without_ensurepip_and_pip_is_one_line_that_says_what_to_install(project: Project) -> None:
+def test_a_python_without_ensurepip_and_pip_is_reported_in_one_line_with_the_package_to_install(
+    project: Project,
+) -> None:
     code, said = project.make(FAKE_UV_IS_BROKEN="1")
     assert code == 2
     (line,) = [line for line in said.splitlines() if "make venv:" in line]

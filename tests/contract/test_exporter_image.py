@@ -23,11 +23,11 @@ def installed() -> set[str]:
 def imported() -> set[str]:
     """The distributions that the exporter's own code imports."""
     sources = read_sources(ROOT)
-    ours = {path: text for path, text in sources.items() if path.startswith(ROOMS)}
-    for path, text in ours.items():
+    own = {path: text for path, text in sources.items() if path.startswith(ROOMS)}
+    for path, text in own.items():
         rooms = set(re.findall(r"^ *(?:from|import) (sdp\.[a-z]+)", text, re.MULTILINE))
         assert rooms <= {"sdp.exporter", "sdp.backoff", "sdp.errors", "sdp.console"}, path
-    modules = {one.target.split(".")[0] for _, one in outside_imports(ours)}
+    modules = {one.target.split(".")[0] for _, one in outside_imports(own)}
     known = packages_distributions()
     return {known[module][0].lower().replace("_", "-") for module in modules}
 

@@ -35,9 +35,9 @@ def test_every_accelerator_type_of_the_catalogue_is_one_that_ray_knows(ray_types
 @pytest.mark.parametrize("gpu", GPUS.values(), ids=lambda gpu: gpu.name)
 def test_ray_detects_the_widest_accelerator_type_from_the_product_name(gpu: Gpu) -> None:
     source = _ray_file("_private/accelerators/nvidia_gpu.py").read_text(encoding="utf-8")
-    found = re.search(r'NVIDIA_GPU_NAME_PATTERN = re\.compile\(r"(.+)"\)', source)
-    assert found is not None, "Ray no longer has the pattern that it detects accelerator types with"
+    match = re.search(r'NVIDIA_GPU_NAME_PATTERN = re\.compile\(r"(.+)"\)', source)
+    assert match is not None, "Ray no longer has the pattern that it detects accelerator types with"
     for product in gpu.products:
-        detected = re.match(found[1], product)
+        detected = re.match(match[1], product)
         assert detected is not None
         assert detected[1] == gpu.accelerators[-1]

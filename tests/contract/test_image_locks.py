@@ -1,4 +1,4 @@
-"""What the images install: nothing without a hash, and nothing of another version than requirements.lock."""
+"""The images install only packages with a hash, in the versions of requirements.lock."""
 
 import os
 import re
@@ -48,7 +48,7 @@ def test_every_installation_in_an_image_checks_hashes_and_so_does_what_builds_sd
     assert "--build-constraints requirements.lock --out-dir /wheel ." in " ".join(build.split())
 
 
-def test_the_image_of_ray_holds_what_sdp_and_its_extras_ask_for() -> None:
+def test_the_ray_image_contains_the_requirements_of_sdp_and_its_extras() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     wanted = {canonicalize_name(Requirement(line).name) for line in

@@ -19,7 +19,7 @@ PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
 def found_in(files: dict[str, str]) -> list[str]:
-    """What the rules say of these files of sdp/."""
+    """Return the faults that the rules find in these files of sdp/."""
     return [str(violation) for violation in import_rules.check({f"sdp/{path}": text for path, text in files.items()})]
 
 
@@ -46,7 +46,7 @@ def test_the_architecture_page_points_at_code_that_exists() -> None:
         )
 
 
-def test_no_rule_excuses_what_nobody_does() -> None:
+def test_no_rule_allows_an_import_that_does_not_exist() -> None:
     assert import_rules.stale_entries(import_rules.read_sources(ROOT)) == []
 
 
@@ -121,7 +121,7 @@ def test_a_violation_says_where_it_is() -> None:
 
 
 def declared(*extras: str) -> list[Requirement]:
-    """What pyproject.toml asks for, for the base install and these extras."""
+    """Return the requirements in pyproject.toml for the base install and these extras."""
     lines = [*PYPROJECT["dependencies"]]
     for extra in extras:
         lines += PYPROJECT["optional-dependencies"][extra]
@@ -184,7 +184,7 @@ __import__(MODULE)
 
 
 def import_alone(module: str, *extras: str) -> subprocess.CompletedProcess[str]:
-    """Import a module where only that is to be had which an install with these extras holds."""
+    """Import a module in a process where only the requirements of these extras can be imported."""
     held = installed_with(*extras)
     forbidden = {top for top, owners in owners_of().items() if top != "sdp" and not held & owners}
     code = f"FORBIDDEN = {forbidden!r}\nMODULE = {module!r}\n{FORBIDDING}"

@@ -1,4 +1,4 @@
-"""What the pages tell somebody with a cluster to type: values that render, commands that say what the charts need."""
+"""The pages' commands for a cluster: their values render, and they agree with the charts."""
 
 import re
 import subprocess

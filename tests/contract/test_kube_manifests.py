@@ -28,7 +28,7 @@ def test_the_stages_have_manifests_and_so_has_each_job_of_the_chart() -> None:
 
 
 @pytest.mark.parametrize("path", OF_JOBS, ids=lambda path: path.stem)
-def test_submit_makes_what_the_manifest_says(path: Path) -> None:
+def test_submit_creates_the_same_job_as_the_manifest(path: Path) -> None:
     options = RayJobOptions(name=f"sdp-{path.stem}")
     assert parsed(make_rayjob(path.stem, options=options)) == parsed(yaml.safe_load(path.read_text()))
 

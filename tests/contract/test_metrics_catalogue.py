@@ -18,7 +18,7 @@ UNITS = {
 
 def names_in_code() -> dict[str, set[str]]:
     """Every string in sdp/ that looks like a metric's name, and the files it is in."""
-    found: dict[str, set[str]] = {}
+    result: dict[str, set[str]] = {}
     for path in sorted((ROOT / "sdp").rglob("*.py")):
         if path.is_relative_to(ROOT / "sdp" / "exporter") or path == ROOT / "sdp" / "telemetry" / "catalogue.py":
             continue
@@ -27,13 +27,13 @@ def names_in_code() -> dict[str, set[str]]:
                 text = node.value
                 stages = ("sdp_job_", "sdp_process_", "sdp_download_", "sdp_train_", "sdp_generate_")
                 if text.startswith(stages) and text.replace("_", "").isalnum():
-                    found.setdefault(text, set()).add(str(path.relative_to(ROOT)))
-    return found
+                    result.setdefault(text, set()).add(str(path.relative_to(ROOT)))
+    return result
 
 
 def test_every_name_that_is_emitted_is_in_the_catalogue() -> None:
-    found = names_in_code()
-    assert {name: files for name, files in found.items() if name not in CATALOGUE} == {}
+    emitted = names_in_code()
+    assert {name: files for name, files in emitted.items() if name not in CATALOGUE} == {}
 
 
 def test_every_metric_of_the_catalogue_is_emitted() -> None:
@@ -59,7 +59,7 @@ def test_no_two_metrics_are_one_family() -> None:
     assert len(set(families)) == len(families)
 
 
-def test_the_page_says_what_the_catalogue_says(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_page_agrees_with_the_catalogue(capsys: pytest.CaptureFixture[str]) -> None:
     assert generate_metrics_docs.main(["--check"]) == 0, capsys.readouterr().err
 
 

@@ -41,7 +41,7 @@ def render(tool: Callable[[str], Path]) -> Render:
 
 
 def labels_of(name: str) -> frozenset[str] | None:
-    """Of a metric's own; None where nobody has such a metric."""
+    """Return a metric's own labels, or None for an unknown metric."""
     exported = {metric.name: frozenset(metric.labels) for metric in OF_EXPORTER}
     if name in exported:
         return exported[name]
@@ -56,9 +56,9 @@ def labels_of(name: str) -> frozenset[str] | None:
 
 
 def complaints(expressions: Iterable[chart.Expression]) -> list[str]:
-    """Metrics that nobody has, and labels that they have not."""
+    """Return unknown metrics, and labels that their metrics lack."""
     recorded = {rule["record"] for rule in chart.rules("record")}
-    found = []
+    problems = []
     for expression in expressions:
         text = expression.filled()
         known = set(TARGET | DERIVED)
@@ -66,16 +66,18 @@ def complaints(expressions: Iterable[chart.Expression]) -> list[str]:
             for name in selector.names:
                 own = TARGET | DERIVED if name in recorded else labels_of(name)
                 if own is None:
-                    found.append(f"{expression.where}: {name}: no such metric")
+                    problems.append(f"{expression.where}: {name}: no such metric")
                     continue
                 known |= own
-                found += [
+                problems += [
                     f"{expression.where}: {name}: no label {label}" for label in sorted(selector.labels - own - TARGET)
                 ]
         if any(name in recorded for selector in promql.selectors(text) for name in selector.names):
             known |= {"gpu", "uuid", "product", "process", "mig_uuid", "mig_profile", "gpu_instance"}
-        found += [f"{expression.where}: nobody has {label}" for label in sorted(promql.labels_of_lists(text) - known)]
-    return found
+        problems += [
+            f"{expression.where}: nobody has {label}" for label in sorted(promql.labels_of_lists(text) - known)
+        ]
+    return problems
 
 
 def test_expressions_name_only_metrics_and_labels_that_exist() -> None:
@@ -95,7 +97,7 @@ def test_expressions_name_only_metrics_and_labels_that_exist() -> None:
         ("rate(sdp_download_fetch_seconds_bucket[5m]) > bool on (run) sdp_train_loss offset 5m", []),
     ],
 )
-def test_what_does_not_exist_would_be_noticed(text: str, says: list[str]) -> None:
+def test_unknown_metrics_are_detected(text: str, says: list[str]) -> None:
     assert complaints([chart.Expression("x", text)]) == says
 
 
@@ -133,15 +135,15 @@ def test_each_alert_has_a_test_that_sees_it_fire_and_one_that_sees_it_quiet() ->
 
 
 def test_each_alert_has_a_runbook_and_each_runbook_an_alert() -> None:
-    told = {rule["annotations"]["runbook"] for rule in chart.rules("alert")}
-    assert told == {path.stem for path in RUNBOOKS.glob("*.md")} - {"README"}
+    runbooks = {rule["annotations"]["runbook"] for rule in chart.rules("alert")}
+    assert runbooks == {path.stem for path in RUNBOOKS.glob("*.md")} - {"README"}
     for rule in chart.rules("alert"):
         assert f"`{rule['alert']}`" in (RUNBOOKS / f"{rule['annotations']['runbook']}.md").read_text()
         assert rule["labels"]["severity"] in {"warning", "critical"}
         assert {"summary", "description"} <= rule["annotations"].keys()
 
 
-def test_the_dashboards_are_what_the_code_says(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_dashboards_agree_with_the_code_that_generates_them(capsys: pytest.CaptureFixture[str]) -> None:
     assert dashboards.main(["--check"]) == 0, capsys.readouterr().err
 
 
@@ -203,7 +205,7 @@ def test_a_figure_that_is_not_known_is_a_dash_that_is_neither_good_nor_bad() -> 
                 assert (mapping["type"], mapping["options"]) == ("special", expected), (name, panel["title"])
 
 
-def test_what_is_told_apart_by_cluster_or_run_is_told_apart_by_namespace_as_well() -> None:
+def test_series_separated_by_cluster_or_run_are_separated_by_namespace_too() -> None:
     """Two namespaces may each have a cluster `sdp` with a run `sd2`."""
     for expression in (*chart.queries(), *chart.records(), *chart.alerts()):
         for labels in promql.lists(expression.filled()):
@@ -223,8 +225,8 @@ def test_two_clusters_of_one_name_in_two_namespaces_break_no_query_and_stay_apar
 ) -> None:
     """Every query and rule over the same series in two namespaces: joins that meet two where they expect one fail."""
     asked = [query.filled(__rate_interval="5m") for query in chart.queries()] + [e.text for e in chart.alerts()]
-    told = {query.where: query for query in chart.queries()}
-    headroom = told["gram: Headroom above the peak"].filled().removeprefix("quantile(0.5, ").removesuffix(")")
+    queries = {query.where: query for query in chart.queries()}
+    headroom = queries["gram: Headroom above the peak"].filled().removeprefix("quantile(0.5, ").removesuffix(")")
     cases = [{"expr": expr, "eval_time": "9m", "exp_samples": []} for expr in asked]
     cases.append({"expr": f"count({headroom})", "eval_time": "9m", "exp_samples": [{"labels": "{}", "value": 4}]})
     test = {"interval": "1m", "input_series": two_namespaces(), "promql_expr_test": cases}
@@ -240,12 +242,12 @@ def test_two_clusters_of_one_name_in_two_namespaces_break_no_query_and_stay_apar
 
 
 def two_namespaces() -> list[dict[str, str]]:
-    """Series of every metric that is asked for, alike in two namespaces but for their pods, nodes and GPUs."""
+    """Return series of every queried metric in two namespaces, which differ only in pods, nodes and GPUs."""
     texts = [e.filled() for e in (*chart.queries(), *chart.records(), *chart.alerts())]
     recorded = {rule["record"] for rule in chart.rules("record")}
     values = values_asked_for(texts)
     names = {n for text in texts for s in promql.selectors(text) for n in s.names} - recorded
-    found = []
+    result = []
     for name in sorted(names):
         own = labels_of(name) or frozenset()
         for space in ("one", "two"):
@@ -260,20 +262,20 @@ def two_namespaces() -> list[dict[str, str]]:
                 for combination in itertools.product(*several.values()):
                     labels = {**fixed, **dict(zip(several, combination, strict=True)), **fixed}
                     text = ", ".join(f'{k}="{v}"' for k, v in labels.items() if v)
-                    found.append({"series": f"{name}{{{text}}}", "values": "1+1x10"})
-    return found
+                    result.append({"series": f"{name}{{{text}}}", "values": "1+1x10"})
+    return result
 
 
 def values_asked_for(texts: Iterable[str]) -> dict[tuple[str, str], set[str]]:
-    """Of each metric's label, by what is compared with it."""
-    found: dict[tuple[str, str], set[str]] = {}
+    """Return the values that each metric's labels are compared with."""
+    result: dict[tuple[str, str], set[str]] = {}
     for text in texts:
         for selector in promql.selectors(text):
             for label, value in re.findall(r'(\w+)=~?"([^"]*)"', selector.text):
                 if label != "__name__" and value != ".*":
                     for name in selector.names:
-                        found.setdefault((name, label), set()).update(value.split("|"))
-    return found
+                        result.setdefault((name, label), set()).update(value.split("|"))
+    return result
 
 
 def test_every_query_can_be_narrowed_down_by_the_variables() -> None:
@@ -308,7 +310,7 @@ POD_METRICS_ENDPOINT = {
     "metricRelabelings",
 }  # fmt: skip
 RELABEL = {"action", "sourceLabels", "separator", "targetLabel", "regex", "replacement"}
-"""Of monitoring.coreos.com/v1, what the chart uses."""
+"""The fields of monitoring.coreos.com/v1 that the chart uses."""
 
 
 @NEEDS_HELM
@@ -360,7 +362,7 @@ def test_asking_the_kubelet_takes_one_folder_and_root_without_capabilities(rende
 
 @NEEDS_HELM
 def test_the_exporter_has_the_volumes_that_it_is_given_beside_its_own(render: Render) -> None:
-    """Where no runtime brings the driver's library, the node's folder of it is mounted."""
+    """If no runtime mounts the driver's library, the chart mounts the node's folder of it."""
     settings = ["exporter.volumes[0].name=driver", "exporter.volumes[0].hostPath.path=/home/kubernetes/bin/nvidia"]
     settings += ["exporter.volumeMounts[0].name=driver", "exporter.volumeMounts[0].mountPath=/usr/local/nvidia"]
     settings += ["exporter.env.LD_LIBRARY_PATH=/usr/local/nvidia/lib64"]
@@ -383,9 +385,9 @@ def test_the_exporter_takes_the_arguments_that_it_is_given(render: Render) -> No
     pod = one(manifests, "DaemonSet")["spec"]["template"]["spec"]
     (container,) = pod["containers"]
     assert container["command"] == ["python", "-m", "sdp.exporter"]
-    told = make_parser().parse_args(container["args"])
-    assert (told.port, told.address, told.timeout_s, told.log_level) == (9850, "::", 3, "debug")
-    assert [str(told.tls_cert), str(told.tls_key), str(told.tls_client_ca), str(told.pod_resources)] == [
+    options = make_parser().parse_args(container["args"])
+    assert (options.port, options.address, options.timeout_s, options.log_level) == (9850, "::", 3, "debug")
+    assert [str(options.tls_cert), str(options.tls_key), str(options.tls_client_ca), str(options.pod_resources)] == [
         "/etc/sdp/tls/tls.crt",
         "/etc/sdp/tls/tls.key",
         "/etc/sdp/tls/ca.crt",
@@ -397,7 +399,7 @@ def test_the_exporter_takes_the_arguments_that_it_is_given(render: Render) -> No
 
 
 @NEEDS_HELM
-def test_selectors_match_what_is_there(render: Render) -> None:
+def test_selectors_match_existing_pods(render: Render) -> None:
     """Ray's pods have KubeRay's labels and charts/sdp-cluster's port; the exporter has its own."""
     manifests = render()
     exporter = one(manifests, "DaemonSet")["spec"]
@@ -424,8 +426,8 @@ KUBE_PROMETHEUS_STACK = {
     "ruleSelector": {"release": "kube-prometheus-stack"},
     "sidecar": {"grafana_dashboard": "1"},
 }
-"""What kube-prometheus-stack 88.5.3, rendered under this name with its default values, selects in every namespace: its
-Prometheus with empty namespace selectors, Grafana's sidecar with searchNamespace ALL."""
+"""The labels that kube-prometheus-stack 88.5.3, rendered under this name with its default values, selects in every
+namespace: its Prometheus with empty namespace selectors, Grafana's sidecar with searchNamespace ALL."""
 
 
 @NEEDS_HELM
@@ -477,13 +479,13 @@ def test_dashboards_come_as_config_maps_that_grafana_s_sidecar_finds(render: Ren
 @NEEDS_HELM
 def test_rules_come_as_they_are_written_with_their_runbook_s_address(render: Render) -> None:
     spec = one(render(), "PrometheusRule")["spec"]
-    told = {rule.get("alert", rule.get("record")): rule for group in spec["groups"] for rule in group["rules"]}
+    rules = {rule.get("alert", rule.get("record")): rule for group in spec["groups"] for rule in group["rules"]}
     written = {
         rule.get("alert", rule.get("record")): rule for kind in ("record", "alert") for rule in chart.rules(kind)
     }
-    assert {name: rule["expr"] for name, rule in told.items()} == {n: rule["expr"] for n, rule in written.items()}
+    assert {name: rule["expr"] for name, rule in rules.items()} == {n: rule["expr"] for n, rule in written.items()}
     base = yaml.safe_load((CHART / "values.yaml").read_text())["rules"]["runbooks"]
-    for name, rule in told.items():
+    for name, rule in rules.items():
         if "alert" in rule:
             assert rule["annotations"]["runbook_url"] == f"{base}/{written[name]['annotations']['runbook']}.md"
             assert rule["annotations"]["summary"] == written[name]["annotations"]["summary"]
@@ -502,7 +504,7 @@ def test_an_alert_can_be_changed_and_left_out(render: Render) -> None:
 
 
 @NEEDS_HELM
-def test_nobody_is_told_of_an_exporter_that_was_not_asked_for(render: Render) -> None:
+def test_the_notes_do_not_mention_a_disabled_exporter(render: Render) -> None:
     def alerts(*settings: str) -> set[str]:
         groups = one(render(*settings), "PrometheusRule")["spec"]["groups"]
         return {rule["alert"] for group in groups for rule in group["rules"] if "alert" in rule}
@@ -587,7 +589,7 @@ def test_nothing_is_rendered_that_was_not_asked_for(render: Render, settings: li
         ("nameOverride=" + "n" * 41, "nameOverride: expected at most 40 characters"),
     ],
 )
-def test_what_cannot_work_is_refused_with_the_value_s_path(
+def test_values_that_cannot_work_are_refused_with_their_path(
     tool: Callable[[str], Path], setting: str, says: str
 ) -> None:
     done = helm_template(tool("helm"), setting)

@@ -1,4 +1,4 @@
-"""Nothing that lies in storage is unpickled: whoever writes a dataset or a checkpoint must not run code by that."""
+"""Nothing in storage is unpickled, since that would run code from whoever wrote a dataset or checkpoint."""
 
 import ast
 from pathlib import Path
@@ -15,20 +15,20 @@ UNPICKLE = {"pickle", "cloudpickle", "dill", "joblib", "shelve", "marshal", "pan
 def unpickles(source: str) -> list[str]:
     """Return the calls in a module that may unpickle."""
     calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
-    found = []
+    uses = []
     for call in calls:
         name = ast.unparse(call.func)
         options = {each.arg: ast.unparse(each.value) for each in call.keywords}
         module, _, function = name.rpartition(".")
         if module in UNPICKLE and function in ("load", "loads", "open", "Unpickler"):
-            found.append(name)
+            uses.append(name)
         if name == "torch.load" and options.get("weights_only") != "True":
-            found.append(name)
+            uses.append(name)
         if options.get("allow_pickle", "False") != "False" or options.get("trust_remote_code", "False") != "False":
-            found.append(name)
+            uses.append(name)
         if function == "from_pretrained" and options.get("use_safetensors", "True") != "True":
-            found.append(name)
-    return found
+            uses.append(name)
+    return uses
 
 
 @pytest.mark.parametrize(
@@ -48,10 +48,10 @@ def test_a_call_that_unpickles_is_recognised(source: str, expected: list[str]) -
     assert unpickles(source) == expected
 
 
-def test_only_what_processes_send_each_other_is_unpickled() -> None:
+def test_only_messages_between_processes_are_unpickled() -> None:
     modules = {str(path.relative_to(ROOT)): path for path in sorted((ROOT / "sdp").rglob("*.py"))}
-    found = {name for name, path in modules.items() if unpickles(path.read_text("utf-8"))}
-    assert found == BETWEEN_PROCESSES
+    unpickling = {name for name, path in modules.items() if unpickles(path.read_text("utf-8"))}
+    assert unpickling == BETWEEN_PROCESSES
     for name, path in modules.items():
         text = path.read_text("utf-8")
         assert "import Unpickler" not in text, name

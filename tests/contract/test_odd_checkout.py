@@ -1,4 +1,4 @@
-"""A checkout may lie anywhere: in a path with blanks and letters that are not ASCII."""
+"""A checkout works in any folder, even with blanks and non-ASCII letters in its path."""
 
 import json
 import os
@@ -46,7 +46,7 @@ fetcher.close()
 decoders.close()
 print(json.dumps([errors, [outcomes.get() for _ in range(outcomes.qsize())], [certifi.where(), sdp.__file__]]))
 """
-"""What the first stage does with images, without Ray."""
+"""A program that runs the download stage's image check without Ray."""
 
 
 @pytest.fixture

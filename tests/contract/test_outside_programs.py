@@ -128,7 +128,7 @@ def test_a_program_that_the_table_does_not_know_is_an_error_that_says_so(run: py
     result.stdout.fnmatch_lines(["*no outside program is called 'typo': add it to TOOLS in scripts/tools.py*"])
 
 
-def test_what_lies_in_e2e_runs_only_when_asked_for(run: pytest.Pytester) -> None:
+def test_e2e_tests_run_only_when_asked_for(run: pytest.Pytester) -> None:
     run.makeini("[pytest]\nmarkers =\n  needs(tool): needs it\n  e2e: on a cluster")
     run.mkdir("e2e").joinpath("test_cluster.py").write_text("def test_it(): pass")
     run.makepyfile(test_local="def test_it(): pass")
@@ -214,7 +214,7 @@ def test_the_system_s_packages_are_installed_unasked_only_where_ci_is_true(
     )
 
 
-def test_what_cannot_be_had_is_listed_with_how_to_get_it_and_who_misses_it(
+def test_missing_programs_are_listed_with_their_installation_and_the_tests_that_need_them(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Machine(monkeypatch, programs=set(), has=set(), asks=None)

@@ -1,4 +1,4 @@
-"""What the repository promises to those who come to it: commands, links, licence, version, a package that is whole."""
+"""The repository's promises to newcomers: commands, links, licence, version, and a complete package."""
 
 import ast
 import hashlib
@@ -48,8 +48,8 @@ def test_every_relative_link_and_picture_of_a_page_leads_somewhere(page: Path) -
         path, _, anchor = target.partition("#")
         if re.match(r"[a-z]+:", target):
             continue
-        there = (page.parent / path) if path else page
-        if not there.exists() or (anchor and anchor not in anchors_of(there)):
+        linked = (page.parent / path) if path else page
+        if not linked.exists() or (anchor and anchor not in anchors_of(linked)):
             broken.append(target)
     assert broken == []
 
@@ -67,7 +67,7 @@ def test_every_make_command_that_a_page_names_exists(page: Path) -> None:
     assert commands - TARGETS == set()
 
 
-def test_make_alone_lists_every_command_with_what_it_does() -> None:
+def test_make_without_arguments_lists_every_command_with_its_purpose() -> None:
     listed = re.findall(r"^  make ([a-z0-9]+) +\S+ \S+", make().stdout, re.MULTILINE)
     assert set(listed) == TARGETS - {"e2e-cluster"}
     assert {"venv", "demo", "test", "check", "bench", "e2e", "lock", "help", "clean"} <= set(listed)
@@ -94,7 +94,7 @@ def test_the_readme_names_all_commands_and_no_others() -> None:
     assert set(re.findall(r"`sdp ([a-z]+)", code)) <= {command.split()[0] for command in exist}
 
 
-def test_make_e2e_without_a_cluster_says_in_one_line_what_is_missing() -> None:
+def test_make_e2e_without_a_cluster_names_the_missing_setting_in_one_line() -> None:
     done = make("e2e")
     assert done.returncode == 2
     first, *rest = done.stderr.splitlines()
@@ -155,13 +155,13 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
 
 
 def test_the_wheel_holds_all_of_the_package_and_nothing_else(wheel: zipfile.ZipFile) -> None:
-    ours = {
+    package = {
         path.relative_to(ROOT).as_posix()
         for path in (ROOT / "sdp").rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
     held = {name for name in wheel.namelist() if ".dist-info/" not in name}
-    assert held == ours
+    assert held == package
 
 
 def test_the_wheel_is_installed_in_three_ways_of_which_the_base_needs_no_torch_and_no_ray(

@@ -28,7 +28,7 @@ def test_every_action_is_pinned_to_a_commit(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
-def test_what_a_workflow_runs_exists(path: Path) -> None:
+def test_the_commands_of_a_workflow_exist(path: Path) -> None:
     targets = set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     script = "\n".join(step.get("run", "") for step in steps(path))
     assert set(re.findall(r"\bmake ([a-z0-9]+)", script)) <= targets

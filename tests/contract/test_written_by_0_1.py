@@ -106,7 +106,7 @@ def test_a_run_of_0_1_is_continued_from_its_checkpoint() -> None:
 
 
 def test_train_takes_the_run_for_the_same_and_reads_its_configuration(capsys: pytest.CaptureFixture[str]) -> None:
-    """What decides a run's weights has the same keys and values, or it would be refused as another run."""
+    """Keys that decide a run's weights keep their names and values, or the run would be refused as another one."""
     words = [word for setting in (*TRAIN, "max_steps=6") for word in ("--set", setting)]
     assert main(["train", "--dry-run", *words]) == 0
     assert "from step 4 to step 6" in capsys.readouterr().err

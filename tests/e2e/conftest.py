@@ -13,13 +13,13 @@ import pytest
 
 from tests.e2e import jobs, site
 from tests.e2e.kube import Failed, Kube
-from tests.e2e.settings import Settings, settings
+from tests.e2e.settings import Settings, read_settings
 
 CHART = jobs.ROOT / "charts" / "sdp-cluster"
 VALUES = Path(__file__).parent / "values.yaml"
 READY_S = 600.0
 LAST = "test_uninstall"
-"""The file that takes away what the others look at."""
+"""The file whose tests remove what the others use."""
 PRODUCT = "nvidia.com/gpu.product"
 
 
@@ -32,18 +32,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def given() -> Settings:
-    return settings()
+def settings() -> Settings:
+    return read_settings()
 
 
 @pytest.fixture(scope="session")
-def kube(given: Settings) -> Iterator[Kube]:
+def kube(settings: Settings) -> Iterator[Kube]:
     """A namespace of its own, with the servers that the jobs need."""
     kube = Kube(f"sdp-e2e-{secrets.token_hex(3)}")
     kube.run("create", "namespace", kube.namespace)
     try:
-        with _gpus(kube, given):
-            site.begin(kube, given)
+        with _gpus(kube, settings):
+            site.begin(kube, settings)
             yield kube
     finally:
         kube.run("delete", "rayjobs,rayclusters", "--all", "--wait=true", timeout_s=120)
@@ -60,35 +60,35 @@ def _no_job_outlives_its_test(kube: Kube) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _gpus(kube: Kube, given: Settings) -> Iterator[None]:
-    """Nodes that say they have GPUs, where the cluster has none."""
-    if given.fake_gpus is None:
+def _gpus(kube: Kube, settings: Settings) -> Iterator[None]:
+    """Make nodes report GPUs if the cluster has none."""
+    if settings.fake_gpus is None:
         yield
         return
-    fake_gpus(kube, given)
+    fake_gpus(kube, settings)
     try:
         yield
     finally:
-        for node in given.fake_gpus:
+        for node in settings.fake_gpus:
             kube.run("label", "node", node, f"{PRODUCT}-")
             patch = '[{"op": "remove", "path": "/status/capacity/nvidia.com~1gpu"}]'
             kube.run("patch", "node", node, "--subresource=status", "--type=json", "-p", patch)
 
 
-def fake_gpus(kube: Kube, given: Settings) -> None:
-    """Have the nodes say so; a kubelet that starts again forgets the count."""
-    assert given.fake_gpus is not None
-    for node, count, product in zip(given.fake_gpus, (1, 8), ("NVIDIA-A10G", "NVIDIA-A100-SXM4-80GB"), strict=True):
+def fake_gpus(kube: Kube, settings: Settings) -> None:
+    """Make the nodes report GPUs. A kubelet forgets them when it restarts."""
+    assert settings.fake_gpus is not None
+    for node, count, product in zip(settings.fake_gpus, (1, 8), ("NVIDIA-A10G", "NVIDIA-A100-SXM4-80GB"), strict=True):
         kube.run("label", "--overwrite", "node", node, f"{PRODUCT}={product}")
         patch = f'[{{"op": "add", "path": "/status/capacity/nvidia.com~1gpu", "value": "{count}"}}]'
         kube.run("patch", "node", node, "--subresource=status", "--type=json", "-p", patch)
 
 
 @pytest.fixture(scope="session")
-def helm(tool: Callable[[str], Path], kube: Kube, given: Settings) -> Callable[..., str]:
+def helm(tool: Callable[[str], Path], kube: Kube, settings: Settings) -> Callable[..., str]:
     """`helm("upgrade", "--set", "…")` on the release `sdp`, always with the tests' values."""
-    repository, _, tag = given.image.rpartition(":")
-    files = [VALUES, *([given.values_file] if given.values_file else [])]
+    repository, _, tag = settings.image.rpartition(":")
+    files = [VALUES, *([settings.values_file] if settings.values_file else [])]
     values = [word for file in files for word in ("-f", str(file))]
     values += ["--set", f"image.repository={repository}", "--set-string", f"image.tag={tag}"]
 
@@ -105,7 +105,7 @@ def helm(tool: Callable[[str], Path], kube: Kube, given: Settings) -> Callable[.
 
 @pytest.fixture(scope="session")
 def notes(helm: Callable[..., str], kube: Kube) -> str:
-    """What `helm install` printed, once the cluster is ready."""
+    """Return the notes printed by `helm install`, once the cluster is ready."""
     printed = helm("install")
     kube.until(lambda: ready(kube, 1), READY_S, "the cluster is ready with a pod in a10g")
     return printed

@@ -25,7 +25,7 @@ print(json.dumps([[a.class_name, groups.get(a.node_id, "?")] for a in actors if 
 
 
 def create(kube: Kube, manifest: str) -> str:
-    """As the README says it; returns the RayJob's name."""
+    """Create the RayJob as in the README; return its name."""
     kube.run("replace", "--force", "-f", str(ROOT / "manifests" / f"{manifest}.yaml"))
     return f"sdp-{manifest}"
 
@@ -47,7 +47,7 @@ def succeeded(kube: Kube, name: str, seconds: float = JOB_S, cluster: str = "sdp
 
 
 def log(kube: Kube, name: str, cluster: str = "sdp") -> str:
-    """What the job's driver has written."""
+    """Return the log of the job's driver."""
     try:
         submission = kube.get("rayjob", name)["status"]["jobId"]
         path = f"/tmp/ray/session_latest/logs/job-driver-{submission}.log"
@@ -73,7 +73,7 @@ def head(kube: Kube, cluster: str = "sdp") -> str:
 
 
 def inspect(kube: Kube, uri: str) -> Any:
-    """What `sdp inspect` says of a dataset, of which it reads every byte, or of a run; in a pod that may read it."""
+    """Return the output of `sdp inspect` in a pod; of a dataset it reads every byte."""
     is_run = uri.rpartition("/")[2].startswith("run")
     words = ["sdp", "inspect", "--json", *([] if is_run else ["--verify"]), uri]
     return json.loads(kube.run("exec", head(kube), "-c", "ray-head", "--", *words))
@@ -81,8 +81,8 @@ def inspect(kube: Kube, uri: str) -> Any:
 
 def groups(kube: Kube, actor: str) -> set[str]:
     """The groups in which actors of a class have run, by Ray's own account; of nodes that are still there."""
-    told = json.loads(kube.python(head(kube), ACTORS, container="ray-head"))
-    return {group for name, group in told if name.endswith(actor)} - {"?"}
+    actors = json.loads(kube.python(head(kube), ACTORS, container="ray-head"))
+    return {group for name, group in actors if name.endswith(actor)} - {"?"}
 
 
 def sdp(kube: Kube, *words: str, timeout_s: float = 120) -> "subprocess.CompletedProcess[str]":

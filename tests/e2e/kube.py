@@ -1,4 +1,4 @@
-"""kubectl in one namespace, and waiting that never goes on for ever and says what it saw."""
+"""kubectl in one namespace, with waits that end and report the last state."""
 
 import json
 import os
@@ -24,14 +24,14 @@ class Kube:
 
     namespace: str
 
-    def run(self, *words: str, given: str | None = None, timeout_s: float = 120) -> str:
-        """What kubectl printed; Failed where it did not succeed."""
+    def run(self, *words: str, stdin: str | None = None, timeout_s: float = 120) -> str:
+        """Run kubectl and return its output; raise Failed if it fails."""
         kubectl = shutil.which("kubectl")
         assert kubectl, "tests/e2e needs kubectl on PATH"
         command = [kubectl, "-n", self.namespace, f"--request-timeout={timeout_s:.0f}s", *words]
         try:
             done = subprocess.run(
-                command, input=given, capture_output=True, text=True, timeout=timeout_s + 5, check=False
+                command, input=stdin, capture_output=True, text=True, timeout=timeout_s + 5, check=False
             )
         except subprocess.TimeoutExpired as error:
             raise Failed(f"kubectl {' '.join(words)}: no answer within {timeout_s:.0f} s") from error
@@ -44,37 +44,37 @@ class Kube:
 
     def find(self, kind: str, selector: str = "") -> list[Object]:
         """All objects of a kind, or those with some labels."""
-        found: list[Object] = self.get(kind, *(["-l", selector] if selector else []))["items"]
-        return found
+        objects: list[Object] = self.get(kind, *(["-l", selector] if selector else []))["items"]
+        return objects
 
-    def there(self, kind: str, name: str) -> Object | None:
-        found: Object | None = json.loads(self.run("get", kind, name, "--ignore-not-found", "-o", "json") or "null")
-        return found
+    def lookup(self, kind: str, name: str) -> Object | None:
+        result: Object | None = json.loads(self.run("get", kind, name, "--ignore-not-found", "-o", "json") or "null")
+        return result
 
     def apply(self, objects: Iterable[Object]) -> None:
-        self.run("apply", "-f", "-", given=json.dumps({"apiVersion": "v1", "kind": "List", "items": list(objects)}))
+        self.run("apply", "-f", "-", stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": list(objects)}))
 
     def python(self, pod: str, program: str, *arguments: str, container: str = "", timeout_s: float = 120) -> str:
-        """What a Python program prints in a pod."""
+        """Run a Python program in a pod and return its output."""
         where = ["-c", container] if container else []
-        return self.run("exec", "-i", pod, *where, "--", "python", "-", *arguments, given=program, timeout_s=timeout_s)
+        return self.run("exec", "-i", pod, *where, "--", "python", "-", *arguments, stdin=program, timeout_s=timeout_s)
 
     def until(self, condition: Callable[[], T | None], seconds: float, what: str) -> T:
-        """Wait for a condition to give something; at the deadline say what the namespace looked like."""
+        """Wait for a condition's result; at the deadline fail with the namespace's state."""
         deadline = time.monotonic() + seconds
         last = ""
         while time.monotonic() < deadline:
             try:
-                if found := condition():
-                    return found
+                if result := condition():
+                    return result
             except Failed as error:
                 last = f"\nlast: {error}"  # an API server may be away for a moment
             threading.Event().wait(1.0)
         raise AssertionError(f"not within {seconds:.0f} s: {what}{last}\n{self.report()}")
 
     def report(self) -> str:
-        """Pods, jobs and events, and the end of the head's log, for whoever has to find out why."""
-        told = []
+        """Return pods, jobs, events and the end of the head's log, for debugging."""
+        lines = []
         for words in (
             ("get", "pods", "-o", "wide"),
             ("get", "rayclusters,rayjobs", "-o", "wide"),
@@ -82,10 +82,10 @@ class Kube:
             ("logs", "-l", "ray.io/node-type=head", "--all-containers", "--tail=15"),
         ):
             try:
-                told.append("\n".join(self.run(*words, timeout_s=30).splitlines()[-40:]))
+                lines.append("\n".join(self.run(*words, timeout_s=30).splitlines()[-40:]))
             except Failed as error:
-                told.append(str(error))
-        return "\n\n".join(told)
+                lines.append(str(error))
+        return "\n\n".join(lines)
 
 
 def environment() -> dict[str, str]:

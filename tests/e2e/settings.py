@@ -1,4 +1,4 @@
-"""What a person says of the cluster to test on, by environment variables; docs/e2e.md is their manual."""
+"""The settings for the cluster under test, from environment variables; docs/e2e.md is the manual."""
 
 import os
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ BRING_BACK = "SDP_E2E_BRING_BACK"
 
 
 class SettingsError(Exception):
-    """Something that has to be said is not."""
+    """A required setting is missing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +27,7 @@ class Settings:
     """One cluster, as far as it differs from others."""
 
     image: str
-    """Of every Ray pod; as images/ray/Dockerfile builds it."""
+    """The image of every Ray pod, built by images/ray/Dockerfile."""
     values: dict[str, Any]
     """Further values of the chart, over those of the tests."""
     values_file: Path | None
@@ -38,14 +38,14 @@ class Settings:
     prometheus_image: str | None
     """With prometheus as its entry point: 2.43 or later, with discovery of Kubernetes, which Debian's lacks."""
     fake_gpus: tuple[str, str] | None
-    """Nodes to be given an A10G, and eight A100s, which they do not have."""
+    """Nodes that will report an A10G and eight A100s, which they do not have."""
     lose_node: str
-    """A shell command that takes a node away, whose name it gets as $1; empty where there is none."""
+    """Shell command that removes a node, named by $1; empty if there is none."""
     bring_back: str
     """The command that brings it back."""
 
 
-def settings(environ: Mapping[str, str] = os.environ) -> Settings:
+def read_settings(environ: Mapping[str, str] = os.environ) -> Settings:
     """The settings of this environment."""
     image = _image(environ.get(IMAGE, ""), IMAGE, "images/ray")
     file = Path(environ[VALUES]).resolve() if environ.get(VALUES) else None

@@ -1,4 +1,4 @@
-"""What the jobs need around the cluster: an S3 server, and a web server with pictures, in the same namespace."""
+"""The services that the jobs need, in the same namespace: an S3 server, and a web server with pictures."""
 
 import secrets
 from typing import Any
@@ -42,9 +42,9 @@ PLAIN: Object = {
 }
 
 
-def begin(kube: Kube, given: Settings) -> None:
+def begin(kube: Kube, settings: Settings) -> None:
     """Start both servers, make the bucket and put the list of pictures into it."""
-    kube.apply(_objects(given))
+    kube.apply(_objects(settings))
     kube.run("wait", "--for=condition=Ready", "pod/storage", f"pod/{TOOLS}", "--timeout=300s", timeout_s=310)
 
     def prepared() -> bool:
@@ -59,7 +59,7 @@ def keys(kube: Kube, prefix: str) -> list[str]:
     return kube.python(TOOLS, LIST, prefix).split()
 
 
-def _objects(given: Settings) -> list[Object]:
+def _objects(settings: Settings) -> list[Object]:
     access, secret = f"AK{secrets.token_hex(8)}", secrets.token_hex(20)
     return [
         {
@@ -72,7 +72,7 @@ def _objects(given: Settings) -> list[Object]:
         _pod(
             "storage",
             {
-                "image": given.s3_image,
+                "image": settings.s3_image,
                 "args": ["--port", ":7070", "posix", "/data"],
                 "env": [
                     _secret("ROOT_ACCESS_KEY", "AWS_ACCESS_KEY_ID"),
@@ -86,19 +86,19 @@ def _objects(given: Settings) -> list[Object]:
         _pod(
             TOOLS,
             {
-                "image": given.image,
+                "image": settings.image,
                 "command": ["python", "-c", SERVE],
                 "env": [
                     {"name": "AWS_ENDPOINT_URL", "value": "http://storage:7070"},
                     {"name": "AWS_REGION", "value": "us-east-1"},
                     {"name": "AWS_DEFAULT_REGION", "value": "us-east-1"},
-                    *({"name": name, "value": str(value)} for name, value in given.values.get("env", {}).items()),
+                    *({"name": name, "value": str(value)} for name, value in settings.values.get("env", {}).items()),
                 ],
                 "envFrom": [{"secretRef": {"name": "storage"}}],
-                "volumeMounts": given.values.get("volumeMounts", []),
+                "volumeMounts": settings.values.get("volumeMounts", []),
                 "readinessProbe": {"tcpSocket": {"port": 8000}, "periodSeconds": 2},
             },
-            given.values.get("volumes", []),
+            settings.values.get("volumes", []),
         ),
     ]
 

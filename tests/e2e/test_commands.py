@@ -20,7 +20,7 @@ def test_submit_follows_a_job_to_its_end_and_prints_its_log(cluster: Kube, image
     assert "this run" not in done.stdout, "all was done before"
 
 
-def test_submit_says_with_exit_code_2_what_a_person_has_to_mend(cluster: Kube) -> None:
+def test_submit_reports_errors_that_the_user_must_fix_with_exit_code_2(cluster: Kube) -> None:
     refused = jobs.sdp(cluster, "submit", "process", "--set", "resolution=[64]")
     assert refused.returncode == 2
     assert len(refused.stderr.strip().splitlines()) == 1
@@ -29,11 +29,11 @@ def test_submit_says_with_exit_code_2_what_a_person_has_to_mend(cluster: Kube) -
     assert "s3://sdp/nowhere" in done.stdout
 
 
-def test_status_and_logs_show_what_is_there(cluster: Kube, images: str) -> None:  # noqa: ARG001 (a job has run)
-    told = json.loads(jobs.sdp(cluster, "status", "--json").stdout)
-    (release,) = [one for one in told["clusters"] if one["name"] == "sdp"]
+def test_status_and_logs_show_existing_jobs(cluster: Kube, images: str) -> None:  # noqa: ARG001 (a job has run)
+    report = json.loads(jobs.sdp(cluster, "status", "--json").stdout)
+    (release,) = [one for one in report["clusters"] if one["name"] == "sdp"]
     assert release["state"] == "ready"
-    done = [one for one in told["jobs"] if one["job"] == "download" and one["state"] == "succeeded"]
+    done = [one for one in report["jobs"] if one["job"] == "download" and one["state"] == "succeeded"]
     logs = jobs.sdp(cluster, "logs", done[0]["name"])
     assert logs.returncode == 0, logs.stderr
     assert "images" in logs.stdout
@@ -50,9 +50,9 @@ def test_stop_ends_a_job_with_a_last_checkpoint(cluster: Kube, latents: str) -> 
     assert cluster.get("rayjob", job)["status"]["jobStatus"] == "STOPPED"
 
 
-def test_doctor_finds_nothing_wrong_with_what_works(cluster: Kube) -> None:
-    told = json.loads(jobs.sdp(cluster, "doctor", "--json", timeout_s=300).stdout)
-    states = {each["check"]: each["state"] for each in told["findings"]}
-    failed = {each["check"]: each for each in told["findings"] if each["state"] == "failed"}
+def test_doctor_finds_no_problem_in_a_working_cluster(cluster: Kube) -> None:
+    report = json.loads(jobs.sdp(cluster, "doctor", "--json", timeout_s=300).stdout)
+    states = {each["check"]: each["state"] for each in report["findings"]}
+    failed = {each["check"]: each for each in report["findings"] if each["state"] == "failed"}
     assert failed.keys() <= {"operator"}, failed  # which may run outside of the cluster
     assert {"server", "cluster", "token"} <= states.keys()

@@ -1,5 +1,5 @@
-"""charts/sdp-monitoring beside a running cluster: a Prometheus that is given the chart's two files scrapes Ray and the
-exporter, and keeps the rules. mode=plain, since a cluster need not have the Prometheus Operator."""
+"""charts/sdp-monitoring beside a running cluster. A Prometheus with the chart's two files scrapes Ray and the exporter
+and loads the rules. mode=plain, since the Prometheus Operator may be missing."""
 
 import json
 import subprocess
@@ -30,7 +30,7 @@ ANNOTATED: Object = {
         {"source_labels": ["__meta_kubernetes_pod_node_name"], "target_label": "node"},
     ],
 }
-"""What finds the exporter's pods, as docs/monitoring.md says it."""
+"""The selector of the exporter's pods in docs/monitoring.md."""
 ASK = """
 import sys, urllib.request
 print(urllib.request.urlopen("http://prometheus:9090/api/v1/" + sys.argv[1], timeout=20).read().decode())
@@ -50,17 +50,17 @@ if sys.argv[1] == "begin":
 else:
     ray.kill(ray.get_actor("teller"))
 """
-"""A process in a worker's pod that tells what a process job would, as long as the test looks."""
+"""A process in a worker's pod that emits a process job's metrics during the test."""
 
 
 @pytest.fixture(scope="module")
 def ask(
-    cluster: Kube, given: Settings, helm: Callable[..., str], tool: Callable[[str], Path]
+    cluster: Kube, settings: Settings, helm: Callable[..., str], tool: Callable[[str], Path]
 ) -> Iterator[Callable[..., Any]]:
-    """What Prometheus answers, from its HTTP API."""
-    if given.prometheus_image is None:
+    """Return a function that queries Prometheus' HTTP API."""
+    if settings.prometheus_image is None:
         pytest.skip("SDP_E2E_PROMETHEUS_IMAGE is none")
-    prometheus = _prometheus(cluster.namespace, given.prometheus_image)
+    prometheus = _prometheus(cluster.namespace, settings.prometheus_image)
 
     def charted(*words: str) -> None:
         done = subprocess.run(
@@ -75,14 +75,16 @@ def ask(
     # Ray's pods let a namespace scrape them that the release names.
     helm("upgrade", "--force-conflicts", "--set", f"networkPolicy.monitoringNamespaces={{{cluster.namespace}}}")
     try:
-        charted("upgrade", "--install", RELEASE, str(CHART), *_values(cluster, given))
+        charted("upgrade", "--install", RELEASE, str(CHART), *_values(cluster, settings))
         files = cluster.get("configmap", f"{RELEASE}-prometheus")["data"]
         cluster.apply([*prometheus, _config(files)])
         cluster.run("wait", "--for=condition=Ready", "pod/prometheus", "--timeout=180s", timeout_s=190)
-        yield lambda what, **given: json.loads(cluster.python(site.TOOLS, ASK, f"{what}?{urlencode(given)}"))["data"]
+        yield lambda what, **settings: json.loads(cluster.python(site.TOOLS, ASK, f"{what}?{urlencode(settings)}"))[
+            "data"
+        ]
     finally:
         charted("uninstall", "--ignore-not-found", RELEASE)
-        cluster.run("delete", "--ignore-not-found", "--wait=true", "-f", "-", given=_listed([*prometheus, _config({})]))
+        cluster.run("delete", "--ignore-not-found", "--wait=true", "-f", "-", stdin=_listed([*prometheus, _config({})]))
 
 
 def test_every_target_is_up_and_says_where_it_is(cluster: Kube, ask: Callable[..., Any]) -> None:
@@ -117,28 +119,28 @@ def test_every_rule_is_loaded_and_none_fails(cluster: Kube, ask: Callable[..., A
 
 
 def test_an_exporter_without_a_driver_answers_and_says_so(
-    cluster: Kube, ask: Callable[..., Any], given: Settings
+    cluster: Kube, ask: Callable[..., Any], settings: Settings
 ) -> None:
-    if given.fake_gpus is None:
+    if settings.fake_gpus is None:
         pytest.skip("the nodes have real GPUs")
     up = cluster.until(lambda: ask("query", query="sdp_exporter_up")["result"], SCRAPED_S, "exporters are scraped")
-    assert {(one["metric"]["node"], one["value"][1]) for one in up} == {(node, "0") for node in given.fake_gpus}
+    assert {(one["metric"]["node"], one["value"][1]) for one in up} == {(node, "0") for node in settings.fake_gpus}
 
 
-def test_what_a_job_tells_has_the_labels_that_rules_and_dashboards_rely_on(
-    cluster: Kube, ask: Callable[..., Any]
-) -> None:
+def test_a_jobs_metrics_have_the_labels_that_rules_and_dashboards_need(cluster: Kube, ask: Callable[..., Any]) -> None:
     cluster.python(jobs.head(cluster), TELL, "begin", container="ray-head")
     try:
         query = 'sdp_job_rows{run="told"}'
-        (found,) = cluster.until(lambda: ask("query", query=query)["result"], SCRAPED_S, "a job's figure is there")
+        (result,) = cluster.until(lambda: ask("query", query=query)["result"], SCRAPED_S, "a job's figure is there")
     finally:
         cluster.python(jobs.head(cluster), TELL, "end", container="ray-head")
     (pod,) = cluster.find("pods", "sdp/group=a10g")
-    labels, value = found["metric"], found["value"][1]
+    labels, value = result["metric"], result["value"][1]
     assert value == "7"
-    told = {name: labels.pop(name) for name in list(labels) if name not in {"instance", "NodeAddress", "WorkerId"}}
-    assert told == {
+    own_labels = {
+        name: labels.pop(name) for name in list(labels) if name not in {"instance", "NodeAddress", "WorkerId"}
+    }
+    assert own_labels == {
         "__name__": "sdp_job_rows",
         "run": "told",
         "stage": "process",
@@ -160,38 +162,38 @@ def test_uninstall_leaves_nothing_of_it(cluster: Kube, ask: Callable[..., Any], 
 
     def left() -> list[str]:
         kinds = "daemonsets,pods,configmaps,networkpolicies,services,serviceaccounts"
-        found = cluster.find(kinds, f"app.kubernetes.io/instance={RELEASE}")
-        return [f"{one['kind']}/{one['metadata']['name']}" for one in found]
+        remaining = cluster.find(kinds, f"app.kubernetes.io/instance={RELEASE}")
+        return [f"{one['kind']}/{one['metadata']['name']}" for one in remaining]
 
     cluster.until(lambda: not left(), 90, "nothing is left of the release")
 
 
 def _all_up(ask: Callable[..., Any]) -> list[Object]:
-    """All targets, once there are the head's three, a worker's and an exporter, and none is down."""
+    """Return true if all targets are up: the head's three, a worker's and an exporter."""
     targets: list[Object] = ask("targets", state="active")["activeTargets"]
     pools = [target["scrapePool"] for target in targets]
     enough = pools.count(f"{RELEASE}-ray-head") == 3 and f"{RELEASE}-ray-worker" in pools and "annotated" in pools
     return targets if enough and all(target["health"] == "up" for target in targets) else []
 
 
-def _values(cluster: Kube, given: Settings) -> list[str]:
-    repository, _, tag = given.exporter_image.rpartition(":")
+def _values(cluster: Kube, settings: Settings) -> list[str]:
+    repository, _, tag = settings.exporter_image.rpartition(":")
     exporter: Object = {
         "image": {"repository": repository, "tag": tag},
-        "env": given.values.get("env", {}),
-        "volumes": given.values.get("volumes", []),
-        "volumeMounts": given.values.get("volumeMounts", []),
-        "imagePullSecrets": given.values.get("imagePullSecrets", []),
+        "env": settings.values.get("env", {}),
+        "volumes": settings.values.get("volumes", []),
+        "volumeMounts": settings.values.get("volumeMounts", []),
+        "imagePullSecrets": settings.values.get("imagePullSecrets", []),
         "networkPolicy": {"monitoringNamespaces": [cluster.namespace]},
     }
-    told = {
+    values = {
         "mode": "plain",
         "ray": {"namespaces": [cluster.namespace], "interval": EVERY, "scrapeTimeout": EVERY},
         "rules": {"interval": EVERY},
     }
     return [
         word
-        for name, value in {**told, "exporter": exporter}.items()
+        for name, value in {**values, "exporter": exporter}.items()
         for word in ("--set-json", f"{name}={json.dumps(value)}")
     ]
 
@@ -201,7 +203,7 @@ def _listed(objects: list[Object]) -> str:
 
 
 def _config(files: Object) -> Object:
-    """What Prometheus is told: the chart's two files, and where they are."""
+    """Return Prometheus' configuration: the chart's two files and their paths."""
     config = {
         "global": {"scrape_interval": EVERY, "scrape_timeout": EVERY, "evaluation_interval": EVERY},
         "scrape_config_files": ["scrape.yaml"],

@@ -29,7 +29,7 @@ def test_the_release_becomes_a_ready_cluster_with_each_group_on_its_nodes(cluste
     assert (where["head"], where["a10g"]) == ("", "NVIDIA-A10G")
 
 
-def test_who_has_no_token_is_refused(cluster: Kube) -> None:
+def test_a_request_without_a_token_is_refused(cluster: Kube) -> None:
     def answer(*headers: str) -> str:
         return cluster.python(jobs.head(cluster), ASK, *headers, container="ray-head").strip()
 
@@ -42,9 +42,9 @@ def test_who_has_no_token_is_refused(cluster: Kube) -> None:
 def test_download_accounts_for_every_row_in_a_pod_that_came_for_it(
     cluster: Kube, images: str, where: dict[str, set[str]]
 ) -> None:
-    told = jobs.inspect(cluster, images)
-    counts = told["counts"]
-    assert (told["complete"], told["problems"], counts["input"]) == (True, [], site.IMAGES)
+    description = jobs.inspect(cluster, images)
+    counts = description["counts"]
+    assert (description["complete"], description["problems"], counts["input"]) == (True, [], site.IMAGES)
     assert counts["written"] + counts["filtered"] + counts["failed"] == site.IMAGES
     assert counts["reasons"]["http_status"] > 0, "the server has refused some"
     assert where["download"] == {"cpu"}, "although the pod in a10g has a CPU, too"
@@ -53,10 +53,10 @@ def test_download_accounts_for_every_row_in_a_pod_that_came_for_it(
 def test_process_encodes_all_images_in_pods_of_the_a10g_group(
     cluster: Kube, images: str, latents: str, where: dict[str, set[str]]
 ) -> None:
-    told = jobs.inspect(cluster, latents)
-    assert (told["complete"], told["problems"]) == (True, [])
-    assert told["counts"]["input"] == jobs.inspect(cluster, images)["counts"]["written"]
-    assert told["counts"]["written"] > 0.8 * site.IMAGES
+    description = jobs.inspect(cluster, latents)
+    assert (description["complete"], description["problems"]) == (True, [])
+    assert description["counts"]["input"] == jobs.inspect(cluster, images)["counts"]["written"]
+    assert description["counts"]["written"] > 0.8 * site.IMAGES
     assert where["process"] == {"a10g"}
 
 
@@ -82,11 +82,11 @@ def test_train_online_has_encoders_on_a10g_and_trainers_on_a100(cluster: Kube, i
     assert jobs.groups(cluster, "EncoderActor") == {"a10g"}
 
 
-def test_generate_draws_what_was_asked_for(cluster: Kube, trained: str) -> None:
+def test_generate_draws_the_requested_pictures(cluster: Kube, trained: str) -> None:
     jobs.run(cluster, "generate")
-    told = jobs.inspect(cluster, f"{jobs.OUTPUT}/pictures")
-    assert (told["complete"], told["counts"]["written"]) == (True, 2)
-    assert trained in json.dumps(told)
+    description = jobs.inspect(cluster, f"{jobs.OUTPUT}/pictures")
+    assert (description["complete"], description["counts"]["written"]) == (True, 2)
+    assert trained in json.dumps(description)
 
 
 def test_a_job_that_is_created_again_changes_nothing_where_all_is_done(cluster: Kube, images: str) -> None:

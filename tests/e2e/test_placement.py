@@ -1,4 +1,4 @@
-"""What jobs ask Ray for on a cluster that has no worker yet, as its placement groups say."""
+"""Jobs on a cluster without workers request their places from Ray, as its placement groups show."""
 
 import json
 from collections.abc import Iterator
@@ -41,7 +41,7 @@ def empty(cluster: Kube) -> Iterator[Kube]:
 
 
 def asked(kube: Kube, job: str, kinds: int, *settings: str) -> list[list[Any]]:
-    """Return the workers and what each asks for, once so many kinds are asked for at the same time; stop the job."""
+    """Return the workers and their requests once there are this many kinds at the same time; then stop the job."""
     name = jobs.submit(kube, job, *settings)
 
     def pending() -> list[list[Any]] | None:

@@ -26,42 +26,42 @@ LONGER_S = 900.0
 
 def pod_of(kube: Kube, group: str) -> str:
     """The pod of a group of one."""
-    found = [pod for pod in kube.find("pods", f"sdp/group={group}") if not pod["metadata"].get("deletionTimestamp")]
-    assert len(found) == 1, f"{group}: {[pod['metadata']['name'] for pod in found]}"
-    name: str = found[0]["metadata"]["name"]
+    pods = [pod for pod in kube.find("pods", f"sdp/group={group}") if not pod["metadata"].get("deletionTimestamp")]
+    assert len(pods) == 1, f"{group}: {[pod['metadata']['name'] for pod in pods]}"
+    name: str = pods[0]["metadata"]["name"]
     return name
 
 
 def at_work(kube: Kube, run: str) -> None:
-    """Wait until a training has its first checkpoint, and go on while it is training."""
+    """Wait for a training's first checkpoint, and return while it is training."""
     prefix = f"e2e/{run}/checkpoints/"
     kube.until(lambda: len(site.keys(kube, prefix)) > 0, jobs.JOB_S, f"{run} has a checkpoint")
 
 
 def exact(kube: Kube, run: str, latents: str) -> dict[str, int]:
-    """That a run has trained on every row of each epoch once, whatever happened; returns its history."""
+    """Check that a run has trained on every row of each epoch once; return its history."""
     rows = jobs.inspect(kube, latents)["counts"]["written"]
-    told = jobs.inspect(kube, f"{jobs.OUTPUT}/{run}")
-    assert told["step"] == STEPS
-    *whole, rest = told["newest"]["consumed"].values()
+    description = jobs.inspect(kube, f"{jobs.OUTPUT}/{run}")
+    assert description["step"] == STEPS
+    *whole, rest = description["newest"]["consumed"].values()
     assert len(whole) > 1
     assert set(whole) == {rows}
     assert 0 < rest <= rows
-    history: dict[str, int] = told["history"]
+    history: dict[str, int] = description["history"]
     return history
 
 
 def saved_early(kube: Kube, run: str) -> bool:
-    """Whether a run has a checkpoint that was not due yet."""
+    """Return true if a run has a checkpoint that was not due yet."""
     return any(one["step"] < DUE for one in jobs.inspect(kube, f"{jobs.OUTPUT}/{run}")["checkpoints"])
 
 
 def whole(kube: Kube, latents: str, images: str) -> None:
-    """That latents hold an outcome for every image, and every byte of them can be read."""
-    told = jobs.inspect(kube, f"{jobs.OUTPUT}/{latents}")
+    """Check that latents have an outcome for every image, and that every byte is readable."""
+    description = jobs.inspect(kube, f"{jobs.OUTPUT}/{latents}")
     rows = jobs.inspect(kube, images)["counts"]["written"]
-    assert (told["complete"], told["problems"], told["counts"]["input"]) == (True, [], rows)
-    assert told["counts"]["written"] > 0.9 * rows
+    assert (description["complete"], description["problems"], description["counts"]["input"]) == (True, [], rows)
+    assert description["counts"]["written"] > 0.9 * rows
 
 
 def kill(kube: Kube, pod: str) -> None:
@@ -75,10 +75,10 @@ def test_a_trainer_s_pod_killed_in_mid_run_loses_and_repeats_no_row(cluster: Kub
     kill(cluster, gone)
     jobs.succeeded(cluster, job, LONGER_S)
     assert exact(cluster, "run-killed", latents)["recovered"] >= 1
-    assert cluster.there("pod", gone) is None
+    assert cluster.lookup("pod", gone) is None
 
 
-def test_a_trainer_s_pod_that_is_told_to_go_leaves_a_checkpoint_first(cluster: Kube, latents: str) -> None:
+def test_an_evicted_trainers_pod_writes_a_checkpoint_first(cluster: Kube, latents: str) -> None:
     job = jobs.submit(cluster, "train", f"output.uri={jobs.OUTPUT}/run-told", *RARE)
     cluster.until(lambda: "train: step" in jobs.log(cluster, job), jobs.JOB_S, "the training makes steps")
     cluster.run("delete", "pod", pod_of(cluster, "a100"), "--wait=false")
@@ -107,7 +107,7 @@ def test_a_driver_that_is_killed_is_started_again_by_its_supervisor(cluster: Kub
     assert "supervisor: the job was killed by signal 9" in jobs.log(cluster, job)
 
 
-def test_a_head_that_is_killed_comes_back_and_the_job_goes_on_from_storage(cluster: Kube, latents: str) -> None:
+def test_a_killed_head_is_replaced_and_the_job_continues_from_storage(cluster: Kube, latents: str) -> None:
     settings = (f"output.uri={jobs.OUTPUT}/run-head", *LONG)
     job = jobs.submit(cluster, "train", *settings)
     at_work(cluster, "run-head")
@@ -120,7 +120,7 @@ def test_a_head_that_is_killed_comes_back_and_the_job_goes_on_from_storage(clust
     exact(cluster, "run-head", latents)
 
 
-def test_a_head_that_is_told_to_go_leaves_a_checkpoint_first(cluster: Kube, latents: str) -> None:
+def test_an_evicted_head_writes_a_checkpoint_first(cluster: Kube, latents: str) -> None:
     job = jobs.submit(cluster, "train", f"output.uri={jobs.OUTPUT}/run-head-told", *RARE)
     cluster.until(lambda: "train: step" in jobs.log(cluster, job), jobs.JOB_S, "the training makes steps")
     gone = jobs.head(cluster)
@@ -137,22 +137,24 @@ def _ended(kube: Kube, job: str) -> str | None:
     return str(status.get("jobStatus") or "FAILED") if ended else None
 
 
-def test_a_node_that_is_lost_and_comes_back_costs_time_and_no_rows(cluster: Kube, images: str, given: Settings) -> None:
-    if not given.lose_node:
+def test_a_node_that_is_lost_and_comes_back_costs_time_and_no_rows(
+    cluster: Kube, images: str, settings: Settings
+) -> None:
+    if not settings.lose_node:
         pytest.skip("SDP_E2E_LOSE_NODE and SDP_E2E_BRING_BACK do not say how a node is lost")
     small = ("output.rows_per_file=10", "seed=2", f"output.uri={jobs.OUTPUT}/latents-node")
     job = jobs.submit(cluster, "process", *small)
     prefix = "e2e/latents-node/parts/"
     cluster.until(lambda: len(site.keys(cluster, prefix)) > 2, jobs.JOB_S, "some parts are there")
     node = cluster.get("pod", pod_of(cluster, "a10g"))["spec"]["nodeName"]
-    subprocess.run(["sh", "-c", given.lose_node, "sh", node], check=True, timeout=120)
+    subprocess.run(["sh", "-c", settings.lose_node, "sh", node], check=True, timeout=120)
     try:
         cluster.until(lambda: not _is_ready(cluster, node), 180, f"{node} is not ready any more")
     finally:
-        subprocess.run(["sh", "-c", given.bring_back, "sh", node], check=True, timeout=300)
+        subprocess.run(["sh", "-c", settings.bring_back, "sh", node], check=True, timeout=300)
     cluster.until(lambda: _is_ready(cluster, node), 180, f"{node} is ready again")
-    if given.fake_gpus:
-        fake_gpus(cluster, given)
+    if settings.fake_gpus:
+        fake_gpus(cluster, settings)
     jobs.succeeded(cluster, job, LONGER_S)
     whole(cluster, "latents-node", images)
 

@@ -1,4 +1,4 @@
-"""What becomes of a release: helm upgrade, and helm uninstall, after all other tests."""
+"""Upgrading and uninstalling a release, after all other tests."""
 
 from collections.abc import Callable
 
@@ -21,7 +21,7 @@ EXTRA = ("cpu=700m", "memory=2Gi", "shmSize=256Mi", "minReplicas=1", "maxReplica
 
 
 def replicas(kube: Kube) -> dict[str, int]:
-    """How many pods each group shall have."""
+    """Return the number of pods that each group should have."""
     return {
         group["groupName"]: group["replicas"] for group in kube.get("raycluster", "sdp")["spec"]["workerGroupSpecs"]
     }
@@ -34,14 +34,14 @@ def going(pod: Object) -> bool:
 def test_an_upgrade_adds_a_group_and_leaves_running_pods_alone(cluster: Kube, helm: Callable[..., str]) -> None:
     idle = {"cpu": 0, "a10g": 1, "a100": 0}
     cluster.until(lambda: replicas(cluster) == idle, READY_S, "the autoscaler has taken away what nobody needs")
-    there = cluster.find("pods", "sdp/group in (head,cpu,a10g)")
-    before = {pod["metadata"]["uid"] for pod in there if not going(pod)}  # those are on their way out already
-    # The autoscaler has written to the list of groups, too, and Helm 4 wants to be told who wins.
+    old_pods = cluster.find("pods", "sdp/group in (head,cpu,a10g)")
+    before = {pod["metadata"]["uid"] for pod in old_pods if not going(pod)}  # those are on their way out already
+    # The autoscaler has also written to the list of groups, and Helm 4 asks which change wins.
     helm("upgrade", "--force-conflicts", *(word for setting in EXTRA for word in ("--set", f"groups.extra.{setting}")))
 
     def grown() -> bool:
-        found = cluster.find("pods", "sdp/group=extra")
-        conditions = [each for pod in found for each in pod["status"].get("conditions", ())]
+        new_pods = cluster.find("pods", "sdp/group=extra")
+        conditions = [each for pod in new_pods for each in pod["status"].get("conditions", ())]
         return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
 
     cluster.until(grown, READY_S, "the new group has a pod")
@@ -49,7 +49,7 @@ def test_an_upgrade_adds_a_group_and_leaves_running_pods_alone(cluster: Kube, he
     assert before <= {pod["metadata"]["uid"] for pod in cluster.find("pods", "ray.io/cluster=sdp")}
 
 
-def test_an_upgrade_that_needs_new_pods_says_whose_and_leaves_them_until_told(
+def test_an_upgrade_that_needs_new_pods_names_them_and_leaves_them_until_requested(
     cluster: Kube, helm: Callable[..., str]
 ) -> None:
     def pod(group: str) -> tuple[str, str, str]:
@@ -69,22 +69,24 @@ def test_an_upgrade_that_needs_new_pods_says_whose_and_leaves_them_until_told(
     assert pod("a10g") == (name, uid, "")
     cluster.run("delete", "pod", name, "--wait=true", timeout_s=120)
 
-    def made_anew() -> bool:
-        found = [each for each in cluster.find("pods", "sdp/group=a10g") if not going(each)]
-        return len(found) == 1 and pod("a10g")[2] == "new"
+    def replaced_pods() -> bool:
+        pods = [each for each in cluster.find("pods", "sdp/group=a10g") if not going(each)]
+        return len(pods) == 1 and pod("a10g")[2] == "new"
 
-    cluster.until(made_anew, READY_S, "a pod of the new template is in its place")
+    cluster.until(replaced_pods, READY_S, "a pod of the new template is in its place")
     assert "older template" not in helm(*change)
     assert pod("head") == head
 
 
 def test_uninstall_leaves_nothing_behind(cluster: Kube, helm: Callable[..., str]) -> None:
-    cluster.run("delete", "rayjobs", "--all", "--wait=true")  # these are nobody's but who created them
+    cluster.run("delete", "rayjobs", "--all", "--wait=true")  # the release does not own these
     helm("uninstall")
 
     def left() -> list[str]:
-        ours = {"storage", "pictures", "default", "kube-root-ca.crt"}
-        found = cluster.get(",".join(KINDS))["items"]
-        return [f"{one['kind']}/{one['metadata']['name']}" for one in found if one["metadata"]["name"] not in ours]
+        expected = {"storage", "pictures", "default", "kube-root-ca.crt"}
+        objects = cluster.get(",".join(KINDS))["items"]
+        return [
+            f"{one['kind']}/{one['metadata']['name']}" for one in objects if one["metadata"]["name"] not in expected
+        ]
 
     cluster.until(lambda: not left(), 180, "nothing is left of the release")

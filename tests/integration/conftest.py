@@ -1,4 +1,4 @@
-"""What tests of training begin with; a module that needs other inputs has an `inputs` of its own."""
+"""Inputs of training tests. A module that needs others defines its own `inputs`."""
 
 import os
 import subprocess

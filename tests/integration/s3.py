@@ -23,6 +23,8 @@ from secrets import token_hex
 
 import pytest
 
+from tests.programs import free_port
+
 START_S = 20.0
 
 
@@ -49,7 +51,7 @@ class Gateway:
 
     @property
     def env(self) -> dict[str, str]:
-        """What a client needs in its environment."""
+        """Return the environment variables that a client needs."""
         return {
             "AWS_ACCESS_KEY_ID": self.access_key,
             "AWS_SECRET_ACCESS_KEY": self.secret_key,
@@ -58,7 +60,7 @@ class Gateway:
         }
 
     def objects(self) -> list[str]:
-        """What lies in the bucket, seen from behind the server."""
+        """Return the bucket's objects, read from the server's disk."""
         top = self.root / self.bucket
         return sorted(str(p.relative_to(top)) for p in top.rglob("*") if p.is_file() and ".sgwtmp" not in p.parts)
 
@@ -91,13 +93,6 @@ class Gateway:
             self.process = None
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 @contextlib.contextmanager
 def running_gateway(binary: Path, root: Path) -> Iterator[Gateway]:
     gateway = None
@@ -117,7 +112,7 @@ def running_gateway(binary: Path, root: Path) -> Iterator[Gateway]:
 
 
 class Proxy:
-    """A TCP connection passed on, until it is told otherwise. What it is told holds for live connections too."""
+    """A forwarded TCP connection. Changes of the behaviour apply to live connections too."""
 
     def __init__(self, target: tuple[str, int]) -> None:
         self._target = target
@@ -152,7 +147,7 @@ class Proxy:
         threading.Thread(target=self._serve, args=(self._listener,), daemon=True).start()
 
     def refuse(self) -> None:
-        """No connections any more, neither new ones nor those that there are."""
+        """Refuse new connections and close existing ones."""
         if self._listener:
             # Closing alone would not wake up the thread in accept().
             with contextlib.suppress(OSError):
@@ -221,7 +216,7 @@ class Proxy:
             client.close() if orderly else _reset(client)
 
     def _pump(self, client: socket.socket, server: socket.socket) -> bool:
-        """Pass on until either end closes (True), or the connection is to be cut (False)."""
+        """Forward until either end closes (True) or the connection must be cut (False)."""
         passed = {client: 0, server: 0}
         while not self._closed:
             if self._stalled.is_set():

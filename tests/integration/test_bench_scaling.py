@@ -1,4 +1,4 @@
-"""The scaling benchmark, with stand-ins on a CPU."""
+"""The scaling benchmark, with CPU stand-ins for GPUs."""
 
 import subprocess
 import sys

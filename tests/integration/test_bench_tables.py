@@ -37,11 +37,11 @@ def test_steps_before_the_first_that_counts_do_not_count() -> None:
 def test_ours_stand_beside_theirs_by_gpu() -> None:
     rates = {"collocated": 8 * 90.0, "offline": 8 * 135.0, "ddp": 8 * 60.0, "+ fsdp": 8 * 180.0, "+ compile": None}
     lines = [re.split(r"\s{2,}", line) for line in tables.report(rates, 256, workers=8).splitlines()]
-    told = {line[0]: line[1:] for line in lines if len(line) > 1}
-    assert told["collocated"] == ["720.0", "90.0", "1.00×", "87.7", "1.00×"]
-    assert told["offline"] == ["1,080.0", "135.0", "1.50×", "127.1", "1.45×"]  # 4068 of 32 GPUs, as the article says
-    assert told["+ fsdp"] == ["1,440.0", "180.0", "3.00×", "120.3", "1.79×", "156.7", "3.19×"]
-    assert told["+ compile"] == ["-", "-", "-", "181.9", "2.71×", "184.6", "3.76×"]
+    figures = {line[0]: line[1:] for line in lines if len(line) > 1}
+    assert figures["collocated"] == ["720.0", "90.0", "1.00×", "87.7", "1.00×"]
+    assert figures["offline"] == ["1,080.0", "135.0", "1.50×", "127.1", "1.45×"]  # 4068 of 32 GPUs, as the article says
+    assert figures["+ fsdp"] == ["1,440.0", "180.0", "3.00×", "120.3", "1.79×", "156.7", "3.19×"]
+    assert figures["+ compile"] == ["-", "-", "-", "181.9", "2.71×", "184.6", "3.76×"]
 
 
 def test_without_datasets_it_says_so_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -70,14 +70,14 @@ def test_a_line_is_a_run_of_sdp_train(tmp_path: Path) -> None:
     assert (run / "checkpoints/step-000000003/complete.json").exists()
 
 
-def test_what_a_case_is_told_is_what_sdp_train_takes() -> None:
+def test_a_cases_settings_are_valid_for_sdp_train() -> None:
     from sdp.config import load
 
-    given = argparse.Namespace(
+    options = argparse.Namespace(
         images="s3://b/images", latents="s3://b/latents", model="s3://b/sd2", workers=32, accelerator="A100",
         encoders=40, encoder_accelerator="A10G", batch=None, warm=30, steps=100, tiny=False,
     )  # fmt: skip
     for case in tables.cases_of([], 512, efa=True).values():
-        config = load("train", None, tables.settings_of(given, case, "s3://b/run"))
+        config = load("train", None, tables.settings_of(options, case, "s3://b/run"))
         assert (config.data.mode, config.data.batch_size, config.strategy.kind) == (case.mode, 32, case.strategy)
         assert config.source.uri == ("s3://b/latents" if case.mode == "offline" else "s3://b/images")

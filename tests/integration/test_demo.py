@@ -1,4 +1,4 @@
-"""`make demo`, stopped: what it says, how it ends, and that nothing it has started keeps running."""
+"""`make demo` when stopped: its message and exit code, and no process left running."""
 
 import json
 import os
@@ -9,19 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.programs import processes_with
 from tests.waiting import until
-
-
-def running(folder: Path) -> set[int]:
-    """The processes whose command line names a folder."""
-    pids = set()
-    for entry in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            if os.fsencode(folder) in entry.read_bytes():
-                pids.add(int(entry.parent.name))
-        except OSError:
-            continue  # it has ended
-    return pids
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -32,13 +21,13 @@ def test_a_stopped_demo_says_in_one_line_how_to_continue(tmp_path: Path, number:
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True) as demo:
         lease = folder / "images" / "_lease"
         until(lambda: list(lease.glob("*.json")), "the download is at work")
-        assert len(running(folder)) > 1
+        assert len(processes_with(folder)) > 1
         os.killpg(demo.pid, number)  # as a terminal does: every process of the group gets it
         assert demo.stderr is not None
         *_, above, line = demo.stderr.read().splitlines()
         assert demo.wait(10) == 128 + number
-    assert line == f"sdp: demo stopped by {number.name}; the same command continues where it stopped"
+    assert line == f"sdp: demo stopped by {number.name}; run the same command to continue"
     assert "interrupted" not in above
     assert "stopped" not in above
-    until(lambda: not running(folder), "all that it has started has ended", 10)
+    until(lambda: not processes_with(folder), "all that it has started has ended", 10)
     assert json.loads((folder / "server.json").read_text())["images"] == 400

@@ -1,4 +1,4 @@
-"""The examples of the documentation, cut out of it and run as they stand."""
+"""The documentation's examples, extracted and run unchanged."""
 
 import csv
 import os
@@ -50,8 +50,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_quick_start_ends_with_a_model_that_has_learned(folder: Path) -> None:
     seconds, commands = examples("quickstart.md")[0]
-    told = run(commands, folder, seconds)
-    losses = [float(loss) for loss in re.findall(r"^train: step .* loss (\d\.\d+)", told, re.MULTILINE)]
+    output = run(commands, folder, seconds)
+    losses = [float(loss) for loss in re.findall(r"^train: step .* loss (\d\.\d+)", output, re.MULTILINE)]
     assert losses[-1] < 0.8 * losses[0]
     assert {"report.html", "model", "run", "pictures", "evaluation"} <= {
         each.name for each in (folder / "my").iterdir()
@@ -67,8 +67,10 @@ def test_a_list_of_urls_is_downloaded(tmp_path: Path) -> None:
         rows = [(f"http://127.0.0.1:{port}/{sample(n).path}", sample(n).caption) for n in range(30)]
         csv.writer(file).writerows([("url", "caption"), *rows])
         file.flush()
-        told = run(commands.replace("download.yaml", "download.yaml --set fetch.allow_private=true"), tmp_path, seconds)
-    assert re.search(r"^written +2\d", told, re.MULTILINE), told
+        output = run(
+            commands.replace("download.yaml", "download.yaml --set fetch.allow_private=true"), tmp_path, seconds
+        )
+    assert re.search(r"^written +2\d", output, re.MULTILINE), output
     for seconds, commands in examples("datasets.md"):
         run(commands, tmp_path / "web", seconds)
 

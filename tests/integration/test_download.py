@@ -39,7 +39,7 @@ def forget(server: ImageServer) -> None:
     server.reset()
 
 
-def test_a_download_writes_what_the_server_has_and_a_rerun_does_nothing(server: ImageServer, tmp_path: Path) -> None:
+def test_a_download_writes_the_servers_images_and_a_rerun_does_nothing(server: ImageServer, tmp_path: Path) -> None:
     note = pa.array([b"no UTF-8: \xff" if number % 10 == 3 else b"note" for number in range(90)], pa.binary())
     types = {"url": pa.dictionary(pa.int32(), pa.string()), "caption": pa.string_view()}
     source = write_urls(
@@ -63,9 +63,9 @@ def test_a_download_writes_what_the_server_has_and_a_rerun_does_nothing(server: 
             assert shapes.dominant_shape_color(image, drawn.background) == drawn.color
 
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out" / "parts").iterdir()}
-    again = job.run(config)
-    assert again is not None
-    assert again.dataset.digest == summary.dataset.digest
+    second = job.run(config)
+    assert second is not None
+    assert second.dataset.digest == summary.dataset.digest
     assert server.stats.requests == 90
     (record,), _ = runs.read(summary.dataset.storage)  # the second one did nothing
     assert (record.job, record.counts) == ("download", summary.dataset.manifest.counts)
@@ -73,7 +73,7 @@ def test_a_download_writes_what_the_server_has_and_a_rerun_does_nothing(server: 
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out" / "parts").iterdir()} == before
 
 
-def test_a_retry_asks_for_what_failed_and_for_nothing_else(
+def test_a_retry_requests_only_failed_rows(
     server: ImageServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     urls = plain_urls(server, 40)
@@ -114,7 +114,7 @@ def test_a_retry_asks_for_what_failed_and_for_nothing_else(
     assert "to do: 2 parts with 30 rows" in capsys.readouterr().err
 
 
-def test_a_download_of_which_nothing_came_ends_as_an_error(server: ImageServer, tmp_path: Path) -> None:
+def test_a_download_without_any_image_ends_with_an_error(server: ImageServer, tmp_path: Path) -> None:
     source = write_urls(tmp_path / "meta", [server.image_url(0, "404"), server.image_url(1, "zero"), "no url"])
     config = config_for(source, tmp_path / "out")
     said = r"no image was downloaded, 3 rows failed \(bad_url 1, empty 1, http_status 1\); .* with --only-failed$"
@@ -122,11 +122,11 @@ def test_a_download_of_which_nothing_came_ends_as_an_error(server: ImageServer, 
         job.run(config)
     assert server.stats.requests == 2
     with pytest.raises(DatasetError, match=said):
-        job.run(config)  # what can be mended has not been
+        job.run(config)  # nothing has been repaired
     assert server.stats.requests == 2
 
 
-def test_a_folder_where_a_part_is_to_be_is_told_before_anything_is_done(server: ImageServer, tmp_path: Path) -> None:
+def test_a_folder_in_the_place_of_a_part_is_reported_before_any_work(server: ImageServer, tmp_path: Path) -> None:
     taken = tmp_path / "out" / "parts" / "000000001.parquet"
     taken.mkdir(parents=True)
     config = config_for(write_urls(tmp_path / "meta", plain_urls(server, 40)), tmp_path / "out")
@@ -164,7 +164,7 @@ TROUBLE: dict[str, tuple[str, str | None]] = {
 }
 
 
-def test_each_trouble_ends_with_its_reason_and_none_holds_up_the_others(server: ImageServer, tmp_path: Path) -> None:
+def test_each_misbehaviour_ends_with_its_reason_and_none_delays_the_others(server: ImageServer, tmp_path: Path) -> None:
     urls: list[str | None] = []
     expected = {}
     for number, (query, outcome) in enumerate(TROUBLE.items()):
@@ -179,7 +179,7 @@ def test_each_trouble_ends_with_its_reason_and_none_holds_up_the_others(server: 
     summary = job.run(config)
     assert summary is not None
     check_exactly_once(summary.dataset, range(len(urls)))
-    assert {row: found[:2] for row, found in outcomes(summary.dataset).items()} == expected
+    assert {row: actual[:2] for row, actual in outcomes(summary.dataset).items()} == expected
 
 
 def test_sixty_bombs_from_one_host_are_failed_rows_and_the_others_are_written(tmp_path: Path) -> None:
@@ -201,7 +201,7 @@ def test_sixty_bombs_from_one_host_are_failed_rows_and_the_others_are_written(tm
 
 
 @pytest.mark.parametrize("piece_rows", [4_000_000, 20])
-def test_of_images_with_the_same_content_the_lowest_is_kept(
+def test_the_lowest_of_several_identical_images_is_kept(
     server: ImageServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece_rows: int
 ) -> None:
     monkeypatch.setattr("sdp.datasets.repeated.PIECE_ROWS", piece_rows)  # of the small ones several tasks look
@@ -213,15 +213,15 @@ def test_of_images_with_the_same_content_the_lowest_is_kept(
     counts = summary.dataset.manifest.counts
     assert (counts.input, counts.written, counts.filtered) == (90, 40, 50)
     assert counts.reasons == {"duplicate_content": 50}
-    again = summary.dataset.repeated_rows
-    assert again is not None
-    assert [row for row in range(90) if row in again] == list(range(40, 90))
+    repeated = summary.dataset.repeated_rows
+    assert repeated is not None
+    assert [row for row in range(90) if row in repeated] == list(range(40, 90))
     rerun = job.run(config)
     assert rerun is not None
     assert rerun.dataset.digest == summary.dataset.digest
 
 
-def test_what_stops_a_worker_is_told_in_its_own_words(server: ImageServer, tmp_path: Path) -> None:
+def test_the_error_that_stops_a_worker_is_reported_unchanged(server: ImageServer, tmp_path: Path) -> None:
     source = write_urls(tmp_path / "meta", plain_urls(server, 40))
     file = next(source.iterdir())
     damaged = bytearray(file.read_bytes())

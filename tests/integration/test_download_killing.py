@@ -18,6 +18,7 @@ from sdp.storage import open_storage
 from tests.download_kit import check_exactly_once, config_for, write_urls
 from tests.local_ray import several_nodes
 from tests.misbehaving.server import ImageServer
+from tests.programs import processes_with
 from tests.waiting import until
 
 STORE = 100_000_000
@@ -45,7 +46,7 @@ def forget(server: ImageServer) -> None:
 
 
 def slow_urls(server: ImageServer) -> list[str | None]:
-    """So slow that there is a middle in which to kill; some are not to be had at all."""
+    """Return slow URLs, so that there is time for a kill; some are unavailable."""
     return [
         server.image_url(number, "404") if number % 9 == 4 else server.image_url(number, "delay", s=0.2)
         for number in range(ROWS)
@@ -58,28 +59,14 @@ def parts_in(out: Path) -> dict[str, int]:
     return {file.name: file.stat().st_mtime_ns for file in folder.iterdir()} if folder.is_dir() else {}
 
 
-def workers() -> list[int]:
-    """The pids of the processes that download."""
-    found = []
-    for process in Path("/proc").iterdir():
-        if process.name.isdigit():
-            try:
-                name = (process / "cmdline").read_bytes()
-            except OSError:  # ended meanwhile
-                continue
-            if WORKER.encode() in name:
-                found.append(int(process.name))
-    return found
-
-
 def parent(pid: int) -> int:
     """A worker's raylet, and so its node."""
     status = Path(f"/proc/{pid}/status").read_text()
     return int(status.partition("PPid:")[2].split()[0])
 
 
-def run_beside(act: Callable[[], None], run: Callable[[], "job.Summary | None"]) -> "job.Summary":
-    """Run a job and meanwhile do something to it."""
+def run_beside(act: Callable[[], None], run: Callable[[], "job.DownloadSummary | None"]) -> "job.DownloadSummary":
+    """Run a job, and an action at the same time."""
     failures: list[BaseException] = []
 
     def acting() -> None:
@@ -106,8 +93,8 @@ def test_a_worker_that_is_killed_again_and_again_costs_no_row(server: ImageServe
     def kill() -> None:
         for wanted in (1, 4):
             until(lambda wanted=wanted: len(parts_in(tmp_path / "out")) >= wanted, f"part {wanted}")  # type: ignore[misc]
-            until(lambda: bool(workers()), "a worker")
-            killed.append(workers()[0])
+            until(lambda: bool(processes_with(WORKER)), "a worker")
+            killed.append(processes_with(WORKER)[0])
             os.kill(killed[-1], signal.SIGKILL)
         assert len(parts_in(tmp_path / "out")) < ROWS // UNIT, "it was killed too late to tell anything"
 
@@ -130,16 +117,16 @@ def test_a_driver_that_is_killed_is_continued_by_the_next(nodes: Cluster, server
         finally:
             driver.send_signal(signal.SIGKILL)
             driver.wait()
-        there = parts_in(tmp_path / "out")
-        assert len(there) < ROWS // UNIT, "it was killed too late to tell anything"
-        assert {name: there[name] for name in kept} == kept
-        kept = there
+        parts = parts_in(tmp_path / "out")
+        assert len(parts) < ROWS // UNIT, "it was killed too late to tell anything"
+        assert {name: parts[name] for name in kept} == kept
+        kept = parts
     assert not open_storage(str(tmp_path / "out")).exists("_manifest.json")
 
     summary = job.run(config)
     assert summary is not None
-    there = parts_in(tmp_path / "out")
-    assert {name: there[name] for name in kept} == kept, "a part was made twice"
+    parts = parts_in(tmp_path / "out")
+    assert {name: parts[name] for name in kept} == kept, "a part was made twice"
     check_exactly_once(summary.dataset, range(ROWS))
 
 
@@ -150,7 +137,7 @@ def test_a_node_that_goes_takes_no_row_with_it(nodes: Cluster, server: ImageServ
     nodes.wait_for_nodes()
 
     def remove() -> None:
-        until(lambda: len(workers()) >= 4, "the fourth worker")
+        until(lambda: len(processes_with(WORKER)) >= 4, "the fourth worker")
         until(lambda: len(parts_in(tmp_path / "out")) >= 1, "the first part")
         nodes.remove_node(doomed, allow_graceful=False)
 
@@ -174,8 +161,8 @@ def test_workers_stay_on_nodes_with_the_labels_asked_for(
     seen: set[int] = set()
 
     def watch() -> None:
-        until(lambda: len(workers()) >= 2, "the second worker")
-        seen.update(map(parent, workers()))
+        until(lambda: len(processes_with(WORKER)) >= 2, "the second worker")
+        seen.update(map(parent, processes_with(WORKER)))
 
     try:
         summary = run_beside(watch, lambda: job.run(config))
@@ -187,7 +174,7 @@ def test_workers_stay_on_nodes_with_the_labels_asked_for(
     check_exactly_once(summary.dataset, range(120))
 
 
-def test_labels_that_no_node_has_are_refused_with_what_there_is(server: ImageServer, tmp_path: Path) -> None:
+def test_labels_that_no_node_has_are_refused_with_the_existing_ones(server: ImageServer, tmp_path: Path) -> None:
     source = write_urls(tmp_path / "meta", slow_urls(server)[:20])
     config = config_for(source, tmp_path / "out", workers={"node_labels": {"ray.io/node-group": "cpu"}})
     with pytest.raises(UserError, match=r"^workers\.node_labels: no node has \{ray\.io/node-group: cpu\} \("):

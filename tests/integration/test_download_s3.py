@@ -50,13 +50,13 @@ def test_a_download_to_a_bucket_outlives_its_server_and_gives_the_bytes_of_one_t
         far = config_for(bucket.uri, f"{s3_env.uri}/out", **settings)
         there_when_it_went: list[int] = []
 
-        def go_and_come_back(_: object) -> None:
+        def leave_and_return(_: object) -> None:
             gateway.kill()
             there_when_it_went.append(len(_parts_of(gateway)))
             time.sleep(1.5)  # so long it is away
             gateway.start()
 
-        restarter = as_soon_as(lambda: _parts_of(gateway), go_and_come_back)
+        restarter = as_soon_as(lambda: _parts_of(gateway), leave_and_return)
         summary = job.run(far)
         restarter.join()
         assert summary is not None
@@ -69,9 +69,9 @@ def test_a_download_to_a_bucket_outlives_its_server_and_gives_the_bytes_of_one_t
         assert gateway.pending_uploads() == []
 
         asked, objects = server.stats.requests, _dataset_of(gateway)
-        again = job.run(far)
-        assert again is not None
-        assert (again.dataset.digest, again.figures.done) == (summary.dataset.digest, 0)
+        second = job.run(far)
+        assert second is not None
+        assert (second.dataset.digest, second.figures.done) == (summary.dataset.digest, 0)
         assert (server.stats.requests, _dataset_of(gateway)) == (asked, objects)
 
         near = job.run(config_for(source, tmp_path / "out", **settings))
@@ -83,7 +83,7 @@ def test_a_download_to_a_bucket_outlives_its_server_and_gives_the_bytes_of_one_t
 
 
 def _dataset_of(gateway: Gateway) -> list[str]:
-    """All but the leases, of which each run takes one."""
+    """Return the files of a dataset except its leases, which differ in each run."""
     return [name for name in gateway.objects() if not name.startswith("out/_lease/")]
 
 

@@ -1,4 +1,4 @@
-"""What the pipeline relies on in Ray Data: blocks pass unmerged, each with its note; the two stages stay apart."""
+"""The pipeline's assumptions about Ray Data: blocks pass unmerged, each with its note, and stages stay apart."""
 
 import os
 import threading
@@ -28,7 +28,7 @@ def cluster() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Toy:
-    """Stages whose results tell who made them."""
+    """Stages whose results name their worker."""
 
     breaks_at: int = -1
 

@@ -1,9 +1,6 @@
 """The evaluate stage end to end: in one process, after a sudden end, and on a Ray of several nodes."""
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -37,6 +34,7 @@ from tests.evaluate_kit import (
     write_pictures,
 )
 from tests.generate_kit import generate_config, make_checkpoint, tiny_model
+from tests.programs import WATCHED, run_program
 from tests.sandbox_kit import write_poison
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -45,57 +43,57 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")
-def there(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Networks, 20 pictures to judge with captions, and 30 to compare them with."""
-    root = tmp_path_factory.mktemp("there")
+    root = tmp_path_factory.mktemp("inputs")
     tiny_clip(root / "clip")
     tiny_dino(root / "dino")
-    write_pictures(root / "ours", range(20))
-    write_pictures(root / "theirs", range(100, 130), captions=False)
+    write_pictures(root / "pictures", range(20))
+    write_pictures(root / "references", range(100, 130), captions=False)
     return root
 
 
-def told(there: Path, **more: Any) -> dict[str, Any]:
+def settings_for(inputs: Path, **more: Any) -> dict[str, Any]:
     return {
-        "source": {"uri": there / "ours"},
-        "reference": {"uri": there / "theirs"},
-        "clip": {"model": there / "clip"},
-        "features": {"model": there / "dino"},
+        "source": {"uri": inputs / "pictures"},
+        "reference": {"uri": inputs / "references"},
+        "clip": {"model": inputs / "clip"},
+        "features": {"model": inputs / "dino"},
         **more,
     }
 
 
 @pytest.fixture(scope="module")
-def done(there: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+def done(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     out = tmp_path_factory.mktemp("done") / "out"
-    return out, job.run(evaluate_config(out, **told(there))).figures
+    return out, job.run(evaluate_config(out, **settings_for(inputs))).figures
 
 
-def by_hand(there: Path) -> dict[str, float]:
+def by_hand(inputs: Path) -> dict[str, float]:
     """The same figures from the networks alone: no datasets, no batches, no units."""
     from transformers import BitImageProcessor, Dinov2Model
 
-    dino, prepare = Dinov2Model.from_pretrained(there / "dino"), BitImageProcessor.from_pretrained(there / "dino")
-    clip = Clip(there / "clip", torch.device("cpu"))
+    dino, prepare = Dinov2Model.from_pretrained(inputs / "dino"), BitImageProcessor.from_pretrained(inputs / "dino")
+    clip = Clip(inputs / "clip", torch.device("cpu"))
 
     def features(numbers: range) -> Any:
         pixels = prepare([picture(n) for n in numbers], return_tensors="pt")["pixel_values"]
         with torch.no_grad():
             return dino(pixels).pooler_output.numpy()
 
-    ours, theirs = features(range(20)), features(range(100, 130))
+    drawn, reference = features(range(20)), features(range(100, 130))
     rows = clip.embed([clip.prepare(picture(n)) for n in range(20)])
     scores = clip.scores(rows, [caption_of(n) for n in range(20)])
     return {
-        "fid": Frechet(Moments.of(theirs).gaussian()).to(Moments.of(ours).gaussian()),
+        "fid": Frechet(Moments.of(reference).gaussian()).to(Moments.of(drawn).gaussian()),
         "clip": float(scores.astype(np.float64).mean()),
         "error": float(scores.astype(np.float64).std(ddof=1) / 20**0.5),
     }
 
 
-def test_the_figures_are_those_of_the_networks_by_hand(there: Path, done: tuple[Path, dict[str, Any]]) -> None:
+def test_the_figures_are_those_of_the_networks_by_hand(inputs: Path, done: tuple[Path, dict[str, Any]]) -> None:
     out, figures = done
-    expected = by_hand(there)
+    expected = by_hand(inputs)
     assert figures["fid"]["value"] == pytest.approx(expected["fid"], rel=1e-4)
     assert (figures["fid"]["generated"], figures["fid"]["reference"]) == (20, 30)
     assert figures["clip"]["score"] == pytest.approx(expected["clip"], rel=1e-4)
@@ -106,7 +104,7 @@ def test_the_figures_are_those_of_the_networks_by_hand(there: Path, done: tuple[
     assert written["fid"] == figures["fid"]
     assert any("FID of 20 pictures is biased upwards" in note for note in written["notes"])
     assert any("no FID-infinity" in note for note in written["notes"])
-    assert written["config"]["features"]["model"] == str(there / "dino")
+    assert written["config"]["features"]["model"] == str(inputs / "dino")
     assert written["generated"]["written"] == 20
     assert describe(open_storage(str(out / "generated")), verify=True).complete
 
@@ -115,49 +113,53 @@ def parts(out: Path) -> dict[str, int]:
     return {str(path): path.stat().st_mtime_ns for path in sorted(out.rglob("parts/*.parquet"))}
 
 
-def test_running_again_looks_at_nothing_and_comes_to_the_same(there: Path, done: tuple[Path, dict[str, Any]]) -> None:
+def test_a_rerun_encodes_nothing_and_has_the_same_result(inputs: Path, done: tuple[Path, dict[str, Any]]) -> None:
     out, figures = done
     before = parts(out)
-    again = job.run(evaluate_config(out, **told(there)))
-    assert again.looked == 0
-    assert again.figures == figures
+    second = job.run(evaluate_config(out, **settings_for(inputs)))
+    assert second.looked == 0
+    assert second.figures == figures
     assert parts(out) == before
     assert len(before) == 3 + 4
 
 
-def test_other_subsets_are_drawn_without_looking_again(there: Path, done: tuple[Path, dict[str, Any]]) -> None:
+def test_other_subsets_are_drawn_from_the_same_features(inputs: Path, done: tuple[Path, dict[str, Any]]) -> None:
     out, figures = done
-    again = job.run(evaluate_config(out, **told(there, kid={"subsets": 3, "subset_size": 7}, seed=1)))
-    assert again.looked == 0
-    assert again.figures["kid"]["size"] == 7
-    assert again.figures["fid"] == figures["fid"]
+    second = job.run(evaluate_config(out, **settings_for(inputs, kid={"subsets": 3, "subset_size": 7}, seed=1)))
+    assert second.looked == 0
+    assert second.figures["kid"]["size"] == 7
+    assert second.figures["fid"] == figures["fid"]
 
 
-def test_a_reference_that_was_looked_at_before_is_taken_as_it_is(
-    there: Path, done: tuple[Path, dict[str, Any]], tmp_path: Path
+def test_a_reference_with_known_features_is_reused(
+    inputs: Path, done: tuple[Path, dict[str, Any]], tmp_path: Path
 ) -> None:
     out, figures = done
-    reuse = told(there, reference={"uri": out / "reference"}, clip={})
-    again = job.run(evaluate_config(tmp_path / "out", **reuse))
-    assert again.looked == 20
-    assert again.figures["fid"] == figures["fid"]
+    reuse = settings_for(inputs, reference={"uri": out / "reference"}, clip={})
+    second = job.run(evaluate_config(tmp_path / "out", **reuse))
+    assert second.looked == 20
+    assert second.figures["fid"] == figures["fid"]
     assert not (tmp_path / "out" / "reference").exists()
     with pytest.raises(DatasetError, match=r"reference\.uri: .* has features of another network .*features\.digest"):
-        job.run(evaluate_config(tmp_path / "other", **{**reuse, "features": {"model": there / "clip"}}))
+        job.run(evaluate_config(tmp_path / "other", **{**reuse, "features": {"model": inputs / "clip"}}))
 
 
-def test_one_network_for_both_looks_once(there: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_network_for_both_scores_encodes_pictures_once(
+    inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     looked = []
     embed = Clip.embed
     monkeypatch.setattr(Clip, "embed", lambda self, views: looked.append(len(views)) or embed(self, views))
-    figures = job.run(evaluate_config(tmp_path / "out", **told(there, features={"model": there / "clip"}))).figures
+    figures = job.run(
+        evaluate_config(tmp_path / "out", **settings_for(inputs, features={"model": inputs / "clip"}))
+    ).figures
     assert sum(looked) == 50
     assert figures["features"]["kind"] == "clip"
-    assert figures["clip"]["score"] == pytest.approx(by_hand(there)["clip"], rel=1e-4)
+    assert figures["clip"]["score"] == pytest.approx(by_hand(inputs)["clip"], rel=1e-4)
 
 
 def test_pictures_that_cannot_be_used_are_accounted_for(
-    there: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = write_pictures(tmp_path / "pictures", range(4))
     monkeypatch.setenv("PYTHONPATH", str(write_poison(tmp_path)))
@@ -168,7 +170,7 @@ def test_pictures_that_cannot_be_used_are_accounted_for(
     (folder / "000004.jpg").write_bytes(encoded(picture(4, 50, 20), "JPEG"))
     (folder / "notes.md").write_text("not a picture")
     out = tmp_path / "out"
-    figures = job.run(evaluate_config(out, **told(there, source={"uri": folder}))).figures
+    figures = job.run(evaluate_config(out, **settings_for(inputs, source={"uri": folder}))).figures
     account = read_account(open_storage(str(out / "generated")), "parts/000000000.parquet").to_pylist()
     assert [(row["row"], row["outcome"], row["reason"]) for row in account] == [
         (0, "written", None),
@@ -183,47 +185,47 @@ def test_pictures_that_cannot_be_used_are_accounted_for(
     assert figures["clip"]["pictures"] == 2  # one has no text beside it
 
 
-def test_more_pictures_are_looked_at_without_looking_at_the_others_again(there: Path, tmp_path: Path) -> None:
+def test_added_pictures_are_encoded_without_encoding_the_others_again(inputs: Path, tmp_path: Path) -> None:
     folder = write_pictures(tmp_path / "pictures", range(9))
-    config = evaluate_config(tmp_path / "out", **told(there, source={"uri": folder}))
+    config = evaluate_config(tmp_path / "out", **settings_for(inputs, source={"uri": folder}))
     assert job.run(config).looked == 9 + 30
     before = parts(tmp_path / "out")
     for number in range(9, 12):
         (folder / f"{number:06d}.png").write_bytes(encoded(picture(number)))
-    again = job.run(config)
-    assert again.looked == 3
-    assert again.figures["fid"]["generated"] == 12
+    second = job.run(config)
+    assert second.looked == 3
+    assert second.figures["fid"]["generated"] == 12
     assert {path: at for path, at in parts(tmp_path / "out").items() if path in before} == before
     (folder / "000003.png").write_bytes(encoded(picture(77)))
     with pytest.raises(DatasetError, match=r"000003\.png has changed since its rows got their addresses"):
         job.run(config)
 
 
-def test_parquet_files_are_a_source_too(there: Path, done: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+def test_parquet_files_are_a_source_too(inputs: Path, done: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     table = pa.table({"jpg": [encoded(picture(n)) for n in range(20)], "txt": [caption_of(n) for n in range(20)]})
     pq.write_table(table, tmp_path / "a.parquet", row_group_size=7)
     source = {"uri": tmp_path / "a.parquet", "image_column": "jpg", "caption_column": "txt"}
-    figures = job.run(evaluate_config(tmp_path / "out", **told(there, source=source))).figures
+    figures = job.run(evaluate_config(tmp_path / "out", **settings_for(inputs, source=source))).figures
     assert figures["fid"]["value"] == pytest.approx(done[1]["fid"]["value"], rel=1e-5)
     assert figures["clip"]["score"] == pytest.approx(done[1]["clip"]["score"], rel=1e-5)
 
 
 @pytest.fixture(scope="module")
 def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What sdp generate has drawn."""
+    """Return the samples drawn by sdp generate."""
     root = tmp_path_factory.mktemp("drawn")
     checkpoint = make_checkpoint(root / "run", tiny_model(root / "model"))
     generate.run(generate_config(root / "samples", checkpoint, ["a", "b c", "d"], images_per_prompt=2))
     return root / "samples"
 
 
-def test_what_was_drawn_is_scored_by_its_prompts_and_takedowns_of_it_are_left_out(
-    there: Path, drawn: Path, tmp_path: Path
+def test_samples_are_scored_by_their_prompts_without_those_taken_down(
+    inputs: Path, drawn: Path, tmp_path: Path
 ) -> None:
-    config = evaluate_config(tmp_path / "out", **told(there, source={"uri": drawn}))
+    config = evaluate_config(tmp_path / "out", **settings_for(inputs, source={"uri": drawn}))
     figures = job.run(config).figures
     assert (figures["clip"]["pictures"], figures["fid"]["generated"]) == (6, 6)
-    clip = Clip(there / "clip", torch.device("cpu"))
+    clip = Clip(inputs / "clip", torch.device("cpu"))
     rows = [row for part in (drawn / "parts").iterdir() for row in pq.read_table(part).to_pylist()]
     from sdp.imaging import decode
 
@@ -235,7 +237,7 @@ def test_what_was_drawn_is_scored_by_its_prompts_and_takedowns_of_it_are_left_ou
         after = job.run(config)
         assert after.looked == 0
         assert after.figures["clip"]["pictures"] == 5
-        anew = job.run(evaluate_config(tmp_path / "anew", **told(there, source={"uri": drawn})))
+        anew = job.run(evaluate_config(tmp_path / "anew", **settings_for(inputs, source={"uri": drawn})))
         assert anew.figures["fid"] == after.figures["fid"]
         assert anew.figures["generated"]["reasons"] == {"tombstone": 1}
     finally:
@@ -243,11 +245,11 @@ def test_what_was_drawn_is_scored_by_its_prompts_and_takedowns_of_it_are_left_ou
             file.unlink()
 
 
-def test_the_report_shows_the_figures_and_what_was_judged(
-    done: tuple[Path, dict[str, Any]], there: Path, drawn: Path, tmp_path: Path
+def test_the_report_shows_the_figures_and_the_pictures(
+    done: tuple[Path, dict[str, Any]], inputs: Path, drawn: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
-    figures = job.run(evaluate_config(out, **told(there, source={"uri": drawn}))).figures
+    figures = job.run(evaluate_config(out, **settings_for(inputs, source={"uri": drawn}))).figures
     sections = gather([str(out)], pictures=3)
     assert [section.title for section in sections] == ["Pictures drawn", "Evaluation"]
     assert dict(sections[-1].figures)["FID"] == f"{figures['fid']['value']:.3f}"
@@ -267,38 +269,21 @@ def dying(self, views):
 Dino.embed = dying
 sys.exit(main(sys.argv[1:]))
 """
-WATCHED = """
-import sys
-from sdp.cli import main
-code = main(sys.argv[1:])
-sys.exit(77 if "ray" in sys.modules else code)
-"""
-
-
-def process(code: str, arguments: list[str]) -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run(
-        [sys.executable, "-c", code, *arguments],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        timeout=240,
-        check=False,
-    )
 
 
 def test_after_a_sudden_end_the_same_command_does_the_rest(
-    there: Path, done: tuple[Path, dict[str, Any]], tmp_path: Path
+    inputs: Path, done: tuple[Path, dict[str, Any]], tmp_path: Path
 ) -> None:
     config = tmp_path / "evaluate.json"
-    config.write_text(evaluate_config(tmp_path / "out", **told(there)).model_dump_json())
+    config.write_text(evaluate_config(tmp_path / "out", **settings_for(inputs)).model_dump_json())
     arguments = ["evaluate", "--config", str(config)]
-    died = process(DIES, arguments)
+    died = run_program(DIES, arguments)
     assert died.returncode == 9, died.stderr.decode()
     before = parts(tmp_path / "out")
     assert len(before) == 1
     assert not (tmp_path / "out" / "evaluation.json").exists()
     # That a single evaluator starts no Ray is seen by what its process has imported.
-    ended = process(WATCHED, arguments)
+    ended = run_program(WATCHED, arguments)
     assert ended.returncode == 0, ended.stderr.decode()
     shown = ended.stderr.decode()
     assert "CLIP score" in shown
@@ -307,36 +292,45 @@ def test_after_a_sudden_end_the_same_command_does_the_rest(
     assert json.loads((tmp_path / "out" / "evaluation.json").read_text())["fid"] == done[1]["fid"]
 
 
-def test_a_dry_run_tells_what_it_would_do_and_writes_nothing(
-    there: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_dry_run_prints_its_plan_and_writes_nothing(
+    inputs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert job.run(evaluate_config(tmp_path / "out", **told(there)), dry_run=True).figures == {}
+    assert job.run(evaluate_config(tmp_path / "out", **settings_for(inputs)), dry_run=True).figures == {}
     shown = capsys.readouterr().err
     assert "20 pictures" in shown
     assert "dinov2" in shown
     assert not (tmp_path / "out").exists()
 
 
-def test_what_is_wrong_is_told_in_a_line_and_nothing_is_written(
-    there: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_errors_are_one_line_and_nothing_is_written(
+    inputs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "empty").mkdir()
-    ours, theirs, clip, dino = (f"{there / name}" for name in ("ours", "theirs", "clip", "dino"))
+    pictures, reference, clip, dino = (f"{inputs / name}" for name in ("pictures", "references", "clip", "dino"))
     pq.write_table(pa.table({"image": [encoded(picture(1))]}), tmp_path / "a.parquet")
     for keys, line in (
         ([], "source.uri: expected pictures, or a checkpoint in loss.checkpoint, got neither"),
-        ([f"source.uri={ours}"], "source.uri: expected null while clip.model and features.model are null"),
+        ([f"source.uri={pictures}"], "source.uri: expected null while clip.model and features.model are null"),
         (["loss.checkpoint=run", f"clip.model={clip}"], "clip.model: expected null while source.uri is null"),
-        ([f"source.uri={ours}", f"features.model={dino}"], "reference.uri: expected a value while features.model is"),
-        ([f"source.uri={theirs}", f"clip.model={clip}"], f"source.uri: {theirs} has no captions for a CLIP score"),
-        ([f"source.uri={ours}", f"clip.model={dino}"], f"clip.model: expected a CLIP model, got {dino}"),
-        ([f"source.uri={ours}", f"clip.model={ours}"], f"clip.model: model source {ours}: no feature network in it"),
+        (
+            [f"source.uri={pictures}", f"features.model={dino}"],
+            "reference.uri: expected a value while features.model is",
+        ),
+        (
+            [f"source.uri={reference}", f"clip.model={clip}"],
+            f"source.uri: {reference} has no captions for a CLIP score",
+        ),
+        ([f"source.uri={pictures}", f"clip.model={dino}"], f"clip.model: expected a CLIP model, got {dino}"),
+        (
+            [f"source.uri={pictures}", f"clip.model={pictures}"],
+            f"clip.model: model source {pictures}: no feature network",
+        ),
         ([f"source.uri={tmp_path / 'empty'}", f"clip.model={clip}"], f"{tmp_path / 'empty'}: no such file"),
         (
             [f"source.uri={tmp_path / 'a.parquet'}", "source.image_column=jpg", f"clip.model={clip}"],
             f"source.image_column: no column jpg in {tmp_path / 'a.parquet'}",
         ),
-        ([f"loss.checkpoint={ours}"], f"loss.checkpoint: {ours}: no complete checkpoint there"),
+        ([f"loss.checkpoint={pictures}"], f"loss.checkpoint: {pictures}: no complete checkpoint there"),
     ):
         words = [word for key in [f"output.uri={tmp_path / 'out'}", *keys] for word in ("--set", key)]
         assert main(["evaluate", *words]) == 2, line
@@ -345,11 +339,11 @@ def test_what_is_wrong_is_told_in_a_line_and_nothing_is_written(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_set_of_which_nothing_can_be_used_is_refused(there: Path, tmp_path: Path) -> None:
+def test_a_set_without_usable_pictures_is_refused(inputs: Path, tmp_path: Path) -> None:
     folder = write_pictures(tmp_path / "pictures", range(2))
     (folder / "000000.png").write_bytes(b"no picture")
     with pytest.raises(DatasetError, match=r"expected 2 readable pictures or more, got 1 \(not_an_image 1\)"):
-        job.run(evaluate_config(tmp_path / "out", **told(there, source={"uri": folder})))
+        job.run(evaluate_config(tmp_path / "out", **settings_for(inputs, source={"uri": folder})))
 
 
 @pytest.fixture(scope="module")
@@ -367,10 +361,10 @@ def nodes() -> Iterator[dict[str, str]]:
 
 
 def test_evaluators_run_on_the_accelerator_asked_for_and_come_to_the_same(
-    there: Path, done: tuple[Path, dict[str, Any]], nodes: dict[str, str], tmp_path: Path
+    inputs: Path, done: tuple[Path, dict[str, Any]], nodes: dict[str, str], tmp_path: Path
 ) -> None:
     scaling = {"num_workers": 1, "accelerator": "A10G"}
-    summary = job.run(evaluate_config(tmp_path / "out", **told(there, scaling=scaling)))
+    summary = job.run(evaluate_config(tmp_path / "out", **settings_for(inputs, scaling=scaling)))
     assert summary.looked == 50
     assert summary.figures["fid"] == pytest.approx(done[1]["fid"], rel=1e-5)
     assert summary.figures["clip"]["score"] == pytest.approx(done[1]["clip"]["score"], rel=1e-5)
@@ -378,20 +372,24 @@ def test_evaluators_run_on_the_accelerator_asked_for_and_come_to_the_same(
 
     actors = [a for a in ray._private.state.actors().values() if "MapWorker" in a["ActorClassName"]]
     assert {actor["Address"]["NodeID"] for actor in actors} == {nodes["A10G"]}
-    ours = open_dataset(open_storage(str(tmp_path / "out" / "generated")), "features")
-    assert len(read_rows(ours.storage, ours.parts["path"][0].as_py(), ["row"])) == 8
+    dataset = open_dataset(open_storage(str(tmp_path / "out" / "generated")), "features")
+    assert len(read_rows(dataset.storage, dataset.parts["path"][0].as_py(), ["row"])) == 8
     with pytest.raises(UserError, match="has no captions"):
-        job.run(evaluate_config(tmp_path / "o2", **told(there, source={"uri": there / "theirs"}, scaling=scaling)))
-    assert (there / "clip").exists()
+        job.run(
+            evaluate_config(
+                tmp_path / "o2", **settings_for(inputs, source={"uri": inputs / "references"}, scaling=scaling)
+            )
+        )
+    assert (inputs / "clip").exists()
 
 
-def test_a_network_that_has_gone_meanwhile_is_told_in_its_own_words(
-    nodes: dict[str, str], there: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_network_lost_during_the_run_is_reported_unchanged(
+    nodes: dict[str, str], inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import shutil
 
     assert nodes
-    dino = shutil.copytree(there / "dino", tmp_path / "dino")
+    dino = shutil.copytree(inputs / "dino", tmp_path / "dino")
     join = job.WorkerPool.join
 
     def joined(self: Any) -> None:
@@ -401,5 +399,5 @@ def test_a_network_that_has_gone_meanwhile_is_told_in_its_own_words(
     monkeypatch.setattr(job.WorkerPool, "join", joined)
     scaling = {"num_workers": 1, "accelerator": "A100"}
     with pytest.raises(ModelError) as refused:
-        job.run(evaluate_config(tmp_path / "out", **told(there, features={"model": dino}, scaling=scaling)))
+        job.run(evaluate_config(tmp_path / "out", **settings_for(inputs, features={"model": dino}, scaling=scaling)))
     assert str(refused.value).startswith(f"features.model: model source {dino}: model.safetensors is missing")

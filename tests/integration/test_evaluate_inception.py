@@ -33,13 +33,13 @@ def find(folder: Path) -> FeatureNetwork:
 def test_inceptions_features_are_those_of_torch_fidelity(inception: Path) -> None:
     from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
 
-    found = find(inception)
-    assert found.kind == "inception"
-    ours = Inception(found.weights, "tensorflow", CPU)
+    network = find(inception)
+    assert network.kind == "inception"
+    actual = Inception(network.weights, "tensorflow", CPU)
     pictures = [picture(n, 30) for n in range(2)]
-    rows = ours.embed([ours.prepare(pixels) for pixels in pictures])
-    theirs = FeatureExtractorInceptionV3("x", ["2048"], feature_extractor_weights_path=str(found.weights))
-    (expected,) = theirs(torch.from_numpy(np.stack(pictures)).permute(0, 3, 1, 2))
+    rows = actual.embed([actual.prepare(pixels) for pixels in pictures])
+    reference = FeatureExtractorInceptionV3("x", ["2048"], feature_extractor_weights_path=str(network.weights))
+    (expected,) = reference(torch.from_numpy(np.stack(pictures)).permute(0, 3, 1, 2))
     assert rows.shape == (2, 2048)
     assert rows.std() > 0.01
     assert np.allclose(rows, expected.numpy(), rtol=1e-4, atol=1e-5)
@@ -53,12 +53,12 @@ CLEAN_FID = {
 
 
 def test_clean_resizing_is_that_of_clean_fid(inception: Path) -> None:
-    ours = Inception(find(inception).weights, "clean", CPU)
+    actual = Inception(find(inception).weights, "clean", CPU)
     for side, (places, mean) in CLEAN_FID.items():
-        made = np.asarray(ours.prepare(picture(1, side)))
+        made = np.asarray(actual.prepare(picture(1, side)))
         assert {place: float(made[place]) for place in places} == pytest.approx(places, abs=1e-3)
         assert made.mean() == pytest.approx(mean, abs=1e-3)
-    assert ours.embed([ours.prepare(picture(1, 512)), ours.prepare(picture(2, 64))]).shape == (2, 2048)
+    assert actual.embed([actual.prepare(picture(1, 512)), actual.prepare(picture(2, 64))]).shape == (2, 2048)
 
 
 class Evil:

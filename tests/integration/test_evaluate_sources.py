@@ -27,11 +27,11 @@ def test_a_network_in_a_bucket_is_the_one_that_was_put_there(
         folder.publish(file.name, file.read_bytes())
     folder.publish("README.md", b"no part of it")
     folder.publish("onnx/model.safetensors", b"nor this")
-    found = networks.find(folder.uri, "clip.model")
-    assert (found.kind, found.digest) == ("clip", networks.find(str(clip), "clip.model").digest)
-    assert networks.present(found.path) == networks.present(clip)
-    assert not (found.path / "onnx").exists()
-    assert networks.find(found.source, "clip.model").path == found.path
+    network = networks.find(folder.uri, "clip.model")
+    assert (network.kind, network.digest) == ("clip", networks.find(str(clip), "clip.model").digest)
+    assert networks.present(network.path) == networks.present(clip)
+    assert not (network.path / "onnx").exists()
+    assert networks.find(network.source, "clip.model").path == network.path
 
 
 def test_a_network_on_the_hub_is_fetched_once_by_its_revision(hub: Hub, ask: Ask, clip: Path) -> None:  # noqa: F811
@@ -56,6 +56,6 @@ def test_a_relative_folder_means_the_same_to_a_worker_that_is_elsewhere(
 ) -> None:
     shutil.copytree(clip, tmp_path / "clip")
     monkeypatch.chdir(tmp_path)
-    found = networks.find("./clip", "clip.model")
+    network = networks.find("./clip", "clip.model")
     monkeypatch.chdir("/")
-    assert networks.find(found.source, "clip.model").digest == found.digest
+    assert networks.find(network.source, "clip.model").digest == network.digest

@@ -1,4 +1,4 @@
-"""The exporter as a process, over a driver that tells what each test wants: values, faults, hangs."""
+"""The exporter as a process, over a fake driver with values, faults and hangs."""
 
 import itertools
 import os
@@ -96,7 +96,7 @@ EXPECTED: list[tuple[str, dict[str, str], float]] = [
     ("sdp_gpu_row_remap_failed", {}, 0),
     ("sdp_gpu_xid_errors_total", {}, 0),
 ]
-"""What tests/nvml's A100 tells, in base units: worked out by hand."""
+"""The values of tests/nvml's A100 in base units, worked out by hand."""
 
 
 def test_every_value_of_every_gpu_arrives_in_base_units(library: Path, tmp_path: Path) -> None:
@@ -197,7 +197,7 @@ def test_a_gpu_that_is_lost_costs_its_own_series_and_comes_back(library: Path, t
         assert scrape.value("sdp_gpu_up", gpu=1) == 1
 
 
-def test_a_gpu_that_never_answered_is_told_by_its_index(library: Path, tmp_path: Path) -> None:
+def test_a_gpu_that_never_responded_is_reported_by_its_index(library: Path, tmp_path: Path) -> None:
     scenario = Scenario(tmp_path / "gpus", {**a100s(2), "gpu.1.error.nvmlDeviceGetHandleByIndex": GPU_IS_LOST})
     with exporting(scenario.environment(library)) as exporter:
         scrape = exporter.scrape()
@@ -205,7 +205,7 @@ def test_a_gpu_that_never_answered_is_told_by_its_index(library: Path, tmp_path:
         assert scrape.value("sdp_gpu_up", gpu=0) == 1
 
 
-def test_a_gpu_that_the_driver_counts_no_more_is_still_told_as_down(library: Path, tmp_path: Path) -> None:
+def test_a_gpu_that_the_driver_no_longer_lists_is_reported_as_down(library: Path, tmp_path: Path) -> None:
     scenario = Scenario(tmp_path / "gpus", a100s(2))
     with exporting(scenario.environment(library)) as exporter:
         exporter.scrape()
@@ -239,7 +239,7 @@ def test_a_call_that_fails_costs_one_series_and_is_counted_and_one_that_is_unsup
         assert grown == 1
 
 
-def test_a_gpu_that_tells_next_to_nothing_is_up_without_an_error(library: Path, tmp_path: Path) -> None:
+def test_a_gpu_with_few_values_is_up_without_an_error(library: Path, tmp_path: Path) -> None:
     scenario = Scenario(tmp_path / "gpus", {"gpus": 1, "gpu.0.uuid": uuid(0), "gpu.0.name": "NVIDIA Small"})
     with exporting(scenario.environment(library)) as exporter:
         # A thread of its own listens for XIDs: the first scrape may come before it.
@@ -294,7 +294,7 @@ def test_a_gpu_that_hangs_delays_one_scrape_until_the_deadline_and_the_later_one
 
 
 @pytest.mark.parametrize("call", ["nvmlDeviceGetCount", "nvmlDeviceGetMemoryInfo"])
-def test_a_driver_that_hangs_is_told_with_the_age_of_what_was_known_and_the_exporter_recovers(
+def test_a_hanging_driver_is_reported_with_the_age_of_the_last_values_and_the_exporter_recovers(
     library: Path, tmp_path: Path, call: str
 ) -> None:
     scenario = Scenario(tmp_path / "gpus", a100s(2))
@@ -420,7 +420,7 @@ def test_a_process_whose_environment_is_not_ours_to_read_is_counted_and_has_its_
             assert scrape.value("sdp_exporter_processes", state="unreadable") == 1
 
 
-def test_the_kubelet_tells_the_pod_of_each_gpu_and_its_absence_costs_no_more_than_that(
+def test_the_kubelet_names_the_pod_of_each_gpu_and_without_it_only_that_name_is_missing(
     library: Path, tmp_path: Path
 ) -> None:
     answer = response(pod("trainer-0", "ray-worker", uuid(0)), pod("encoder-0", "ray-worker", "MIG-bbbb"))
@@ -457,7 +457,7 @@ def test_the_kubelet_tells_the_pod_of_each_gpu_and_its_absence_costs_no_more_tha
         assert len(gpus(scrape, "sdp_gpu_power_watts")) == 2
 
 
-def test_slices_of_a_gpu_are_told_apart_with_their_processes(library: Path, tmp_path: Path) -> None:
+def test_slices_of_a_gpu_are_separate_and_have_their_own_processes(library: Path, tmp_path: Path) -> None:
     with sleeping() as first, sleeping() as second:
         lines = {
             **a100s(2),
@@ -483,7 +483,7 @@ def test_slices_of_a_gpu_are_told_apart_with_their_processes(library: Path, tmp_
             assert errors(scrape) == set()
 
 
-def test_an_xid_is_counted_and_told_even_when_it_takes_its_gpu_along(library: Path, tmp_path: Path) -> None:
+def test_an_xid_is_counted_and_reported_even_if_its_gpu_is_lost(library: Path, tmp_path: Path) -> None:
     scenario = Scenario(tmp_path / "gpus", a100s(2))
     with exporting(scenario.environment(library)) as exporter:
         exporter.until(lambda s: [x.value for x in s.all("sdp_gpu_xid_errors_total")] == [0, 0])
@@ -507,18 +507,18 @@ def test_a_gpu_that_was_lost_and_came_back_is_listened_to_again(library: Path, t
         assert exporter.scrape().value("sdp_gpu_up", gpu=1) == 0
         scenario.write({lost: None})
         assert exporter.scrape().value("sdp_gpu_up", gpu=1) == 1
-        # Told until one is heard: when listening begins nobody says. Events that nobody hears are gone.
-        told = 1
+        # Sent until one arrives, since nothing reports when listening begins and earlier events are lost.
+        event = 1
 
-        def again(scrape: Scrape) -> bool:
-            nonlocal told
-            scenario.write({f"xid.{told}": "1 48"})
-            told += 1
+        def listening(scrape: Scrape) -> bool:
+            nonlocal event
+            scenario.write({f"xid.{event}": "1 48"})
+            event += 1
             return scrape.value("sdp_gpu_xid_errors_total", uuid=uuid(1)) > 1
 
-        scrape = exporter.until(again)
+        scrape = exporter.until(listening)
         assert {s.labels["xid"] for s in scrape.all("sdp_gpu_xid_timestamp_seconds", gpu=1)} == {"48", "79"}
-        scenario.write({f"xid.{told}": "0 31"})  # and the other one, still
+        scenario.write({f"xid.{event}": "0 31"})  # and the other one, still
         exporter.until(lambda s: s.value("sdp_gpu_xid_errors_total", uuid=uuid(0)) == 1)
 
 
@@ -528,7 +528,7 @@ def test_a_gpu_that_takes_anothers_index_has_not_its_xids(library: Path, tmp_pat
         exporter.until(lambda s: s.has("sdp_gpu_xid_errors_total"))
         scenario.write({"xid.0": "0 79"})
         exporter.until(lambda s: s.value("sdp_gpu_xid_errors_total") == 1)
-        # Exchanged: the driver was loaded anew, and finds another board there.
+        # Replaced: the reloaded driver finds another board.
         scenario.write({"gpu.0.error.nvmlDeviceGetHandleByIndex": GPU_IS_LOST})
         exporter.scrape()
         scenario.write({"gpu.0.error.nvmlDeviceGetHandleByIndex": None, "gpu.0.uuid": uuid(9)})
@@ -567,7 +567,7 @@ CANNOT = {
 
 
 @pytest.mark.parametrize(("arguments", "message"), CANNOT.values(), ids=CANNOT)
-def test_what_cannot_work_is_one_line_and_exit_code_2(
+def test_settings_that_cannot_work_are_one_line_and_exit_code_2(
     tmp_path: Path, arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
@@ -636,7 +636,7 @@ def test_it_ends_with_code_0_while_the_driver_hangs_after_answering_who_is_waiti
 
 
 def wait_until_connected(exporter: Exporter) -> None:
-    """Until somebody's connection is open beside the socket that listens."""
+    """Wait until a connection is open beside the listening socket."""
     end = time.monotonic() + DEADLINE_S
     while sum(name.startswith("socket:") for name in open_files(exporter)) < 2:
         assert time.monotonic() < end
@@ -645,7 +645,7 @@ def wait_until_connected(exporter: Exporter) -> None:
 def open_files(exporter: Exporter) -> list[str]:
     names = []
     for file in Path(f"/proc/{exporter.process.pid}/fd").iterdir():
-        with suppress(FileNotFoundError):  # closed meanwhile
+        with suppress(FileNotFoundError):  # it has been closed
             names.append(str(file.readlink()))
     return names
 

@@ -1,7 +1,6 @@
-"""A real Prometheus scrapes the exporter by mutual TLS, and answers queries with what the driver said."""
+"""A real Prometheus scrapes the exporter by mutual TLS, and its queries return the driver's values."""
 
 import json
-import socket
 import subprocess
 import time
 import urllib.parse
@@ -16,6 +15,7 @@ import pytest
 from tests import nvml
 from tests.exporter_kit import DEADLINE_S, certificate, exporting
 from tests.nvml import GPU_IS_LOST, Scenario, a100s, uuid
+from tests.programs import free_port
 
 pytestmark = pytest.mark.needs("cc")
 
@@ -25,9 +25,7 @@ def prometheus(program: Path, folder: Path, scrape: dict[str, Any], *arguments: 
     """Its URL. The configuration is JSON, which is YAML."""
     config = folder / "prometheus.yml"
     config.write_text(json.dumps({"global": {"scrape_interval": "1s"}, "scrape_configs": [scrape]}))
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     command = [str(program), f"--config.file={config}", f"--storage.tsdb.path={folder / 'tsdb'}"]
     command += [f"--web.listen-address={address}", "--log.level=warn", *arguments]
     log = (folder / "prometheus.log").open("wb")
@@ -41,25 +39,25 @@ def prometheus(program: Path, folder: Path, scrape: dict[str, Any], *arguments: 
 def query(url: str, expression: str) -> list[dict[str, Any]]:
     address = f"{url}/api/v1/query?{urllib.parse.urlencode({'query': expression})}"
     with urllib.request.urlopen(address, timeout=DEADLINE_S) as answer:
-        found = json.load(answer)
-    assert found["status"] == "success"
-    return list(found["data"]["result"])
+        result = json.load(answer)
+    assert result["status"] == "success"
+    return list(result["data"]["result"])
 
 
 def until(url: str, expression: str, enough: Callable[[list[dict[str, Any]]], bool] = bool) -> list[dict[str, Any]]:
     end = time.monotonic() + 2 * DEADLINE_S
     while True:
         try:
-            found = query(url, expression)
+            result = query(url, expression)
         except OSError:  # not listening yet
-            found = []
-        if enough(found):
-            return found
-        assert time.monotonic() < end, f"{expression}: {found}"
+            result = []
+        if enough(result):
+            return result
+        assert time.monotonic() < end, f"{expression}: {result}"
 
 
 @pytest.mark.needs("prometheus")
-def test_prometheus_scrapes_it_and_queries_give_what_the_driver_said(
+def test_prometheus_scrapes_it_and_queries_return_the_drivers_values(
     tmp_path: Path, tool: Callable[[str], Path]
 ) -> None:
     library = nvml.build(tmp_path / "nvml")

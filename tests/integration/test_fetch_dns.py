@@ -1,4 +1,4 @@
-"""Names whose servers do not answer cost their own images, and nobody else's."""
+"""Names whose servers do not answer delay no other images."""
 
 import json
 import os

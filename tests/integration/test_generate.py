@@ -2,9 +2,6 @@
 
 import errno
 import io
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,6 +23,7 @@ from sdp.generate.sample import image_seed
 from sdp.storage import open_storage
 from tests.generate_kit import generate_config, make_checkpoint, tiny_model
 from tests.kit import LAYOUT, begin_images
+from tests.programs import WATCHED, run_program
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -68,10 +66,10 @@ def parts(out: Path) -> dict[str, int]:
 
 def test_each_prompt_has_its_pictures_with_all_that_made_them(done: Dataset, checkpoint: str) -> None:
     out = Path(done.storage.uri)
-    found = rows(done)
-    assert sorted(found) == list(range(6))
-    assert len({row["sha256"] for row in found.values()}) == 6
-    for number, row in found.items():
+    drawn = rows(done)
+    assert sorted(drawn) == list(range(6))
+    assert len({row["sha256"] for row in drawn.values()}) == 6
+    for number, row in drawn.items():
         assert row["prompt"] == PROMPTS[number // 2]
         assert row["seed"] == image_seed(0, number)
         assert (row["checkpoint"], row["scheduler"], row["steps"]) == (checkpoint, "ddim", 3)
@@ -93,11 +91,11 @@ def test_each_prompt_has_its_pictures_with_all_that_made_them(done: Dataset, che
 def test_running_again_does_nothing(done: Dataset, checkpoint: str, capsys: pytest.CaptureFixture[str]) -> None:
     out = Path(done.storage.uri)
     before = parts(out)
-    again = job.run(generate_config(out, checkpoint, PROMPTS, images_per_prompt=2))
+    second = job.run(generate_config(out, checkpoint, PROMPTS, images_per_prompt=2))
     assert parts(out) == before
-    assert again.dataset is not None
-    assert again.dataset.digest == done.digest
-    assert again.figures.done == 0
+    assert second.dataset is not None
+    assert second.dataset.digest == done.digest
+    assert second.figures.done == 0
     assert "nothing to do" in capsys.readouterr().err
 
 
@@ -116,40 +114,21 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-WATCHED = """
-import sys
-from sdp.cli import main
-code = main(sys.argv[1:])
-sys.exit(77 if "ray" in sys.modules else code)
-"""
-
-
-def process(code: str, arguments: list[str]) -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run(
-        [sys.executable, "-c", code, *arguments],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        timeout=240,
-        check=False,
-    )
-
-
 def test_after_a_sudden_end_the_same_command_does_the_rest_and_the_pictures_are_the_same(
     done: Dataset, checkpoint: str, tmp_path: Path
 ) -> None:
     out, prompts = tmp_path / "out", tmp_path / "prompts.txt"
     prompts.write_text("\n".join(PROMPTS))
-    told = [f"output.uri={out}", "output.rows_per_file=4", f"checkpoint={checkpoint}", f"source.uri={prompts}"]
-    told += ["images_per_prompt=2", "resolution=64", "sampler.steps=3", "scaling.batch_size=2"]
-    arguments = ["generate", *(word for key in told for word in ("--set", key))]
-    died = process(DIES, arguments)
+    settings = [f"output.uri={out}", "output.rows_per_file=4", f"checkpoint={checkpoint}", f"source.uri={prompts}"]
+    settings += ["images_per_prompt=2", "resolution=64", "sampler.steps=3", "scaling.batch_size=2"]
+    arguments = ["generate", *(word for key in settings for word in ("--set", key))]
+    died = run_program(DIES, arguments)
     assert died.returncode == 9, died.stderr.decode()
     before = parts(out)
     assert list(before) == ["000000000.parquet"]
     assert not (out / "_manifest.json").exists()
     # That a single generator starts no Ray is seen by what its process has imported.
-    ended = process(WATCHED, arguments)
+    ended = run_program(WATCHED, arguments)
     assert ended.returncode == 0, ended.stderr.decode()
     assert "contact-sheet.png" in ended.stderr.decode()
     after = parts(out)
@@ -196,11 +175,11 @@ def test_no_picture_is_drawn_of_what_is_taken_down_and_one_drawn_before_is_left_
     assert (record.job, record.counts.input, record.counts.reasons) == ("generate", 6, {"tombstone": 2})
 
     tombstones.add(dataset.storage, [tombstones.Takedown("row", "2")])
-    again = job.run(generate_config(tmp_path / "out", checkpoint, (), **how)).dataset
-    assert again is not None
-    assert outcomes(again) == outcomes(first)
-    assert {4, 5} <= set(tombstones.load(again.storage).rows)
-    assert 0 not in tombstones.load(again.storage).rows
+    second = job.run(generate_config(tmp_path / "out", checkpoint, (), **how)).dataset
+    assert second is not None
+    assert outcomes(second) == outcomes(first)
+    assert {4, 5} <= set(tombstones.load(second.storage).rows)
+    assert 0 not in tombstones.load(second.storage).rows
     assert len(runs.read(first.storage)[0]) == 1, "there was nothing to draw"
 
 
@@ -228,22 +207,22 @@ def test_a_full_disk_is_one_line_and_the_next_run_goes_on(
 
     config = generate_config(tmp_path / "out", checkpoint, PROMPTS, images_per_prompt=2)
     monkeypatch.setattr(local, "_write", full)
-    with pytest.raises(StorageError, match=r"images/000000000\.png: no space left on the device; free some") as told:
+    with pytest.raises(StorageError, match=r"images/000000000\.png: no space left on the device; free some") as error:
         job.run(config)
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(error.value)
     monkeypatch.setattr(local, "_write", write)
     dataset = job.run(config).dataset
     assert dataset is not None
     assert hashes(dataset) == hashes(done)
 
 
-def test_a_dry_run_tells_what_it_would_do_and_writes_nothing(
+def test_a_dry_run_prints_its_plan_and_writes_nothing(
     checkpoint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job.run(generate_config(tmp_path / "out", checkpoint, PROMPTS), dry_run=True)
-    told = capsys.readouterr().err
-    assert "1 part, 3 pictures" in told
-    assert checkpoint in told
+    output = capsys.readouterr().err
+    assert "1 part, 3 pictures" in output
+    assert checkpoint in output
     assert not (tmp_path / "out").exists()
 
 
@@ -264,8 +243,8 @@ def test_what_is_wrong_is_told_by_the_command_in_a_line(tmp_path: Path, capsys: 
         ("prompts=[a]", f"checkpoint: {tmp_path}: neither a complete checkpoint of sdp train"),
     ):
         assert main([*base, "--set", key]) == 2
-        (told,) = capsys.readouterr().err.splitlines()
-        assert told.startswith(f"sdp: {line}")
+        (message,) = capsys.readouterr().err.splitlines()
+        assert message.startswith(f"sdp: {line}")
     assert not (tmp_path / "out").exists()
 
 
@@ -316,9 +295,9 @@ def test_what_a_generator_finds_wrong_is_told_in_its_own_words(
     assert nodes
     model = tiny_model(tmp_path / "model")
     spoilt = make_checkpoint(tmp_path / "run", model, spoil="ema.conv_in.weight")
-    with pytest.raises(UserError) as told:
+    with pytest.raises(UserError) as error:
         job.run(generate_config(tmp_path / "out", spoilt, scaling={"use_gpu": True}))
-    assert str(told.value) == f"{spoilt}: has NaN or infinite weights; take an earlier checkpoint"
+    assert str(error.value) == f"{spoilt}: has NaN or infinite weights; use an earlier checkpoint"
     for scaling, line in (
         (
             {"num_workers": 5, "use_gpu": True},

@@ -53,7 +53,7 @@ def test_nodes_of_the_accelerator_are_measured_between() -> None:
     assert figures["gb_per_s"] == pytest.approx(0.004 / figures["seconds"])
 
 
-def test_nodes_that_do_not_come_are_said_so_in_a_line() -> None:
+def test_nodes_that_are_not_added_are_reported_in_one_line() -> None:
     done = on_two_nodes("--accelerator", "A100", "--nodes", "3", "--wait", "3")
     assert done.returncode == 1
     assert "all-reduce: 3 nodes did not start within 3 s" in done.stderr
@@ -96,13 +96,13 @@ def test_the_rate_is_that_of_the_slowest_link() -> None:
     assert bus_rate(10**9, 0.1, 2) == pytest.approx(10.0)
 
 
-def test_what_nccl_went_through_is_read_from_its_log() -> None:
+def test_nccls_transport_is_read_from_its_log() -> None:
     chosen = "ip-10:1:1 [0] NCCL INFO NET/OFI Selected provider is efa\n"
     used = "ip-10:1:1 [0] NCCL INFO Using network AWS Libfabric\n"
     assert network_of(chosen + used) == "AWS Libfabric"
     assert network_of("ip-10:1:1 [0] NCCL INFO Using network Socket\n") == "Socket"
     assert network_of("") == ""
-    told = AllReduce(
+    report = AllReduce(
         nodes=2,
         gpus=16,
         megabytes=1000,
@@ -111,14 +111,14 @@ def test_what_nccl_went_through_is_read_from_its_log() -> None:
         network="AWS Libfabric",
         memlock="unlimited",
     )
-    assert str(told) == (
+    assert str(report) == (
         "all-reduce of 1000 MB: 93.8 GB/s (2 nodes, 16 GPUs, 20 ms, through AWS Libfabric; ulimit -l: unlimited)"
     )
 
 
-def test_what_memory_may_be_locked_is_told_as_the_shell_tells_it_and_the_least_counts() -> None:
-    told = subprocess.run(["bash", "-c", "ulimit -l"], capture_output=True, text=True, check=True)
-    assert memory_lock() == told.stdout.strip()
+def test_the_limit_on_locked_memory_is_reported_as_by_the_shell_and_the_lowest_counts() -> None:
+    limit = subprocess.run(["bash", "-c", "ulimit -l"], capture_output=True, text=True, check=True)
+    assert memory_lock() == limit.stdout.strip()
     assert least_lock(["unlimited", "8192", "64"]) == "64"
     assert least_lock(["unlimited", "unlimited"]) == "unlimited"
 
@@ -141,5 +141,5 @@ def test_the_doctor_submits_it_with_the_gpus_that_a_node_of_the_group_has(
         )
         assert main(["doctor", "--all-reduce", "A100", "--nodes", "1"]) == 2
         assert main(["doctor", "--json"]) == 1
-        found = [each for each in json.loads(capfd.readouterr().out)["findings"] if each["check"] == "all-reduce"]
-        assert [each["do"] for each in found] == ["sdp doctor --all-reduce A100 uses two of them for a minute"]
+        findings = [each for each in json.loads(capfd.readouterr().out)["findings"] if each["check"] == "all-reduce"]
+        assert [each["do"] for each in findings] == ["sdp doctor --all-reduce A100 uses two of them for a minute"]

@@ -1,4 +1,4 @@
-"""The commands on a cluster against an API server and a dashboard on this machine, which fail when they are told to."""
+"""The commands for a cluster, against a fake API server and dashboard with configurable faults."""
 
 import io
 import json
@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -27,6 +26,7 @@ from sdp.kube.logs import logs
 from sdp.kube.rayjob import RayJobOptions, make_rayjob
 from sdp.kube.site import Site
 from tests.kube_server import CORE, RAY, KubeServer, RayJob, RayServer, group, node, raycluster, running
+from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "charts" / "sdp-cluster"
@@ -94,16 +94,6 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lab]:
         yield Lab(kube, ray, kubeconfig)
 
 
-def until(condition: Callable[[], Any], what: str) -> Any:
-    deadline = time.monotonic() + DEADLINE_S
-    pause = threading.Event()
-    while time.monotonic() < deadline:
-        if found := condition():
-            return found
-        pause.wait(0.02)
-    raise AssertionError(f"not within {DEADLINE_S:.0f} s: {what}")
-
-
 def played(lab: Lab, story: Callable[[str, str], None]) -> None:
     """Play the operator, in a thread of its own: each RayJob that is made begins, and then goes by the story."""
 
@@ -141,7 +131,7 @@ def test_a_job_is_submitted_and_followed_to_its_end(lab: Lab, capfd: pytest.Capt
 
 
 @pytest.mark.parametrize(("code", "expected"), [(1, 1), (2, 2), (137, 1)])
-def test_a_job_that_fails_gives_its_reason_and_whether_a_person_has_to_mend_it(
+def test_a_failed_job_reports_its_reason_and_whether_the_user_must_fix_it(
     lab: Lab, capfd: pytest.CaptureFixture[str], code: int, expected: int
 ) -> None:
     message = (
@@ -152,7 +142,7 @@ def test_a_job_that_fails_gives_its_reason_and_whether_a_person_has_to_mend_it(
     assert f"failed (Job entrypoint command failed with exit code {code})" in capfd.readouterr().err
 
 
-def test_each_byte_of_a_log_is_told_once_however_often_the_connection_breaks(
+def test_each_byte_of_a_log_is_printed_once_however_often_the_connection_breaks(
     lab: Lab, capfd: pytest.CaptureFixture[str]
 ) -> None:
     lines = [f"line {number} {'é' * 50}\n".encode() for number in range(200)]
@@ -175,7 +165,7 @@ def test_each_byte_of_a_log_is_told_once_however_often_the_connection_breaks(
     assert lab.ray.streams >= 4
 
 
-def test_a_job_whose_head_was_made_anew_has_its_new_log_told_from_the_beginning(
+def test_after_a_new_head_the_jobs_new_log_is_printed_from_the_beginning(
     lab: Lab, capfd: pytest.CaptureFixture[str]
 ) -> None:
     shown: list[str] = []
@@ -230,7 +220,7 @@ def test_a_local_path_is_remarked_on_since_each_pod_has_a_disk_of_its_own(capfd:
     assert "output.uri: /data/run is a local path" in capfd.readouterr().err
 
 
-def test_where_the_configuration_may_not_be_read_the_job_is_submitted_unchecked_and_that_is_said(
+def test_without_access_to_the_configuration_the_job_is_submitted_unchecked_with_a_warning(
     lab: Lab, capfd: pytest.CaptureFixture[str]
 ) -> None:
     lab.kube.denied.add(("get", "configmaps"))
@@ -266,8 +256,8 @@ def test_a_second_configuration_of_a_kind_is_submitted_looked_at_and_stopped_lik
     assert main(["logs", name]) == 0
     assert capfd.readouterr().out == "step 1\n"
     assert main(["status", name, "--json"]) == 0
-    (told,) = json.loads(capfd.readouterr().out)["jobs"]
-    assert (told["job"], told["state"]) == ("train-online", "running")
+    (entry,) = json.loads(capfd.readouterr().out)["jobs"]
+    assert (entry["job"], entry["state"]) == ("train-online", "running")
     lab.ray.on_stop = lambda _: threading.Timer(0.3, lambda: lab.end(name, "STOPPED")).start()
     assert main(["stop", name]) == 0
     assert "sdp submit train-online continues from storage" in capfd.readouterr().err
@@ -313,7 +303,7 @@ def test_settings_may_contradict_defaults_that_the_clusters_file_changes(capfd: 
     assert "scaling.accelerator=A100" in capfd.readouterr().out
 
 
-def test_a_cluster_that_is_not_ready_is_said_to_be_waited_for(lab: Lab, capfd: pytest.CaptureFixture[str]) -> None:
+def test_waiting_for_a_cluster_that_is_not_ready_is_reported(lab: Lab, capfd: pytest.CaptureFixture[str]) -> None:
     lab.kube.update_status(f"{RAY}/rayclusters/sdp", state="", reason="quota exceeded")
     assert main(["submit", "train", "--no-follow"]) == 0
     assert "the cluster 'sdp' is starting: quota exceeded; the job waits for it" in capfd.readouterr().err
@@ -370,7 +360,7 @@ def nothing(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "given", "says"),
+    ("line", "setup", "says"),
     [
         (
             "submit train",
@@ -439,10 +429,10 @@ def nothing(lab: Lab) -> None:
         ("doctor --manifest /no/such", nothing, "doctor: --manifest: /no/such: cannot be read"),
     ],
 )
-def test_what_a_person_has_to_mend_is_one_line_and_exit_code_2(
-    lab: Lab, capfd: pytest.CaptureFixture[str], line: str, given: Callable[[Lab], Any], says: str
+def test_an_error_that_the_user_must_fix_is_one_line_and_exit_code_2(
+    lab: Lab, capfd: pytest.CaptureFixture[str], line: str, setup: Callable[[Lab], Any], says: str
 ) -> None:
-    given(lab)
+    setup(lab)
     assert main(line.split()) == 2
     out, err = capfd.readouterr()
     assert out == ""
@@ -462,7 +452,7 @@ def test_without_a_kubeconfig_each_command_says_so(
 
 
 @pytest.mark.usefixtures("lab")
-def test_a_server_that_nobody_reaches_is_one_line_and_may_be_tried_again(capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_unreachable_server_is_one_line_and_can_be_retried(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["status", "--context", "elsewhere"]) == 1
     err = capfd.readouterr().err
     assert "sdp: kubernetes: 127.0.0.1:1 does not answer (" in err
@@ -500,7 +490,7 @@ def test_status_shows_clusters_and_jobs_page_by_page(lab: Lab, capfd: pytest.Cap
     assert {each["name"]: each["state"] for each in data["jobs"]}["job-3"] == "running"
 
 
-def test_status_of_one_job_has_what_kubernetes_says_of_it(lab: Lab, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_status_of_one_job_includes_its_events(lab: Lab, capfd: pytest.CaptureFixture[str]) -> None:
     lab.job("x")
     event = {"involvedObject": {"uid": "uid-x"}, "reason": "RayClusterNotFound", "message": "there is\nno cluster"}
     lab.kube.put(f"{CORE}/events/x.1", {**event, "lastTimestamp": "2026-11-21T07:31:00Z"})
@@ -549,9 +539,7 @@ def test_the_service_proxy_is_the_way_for_those_who_may_not_forward_ports(
     assert lab.kube.asked("GET", "/services/sdp-head-svc:dashboard/proxy/api/v0/logs/file") == 1
 
 
-def test_logs_follow_a_job_that_somebody_else_has_submitted_and_which_is_over(
-    lab: Lab, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_logs_show_a_finished_job_that_another_user_submitted(lab: Lab, capfd: pytest.CaptureFixture[str]) -> None:
     begun(lab)
     lab.ray.write("x-zz9zz", b"all of it\n")
     lab.end("x", "FAILED", "exit code 1")
@@ -616,7 +604,7 @@ def test_an_api_server_that_stays_away_ends_the_following_and_nothing_else(lab: 
     assert any("the job continues" in line for line in said)
 
 
-def test_an_api_server_that_comes_back_is_told_of_once(lab: Lab) -> None:
+def test_a_recovered_api_server_is_reported_once(lab: Lab) -> None:
     begun(lab)
     said: list[str] = []
     api = lab.api(attempts=1, first_pause_s=0.05, longest_pause_s=0.05, lost_s=30.0, watch_s=1.0)
@@ -628,15 +616,13 @@ def test_an_api_server_that_comes_back_is_told_of_once(lab: Lab) -> None:
     assert sum("answers again" in line for line in said) == 1
 
 
-def test_a_job_that_is_deleted_meanwhile_is_no_riddle(lab: Lab, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_job_deleted_during_the_command_is_reported_as_deleted(lab: Lab, capfd: pytest.CaptureFixture[str]) -> None:
     played(lab, lambda name, _: lab.kube.remove(f"{RAY}/rayjobs/{name}"))
     assert main(["submit", "train"]) == 2
     assert "this RayJob was deleted" in capfd.readouterr().err
 
 
-def test_where_watching_is_not_allowed_the_state_is_asked_for_now_and_then(
-    lab: Lab, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_without_permission_to_watch_the_state_is_polled(lab: Lab, capfd: pytest.CaptureFixture[str]) -> None:
     lab.kube.denied.add(("watch", "rayjobs"))
     played(lab, lambda name, _: lab.end(name))
     assert main(["submit", "train"]) == 0
@@ -646,7 +632,7 @@ def test_where_watching_is_not_allowed_the_state_is_asked_for_now_and_then(
 # --- stop ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_job_is_told_to_stop_and_waited_for(lab: Lab, capfd: pytest.CaptureFixture[str]) -> None:
+def test_stop_requests_a_jobs_end_and_waits_for_it(lab: Lab, capfd: pytest.CaptureFixture[str]) -> None:
     begun(lab)
     lab.ray.on_stop = lambda _: threading.Timer(0.3, lambda: lab.end("x", "STOPPED")).start()
     assert main(["stop", "x"]) == 0
@@ -697,10 +683,10 @@ def crd(kind: str) -> dict[str, Any]:
     for path, names in sorted(FIELDS[kind].items()):
         inner = spec
         for part in path.split(".")[1:]:
-            found = inner[part]
+            node = inner[part]
             if part == "workerGroupSpecs":
-                found = found.setdefault("items", {})
-            inner = found.setdefault("properties", {})
+                node = node.setdefault("items", {})
+            inner = node.setdefault("properties", {})
         inner.update({name: {} for name in names} | ({"workerGroupSpecs": {}} if path == "spec" else {}))
     schema = {"openAPIV3Schema": {"properties": {"spec": {"properties": spec}}}}
     return {"spec": {"versions": [{"name": "v1", "served": True, "schema": schema}]}}
@@ -740,10 +726,10 @@ def examined(capfd: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[
     code = main(["doctor", "--json", *words])
     data = json.loads(capfd.readouterr().out)
     assert data["ok"] is (code == 0)
-    found: dict[str, list[str]] = {}
+    checks: dict[str, list[str]] = {}
     for each in data["findings"]:
-        found.setdefault(each["check"], []).append(f"{each['state']}: {each['says']}; {each['do']}")
-    return code, found
+        checks.setdefault(each["check"], []).append(f"{each['state']}: {each['says']}; {each['do']}")
+    return code, checks
 
 
 def test_the_doctor_finds_nothing_where_nothing_is_wrong(
@@ -824,7 +810,7 @@ def no_token(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "check", "says"),
+    ("setup", "check", "says"),
     [
         (set_clock, "clock", "failed: this machine's is 1000 s ahead of the API server's"),
         (no_crd, "CRDs", "failed: ray.io/v1 does not have rayclusters and rayjobs; install the KubeRay operator"),
@@ -858,13 +844,13 @@ def no_token(lab: Lab) -> None:
     ],
 )
 def test_the_doctor_finds_what_is_wrong(
-    lab: Lab, tmp_path: Path, capfd: pytest.CaptureFixture[str], given: Callable[[Lab], Any], check: str, says: str
+    lab: Lab, tmp_path: Path, capfd: pytest.CaptureFixture[str], setup: Callable[[Lab], Any], check: str, says: str
 ) -> None:
     healthy(lab, tmp_path)
-    given(lab)
-    code, found = examined(capfd)
+    setup(lab)
+    code, findings = examined(capfd)
     assert code == 1
-    assert any(line.startswith(says) for line in found[check]), found[check]
+    assert any(line.startswith(says) for line in findings[check]), findings[check]
 
 
 def test_right_after_it_was_installed_a_cluster_that_starts_is_no_failure_unless_its_pods_are_stuck(
@@ -873,16 +859,16 @@ def test_right_after_it_was_installed_a_cluster_that_starts_is_no_failure_unless
     healthy(lab, tmp_path)
     path = f"{RAY}/rayclusters/sdp"
     lab.kube.put(path, {**lab.kube.objects[path], "status": {"observedGeneration": 1}})
-    code, found = examined(capfd)
+    code, findings = examined(capfd)
     assert code == 0
-    assert found["cluster"][0].startswith("warning: sdp is starting; pods are starting")
+    assert findings["cluster"][0].startswith("warning: sdp is starting; pods are starting")
     bad_image(lab)
-    code, found = examined(capfd)
+    code, findings = examined(capfd)
     assert code == 1
-    assert found["cluster"][0].startswith("failed: sdp is starting; ")
+    assert findings["cluster"][0].startswith("failed: sdp is starting; ")
 
 
-def test_what_the_doctor_may_not_look_at_is_a_warning_and_the_rest_is_still_looked_at(
+def test_what_the_doctor_may_not_read_is_a_warning_and_the_rest_is_still_checked(
     lab: Lab, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     healthy(lab, tmp_path)
@@ -891,15 +877,15 @@ def test_what_the_doctor_may_not_look_at_is_a_warning_and_the_rest_is_still_look
         ("list", "deployments"),
         ("get", "customresourcedefinitions"),
     }
-    code, found = examined(capfd)
+    code, findings = examined(capfd)
     assert code == 0
     for check in ("groups", "CRDs"):
-        assert found[check][0].startswith("warning: "), found[check]
-    assert found["operator"] == ["ok: no deployment is visible, but it manages the cluster; "]
-    assert found["token"][0].startswith("ok: ")
+        assert findings[check][0].startswith("warning: "), findings[check]
+    assert findings["operator"] == ["ok: no deployment is visible, but it manages the cluster; "]
+    assert findings["token"][0].startswith("ok: ")
 
 
-def test_in_the_head_s_pod_the_doctor_does_not_fail_for_what_its_account_may_not_do(lab: Lab, tmp_path: Path) -> None:
+def test_in_the_head_s_pod_missing_permissions_are_not_failures(lab: Lab, tmp_path: Path) -> None:
     """KubeRay's role for the autoscaler: pods and its own RayCluster, by name."""
     healthy(lab, tmp_path)
     lab.kube.denied |= {(verb, "rayjobs") for verb in ("create", "get", "list", "delete", "watch")}
@@ -922,50 +908,50 @@ def test_in_a_pod_the_doctor_looks_at_the_cluster_that_the_pod_is_one_of(lab: La
     lab.kube.denied.add(("list", "rayclusters"))
     elsewhere = access(None, {"KUBECONFIG": str(lab.kubeconfig)})
     pod = replace(elsewhere, context="")
-    told = {"RAY_CLUSTER_NAME": "green", "RAY_CLUSTER_NAMESPACE": "lab"}
+    variables = {"RAY_CLUSTER_NAME": "green", "RAY_CLUSTER_NAMESPACE": "lab"}
 
     def seen(site: Site) -> list[str]:
         return [str(each) for each in examine(site, jobs_folder=tmp_path) if each.check == "cluster"]
 
-    assert seen(Site(Api(pod), environ=told)) == ["ok      cluster: green is ready: 1 of 1 worker"]
-    assert seen(Site(Api(pod), "sdp", environ=told)) == ["ok      cluster: sdp is ready: 1 of 1 worker"]
+    assert seen(Site(Api(pod), environ=variables)) == ["ok      cluster: green is ready: 1 of 1 worker"]
+    assert seen(Site(Api(pod), "sdp", environ=variables)) == ["ok      cluster: sdp is ready: 1 of 1 worker"]
     for api in (Api(pod, "other"), Api(elsewhere)):  # the name says nothing of another namespace or another server
-        assert [line for line in seen(Site(api, environ=told)) if "green" in line] == []
+        assert [line for line in seen(Site(api, environ=variables)) if "green" in line] == []
 
 
-def test_a_server_that_goes_away_meanwhile_ends_in_findings_all_the_same(
+def test_a_server_lost_during_the_examination_still_yields_findings(
     lab: Lab, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("urllib3.Retry.sleep", lambda *_: None)
     healthy(lab, tmp_path)
     lab.kube.fault("GET", "^/apis?/", "drop", 10_000)
     lab.kube.fault("POST", "^/apis?/", "drop", 10_000)
-    code, found = examined(capfd)
+    code, findings = examined(capfd)
     assert code == 1
-    assert found["server"][0].startswith("ok: ")
+    assert findings["server"][0].startswith("ok: ")
     for check in ("cluster", "token", "placement"):
-        assert "does not answer" in found[check][0], found
-    assert found["jobs"][0].startswith("warning: cannot read the cluster's configurations")
+        assert "does not answer" in findings[check][0], findings
+    assert findings["jobs"][0].startswith("warning: cannot read the cluster's configurations")
 
 
-def test_where_karpenter_makes_nodes_a_missing_one_is_no_failure(
+def test_with_karpenter_a_missing_node_is_not_a_failure(
     lab: Lab, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     healthy(lab, tmp_path)
     lab.kube.remove("/api/v1/nodes/gpu")
     assert examined(capfd)[0] == 1
     lab.kube.groups["/apis/karpenter.sh/v1"] = ["nodepools"]
-    code, found = examined(capfd)
+    code, findings = examined(capfd)
     assert code == 0
-    assert "Karpenter must be able to add one" in found["group a10g"][0]
+    assert "Karpenter must be able to add one" in findings["group a10g"][0]
 
 
 @pytest.mark.usefixtures("lab")
 def test_the_doctor_says_that_a_server_is_out_of_reach_and_leaves_the_rest(capfd: pytest.CaptureFixture[str]) -> None:
-    code, found = examined(capfd, "--context", "elsewhere")
+    code, findings = examined(capfd, "--context", "elsewhere")
     assert code == 1
-    assert list(found) == ["server"]
-    assert "does not answer" in found["server"][0]
+    assert list(findings) == ["server"]
+    assert "does not answer" in findings["server"][0]
 
 
 @pytest.mark.needs("helm")
@@ -992,19 +978,19 @@ def test_a_chart_is_examined_before_it_is_applied(
         return examined(capfd, "--manifest", str(file))
 
     _, other = examined_with(**{"networkPolicy.operatorNamespace": "default"})
-    code, found = examined_with()
+    code, findings = examined_with()
     assert other["network policy"][0].startswith("failed: sdp does not let the operator in from namespace kuberay-")
     assert code == 1
-    assert found["network policy"] == ["ok: sdp lets the operator in from namespace kuberay-system; "]
-    assert found["cluster"] == ["ok: sdp, from the manifests; "]
-    assert found["group cpu"][0].startswith("failed: no node can take its pods: ")
-    assert "has 8 of cpu, needed 31" in found["group cpu"][0]
-    assert "not NVIDIA-A100-SXM4-80GB" in found["group a100"][0]
-    assert found["references"] == [
+    assert findings["network policy"] == ["ok: sdp lets the operator in from namespace kuberay-system; "]
+    assert findings["cluster"] == ["ok: sdp, from the manifests; "]
+    assert findings["group cpu"][0].startswith("failed: no node can take its pods: ")
+    assert "has 8 of cpu, needed 31" in findings["group cpu"][0]
+    assert "not NVIDIA-A100-SXM4-80GB" in findings["group a100"][0]
+    assert findings["references"] == [
         "failed: missing: Secret registry (for a100, a10g, cpu, head); create them before the pods"
     ]
-    assert found["token"][0].startswith("ok: ")
-    assert found["placement"][0].startswith("ok: ")
+    assert findings["token"][0].startswith("ok: ")
+    assert findings["placement"][0].startswith("ok: ")
 
 
 # --- many at once ----------------------------------------------------------------------------------------------------

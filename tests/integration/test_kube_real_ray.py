@@ -1,4 +1,4 @@
-"""The commands on a cluster against the job API of a real Ray with token authentication.
+"""The commands for a cluster, against the job API of a real Ray with token authentication.
 
 The API server is a double, and so is the operator: it submits to Ray what KubeRay would, and copies what Ray says into
 the RayJob's status.
@@ -11,15 +11,13 @@ import os
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import threading
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -35,6 +33,8 @@ from sdp.storage import open_storage
 from tests.download_kit import plain_urls, write_urls
 from tests.kube_server import CORE, RAY, KubeServer, running
 from tests.misbehaving.server import ImageServer
+from tests.programs import free_port, processes_with
+from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
 START_S = 180.0
@@ -68,47 +68,21 @@ class Ray:
             return json.load(answer)
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-def until(condition: Callable[[], Any], seconds: float, what: str) -> Any:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if found := condition():
-            return found
-        threading.Event().wait(0.2)
-    raise AssertionError(f"not within {seconds:.0f} s: {what}")
-
-
-def processes_of(folder: str) -> list[int]:
-    """The processes whose command line names a folder: Ray's daemons are in groups of their own."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError):
-            if folder.encode() in entry.read_bytes():
-                found.append(int(entry.parent.name))
-    return found
-
-
 @pytest.fixture(scope="module")
 def ray() -> Iterator[Ray]:
     """Started as KubeRay starts a head."""
     folder = tempfile.mkdtemp(prefix="sdp-ray-", dir="/tmp")  # Ray's sockets bear no long paths
-    found = Ray(free_port(), secrets.token_hex(16))
+    cluster = Ray(free_port(), secrets.token_hex(16))
     environ = {
         **{name: value for name, value in os.environ.items() if not name.startswith("RAY_")},
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "RAY_AUTH_MODE": "token",
-        "RAY_AUTH_TOKEN": found.token,
+        "RAY_AUTH_TOKEN": cluster.token,
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_raylet_start_wait_time_s": "150",  # Ray's own 30 s are few on a busy machine
     }
     words = [str(Path(sys.executable).parent / "ray"), "start", "--head", "--block", "--num-cpus=2"]
-    words += [f"--port={free_port()}", f"--dashboard-port={found.port}", "--dashboard-host=127.0.0.1"]
+    words += [f"--port={free_port()}", f"--dashboard-port={cluster.port}", "--dashboard-host=127.0.0.1"]
     words += [
         "--node-ip-address=127.0.0.1",
         f"--ray-client-server-port={free_port()}",
@@ -123,17 +97,17 @@ def ray() -> Iterator[Ray]:
         def answers() -> bool:
             assert process.poll() is None, Path(folder, "start.log").read_text()
             try:
-                nodes = found.ask("GET", "/nodes?view=summary")["data"]["summary"]
+                nodes = cluster.ask("GET", "/nodes?view=summary")["data"]["summary"]
                 return any(node["raylet"].get("state") == "ALIVE" for node in nodes)
             except (urllib.error.URLError, OSError, ValueError):
                 return False
 
-        until(answers, START_S, "Ray's dashboard answers")
-        yield found
+        until(answers, "Ray's dashboard answers", START_S)
+        yield cluster
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait(30)
-        for pid in processes_of(folder):
+        for pid in processes_with(folder):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         shutil.rmtree(folder, ignore_errors=True)
@@ -178,7 +152,7 @@ def kube(ray: Ray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 
 
 def operate(kube: KubeServer, ray: Ray, path: str, item: dict[str, Any]) -> None:
-    """What KubeRay does with a RayJob in HTTPMode that has a clusterSelector."""
+    """Act on a RayJob in HTTPMode with a clusterSelector, as KubeRay does."""
     submission = f"{item['metadata']['name']}-{secrets.token_hex(3)}"
     request = {
         "entrypoint": item["spec"]["entrypoint"],
@@ -188,8 +162,8 @@ def operate(kube: KubeServer, ray: Ray, path: str, item: dict[str, Any]) -> None
     kube.update_status(path, jobId=submission, rayClusterName="sdp", jobDeploymentStatus="Running", jobStatus="")
 
     def follow() -> None:
-        until(submit, 60, f"Ray takes {submission}")
-        until(once, 280, f"the end of {submission}")
+        until(submit, f"Ray takes {submission}", 60)
+        until(once, f"the end of {submission}", 280)
 
     def submit() -> bool:
         try:
@@ -233,7 +207,7 @@ def test_a_job_runs_by_the_configuration_that_was_sent_along_and_its_log_arrives
     assert "fetch: succeeded" in err
     assert out, "the driver says what it does"
     assert describe(open_storage(str(output))).to_json()["rows"] == 3
-    # The log is the driver's own, each byte once, and can be had again.
+    # The log is the driver's, each byte once, and can be read again.
     assert main(["logs", "fetch"]) == 0
     assert capfd.readouterr().out == out
     assert main(["status"]) == 0
@@ -269,7 +243,7 @@ def test_a_job_that_is_stopped_has_the_time_for_a_last_checkpoint(
     def ready() -> bool:
         return main(["logs", "slow"]) == 0 and "ready" in capfd.readouterr().out
 
-    until(ready, 120, "the driver has begun")
+    until(ready, "the driver has begun")
     assert main(["stop", "slow"]) == 0
     assert "slow: stopped" in capfd.readouterr().err
     assert saved.read_text() == "a last checkpoint"

@@ -26,7 +26,7 @@ EXTRA = ("README.md", "unet/diffusion_pytorch_model.bin", "vae/diffusion_pytorch
 
 @dataclass
 class Hub:
-    """What the fake hub serves and what it was asked."""
+    """The contents of the fake hub, and the requests that it received."""
 
     files: dict[str, bytes]
     port: int = 0
@@ -66,12 +66,12 @@ def hub() -> Iterator[Hub]:
 
         def api(self, rest: str) -> None:
             if rest == f"/revision/{REVISION}":
-                told = {
+                info = {
                     "id": REPO,
                     "sha": REVISION,
                     "siblings": [{"rfilename": name} for name in state.files],
                 }
-                self.answer(200, {}, json.dumps(told).encode())
+                self.answer(200, {}, json.dumps(info).encode())
             elif rest.rstrip("/") == f"/tree/{REVISION}":
                 told_tree = [
                     {"type": "file", "path": name, "size": len(data), "oid": sha1(data).hexdigest()}
@@ -165,7 +165,7 @@ def test_a_pinned_repository_is_checked_without_downloading_it(hub: Hub, ask: As
     assert hub.asked == [f"/api/models/{REPO}/revision/{REVISION}"]
 
 
-def test_what_a_repository_predicts_is_read_without_downloading_it(hub: Hub, ask: Ask) -> None:
+def test_a_repositorys_prediction_type_is_read_without_downloading_it(hub: Hub, ask: Ask) -> None:
     done = ask(f"prediction_type('{SOURCE}')")
     assert (done.code, done.out) == (0, "epsilon"), done.line
     fetched = {path.split(f"{REVISION}/", 1)[1] for path in hub.asked if "/resolve/" in path}
@@ -181,10 +181,10 @@ def test_a_pinned_repository_is_downloaded_once_and_has_the_models_digest(hub: H
     hub.asked.clear()
     assert ask(f"resolve('{SOURCE}').digest").out == done.out
     assert ask(f"check('{SOURCE}')").code == 0
-    assert hub.asked == []  # a revision does not change, so nobody needs to be asked
+    assert hub.asked == []  # a revision never changes, so no request is needed
 
 
-def test_what_is_cached_is_used_offline_and_nothing_else(hub: Hub, ask: Ask) -> None:
+def test_offline_only_cached_models_are_used(hub: Hub, ask: Ask) -> None:
     refused = ask(f"check('{SOURCE}')", HF_HUB_OFFLINE="1")
     assert refused.line.startswith("2 model source")
     assert "unset HF_HUB_OFFLINE" in refused.line
@@ -214,7 +214,7 @@ def test_a_missing_repository_names_the_mirror(ask: Ask) -> None:
     assert MIRROR in done.line
 
 
-def test_a_missing_revision_is_said_to_be_missing(ask: Ask) -> None:
+def test_a_missing_revision_is_reported_as_missing(ask: Ask) -> None:
     for call in ("check", "resolve"):
         done = ask(f"{call}('{REPO}@{REVISION[::-1]}')")
         assert done.line.startswith("2 model source"), done.line
@@ -244,7 +244,7 @@ def test_a_hub_in_trouble_is_worth_another_try(hub: Hub, ask: Ask, fail: int) ->
         assert "try again later" in done.line
 
 
-def test_a_hub_that_is_not_there_is_worth_another_try(ask: Ask) -> None:
+def test_an_unreachable_hub_is_a_temporary_error(ask: Ask) -> None:
     done = ask(f"check('{SOURCE}')", HF_ENDPOINT="http://127.0.0.1:9")
     assert done.line.startswith("1 model source")
     assert "did not answer" in done.line

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.needs("versitygw")
 
 @pytest.fixture
 def uri(s3_env: Gateway, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Where a copy of the tiny model lies."""
+    """Return the address of a copy of the tiny model."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
     storage = open_storage(f"{s3_env.uri}/{request.node.name}/model")
     tiny = resolve("builtin:tiny").path
@@ -48,11 +48,11 @@ def test_the_workers_of_a_machine_download_it_once(uri: str) -> None:
     workers = [
         subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, env=os.environ.copy()) for _ in range(4)
     ]
-    told = [worker.communicate(timeout=120)[0].decode().split() for worker in workers]
+    outputs = [worker.communicate(timeout=120)[0].decode().split() for worker in workers]
     assert [worker.returncode for worker in workers] == [0] * 4
-    assert {path for path, _ in told} == {str(resolve(uri).path)}
+    assert {path for path, _ in outputs} == {str(resolve(uri).path)}
     files = len(present(resolve(uri).path))
-    assert sorted(int(reads) for _, reads in told) == [0, 0, 0, files]
+    assert sorted(int(reads) for _, reads in outputs) == [0, 0, 0, files]
 
 
 def test_a_missing_part_in_a_bucket_is_named(uri: str) -> None:

@@ -20,12 +20,12 @@ STEP_S = 2.0
 
 @pytest.fixture(scope="module")
 def run(tool: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorded]:
-    with recorded(tool("helm"), tool("prometheus"), tmp_path_factory.mktemp("proof"), SMALL) as told:
-        yield told
+    with recorded(tool("helm"), tool("prometheus"), tmp_path_factory.mktemp("proof"), SMALL) as recording:
+        yield recording
 
 
 def silent(run: Recorded, expressions: list[tuple[str, str]]) -> dict[str, str]:
-    """Those that had no value at any time of the load."""
+    """Return the expressions without a value at any time of the load."""
     return {where: text for where, text in expressions if not run.prometheus.history(text, run.start, run.end, STEP_S)}
 
 
@@ -50,10 +50,10 @@ def test_every_series_that_an_alert_asks_for_is_there(run: Recorded) -> None:
 
 def test_every_name_of_ray_s_is_one_that_ray_has(run: Recorded) -> None:
     for name, labels in RAY.items():
-        found = run.prometheus.history(name, run.start, run.end, STEP_S)
-        assert found, name
-        assert labels <= {label for series, _ in found for label in series}, (name, labels, found[0][0])
-        assert all(not label.startswith("otel_") and label != "Version" for series, _ in found for label in series)
+        history = run.prometheus.history(name, run.start, run.end, STEP_S)
+        assert history, name
+        assert labels <= {label for series, _ in history for label in series}, (name, labels, history[0][0])
+        assert all(not label.startswith("otel_") and label != "Version" for series, _ in history for label in series)
 
 
 def test_jobs_metrics_have_the_catalogue_s_names_and_say_where_they_come_from(run: Recorded) -> None:
@@ -66,42 +66,42 @@ def test_jobs_metrics_have_the_catalogue_s_names_and_say_where_they_come_from(ru
 
 def test_a_job_s_rows_are_told_by_its_stage(run: Recorded) -> None:
     """Their own label is `job`, which is the name of one that Prometheus puts on everything."""
-    found = run.prometheus.history("sdp_job_rows", run.start, run.end, STEP_S)
-    assert {(series["stage"], series["run"], series["job"]) for series, _ in found} == {
+    history = run.prometheus.history("sdp_job_rows", run.start, run.end, STEP_S)
+    assert {(series["stage"], series["run"], series["job"]) for series, _ in history} == {
         ("download", "images", "ray"),
         ("process", "latents", "ray"),
     }
-    assert all("exported_job" not in series for series, _ in found)
+    assert all("exported_job" not in series for series, _ in history)
 
 
 def test_a_gauge_that_was_set_once_is_there_as_long_as_its_process(run: Recorded) -> None:
     """Ray leaves out what was not set again between two exports. This one was set before the download."""
-    ((series, told),) = run.prometheus.history("sdp_train_mfu", run.start, run.end, STEP_S)
-    ((_, scraped),) = run.prometheus.history(f'up{{pod="{series["pod"]}"}} == 1', told[0][0], run.end, STEP_S)
+    ((series, values),) = run.prometheus.history("sdp_train_mfu", run.start, run.end, STEP_S)
+    ((_, scraped),) = run.prometheus.history(f'up{{pod="{series["pod"]}"}} == 1', values[0][0], run.end, STEP_S)
     assert len(scraped) > 20
-    assert len(told) > 0.9 * len(scraped)
+    assert len(values) > 0.9 * len(scraped)
 
 
-def test_memory_on_gpus_is_told_by_role_and_rank(run: Recorded) -> None:
+def test_gpu_memory_is_reported_by_role_and_rank(run: Recorded) -> None:
     """The exporter knows the driver's pids, the jobs their own: joined by the pid inside the pod."""
-    found = run.prometheus.history("sdp:gpu_process_memory:bytes", run.start, run.end, STEP_S)
-    told = {
+    history = run.prometheus.history("sdp:gpu_process_memory:bytes", run.start, run.end, STEP_S)
+    memory = {
         (s["role"], s.get("rank", ""), s.get("ray_group", ""), s["node"], s["gpu"], values[-1][1])
-        for s, values in found
+        for s, values in history
     }
     assert {
         ("trainer", "0", "a100", "node-2", "0", 30.0 * GIB),
         ("trainer", "1", "a100", "node-2", "1", 30.0 * GIB),
         ("encoder", "", "a10g", "node-1", "0", 2.0 * GIB),
-    } <= told
-    assert {series["run"] for series, _ in found if series["role"] == "trainer"} == {"sd2"}
-    assert {series["job_name"] for series, _ in found if series["role"] != "other"} == {JOB}
+    } <= memory
+    assert {series["run"] for series, _ in history if series["role"] == "trainer"} == {"sd2"}
+    assert {series["job_name"] for series, _ in history if series["role"] != "other"} == {JOB}
 
 
-def test_a_gpu_belongs_to_the_run_on_it_and_an_idle_one_to_nobody(run: Recorded) -> None:
-    found = run.prometheus.history("sdp:gpu:owner", run.start, run.end, STEP_S)
-    runs = {(s["node"], s["gpu"]): set[str]() for s, _ in found}
-    for series, _ in found:
+def test_a_gpu_belongs_to_its_run_and_an_idle_one_to_none(run: Recorded) -> None:
+    history = run.prometheus.history("sdp:gpu:owner", run.start, run.end, STEP_S)
+    runs = {(s["node"], s["gpu"]): set[str]() for s, _ in history}
+    for series, _ in history:
         runs[series["node"], series["gpu"]].add(series.get("run", ""))
     assert "sd2" in runs["node-2", "0"]
     assert runs["node-2", "2"] == {""}
@@ -112,7 +112,7 @@ def test_a_gpu_belongs_to_the_run_on_it_and_an_idle_one_to_nobody(run: Recorded)
 
 def test_alerts_of_the_faults_that_were_made_are_pending_or_firing(run: Recorded) -> None:
     run.prometheus.until('ALERTS{alertname="SdpGpuThrottled"}')
-    found = {(a["labels"]["alertname"], a["labels"].get("gpu", "")) for a in run.prometheus.ask("alerts")["alerts"]}
+    alerts = {(a["labels"]["alertname"], a["labels"].get("gpu", "")) for a in run.prometheus.ask("alerts")["alerts"]}
     assert {
         ("SdpGpuXid", "2"),
         ("SdpGpuXidFatal", "2"),
@@ -120,9 +120,9 @@ def test_alerts_of_the_faults_that_were_made_are_pending_or_firing(run: Recorded
         ("SdpGpuFaulty", "2"),
         ("SdpGpuLost", "4"),
         ("SdpGpuMemoryAlmostFull", "1"),
-    } <= found
+    } <= alerts
     quiet = {"SdpExporterDown", "SdpExporterBlind", "SdpLedgerMismatch", "SdpSpilling", "SdpTrainingRecovers"}
-    assert not quiet & {name for name, _ in found}
+    assert not quiet & {name for name, _ in alerts}
 
 
 def test_figures_are_those_of_the_load(run: Recorded) -> None:

@@ -1,4 +1,4 @@
-"""A folder of everything that is copied elsewhere, and goes on there."""
+"""A folder with everything, copied elsewhere and used there."""
 
 import shutil
 from pathlib import Path
@@ -24,32 +24,32 @@ from tests.training import config
 
 def test_a_copy_of_everything_trains_and_draws_on_where_the_original_stopped(tmp_path: Path) -> None:
     torch.set_num_threads(1)
-    here, there = tmp_path / "here", tmp_path / "there"
+    here, copied = tmp_path / "here", tmp_path / "there"
     make_tiny_model(here / "model")
     make_latents(here, 40, vocabulary=50)
     run(config(here, max_steps=5, scaling__in_driver=True))  # an epoch has five steps
     drawn = generate.run(generate_config(here / "out", here / "run", model=str(here / "model"))).dataset
-    shutil.copytree(here, there, copy_function=shutil.copyfile)
+    shutil.copytree(here, copied, copy_function=shutil.copyfile)
     shutil.rmtree(here)
 
-    goes_on = run(config(there, max_steps=7, scaling__in_driver=True))
+    goes_on = run(config(copied, max_steps=7, scaling__in_driver=True))
     assert goes_on.state.step == 7
-    redrawn = generate.run(generate_config(there / "out", there / "run", model=str(there / "model")))
+    redrawn = generate.run(generate_config(copied / "out", copied / "run", model=str(copied / "model")))
     assert drawn is not None
     assert redrawn.dataset is not None
     assert redrawn.dataset.digest == drawn.digest  # by the checkpoint that it was begun with
 
     make_latents(tmp_path / "other", 40, unit_rows=20, vocabulary=50)
     with pytest.raises(DatasetError, match=r"other/latents: not the dataset that this run began with"):
-        run(config(there, max_steps=9, scaling__in_driver=True, source__uri=str(tmp_path / "other/latents")))
+        run(config(copied, max_steps=9, scaling__in_driver=True, source__uri=str(tmp_path / "other/latents")))
     (tmp_path / "nothing").mkdir()
     with pytest.raises(DatasetError, match=r"/nothing: not a dataset of sdp"):
-        run(config(there, max_steps=9, scaling__in_driver=True, source__uri=str(tmp_path / "nothing")))
+        run(config(copied, max_steps=9, scaling__in_driver=True, source__uri=str(tmp_path / "nothing")))
     make_tiny_model(tmp_path / "model")
     settings = tmp_path / "model/tokenizer/tokenizer_config.json"
     settings.write_text(settings.read_text() + " ")
     with pytest.raises(UserError, match=r"model.source: .* is another model than the run began with"):
-        run(config(there, max_steps=9, scaling__in_driver=True, model__source=str(tmp_path / "model")))
+        run(config(copied, max_steps=9, scaling__in_driver=True, model__source=str(tmp_path / "model")))
 
 
 def begin_download(root: str) -> Output:
@@ -59,9 +59,9 @@ def begin_download(root: str) -> Output:
 
 
 def copy(source: str, target: str) -> None:
-    storage, there = open_storage(source), open_storage(target)
+    storage, copied = open_storage(source), open_storage(target)
     for file in storage.list():
-        there.publish(file.path, storage.read(file.path))
+        copied.publish(file.path, storage.read(file.path))
 
 
 @pytest.mark.needs("versitygw")

@@ -35,7 +35,7 @@ def idle() -> Iterator[Cluster]:
 
 
 def bundles() -> list[dict[str, float]]:
-    """What placement groups that wait for a place ask for."""
+    """Return the bundles of placement groups that wait for a place."""
     groups = placement_group_table().values()
     return [bundle for group in groups if group["state"] == "PENDING" for bundle in group["bundles"].values()]
 
@@ -70,7 +70,7 @@ def test_two_trainers_of_two_gpus_each_take_four(
     job = threading.Thread(target=lambda: summaries.append(run(how)), daemon=True)
     job.start()
     assert [bundle.get("GPU") for bundle in until(bundles, "bundles are asked for", DEADLINE_S)] == [2.0, 2.0]
-    three = idle.add_node(num_cpus=2, num_gpus=3, labels=A100)  # of which one is no place for two
+    three = idle.add_node(num_cpus=2, num_gpus=3, labels=A100)  # too few for two workers
     place = waiting.place_of("scaling", how.scaling, grows=True, more="", gpus=2)
     assert (place.capacity, place.bundle) == (1, {"GPU": 2.0})
     with pytest.raises(UserError, match=r"^scaling.num_workers: expected at most 1, got 2: .* 3 A100 GPUs, 2 for each"):

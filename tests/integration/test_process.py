@@ -61,7 +61,7 @@ USUAL = ("output.rows_per_file=25", "seed=4", "transform.crop=random")
 
 @pytest.fixture(scope="module")
 def processed(root: Path, images: Path, model: Path) -> Dataset:
-    """What comes of it; whoever damages it mends it."""
+    """Return the processed dataset. A test that damages it must repair it."""
     return run(config_of(images, root / "out", model, *USUAL))
 
 
@@ -167,8 +167,8 @@ def test_failures_keep_their_place_in_the_account_and_can_be_tried_again(tmp_pat
 
 
 def test_two_resolutions_embeddings_and_random_crops_in_one_pass(tmp_path: Path, images: Path, model: Path) -> None:
-    told = ["resolutions=[64,128]", "transform.crop=random", "encode.text=text_embedding"]
-    dataset = run(config_of(images, tmp_path / "out", model, *told))
+    settings = ["resolutions=[64,128]", "transform.crop=random", "encode.text=text_embedding"]
+    dataset = run(config_of(images, tmp_path / "out", model, *settings))
     table = rows_of(dataset)
     assert table.num_rows == 54
     assert len(table["latents_64"][0].as_py()) == 2 * 4 * 8 * 8
@@ -187,7 +187,7 @@ def test_two_resolutions_embeddings_and_random_crops_in_one_pass(tmp_path: Path,
     assert np.allclose(empty[0], nothing, atol=1e-2)
 
 
-def test_moments_are_what_the_samples_are_drawn_from(
+def test_the_moments_are_those_of_the_distribution_of_the_samples(
     tmp_path: Path, images: Path, model: Path, processed: Dataset
 ) -> None:
     dataset = run(config_of(images, tmp_path / "out", model, *USUAL, "encode.latents=moments"))
@@ -215,7 +215,7 @@ def test_aspect_buckets_keep_the_whole_picture(tmp_path: Path, model: Path) -> N
         assert len(cell) == 2 * int(np.prod(shapes[bucket]))
 
 
-def test_the_number_of_workers_does_not_show_in_what_is_written(
+def test_the_output_does_not_depend_on_the_number_of_workers(
     tmp_path: Path, images: Path, model: Path, processed: Dataset
 ) -> None:
     more = ("encode.num_workers=2", "transform.concurrency=1")
@@ -231,14 +231,14 @@ def test_running_again_does_nothing(
     root: Path, images: Path, model: Path, processed: Dataset, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = files_in(root / "out")
-    again = run(config_of(images, root / "out", model, *USUAL))
-    assert again.digest == processed.digest
+    second = run(config_of(images, root / "out", model, *USUAL))
+    assert second.digest == processed.digest
     after = files_in(root / "out")
     assert {name for name in after if before.get(name) != after[name]} <= {"_manifest.json"}
     assert "nothing to do" in capsys.readouterr().err
 
 
-def test_a_run_makes_what_is_missing_and_only_that(root: Path, images: Path, model: Path, processed: Dataset) -> None:
+def test_a_run_writes_only_missing_parts(root: Path, images: Path, model: Path, processed: Dataset) -> None:
     before = files_in(root / "out")
     missing = processed.parts["path"][1].as_py()
     content = processed.storage.read(missing)
@@ -250,15 +250,15 @@ def test_a_run_makes_what_is_missing_and_only_that(root: Path, images: Path, mod
     assert {name for name in before if name.startswith("parts/") and before[name] != after[name]} == {missing}
 
 
-def test_a_dataset_grows_with_its_limit_its_source_and_what_upstream_rescues(tmp_path: Path, model: Path) -> None:
+def test_a_dataset_grows_with_its_limit_its_source_and_upstreams_retries(tmp_path: Path, model: Path) -> None:
     make_images(tmp_path, rows=40, unit_rows=20)
-    told = (tmp_path / "images", tmp_path / "out", model, "output.rows_per_file=20")
-    first = run(config_of(*told, "limit=20"))
+    arguments = (tmp_path / "images", tmp_path / "out", model, "output.rows_per_file=20")
+    first = run(config_of(*arguments, "limit=20"))
     assert rows_of(first)["row"].to_pylist()[-1] == 19
     before = files_in(tmp_path / "out" / "parts")
 
     make_images(tmp_path, rows=70, unit_rows=20)
-    summary = job.run(config_of(*told))
+    summary = job.run(config_of(*arguments))
     assert summary.dataset is not None
     assert summary.figures.images_encoded == 45, "what was there is not done again"
     assert summary.dataset.manifest.counts.written == 63
@@ -274,7 +274,7 @@ def test_a_dataset_grows_with_its_limit_its_source_and_what_upstream_rescues(tmp
         retried = {"http_status": len(rescued)}
         write_part(storage, "images", work, images_table(rescued), account, layout=Layout(), retried=retried)
     finish(retry)
-    summary = job.run(config_of(*told))
+    summary = job.run(config_of(*arguments))
     assert summary.dataset is not None
     assert summary.figures.images_encoded == 7
     assert rows_of(summary.dataset)["row"].to_pylist() == list(range(70))
@@ -284,7 +284,7 @@ def test_a_dataset_grows_with_its_limit_its_source_and_what_upstream_rescues(tmp
 # --- before anything begins ------------------------------------------------------------------------------------------
 
 
-def test_a_dry_run_tells_and_writes_nothing(
+def test_a_dry_run_prints_its_plan_and_writes_nothing(
     tmp_path: Path, root: Path, images: Path, model: Path, processed: Dataset, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert job.run(config_of(images, tmp_path / "out", model, *USUAL), dry_run=True).dataset is None
@@ -303,7 +303,7 @@ def test_a_dry_run_tells_and_writes_nothing(
     missing.write_bytes(content)
 
 
-def test_takedowns_of_the_source_are_what_workers_are_told(tmp_path: Path, model: Path) -> None:
+def test_workers_get_the_sources_takedowns(tmp_path: Path, model: Path) -> None:
     make_images(tmp_path, rows=20)
     tombstones.add(open_storage(str(tmp_path / "images")), [tombstones.Takedown("row", "11")])
     spec = with_tombstones(prepare(config_of(tmp_path / "images", tmp_path / "out", model)))
@@ -336,7 +336,7 @@ def refused(config: ProcessConfig, kind: type[SdpError] = UserError) -> str:
     return line
 
 
-def test_what_is_missing_is_said_in_a_line_before_work_begins(tmp_path: Path, images: Path, model: Path) -> None:
+def test_missing_inputs_are_reported_in_one_line_before_work_begins(tmp_path: Path, images: Path, model: Path) -> None:
     out = tmp_path / "out"
     assert "no such folder" in refused(config_of(images, out, tmp_path / "nowhere"), ModelError)
     (tmp_path / "half").mkdir()
@@ -348,14 +348,14 @@ def test_what_is_missing_is_said_in_a_line_before_work_begins(tmp_path: Path, im
     assert not out.exists()
 
 
-def test_an_accelerator_that_no_node_has_is_refused_with_what_there_is(
+def test_an_accelerator_that_no_node_has_is_refused_with_the_existing_ones(
     tmp_path: Path, images: Path, model: Path
 ) -> None:
     line = refused(config_of(images, tmp_path / "out", model, "encode.accelerator=A10G"))
     assert line.startswith("encode.accelerator: expected an accelerator type that a node offers, got 'A10G'")
 
 
-def test_labels_that_no_node_has_are_refused_with_what_there_is(tmp_path: Path, images: Path, model: Path) -> None:
+def test_labels_that_no_node_has_are_refused_with_the_existing_ones(tmp_path: Path, images: Path, model: Path) -> None:
     line = refused(config_of(images, tmp_path / "out", model, "transform.node_labels={ray.io/node-group: cpu}"))
     assert line.startswith("transform.node_labels: no node has {ray.io/node-group: cpu} (ray.io/node-group is ")
 

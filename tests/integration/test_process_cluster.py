@@ -14,7 +14,7 @@ from sdp.errors import UserError
 from sdp.process import job
 from tests.kit import accounted
 from tests.local_ray import several_nodes
-from tests.process_kit import config_of, make_images, obey, write_model
+from tests.process_kit import config_of, follow_instructions, make_images, write_model
 from tests.waiting import as_soon_as
 
 STORE = 100_000_000
@@ -34,7 +34,7 @@ def nodes(traces: Path) -> Iterator[Cluster]:
     for kind, gpus in (("A10G", 2), ("A100", 1)):
         labels = {"ray.io/accelerator-type": kind, "ray.io/node-group": kind.lower()}
         machines.append({"num_cpus": 2, "num_gpus": gpus, "labels": labels})
-    with several_nodes(*machines, setup=lambda: obey(str(traces))) as cluster:
+    with several_nodes(*machines, setup=lambda: follow_instructions(str(traces))) as cluster:
         yield cluster
 
 

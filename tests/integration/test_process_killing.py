@@ -18,7 +18,7 @@ from sdp.process import job
 from sdp.storage import open_storage
 from tests.kit import accounted
 from tests.local_ray import one_node
-from tests.process_kit import DEADLY, config_of, make_images, obey, picture, write_model
+from tests.process_kit import DEADLY, config_of, follow_instructions, make_images, picture, write_model
 from tests.waiting import until
 
 
@@ -26,7 +26,7 @@ from tests.waiting import until
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     traces = tmp_path_factory.mktemp("traces")
     (traces / "wanted").write_text("1")
-    with one_node(cpus=3, setup=lambda: obey(str(traces))):
+    with one_node(cpus=3, setup=lambda: follow_instructions(str(traces))):
         yield traces
 
 
@@ -95,9 +95,9 @@ def test_a_driver_that_is_killed_is_continued_by_the_next(tmp_path: Path, model:
     make_images(tmp_path, rows=160, unit_rows=40)
     out = open_storage(str(tmp_path / "out"))
     settings = ("output.rows_per_file=20", "encode.batch_size=4")
-    told = [f"source.uri={tmp_path / 'images'}", f"output.uri={out.uri}", f"model.source={model}"]
-    told += ["resolutions=[64]", "encode.dtype=fp32", "encode.use_gpu=false", *settings]
-    program = f"from sdp.config import load\nfrom sdp.process import job\njob.run(load('process', None, {told!r}))"
+    arguments = [f"source.uri={tmp_path / 'images'}", f"output.uri={out.uri}", f"model.source={model}"]
+    arguments += ["resolutions=[64]", "encode.dtype=fp32", "encode.use_gpu=false", *settings]
+    program = f"from sdp.config import load\nfrom sdp.process import job\njob.run(load('process', None, {arguments!r}))"
     address = ray.get_runtime_context().gcs_address
 
     kept: dict[str, float] = {}

@@ -46,8 +46,8 @@ def upload(folder: Path, uri: str) -> str:
     return storage.uri
 
 
-def run(*told: str, **options: bool) -> job.ProcessSummary:
-    summary = job.run(config_of(*told, "output.rows_per_file=20"), **options)
+def run(*settings: str, **options: bool) -> job.ProcessSummary:
+    summary = job.run(config_of(*settings, "output.rows_per_file=20"), **options)
     assert summary.dataset is not None
     return summary
 
@@ -63,23 +63,23 @@ def test_latents_in_a_bucket_are_those_on_a_disk(tmp_path: Path, bucket: str, ga
     model = write_model(tmp_path / "model")
     images, far_model = upload(tmp_path / "images", f"{bucket}/images"), upload(model, f"{bucket}/model")
     here = run(str(tmp_path / "images"), str(tmp_path / "out"), str(model)).dataset
-    there = run(images, f"{bucket}/out", far_model).dataset
+    remote = run(images, f"{bucket}/out", far_model).dataset
     assert here is not None
-    assert there is not None
-    assert there.manifest.counts.written == 54
-    names = there.parts["path"].to_pylist()
+    assert remote is not None
+    assert remote.manifest.counts.written == 54
+    names = remote.parts["path"].to_pylist()
     assert len(names) == 3
     for name in names:
-        assert there.storage.read(name) == here.storage.read(name), "the same bytes, wherever they come from and go to"
+        assert remote.storage.read(name) == here.storage.read(name), "the same bytes, wherever they come from and go to"
     assert gateway.pending_uploads() == []
 
-    again = run(images, f"{bucket}/out", far_model)
-    assert again.figures.parts_written == 0
-    content = there.storage.read(names[1])
-    there.storage.delete(names[1])
+    second = run(images, f"{bucket}/out", far_model)
+    assert second.figures.parts_written == 0
+    content = remote.storage.read(names[1])
+    remote.storage.delete(names[1])
     mended = run(images, f"{bucket}/out", far_model)
     assert (mended.figures.parts_written, mended.figures.rows_total) == (1, 20)
-    assert there.storage.read(names[1]) == content
+    assert remote.storage.read(names[1]) == content
 
 
 def test_plain_parquet_in_a_bucket_is_a_source(tmp_path: Path, bucket: str) -> None:
@@ -96,13 +96,13 @@ def test_a_server_that_goes_away_for_a_while_is_waited_for(tmp_path: Path, bucke
     images = upload(tmp_path / "images", f"{bucket}/images")
     went: list[float] = []
 
-    def go_and_come_back(_: bool) -> None:
+    def leave_and_return(_: bool) -> None:
         gateway.kill()
         went.append(time.monotonic())
         time.sleep(2)  # so long it is away
         gateway.start()
 
-    restarter = as_soon_as(lambda: any("/out/parts/" in name for name in gateway.objects()), go_and_come_back)
+    restarter = as_soon_as(lambda: any("/out/parts/" in name for name in gateway.objects()), leave_and_return)
     summary = run(images, f"{bucket}/out", model)
     ended = time.monotonic()
     restarter.join()

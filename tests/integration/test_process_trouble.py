@@ -110,8 +110,8 @@ def test_what_was_not_finite_can_be_tried_again_and_a_device_that_fails_is_repla
     first = job.run(config)
     assert first.figures.deaths == 2, "one that did not start, one whose device failed at work"
     assert first.figures.written == 9, "and no row for that"
-    again = job.run(config, only_failed=True)
+    second = job.run(config, only_failed=True)
     assert first.dataset is not None
-    assert again.dataset is not None
-    assert dict(again.dataset.manifest.counts.reasons) == {"not_finite": 1}
-    assert again.figures.images_encoded == 1, "the row that failed, and no other"
+    assert second.dataset is not None
+    assert dict(second.dataset.manifest.counts.reasons) == {"not_finite": 1}
+    assert second.figures.images_encoded == 1, "the row that failed, and no other"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sdp.report.write import write_report
+from sdp.report.sections import write_report
 from tests.unit.test_report import make_pictures, make_run
 
 pytestmark = pytest.mark.needs("chromium")

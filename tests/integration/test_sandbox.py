@@ -53,7 +53,7 @@ def poisoned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Results:
-    """What was delivered, to be waited for."""
+    """The delivered results, which a test can wait for."""
 
     def __init__(self) -> None:
         self.by_token: dict[int, Checked] = {}
@@ -91,10 +91,10 @@ def test_every_image_is_checked_once_whatever_its_pieces() -> None:
         for token in range(30):
             pool.put(token, [GOOD[at : at + 1000 * (token + 1)] for at in range(0, len(GOOD), 1000 * (token + 1))])
         pool.put(30, [b"no image"])
-        found = results.wait_for(31)
-    assert {found[token].outcome for token in range(30)} == {WRITTEN}
-    assert found[30].reason == "not_an_image"
-    assert len({found[token].data for token in range(30)}) == 1
+        outcomes = results.wait_for(31)
+    assert {outcomes[token].outcome for token in range(30)} == {WRITTEN}
+    assert outcomes[30].reason == "not_an_image"
+    assert len({outcomes[token].data for token in range(30)}) == 1
 
 
 @pytest.mark.usefixtures("poisoned")
@@ -104,13 +104,13 @@ def test_an_image_that_kills_its_decoder_twice_is_recorded_and_the_others_are_ch
     with decoders(results, answer_s=2.0) as pool:
         for token in range(12):
             pool.put(token, [GOOD, poison] if token in (3, 4) else [GOOD])
-        found = results.wait_for(12)
-    crashed = {token for token, checked in found.items() if checked.outcome != WRITTEN}
+        outcomes = results.wait_for(12)
+    crashed = {token for token, checked in outcomes.items() if checked.outcome != WRITTEN}
     assert crashed == {3, 4}
     for token in crashed:
-        assert (found[token].outcome, found[token].reason) == (FAILED, "crashed")
-        assert how in (found[token].detail or "")
-        assert "twice" in (found[token].detail or "")
+        assert (outcomes[token].outcome, outcomes[token].reason) == (FAILED, "crashed")
+        assert how in (outcomes[token].detail or "")
+        assert "twice" in (outcomes[token].detail or "")
 
 
 @pytest.mark.usefixtures("poisoned")
@@ -127,13 +127,13 @@ def test_an_image_that_computes_for_too_long_is_refused_at_once() -> None:
     with decoders(results, settings=replace(SETTINGS, cpu_s=1.0)) as pool:
         pool.put(0, [GOOD, b"BUSY"])
         pool.put(1, [GOOD])
-        found = results.wait_for(2)
-    assert (found[0].reason, found[1].outcome) == ("undecodable", WRITTEN)
-    assert "CPU time" in (found[0].detail or "")
+        outcomes = results.wait_for(2)
+    assert (outcomes[0].reason, outcomes[1].outcome) == ("undecodable", WRITTEN)
+    assert "CPU time" in (outcomes[0].detail or "")
 
 
 @pytest.mark.usefixtures("poisoned")
-def test_who_takes_over_a_decoder_gets_no_file_no_network_no_process_and_no_secret() -> None:
+def test_code_that_takes_over_a_decoder_reaches_no_file_network_process_or_secret() -> None:
     results = Results()
     with decoders(results) as pool:
         pool.put(0, [GOOD, b"SPY"])
@@ -164,7 +164,7 @@ def test_a_decoder_has_the_kernel_s_locks_and_its_parent_cannot_be_looked_into()
 
 
 LOCKS = {"_forbid_files": ("open", "connect"), "_forbid_calls": ("open", "socket", "fork", "signal")}
-"""What each lets nobody do, though the other one is missing."""
+"""The action that each lock prevents on its own."""
 TRIED = """
 import ctypes, json, os, socket, sys
 from sdp.sandbox import confine
@@ -239,7 +239,7 @@ def test_pixels_that_an_image_has_forged_are_that_image_s_failure(reply: bytes) 
 
 
 @pytest.mark.parametrize("index", range(0, 40, 3))
-def test_a_confined_decoder_makes_of_an_image_what_any_process_makes_of_it(index: int) -> None:
+def test_a_confined_decoder_decodes_images_like_any_other_process(index: int) -> None:
     data = shapes.encode(shapes.sample(index))[0]
     results = Results()
     with decoders(results) as pool:
@@ -248,17 +248,17 @@ def test_a_confined_decoder_makes_of_an_image_what_any_process_makes_of_it(index
 
 
 @pytest.mark.usefixtures("poisoned")
-def test_an_image_that_wants_all_memory_is_refused_and_kills_nobody() -> None:
+def test_an_image_that_needs_all_memory_is_refused_and_kills_no_decoder() -> None:
     results = Results()
     with decoders(results) as pool:
         pool.put(0, [GOOD, b"GREEDY"])
         pool.put(1, [GOOD])
-        found = results.wait_for(2)
-    assert found[0].reason == "no_memory"
-    assert found[1].outcome == WRITTEN
+        outcomes = results.wait_for(2)
+    assert outcomes[0].reason == "no_memory"
+    assert outcomes[1].outcome == WRITTEN
 
 
-def test_what_there_is_no_memory_for_is_called_so_whatever_its_format() -> None:
+def test_an_image_too_large_for_memory_is_reported_as_such_in_every_format() -> None:
     picture = Image.linear_gradient("L").resize((1200, 1200)).convert("RGB")
     images = []
     for format, options in FORMATS:
@@ -271,8 +271,8 @@ def test_what_there_is_no_memory_for_is_called_so_whatever_its_format() -> None:
         with decoders(results, settings=settings) as pool:
             for token, data in enumerate(images):
                 pool.put(token, [data])
-            found = results.wait_for(len(images))
-        assert {FORMATS[token][0]: checked.reason for token, checked in found.items()} == dict.fromkeys(
+            outcomes = results.wait_for(len(images))
+        assert {FORMATS[token][0]: checked.reason for token, checked in outcomes.items()} == dict.fromkeys(
             (format for format, _ in FORMATS), reason
         )
 
@@ -332,7 +332,7 @@ def test_a_sandbox_makes_the_crops_that_any_process_makes(crop: Literal["center"
         assert caught.value.reason == reason
 
 
-def test_a_sandbox_ends_its_decoders_when_nobody_holds_it_any_more() -> None:
+def test_a_sandbox_ends_its_decoders_when_it_is_no_longer_referenced() -> None:
     others = children()
     sandboxed = SandboxedCrops(Recipe((64,)))
     sandboxed(GOOD, 1)

@@ -33,7 +33,7 @@ def one_line(error: BaseException) -> str:
     return text
 
 
-def test_what_is_published_comes_back(storage: Storage) -> None:
+def test_published_content_is_read_back_unchanged(storage: Storage) -> None:
     data = bytes(range(256)) * 1000
     info = storage.publish("parts/0001.bin", data)
     assert (info.path, info.size) == ("parts/0001.bin", len(data))
@@ -120,7 +120,7 @@ def test_create_succeeds_once(storage: Storage) -> None:
     assert storage.read("once") == b"first"
 
 
-def test_of_many_threads_that_create_one_wins(storage: Storage) -> None:
+def test_one_of_many_creating_threads_wins(storage: Storage) -> None:
     together = threading.Barrier(12)
 
     def attempt(number: int) -> bool:
@@ -216,16 +216,16 @@ def test_sources_are_found_by_file_folder_and_pattern(storage: Storage) -> None:
         storage.publish(name, b"12345")
     top = storage.uri_of("m")
 
-    def found(uri: str) -> list[str]:
+    def files_at(uri: str) -> list[str]:
         files = list_source(uri)
         assert all(file.size == 5 and file.etag for file in files)
         return [file.uri.removeprefix(top) for file in files]
 
-    assert found(top) == ["/a.parquet", "/b.parquet", "/deep/d.parquet"]
-    assert found(f"{top}/b.parquet") == ["/b.parquet"]
-    assert found(f"{top}/c.txt") == ["/c.txt"]
-    assert found(f"{top}/*.parquet") == ["/a.parquet", "/b.parquet"]
-    assert found(f"{top}/**/d*") == ["/deep/d.parquet"]
+    assert files_at(top) == ["/a.parquet", "/b.parquet", "/deep/d.parquet"]
+    assert files_at(f"{top}/b.parquet") == ["/b.parquet"]
+    assert files_at(f"{top}/c.txt") == ["/c.txt"]
+    assert files_at(f"{top}/*.parquet") == ["/a.parquet", "/b.parquet"]
+    assert files_at(f"{top}/**/d*") == ["/deep/d.parquet"]
     with pytest.raises(NotFound, match="no file matches"):
         list_source(f"{top}/*.csv")
     with pytest.raises(NotFound, match="no such file"):
@@ -233,7 +233,7 @@ def test_sources_are_found_by_file_folder_and_pattern(storage: Storage) -> None:
 
 
 def every_operation(storage: Storage) -> dict[str, SdpError | FileInfo | bool | bytes | None]:
-    """What each operation raises."""
+    """Return the error that each operation raises."""
     calls = {
         "list": lambda: storage.list(),
         "names": lambda: storage.names("f"),

@@ -1,4 +1,4 @@
-"""Where credentials for a real S3 server come from, beyond the environment: ~/.aws, containers, instance metadata."""
+"""The sources of credentials for a real S3 server besides the environment: ~/.aws, containers, instance metadata."""
 
 import json
 import socket
@@ -144,8 +144,8 @@ def test_the_endpoint_can_be_an_option_or_stand_in_the_config_file(
     s3_env: Gateway, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.delenv("AWS_ENDPOINT_URL_S3")
-    given = open_storage(f"{s3_env.uri}/endpoint", StorageOptions(endpoint=s3_env.endpoint))
-    given.publish("x", b"1")
+    storage = open_storage(f"{s3_env.uri}/endpoint", StorageOptions(endpoint=s3_env.endpoint))
+    storage.publish("x", b"1")
     (tmp_path / ".aws").mkdir()
     config = tmp_path / ".aws" / "config"
     config.write_text(f"[profile lab]\nservices = here\n[services here]\ns3 =\n  endpoint_url = {s3_env.endpoint}\n")

@@ -197,7 +197,7 @@ def test_a_read_cut_once_is_read_again_and_never_short(
     unavailable(lambda: file.read(), hasty.uri_of("k"))
 
 
-def test_a_listing_cut_between_pages_goes_on_where_it_was(
+def test_a_listing_interrupted_between_pages_continues(
     storage: Storage, direct: Storage, proxy: Proxy, s3_env: Gateway
 ) -> None:
     direct.publish("parts/0", b"")

@@ -43,7 +43,7 @@ lease.release()
 
 
 class Child:
-    """A process that takes the lease when told to, and checks it when told again."""
+    """A process that takes the lease and checks it on command."""
 
     def __init__(self, storage: Storage, *, elsewhere: bool = False, ttl_s: float = TTL_S) -> None:
         code = HOLD.format(uri=storage.uri, ttl=ttl_s, elsewhere=elsewhere)
@@ -87,7 +87,7 @@ def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
     return open_storage(f"{gateway.uri}/{tmp_path.name}")
 
 
-def test_of_many_processes_one_gets_it_and_after_a_kill_one_other(
+def test_one_of_many_processes_gets_the_lease_and_after_its_death_one_other(
     storage: Storage, children: Callable[..., Child]
 ) -> None:
     contenders = [children(storage, ttl_s=3.0) for _ in range(6)]
@@ -136,7 +136,7 @@ def test_a_stopped_holder_that_wakes_up_finds_that_it_has_lost(
         assert child.line().startswith(f"lost {storage.uri}: generation 1 of the lease is lost")
         assert child.process.wait(30) == 0
         lease.check()
-        # The loser has not touched what is ours now.
+        # The loser has not touched the winner's lease.
         assert storage.read("_lease/0000000002.json") != b""
     assert b'"released": false' in storage.read("_lease/0000000001.json")
 
@@ -167,7 +167,7 @@ while time.monotonic() < end:
 """
 
 
-def test_whatever_happens_no_two_hold_it_at_a_time(storage: Storage) -> None:
+def test_two_processes_never_hold_the_lease_at_once(storage: Storage) -> None:
     """Processes take it, release it or fall silent at random; they share a clock, so their times can be compared."""
     seed = random.randrange(10**6)
     code = CONTEND.replace("{uri!r}", repr(storage.uri)).replace("{seconds}", "4").replace("{ttl}", "0.5")

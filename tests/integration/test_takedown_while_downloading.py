@@ -22,7 +22,7 @@ def local_ray() -> Iterator[None]:
         yield
 
 
-def test_what_is_taken_down_while_it_is_downloaded_is_left_out_afterwards_and_not_fetched_again(
+def test_rows_taken_down_during_a_download_are_left_out_and_not_fetched_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with ImageServer(images=60, distinct=20) as server:
@@ -32,10 +32,10 @@ def test_what_is_taken_down_while_it_is_downloaded_is_left_out_afterwards_and_no
         storage = open_storage(str(tmp_path / "out"))
         write_pending = job._write_pending
 
-        def meanwhile(*given: Any) -> Any:
+        def meanwhile(*arguments: Any) -> Any:
             added = tombstones.add(storage, [Takedown("url", f"{urls[27]}#by-mail")])
             assert added.rows == {}
-            return write_pending(*given)
+            return write_pending(*arguments)
 
         with monkeypatch.context() as patched:
             patched.setattr(job, "_write_pending", meanwhile)

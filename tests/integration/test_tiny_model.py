@@ -99,7 +99,7 @@ def test_the_pipeline_of_diffusers_loads_it_as_a_stable_diffusion(tiny: Path) ->
 
 @pytest.mark.timeout(900)  # half a minute of arithmetic, if it is alone
 def test_a_short_training_learns_to_heed_the_caption(tiny: Path) -> None:
-    """After a few seconds of training, noise is told better with the right caption than with another picture's."""
+    """After a short training, the noise is predicted better with the right caption than with another picture's."""
     torch.manual_seed(0)
     vae, encoder, tokenizer = load.load_vae(tiny), load.load_text_encoder(tiny), load.load_tokenizer(tiny)
     samples = [sample(i, seed=1) for i in range(512)]

@@ -1,4 +1,4 @@
-"""What callbacks leave behind: profiles, TensorBoard's files, W&B's lines, the name of the slowest worker."""
+"""The results of callbacks: profiles, TensorBoard's files, W&B's lines, the name of the slowest worker."""
 
 import gzip
 import json
@@ -62,7 +62,7 @@ def test_a_profile_says_where_the_time_and_memory_of_a_step_goes(root: Path) -> 
     (event,) = [e for e in RunFolder(open_storage(str(root / "run"))).events() if e["event"] == "profile"]
     assert event["step"] == 5
     (section,) = run_sections(open_storage(str(root / "run")))
-    assert any("Where a step's time and memory goes, step 5" in getattr(b, "title", "") for b in section.blocks)
+    assert any("Where a step's time and memory go, step 5" in getattr(b, "title", "") for b in section.blocks)
 
 
 def test_a_profile_changes_no_number(root: Path) -> None:
@@ -85,7 +85,7 @@ def test_a_run_that_ends_before_its_profile_does_keeps_the_whole_steps(
 
 
 def events_of(root: Path) -> Iterator[Any]:
-    """Of all files in the order of their names, as TensorBoard reads them."""
+    """Return the events of all files in the order of their names, as TensorBoard reads them."""
     from tensorboardX.proto import event_pb2 as protos
 
     for file in sorted((root / "run/tensorboard").iterdir()):
@@ -97,7 +97,7 @@ def events_of(root: Path) -> Iterator[Any]:
 
 
 class Crash(Exception):
-    """What a test throws into the loop."""
+    """An error that a test raises in the loop."""
 
 
 class CrashAt(Callback):
@@ -160,7 +160,7 @@ def init(**given):
 
 @pytest.fixture
 def wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A library of that name which keeps what it is told, in a file."""
+    """Install a fake library of that name, which records its calls in a file."""
     folder = tmp_path / "site"
     folder.mkdir()
     (folder / "wandb.py").write_text(FAKE_WANDB)
@@ -202,7 +202,7 @@ def test_a_missing_library_is_told_before_anything_is_begun(root: Path, monkeypa
 
 @dataclass
 class Late:
-    """A reader whose batches take their time."""
+    """A reader with slow batches."""
 
     reader: Reader
     seconds: float
@@ -277,7 +277,7 @@ def test_a_driver_that_does_not_answer_holds_up_nothing() -> None:
 
 
 class Shown:
-    """Telemetry that keeps what is told."""
+    """Telemetry that records its values."""
 
     def __init__(self) -> None:
         self.values: dict[str, list[float]] = {}
@@ -295,7 +295,7 @@ class Shown:
 
 
 class Spoil(Callback):
-    """Rows turn out bad: so many in each step, from the first on."""
+    """Marks rows as bad: this many in each step, from the first."""
 
     def __init__(self, *bad: int) -> None:
         self.bad = bad
@@ -305,7 +305,7 @@ class Spoil(Callback):
 
 
 def test_every_bad_row_is_counted_however_many_checkpoints_come_between(root: Path) -> None:
-    """A checkpoint takes the list of them along; fewer bad rows after it than before it count as well."""
+    """A checkpoint stores the list of bad rows, so that bad rows before and after it are both counted."""
     shown = Shown()
     callbacks = [Spoil(5, 0, 3, 3, 1, 0), EmitMetrics(cast(Any, shown)), SaveCheckpoints(2)]
     trainer = assemble(config(root, max_steps=6), World(), callbacks=callbacks)
@@ -323,7 +323,7 @@ def test_every_bad_row_is_counted_however_many_checkpoints_come_between(root: Pa
 
 
 def test_a_run_that_goes_on_tells_of_the_checkpoint_that_it_goes_on_from(root: Path) -> None:
-    """Else there would seem to be none until the next one."""
+    """Otherwise the gauge would be missing until the next checkpoint."""
     first, second = Shown(), Shown()
     train(config(root, max_steps=2), callbacks=[SaveCheckpoints(100), EmitMetrics(cast(Any, first))])
     train(config(root, max_steps=3), callbacks=[EmitMetrics(cast(Any, second))])

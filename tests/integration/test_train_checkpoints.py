@@ -1,4 +1,4 @@
-"""Checkpoints that are written while training goes on."""
+"""Checkpoints written during training."""
 
 import json
 import shutil
@@ -30,12 +30,12 @@ from tests.training import config, poison, train
 
 
 class At(Callback):
-    """Sets an event at a step; keeps what was saved."""
+    """Sets an event at a step, and records what was saved."""
 
     def __init__(self, step: int, what: threading.Event) -> None:
         self.step, self.what = step, what
         self.saved: list[tuple[int, int]] = []
-        """Steps of checkpoints, and at which step they were complete."""
+        """Steps of checkpoints, and the step at which each was complete."""
 
     def on_step(self, trainer: Trainer, report: StepReport) -> None:  # noqa: ARG002
         if report.step == self.step:
@@ -66,15 +66,15 @@ def test_steps_go_on_while_a_checkpoint_is_written_and_it_holds_what_was_when_it
     assert [step for step, _ in others] == [6, 9]
     assert trainer.state.step == 9
 
-    found = RunFolder(open_storage(str(root / "went_on")))
-    assert read_state(found.checkpoint(3)).to_json() | {"seconds": 0} == read_state(
+    folder = RunFolder(open_storage(str(root / "went_on")))
+    assert read_state(folder.checkpoint(3)).to_json() | {"seconds": 0} == read_state(
         expected.checkpoint(3)
     ).to_json() | {"seconds": 0}
-    for run in (expected, found):
+    for run in (expected, folder):
         ledger = Ledger.from_bytes(run.checkpoint(3).read("ledger.roaring"))
         assert ledger.consumed(0) == 24
     names = list(read_tensor_index(expected.checkpoint(3)).tensors)
-    one, other = (sharded.read_tensors(run.checkpoint(3), names) for run in (expected, found))
+    one, other = (sharded.read_tensors(run.checkpoint(3), names) for run in (expected, folder))
     assert all(torch.equal(one[name], other[name]) for name in names)
     assert any(name.startswith("optimizer") or "exp_avg" in name for name in names)
 
@@ -94,11 +94,11 @@ def test_a_step_is_computed_while_the_last_one_is_copied_and_taken_when_that_is_
         early.append(taken.wait(timeout=0.5))  # a step that does not wait would be taken by now
         copy(staged)
 
-    def compute(*given: Any) -> Any:
-        found = weighted_losses(*given)
+    def compute(*arguments: Any) -> Any:
+        losses = weighted_losses(*arguments)
         if at.step == 3:
             computed.set()
-        return found
+        return losses
 
     class Watch(Callback):
         step = 0
@@ -113,9 +113,9 @@ def test_a_step_is_computed_while_the_last_one_is_copied_and_taken_when_that_is_
     monkeypatch.setattr("sdp.train.trainer.weighted_losses", compute)
     train(config(root, "went_on", max_steps=5), callbacks=[at, SaveCheckpoints(3)])
     assert early == [False, True]  # the last checkpoint is of step 5, after all
-    found = RunFolder(open_storage(str(root / "went_on"))).checkpoint(3)
+    checkpoint = RunFolder(open_storage(str(root / "went_on"))).checkpoint(3)
     names = list(read_tensor_index(expected).tensors)
-    one, other = (sharded.read_tensors(folder, names) for folder in (expected, found))
+    one, other = (sharded.read_tensors(folder, names) for folder in (expected, checkpoint))
     assert all(torch.equal(one[name], other[name]) for name in names)
 
 
@@ -149,7 +149,7 @@ def test_one_that_was_being_written_when_the_worker_died_is_not_there_and_is_cle
 ) -> None:
     committed = threading.Event()
 
-    def never(*given: object) -> None:  # noqa: ARG001
+    def never(*arguments: object) -> None:  # noqa: ARG001
         assert committed.wait(timeout=60)
         raise RuntimeError("the process is gone by now")
 
@@ -212,7 +212,7 @@ def test_a_damaged_newest_checkpoint_says_how_to_go_on_and_it_is_so(root: Path, 
 
 
 class First(Callback):
-    """The step that is gone on from."""
+    """Records the first step after a resume."""
 
     step = -1
 
@@ -235,14 +235,14 @@ def test_a_skipped_step_leaves_metrics_that_are_json_and_nothing_to_complain_of(
     trainer = assemble(how, World(), callbacks=[RecordMetrics(1, publish=heard.append)])
     poison(trainer, {2})
     trainer.train()
-    told = [json.loads(text, parse_constant=pytest.fail) for text in metrics_of(root).splitlines()]
-    assert [line["gradient_norm"] is None for line in told] == [False, True, False, False]
-    assert heard == told  # what TensorBoard, Prometheus and the like are told
+    lines = [json.loads(text, parse_constant=pytest.fail) for text in metrics_of(root).splitlines()]
+    assert [line["gradient_norm"] is None for line in lines] == [False, True, False, False]
+    assert heard == lines  # what TensorBoard, Prometheus and the like are told
     run = RunFolder(open_storage(str(root / "run")))
     run.claim({"identity": {}})  # as the job does
-    found = describe(run.storage)
-    assert found is not None
-    assert found.problems == []
+    description = describe(run.storage)
+    assert description is not None
+    assert description.problems == []
 
 
 def metrics_of(root: Path) -> str:

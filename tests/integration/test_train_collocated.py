@@ -32,7 +32,7 @@ BAD = 13
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Images of which one cannot be decoded."""
+    """Images, one of which cannot be decoded."""
     torch.set_num_threads(1)
     root = tmp_path_factory.mktemp("collocated")
     make_images(root, 80, unit_rows=20, fails=lambda row: row % 10 == 0)
@@ -54,18 +54,18 @@ def how(root: Path, run: str = "run", **changes: Any) -> TrainConfig:
 
 
 def batches(root: Path, **changes: Any) -> list[Batch]:
-    told = how(root, **changes)
-    reader, *_ = make_reader(told, resolve("builtin:tiny"), World())
+    settings = how(root, **changes)
+    reader, *_ = make_reader(settings, resolve("builtin:tiny"), World())
     return list(reader.batches(0, 0, 16))
 
 
 def test_a_rows_moments_are_those_that_diffusers_computes_and_its_tokens_its_captions(root: Path) -> None:
-    found: dict[int, tuple[Tensor, Tensor]] = {}
+    moments: dict[int, tuple[Tensor, Tensor]] = {}
     for batch in batches(root):
         assert batch.token_ids is not None
-        found |= dict(zip(batch.rows.tolist(), zip(batch.latents, batch.token_ids, strict=True), strict=True))
-    found.pop(PAD, None)
-    assert sorted(found) == [row for row in range(80) if row % 10]
+        moments |= dict(zip(batch.rows.tolist(), zip(batch.latents, batch.token_ids, strict=True), strict=True))
+    moments.pop(PAD, None)
+    assert sorted(moments) == [row for row in range(80) if row % 10]
     model = resolve("builtin:tiny")
     kind: Any = AutoencoderKL
     vae = kind.from_pretrained(model.path / "vae").eval()
@@ -75,12 +75,12 @@ def test_a_rows_moments_are_those_that_diffusers_computes_and_its_tokens_its_cap
         image = decode(picture(row), min_side=64, max_pixels=10**8)
         pixels = to_pixels(torch.from_numpy(cut(image, centre_box(96, 80, 1.0), 64, 64))[None])
         with torch.no_grad():
-            told = vae.encode(pixels).latent_dist
+            posterior = vae.encode(pixels).latent_dist
         scale = vae.config.scaling_factor
-        expected = torch.cat([told.mean * scale, told.logvar + 2 * np.log(scale)], dim=1)[0]
-        assert torch.allclose(found[row][0].float(), expected, atol=5e-3), row
+        expected = torch.cat([posterior.mean * scale, posterior.logvar + 2 * np.log(scale)], dim=1)[0]
+        assert torch.allclose(moments[row][0].float(), expected, atol=5e-3), row
         ids = tokenizer(table["caption"][row].as_py(), padding="max_length", max_length=77, truncation=True).input_ids
-        assert found[row][1].tolist() == ids
+        assert moments[row][1].tolist() == ids
 
 
 def test_a_training_run_takes_each_good_row_once_and_keeps_why_the_bad_one_was_left_out(root: Path) -> None:

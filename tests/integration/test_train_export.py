@@ -1,4 +1,4 @@
-"""A checkpoint as a folder that diffusers loads."""
+"""The export of a checkpoint as a folder that diffusers loads."""
 
 import json
 import os
@@ -25,7 +25,7 @@ from tests.training import config, train, weights
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of four steps, from a model that names the text encoder's dtype, as published ones do."""
+    """Return a run of four steps, from a model that names the text encoder's dtype, as published ones do."""
     torch.set_num_threads(1)
     root = tmp_path_factory.mktemp("export")
     make_tiny_model(root / "model")
@@ -74,8 +74,8 @@ def test_the_exported_sampler_knows_what_the_model_predicts(root: Path, tmp_path
     changes = {"objective__prediction": "v", "objective__zero_terminal_snr": True, "max_steps": 1}
     train(config(root, "velocity", **changes))
     export(str(root / "velocity"), str(tmp_path / "out"))
-    told = json.loads((tmp_path / "out/scheduler/scheduler_config.json").read_text())
-    assert (told["prediction_type"], told["rescale_betas_zero_snr"]) == ("v_prediction", True)
+    scheduler = json.loads((tmp_path / "out/scheduler/scheduler_config.json").read_text())
+    assert (scheduler["prediction_type"], scheduler["rescale_betas_zero_snr"]) == ("v_prediction", True)
     StableDiffusionPipeline.from_pretrained(tmp_path / "out")
 
 
@@ -85,7 +85,7 @@ def test_what_cannot_be_exported_is_told_in_one_line(root: Path, tmp_path: Path)
         export(str(tmp_path / "nothing"), str(tmp_path / "out"))
     (tmp_path / "full").mkdir()
     (tmp_path / "full/file").touch()
-    with pytest.raises(UserError, match="there are files in it already"):
+    with pytest.raises(UserError, match="the folder is not empty"):
         export(str(root / "run"), str(tmp_path / "full"))
     train(config(root, "raw", ema__decay=None, max_steps=1))
     with pytest.raises(DatasetError, match="no moving average in it"):
@@ -170,8 +170,8 @@ def test_what_the_command_refuses_is_one_line_and_exit_code_2(
 ) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full/file").touch()
-    for arguments, told in (
-        ([str(root / "run"), str(tmp_path / "full")], "there are files in it already; choose an empty folder"),
+    for arguments, message in (
+        ([str(root / "run"), str(tmp_path / "full")], "the folder is not empty; choose an empty one"),
         ([str(tmp_path / "nothing"), str(tmp_path / "out")], "no complete checkpoint there"),
         (
             [str(root / "run"), str(tmp_path / "out"), "--dtype", "fp8"],
@@ -180,7 +180,7 @@ def test_what_the_command_refuses_is_one_line_and_exit_code_2(
     ):
         assert main(["export", *arguments]) == 2
         (line,) = capsys.readouterr().err.splitlines()
-        assert told in line
+        assert message in line
     assert sorted(path.name for path in tmp_path.iterdir()) == ["full"]
 
 
@@ -209,7 +209,7 @@ def test_a_single_file_holds_the_trained_weights_and_is_never_written_over(
     assert main(["export", str(root / "run"), str(file), "--single-file"]) == 0
     name = "model.diffusion_model.input_blocks.0.0.weight"
     assert torch.equal(load_file(file)[name], trained["ema.conv_in.weight"])
-    with pytest.raises(UserError, match="is there already; choose another name"):
+    with pytest.raises(UserError, match="already exists; choose another name"):
         export(str(root / "run"), str(file), form="single-file")
-    with pytest.raises(UserError, match=r"expected the name of a file that ends with .safetensors"):
+    with pytest.raises(UserError, match=r"expected a file name that ends with .safetensors"):
         export(str(root / "run"), str(tmp_path / "folder"), form="single-file")

@@ -1,4 +1,4 @@
-"""Stable Diffusion 1 all the way: images, training, export, pictures."""
+"""Stable Diffusion 1 in every stage: images, training, export, pictures."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from tests.training import config, train, weights
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, torch.Tensor]]:
-    """A run of three steps on images, and its export."""
+    """Return the export of a run of three steps on images."""
     torch.set_num_threads(1)
     root = tmp_path_factory.mktemp("family")
     make_tiny_model(root / "model", first=True)
@@ -47,12 +47,12 @@ def test_its_pictures_are_those_of_diffusers(exported: tuple[Path, dict[str, tor
     folder, _ = exported
     how = Sampling(steps=3, resolution=64, guidance_scale=5.0)
     drawer = GenerateModel(str(folder), "", parse(str(folder)))
-    ours = load_painter(drawer, how).paint(["a cat"], [7])[0]
+    actual = load_painter(drawer, how).paint(["a cat"], [7])[0]
     pipeline = StableDiffusionPipeline.from_pretrained(folder)
     pipeline.scheduler = DDIMScheduler.from_config(pipeline.scheduler.config, clip_sample=False)
-    theirs = pipeline(
+    expected = pipeline(
         "a cat", num_inference_steps=3, guidance_scale=5.0, height=64, width=64, output_type="np",
         generator=torch.Generator().manual_seed(7),
     ).images[0]  # fmt: skip
-    assert ours is not None
-    assert np.abs(ours.astype(int) - np.round(theirs * 255).astype(int)).max() <= 1
+    assert actual is not None
+    assert np.abs(actual.astype(int) - np.round(expected * 255).astype(int)).max() <= 1

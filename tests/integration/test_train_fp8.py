@@ -1,4 +1,4 @@
-"""Training in fp8, rounded as a GPU would on a CPU: near to bf16, not the same, and no trace of it in a checkpoint."""
+"""Training in fp8, with a GPU's rounding on a CPU: close to bf16, not equal, and absent from checkpoints."""
 
 import json
 from pathlib import Path
@@ -21,7 +21,7 @@ FP8 = {**BF16, "strategy__fp8": {"enabled": True, "emulate": True, "min_features
 
 @pytest.fixture(scope="module")
 def inputs(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With a place for this module's runs."""
+    """Return the inputs, with a folder for this module's runs."""
     torch.set_num_threads(1)
     return linked(inputs, tmp_path_factory.mktemp("fp8"))
 
@@ -44,14 +44,14 @@ def in_fp8(inputs: Path) -> tuple[Trainer, Watch]:
 def test_a_step_is_near_to_one_in_bf16_and_not_the_same(
     bf16: tuple[Trainer, Watch], in_fp8: tuple[Trainer, Watch]
 ) -> None:
-    """e4m3 has three bits after the point: a sixteenth at most of a number, which averages out in the sums. Loss within
-    2 %, norm of the gradient within 10 %."""
-    for ours, theirs in zip(in_fp8[1].reports, bf16[1].reports, strict=True):
-        assert ours.verdict == theirs.verdict == "good"
-        assert ours.loss == pytest.approx(theirs.loss, rel=0.02)
-        assert ours.loss != theirs.loss
-        assert ours.norm == pytest.approx(theirs.norm, rel=0.1)
-        assert ours.norm != theirs.norm
+    """e4m3 has three fraction bits: an error of a sixteenth at most, which averages out in sums. The loss is within
+    2 %, the gradient's norm within 10 %."""
+    for actual, expected in zip(in_fp8[1].reports, bf16[1].reports, strict=True):
+        assert actual.verdict == expected.verdict == "good"
+        assert actual.loss == pytest.approx(expected.loss, rel=0.02)
+        assert actual.loss != expected.loss
+        assert actual.norm == pytest.approx(expected.norm, rel=0.1)
+        assert actual.norm != expected.norm
 
 
 def test_a_checkpoint_has_the_same_tensors_under_the_same_names(
@@ -61,7 +61,7 @@ def test_a_checkpoint_has_the_same_tensors_under_the_same_names(
     indexes = []
     for run in ("bf16", "fp8"):
         index = json.loads((inputs / run / "checkpoints/step-000000002/tensors.json").read_text())
-        indexes.append({name: (told["dtype"], told["size"]) for name, told in index["tensors"].items()})
+        indexes.append({name: (entry["dtype"], entry["size"]) for name, entry in index["tensors"].items()})
     assert indexes[0] == indexes[1]
     assert {dtype for dtype, _ in indexes[0].values()} == {"float32"}
 
@@ -123,7 +123,7 @@ def worker(world: World, root: Path, run: str, changes: dict[str, Any]) -> tuple
 def test_several_workers_do_what_one_does(
     inputs: Path, in_fp8: tuple[Trainer, Watch], tmp_path: Path, changes: dict[str, Any]
 ) -> None:
-    """A scale is of a worker's own inputs, and fsdp casts more to bf16 than autocast does: losses within 2 %."""
+    """Scales depend on each worker's inputs, and fsdp casts more to bf16 than autocast: losses are within 2 %."""
     how = {**FP8, "data__batch_size": 6, **changes}
     results = run_workers(2, worker, inputs, str(tmp_path / "run"), how)
     for tensors, losses in results:

@@ -62,8 +62,8 @@ def test_a_killed_worker_costs_a_restart_and_no_row(root: Path) -> None:
     assert recovered["failures"]
     assert folder.events()[-1]["event"] == "end"
 
-    again = run(how)  # there is nothing left to do, and it says so without starting a worker
-    assert (again.state, again.reason) == (summary.state, "max_epochs: 1 passes over the data")
+    second = run(how)  # there is nothing left to do, and it says so without starting a worker
+    assert (second.state, second.reason) == (summary.state, "max_epochs: 1 pass over the data")
 
 
 @pytest.mark.usefixtures("cluster")
@@ -97,9 +97,9 @@ def test_an_error_that_a_restart_would_not_mend_is_told_once_in_one_line(root: P
 @pytest.mark.usefixtures("cluster")
 def test_workers_that_diverge_are_not_started_again_and_the_user_is_told(root: Path) -> None:
     how = config(root, max_steps=20, guard__bad_steps=2, optimizer__learning_rate=1e30)
-    with pytest.raises(UserError, match="2 bad steps in a row") as told:
+    with pytest.raises(UserError, match="2 bad steps in a row") as error:
         run(how)
-    assert told.value.exit_code == 2
+    assert error.value.exit_code == 2
     history = [event["event"] for event in RunFolder(open_storage(how.output.uri)).events()]
     assert history == ["start", "training", "bad_step", "bad_step", "gave_up"]
 
@@ -143,8 +143,8 @@ def test_a_worker_that_hangs_leaves_its_stacks_and_ends(root: Path) -> None:
     assert "in on_step" in stacks.read_text()
 
 
-class TestBeforeAnythingIsTaken:
-    """One clear line, and Ray is not even started."""
+class TestBeforeAnyWork:
+    """Errors before any work: one clear line, and Ray is not started."""
 
     @pytest.fixture(autouse=True)
     def _no_ray(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,7 +155,7 @@ class TestBeforeAnythingIsTaken:
         [
             ({"data__resolution": 256}, DatasetError, r"data\.resolution: expected one that .* has \(64\), got 256"),
             ({"data__global_batch_size": 121}, DatasetError, r"expected at least 121 rows, one step's, got 120"),
-            ({"model__source": "./nowhere"}, ModelError, r"model source \./nowhere: there is no such folder"),
+            ({"model__source": "./nowhere"}, ModelError, r"model source \./nowhere: no such folder"),
             ({"source__uri": "./nowhere"}, SdpError, r"nowhere: not a dataset of sdp"),
             ({"model__start_from": "./nowhere"}, DatasetError, r"nowhere: no complete checkpoint there"),
         ],
@@ -177,8 +177,8 @@ class TestBeforeAnythingIsTaken:
         (tmp_path / "model").mkdir()
         monkeypatch.chdir(tmp_path)
         keys = ("source__uri", "output__uri", "model__source", "model__start_from", "evaluate__source")
-        given = config(tmp_path, **(dict.fromkeys(keys, "./model") | {"output__uri": "./run"}))
-        meant = _absolute(given).model_dump(mode="json")
+        parsed = config(tmp_path, **(dict.fromkeys(keys, "./model") | {"output__uri": "./run"}))
+        meant = _absolute(parsed).model_dump(mode="json")
         for section, name in (key.split("__") for key in keys):
             expected = tmp_path / ("run" if section == "output" else "model")
             assert meant[section][name] == str(expected), (section, name)

@@ -1,4 +1,4 @@
-"""Who writes what of a checkpoint is agreed on once, and again where the tensors are others."""
+"""Workers agree on the layout of a checkpoint once, and again only when the tensors change."""
 
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from tests.workers import run_workers
 
 
 def state(world: World, scale: float, rows: int = 5) -> dict[str, torch.Tensor]:
-    """Sharded over the workers unevenly, replicated as DTensor, and plain; in another layout of memory; and empty."""
+    """Return tensors: unevenly sharded, replicated as DTensor, plain, with another memory layout, and empty."""
     mesh = init_device_mesh("cpu", (world.size,))
     whole = torch.arange(rows * 6.0).view(rows, 6) * scale
     return {
@@ -29,7 +29,7 @@ def state(world: World, scale: float, rows: int = 5) -> dict[str, torch.Tensor]:
 
 
 def save_thrice(world: World, root: Path) -> int:
-    """Twice the same tensors with other values, then others; returns how often the workers have agreed on a layout."""
+    """Save the same tensors twice with other values, then others; return how often the workers agreed on a layout."""
     agreed = 0
     real = sharded.save_state
 
@@ -55,7 +55,7 @@ def test_a_layout_is_used_again_for_the_same_tensors_alone(tmp_path: Path, count
     assert run_workers(count, save_thrice, tmp_path) == [2] * count
     for name, rows, scale in (("a", 5, 1.0), ("b", 5, 10.0), ("c", 7, 1.0)):
         storage = open_storage(str(tmp_path / name))
-        found = sharded.read_tensors(storage, list(read_tensor_index(storage).tensors))
+        tensors = sharded.read_tensors(storage, list(read_tensor_index(storage).tensors))
         whole = torch.arange(rows * 6.0).view(rows, 6) * scale
         expected = {
             "sharded": whole,
@@ -64,6 +64,6 @@ def test_a_layout_is_used_again_for_the_same_tensors_alone(tmp_path: Path, count
             "turned": (whole + 3).t(),
             "empty": torch.empty(0, 3),
         }
-        assert found.keys() == expected.keys()
+        assert tensors.keys() == expected.keys()
         for key, tensor in expected.items():
-            assert torch.equal(found[key], tensor), (name, key)
+            assert torch.equal(tensors[key], tensor), (name, key)

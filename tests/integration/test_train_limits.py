@@ -1,4 +1,4 @@
-"""What ends a run, what is refused, and what a run says of steps that were not taken."""
+"""The end of a run, refused settings, and reports of skipped steps."""
 
 import json
 import re
@@ -32,7 +32,7 @@ from tests.training import Watch, config, poison, train
 
 
 def how(root: Path, **changes: Any) -> TrainConfig:
-    """In this process."""
+    """Return a configuration that runs in this process."""
     return config(root, **{"scaling__in_driver": True, "max_steps": 2, **changes})
 
 
@@ -45,7 +45,7 @@ def events(root: Path, kind: str) -> list[dict[str, Any]]:
 
 
 class Poison(Callback):
-    """Lets the latents of some steps be infinite, and may end the job at one."""
+    """Makes the latents of some steps infinite, and optionally ends the job at one."""
 
     def __init__(self, *steps: int, crash_at: int = 0) -> None:
         self.steps, self.crash_at = steps, crash_at
@@ -91,7 +91,7 @@ def test_where_no_row_is_left_to_train_on_that_is_told_before_anything_begins(ro
 def test_a_run_in_which_no_row_counts_ends_in_a_line_and_leaves_no_checkpoint(
     root: Path, limits: dict[str, Any]
 ) -> None:
-    """As when all rows are taken down, which no plan sees."""
+    """For example if all rows are taken down, which no plan can know."""
     with pytest.raises(DatasetError, match="no row that counts: all are held out"):
         train(config(root, data__holdout=0.9999, **limits))
     assert folder(root).latest() is None
@@ -103,9 +103,9 @@ def test_steps_without_a_row_that_counts_are_not_called_bad_ones(root: Path) -> 
     empty = [report.verdict for report in watch.reports].count("empty")
     assert (state.step, state.empty, state.skipped) == (15, empty, 0)
     assert 0 < empty < 15
-    told = "\n".join(summary_lines(state, None, "why"))
-    assert f"{empty} steps had no row that counts" in told
-    assert "bad steps" not in told
+    text = "\n".join(summary_lines(state, None, "why"))
+    assert f"{empty} steps had no row that counts" in text
+    assert "bad steps" not in text
 
 
 def test_a_hold_out_that_keeps_nothing_to_measure_on_is_told_before_anything_begins(root: Path) -> None:
@@ -158,7 +158,7 @@ def test_the_counter_of_samples_has_those_that_were_trained_on(root: Path) -> No
 
 
 def test_a_step_that_was_bad_and_went_well_when_done_again_is_no_bad_one(root: Path) -> None:
-    """Else its rows would be called not trained on."""
+    """Otherwise its rows would count as not trained on."""
     how_ = config(root, max_steps=5)
     with pytest.raises(KeyboardInterrupt):
         train(how_, callbacks=[SaveCheckpoints(2), Poison(1, 3, crash_at=3)])
@@ -171,9 +171,9 @@ def test_a_step_that_was_bad_and_went_well_when_done_again_is_no_bad_one(root: P
 
 def test_a_run_that_diverges_is_the_users_to_mend_and_goes_on_with_another_learning_rate(root: Path) -> None:
     run(how(root))
-    with pytest.raises(UserError, match="2 bad steps in a row") as told:
+    with pytest.raises(UserError, match="2 bad steps in a row") as error:
         run(how(root, max_steps=20, optimizer__learning_rate=1e30, guard__bad_steps=2))
-    assert told.value.exit_code == 2
+    assert error.value.exit_code == 2
     tuned: dict[str, Any] = {"optimizer__learning_rate": 5e-4, "optimizer__clip_norm": 1.0, "guard__spike": 50.0}
     done = run(how(root, max_steps=4, optimizer__warmup_steps=0, **tuned))
     assert (done.state.step, done.state.skipped) == (4, 0)
@@ -203,11 +203,11 @@ def test_a_budget_that_is_used_up_is_seen_before_anything_is_started(
 ) -> None:
     spent = run(how(root, max_steps=100, max_hours=1e-9))
     assert len(events(root, "start")) == 1
-    again = run(how(root, max_steps=100, max_hours=1e-9))
-    assert (again.state, again.reason) == (spent.state, "max_hours is used up; raise it to continue")
-    dear = {"max_cost": 1.0, "prices__trainer_hour": 1e9}
-    run(how(root, max_steps=100, **dear))
-    assert run(how(root, max_steps=100, **dear)).reason == "max_cost is used up; raise it to continue"
+    second = run(how(root, max_steps=100, max_hours=1e-9))
+    assert (second.state, second.reason) == (spent.state, "max_hours is used up; raise it to continue")
+    expensive = {"max_cost": 1.0, "prices__trainer_hour": 1e9}
+    run(how(root, max_steps=100, **expensive))
+    assert run(how(root, max_steps=100, **expensive)).reason == "max_cost is used up; raise it to continue"
     assert len(events(root, "start")) == 2
     assert "nothing to do: max_cost is used up" in capsys.readouterr().err
 
@@ -275,9 +275,9 @@ def test_a_dry_run_tells_what_a_run_would(root: Path, capsys: pytest.CaptureFixt
     run(how(root, max_steps=1), dry_run=True)
     assert "done at step 2: max_steps: 1 steps" in capsys.readouterr().err
     run(how(root, max_steps=4, data__batch_size=16), dry_run=True)
-    told = capsys.readouterr().err
-    assert "from step 2 to step 4" in told
-    assert "the samples per step change from 8 to 16" in told
+    output = capsys.readouterr().err
+    assert "from step 2 to step 4" in output
+    assert "the samples per step change from 8 to 16" in output
     run(how(root, max_steps=4), dry_run=True)
     assert "samples per step change" not in capsys.readouterr().err
 

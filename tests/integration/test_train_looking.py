@@ -1,4 +1,4 @@
-"""What shows, while training goes on, how good the model is: the loss on unseen rows, and pictures."""
+"""Measures of the model's quality during training: the loss on held-out rows, and pictures."""
 
 import io
 import json
@@ -62,14 +62,14 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Gauges(Callback):
-    """Keeps what is measured."""
+    """Records the validation losses by step."""
 
     def __init__(self) -> None:
-        self.found: dict[int, dict[str, float]] = {}
+        self.by_step: dict[int, dict[str, float]] = {}
 
     def on_step(self, trainer: Trainer, report: StepReport) -> None:
         if trainer.gauges.get("validation_step") == report.step:
-            self.found[report.step] = trainer.gauges["validation"]
+            self.by_step[report.step] = trainer.gauges["validation"]
 
 
 def unseen() -> "np.ndarray[Any, np.dtype[np.int64]]":
@@ -78,7 +78,7 @@ def unseen() -> "np.ndarray[Any, np.dtype[np.int64]]":
 
 
 def by_hand(root: Path, unet: torch.nn.Module, rows: list[int], buckets: int = 4) -> list[float]:
-    """The losses with diffusers' schedule and the rows as the test wrote them: no reader, no batches."""
+    """Return the losses with diffusers' schedule and the test's own rows, without reader or batches."""
     model = resolve(str(root / "model"))
     conditioning = make_conditioning(config(root), model, World())
     assert conditioning.encode is not None
@@ -102,9 +102,9 @@ def test_the_loss_on_unseen_rows_is_that_of_diffusers_and_they_stay_unseen(root:
     how = config(root, max_steps=4, **HOLDOUT)
     gauges = Gauges()
     trainer = train(how, callbacks=[MeasureValidationLoss(how), gauges])
-    assert list(gauges.found) == [2, 4]
+    assert list(gauges.by_step) == [2, 4]
     names = ["0-249", "250-499", "500-749", "750-999"]
-    last = gauges.found[4]
+    last = gauges.by_step[4]
     assert list(last) == [*names, "all"]
     expected = by_hand(root, trainer.networks.unet, unseen().tolist())
     assert [last[name] for name in names] == pytest.approx(expected, abs=1e-5)
@@ -131,7 +131,7 @@ def test_a_few_rows_are_the_same_few_every_time(root: Path) -> None:
     assert len(set(rows)) == 7
     assert set(rows) <= set(unseen().tolist())
     expected = by_hand(root, trainer.networks.unet, rows)
-    assert gauges.found[2]["all"] == pytest.approx(np.mean(expected), abs=1e-5)
+    assert gauges.by_step[2]["all"] == pytest.approx(np.mean(expected), abs=1e-5)
 
 
 def test_another_dataset_is_measured_on_whole(root: Path, tmp_path: Path) -> None:
@@ -142,15 +142,15 @@ def test_another_dataset_is_measured_on_whole(root: Path, tmp_path: Path) -> Non
     assert measure._batch is not None
     assert sorted(measure._batch.counted.tolist()) == list(range(11))
     expected = by_hand(root, trainer.networks.unet, list(range(11)), buckets=10)
-    assert gauges.found[2]["all"] == pytest.approx(np.mean(expected), abs=1e-5)
+    assert gauges.by_step[2]["all"] == pytest.approx(np.mean(expected), abs=1e-5)
 
 
 def worker(world: World, root: Path, run: str, changes: dict[str, Any]) -> tuple[dict[str, Any], dict[int, Any]]:
-    """Train a run to its end; what its tensors are then, and what was measured."""
+    """Train a run to its end; return its tensors and its measurements."""
     gauges, how = Gauges(), config(root, run, **changes)
     callbacks = [MeasureValidationLoss(how), gauges, DrawSamples(how), SaveCheckpoints(2)]
     trainer = train(how, world, callbacks)
-    return {name: tensor.numpy() for name, tensor in weights(trainer).items()}, gauges.found
+    return {name: tensor.numpy() for name, tensor in weights(trainer).items()}, gauges.by_step
 
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
@@ -158,10 +158,10 @@ def test_several_workers_measure_and_draw_what_one_does(root: Path, kind: str) -
     changes = {**HOLDOUT, **SAMPLES, "evaluate__rows": 9, "data__global_batch_size": 8, "max_steps": 4}
     tensors, alone = worker(World(), root, "alone", changes)
     several = run_workers(2, worker, root, "several", {**changes, "data__batch_size": 4, "strategy__kind": kind})
-    assert [found.keys() for _, found in several] == [alone.keys()] * 2
-    for their_tensors, found in several:
+    assert [validation.keys() for _, validation in several] == [alone.keys()] * 2
+    for their_tensors, validation in several:
         for step, losses in alone.items():
-            assert found[step] == pytest.approx(losses, abs=2e-5)
+            assert validation[step] == pytest.approx(losses, abs=2e-5)
         for name, tensor in tensors.items():
             tolerance = 2e-6 if name.startswith("exp_avg") else 5e-4
             assert np.allclose(their_tensors[name], tensor, atol=tolerance), name
@@ -173,8 +173,10 @@ def test_several_workers_measure_and_draw_what_one_does(root: Path, kind: str) -
             "prompts.json",
         ]
     for number in range(3):
-        ours, theirs = (opened(root / run / f"samples/step-000000003/{number:03d}.png") for run in ("alone", "several"))
-        assert np.abs(ours.astype(int) - theirs.astype(int)).max() <= 1
+        single, parallel = (
+            opened(root / run / f"samples/step-000000003/{number:03d}.png") for run in ("alone", "several")
+        )
+        assert np.abs(single.astype(int) - parallel.astype(int)).max() <= 1
 
 
 def opened(path: Path) -> "np.ndarray[Any, np.dtype[np.uint8]]":
@@ -185,18 +187,18 @@ def opened(path: Path) -> "np.ndarray[Any, np.dtype[np.uint8]]":
 def test_samples_are_what_sdp_generate_draws_with_the_checkpoint_of_their_step(root: Path) -> None:
     how = config(root, max_steps=8, **SAMPLES)
     trainer = train(how, callbacks=[SaveCheckpoints(3), DrawSamples(how)])
-    told = {"steps": 2, "guidance_scale": 3.0}
+    settings = {"steps": 2, "guidance_scale": 3.0}
     # Those of step 6 may have been left out, where the ones of step 3 took longer; the end waits for what is begun.
     for step in {3} | {int(path.name[5:]) for path in (root / "run/samples").iterdir()}:
         checkpoint = f"{root}/run/checkpoints/step-{step:09d}"
-        generate.run(generate_config(root / f"out{step}", checkpoint, PROMPTS, sampler=told))
+        generate.run(generate_config(root / f"out{step}", checkpoint, PROMPTS, sampler=settings))
         folder = root / f"run/samples/step-{step:09d}"
         assert json.loads((folder / "prompts.json").read_text()) == {f"{n:03d}.png": p for n, p in enumerate(PROMPTS)}
         for number in range(len(PROMPTS)):
-            ours = opened(folder / f"{number:03d}.png").astype(int)
-            theirs = opened(root / f"out{step}/images/{number:09d}.png").astype(int)
-            assert np.abs(ours - theirs).max() <= 1, (step, number)  # decoded one by one there, here together
-            assert ours.std() > 10
+            actual = opened(folder / f"{number:03d}.png").astype(int)
+            expected = opened(root / f"out{step}/images/{number:09d}.png").astype(int)
+            assert np.abs(actual - expected).max() <= 1, (step, number)  # decoded one by one there, here together
+            assert actual.std() > 10
     events = [event for event in trainer.checkpointer.run.events() if event["event"] == "samples"]
     assert events[0]["step"] == 3
     assert events[0]["seconds"] > 0
@@ -210,7 +212,7 @@ def test_drawing_changes_nothing_about_training_and_the_pictures_change_with_it(
 
 
 class Clock:
-    """Time as the test tells it."""
+    """A clock controlled by the test."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -295,23 +297,23 @@ def test_the_job_measures_and_draws_and_its_report_shows_both(root: Path) -> Non
     assert [line["validation_step"] for line in lines] == [2, 4, 6]
     (section,) = [section for section in gather([str(root / "run")]) if section.title == "Training, offline"]
     titles = [block.title for block in section.blocks if isinstance(block, Drawing)]
-    assert "Loss on rows that are not trained on, by timesteps" in titles
+    assert "Loss on held-out rows, by timestep" in titles
     (strips,) = [block for block in section.blocks if isinstance(block, Strips)]
     assert [prompt for prompt, _ in strips.rows] == list(PROMPTS)
     assert all("step 3" in {tile.note for tile in tiles} for _, tiles in strips.rows)
     assert summary.checkpoint is not None
-    loss_is_measured_as_in_training(root, summary.checkpoint, lines[-1]["validation"])
+    check_same_loss(root, summary.checkpoint, lines[-1]["validation"])
 
 
-def loss_is_measured_as_in_training(root: Path, checkpoint: str, expected: dict[str, float]) -> None:
-    """`sdp evaluate` of the raw weights comes to what was measured in training; of the average to something else."""
-    told = {"checkpoint": checkpoint, "buckets": 4, "weights": "raw"}
-    found = evaluate.run(evaluate_config(root / "raw", loss=told)).figures["loss"]
-    assert found["by_timestep"] == pytest.approx({k: v for k, v in expected.items() if k != "all"}, abs=1e-5)
-    assert found["mean"] == pytest.approx(expected["all"], abs=1e-5)
-    assert found["rows"] == len(unseen())
-    assert found["held_out_of_training"]
-    average = evaluate.run(evaluate_config(root / "ema", loss={**told, "weights": "auto"})).figures["loss"]
+def check_same_loss(root: Path, checkpoint: str, expected: dict[str, float]) -> None:
+    """`sdp evaluate` of the raw weights agrees with the measurement in training; that of the average differs."""
+    settings = {"checkpoint": checkpoint, "buckets": 4, "weights": "raw"}
+    figures = evaluate.run(evaluate_config(root / "raw", loss=settings)).figures["loss"]
+    assert figures["by_timestep"] == pytest.approx({k: v for k, v in expected.items() if k != "all"}, abs=1e-5)
+    assert figures["mean"] == pytest.approx(expected["all"], abs=1e-5)
+    assert figures["rows"] == len(unseen())
+    assert figures["held_out_of_training"]
+    average = evaluate.run(evaluate_config(root / "ema", loss={**settings, "weights": "auto"})).figures["loss"]
     assert average["weights"] == "ema"
     assert average["mean"] != pytest.approx(expected["all"], abs=1e-7)
     sections = gather([str(root / "ema")])
@@ -321,14 +323,14 @@ def loss_is_measured_as_in_training(root: Path, checkpoint: str, expected: dict[
 
 def test_a_checkpoint_that_has_seen_all_rows_needs_others(root: Path, tmp_path: Path) -> None:
     train(config(root, max_steps=2, ema__decay=None), callbacks=[SaveCheckpoints(2)])
-    told = {"checkpoint": str(root / "run")}
+    settings = {"checkpoint": str(root / "run")}
     with pytest.raises(UserError, match=r"^loss\.source: .* was trained on all of its own \(data\.holdout was 0\)"):
-        evaluate.run(evaluate_config(tmp_path / "out", loss=told))
+        evaluate.run(evaluate_config(tmp_path / "out", loss=settings))
     with pytest.raises(UserError, match=r"^loss\.weights: expected raw or auto, got 'ema'"):
-        evaluate.run(evaluate_config(tmp_path / "out", loss={**told, "weights": "ema", "source": root / "latents"}))
-    found = evaluate.run(evaluate_config(tmp_path / "out", loss={**told, "source": root / "latents", "rows": 20}))
-    assert found.figures["loss"]["rows"] == 20
-    assert not found.figures["loss"]["held_out_of_training"]
+        evaluate.run(evaluate_config(tmp_path / "out", loss={**settings, "weights": "ema", "source": root / "latents"}))
+    figures = evaluate.run(evaluate_config(tmp_path / "out", loss={**settings, "source": root / "latents", "rows": 20}))
+    assert figures.figures["loss"]["rows"] == 20
+    assert not figures.figures["loss"]["held_out_of_training"]
 
 
 @pytest.mark.parametrize(

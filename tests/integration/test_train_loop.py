@@ -30,7 +30,7 @@ from tests.training import Watch, config, poison, train, weights
 
 
 class Crash(Exception):
-    """What a test throws into the loop."""
+    """An error that a test raises in the loop."""
 
 
 class CrashAt(Callback):
@@ -49,12 +49,12 @@ def test_one_step_is_a_plain_diffusers_step(root: Path) -> None:
     trainer = assemble(how, World(), callbacks=[watch])
     batch = next(trainer.reader.batches(0, 0, 8))
     model = resolve(how.model.source)
-    ours = {}
+    actual = {}
 
     class Gradients(Callback):
         def on_start(self, trainer: Trainer) -> None:
             for name, parameter in trainer.networks.unet.named_parameters():
-                parameter.register_hook(lambda gradient, name=name: ours.__setitem__(name, gradient.clone()))
+                parameter.register_hook(lambda gradient, name=name: actual.__setitem__(name, gradient.clone()))
 
     trainer.callbacks = [watch, Gradients()]
     unet = make_networks(how, model, World()).unet
@@ -74,18 +74,18 @@ def test_one_step_is_a_plain_diffusers_step(root: Path) -> None:
     predicted = unet(scheduler.add_noise(latents, noise, timesteps), timesteps, text).sample
     loss = F.mse_loss(predicted, noise)
     loss.backward()
-    theirs = {name: parameter.grad.clone() for name, parameter in unet.named_parameters()}
+    expected = {name: parameter.grad.clone() for name, parameter in unet.named_parameters()}
     optimizer.step()
 
     assert watch.losses == pytest.approx([loss.item()], abs=1e-5)
-    assert ours.keys() == theirs.keys()
-    for name, gradient in theirs.items():
-        assert torch.allclose(ours[name], gradient, atol=1e-5), name
+    assert actual.keys() == expected.keys()
+    for name, gradient in expected.items():
+        assert torch.allclose(actual[name], gradient, atol=1e-5), name
     after = weights(trainer)
     for name, parameter in unet.named_parameters():
         moved = after[f"model.{name}"]
         # Adam's first step is the gradient's sign: only where a gradient is all but zero may it differ.
-        clear = theirs[name].abs() > 1e-5
+        clear = expected[name].abs() > 1e-5
         assert torch.allclose(moved[clear], parameter[clear], atol=1e-5), name
 
 
@@ -93,11 +93,11 @@ def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(root: Path) -> None:
     whole, watch = config(root, "whole", max_steps=11), Watch()
     expected = weights(train(whole, callbacks=[watch]))
 
-    again = config(root, "again", max_steps=11)
+    continued = config(root, "again", max_steps=11)
     first, second = Watch(), Watch()
     with pytest.raises(Crash):
-        train(again, callbacks=[first, SaveCheckpoints(3), CrashAt(8)])
-    trainer = train(again, callbacks=[second])
+        train(continued, callbacks=[first, SaveCheckpoints(3), CrashAt(8)])
+    trainer = train(continued, callbacks=[second])
     assert first.losses[:6] + second.losses == watch.losses
     assert [report.step for report in second.reports] == [7, 8, 9, 10, 11]
     for name, tensor in weights(trainer).items():

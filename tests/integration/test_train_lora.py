@@ -1,4 +1,4 @@
-"""LoRA: what is trained, what a checkpoint holds, and what others make of it."""
+"""LoRA: the trained weights, the contents of a checkpoint, and its use by other libraries."""
 
 from pathlib import Path
 from typing import Any
@@ -58,10 +58,10 @@ def test_a_checkpoint_holds_the_small_matrices_alone(root: Path, trained: dict[s
 
 def test_a_resumed_run_ends_as_one_that_was_not_stopped(root: Path, trained: dict[str, Tensor]) -> None:
     train(how(root, "stopped", max_steps=2))
-    again = weights(train(how(root, "stopped")))
-    assert again.keys() == trained.keys()
+    resumed = weights(train(how(root, "stopped")))
+    assert resumed.keys() == trained.keys()
     for name, tensor in trained.items():
-        assert torch.equal(again[name], tensor), name
+        assert torch.equal(resumed[name], tensor), name
 
 
 @pytest.mark.usefixtures("trained")
@@ -79,13 +79,13 @@ def test_diffusers_draws_with_the_exported_file_what_the_merged_model_draws(
     pipeline = StableDiffusionPipeline.from_pretrained(root / "model")
     before = predicted(pipeline.unet)
     pipeline.load_lora_weights(tmp_path, weight_name=file.name)
-    theirs = predicted(pipeline.unet)
-    ours = load_trained(open_storage(str(checkpoint(root, run))), root / "model", ema=False, name="model")
-    assert not torch.allclose(theirs, before, atol=1e-4)
-    assert torch.allclose(predicted(ours.unet), theirs, atol=1e-5)
+    expected = predicted(pipeline.unet)
+    merged = load_trained(open_storage(str(checkpoint(root, run))), root / "model", ema=False, name="model")
+    assert not torch.allclose(expected, before, atol=1e-4)
+    assert torch.allclose(predicted(merged.unet), expected, atol=1e-5)
     assert main(["export", str(root / run), str(tmp_path / "whole"), "--raw"]) == 0
     whole = StableDiffusionPipeline.from_pretrained(tmp_path / "whole").unet
-    assert torch.allclose(predicted(whole), theirs, atol=1e-5)
+    assert torch.allclose(predicted(whole), expected, atol=1e-5)
 
 
 def test_what_cannot_be_is_refused_in_one_line(root: Path, tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ BAD, KILLER = 13, 37
 
 
 def prepare_worker(traces: str) -> None:
-    """In each worker process: pictures that end in DEADLY kill their transform, and encoders leave notes."""
+    """Prepare a worker process: pictures that end in DEADLY kill their transform, and encoders leave notes."""
     from sdp.encode import transform
     from sdp.train.data import images
 
@@ -43,18 +43,18 @@ def prepare_worker(traces: str) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         return read_header(data, *rest)
 
-    def noted(given: Any, device: str | None = None) -> Any:
+    def noted(settings: Any, device: str | None = None) -> Any:
         node = ray.get_runtime_context().get_node_id()
         (folder / f"encoder-{os.getpid()}-{node}").touch()
-        return load_encoder(given, device)
+        return load_encoder(settings, device)
 
     from sdp.train import online
 
     encode = images.encode_slice
 
-    def slowly(*given: Any) -> Any:
+    def slowly(*arguments: Any) -> Any:
         time.sleep(0.1)
-        return encode(*given)
+        return encode(*arguments)
 
     transform.read_header, online.load_encoder, online.encode_slice = deadly, noted, slowly  # type: ignore[attr-defined,assignment]
     needed = online.encoders_needed
@@ -64,9 +64,9 @@ def prepare_worker(traces: str) -> None:
 
     load_text_encoder = load.load_text_encoder
 
-    def noted_text(*given: Any, **more: Any) -> Any:
+    def noted_text(*arguments: Any, **more: Any) -> Any:
         (folder / f"text-{os.getpid()}-{ray.get_runtime_context().get_node_id()}").touch()
-        return load_text_encoder(*given, **more)
+        return load_text_encoder(*arguments, **more)
 
     load.load_text_encoder = noted_text
 
@@ -78,7 +78,7 @@ def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def nodes(traces: Path) -> Iterator[Cluster]:
-    """A head without work, a CPU node, two A10G and one A100, as Ray sees them."""
+    """A head without CPUs, a CPU node, two A10G and one A100, as Ray sees them."""
     machines: list[dict[str, Any]] = [{"num_cpus": 4, "labels": {"ray.io/node-group": "cpu"}}]
     for kind in ("A10G", "A100"):
         machines.append({"num_cpus": 4, "num_gpus": 2, "labels": {"ray.io/accelerator-type": kind}})
@@ -88,7 +88,7 @@ def nodes(traces: Path) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Images of which one cannot be decoded, and one kills who decodes it."""
+    """Images, one of which cannot be decoded, and one kills its decoder."""
     return spoilt_images(tmp_path_factory.mktemp("online"), {BAD: b"no picture", KILLER: picture(KILLER) + DEADLY})
 
 

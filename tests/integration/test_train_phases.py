@@ -1,4 +1,4 @@
-"""Two phases as one configuration."""
+"""Two phases in one configuration."""
 
 import os
 import signal
@@ -27,7 +27,7 @@ DEADLINE_S = 120
 
 @pytest.fixture(scope="module")
 def inputs(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Latents of the same pictures at two resolutions."""
+    """Return latents of the same pictures at two resolutions."""
     torch.set_num_threads(1)
     root = linked(inputs, tmp_path_factory.mktemp("phases"))
     make_latents(root, 60, unit_rows=20, group_rows=5, vocabulary=50, resolution=128, uri=str(root / "larger"))
@@ -108,9 +108,9 @@ def test_a_retry_in_the_second_phase_goes_on_with_the_second(root: Path) -> None
     assert stopped.run.endswith("phase-2")
     once = events(root, 1)
     seconds = stopped.state.seconds + read_state(folder(root, 1).checkpoint(4)).seconds
-    again = run(how(root, phase_2__max_steps=5000, max_hours=seconds / 3600 + 1e-6))
-    assert again.reason.startswith("asked to stop: max_hours")
-    assert again.state.step >= stopped.state.step > 0
+    second = run(how(root, phase_2__max_steps=5000, max_hours=seconds / 3600 + 1e-6))
+    assert second.reason.startswith("asked to stop: max_hours")
+    assert second.state.step >= stopped.state.step > 0
     assert events(root, 1) == once  # the first phase was not begun again
     assert [event["from_step"] for event in folder(root, 2).events() if event["event"] == "training"] == [
         0,
@@ -121,8 +121,8 @@ def test_a_retry_in_the_second_phase_goes_on_with_the_second(root: Path) -> None
 def test_once_the_second_phase_has_a_checkpoint_the_first_is_over_whatever_its_limits_are(root: Path) -> None:
     run(how(root, max_steps=2, phase_2__max_steps=2))
     once = events(root, 1)
-    again = run(how(root, max_steps=4, phase_2__max_steps=3))
-    assert (again.run, again.state.step) == (str(root / "run/phase-2"), 3)
+    second = run(how(root, max_steps=4, phase_2__max_steps=3))
+    assert (second.run, second.state.step) == (str(root / "run/phase-2"), 3)
     assert events(root, 1) == once
     spent = sum(read_state(folder(root, n).checkpoint(step)).seconds for n, step in ((1, 2), (2, 3)))
     used_up = run(how(root, max_steps=4, phase_2__max_steps=9, max_hours=spent / 3600))
@@ -162,13 +162,13 @@ def test_both_phases_offer_their_metrics_on_one_port_and_the_first_is_gone_in_th
         free.bind(("", 0))
         port = free.getsockname()[1]
     run(how(root, log__metrics_port=port))
-    told = {sample.labels.get("run") for family in REGISTRY.collect() for sample in family.samples}
-    assert "run/phase-2" in told
-    assert "run/phase-1" not in told
-    with socket.socket() as again:
-        again.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        again.bind(("", port))  # the port is given back
-        again.listen()
+    runs = {sample.labels.get("run") for family in REGISTRY.collect() for sample in family.samples}
+    assert "run/phase-2" in runs
+    assert "run/phase-1" not in runs
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(("", port))  # the port is given back
+        probe.listen()
 
 
 def test_each_phase_tells_the_end_and_the_cost_of_both(root: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""What a run learns to predict: what its beginning was trained for, unless the configuration says otherwise."""
+"""The prediction type of a run: that of its starting weights, unless the configuration names another."""
 
 import json
 import shutil
@@ -20,7 +20,7 @@ from tests.training import config
 
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Latents, a model that predicts the velocity, and a run that learned to predict it."""
+    """Return latents, a model that predicts the velocity, and a run trained to predict it."""
     torch.set_num_threads(1)
     root = tmp_path_factory.mktemp("prediction")
     predicting(make_tiny_model(root / "model"), "v_prediction")

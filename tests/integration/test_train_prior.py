@@ -19,10 +19,10 @@ from tests.training import config, weights
 def test_the_gradient_of_a_mixed_step_is_that_of_the_subjects_loss_plus_the_weighted_loss_of_the_class(
     root: Path, tmp_path: Path, weight: float
 ) -> None:
-    """The original: mse(subject) + weight * mse(class), each a mean over its half; ours is that over 1 + weight."""
+    """The original loss is mse(subject) + weight * mse(class), means over each half; sdp's is divided by 1 + weight."""
     (tmp_path / "own").mkdir()
     make_latents(tmp_path / "own", 5, vocabulary=50)
-    given = config(
+    parsed = config(
         root,
         source__also=[{"uri": str(tmp_path / "own/latents"), "weight": 1 / weight}],
         model__unet="pretrained",
@@ -31,7 +31,7 @@ def test_the_gradient_of_a_mixed_step_is_that_of_the_subjects_loss_plus_the_weig
         optimizer__warmup_steps=0,
         objective__caption_dropout=0.0,
     )
-    trainer = assemble(given, World())
+    trainer = assemble(parsed, World())
     batch = next(trainer.reader.batches(0, 0, 12, trainer.state.start))
     trainer.train()
 

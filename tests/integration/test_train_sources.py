@@ -1,4 +1,4 @@
-"""Whole runs on several datasets at once, and on latents that others have written."""
+"""Runs on several datasets at once, and on latents written by other programs."""
 
 import gc
 import weakref
@@ -50,9 +50,9 @@ def test_datasets_mixed_by_weight_are_each_accounted_for_also_after_a_stop(root:
     assert [row for epoch, dataset, row in rows if (epoch, dataset) == (0, 0)] == list(range(60))
     assert [row for epoch, dataset, row in rows if (epoch, dataset) == (0, 1)] == list(range(20))
     assert len(rows) == summary.state.samples == positions
-    again = [row for epoch, dataset, row in rows if (epoch, dataset) == (1, 1)]
-    assert len(again) == positions - 80
-    (trace,) = audit([str(root / "run"), str(root / "other/latents")], row=again[0])
+    second_epoch = [row for epoch, dataset, row in rows if (epoch, dataset) == (1, 1)]
+    assert len(second_epoch) == positions - 80
+    (trace,) = audit([str(root / "run"), str(root / "other/latents")], row=second_epoch[0])
     assert trace.checkpoints[-1]["epochs"] == [0, 1]
     assert trace.checkpoints[-1]["dataset"] == str(root / "other/latents")
 
@@ -68,15 +68,15 @@ def test_the_reference_s_own_latents_are_trained_on_by_naming_their_columns(root
     table = pa.table({"image_latents_64": pa.LargeListArray.from_arrays(offsets, flat), "ids": tokens.tolist()})
     pq.write_table(table, root / "reference/0.parquet", row_group_size=8)
     columns = {"latents": "image_latents_{resolution}", "text": ["ids"]}
-    theirs = run(how(root, "theirs", source__uri=str(root / "reference"), source__columns=columns))
-    assert list(ledger(theirs).rows(0)) == list(range(60))
+    reference = run(how(root, "theirs", source__uri=str(root / "reference"), source__columns=columns))
+    assert list(ledger(reference).rows(0)) == list(range(60))
     (trace,) = audit([str(root / "theirs")], row=5)
     assert trace.checkpoints[-1]["epochs"] == [0]
 
     # The same rows as sdp writes them, in the same row groups: the same training.
     make_latents(root / "ours", 60, unit_rows=60, vocabulary=50)
-    ours = run(how(root, "ours-run", source__uri=str(root / "ours/latents")))
-    assert ours.state.loss == theirs.state.loss
+    encoded = run(how(root, "ours-run", source__uri=str(root / "ours/latents")))
+    assert encoded.state.loss == reference.state.loss
 
 
 # --- captions as embeddings ------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Nothing lost and nothing twice, wherever and however often the workers die.
+"""No row is lost or repeated, wherever and however often workers die.
 
 The model is a fake that counts the rows it has been trained on: the counts are among its tensors, so they are saved
 and restored with it, and are what the weights of a real one would have learned from.
@@ -35,7 +35,7 @@ ROWS, EPOCHS = 230, 2
 
 
 class CountingUnet(nn.Module):
-    """Learns one number, and how often it has seen each row."""
+    """Learns one number, and counts how often it has seen each row."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class CountingUnet(nn.Module):
 
 
 class Dies(Callback):
-    """Ends this process after some steps: by an error, or without a word."""
+    """Ends this process after some steps, by an error or silently."""
 
     def __init__(self, after: int, quietly: bool) -> None:
         self._left = after
@@ -68,7 +68,7 @@ class Dies(Callback):
 
 
 def dying_storage(folder: RunFolder, after: int) -> None:
-    """Let a write of this process be its last."""
+    """Make a write of this process its last."""
     storage = type(folder.storage)
     publish, left = storage.publish, [after]
 
@@ -82,7 +82,7 @@ def dying_storage(folder: RunFolder, after: int) -> None:
 
 
 def segment(world: World, root: Path, batch: int, fate: tuple[str, int, int]) -> None:
-    """Train until the end, or as far as fate lets this worker."""
+    """Train until the end, or until this worker dies."""
     changes = {"ema__decay": None, "optimizer__weight_decay": 0.0}  # which would change the counts
     how = config(root, max_steps=None, max_epochs=EPOCHS, data__batch_size=batch, **changes)
     kind, rank, after = fate

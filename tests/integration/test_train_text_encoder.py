@@ -1,4 +1,4 @@
-"""A text encoder that is trained with the U-Net: the same promises hold for both networks."""
+"""Training the text encoder with the U-Net: the same promises hold for both networks."""
 
 from pathlib import Path
 from typing import Any
@@ -155,11 +155,11 @@ class Gauges(Callback):
 
 
 def test_training_and_evaluate_measure_both_networks_alike(root: Path) -> None:
-    given = how(root, "measured", data__holdout=0.25, evaluate__every_steps=STEPS, evaluate__rows=10, ema__decay=None)
+    parsed = how(root, "measured", data__holdout=0.25, evaluate__every_steps=STEPS, evaluate__rows=10, ema__decay=None)
     gauges = Gauges()
-    train(given, callbacks=[MeasureValidationLoss(given), gauges])
-    told = {"checkpoint": str(root / "measured"), "rows": 10}
-    orders = plan_loss(evaluate_config(root, told))
+    train(parsed, callbacks=[MeasureValidationLoss(parsed), gauges])
+    settings = {"checkpoint": str(root / "measured"), "rows": 10}
+    orders = plan_loss(evaluate_config(root, settings))
     assert orders is not None
     assert LossWorker().make(orders).mean == pytest.approx(gauges.validation, rel=1e-5)
 
@@ -170,16 +170,16 @@ def evaluate_config(root: Path, loss: dict[str, Any]) -> EvaluateConfig:
 
 def test_samples_are_drawn_with_the_text_encoder_of_their_step(root: Path) -> None:
     settings = {"every_steps": STEPS, "prompts": ["a b"], "steps": 1, "share": 0.5}
-    given = how(root, "drawn", samples=settings)
-    drawer, seen = DrawSamples(given), []
+    parsed = how(root, "drawn", samples=settings)
+    drawer, seen = DrawSamples(parsed), []
     encode = drawer._encoded
 
-    def encoded(*told: Any) -> Any:
-        seen.append(encode(*told))
+    def encoded(*arguments: Any) -> Any:
+        seen.append(encode(*arguments))
         return seen[-1]
 
     drawer._encoded = encoded  # type: ignore[method-assign]
-    trainer = train(given, callbacks=[drawer])
+    trainer = train(parsed, callbacks=[drawer])
     networks = load_trained(open_storage(str(checkpoint(root, "drawn"))), root / "model", ema=True, name="model")
     ids = torch.from_numpy(load.tokenize(load.load_tokenizer(root / "model"), ["a b"]).astype("int64"))
     with torch.no_grad():
@@ -207,17 +207,17 @@ def test_lora_on_both_resumes_and_diffusers_loads_it(root: Path, tmp_path: Path,
     file = tmp_path / "subject.safetensors"
     assert main(["export", str(tmp_path / "run"), str(file), "--lora", "--raw"]) == 0
     assert main(["export", str(tmp_path / "run"), str(tmp_path / "whole"), "--raw"]) == 0
-    theirs = StableDiffusionPipeline.from_pretrained(root / "model")
-    before = drawn(theirs)
-    theirs.load_lora_weights(tmp_path, weight_name=file.name)
+    pipeline = StableDiffusionPipeline.from_pretrained(root / "model")
+    before = drawn(pipeline)
+    pipeline.load_lora_weights(tmp_path, weight_name=file.name)
     merged = StableDiffusionPipeline.from_pretrained(tmp_path / "whole")
-    for a, b, changed in zip(drawn(theirs), drawn(merged), before, strict=True):
+    for a, b, changed in zip(drawn(pipeline), drawn(merged), before, strict=True):
         assert torch.allclose(a, b, atol=1e-5)
         assert not torch.allclose(a, changed, atol=1e-4)
 
 
 def drawn(pipeline: StableDiffusionPipeline) -> tuple[Tensor, Tensor]:
-    """What a prompt is encoded to, and what the U-Net makes of it."""
+    """Return a prompt's encoding, and the U-Net's prediction for it."""
     ids = torch.tensor([[52, *range(10, 20), *[53] * 66]])
     latents = torch.randn(1, 4, 8, 8, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
@@ -240,9 +240,9 @@ def test_lora_on_both_is_refused_by_the_key_that_is_wrong(root: Path) -> None:
 def test_captions_that_are_encoded_already_are_refused_before_anything_is_taken(root: Path, tmp_path: Path) -> None:
     make_latents(tmp_path, 40, text_width=16)
     line = r"^model.train_text_encoder: expected token ids, got embeddings in .*/latents: .* or set it to false"
-    given = how(root, "refused", source__uri=str(tmp_path / "latents"))
+    parsed = how(root, "refused", source__uri=str(tmp_path / "latents"))
     with pytest.raises(DatasetError, match=line):
-        make_plan(given)
+        make_plan(parsed)
     measured = {"evaluate__every_steps": 1, "evaluate__source": str(tmp_path / "latents")}
     with pytest.raises(DatasetError, match=line):
         make_plan(how(root, "refused", **measured))
@@ -262,12 +262,12 @@ def test_images_are_read_with_token_ids(root: Path) -> None:
 @pytest.mark.usefixtures("trained")
 def test_a_run_begins_with_weights_of_the_same_networks_only(root: Path) -> None:
     train(config(root, "unet-alone", max_steps=STEPS))
-    for was, given in (
+    for value, changed in (
         ("true", config(root, "next", model__start_from=str(checkpoint(root)))),
         ("false", how(root, "next", model__start_from=str(checkpoint(root, "unet-alone")))),
     ):
-        with pytest.raises(ConfigError, match=rf"^model.train_text_encoder: expected {was}, as in "):
-            make_plan(given)
+        with pytest.raises(ConfigError, match=rf"^model.train_text_encoder: expected {value}, as in "):
+            make_plan(changed)
     begun = assemble(how(root, "next", model__start_from=str(checkpoint(root)), max_steps=1), World())
     assert not begun._restore()
     expected = load_trained(open_storage(str(checkpoint(root))), root / "model", ema=False, name="model").weights()
@@ -275,8 +275,8 @@ def test_a_run_begins_with_weights_of_the_same_networks_only(root: Path) -> None
 
 
 def test_a_run_from_before_the_option_goes_on_without_it_and_not_with_it(root: Path) -> None:
-    given = config(root, "older", max_steps=1, scaling__in_driver=True)
-    run_job(given)
+    parsed = config(root, "older", max_steps=1, scaling__in_driver=True)
+    run_job(parsed)
     head = root / "older/_run.json"
     head.write_text(head.read_text().replace('"model.train_text_encoder": false,', ""))
     assert "train_text_encoder" not in head.read_text()

@@ -1,4 +1,4 @@
-"""A dataset that changes while a run goes through it: an epoch keeps to what it was begun with."""
+"""A dataset that changes during a run: an epoch continues with the version that it started with."""
 
 import shutil
 from collections import Counter
@@ -42,17 +42,17 @@ def root(model: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def trained(monkeypatch: pytest.MonkeyPatch) -> "Counter[int]":
-    """How often each row was in a step of whichever job."""
-    found: Counter[int] = Counter()
+    """Return how often each row was in a step of any job."""
+    counts: Counter[int] = Counter()
     step = Trainer._step
 
     def count(trainer: Trainer, batch: object, ended: float) -> object:
         report = step(trainer, batch, ended)  # type: ignore[arg-type]
-        found.update(batch.rows[batch.weights > 0].tolist())  # type: ignore[attr-defined]
+        counts.update(batch.rows[batch.weights > 0].tolist())  # type: ignore[attr-defined]
         return report
 
     monkeypatch.setattr(Trainer, "_step", count)
-    return found
+    return counts
 
 
 def how(root: Path, **limits: object) -> TrainConfig:
@@ -92,11 +92,11 @@ def test_a_job_that_waited_for_another_s_lease_goes_on_with_what_that_one_has_be
 ) -> None:
     acquire = Lease.acquire
 
-    def after_another(*given: Any, **named: Any) -> Lease:
+    def after_another(*arguments: Any, **named: Any) -> Lease:
         monkeypatch.setattr(Lease, "acquire", acquire)
         run(how(root, max_steps=3))
         grow(root)
-        return acquire(*given, **named)
+        return acquire(*arguments, **named)
 
     monkeypatch.setattr(Lease, "acquire", after_another)
     run(how(root, max_epochs=1))

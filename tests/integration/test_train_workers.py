@@ -1,4 +1,4 @@
-"""Several workers: the strategies agree, and a run goes on with any number of them."""
+"""Several workers: the strategies agree, and a run continues with any number of them."""
 
 import warnings
 from dataclasses import replace
@@ -22,7 +22,7 @@ from tests.workers import run_workers
 def worker(
     world: World, root: Path, run: str, changes: dict[str, Any], nodes: tuple[int, ...] = ()
 ) -> tuple[dict[str, Any], list[float]]:
-    """Train a run to its end, on nodes of so many workers; what its tensors and losses are then."""
+    """Train a run to its end, on nodes of this many workers; return its tensors and losses."""
     watch = Watch()
     if nodes:
         world = replace(world, local_size=[size for size in nodes for _ in range(size)][world.rank])
@@ -31,8 +31,7 @@ def worker(
 
 
 def close(these: dict[str, Any], those: dict[str, Any]) -> None:
-    """Adam divides by the gradient's size, so that rounding decides where there is none: its moments are compared
-    tightly, the weights loosely."""
+    """Compare moments tightly and weights loosely: Adam divides by the gradient's size, which amplifies rounding."""
     assert these.keys() == those.keys()
     for name, value in these.items():
         tolerance = 2e-6 if name.startswith("exp_avg") else 5e-4
@@ -154,7 +153,7 @@ def test_a_run_goes_on_with_another_number_of_workers_and_another_strategy(
 
 
 def rows_read(world: World, root: Path, run: str) -> int:
-    """Train an epoch; how many rows this worker has read for it."""
+    """Train an epoch; return the number of rows that this worker read."""
     count, read = 0, GroupReader.read
 
     def counting(reader: GroupReader, row_range: RowRange) -> Any:
@@ -173,7 +172,7 @@ def test_more_workers_than_lanes_do_not_read_a_row_twice(inputs: Path, tmp_path:
 
 
 def exchanged(world: World) -> tuple[list[float], list[float], list[str]]:
-    """What ddp makes of each worker's gradients, with and without bf16; and what it warns of."""
+    """Return each worker's gradients after ddp, with and without bf16, and ddp's warnings."""
     gradients = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

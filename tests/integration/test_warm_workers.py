@@ -1,4 +1,4 @@
-"""What the fixture `warm_workers` does to the processes that Ray starts."""
+"""The fixture `warm_workers` replaces the processes that Ray starts."""
 
 import json
 import os
@@ -40,14 +40,14 @@ def start(tmp_path: Path) -> Callable[[str], subprocess.Popen[str]]:
     return started
 
 
-def test_a_fork_has_the_libraries_and_is_otherwise_what_was_started(
+def test_a_fork_has_the_libraries_and_otherwise_equals_a_new_process(
     start: Callable[[str], subprocess.Popen[str]], tmp_path: Path
 ) -> None:
     asking = start("0")
-    told, errors = asking.communicate(timeout=60)
-    pid, has_torch, arguments, given, folder, name = json.loads(told)
+    output, errors = asking.communicate(timeout=60)
+    pid, has_torch, arguments, inherited, folder, name = json.loads(output)
     assert asking.returncode == 7
-    assert (has_torch, given, folder, name) == (True, "by the raylet", str(tmp_path), "__main__")
+    assert (has_torch, inherited, folder, name) == (True, "by the raylet", str(tmp_path), "__main__")
     assert arguments[1:] == ["--worker", "0"]
     assert errors.startswith("told\n")
     assert pid != asking.pid

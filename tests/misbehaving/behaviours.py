@@ -1,4 +1,4 @@
-"""What the image server does instead of a plain answer when a URL asks for it: `/images/7.jpg?do=NAME&…`.
+"""The image server's behaviours, which a URL asks for: `/images/7.jpg?do=NAME&…`.
 
 ======================= ============================================================ ================
 do=                     what happens (parameter=default)                             parameters
@@ -86,7 +86,7 @@ class Wire(Protocol):
 
 
 class Limiter(Protocol):
-    """What the server knows of a host's present load."""
+    """A host's present load, as far as the server knows it."""
 
     def admit(self, host: str, rps: int, at_once: int) -> bool: ...
 
@@ -128,7 +128,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """One request that asked for something other than a plain answer."""
+    """A request for something other than a plain answer."""
 
     wire: Wire
     limiter: Limiter
@@ -177,7 +177,7 @@ COMMON_PARAMETERS = ("do", "times", "tag")
 
 
 def kind(name: str, *, image_comes: bool = False, **defaults: str) -> Callable[[Run], Run]:
-    """Make a misbehaviour known. A parameter called like a keyword of Python is given with a trailing _."""
+    """Register a misbehaviour. A parameter named like a Python keyword is given with a trailing _."""
 
     def register(run: Run) -> Run:
         named = {key.rstrip("_"): value for key, value in defaults.items()}
@@ -195,7 +195,7 @@ class Plan:
     kind: Kind
     options: Options
     times: int | None
-    """How many requests are treated so; None: all."""
+    """Number of requests treated like this; None means all."""
 
 
 def plan(query: str) -> Plan | None:
@@ -497,5 +497,5 @@ async def _slowly(wire: Wire, data: bytes, bps: int) -> None:
 
 
 async def _hold() -> None:
-    """Until the client leaves or the server's patience ends, both of which cancel this."""
+    """Wait until the client leaves or the server's timeout, both of which cancel this."""
     await asyncio.get_running_loop().create_future()

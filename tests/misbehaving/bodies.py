@@ -8,7 +8,7 @@ MiB = 1 << 20
 
 
 def huge_png(width: int, height: int) -> bytes:
-    """A PNG of one bit a pixel with 4 MiB of them, whatever it says it has."""
+    """Return a PNG of one bit per pixel with 4 MiB of pixels, whatever size its header declares."""
 
     def chunk(name: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
@@ -54,7 +54,7 @@ def gzip_bomb(prefix: bytes, zeros: int) -> bytes:
     block = bytes(size)
     deflate = zlib.compressobj(9, zlib.DEFLATED, -15)
     start = deflate.compress(prefix) + deflate.flush(zlib.Z_FULL_FLUSH)
-    # After a full flush the next block refers to nothing before it, so that it can stand anywhere.
+    # After a full flush the next block refers to nothing before it, so it can be placed anywhere.
     middle = deflate.compress(block) + deflate.flush(zlib.Z_FULL_FLUSH) if blocks else b""
     end = deflate.compress(bytes(rest)) + deflate.flush(zlib.Z_FINISH)
     check = zlib.crc32(prefix)

@@ -51,7 +51,7 @@ class Gallery:
         return image
 
     async def image(self, index: int) -> Image:
-        """The image, made now if need be; visitors that come meanwhile wait for the same one."""
+        """Return the image, making it if needed. Concurrent requests wait for the same one."""
         image = self.ready(index)
         if image is not None:
             return image

@@ -46,14 +46,14 @@ class ImageServer:
     images: int = 200
     """Indices below this exist."""
     distinct: int = 0
-    """How many different ones: image i is the same as image i + distinct. 0: as many as there are."""
+    """Number of distinct images: image i equals image i + distinct. 0 makes all distinct."""
     seed: int = 0
     hosts: Sequence[str] = ("127.0.0.1",)
     port: int = 0
     """0: any free one; after `start`, the one that it is."""
     tls: bool = False
     accept_delay_s: float = 0.0
-    """How long the server looks away from each new connection, and from those behind it."""
+    """Seconds for which the server ignores each new connection, and those queued behind it."""
     life_s: float = 120.0
     """The longest that a request, or a client's silence, may last."""
     source: Source | None = None
@@ -98,7 +98,7 @@ class ImageServer:
             raise
 
     def stop(self) -> None:
-        """End whatever is going on; what was seen can still be asked for. Harmless if not running."""
+        """Stop the server if it is running; its statistics remain available."""
         for plug in self._dead_ends:
             plug.close()
         self._dead_ends.clear()
@@ -158,7 +158,7 @@ class ImageServer:
 
     @property
     def stats(self) -> Stats:
-        """What the server has seen since it started or was reset."""
+        """Return the statistics since the server started or was reset."""
         return self._running.traffic.stats()
 
     def visits(self, index: int | None = None) -> list[Visit]:
@@ -175,7 +175,7 @@ class ImageServer:
         return self._running.traffic.wait_for(condition, deadline_s)
 
     def warm(self, deadline_s: float = 300.0) -> None:
-        """Make all images now rather than when they are asked for (about 30 ms each)."""
+        """Make all images now rather than on request (about 30 ms each)."""
         service = self._running
         asyncio.run_coroutine_threadsafe(service.gallery.warm(), service.loop).result(deadline_s)
 
@@ -187,7 +187,7 @@ class ImageServer:
 
 
 class _Service:
-    """What runs in the server's event loop."""
+    """The part of the server that runs in its event loop."""
 
     def __init__(self, server: ImageServer):
         self.traffic = Traffic()
@@ -258,7 +258,7 @@ class _Service:
         return self._made(connection, request, index) if image is None else _plain(request, image)
 
     def admit(self, host: str, rps: int, at_once: int) -> bool:
-        """Whether a host that can take that much takes one more request; it is in flight already."""
+        """Return true if a host with this capacity accepts one more request, which is already in flight."""
         if at_once and self.traffic.in_flight(host) > at_once:
             return False
         now, recent = time.monotonic(), self._admitted[host]
@@ -382,7 +382,7 @@ def _listen(hosts: Sequence[str], port: int) -> list[socket.socket]:
 
 
 def _deaf_port(host: str, keep: list[socket.socket]) -> int:
-    """A port with a full queue that nobody empties: Linux drops every further attempt to connect."""
+    """Return a port with a full queue: Linux drops every further connection attempt."""
     listener = socket.socket()
     keep.append(listener)
     listener.bind((host, 0))

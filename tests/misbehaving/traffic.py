@@ -26,9 +26,9 @@ class Visit:
     """1 for the first request of this target at this host."""
     began: float
     ended: float | None = None
-    """When the last byte went to the kernel, or the connection ended."""
+    """Time when the last byte went to the kernel, or the connection ended."""
     behaviour: str = ""
-    """What was done instead of a plain answer, e.g. `stall`; empty for a plain one."""
+    """Name of the behaviour in place of a plain answer, such as `stall`; empty for a plain one."""
     status: int | None = None
     sent: int = 0
     outcome: str = ""
@@ -37,7 +37,7 @@ class Visit:
 
 @dataclass(frozen=True, slots=True)
 class HostStats:
-    """What one virtual host saw."""
+    """The statistics of one virtual host."""
 
     requests: int
     in_flight: int
@@ -52,13 +52,13 @@ class HostStats:
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """What the whole server saw since it started or was reset."""
+    """The statistics of the whole server since it started or was reset."""
 
     requests: int
     in_flight: int
     max_concurrent: int
     connections: int
-    """How many were ever opened."""
+    """Number of connections ever opened."""
     open_connections: int
     max_connections: int
     failed_handshakes: int
@@ -89,7 +89,7 @@ class Traffic:
 
     def __init__(self) -> None:
         self._lock = threading.Condition()
-        """Guards everything, and tells those in `wait_for` that something has changed."""
+        """The lock for everything, which also notifies those in `wait_for` of changes."""
         self._last_number = 0
         self._connection_numbers = itertools.count(1)
         self._open = 0
@@ -136,7 +136,7 @@ class Traffic:
             return next(self._connection_numbers)
 
     def closed(self, host: str | None) -> None:
-        """A connection ended; `host` is what `named` was told of it."""
+        """Record the end of a connection; `host` is the value passed to `named`."""
         with self._lock:
             self._open -= 1
             if host is not None:

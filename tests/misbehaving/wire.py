@@ -38,7 +38,7 @@ class Request:
     path: str
     query: str
     host: str
-    """The Host header in lower case without its port; empty if there is none."""
+    """Host header in lower case without its port; empty if there is none."""
     user_agent: str
     keep_alive: bool
     body_length: int
@@ -96,7 +96,7 @@ def _without_port(host: str) -> str:
 
 
 class Site(Protocol):
-    """What stands behind the connections."""
+    """The handler of requests behind the connections."""
 
     def respond(self, connection: "Connection", request: Request) -> bytes | Coroutine[None, None, None]:
         """The answer's bytes, or the coroutine that gives it with the connection's `send`."""
@@ -118,11 +118,11 @@ class Connection(asyncio.Protocol):
         self._unsent = False
         self._sent_out: asyncio.Future[None] | None = None
         self._end = ""
-        """How to end the connection after this answer: `close`, `reset`, or empty for not at all."""
+        """The end of the connection after this answer: `close`, `reset`, or empty to keep it."""
         self._expired = False
         self.number = 0
         self.deadline = time.monotonic() + life_s
-        """When the server's patience ends: with this request, or with the wait for the next."""
+        """The end of the server's patience, for this request or for the next."""
 
     # What a site and its misbehaviours use.
 

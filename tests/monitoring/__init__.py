@@ -1,1 +1,1 @@
-"""What the tests of the monitoring share: the chart's expressions, and a Prometheus over a load of this machine."""
+"""Helpers for tests of the monitoring: the chart's expressions, and a Prometheus over a load on this machine."""

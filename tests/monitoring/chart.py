@@ -20,12 +20,12 @@ VARIABLES: Mapping[str, str] = {
     "node": ".*",
     "__rate_interval": "1m",
 }
-"""What Grafana would put in place of $NAME; All is `.*`."""
+"""Grafana's replacement of $NAME; All is `.*`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Expression:
-    """Where it stands, and what it says, with Grafana's variables in it."""
+    """An expression and its place, with Grafana's variables in it."""
 
     where: str
     text: str
@@ -40,8 +40,8 @@ class Expression:
 
 def helm_template(helm: Path, *settings: str) -> subprocess.CompletedProcess[str]:
     named = ("exporter.image.repository=registry.example.com/sdp/exporter", *settings)
-    given = [argument for setting in named for argument in ("--set", setting)]
-    command = [str(helm), "template", "sdp", str(CHART), *given]
+    arguments = [argument for setting in named for argument in ("--set", setting)]
+    command = [str(helm), "template", "sdp", str(CHART), *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
@@ -52,8 +52,8 @@ def rendered(helm: Path, *settings: str) -> list[Manifest]:
 
 
 def one(manifests: list[Manifest], kind: str, name: str = "") -> Manifest:
-    (found,) = [m for m in manifests if m["kind"] == kind and m["metadata"]["name"].endswith(name)]
-    return found
+    (manifest,) = [m for m in manifests if m["kind"] == kind and m["metadata"]["name"].endswith(name)]
+    return manifest
 
 
 def rules(kind: str) -> Iterator[dict[str, Any]]:
@@ -82,7 +82,7 @@ def panels(dashboard: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 
 def queries() -> list[Expression]:
-    """Of every panel of every dashboard."""
+    """Yield the expressions of every panel of every dashboard."""
     return [
         Expression(f"{name}: {panel['title']}", target["expr"])
         for name, dashboard in dashboards().items()

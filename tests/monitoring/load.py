@@ -29,10 +29,15 @@ def download(root: Path, rows: int) -> None:
 
 
 def process(root: Path) -> None:
-    told = [f"source.uri={root}/images", f"output.uri={root}/latents", "model.source=builtin:tiny", "resolutions=[64]"]
-    told += ["encode.dtype=fp32", "encode.batch_size=4", "encode.num_workers=1", "encode.accelerator=A10G"]
-    told += ["output.rows_per_file=2"]  # so that it takes some seconds, and figures are seen to grow
-    processing.run(load("process", None, told))
+    settings = [
+        f"source.uri={root}/images",
+        f"output.uri={root}/latents",
+        "model.source=builtin:tiny",
+        "resolutions=[64]",
+    ]
+    settings += ["encode.dtype=fp32", "encode.batch_size=4", "encode.num_workers=1", "encode.accelerator=A10G"]
+    settings += ["output.rows_per_file=2"]  # so that it takes some seconds, and figures are seen to grow
+    processing.run(load("process", None, settings))
 
 
 def train(root: Path, epochs: int, workers: int = 2) -> str:
@@ -53,9 +58,9 @@ def generate(root: Path, checkpoint: str, pictures: int) -> None:
     drawing.run(generate_config(root / "pictures", checkpoint, ["a red circle"], images_per_prompt=pictures))
 
 
-def tell_what_is_not_here(run: str, workers: int) -> None:
-    """What only GPUs, faults or other runs make a job say, said by this process through the same calls: PyTorch's
-    memory, MFU, rows that were bad, workers that died, a validation, a collocated run."""
+def emit_other_metrics(run: str, workers: int) -> None:
+    """Emit the metrics of GPUs, faults and other runs through the jobs' own calls: PyTorch's memory, MFU, bad rows,
+    dead workers, a validation, a collocated run."""
     own = telemetry.begin(run)
     for rank in range(workers):
         for kind, amount in (("allocated", 14 * GIB), ("reserved", 29 * GIB), ("peak", 27 * GIB)):
@@ -70,7 +75,7 @@ def tell_what_is_not_here(run: str, workers: int) -> None:
 
 @contextmanager
 def meanwhile(action: Callable[[], None], every_s: float = 1.0) -> Iterator[None]:
-    """Do it again and again in another thread; what goes wrong there is raised here at the end."""
+    """Repeat an action in another thread; its error is raised here at the end."""
     over = threading.Event()
     failed: list[Exception] = []
 

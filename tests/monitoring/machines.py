@@ -27,7 +27,7 @@ HOST_PIDS = 1_000_000
 """The driver's pids are those inside, and this."""
 PIECE_S = 0.4
 EXPORT_MS = 2000
-"""How often Ray's processes tell their figures, in place of 10 s."""
+"""The interval at which Ray's processes report their metrics, in place of 10 s."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +63,9 @@ def take_time() -> None:
 
     encode = work.encode_chunk
 
-    def slowly(*given: Any) -> Any:
+    def slowly(*arguments: Any) -> Any:
         threading.Event().wait(PIECE_S)
-        return encode(*given)
+        return encode(*arguments)
 
     work.encode_chunk = slowly
 
@@ -77,7 +77,7 @@ def ray_of(machines: tuple[Machine, ...] = MACHINES) -> Iterator[dict[str, int]]
     from ray.cluster_utils import Cluster
     from ray.job_config import JobConfig
 
-    told: list[dict[str, Any]] = [
+    entries: list[dict[str, Any]] = [
         {
             "num_cpus": machine.cpus,
             "num_gpus": machine.gpus,
@@ -86,10 +86,10 @@ def ray_of(machines: tuple[Machine, ...] = MACHINES) -> Iterator[dict[str, int]]
         }
         for machine in machines
     ]
-    head = {**told[0], "_system_config": {"metrics_report_interval_ms": EXPORT_MS}}
+    head = {**entries[0], "_system_config": {"metrics_report_interval_ms": EXPORT_MS}}
     cluster = Cluster(initialize_head=True, head_node_args=head)
     try:
-        for machine in told[1:]:
+        for machine in entries[1:]:
             cluster.add_node(**machine)
         environment = {**worker_environment(), "worker_process_setup_hook": lambda: take_time()}
         submitted = JobConfig(metadata={"job_name": JOB})  # as Ray's job server has it for a RayJob
@@ -110,7 +110,7 @@ class Gpus:
     scenario: nvml.Scenario
     proc: Path
     target: str
-    """Where the exporter listens."""
+    """The exporter's address."""
     _known: set[int] = field(default_factory=set)
 
     def host(self, pid: int, gpu: int, memory: int, *, pod: str = "") -> None:
@@ -153,7 +153,7 @@ def healthy(count: int, product: str, total: int) -> dict[str, object]:
     return {**lines, "gpu.*.field.29": 0, "gpu.*.field.30": 0, "gpu.*.field.31": 0}
 
 
-def in_trouble() -> dict[str, object]:
+def with_faults() -> dict[str, object]:
     """Five A100: two that train, a hot one with XIDs and a row to replace, one in slices, one that will be lost."""
     return {
         **healthy(5, "NVIDIA A100-SXM4-80GB", 80 * GIB),
@@ -176,7 +176,7 @@ def all_gpus(folder: Path) -> Iterator[dict[str, Gpus]]:
     with ExitStack() as stack:
         yield {
             machine.group: stack.enter_context(gpus_of(machine, library, folder / machine.group, lines))
-            for machine, lines in zip(MACHINES[1:], (encoders, in_trouble()), strict=True)
+            for machine, lines in zip(MACHINES[1:], (encoders, with_faults()), strict=True)
         }
 
 
@@ -212,7 +212,7 @@ def scraping(manifests: list[Manifest], ports: Mapping[str, int], exporters: Map
 
 
 def _pod_labels(machine: Machine) -> dict[str, str]:
-    """What the operator's own relabelings make of a pod, and what they leave for the chart's."""
+    """Return a pod's labels after the operator's own relabelings, as the chart's relabelings get them."""
     return {
         "namespace": NAMESPACE,
         "pod": machine.pod,
@@ -225,7 +225,7 @@ def _pod_labels(machine: Machine) -> dict[str, str]:
 
 
 def settle(prometheus: Prometheus, gpus: Mapping[str, Gpus]) -> None:
-    """Put the processes that the jobs have told of on GPUs of their node: 2 GiB for an encoder, 30 for a trainer."""
+    """Assign the jobs' processes to GPUs of their node: 2 GiB for an encoder, 30 for a trainer."""
     for labels, _ in prometheus.series("sdp_process_info"):
         if labels["ray_group"] in gpus:
             trains = labels["role"] == "trainer"

@@ -36,17 +36,19 @@ class Prometheus:
     def series(self, expr: str, at: float | None = None) -> list[tuple[dict[str, str], float]]:
         """Labels and values of now."""
         moment = {} if at is None else {"time": at}
-        found = self.ask("query", query=expr, **moment)
-        assert found["resultType"] == "vector", f"{expr} is a {found['resultType']}"
-        return [(one["metric"], float(one["value"][1])) for one in found["result"]]
+        result = self.ask("query", query=expr, **moment)
+        assert result["resultType"] == "vector", f"{expr} is a {result['resultType']}"
+        return [(one["metric"], float(one["value"][1])) for one in result["result"]]
 
     def history(
         self, expr: str, start: float, end: float, step: float = 2.0
     ) -> list[tuple[dict[str, str], list[tuple[float, float]]]]:
-        """Labels, and times with values, of each series that had one that is a number."""
-        found = self.ask("query_range", query=expr, start=start, end=end, step=step)["result"]
-        told = [(one["metric"], [(float(at), float(value)) for at, value in one["values"]]) for one in found]
-        finite = [(labels, [(at, value) for at, value in values if math.isfinite(value)]) for labels, values in told]
+        """Return the labels, times and values of each series that had a finite value."""
+        result = self.ask("query_range", query=expr, start=start, end=end, step=step)["result"]
+        histories = [(one["metric"], [(float(at), float(value)) for at, value in one["values"]]) for one in result]
+        finite = [
+            (labels, [(at, value) for at, value in values if math.isfinite(value)]) for labels, values in histories
+        ]
         return [(labels, values) for labels, values in finite if values]
 
     def wait_until_ready(self) -> None:
@@ -63,8 +65,8 @@ class Prometheus:
     def until(self, expr: str, enough: Callable[[list[tuple[dict[str, str], float]]], bool] = bool) -> None:
         """Wait for it."""
         end, pause = time.monotonic() + DEADLINE_S, threading.Event()
-        while not enough(found := self.series(expr)):
-            assert time.monotonic() < end, f"{expr}: {found}"
+        while not enough(result := self.series(expr)):
+            assert time.monotonic() < end, f"{expr}: {result}"
             pause.wait(0.2)
 
 
@@ -97,6 +99,6 @@ def _address(log: Path, process: "subprocess.Popen[bytes]") -> str:
 
 
 def as_prometheus(relabelings: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """What the operator's `relabelings` mean in Prometheus' own configuration."""
+    """Return the operator's `relabelings` as Prometheus' own configuration."""
     names = {"sourceLabels": "source_labels", "targetLabel": "target_label"}
     return [{names.get(key, key): value for key, value in rule.items()} for rule in relabelings]

@@ -1,4 +1,4 @@
-"""As much of PromQL as it takes to name the series that an expression asks for. Whether it parses, promtool says."""
+"""The part of PromQL needed to find the series in an expression. promtool checks that it parses."""
 
 import re
 from collections.abc import Iterator
@@ -33,18 +33,18 @@ def tokens(expr: str) -> Iterator[tuple[str, str]]:
     """Kind and text."""
     at = 0
     while at < len(expr):
-        found = _TOKEN.match(expr, at)
-        if found is None:
+        match = _TOKEN.match(expr, at)
+        if match is None:
             raise ValueError(f"{expr[at : at + 20]!r} is not PromQL that this reader knows")
-        at = found.end()
-        if found.lastgroup not in ("space", "comment"):
-            assert found.lastgroup is not None
-            yield found.lastgroup, found.group()
+        at = match.end()
+        if match.lastgroup not in ("space", "comment"):
+            assert match.lastgroup is not None
+            yield match.lastgroup, match.group()
 
 
 def selectors(expr: str) -> list[Selector]:
     """All of an expression, in order."""
-    found: list[Selector] = []
+    result: list[Selector] = []
     rest = list(tokens(expr))
     at = 0
     while at < len(rest):
@@ -58,21 +58,21 @@ def selectors(expr: str) -> list[Selector]:
             closes = opens - 1
             if opens < len(rest) and rest[opens][1] == "{":
                 closes = next(n for n in range(opens, len(rest)) if rest[n][1] == "}")
-            found.append(_selector(name, rest[opens : closes + 1]))
+            result.append(_selector(name, rest[opens : closes + 1]))
             at = max(at, closes)
         at += 1
-    return found
+    return result
 
 
 def lists(expr: str, words: frozenset[str] = frozenset({"by", "on"})) -> list[set[str]]:
     """The labels of each by (…) and on (…)."""
     rest = list(tokens(expr))
-    found: list[set[str]] = []
+    result: list[set[str]] = []
     for at, (kind, text) in enumerate(rest):
         if kind == "word" and text in words and at + 1 < len(rest) and rest[at + 1][1] == "(":
             closes = next(n for n in range(at, len(rest)) if rest[n][1] == ")")
-            found.append({word for kind, word in rest[at + 2 : closes] if kind == "word"})
-    return found
+            result.append({word for kind, word in rest[at + 2 : closes] if kind == "word"})
+    return result
 
 
 def labels_of_lists(expr: str) -> set[str]:

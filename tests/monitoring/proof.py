@@ -22,12 +22,12 @@ from tests.nvml import GPU_IS_LOST
 
 RULES_EVERY = "2s"
 BEFORE_THE_END_S = 8.0
-"""When figures of the moment are taken: while training goes on."""
+"""The time of instant queries: during training."""
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Of a load."""
+    """The size of a load."""
 
     rows: int
     epochs: int
@@ -42,13 +42,13 @@ class Recorded:
     prometheus: Prometheus
     start: float
     trained: float
-    """When training ended."""
+    """Time when training ended."""
     end: float
 
 
 @contextmanager
 def recorded(helm: Path, program: Path, folder: Path, size: Size) -> Iterator[Recorded]:
-    """Of a load that has just ended; while it ran GPUs were in trouble, and one was lost."""
+    """Record a load to its end. During it GPUs fail, and one is lost."""
     manifests = rendered(helm, f"rules.interval={RULES_EVERY}")
     rules = folder / "rules.yaml"
     folder.mkdir(parents=True, exist_ok=True)
@@ -58,9 +58,9 @@ def recorded(helm: Path, program: Path, folder: Path, size: Size) -> Iterator[Re
         with running(program, folder / "prometheus", config) as prometheus:
             start = time.time()
             with load.meanwhile(lambda: settle(prometheus, gpus)):
-                prometheus.until("sum(sdp_gpu_up)", lambda found: bool(found) and found[0][1] == 7)
+                prometheus.until("sum(sdp_gpu_up)", lambda samples: bool(samples) and samples[0][1] == 7)
                 gpus["a100"].scenario.write({"gpu.4.error.nvmlDeviceGetHandleByIndex": GPU_IS_LOST})
-                load.tell_what_is_not_here(load.RUN, workers=2)
+                load.emit_other_metrics(load.RUN, workers=2)
                 load.download(folder, size.rows)
                 load.process(folder)
                 checkpoint = load.train(folder, size.epochs)
@@ -74,9 +74,9 @@ def main(arguments: list[str]) -> int:
     (folder,) = map(Path, arguments)
     helm, program = tools.find("helm"), tools.find("prometheus")
     assert helm is not None and program is not None  # noqa: PT018
-    with recorded(helm, program, folder.resolve(), LONG) as told:
-        moment = Moment(told.start, told.end, told.trained - BEFORE_THE_END_S)
-        draw_dashboards.draw_all(told.prometheus.url, moment, draw_dashboards.PICTURES)
+    with recorded(helm, program, folder.resolve(), LONG) as recording:
+        moment = Moment(recording.start, recording.end, recording.trained - BEFORE_THE_END_S)
+        draw_dashboards.draw_all(recording.prometheus.url, moment, draw_dashboards.PICTURES)
     return 0
 
 

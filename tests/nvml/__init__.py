@@ -68,7 +68,7 @@ def uuid(gpu: int) -> str:
 
 
 def a100s(count: int) -> dict[str, object]:
-    """As many A100-SXM4-80GB at work; each value of GPU n can be told from the others'."""
+    """Return busy A100-SXM4-80GB; the values of each GPU differ from the others'."""
     lines: dict[str, object] = {"driver": "570.86.15", "nvml": "12.570.86.15", "cuda": 12080, "gpus": count}
     lines |= {
         "gpu.*.name": "NVIDIA A100-SXM4-80GB",

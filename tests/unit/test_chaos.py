@@ -1,4 +1,4 @@
-"""What a chaos round finds wrong with a job's log."""
+"""Faults that a chaos round finds in a job's log."""
 
 import pytest
 

@@ -53,12 +53,12 @@ def middle_colours(checked: Checked) -> tuple[list[int], list[int]]:
     return pixels[32, 12].tolist(), pixels[32, -12].tolist()
 
 
-def close(found: list[int], wanted: tuple[int, ...], by: int = 8) -> bool:
-    return all(abs(a - b) <= by for a, b in zip(found, wanted, strict=True))
+def close(actual: list[int], wanted: tuple[int, ...], by: int = 8) -> bool:
+    return all(abs(a - b) <= by for a, b in zip(actual, wanted, strict=True))
 
 
 @pytest.mark.parametrize("index", range(40))
-def test_every_kind_of_image_that_a_crawl_meets_comes_out_as_what_it_shows(index: int) -> None:
+def test_every_kind_of_image_in_a_crawl_keeps_its_content(index: int) -> None:
     drawn = shapes.sample(index)
     data, _, _ = shapes.encode(drawn)
     checked = check(data, SQUARE)
@@ -81,9 +81,9 @@ def test_the_exif_orientation_is_applied(format: str, orientation: int) -> None:
     with Image.open(io.BytesIO(data)) as image:
         expected = np.asarray(ImageOps.exif_transpose(image).convert("RGB")).astype(int)
     checked = check(data, image_rules(size=60))
-    found = pixels_of(checked).astype(int)
-    assert found.shape == expected.shape
-    assert np.abs(found - expected).mean() < 6
+    actual = pixels_of(checked).astype(int)
+    assert actual.shape == expected.shape
+    assert np.abs(actual - expected).mean() < 6
     kept = check(data, image_rules())
     assert (kept.width, kept.height) == (expected.shape[1], expected.shape[0])
 
@@ -135,7 +135,7 @@ def test_cmyk_comes_out_in_its_colours() -> None:
 
 
 @pytest.mark.parametrize("format", ["GIF", "WEBP", "PNG"])
-def test_of_an_animation_the_first_frame_is_taken(format: str) -> None:
+def test_an_animation_is_reduced_to_its_first_frame(format: str) -> None:
     frames = [Image.new("RGB", (64, 64), colour) for colour in ((200, 30, 40), (20, 200, 40))]
     data = encoded(frames[0], format, save_all=True, append_images=frames[1:], duration=100)
     assert close(pixels_of(check(data, SQUARE))[32, 32].tolist(), (200, 30, 40), 12)
@@ -193,10 +193,10 @@ def peer(data: bytes, size: int, *, crop: bool) -> np.ndarray:
 def test_a_picture_that_was_scaled_while_decoding_is_the_one_that_was_not(width: int, height: int, crop: bool) -> None:
     scene = cv2.GaussianBlur(shapes.render_array(shapes.sample(width), (width, height)), (0, 0), 2.5)
     data = encoded(Image.fromarray(scene), "JPEG", quality=90)
-    found = pixels_of(check(data, image_rules(size=256, crop=crop, quality=100))).astype(float)
+    actual = pixels_of(check(data, image_rules(size=256, crop=crop, quality=100))).astype(float)
     expected = peer(data, 256, crop=crop)
-    assert found.shape == expected.shape
-    assert 10 * np.log10(255**2 / np.mean((found - expected) ** 2)) >= 42
+    assert actual.shape == expected.shape
+    assert 10 * np.log10(255**2 / np.mean((actual - expected) ** 2)) >= 42
 
 
 def test_original_bytes_are_kept_and_decoded_all_the_same() -> None:
@@ -242,7 +242,7 @@ def test_a_truncated_image_is_refused_whatever_its_kind(index: int) -> None:
     ],
     ids=str,
 )
-def test_what_is_no_image_is_refused_with_its_reason(data: bytes, reason: str) -> None:
+def test_invalid_images_are_refused_with_their_reason(data: bytes, reason: str) -> None:
     checked = check(data, SQUARE)
     assert (checked.outcome, checked.reason) == (FAILED, reason)
     assert checked.sha256 == hashlib.sha256(data).hexdigest()
@@ -312,7 +312,7 @@ LACKING: dict[str, tuple[str, Exception]] = {
 
 
 @pytest.mark.parametrize("who", LACKING)
-def test_what_a_decoder_has_no_memory_for_is_not_called_corrupt(monkeypatch: pytest.MonkeyPatch, who: str) -> None:
+def test_an_image_too_large_for_memory_is_not_called_corrupt(monkeypatch: pytest.MonkeyPatch, who: str) -> None:
     where, error = LACKING[who]
     format = "PNG" if who in ("Pillow", "Pillow's decoders", "zlib") else "JPEG"
     data = encoded(shapes.render(shapes.sample(1), 150), format)
@@ -358,7 +358,7 @@ def mutated(draw: st.DrawFn) -> bytes:
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(mutated(), st.sampled_from([SQUARE, image_rules(size=40, format="webp"), image_rules(size=48, enlarge=True)]))
-def test_whatever_happens_to_the_bytes_the_answer_is_a_reason_or_a_whole_image(data: bytes, rules: ImageRules) -> None:
+def test_any_damage_to_the_bytes_yields_a_reason_or_a_whole_image(data: bytes, rules: ImageRules) -> None:
     checked = check(data, rules)
     if checked.outcome != WRITTEN:
         assert checked.reason is not None

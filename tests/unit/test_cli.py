@@ -28,7 +28,7 @@ def sdp(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
 
 
-def command_that(run: object, name: str = "go") -> Sequence[Command]:
+def command_with(run: object, name: str = "go") -> Sequence[Command]:
     assert callable(run)
     return [Command(name, LOOK, "Does it.", lambda parser: None, lambda arguments: run())]  # noqa: ARG005
 
@@ -85,7 +85,7 @@ def test_this_machine_can_be_described_without_a_cluster(
 
 
 def completions(line: str, tmp_path: Path) -> list[str]:
-    """What bash is offered at the end of a line, by the protocol of argcomplete."""
+    """Return bash's completions at the end of a line, by argcomplete's protocol."""
     environment = {
         **os.environ,
         "_ARGCOMPLETE": "1",
@@ -117,7 +117,7 @@ def test_the_code_for_a_shell_is_printed(shell: str, capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.parametrize("store", ["", "s3://bucket/mine"])
-def test_init_writes_files_that_the_jobs_take_and_overwrites_none(
+def test_init_writes_valid_configurations_and_overwrites_none(
     store: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "my data"
@@ -157,7 +157,7 @@ def test_config_show_can_be_short(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.fixture
 def logging_as_before() -> Iterator[None]:
-    """What a command line sets for its process is taken back."""
+    """Undo the settings that a command line makes for its process."""
     before = logging.getLogger().handlers[:]
     yield
     console.configure()
@@ -174,15 +174,15 @@ def test_quiet_leaves_errors_and_results_alone_and_json_is_an_object_a_line(
     assert "limit: expected" in capsys.readouterr().err
     assert main(["config", "show", "train", "--log-format", "json", "--set", "limit=0"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    told = json.loads(line)
-    assert (told["level"], told["logger"]) == ("error", "sdp")
-    assert told["message"].startswith("limit: expected a whole number")
+    entry = json.loads(line)
+    assert (entry["level"], entry["logger"]) == ("error", "sdp")
+    assert entry["message"].startswith("limit: expected a whole number")
     assert main(["train", "--quiet", "--verbose"]) == 2
     assert "not allowed with" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "message"),
     [
         ("conifg", "expected a command, got the unknown command 'conifg'; did you mean sdp config?"),
         ("xyzzy", "expected a command, got the unknown command 'xyzzy'; see sdp --help"),
@@ -221,11 +221,11 @@ def test_quiet_leaves_errors_and_results_alone_and_json_is_an_object_a_line(
     ],
 )
 def test_a_mistyped_line_is_one_line_with_the_nearest_thing_and_exit_code_2(
-    line: str, told: str, capsys: pytest.CaptureFixture[str]
+    line: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(line.split()) == 2
     out, err = capsys.readouterr()
-    assert (out, err) == ("", f"sdp: {told}\n")
+    assert (out, err) == ("", f"sdp: {message}\n")
 
 
 def test_a_configuration_that_cannot_work_is_one_line_a_problem_and_exit_code_2(
@@ -263,7 +263,9 @@ def test_config_show_prints_yaml_that_can_be_used_as_a_file(
     assert "limit: 7\n" in shown
 
 
-def test_config_show_of_nothing_is_a_template_and_says_what_to_set(capsys: pytest.CaptureFixture[str]) -> None:
+def test_config_show_without_a_file_prints_a_template_with_the_required_keys(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert main(["config", "show", "download"]) == 0
     out, err = capsys.readouterr()
     assert "  uri:  # REQUIRED, for example s3://bucket/laion-metadata\n" in out
@@ -282,9 +284,9 @@ def test_a_refusal_by_a_command_has_its_own_exit_code_and_no_traceback(capsys: p
     def fail() -> None:
         raise SdpError("the store is away")
 
-    assert main(["go"], command_that(refuse)) == 2
+    assert main(["go"], command_with(refuse)) == 2
     assert capsys.readouterr().err == "sdp: a: wrong\nsdp: b: wrong\n"
-    assert main(["go"], command_that(fail)) == 1
+    assert main(["go"], command_with(fail)) == 1
     assert capsys.readouterr().err == "sdp: the store is away\n"
 
 
@@ -292,7 +294,7 @@ def test_an_interrupt_ends_with_130_and_one_line(capsys: pytest.CaptureFixture[s
     def interrupt() -> None:
         raise KeyboardInterrupt
 
-    assert main(["go"], command_that(interrupt)) == 130
+    assert main(["go"], command_with(interrupt)) == 130
     assert capsys.readouterr().err == "sdp: stopped by SIGINT; run it again\n"
 
 
@@ -301,16 +303,16 @@ def test_a_bug_keeps_its_traceback() -> None:
         raise ZeroDivisionError("a bug")
 
     with pytest.raises(ZeroDivisionError):
-        main(["go"], command_that(bug))
+        main(["go"], command_with(bug))
 
 
 def test_a_commands_own_exit_code_is_the_commands() -> None:
-    assert main(["go"], command_that(lambda: 1)) == 1
-    assert main(["go"], command_that(lambda: None)) == 0
+    assert main(["go"], command_with(lambda: 1)) == 1
+    assert main(["go"], command_with(lambda: None)) == 0
 
 
 @pytest.mark.parametrize("line", ["--version", "config schema train"])
-def test_output_that_nobody_reads_is_no_error(line: str) -> None:
+def test_output_to_a_closed_pipe_is_not_an_error(line: str) -> None:
     # A pipe whose reader is gone before the first byte, as `| head` is for a slow command; output that fits into
     # a buffer fails when that is flushed, and longer output before.
     reader, writer = os.pipe()
@@ -404,7 +406,7 @@ def test_a_disk_that_is_full_is_one_line(command: list[str]) -> None:
     ]
 
 
-def test_what_a_job_imports_late_is_missed_in_the_same_words(
+def test_a_library_missing_at_a_late_import_has_the_same_message(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job = ModuleType("sdp.download.job")
@@ -418,7 +420,7 @@ def test_what_a_job_imports_late_is_missed_in_the_same_words(
     assert "expected an installation for workers, got one without torch" in capsys.readouterr().err
 
 
-def test_a_job_on_a_laptops_installation_says_what_to_install(
+def test_a_job_in_the_base_installation_names_the_extra_to_install(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def without_ray(name: str) -> ModuleType:
@@ -431,12 +433,12 @@ def test_a_job_on_a_laptops_installation_says_what_to_install(
     assert "sdp[worker]" in err
 
 
-def test_the_command_line_and_the_configuration_agree_on_what_jobs_there_are() -> None:
+def test_the_command_line_and_the_configuration_have_the_same_jobs() -> None:
     from sdp import config
 
     assert tuple(config.JOBS) == JOBS
 
 
 def test_a_job_that_is_there_has_a_command() -> None:
-    there = {job for job in JOBS if (ROOT / "sdp" / job / "job.py").exists()}
-    assert there <= {command.name for command in COMMANDS}, "add its job_command to COMMANDS in sdp/cli/table.py"
+    implemented = {job for job in JOBS if (ROOT / "sdp" / job / "job.py").exists()}
+    assert implemented <= {command.name for command in COMMANDS}, "add its job_command to COMMANDS in sdp/cli/table.py"

@@ -1,6 +1,5 @@
-"""Joining a Ray cluster that is not there, or not ours."""
+"""Connecting to a Ray cluster that is missing or refuses us."""
 
-import socket
 import subprocess
 import sys
 
@@ -8,12 +7,11 @@ import pytest
 
 from sdp import cluster
 from sdp.errors import UserError
+from tests.programs import free_port
 
 
-def test_an_address_at_which_nobody_listens_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+def test_an_address_without_a_listener_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    address = f"127.0.0.1:{free_port()}"
     monkeypatch.setenv("RAY_ADDRESS", address)
     with pytest.raises(UserError, match=rf"^RAY_ADDRESS: no Ray cluster answers at '{address}' \(Connection refused\)"):
         cluster.require_reachable()
@@ -32,19 +30,19 @@ def test_an_address_that_is_a_word_is_left_to_ray(monkeypatch: pytest.MonkeyPatc
         ("in(cpu, spot)", {"cpu", "spot"}), ("!in(cpu,spot)", {"gpu", None}), ("in()", set()),
     ],
 )  # fmt: skip
-def test_labels_select_what_ray_would_select(wanted: str, values: set[str | None]) -> None:
+def test_labels_select_the_same_nodes_as_ray(wanted: str, values: set[str | None]) -> None:
     assert {value for value in ("cpu", "gpu", "spot", None) if cluster._selects(wanted, value)} == values
 
 
-def test_a_token_that_is_refused_is_said_in_one_line() -> None:
+def test_a_refused_token_is_reported_in_one_line() -> None:
     error = ConnectionError("Could not read 'session_name' from GCS")
-    told = "gcs_client.cc:210: Failed: Unauthenticated: RPC error: InvalidAuthToken"
-    assert str(cluster._explain_failed_connection(error, told)).endswith(
+    message = "gcs_client.cc:210: Failed: Unauthenticated: RPC error: InvalidAuthToken"
+    assert str(cluster._explain_failed_connection(error, message)).endswith(
         "refuses this token; set RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH to the cluster's token"
     )
 
 
-def test_what_is_written_meanwhile_is_held_and_handed_on_but_for_what_is_known() -> None:
+def test_output_is_held_and_passed_on_except_known_lines() -> None:
     script = (
         "import os, sys\n"
         "from sdp.cluster import _CapturedStderr\n"

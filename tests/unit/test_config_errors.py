@@ -1,4 +1,4 @@
-"""What a person is told of a configuration that cannot work."""
+"""The error messages for configurations that cannot work."""
 
 from pathlib import Path
 
@@ -188,7 +188,7 @@ def lines(job: str, *overrides: str, path: str | None = None) -> list[str]:
         ("process", ["limit=0"], "limit: expected a whole number of 1 or more, or null, got 0"),
     ],
 )
-def test_a_wrong_value_is_one_line_with_its_path_what_was_expected_and_what_to_do(
+def test_a_wrong_value_is_one_line_with_its_path_the_expectation_and_the_remedy(
     job: str, overrides: list[str], line: str
 ) -> None:
     assert lines(job, *(ENDS if job == "download" else MODEL), *overrides) == [line]
@@ -209,11 +209,11 @@ def test_an_unknown_key_names_the_nearest_known_one() -> None:
     ]
 
 
-def test_an_unknown_key_that_resembles_none_is_told_the_keys_that_there_are() -> None:
+def test_for_an_unknown_key_that_resembles_none_the_existing_keys_are_listed() -> None:
     (line,) = lines("process", *MODEL, "fetch.timeout_s=1")
-    known, _, there = line.partition("; the keys here are ")
+    known, _, listed = line.partition("; the keys here are ")
     assert known == "fetch: expected a known key, got an unknown key"
-    assert {"source", "output", "resolutions", "encode"} <= set(there.split(", "))
+    assert {"source", "output", "resolutions", "encode"} <= set(listed.split(", "))
 
 
 @pytest.mark.parametrize("name", ["aws_secret_access_key", "source.token", "storage.secret_key", "storage.access_key"])
@@ -223,18 +223,18 @@ def test_a_credential_is_an_unknown_key_and_its_value_is_never_repeated(name: st
     assert "hunter2" not in line
 
 
-def test_what_is_missing_is_named_by_its_path_and_all_of_it_at_once() -> None:
+def test_all_missing_keys_are_named_by_path_at_once() -> None:
     assert lines("process") == [
         f"{path}: expected {what}, got nothing; set it in the file or with --set {path}=…"
         for path, what in [("source.uri", "a URI"), ("output.uri", "a URI"), ("model.source", "some text")]
     ]
 
 
-def test_several_problems_of_several_kinds_are_all_told_at_once() -> None:
-    told = lines(
+def test_problems_of_several_kinds_are_reported_together() -> None:
+    messages = lines(
         "download", "output.uri=out", "image.crop=center", "fetch.retries=-1", "storage.timeout_s=x", "bogus=1"
     )
-    assert [line.partition(":")[0] for line in told] == [
+    assert [line.partition(":")[0] for line in messages] == [
         "source.uri",
         "storage.timeout_s",
         "fetch.retries",
@@ -244,7 +244,7 @@ def test_several_problems_of_several_kinds_are_all_told_at_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("uri", "told"),
+    ("uri", "message"),
     [
         ("", "a URI, got ''"),
         (" s3://b", "a URI, got ' s3://b'"),
@@ -253,10 +253,10 @@ def test_several_problems_of_several_kinds_are_all_told_at_once() -> None:
         ("http://[broken", "a URI, got 'http://[broken'"),
     ],
 )
-def test_a_source_that_is_no_uri_is_refused(uri: str, told: str) -> None:
+def test_a_source_that_is_no_uri_is_refused(uri: str, message: str) -> None:
     with pytest.raises(ConfigError) as refused:
         parse("download", {"source": {"uri": uri}, "output": {"uri": "out"}})
-    assert str(refused.value).startswith(f"source.uri: expected {told}")
+    assert str(refused.value).startswith(f"source.uri: expected {message}")
 
 
 @pytest.mark.parametrize("uri", ["https://host/x", "hf://datasets/a/b"])
@@ -289,7 +289,7 @@ def test_the_usual_uris_are_accepted(uri: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("source:\n  uri: a\n  uri: b\n", ":3:3: expected each key once, got uri a second time"),
         ("source: {uri: a, uri: b}\n", ":1:18: expected each key once, got uri a second time"),
@@ -311,11 +311,13 @@ def test_the_usual_uris_are_accepted(uri: str) -> None:
         ("[" * 1500, ": expected YAML, got brackets nested beyond measure"),
     ],
 )
-def test_a_file_that_is_not_plain_yaml_is_told_with_line_and_column(tmp_path: Path, text: str, told: str) -> None:
+def test_a_file_that_is_not_plain_yaml_is_reported_with_line_and_column(
+    tmp_path: Path, text: str, message: str
+) -> None:
     path = tmp_path / "job.yaml"
     path.write_text(text, encoding="utf-8")
     (line,) = lines("download", path=str(path))
-    assert line.startswith(f"{path}{told}")
+    assert line.startswith(f"{path}{message}")
 
 
 def test_a_file_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
@@ -337,9 +339,10 @@ def test_a_file_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
     assert len(lines("download", path="a\0b")) == 1
 
 
-def test_overrides_that_are_none_are_all_told() -> None:
+def test_all_malformed_overrides_are_reported() -> None:
     assert lines("download", "limit", "=3", "a..b=1") == [
-        f"--set: expected key=value, for example limit=1000, got {given}" for given in ["'limit'", "'=3'", "'a..b=1'"]
+        f"--set: expected key=value, for example limit=1000, got {override}"
+        for override in ["'limit'", "'=3'", "'a..b=1'"]
     ]
     assert lines("process", *MODEL, "resolutions=[256]", "resolutions.4=512") == [
         "resolutions: expected one of its 1 items, from 0, got '4'"
@@ -362,7 +365,7 @@ def test_prompts_come_from_one_place() -> None:
 
 @pytest.mark.parametrize("job", JOBS)
 @pytest.mark.parametrize("value", ["", "text", 0, -1, 1.5, True, None, [], [None], {}, {"a": {"b": 1}}, "x" * 500])
-def test_whatever_stands_in_the_place_of_a_key_the_answer_is_lines_and_no_accident(job: str, value: object) -> None:
+def test_any_value_in_the_place_of_a_key_yields_error_lines_and_no_crash(job: str, value: object) -> None:
     for key in keys(JOBS[job]):
         parts = key.path.split(".")
         for depth in range(1, len(parts) + 1):

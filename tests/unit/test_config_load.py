@@ -231,7 +231,7 @@ def test_shown_numbers_are_numbers_to_a_reader_of_yaml_1_1() -> None:
 
 
 @pytest.mark.parametrize("job", JOBS)
-def test_a_draft_shows_what_is_still_to_be_set(job: str, tmp_path: Path) -> None:
+def test_a_draft_shows_the_keys_that_must_be_set(job: str, tmp_path: Path) -> None:
     sketch = draft(job, None)
     assert "output.uri" in sketch.missing
     text = dump_yaml(sketch.config, missing=sketch.missing)
@@ -241,14 +241,14 @@ def test_a_draft_shows_what_is_still_to_be_set(job: str, tmp_path: Path) -> None
     assert {problem.path for problem in refused.value.problems} == sketch.missing
 
 
-def test_a_draft_forgives_what_is_missing_and_nothing_else() -> None:
+def test_a_draft_accepts_missing_keys_and_no_other_problem() -> None:
     with pytest.raises(ConfigError, match=r"fetch\.retries: "):
         draft("download", None, ["fetch.retries=-1"])
     with pytest.raises(ConfigError, match=r"image\.crop: "):
         draft("download", None, [*ENDS, "image.crop=center"])
 
 
-def test_the_identity_holds_what_decides_the_output_and_nothing_that_may_change_between_runs() -> None:
+def test_the_identity_has_only_keys_that_decide_the_output() -> None:
     config = load("download", None, [*ENDS, "image.size=256"])
     names = identity(config)
     assert "source.uri" not in names  # a source may move: what it holds is compared

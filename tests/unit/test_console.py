@@ -37,9 +37,7 @@ def test_the_last_line_is_shown_once() -> None:
     assert shown(io.StringIO(), "1 of 1 · 0.0508/s", "1 of 1 · 0.0507/s") == "job: 1 of 1 · 0.0508/s\n"
 
 
-def test_what_is_shown_is_chosen_in_one_place(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_filters_are_chosen_in_one_place(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     log = logging.getLogger("sdp.some.part")
     before = logging.getLogger().handlers[:]
     try:
@@ -67,6 +65,6 @@ def test_what_is_shown_is_chosen_in_one_place(
         logging.getLogger("sdp").setLevel(logging.NOTSET)
 
 
-def test_nobody_is_told_to_export_a_run_that_has_not_taken_a_step() -> None:
+def test_a_run_without_a_step_does_not_suggest_an_export() -> None:
     assert not any("sdp export" in line for line in summary_lines(TrainState(), "CHECKPOINT", "stopped"))
     assert any("sdp export" in line for line in summary_lines(TrainState(step=1), "CHECKPOINT", "stopped"))

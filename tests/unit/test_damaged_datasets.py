@@ -1,4 +1,4 @@
-"""Damage beside a dataset: one line that names the file and the field, and all that can still be told is told."""
+"""A damaged dataset: one line names the file and the field, and everything else is still reported."""
 
 import json
 import re
@@ -41,7 +41,7 @@ def change(file: Path, path: str, value: Any) -> None:
 
 
 def run(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
-    """The exit code and all that was printed, in which there is no traceback (it would have been raised)."""
+    """Return the exit code and the output, which has no traceback (that would have been raised)."""
     code = main(arguments)
     out, err = capsys.readouterr()
     return code, out + err
@@ -95,7 +95,7 @@ def test_a_damaged_field_of_the_manifest_is_a_problem_and_does_not_hide_the_data
     assert not described.complete
     assert any("_manifest.json" in problem and path in problem for problem in described.problems)
     (section,) = gather([images.uri], pictures=4)
-    assert section.verdict.startswith("Broken")
+    assert section.verdict.startswith("Damaged")
     code, said = run(["audit", images.uri, "--row", "12"], capsys)
     assert code == 2
     assert path in said
@@ -105,7 +105,7 @@ def test_a_damaged_field_of_the_manifest_is_a_problem_and_does_not_hide_the_data
     "content", [DEEP, f'{{"format": {HUGE}}}', '{"format": 1e999}', "[]", "null", '"', "\udcff", ""]
 )
 @pytest.mark.parametrize("name", ["_dataset.json", "_manifest.json"])
-def test_what_is_no_json_object_is_one_line(
+def test_a_file_that_is_not_a_json_object_is_reported_in_one_line(
     tmp_path: Path, name: str, content: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     images = make_images(tmp_path).storage
@@ -117,7 +117,7 @@ def test_what_is_no_json_object_is_one_line(
 
 
 @pytest.mark.parametrize(
-    ("path", "value", "told"),
+    ("path", "value", "message"),
     [
         ("rows", 41, "rows is 41, but 42 in its parts"),
         ("parts", 4, "parts is 4, but 5 in its parts"),
@@ -126,17 +126,17 @@ def test_what_is_no_json_object_is_one_line(
     ],
 )
 def test_a_manifest_that_says_other_than_its_parts_is_found_out(
-    tmp_path: Path, path: str, value: Any, told: str
+    tmp_path: Path, path: str, value: Any, message: str
 ) -> None:
     images = make_images(tmp_path).storage
     assert describe(images).complete
     change(tmp_path / "images/_manifest.json", path, value)
     described = describe(images)
     assert not described.complete
-    assert any(told in problem for problem in described.problems)
+    assert any(message in problem for problem in described.problems)
 
 
-def test_counts_that_lie_are_found_out_and_written_anew_by_the_next_run(tmp_path: Path) -> None:
+def test_false_counts_are_detected_and_corrected_by_the_next_run(tmp_path: Path) -> None:
     images = make_images(tmp_path).storage
     for name in ("_manifest.json", "_manifests/000001.json"):
         change(tmp_path / "images" / name, "counts.written", 34)
@@ -150,7 +150,7 @@ def test_counts_that_lie_are_found_out_and_written_anew_by_the_next_run(tmp_path
     assert describe(images).complete
 
 
-def test_a_manifest_is_not_blamed_for_what_a_running_job_has_added(tmp_path: Path) -> None:
+def test_parts_added_by_a_running_job_are_not_a_problem_of_the_manifest(tmp_path: Path) -> None:
     images = make_images(tmp_path).storage
     write_source(tmp_path / "source", [("c.parquet", 11)], first=42)
     output = begin_images(tmp_path)
@@ -175,7 +175,7 @@ def test_a_damaged_earlier_manifest_is_passed_over(tmp_path: Path) -> None:
     assert open_dataset(images).manifest.version == 2
 
 
-def test_what_is_known_of_repeats_is_found_out_anew_when_it_is_damaged(tmp_path: Path) -> None:
+def test_damaged_records_of_repeats_are_recomputed(tmp_path: Path) -> None:
     dataset = make_images(tmp_path)
     digest = dataset.manifest.files_digest
     repeated.keep(dataset.storage, digest, [])
@@ -204,8 +204,8 @@ def test_the_account_of_the_other_parts_is_written_where_one_is_broken(
     part.write_bytes(part.read_bytes()[:-40])
     file = tmp_path / "account.parquet"
     assert main(["inspect", images.uri, "--json", "--account", str(file)]) == 1
-    told = json.loads(capsys.readouterr().out)
-    assert any("000000001.parquet: corrupt part" in problem for problem in told["problems"])
+    description = json.loads(capsys.readouterr().out)
+    assert any("000000001.parquet: corrupt part" in problem for problem in description["problems"])
     assert pq.read_table(file)["row"].to_pylist() == [*range(10), *range(20, 42)]
 
 
@@ -268,7 +268,7 @@ def test_a_damaged_page_among_the_samples_is_a_problem_and_not_the_end(tmp_path:
 def test_an_upstream_that_cannot_be_read_does_not_hide_the_dataset(
     tmp_path: Path, uri: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")  # the discard port: nobody listens there
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")  # the discard port, without a listener
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "none")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "none")
     make_images(tmp_path)

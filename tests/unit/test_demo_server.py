@@ -75,7 +75,7 @@ def test_a_failure_that_passes_is_followed_by_the_picture(failure: Failure) -> N
 
 
 @pytest.mark.parametrize("path", ["/", "/images/", "/images/x.jpg", f"/images/{IMAGES:09d}.jpg", "/elsewhere/1.jpg"])
-def test_what_is_no_picture_is_not_there(port: int, path: str) -> None:
+def test_files_that_are_not_pictures_are_ignored(port: int, path: str) -> None:
     assert get(port, path)[0].status == 404
 
 

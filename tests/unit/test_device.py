@@ -38,7 +38,7 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpus]:
 
 
 def in_a_thread(work: Callable[[], Any]) -> Any:
-    """What this does in a thread that nobody has prepared, as Ray's are."""
+    """Return a function's result in a new thread, like those that Ray starts."""
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(work).result(timeout=60)
 
@@ -101,7 +101,9 @@ def test_checkpoints_of_the_second_gpu_make_no_context_on_the_first_and_use_one_
 def test_a_checkpoint_is_loaded_by_threads_of_the_gpu_that_it_goes_to(gpus: Gpus, tmp_path: Path) -> None:
     enter(SECOND)
     folder = open_storage(str(tmp_path))
-    sharded.save(folder, {"w": torch.arange(6.0)}, alone=True)
+    staged = sharded.stage(folder, {"w": torch.arange(6.0)}, alone=True)
+    staged.copy()
+    staged.write()
     target = torch.zeros(6).to(SECOND)
     sharded.load(folder, {"w": target}, alone=True)
     assert target.as_subclass(torch.Tensor).tolist() == list(range(6))
@@ -123,8 +125,8 @@ def test_the_stopwatch_times_the_stream_of_its_own_gpu(gpus: Gpus) -> None:
 
 def test_the_double_shows_old_memory_to_whoever_waits_for_another_gpus_stream(gpus: Gpus) -> None:
     enter(SECOND)
-    there, host = torch.ones(3).to(SECOND), torch.empty(3, pin_memory=True)
-    host.copy_(there, non_blocking=True)
+    source, host = torch.ones(3).to(SECOND), torch.empty(3, pin_memory=True)
+    host.copy_(source, non_blocking=True)
     enter(torch.device("cuda", 0))
     event = torch.cuda.Event()
     event.record()
@@ -139,12 +141,12 @@ def no_device_set(_: Gpus) -> None:
 
 
 def no_wait(gpus: Gpus) -> None:
-    there = torch.empty(3, pin_memory=True).to(SECOND, non_blocking=True)
+    copied = torch.empty(3, pin_memory=True).to(SECOND, non_blocking=True)
     with gpus.on_stream(gpus.new_stream(SECOND)):
-        there.add(1)
+        copied.add(1)
 
 
-def changed_too_early(_: Gpus) -> None:
+def changed_early(_: Gpus) -> None:
     host = torch.empty(3, pin_memory=True)
     host.to(SECOND, non_blocking=True)
     host.fill_(1.0)
@@ -155,7 +157,7 @@ def changed_too_early(_: Gpus) -> None:
     [
         (no_device_set, r"touches CUDA before torch\.cuda\.set_device"),
         (no_wait, "used on a stream that has not waited"),
-        (changed_too_early, "changed before it was copied"),
+        (changed_early, "changed before it was copied"),
     ],
 )
 def test_the_double_fails_what_a_gpu_would_not_forgive(

@@ -35,7 +35,7 @@ STORED = Checked(WRITTEN, None, None, b"image", 1, 1, 1, 1, "ab")
 
 
 def column(values: list[Any], kind: pa.DataType) -> pa.Array:
-    """Text may be given as bytes that are no UTF-8."""
+    """Return a column of text, possibly as invalid UTF-8 bytes."""
     if pa.types.is_dictionary(kind):
         return column(values, kind.value_type).dictionary_encode().cast(kind)
     raw = [value.encode() if isinstance(value, str) else value for value in values]
@@ -43,7 +43,7 @@ def column(values: list[Any], kind: pa.DataType) -> pa.Array:
 
 
 def part_of(path: Path, *carried: str) -> tuple[pa.Table, list[Outcome]]:
-    """What a part would hold of a source file if all of its images came, and what was refused."""
+    """Return the part that a source file would become if all its images came, and the refused rows."""
     source = DownloadSource(uri="in", columns=carried)
     rules = Rules(source, FiltersConfig())
     count = pq.read_metadata(path).num_rows
@@ -74,7 +74,7 @@ def test_text_is_text_in_whatever_type_it_is_kept(tmp_path: Path, kind: pa.DataT
     assert [(outcome.row, outcome.reason) for outcome in refused] == [(2, "bad_url"), (3, "bad_url")]
 
 
-def test_text_that_is_no_utf8_is_mended_where_it_is_nested_and_bytes_stay_bytes() -> None:
+def test_invalid_utf8_is_repaired_in_nested_text_and_bytes_stay_bytes() -> None:
     def tagged(text: pa.DataType) -> pa.DataType:
         return pa.struct([("tags", pa.list_(text)), ("raw", pa.binary()), ("more", pa.map_(pa.string(), text))])
 
@@ -90,7 +90,7 @@ def test_text_that_is_no_utf8_is_mended_where_it_is_nested_and_bytes_stay_bytes(
     ]
 
 
-def test_what_is_valid_is_carried_byte_for_byte() -> None:
+def test_valid_values_are_copied_byte_for_byte() -> None:
     table = pa.table({"note": ["  two\tblanks \x1b[31m", None], "score": pa.array([0.5, None], pa.float32())})
     assert plain(table) is table
     note = table["note"]

@@ -1,4 +1,4 @@
-"""Budgets of hosts: bounds that hold over all workers, and a queue that forgets nobody."""
+"""Budgets of hosts: limits across all workers, and a fair queue."""
 
 import heapq
 import itertools
@@ -14,7 +14,7 @@ from sdp.download.turnstile import LocalGate, SharedGate, Turnstile
 
 
 def most_in_a_second(times: list[float]) -> int:
-    """The most of these times that lie within any one second."""
+    """Return the largest number of these times within one second."""
     times = sorted(times)
     return max((sum(1 for other in times[at:] if other < time + 1.0) for at, time in enumerate(times)), default=0)
 
@@ -42,7 +42,7 @@ def test_no_second_sees_more_requests_than_the_rate_allows(rate: float, pauses: 
     assert most_in_a_second(began) <= math.ceil(rate)
 
 
-def test_the_rate_is_used_up_by_whoever_comes_back_when_told_to() -> None:
+def test_a_host_that_is_asked_at_its_own_pace_is_used_at_its_full_rate() -> None:
     budgets = HostBudgets(HostLimits(at_once=1000, per_second=10))
     now, began = 0.0, 0
     while now < 100:
@@ -119,7 +119,7 @@ def test_a_host_that_has_trouble_with_one_request_in_thirty_is_not_brought_to_a_
     assert 30 < now < 90, "a pause of a second or two for each of 33 complaints"
 
 
-def test_what_workers_are_served_counts_for_all_of_them() -> None:
+def test_responses_to_one_worker_count_for_all() -> None:
     cluster = Cluster(3, HostLimits(at_once=8))
     for now in (0.0, 2.0, 5.0):
         cluster.budgets.exchange(Ask("w0", {}, {}, {"a": None}), now)
@@ -130,7 +130,7 @@ def test_what_workers_are_served_counts_for_all_of_them() -> None:
     assert cluster.most_at_once["a"] > 4
 
 
-def test_hosts_that_nobody_asks_for_are_forgotten_and_busy_ones_are_not() -> None:
+def test_idle_hosts_are_forgotten_and_busy_ones_are_not() -> None:
     budgets = HostBudgets(HostLimits(at_once=1))
     budgets.acquire("busy", 0.0)
     for number in range(1000):
@@ -142,7 +142,7 @@ def test_hosts_that_nobody_asks_for_are_forgotten_and_busy_ones_are_not() -> Non
     assert budgets.acquire("busy", 1000.0) == WAIT_FOR_RELEASE
 
 
-def run_to_the_end(turnstile: Turnstile[str], jobs: int, lasts_s: float = 0.5) -> list[tuple[float, str, str]]:
+def run_to_end(turnstile: Turnstile[str], jobs: int, lasts_s: float = 0.5) -> list[tuple[float, str, str]]:
     """Let a worker with two connections work everything off, in simulated time: (when, host, job)."""
     now, begun, under_way = 0.0, [], []
     while len(begun) < jobs or under_way:
@@ -171,7 +171,7 @@ def test_hosts_take_turns() -> None:
     assert len(turnstile) == 0
 
 
-def test_a_busy_host_holds_up_nobody_else() -> None:
+def test_a_busy_host_does_not_delay_the_others() -> None:
     turnstile: Turnstile[str] = Turnstile(LocalGate(HostLimits(at_once=1)))
     for number in range(5):
         turnstile.push("busy", f"busy{number}")
@@ -183,7 +183,7 @@ def test_a_busy_host_holds_up_nobody_else() -> None:
     assert turnstile.take(0.0) == ("busy", "busy1")
 
 
-def test_what_comes_back_goes_before_the_others_of_its_host() -> None:
+def test_retries_come_before_other_requests_to_their_host() -> None:
     turnstile: Turnstile[str] = Turnstile(LocalGate(HostLimits()))
     turnstile.push("a", "second")
     turnstile.push("a", "first", first=True)
@@ -211,7 +211,7 @@ def test_every_job_gets_its_turn(hosts: list[str], rate: float | None) -> None:
     turnstile: Turnstile[str] = Turnstile(LocalGate(HostLimits(at_once=1, per_second=rate)))
     for number, host in enumerate(hosts):
         turnstile.push(host, str(number))
-    begun = run_to_the_end(turnstile, len(hosts))
+    begun = run_to_end(turnstile, len(hosts))
     assert sorted(int(job) for _, _, job in begun) == list(range(len(hosts)))
     for host in set(hosts):
         assert most_in_a_second([when for when, at, _ in begun if at == host]) <= max(2, rate or 2)
@@ -273,7 +273,7 @@ def test_several_workers_keep_one_hosts_limits_together_and_get_everything_done(
         assert all(most_in_a_second(each) <= rate + 1 for each in times.values())
 
 
-def test_what_a_worker_held_that_has_died_is_free_again() -> None:
+def test_the_permits_of_a_dead_worker_are_released() -> None:
     cluster = Cluster(2, HostLimits(at_once=2))
     for number in range(4):
         cluster.turnstiles[number % 2].push("a", str(number))
@@ -287,7 +287,7 @@ def test_what_a_worker_held_that_has_died_is_free_again() -> None:
     assert len([job for _, _, job in cluster.begun if int(job) % 2 != dead]) == 2
 
 
-def test_budgets_that_were_restarted_know_what_is_under_way_from_the_next_message() -> None:
+def test_restarted_budgets_learn_the_requests_in_flight_from_the_next_message() -> None:
     budgets = SharedBudgets(HostLimits(at_once=2))
     answer = budgets.exchange(Ask("old", {"a": 2}, {}, {}), 0.0)
     assert not answer.permits
@@ -304,7 +304,7 @@ def test_a_complaint_to_one_worker_keeps_the_others_back() -> None:
     assert answer.waits == {"a": pytest.approx(9.0)}
 
 
-def test_permits_that_nobody_needs_any_more_go_back() -> None:
+def test_unused_permits_are_returned() -> None:
     budgets, gate = SharedBudgets(HostLimits(at_once=2)), SharedGate("one", 8)
     gate.acquire("a", 0.0)
     ask = gate.ask({"a": 2})

@@ -1,4 +1,4 @@
-"""What a download says of rows that it leaves alone."""
+"""The download's report on rows that it leaves out."""
 
 import pytest
 
@@ -11,10 +11,10 @@ from sdp.storage import SourceFile
 
 KNOWN = SourceFile("in/a.parquet", 10, "e")
 INDEX = Index((Version(0, files_table([(KNOWN.uri, 10, "e", 0, 100, 100, 0)]), Extent(0, 40)),), 20)
-"""A file of 100 rows, 40 of which have been asked for."""
+"""A file of 100 rows, 40 of which were requested."""
 
 
-def test_of_a_retry_only_the_rows_that_failed_are_to_do() -> None:
+def test_a_retry_has_only_failed_rows_to_do() -> None:
     first, second = Unit(0, 0, 20), Unit(1, 20, 40)
     assert rows_to_do([Work(first), Work(second, 1)], {0: 5, 1: 3}) == 20 + 3
     assert rows_to_do([Work(first), Work(second, 1)], {}) == 20 + 20
@@ -46,7 +46,7 @@ def test_a_lowered_limit_is_spoken_of() -> None:
         ([KNOWN, SourceFile("in/b.parquet", 1, "f")], 40, []),
     ],
 )
-def test_what_a_retry_leaves_for_later_is_spoken_of(
+def test_rows_that_a_retry_leaves_for_later_are_reported(
     files: list[SourceFile], limit: int | None, said: list[str]
 ) -> None:
     assert list(held_back(files, INDEX, limit)) == [f"left for a run without --only-failed: {what}" for what in said]

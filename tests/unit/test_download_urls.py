@@ -59,7 +59,7 @@ def test_a_url_has_one_normal_form(given_url: str, expected: str) -> None:
         ("http://example.org/" + "a" * 9000, "characters"),
     ],
 )
-def test_what_cannot_be_fetched_is_refused_with_the_reason(bad: object, why: str) -> None:
+def test_rows_that_cannot_be_fetched_are_refused_with_the_reason(bad: object, why: str) -> None:
     with pytest.raises(BadUrl, match=why):
         parse(bad)
 

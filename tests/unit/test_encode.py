@@ -37,8 +37,8 @@ def chunk_of(rows: list[int], side: int = 32, pixels: NDArray[np.uint8] | None =
 
 
 def encoder_of(vae: Any = None, text: Any = None, batch: int = 4, **settings: Any) -> Encoder:
-    told = EncoderSettings(batch_sizes={16: batch, 32: batch, 64: batch, TEXT: batch}, **settings)
-    return Encoder(vae or make_vae(), told, text_encoder=text, device="cpu")
+    encoder_settings = EncoderSettings(batch_sizes={16: batch, 32: batch, 64: batch, TEXT: batch}, **settings)
+    return Encoder(vae or make_vae(), encoder_settings, text_encoder=text, device="cpu")
 
 
 def latents(encoded: Encoded, side: int = 32) -> NDArray[np.float16]:
@@ -47,7 +47,7 @@ def latents(encoded: Encoded, side: int = 32) -> NDArray[np.float16]:
 
 
 class Flat(nn.Module):
-    """Stands for a VAE: gives the moments that it is told to, and notes what it sees."""
+    """A fake VAE that returns given moments and records its inputs."""
 
     def __init__(self, mean: float = 1.0, log_variance: float = -100.0, room: int = 10**9) -> None:
         super().__init__()
@@ -288,10 +288,10 @@ def test_the_next_batch_is_on_its_way_while_one_is_worked_on() -> None:
 def test_two_calls_at_once_do_not_mix() -> None:
     encoder = encoder_of()
     chunks = [chunk_of(list(range(start, start + 6))) for start in (0, 100, 200)]
-    found: dict[int, NDArray[np.float16]] = {}
+    results: dict[int, NDArray[np.float16]] = {}
 
     def encode(number: int) -> None:
-        found[number] = latents(encoder(chunks[number]))
+        results[number] = latents(encoder(chunks[number]))
 
     threads = [threading.Thread(target=encode, args=(number,)) for number in range(3)]
     for thread in threads:
@@ -299,7 +299,7 @@ def test_two_calls_at_once_do_not_mix() -> None:
     for thread in threads:
         thread.join(60)
     for number, chunk in enumerate(chunks):
-        assert np.array_equal(found[number], latents(encoder_of()(chunk)))
+        assert np.array_equal(results[number], latents(encoder_of()(chunk)))
 
 
 def test_occupancy_counts_overlapping_uses_once_and_idles_between() -> None:

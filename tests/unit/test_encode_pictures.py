@@ -39,7 +39,7 @@ def rows_of(uri: Path, out: Path, **settings: str) -> list[SourceRow]:
     return rows
 
 
-def told(rows: list[SourceRow]) -> list[tuple[int, str, bytes, str | None]]:
+def fields_of(rows: list[SourceRow]) -> list[tuple[int, str, bytes, str | None]]:
     return [(row.row, row.key, bytes(row.image or b""), row.caption) for row in rows]
 
 
@@ -60,9 +60,9 @@ def test_a_folder_of_files_is_a_row_for_each_picture_with_the_text_beside_it(tmp
     (tmp_path / "pictures/f.txt").unlink()
     keys = ["a", "b", "c", "d", "e.v2", "f"]
     captions = [*(f"number {number}" for number in range(5)), None]
-    rows = told(rows_of(tmp_path / "pictures", tmp_path / "out"))
+    rows = fields_of(rows_of(tmp_path / "pictures", tmp_path / "out"))
     assert rows == [(n, keys[n], picture(n), captions[n]) for n in range(6)]
-    same = told(rows_of(tmp_path / "pictures", tmp_path / "same", text="a photo of unqtkn cat"))
+    same = fields_of(rows_of(tmp_path / "pictures", tmp_path / "same", text="a photo of unqtkn cat"))
     assert [row[3] for row in same] == ["a photo of unqtkn cat"] * 6
 
 
@@ -86,8 +86,8 @@ def test_tars_of_webdataset_are_a_row_for_each_sample(tmp_path: Path) -> None:
     )
     expected = [(n, f"{n:05d}", picture(n), f"text {n}") for n in range(6)]
     expected += [(6, "part/x", picture(6), "told"), (7, "part/y", picture(7), None)]
-    assert told(rows_of(tmp_path / "tars", tmp_path / "out")) == expected
-    assert told(rows_of(tmp_path / "tars", tmp_path / "other", caption="alt"))[6][3] == "other"
+    assert fields_of(rows_of(tmp_path / "tars", tmp_path / "out")) == expected
+    assert fields_of(rows_of(tmp_path / "tars", tmp_path / "other", caption="alt"))[6][3] == "other"
 
 
 def write_like_img2dataset(root: Path, form: str) -> None:
@@ -127,7 +127,7 @@ def write_like_img2dataset(root: Path, form: str) -> None:
 @pytest.mark.parametrize(("form", "pattern"), [("webdataset", "*.tar"), ("files", "*/*")])
 def test_what_img2dataset_has_written_is_a_source_by_a_pattern(tmp_path: Path, form: str, pattern: str) -> None:
     write_like_img2dataset(tmp_path / "old", form)
-    rows = told(rows_of(tmp_path / "old" / pattern, tmp_path / "out"))
+    rows = fields_of(rows_of(tmp_path / "old" / pattern, tmp_path / "out"))
     assert rows == [(0, "000000000", picture(0), "number 0"), (1, "000000002", picture(2), "number 2")]
     with pytest.raises(UserError, match=r"both .* and Parquet files; name a folder or a pattern of one kind"):
         rows_of(tmp_path / "old", tmp_path / "both")
@@ -136,7 +136,7 @@ def test_what_img2dataset_has_written_is_a_source_by_a_pattern(tmp_path: Path, f
 def test_parquet_of_img2dataset_keeps_the_status_of_rows_without_an_image(tmp_path: Path) -> None:
     write_like_img2dataset(tmp_path / "old", "parquet")
     rows = rows_of(tmp_path / "old", tmp_path / "out", image="jpg")
-    assert told(rows) == [
+    assert fields_of(rows) == [
         (0, "000000000", picture(0), "number 0"),
         (1, "000000001", b"", "1"),
         (2, "000000002", picture(2), "number 2"),
@@ -156,18 +156,18 @@ def test_drawn_samples_are_rows_with_their_prompts_and_addresses(tmp_path: Path)
         write_part(storage, "samples", work, pa.table(columns), account, layout=Layout(row_group_rows=8))
     finish(output, input={})
     rows = rows_of(tmp_path / "samples", tmp_path / "out")
-    assert told(rows) == [(n, f"{n:012d}", picture(n), f"p{n}") for n in range(6)]
+    assert fields_of(rows) == [(n, f"{n:012d}", picture(n), f"p{n}") for n in range(6)]
 
 
 def test_parquet_without_captions_takes_one_for_all(tmp_path: Path) -> None:
     pq.write_table(pa.table({"image": [picture(n) for n in range(5)]}), tmp_path / "a.parquet")
     rows = rows_of(tmp_path / "a.parquet", tmp_path / "out", text="a cat")
-    assert told(rows) == [(n, f"{n:012d}", picture(n), "a cat") for n in range(5)]
+    assert fields_of(rows) == [(n, f"{n:012d}", picture(n), "a cat") for n in range(5)]
     with pytest.raises(DatasetError, match=r"source.caption_column: no column caption"):
         rows_of(tmp_path / "a.parquet", tmp_path / "other")
 
 
-def test_what_cannot_be_a_source_of_pictures_is_one_line(tmp_path: Path) -> None:
+def test_an_invalid_source_of_pictures_is_refused_in_one_line(tmp_path: Path) -> None:
     folder = tmp_path / "pictures"
     folder.mkdir()
     (folder / "a.jpg").write_bytes(picture(0))

@@ -32,7 +32,7 @@ def at_desk(script: Callable[[Desk], Coroutine[Any, Any, None]]) -> State:
     return asyncio.run(run())
 
 
-def test_of_what_a_dead_encoder_held_only_the_oldest_is_blamed() -> None:
+def test_only_the_oldest_piece_of_a_dead_encoder_is_blamed() -> None:
     async def script(desk: Desk) -> None:
         for encoder in (ENCODER, OTHER):
             assert await desk.begin(encoder, 1) is None
@@ -57,7 +57,7 @@ def test_it_does_not_matter_which_piece_of_a_dead_encoder_comes_back_first() -> 
 
 
 def test_a_piece_that_was_done_is_not_blamed_when_it_is_done_again() -> None:
-    """Its pixels or latents were lost with a node, and Ray makes them anew."""
+    """Its pixels or latents were lost with a node, and Ray computes them again."""
 
     async def script(desk: Desk) -> None:
         for _ in range(5):
@@ -134,7 +134,7 @@ def test_encoders_that_are_there_are_counted() -> None:
     assert (state.encoders, state.started) == (1, True)
 
 
-def test_an_encoder_that_died_at_nothing_is_known_when_its_actor_loads_anew() -> None:
+def test_an_encoder_that_died_without_a_piece_is_noticed_when_its_actor_restarts() -> None:
     async def script(desk: Desk) -> None:
         await desk.load(ENCODER, "actor")
         await desk.start(ENCODER, "actor")
@@ -148,7 +148,7 @@ def test_an_encoder_that_died_at_nothing_is_known_when_its_actor_loads_anew() ->
 # --- what ends a run --------------------------------------------------------------------------------------------------
 
 
-def test_encoders_that_never_start_are_tried_so_often_and_then_told_in_a_line() -> None:
+def test_encoders_that_never_start_are_retried_a_few_times_and_reported_in_one_line() -> None:
     async def script(desk: Desk) -> None:
         for number in range(10):
             check_state(await desk.state(), PLACEMENT, 1, 1.0)
@@ -159,7 +159,7 @@ def test_encoders_that_never_start_are_tried_so_often_and_then_told_in_a_line() 
         check_state(at_desk(script), PLACEMENT, 1, 1.0)
 
 
-def test_encoders_whose_process_dies_as_it_loads_are_counted_though_they_tell_nothing() -> None:
+def test_encoders_that_die_while_loading_are_counted() -> None:
     async def script(desk: Desk) -> None:
         for number in range(10):
             await desk.load(WorkerId("encode", "node", str(number)), "actor")
@@ -168,7 +168,7 @@ def test_encoders_whose_process_dies_as_it_loads_are_counted_though_they_tell_no
         check_state(at_desk(script), PLACEMENT, 1, 1.0)
 
 
-def test_transforms_of_which_none_succeeds_end_the_run_rather_than_fail_every_row() -> None:
+def test_if_no_transform_succeeds_the_run_ends_rather_than_failing_every_row() -> None:
     async def script(desk: Desk) -> None:
         for number in range(100):
             check_state(await desk.state(), PLACEMENT, 4, 1.0)

@@ -39,7 +39,7 @@ def all_rows(output: Output, planner: Planner) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("piece_rows", [1, 7, 16, 1000])
-def test_an_images_dataset_is_read_once_and_only_what_it_holds(tmp_path: Path, piece_rows: int) -> None:
+def test_an_images_dataset_is_read_once_without_missing_rows(tmp_path: Path, piece_rows: int) -> None:
     output, upstream = over_images(tmp_path, rows=100)
     units = all_rows(output, Planner(output.index, upstream, piece_rows))
     expected = [row for row in range(100) if not every_tenth(row)]
@@ -109,12 +109,12 @@ def test_columns_of_other_names_and_the_hubs_structs_are_read(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("kind", [pa.binary(), pa.string()])
-def test_captions_of_bytes_are_text_and_what_is_no_text_is_none(tmp_path: Path, kind: pa.DataType) -> None:
+def test_captions_in_bytes_are_decoded_and_other_values_are_none(tmp_path: Path, kind: pa.DataType) -> None:
     folder = tmp_path / "plain"
     folder.mkdir()
     captions = pa.array([b"a cat", "ein Kätzchen".encode(), b"\xff\xfe cat", None], pa.binary())
     images = pa.array([picture(row) for row in range(4)], pa.binary())
-    # Said to be text, without a look at whether it is: other writers do so.
+    # Declared as text without validation, as other writers do.
     pq.write_table(pa.table({"image": images, "caption": captions.cast(kind, safe=False)}), folder / "a.parquet")
     output = over_plain(tmp_path)
     (piece,) = Planner(output.index, None, 10)(output.pending()[0])
@@ -129,7 +129,7 @@ def test_only_the_rows_asked_for_are_given(tmp_path: Path) -> None:
     assert [row.row for row in read_piece(piece, Columns(), only=asked)] == [3, 12]
 
 
-def test_a_piece_tells_its_addresses_without_its_images(tmp_path: Path) -> None:
+def test_a_pieces_addresses_are_read_without_its_images(tmp_path: Path) -> None:
     output, upstream = over_images(tmp_path, rows=30)
     (work,) = output.pending()
     (piece,) = Planner(output.index, upstream, 1000)(work)
@@ -146,7 +146,7 @@ def test_a_cut_piece_is_the_same_rows() -> None:
     assert len(piece.cut(5)) == 5
 
 
-def test_what_upstreams_retries_rescued_is_read_for_its_unit(tmp_path: Path) -> None:
+def test_rows_rescued_by_upstreams_retries_are_read_with_their_unit(tmp_path: Path) -> None:
     output, upstream = over_images(tmp_path, rows=40, unit_rows=40)
     for work in output.pending():  # its part appears, as if encoded
         output.storage.create(work.name, b"")

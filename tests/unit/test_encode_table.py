@@ -1,4 +1,4 @@
-"""What is stored: fixed-size columns that say what they are, and units put together without a row lost."""
+"""Stored tables: fixed-size columns that describe themselves, and units assembled without losing a row."""
 
 import json
 
@@ -16,7 +16,7 @@ SHAPE = Shape((64, 128), scaling_factor=0.18215)
 
 
 def encoded_of(rows: list[int], shape: Shape = SHAPE, good: list[bool] | None = None) -> Encoded:
-    """Latents that say which row they are of."""
+    """Return latents that contain their row's number."""
     count = len(rows)
     latents = {}
     for side in shape.resolutions:
@@ -42,14 +42,14 @@ def test_the_columns_say_their_shape_dtype_and_scaling() -> None:
     assert columns.names == ["row", "key", "latents_64", "latents_128", "token_ids"]
     field = columns.field("latents_128")
     assert field.type == pa.binary(4 * 16 * 16 * 2)
-    told = {key.decode(): value.decode() for key, value in field.metadata.items()}
-    assert json.loads(told["shape"]) == [4, 16, 16]
-    assert (told["dtype"], told["scaling_factor"], told["content"]) == ("float16", "0.18215", "sample")
+    metadata = {key.decode(): value.decode() for key, value in field.metadata.items()}
+    assert json.loads(metadata["shape"]) == [4, 16, 16]
+    assert (metadata["dtype"], metadata["scaling_factor"], metadata["content"]) == ("float16", "0.18215", "sample")
     assert columns.field("token_ids").type == pa.binary(154)
     assert json.loads(columns.field("token_ids").metadata[b"shape"]) == [77]
 
 
-def test_at_256_px_a_row_is_what_the_design_says() -> None:
+def test_at_256_px_a_row_has_the_documented_size() -> None:
     shape = Shape((256,), 0.18215)
     assert schema(shape).field("latents_256").type == pa.binary(8192)
     assert 8192 + 154 <= bytes_per_row(shape) <= 8400
@@ -99,9 +99,9 @@ def test_bucketed_latents_find_their_shape_by_the_bucket() -> None:
     plain = encoded_of(rows, shape)
     chunk = Chunk(plain.chunk.rows, plain.chunk.keys, plain.chunk.tokens, {}, np.array(buckets, np.int16))
     table = rows_of(Encoded(chunk, {64: groups}, None, np.array([True, True, False]), []), shape)
-    told = json.loads(table.schema.field("latents_64").metadata[b"shapes"])
+    by_bucket = json.loads(table.schema.field("latents_64").metadata[b"shapes"])
     for bucket, cell in zip(table["bucket"].to_pylist(), table["latents_64"].to_pylist(), strict=True):
-        values = np.frombuffer(cell, np.float16).reshape(told[bucket])
+        values = np.frombuffer(cell, np.float16).reshape(by_bucket[bucket])
         assert np.all(values == bucket + 1)
 
 

@@ -44,7 +44,7 @@ def test_the_frechet_distance_is_that_of_the_singular_values(sizes: tuple[int, i
 
 
 def test_the_frechet_distance_of_known_normal_distributions() -> None:
-    """Where axes agree it is the sum of (difference of means)² and of (difference of deviations)²."""
+    """For aligned axes it is the sum of the squared differences of the means and of the deviations."""
     one = Gaussian(10, np.array([1.0, 2.0, 3.0]), np.diag([1.0, 4.0, 9.0]))
     other = Gaussian(10, np.array([1.0, 0.0, 3.5]), np.diag([4.0, 4.0, 0.25]))
     assert Frechet(one).to(other) == pytest.approx(4 + 0.25 + 1 + 0 + 6.25)
@@ -56,9 +56,9 @@ def test_the_frechet_distance_is_the_libraries() -> None:
     import torch
     from torch_fidelity import metric_fid as fidelity
 
-    theirs = [fidelity.fid_features_to_statistics(torch.from_numpy(rows)) for rows in (a, b)]
+    expected = [fidelity.fid_features_to_statistics(torch.from_numpy(rows)) for rows in (a, b)]
     name = fidelity.KEY_METRIC_FID
-    assert frechet(a, b) == pytest.approx(fidelity.fid_statistics_to_metric(*theirs, verbose=False)[name], rel=1e-9)
+    assert frechet(a, b) == pytest.approx(fidelity.fid_statistics_to_metric(*expected, verbose=False)[name], rel=1e-9)
 
 
 def test_the_frechet_distance_is_that_of_torchmetrics() -> None:
@@ -85,10 +85,10 @@ def test_moments_that_come_in_batches_are_those_of_the_whole() -> None:
     for start in range(0, 1001, 77):
         moments.add(rows[start : start + 77].astype(np.float32))
     moments.add(rows[:0].astype(np.float32))
-    found, exact = moments.gaussian(), rows.astype(np.float32).astype(np.float64)
-    assert found.count == 1001
-    assert np.allclose(found.mean, exact.mean(0), rtol=1e-12)
-    assert np.allclose(found.covariance, np.cov(exact, rowvar=False), rtol=1e-9, atol=1e-12)
+    actual, exact = moments.gaussian(), rows.astype(np.float32).astype(np.float64)
+    assert actual.count == 1001
+    assert np.allclose(actual.mean, exact.mean(0), rtol=1e-12)
+    assert np.allclose(actual.covariance, np.cov(exact, rowvar=False), rtol=1e-9, atol=1e-12)
 
 
 def test_one_picture_has_no_covariance() -> None:
@@ -118,44 +118,46 @@ def test_the_kernel_distance_is_the_librarys_subset_by_subset() -> None:
     from torch_fidelity import metric_kid as kid
 
     a, b = features(120, seed=3), features(90, seed=4, shift=0.3)
-    theirs = kid.kid_features_to_metric(
+    expected = kid.kid_features_to_metric(
         torch.from_numpy(a), torch.from_numpy(b), kid_subsets=7, kid_subset_size=40, rng_seed=2020, verbose=False
     )
-    ours = kernel_distance(a, b, 7, 40, 2020)
-    assert ours is not None
-    assert ours.mean == pytest.approx(theirs[kid.KEY_METRIC_KID_MEAN], rel=1e-9)
-    assert ours.deviation == pytest.approx(theirs[kid.KEY_METRIC_KID_STD], rel=1e-9)
+    actual = kernel_distance(a, b, 7, 40, 2020)
+    assert actual is not None
+    assert actual.mean == pytest.approx(expected[kid.KEY_METRIC_KID_MEAN], rel=1e-9)
+    assert actual.deviation == pytest.approx(expected[kid.KEY_METRIC_KID_STD], rel=1e-9)
 
 
 def test_the_kernel_distance_of_one_distribution_is_nought_whatever_the_size() -> None:
     for size in (20, 200):
-        found = kernel_distance(features(400, seed=5), features(400, seed=6), 50, size, 0)
-        assert found is not None
-        assert abs(found.mean) < 2 * found.deviation
-        assert found.size == size
+        distance = kernel_distance(features(400, seed=5), features(400, seed=6), 50, size, 0)
+        assert distance is not None
+        assert abs(distance.mean) < 2 * distance.deviation
+        assert distance.size == size
 
 
 def test_a_subset_is_no_larger_than_the_smaller_set() -> None:
-    found = kernel_distance(features(30), features(12, seed=1), 3, 1000, 0)
-    assert found is not None
-    assert (found.size, found.deviation) == (12, pytest.approx(found.deviation))
+    distance = kernel_distance(features(30), features(12, seed=1), 3, 1000, 0)
+    assert distance is not None
+    assert (distance.size, distance.deviation) == (12, pytest.approx(distance.deviation))
     assert kernel_distance(features(30), features(1), 3, 1000, 0) is None
     assert kernel_distance(features(30), features(30), 0, 1000, 0) is None
 
 
-def test_fid_infinity_takes_away_what_comes_from_there_being_few_pictures() -> None:
+def test_fid_infinity_removes_the_bias_of_few_pictures() -> None:
     reference = Frechet(Moments.of(features(200_000, seed=7)).gaussian())
     few = features(1500, seed=8)
     biased = reference.to(Moments.of(few).gaussian())
-    found = frechet_infinity(few, reference, 15, 0)
-    assert found is not None
+    result = frechet_infinity(few, reference, 15, 0)
+    assert result is not None
     assert biased > 0.01
-    assert abs(found.value) < biased / 4
-    assert found.sizes[0] == 500
-    assert found.sizes[-1] == 1500
-    assert found.values[-1] == pytest.approx(biased)
-    line = np.linalg.lstsq(np.stack([np.ones(15), 1 / np.array(found.sizes)], 1), np.array(found.values), rcond=None)[0]
-    assert found.value == pytest.approx(line[0])
+    assert abs(result.value) < biased / 4
+    assert result.sizes[0] == 500
+    assert result.sizes[-1] == 1500
+    assert result.values[-1] == pytest.approx(biased)
+    line = np.linalg.lstsq(np.stack([np.ones(15), 1 / np.array(result.sizes)], 1), np.array(result.values), rcond=None)[
+        0
+    ]
+    assert result.value == pytest.approx(line[0])
 
 
 def test_fid_infinity_of_too_few_pictures_is_none() -> None:
@@ -164,7 +166,7 @@ def test_fid_infinity_of_too_few_pictures_is_none() -> None:
     assert frechet_infinity(features(1000), reference, 0, 0) is None
 
 
-def test_what_is_held_of_a_large_set_does_not_depend_on_how_it_comes() -> None:
+def test_the_subset_of_a_large_set_does_not_depend_on_its_batches() -> None:
     rows = features(100).astype(np.float32)
     by_ten = FeatureSample(30, 100, 1).take(rows[start : start + 10] for start in range(0, 100, 10))
     at_once = FeatureSample(30, 100, 1).take([rows])
@@ -173,7 +175,7 @@ def test_what_is_held_of_a_large_set_does_not_depend_on_how_it_comes() -> None:
     assert by_ten.moments is not None
     assert by_ten.moments.count == 100
     assert np.array_equal(FeatureSample(100, 100, 5).take([rows]).rows, rows)
-    # Fewer than were told of: those that were taken down meanwhile.
+    # Fewer than announced, since some have been taken down.
     assert len(FeatureSample(100, 100, 5).take([rows[:40]]).rows) == 40
 
 

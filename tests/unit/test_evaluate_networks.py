@@ -41,14 +41,14 @@ def test_a_network_is_known_by_its_files(clip: Path, dino: Path) -> None:
     assert find(clip).source.sha256 == find(clip).digest
 
 
-def test_what_else_lies_there_is_no_part_of_it(clip: Path, tmp_path: Path) -> None:
+def test_other_files_in_the_folder_are_ignored(clip: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(clip, tmp_path / "copy")
     (copy / "README.md").write_text("hello")
     (copy / "pytorch_model.bin").write_bytes(b"not read")
     assert find(copy).digest == find(clip).digest
     (copy / "preprocessor_config.json").write_text("{}")
     assert find(copy).digest != find(clip).digest
-    with pytest.raises(ModelError, match="its content has changed while it was in use"):
+    with pytest.raises(ModelError, match="its content changed while it was in use"):
         networks.find(find(clip).source.__class__("local", str(copy), None, find(clip).digest), "clip.model")
 
 
@@ -61,23 +61,23 @@ def write(name: str, text: str) -> Callable[[Path], None]:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "told"),
+    ("spoil", "message"),
     [
-        (lose("config.json"), "no feature network in it: neither config.json nor a file *inception*.pth"),
-        (lose("model.safetensors"), "model.safetensors is missing; a network of type clip needs"),
+        (lose("config.json"), "no feature network: neither config.json nor a file *inception*.pth"),
+        (lose("model.safetensors"), "model.safetensors is missing; a clip network needs"),
         (lose("preprocessor_config.json"), "preprocessor_config.json is missing"),
         (write("config.json", "[]"), "its config.json is not a JSON object"),
-        (write("config.json", '{"model_type": "bert"}'), "a network of type 'bert', expected clip, dinov2, vit"),
+        (write("config.json", '{"model_type": "bert"}'), "unknown network type 'bert': expected clip, dinov2, vit"),
     ],
 )
-def test_what_is_no_network_is_refused_in_a_line(
-    clip: Path, tmp_path: Path, spoil: Callable[[Path], None], told: str
+def test_a_folder_without_a_network_is_refused_in_one_line(
+    clip: Path, tmp_path: Path, spoil: Callable[[Path], None], message: str
 ) -> None:
     copy = shutil.copytree(clip, tmp_path / "copy")
     spoil(copy)
     with pytest.raises(ModelError) as refused:
         find(copy)
-    assert str(refused.value).startswith(f"features.model: model source {copy}: {told}")
+    assert str(refused.value).startswith(f"features.model: model source {copy}: {message}")
     assert "\n" not in str(refused.value)
 
 
@@ -99,74 +99,74 @@ def test_clip_scores_are_those_of_torchmetrics(clip: Path) -> None:
     library = importlib.import_module("torchmetrics.functional.multimodal.clip_score")
     from transformers import CLIPModel, CLIPProcessor
 
-    class OfOldTransformers:
+    class OldTransformers:
         """The library expects embeddings, which newer versions of transformers wrap."""
 
         def __init__(self) -> None:
             self.model = CLIPModel.from_pretrained(clip)
             self.config = self.model.config
 
-        def to(self, _: object) -> "OfOldTransformers":
+        def to(self, _: object) -> "OldTransformers":
             return self
 
-        def get_image_features(self, *given: Any) -> torch.Tensor:
-            return self.model.get_image_features(*given).pooler_output
+        def get_image_features(self, *arguments: Any) -> torch.Tensor:
+            return self.model.get_image_features(*arguments).pooler_output
 
-        def get_text_features(self, *given: Any) -> torch.Tensor:
-            return self.model.get_text_features(*given).pooler_output
+        def get_text_features(self, *arguments: Any) -> torch.Tensor:
+            return self.model.get_text_features(*arguments).pooler_output
 
     pictures = [picture(n, 40, wide=6 * n) for n in range(3)]
     captions = [caption_of(0), "b" * 200, ""]  # one is longer than the network's 77 tokens, and one has none of its own
-    ours = load_network(find(clip), "clean", CPU)
-    assert isinstance(ours, Clip)
-    rows = ours.embed([ours.prepare(pixels) for pixels in pictures])
-    scores = ours.scores(rows, captions)
+    network = load_network(find(clip), "clean", CPU)
+    assert isinstance(network, Clip)
+    rows = network.embed([network.prepare(pixels) for pixels in pictures])
+    scores = network.scores(rows, captions)
     tensors = [torch.from_numpy(pixels).permute(2, 0, 1) for pixels in pictures]
     with torch.no_grad():
         for number in (0, 2):  # the library cuts a long caption's end off, with the mark that its feature is taken from
-            theirs, _ = library._clip_score_update(
+            expected, _ = library._clip_score_update(
                 [tensors[number]],
                 [captions[number]],
-                *(OfOldTransformers(), CLIPProcessor.from_pretrained(clip)),
+                *(OldTransformers(), CLIPProcessor.from_pretrained(clip)),
             )
-            assert scores[number] == pytest.approx(float(theirs), abs=1e-4)
+            assert scores[number] == pytest.approx(float(expected), abs=1e-4)
     assert rows.shape == (3, 12)
     assert np.abs(scores).max() <= 100
 
 
 def test_a_long_caption_is_cut_and_still_ends(clip: Path) -> None:
-    ours = Clip(clip, CPU)
-    rows = ours.embed([ours.prepare(picture(1))])
-    (cut,), (whole,) = ours.scores(rows, ["b " * 75]), ours.scores(rows, ["b " * 200])
+    network = Clip(clip, CPU)
+    rows = network.embed([network.prepare(picture(1))])
+    (cut,), (whole,) = network.scores(rows, ["b " * 75]), network.scores(rows, ["b " * 200])
     assert cut == pytest.approx(whole, abs=1e-4)
-    assert ours.scores(rows[:0], []).shape == (0,)
+    assert network.scores(rows[:0], []).shape == (0,)
 
 
 def test_clip_features_are_embeddings_of_whatever_batch(clip: Path) -> None:
     from transformers import CLIPImageProcessor, CLIPModel
 
-    ours = Clip(clip, CPU)
+    network = Clip(clip, CPU)
     pictures = [picture(n) for n in range(4)]
-    views = [ours.prepare(pixels) for pixels in pictures]
-    together = ours.embed(views)
-    alone = np.concatenate([ours.embed([view]) for view in views])
+    views = [network.prepare(pixels) for pixels in pictures]
+    together = network.embed(views)
+    alone = np.concatenate([network.embed([view]) for view in views])
     assert np.allclose(together, alone, atol=1e-5)
     pixels = CLIPImageProcessor.from_pretrained(clip)(images=pictures, return_tensors="pt")
     with torch.no_grad():
-        theirs = CLIPModel.from_pretrained(clip).get_image_features(**pixels).pooler_output
-    assert np.allclose(together, theirs.numpy(), atol=1e-5)
+        expected = CLIPModel.from_pretrained(clip).get_image_features(**pixels).pooler_output
+    assert np.allclose(together, expected.numpy(), atol=1e-5)
 
 
 def test_dino_features_are_those_of_the_whole_picture(dino: Path) -> None:
     from transformers import Dinov2Model
 
-    ours = load_network(find(dino), "clean", CPU)
-    assert isinstance(ours, Dino)
-    view = ours.prepare(picture(3))
+    network = load_network(find(dino), "clean", CPU)
+    assert isinstance(network, Dino)
+    view = network.prepare(picture(3))
     with torch.no_grad():
-        theirs = Dinov2Model.from_pretrained(dino)(torch.from_numpy(view[None])).last_hidden_state[:, 0]
-    assert np.allclose(ours.embed([view]), theirs.numpy(), atol=1e-6)
-    assert ours.width == 16
+        expected = Dinov2Model.from_pretrained(dino)(torch.from_numpy(view[None])).last_hidden_state[:, 0]
+    assert np.allclose(network.embed([view]), expected.numpy(), atol=1e-6)
+    assert network.width == 16
 
 
 def test_the_dino_of_the_dreambooth_paper_is_a_vit_and_gives_its_first_token(tmp_path: Path) -> None:
@@ -174,12 +174,12 @@ def test_the_dino_of_the_dreambooth_paper_is_a_vit_and_gives_its_first_token(tmp
 
     folder = tiny_first_dino(tmp_path)
     assert find(folder).kind == "vit"
-    ours = load_network(find(folder), "clean", CPU)
-    view = ours.prepare(picture(3))
+    network = load_network(find(folder), "clean", CPU)
+    view = network.prepare(picture(3))
     with torch.no_grad():
-        theirs = ViTModel.from_pretrained(folder, add_pooling_layer=False)(torch.from_numpy(view[None]))
-    assert np.allclose(ours.embed([view]), theirs.last_hidden_state[:, 0].numpy(), atol=1e-6)
-    assert ours.width == 16
+        expected = ViTModel.from_pretrained(folder, add_pooling_layer=False)(torch.from_numpy(view[None]))
+    assert np.allclose(network.embed([view]), expected.last_hidden_state[:, 0].numpy(), atol=1e-6)
+    assert network.width == 16
 
 
 def test_the_square_is_in_the_middle() -> None:

@@ -13,13 +13,13 @@ IDENTITY = Identity(3, "GPU-3", "NVIDIA A100-SXM4-80GB")
 
 
 def samples(snapshot: Snapshot) -> dict[tuple[str, str], float]:
-    """(name, the label that tells it from others) -> value."""
-    found = {}
+    """Return a dict of (name, distinguishing label) to value."""
+    result = {}
     for family in families(snapshot):
         for sample in family.samples:
             rest = {k: v for k, v in sample.labels.items() if k not in {"gpu", "uuid", "product", "node"}}
-            found[sample.name, ",".join(rest.values())] = sample.value
-    return found
+            result[sample.name, ",".join(rest.values())] = sample.value
+    return result
 
 
 @pytest.mark.parametrize("row", CATALOGUE, ids=lambda row: row.name)
@@ -29,7 +29,7 @@ def test_the_name_of_a_counter_ends_with_total_and_no_other(row: object) -> None
     assert name.endswith("_total") == (kind == "counter")
 
 
-def test_names_are_told_once_and_every_help_is_a_sentence() -> None:
+def test_names_are_unique_and_every_help_text_is_a_sentence() -> None:
     assert len({row.name for row in CATALOGUE}) == len(CATALOGUE)
     assert all(row.help.endswith(".") for row in CATALOGUE)
     read = [row[0] for row in (*NUMBERS, *BY_LABEL)]
@@ -37,34 +37,34 @@ def test_names_are_told_once_and_every_help_is_a_sentence() -> None:
     assert {*read, *(metric for _, _, metric, _, _ in FIELDS.values())} <= {row.name for row in CATALOGUE}
 
 
-def test_what_a_gpu_does_not_tell_is_no_series_rather_than_zero() -> None:
-    found = samples(Snapshot(node="n1", up=True, gpus=(Gpu(IDENTITY),)))
-    assert {name for name, _ in found if name.startswith("sdp_gpu_")} == {"sdp_gpu_up", "sdp_gpu_info"}
+def test_a_value_that_a_gpu_lacks_is_missing_rather_than_zero() -> None:
+    series = samples(Snapshot(node="n1", up=True, gpus=(Gpu(IDENTITY),)))
+    assert {name for name, _ in series if name.startswith("sdp_gpu_")} == {"sdp_gpu_up", "sdp_gpu_info"}
     reasons = [("sdp_gpu_throttle_reason", {"reason": r}, held) for r, held in (("gpu_idle", 1), ("sw_power_cap", 0))]
-    told = Gpu(IDENTITY, (("sdp_gpu_power_watts", {}, 0.0), *reasons))
-    found = samples(Snapshot(node="n1", up=True, gpus=(told,)))
-    assert found["sdp_gpu_power_watts", ""] == 0
-    assert found["sdp_gpu_throttle_reason", "gpu_idle"] == 1
-    assert found["sdp_gpu_throttle_reason", "sw_power_cap"] == 0
+    gpu = Gpu(IDENTITY, (("sdp_gpu_power_watts", {}, 0.0), *reasons))
+    series = samples(Snapshot(node="n1", up=True, gpus=(gpu,)))
+    assert series["sdp_gpu_power_watts", ""] == 0
+    assert series["sdp_gpu_throttle_reason", "gpu_idle"] == 1
+    assert series["sdp_gpu_throttle_reason", "sw_power_cap"] == 0
 
 
 def test_a_lost_gpu_is_down_and_keeps_its_xids() -> None:
     xids = {IDENTITY.uuid: Xids(2, {79: 1000.5}), "GPU-other": Xids()}
-    found = samples(Snapshot(node="n1", up=False, lost=(IDENTITY,), xids=xids, ages={IDENTITY: 12.5}))
-    assert found["sdp_gpu_up", ""] == 0
-    assert found["sdp_gpu_reading_age_seconds", ""] == 12.5
-    assert found["sdp_gpu_xid_errors_total", ""] == 2
-    assert found["sdp_gpu_xid_timestamp_seconds", "79"] == 1000.5
+    series = samples(Snapshot(node="n1", up=False, lost=(IDENTITY,), xids=xids, ages={IDENTITY: 12.5}))
+    assert series["sdp_gpu_up", ""] == 0
+    assert series["sdp_gpu_reading_age_seconds", ""] == 12.5
+    assert series["sdp_gpu_xid_errors_total", ""] == 2
+    assert series["sdp_gpu_xid_timestamp_seconds", "79"] == 1000.5
 
 
-def test_without_a_driver_there_is_the_exporter_alone() -> None:
-    found = samples(Snapshot(node="n1", up=False))
-    assert found["sdp_exporter_up", ""] == 0
-    assert {name for name, _ in found} == {"sdp_exporter_up", "sdp_exporter_read_seconds", "sdp_exporter_build_info"}
+def test_without_a_driver_only_the_exporters_own_metrics_exist() -> None:
+    series = samples(Snapshot(node="n1", up=False))
+    assert series["sdp_exporter_up", ""] == 0
+    assert {name for name, _ in series} == {"sdp_exporter_up", "sdp_exporter_read_seconds", "sdp_exporter_build_info"}
     assert samples(Snapshot(node="n1", up=True, driver=Driver(0)))["sdp_exporter_gpus", ""] == 0
 
 
-def test_what_the_catalogue_does_not_have_cannot_be_exported() -> None:
+def test_only_metrics_in_the_catalogue_can_be_exported() -> None:
     with pytest.raises(KeyError):
         Families().add("sdp_gpu_mood", {}, 1)
     with pytest.raises(AssertionError, match="labels"):

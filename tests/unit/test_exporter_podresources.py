@@ -40,7 +40,7 @@ MESSAGES: dict[str, list[tuple[str, int, str, bool]]] = {
     ],
     "ListPodResourcesResponse": [("pod_resources", 1, "PodResources", True)],
 }
-"""What is needed of the kubelet's api.proto, v1: (field, number, type, repeated)."""
+"""The fields of the kubelet's api.proto v1 that are used: (field, number, type, repeated)."""
 
 
 def response(*pods: dict[str, Any]) -> bytes:
@@ -62,14 +62,14 @@ def response(*pods: dict[str, Any]) -> bytes:
 
 
 def pod(name: str, container: str, *devices: str, resource: str = "nvidia.com/gpu") -> dict[str, Any]:
-    given = {"resource_name": resource, "device_ids": list(devices), "topology": {"nodes": [{"ID": -1}]}}
+    device = {"resource_name": resource, "device_ids": list(devices), "topology": {"nodes": [{"ID": -1}]}}
     memory = [{"memory_type": "memory", "size": 2**40}]
     return {
         "name": name,
         "namespace": "training",
         "containers": [
             {"name": "sidecar", "cpu_ids": [1, 2, 300]},
-            {"name": container, "devices": [given], "cpu_ids": [4, 5], "memory": memory},
+            {"name": container, "devices": [device], "cpu_ids": [4, 5], "memory": memory},
         ],
         "cpu_ids": [7],
     }
@@ -105,19 +105,19 @@ def test_each_device_is_found_with_the_containers_that_have_it(tmp_path: Path) -
         {"name": "no-devices", "namespace": "default"},
     )
     with kubelet(tmp_path, lambda _: answer) as path:
-        found = podresources.list_allotments(path, timeout_s=10)
+        allotments = podresources.list_allotments(path, timeout_s=10)
     trainer = Allotment("training", "trainer-0", "ray-worker")
     shared = tuple(Allotment("training", f"shared-{n}", "main") for n in (0, 1))
-    assert found == {
+    assert allotments == {
         "GPU-aaaa": (trainer,),
         "GPU-bbbb": (trainer,),
         "MIG-cccc": (Allotment("training", "encoder-0", "ray-worker"),),
         "GPU-dddd": shared,
         "nvidia7": (Allotment("training", "gke-0", "main"),),
     }
-    assert podresources.of_device(found, uuid="GPU-dddd") == shared
-    assert podresources.of_device(found, uuid="GPU-eeee", minor=7) == (Allotment("training", "gke-0", "main"),)
-    assert podresources.of_device(found, uuid="GPU-eeee", minor=1) == ()
+    assert podresources.of_device(allotments, uuid="GPU-dddd") == shared
+    assert podresources.of_device(allotments, uuid="GPU-eeee", minor=7) == (Allotment("training", "gke-0", "main"),)
+    assert podresources.of_device(allotments, uuid="GPU-eeee", minor=1) == ()
 
 
 @pytest.mark.parametrize("pods", [0, 1, 5000])
@@ -175,7 +175,7 @@ def test_an_answer_that_drips_is_cut_off_at_the_deadline(tmp_path: Path) -> None
         thread.join(10)
 
 
-def test_a_socket_that_is_not_there_is_a_failed_call(tmp_path: Path) -> None:
+def test_a_missing_socket_is_a_failed_call(tmp_path: Path) -> None:
     with pytest.raises(ours.CallFailed, match="No such file"):
         podresources.list_allotments(tmp_path / "none.sock", timeout_s=1)
 
@@ -193,7 +193,7 @@ def test_a_socket_that_is_not_there_is_a_failed_call(tmp_path: Path) -> None:
         (b"\0\0\x07\0\x01\0\0\0\x01\0\0\0\0\x02\x0a\x63", "truncated"),
     ],
 )
-def test_what_is_no_answer_of_a_kubelet_is_a_failed_call(tmp_path: Path, sent: bytes, message: str) -> None:
+def test_a_malformed_response_is_a_failed_call(tmp_path: Path, sent: bytes, message: str) -> None:
     path = tmp_path / "s.sock"
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
         server.bind(str(path))

@@ -1,4 +1,4 @@
-"""Whose a process is: cgroups as they look in the world, environments with secrets in them, processes that vanish."""
+"""The owner of a process: real cgroups, environments with secrets in them, processes that vanish."""
 
 import os
 from pathlib import Path
@@ -86,7 +86,7 @@ def test_the_pod_and_the_container_are_found_in_every_kind_of_cgroup(text: str, 
     assert parse_cgroup(text) == expected
 
 
-def test_only_the_wanted_variables_are_kept_of_an_environment_and_none_is_endless() -> None:
+def test_only_known_environment_variables_are_kept_up_to_a_limit() -> None:
     raw = b"AWS_SECRET_ACCESS_KEY=hush\0RAY_CLUSTER_NAME=sd2\0RAY_NODE_TYPE_NAME=" + b"g" * 9999 + b"\0"
     raw += b'HOSTNAME=a\nb"\xff\0RAY_CLUSTER_NAME_X=no\0nonsense\0\xff\xfe=1\0'
     assert parse_environment(raw) == {
@@ -126,7 +126,7 @@ class Proc:
         (folder / "environ").write_bytes(environment)
 
 
-def test_a_pid_that_was_given_to_another_process_is_read_anew_and_others_are_not(tmp_path: Path) -> None:
+def test_a_reused_pid_is_read_again_and_others_are_not(tmp_path: Path) -> None:
     proc = Proc(tmp_path)
     proc.start(5, started=100, name="first")
     processes = Processes(tmp_path)
@@ -142,7 +142,7 @@ def test_a_pid_that_was_given_to_another_process_is_read_anew_and_others_are_not
     assert processes.look_up([5])[5] is not second  # nothing is kept of processes that left the GPU
 
 
-def test_a_process_that_is_not_there_or_goes_while_it_is_read_is_nobody(tmp_path: Path) -> None:
+def test_a_process_that_is_missing_or_ends_during_the_read_is_unknown(tmp_path: Path) -> None:
     proc = Proc(tmp_path)
     proc.start(5, started=100)
     (tmp_path / "5" / "cgroup").unlink()

@@ -125,9 +125,7 @@ def test_plain_http_is_not_answered_where_there_is_tls(tmp_path: Path) -> None:
         ask(server)
 
 
-def test_who_connects_and_says_nothing_keeps_nobody_out_and_is_sent_away(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_silent_client_blocks_no_one_and_is_disconnected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(web, "REQUEST_S", 1.0)
     with serving(tls=tls_of(tmp_path)) as server:
         silent = [socket.create_connection(server.server_address[:2], timeout=10) for _ in range(8)]
@@ -266,7 +264,7 @@ def test_a_scrape_that_fails_is_an_error_for_the_scraper_and_is_in_the_log(caplo
     assert "ValueError: a bug" in caplog.text
 
 
-def test_clients_that_send_requests_and_read_no_reply_keep_nobody_out() -> None:
+def test_clients_that_read_no_reply_block_no_one() -> None:
     metrics = registry()
     Gauge("large", "x" * (6 << 20), registry=metrics)  # more than the sockets' buffers hold
     with serving(metrics) as server, ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""Workers: a reading that hangs is waited for until a deadline, and by nobody after that."""
+"""Workers: a hanging reading is waited for until a deadline, and not afterwards."""
 
 import threading
 import time

@@ -59,18 +59,18 @@ def server(shared: ImageServer) -> ImageServer:
 
 @dataclass
 class Basket:
-    """What was delivered; lets a test wait for it."""
+    """The delivered results, which a test can wait for."""
 
     buffer: Buffer
     release: bool = True
-    found: dict[int, Fetched[int]] = field(default_factory=dict)
+    results: dict[int, Fetched[int]] = field(default_factory=dict)
     order: list[int] = field(default_factory=list)
     changed: threading.Condition = field(default_factory=threading.Condition)
 
     def __call__(self, fetched: Fetched[int]) -> None:
         with self.changed:
-            assert fetched.token not in self.found, f"{fetched.token} was delivered twice"
-            self.found[fetched.token] = fetched
+            assert fetched.token not in self.results, f"{fetched.token} was delivered twice"
+            self.results[fetched.token] = fetched
             self.order.append(fetched.token)
             self.changed.notify_all()
         if self.release:
@@ -78,10 +78,10 @@ class Basket:
 
     def wait_for(self, count: int, deadline_s: float = 30.0) -> list[Fetched[int]]:
         with self.changed:
-            assert self.changed.wait_for(lambda: len(self.found) >= count, deadline_s), (
+            assert self.changed.wait_for(lambda: len(self.results) >= count, deadline_s), (
                 f"{count - len(self.found)} of {count} did not come"
             )
-            return [self.found[token] for token in sorted(self.found)]
+            return [self.results[token] for token in sorted(self.results)]
 
 
 def fetch(
@@ -99,12 +99,12 @@ def fetch(
     )
     try:
         fetcher.submit((number, parse(url)) for number, url in enumerate(urls))
-        found = basket.wait_for(len(urls))
+        results = basket.wait_for(len(urls))
     finally:
         fetcher.close()
     assert fetcher.error is None
     assert basket.buffer.used == 0, "what was reserved has been given back"
-    return found
+    return results
 
 
 def body(fetched: Fetched[int]) -> bytes:
@@ -210,7 +210,9 @@ def test_each_failure_has_its_reason(server: ImageServer) -> None:
         ("reset&times=1", 2),
     ],
 )
-def test_what_may_pass_is_tried_again_and_what_may_not_is_not(server: ImageServer, query: str, attempts: int) -> None:
+def test_temporary_failures_are_retried_and_permanent_ones_are_not(
+    server: ImageServer, query: str, attempts: int
+) -> None:
     url = f"{server.image_url(7).partition('?')[0]}?do={query}"
     (fetched,) = fetch([url], replace(OPTIONS, retries=2, first_byte_timeout_s=10.0, timeout_s=20.0))
     assert fetched.attempts == attempts
@@ -220,10 +222,10 @@ def test_what_may_pass_is_tried_again_and_what_may_not_is_not(server: ImageServe
 
 def test_every_try_ends_by_its_deadline(server: ImageServer) -> None:
     began = time.monotonic()
-    found = fetch([server.image_url(index, "trickle", bps=100) for index in range(20)])
-    assert {each.failure and each.failure.reason for each in found} == {"timeout"}
+    results = fetch([server.image_url(index, "trickle", bps=100) for index in range(20)])
+    assert {each.failure and each.failure.reason for each in results} == {"timeout"}
     assert time.monotonic() - began < OPTIONS.timeout_s + 5
-    assert all(OPTIONS.timeout_s <= each.seconds < OPTIONS.timeout_s + 2 for each in found)
+    assert all(OPTIONS.timeout_s <= each.seconds < OPTIONS.timeout_s + 2 for each in results)
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:{}/", "http://[::ffff:127.0.0.1]:{}/", "http://localhost:{}/"])
@@ -237,8 +239,8 @@ def test_nothing_is_sent_to_an_address_of_our_own_network(server: ImageServer, u
 
 def test_numbers_in_disguise_are_addresses_all_the_same(server: ImageServer) -> None:
     urls = [f"http://{host}:{server.port}/images/1.jpg" for host in ("2130706433", "0x7f.1", "0177.0.0.1", "127.1")]
-    found = fetch(urls, replace(OPTIONS, allow_networks=("10.0.0.0/8",)))
-    assert {each.failure and each.failure.reason for each in found} <= {"private_address", "dns", "bad_url"}
+    results = fetch(urls, replace(OPTIONS, allow_networks=("10.0.0.0/8",)))
+    assert {each.failure and each.failure.reason for each in results} <= {"private_address", "dns", "bad_url"}
     assert server.stats.connections == 0
 
 
@@ -284,14 +286,14 @@ def test_an_error_page_that_asks_not_to_be_indexed_is_an_error_all_the_same(serv
         assert fetched.attempts == attempts
 
 
-def test_an_opt_out_is_not_honoured_where_we_are_told_not_to(server: ImageServer) -> None:
+def test_an_opt_out_is_ignored_if_so_configured(server: ImageServer) -> None:
     (fetched,) = fetch([server.image_url(1, "robots", value="noai")], replace(OPTIONS, respect_opt_out=False))
     body(fetched)
 
 
 @contextmanager
 def site(robots: bytes, status: int = 200, location: str = "") -> Iterator[tuple[str, list[str]]]:
-    """Serve one page under every path, and a robots.txt; yields the site's URL and the paths that were asked for."""
+    """Serve one page under every path, and a robots.txt; yield the site's URL and the requested paths."""
     asked: list[str] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -327,14 +329,14 @@ HONOUR = replace(PATIENT, robots="honour")
 SOME = b"User-agent: sdp\nDisallow: /private\n\nUser-agent: *\nDisallow: /\n"
 
 
-def test_what_robots_txt_disallows_for_us_is_left_out_and_it_is_asked_for_once() -> None:
+def test_urls_disallowed_by_robots_txt_are_skipped_and_it_is_fetched_once() -> None:
     with site(SOME) as (url, asked):
-        found = fetch([f"{url}/{folder}/{number}" for number in range(20) for folder in ("private", "open")], HONOUR)
+        results = fetch([f"{url}/{folder}/{number}" for number in range(20) for folder in ("private", "open")], HONOUR)
     assert asked.count("/robots.txt") == 1
     assert sum(path.startswith("/private") for path in asked) == 0
-    for fetched in found[1::2]:
+    for fetched in results[1::2]:
         assert fetched.failure is None
-    for fetched in found[::2]:
+    for fetched in results[::2]:
         assert fetched.failure is not None
         assert (fetched.failure.outcome, fetched.failure.reason) == (FILTERED, "opt_out")
         assert fetched.failure.detail == f"{url}/robots.txt disallows it for sdp"
@@ -375,7 +377,7 @@ def test_the_rules_of_sites_are_kept_within_a_bound_and_for_a_day() -> None:
     assert not robots.knows("http://99", now=86_401.0)
 
 
-def test_servers_are_told_who_we_are(server: ImageServer) -> None:
+def test_requests_name_the_user_agent(server: ImageServer) -> None:
     fetch([server.image_url(1)], replace(OPTIONS, user_agent="somebody (mailto:a@example.org)"))
     assert server.stats.user_agents == {"somebody (mailto:a@example.org)": 1}
 
@@ -399,8 +401,8 @@ def test_throughput_is_a_matter_of_connections_where_answers_take_long(server: I
 def test_a_host_gets_no_more_at_once_than_it_bears_and_others_do_not_wait_for_it(server: ImageServer) -> None:
     urls = [server.image_url(index, "delay", s=0.1) for index in range(20)]
     urls += [server.image_url(index, host="127.0.0.2") for index in range(20)]
-    found = fetch(urls, limits=HostLimits(at_once=2))
-    assert all(each.failure is None for each in found)
+    results = fetch(urls, limits=HostLimits(at_once=2))
+    assert all(each.failure is None for each in results)
     assert server.stats.hosts["127.0.0.1"].max_concurrent <= 2
     last_quick = max(visit.ended or 0 for visit in server.visits() if visit.host == "127.0.0.2")
     last_slow = max(visit.began for visit in server.visits() if visit.host == "127.0.0.1")
@@ -418,60 +420,60 @@ def test_a_host_gets_no_more_a_second_than_it_bears(server: ImageServer) -> None
 
 def test_a_host_that_says_429_is_asked_less_until_it_does_not(server: ImageServer) -> None:
     urls = [server.image_url(index, "limit", rps=20, at_once=4, after="") for index in range(40)]
-    found = fetch(urls, replace(OPTIONS, retries=8, timeout_s=20.0), HostLimits(at_once=32))
-    assert all(each.failure is None for each in found)
+    results = fetch(urls, replace(OPTIONS, retries=8, timeout_s=20.0), HostLimits(at_once=32))
+    assert all(each.failure is None for each in results)
     assert 0 < server.stats.statuses[429] < 3 * 40
 
 
 def test_a_host_that_wants_too_long_a_pause_is_left_alone(server: ImageServer) -> None:
     urls = [server.image_url(0, "429", after=3600)] + [server.image_url(index) for index in range(1, 30)]
     urls.append(server.image_url(31, host="127.0.0.2"))
-    found = fetch(urls, replace(OPTIONS, connections=1))
-    assert found[-1].failure is None, "another host has nothing to do with it"
-    refused = found[:-1]
+    results = fetch(urls, replace(OPTIONS, connections=1))
+    assert results[-1].failure is None, "another host has nothing to do with it"
+    refused = results[:-1]
     asked = [each for each in refused if each.attempts]
     assert {each.failure and each.failure.reason for each in asked} == {"http_status"}
     assert {each.failure and each.failure.reason for each in refused if not each.attempts} == {"not_asked"}
-    detail = found[-2].failure and found[-2].failure.detail
+    detail = results[-2].failure and results[-2].failure.detail
     assert detail == "127.0.0.1 is left alone for 3600 s: it answered 429, Retry-After 3600 s"
     assert sum(each.attempts for each in refused) < 5
     assert server.stats.hosts["127.0.0.1"].requests < 5
 
 
-def test_a_host_that_is_not_there_is_given_up(server: ImageServer) -> None:
+def test_an_unreachable_host_is_given_up(server: ImageServer) -> None:
     urls = [f"{server.refused_url}/images/{index}.jpg" for index in range(300)]
-    found = fetch(urls, replace(OPTIONS, connections=4, retries=0), give_up_host_after=10)
-    assert {each.failure and each.failure.reason for each in found if each.attempts} == {"connect"}
-    assert {each.failure and each.failure.reason for each in found if not each.attempts} == {"not_asked"}
-    tried = sum(each.attempts for each in found)
+    results = fetch(urls, replace(OPTIONS, connections=4, retries=0), give_up_host_after=10)
+    assert {each.failure and each.failure.reason for each in results if each.attempts} == {"connect"}
+    assert {each.failure and each.failure.reason for each in results if not each.attempts} == {"not_asked"}
+    tried = sum(each.attempts for each in results)
     assert 10 <= tried <= 20
-    assert "given up" in (found[-1].failure.detail if found[-1].failure else "")
+    assert "given up" in (results[-1].failure.detail if results[-1].failure else "")
 
 
 def test_a_host_with_some_failures_is_not_given_up(server: ImageServer) -> None:
     urls = [server.image_url(index, "stall" if index % 2 else "") for index in range(40)]
-    found = fetch(urls, replace(OPTIONS, connections=40, retries=0), give_up_host_after=3)
-    assert all((each.failure is None) == (each.token % 2 == 0) for each in found)
+    results = fetch(urls, replace(OPTIONS, connections=40, retries=0), give_up_host_after=3)
+    assert all((each.failure is None) == (each.token % 2 == 0) for each in results)
 
 
 def test_images_that_stall_in_a_row_do_not_condemn_a_host_that_serves(server: ImageServer) -> None:
     urls = [server.image_url(index, "" if index < 4 else "stall") for index in range(24)]
     urls += [server.image_url(index) for index in range(30, 40)]
-    found = fetch(urls, replace(OPTIONS, connections=4, retries=0), give_up_host_after=3)
-    served = {each.token for each in found if each.failure is None}
+    results = fetch(urls, replace(OPTIONS, connections=4, retries=0), give_up_host_after=3)
+    served = {each.token for each in results if each.failure is None}
     assert served == {*range(4), *range(24, 34)}
-    assert all(each.attempts == 1 for each in found)
+    assert all(each.attempts == 1 for each in results)
 
 
 def test_a_host_that_answers_nothing_is_given_up(server: ImageServer) -> None:
     urls = [server.image_url(index, "stall") for index in range(40)]
-    found = fetch(urls, replace(OPTIONS, connections=4, retries=0), give_up_host_after=3)
-    assert sum(each.attempts for each in found) < 10
-    assert {each.failure and each.failure.reason for each in found if each.attempts} == {"timeout"}
-    assert {each.failure and each.failure.reason for each in found if not each.attempts} == {"not_asked"}
+    results = fetch(urls, replace(OPTIONS, connections=4, retries=0), give_up_host_after=3)
+    assert sum(each.attempts for each in results) < 10
+    assert {each.failure and each.failure.reason for each in results if each.attempts} == {"timeout"}
+    assert {each.failure and each.failure.reason for each in results if not each.attempts} == {"not_asked"}
 
 
-def test_what_was_asked_for_before_its_host_was_left_alone_tells_how_that_ended(server: ImageServer) -> None:
+def test_requests_before_a_host_was_given_up_have_their_own_reason(server: ImageServer) -> None:
     urls = [server.image_url(0, "500"), server.image_url(1, "429", after=3600)]
     broken, _ = fetch(urls, replace(OPTIONS, connections=1, retries=1))
     assert broken.failure is not None
@@ -499,11 +501,11 @@ def test_only_so_many_bytes_are_held_and_everything_still_comes(server: ImageSer
             basket.wait_for(given_back + 1)
             # Each image may be larger than what is left, but only one of them at a time is.
             most = max(most, basket.buffer.used)
-            basket.buffer.release(basket.found[basket.order[given_back]].size)
+            basket.buffer.release(basket.results[basket.order[given_back]].size)
             given_back += 1
     finally:
         fetcher.close()
-    assert all(each.failure is None for each in basket.found.values())
+    assert all(each.failure is None for each in basket.results.values())
     assert basket.buffer.used == 0
     assert most <= 400_000 + max(len(expected(server, index)) for index in range(40))
 
@@ -520,12 +522,12 @@ def test_a_transfer_that_fails_when_it_goes_on_after_a_pause_fails_alone(
 
     monkeypatch.setattr(Slot, "resume", refuse)
     patient = replace(OPTIONS, timeout_s=30.0, first_byte_timeout_s=30.0)
-    found = fetch([server.image_url(index) for index in range(24)], patient, buffer_bytes=1)
-    assert {each.failure and each.failure.reason for each in found[1::2]} == {"too_big"}
-    assert {each.failure for each in found[::2]} == {None}
+    results = fetch([server.image_url(index) for index in range(24)], patient, buffer_bytes=1)
+    assert {each.failure and each.failure.reason for each in results[1::2]} == {"too_big"}
+    assert {each.failure for each in results[::2]} == {None}
 
 
-class Clumsy(Fetcher[int]):
+class Unwieldy(Fetcher[int]):
     """A fetcher that now and then cannot watch a socket, which makes libcurl drop all transfers."""
 
     watched = 0
@@ -537,19 +539,19 @@ class Clumsy(Fetcher[int]):
         super()._watch(multi, what, fd, *rest)
 
 
-def test_what_libcurl_drops_is_fetched_again_and_the_thread_goes_on(server: ImageServer) -> None:
+def test_requests_dropped_by_libcurl_are_repeated_and_the_thread_continues(server: ImageServer) -> None:
     basket = Basket(Buffer(1 << 28))
     options = replace(OPTIONS, retries=3, timeout_s=20.0, connections=8)
-    fetcher = Clumsy(options, 20, LocalGate(HostLimits(at_once=100)), basket.buffer, basket)
+    fetcher = Unwieldy(options, 20, LocalGate(HostLimits(at_once=100)), basket.buffer, basket)
     try:
         fetcher.submit((index, parse(server.image_url(index))) for index in range(40))
-        found = basket.wait_for(40)
+        results = basket.wait_for(40)
     finally:
         fetcher.close()
     assert fetcher.watched > 25
-    assert [each.failure for each in found] == [None] * 40
+    assert [each.failure for each in results] == [None] * 40
     assert fetcher.error is None
-    assert max(each.attempts for each in found) > 1
+    assert max(each.attempts for each in results) > 1
 
 
 def test_time_spent_waiting_for_memory_is_not_the_servers_fault(server: ImageServer) -> None:
@@ -576,7 +578,7 @@ def test_closing_while_requests_are_under_way_takes_no_time(server: ImageServer)
     server.wait_for(lambda stats: stats.in_flight == 0)
 
 
-def test_the_next_unit_is_asked_for_when_there_is_no_more_to_begin(server: ImageServer) -> None:
+def test_the_next_unit_is_requested_when_all_requests_have_begun(server: ImageServer) -> None:
     basket = Basket(Buffer(1 << 28))
     fetcher: Fetcher[int] = Fetcher(
         replace(OPTIONS, connections=4), 20, LocalGate(HostLimits(at_once=100)), basket.buffer, basket
@@ -586,7 +588,7 @@ def test_the_next_unit_is_asked_for_when_there_is_no_more_to_begin(server: Image
         fetcher.submit((index, parse(server.image_url(index, "delay", s=0.2))) for index in range(12))
         fetcher.wait_until_hungry()
         assert 4 <= server.stats.requests <= 12
-        assert len(basket.found) < 12, "it did not wait for the last one"
+        assert len(basket.results) < 12, "it did not wait for the last one"
         basket.wait_for(12)
     finally:
         fetcher.close()
@@ -642,7 +644,7 @@ def _answer(listener: socket.socket, reply: bytes) -> None:
         connection.sendall(reply)
 
 
-def test_pauses_double_are_spread_and_respect_what_the_server_asks_for() -> None:
+def test_pauses_double_with_jitter_and_respect_retry_after() -> None:
     random.seed(1)
     first = [pause_s(1, None) for _ in range(200)]
     assert 0.25 <= min(first) < 0.3

@@ -90,9 +90,9 @@ def port() -> Iterator[int]:
 
 def test_bodies_of_unknown_length_from_many_hosts_stay_within_the_bound(port: int) -> None:
     urls = [f"http://127.0.0.{host}:{port}/{number}.jpg" for number in range(2) for host in range(1, HOSTS + 1)]
-    given = json.dumps([urls, LIMIT, BODY])
+    arguments = json.dumps([urls, LIMIT, BODY])
     ended = subprocess.run(
-        [sys.executable, "-c", FETCH, given], capture_output=True, text=True, timeout=400, check=True
+        [sys.executable, "-c", FETCH, arguments], capture_output=True, text=True, timeout=400, check=True
     )
     result = json.loads(ended.stdout)
     assert (result["came"], result["failures"], result["used"], result["error"]) == (True, [], 0, "None")

@@ -26,16 +26,16 @@ def of_file(uri: Path | str, column: str = "caption", **more: object) -> Generat
     return config(source={"uri": str(uri), "caption_column": column}, **more)
 
 
-def refusal(told: GenerateConfig) -> str:
+def refusal(config: GenerateConfig) -> str:
     with pytest.raises(SdpError) as refused:
-        read_prompts(told)
+        read_prompts(config)
     assert refused.value.exit_code == 2
     text = str(refused.value)
     assert "\n" not in text
     return text
 
 
-def test_a_text_file_has_a_prompt_a_line_and_blank_lines_are_none(tmp_path: Path) -> None:
+def test_a_text_file_has_one_prompt_per_line_and_blank_lines_are_skipped(tmp_path: Path) -> None:
     file = tmp_path / "prompts.txt"
     file.write_bytes("\ufeffa red circle\r\n\r\n  a blue square, große Öse \r\n\n".encode())
     assert read_prompts(of_file(file)) == ["a red circle", "a blue square, große Öse"]
@@ -175,7 +175,7 @@ def test_captions_of_images_that_are_taken_down_keep_their_places_and_are_named(
     assert taken_down(of_file(images / "parts" / "*1.parquet")) == {2}
 
 
-def test_a_copy_of_captions_elsewhere_has_no_takedowns_and_listed_prompts_have_none(tmp_path: Path) -> None:
+def test_captions_outside_a_dataset_and_listed_prompts_have_no_takedowns(tmp_path: Path) -> None:
     pq.write_table(pa.table({"caption": ["a", "b"]}), tmp_path / "p.parquet")
     assert taken_down(of_file(tmp_path / "p.parquet")) == frozenset()
     assert taken_down(config(prompts=["a"])) == frozenset()
@@ -188,6 +188,6 @@ def test_takedowns_that_cannot_be_read_are_an_error(tmp_path: Path) -> None:
         taken_down(of_file(images))
 
 
-def test_only_what_ends_a_line_in_an_editor_ends_a_prompt(tmp_path: Path) -> None:
+def test_only_an_editors_line_endings_end_a_prompt(tmp_path: Path) -> None:
     (tmp_path / "p.txt").write_bytes("a\u2028b\x0bc\u0085d\re\r\nf".encode())
     assert read_prompts(of_file(tmp_path / "p.txt")) == ["a\u2028b\x0bc\u0085d", "e", "f"]

@@ -35,12 +35,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def painter(model: Path) -> Painter:
-    found = resolve(str(model))
-    return load_painter(GenerateModel(str(model), found.digest, found.source), HOW, negative_prompt=NEGATIVE)
+    resolved = resolve(str(model))
+    return load_painter(GenerateModel(str(model), resolved.digest, resolved.source), HOW, negative_prompt=NEGATIVE)
 
 
 @pytest.fixture(scope="module")
-def theirs(model: Path) -> Any:
+def diffusers_pipeline(model: Path) -> Any:
     pipeline: Any = StableDiffusionPipeline.from_pretrained(model, safety_checker=None)
     pipeline.set_progress_bar_config(disable=True)
     return pipeline
@@ -59,13 +59,13 @@ def apart(a: Pictures, b: Pictures) -> int:
 @pytest.mark.parametrize("guidance", [1.0, 5.0])
 @pytest.mark.parametrize("name", SCHEDULERS)
 def test_pictures_are_those_of_diffusers_pipeline(
-    name: str, guidance: float, model: Path, painter: Painter, theirs: Any
+    name: str, guidance: float, model: Path, painter: Painter, diffusers_pipeline: Any
 ) -> None:
     kind, settings = SCHEDULERS[name]
     config = json.loads((model / "scheduler" / "scheduler_config.json").read_text())
-    theirs.scheduler = getattr(diffusers, kind).from_config({**config, **settings})
+    diffusers_pipeline.scheduler = getattr(diffusers, kind).from_config({**config, **settings})
     generators = [torch.Generator().manual_seed(seed) for seed in SEEDS]
-    output = theirs(
+    output = diffusers_pipeline(
         PROMPTS,
         negative_prompt=[NEGATIVE] * 2,
         num_inference_steps=4,
@@ -76,11 +76,11 @@ def test_pictures_are_those_of_diffusers_pipeline(
         output_type="np",
     )
     golden = (output.images * 255).round().astype(np.uint8)
-    ours = painted(painter, Sampling(name, 4, guidance, 64))
-    assert ours.shape == golden.shape == (2, 64, 64, 3)
+    actual = painted(painter, Sampling(name, 4, guidance, 64))
+    assert actual.shape == golden.shape == (2, 64, 64, 3)
     assert golden.std() > 5, "a grey picture would prove nothing"
     assert apart(golden[0], golden[1]) > 5
-    assert apart(ours, golden) <= 1
+    assert apart(actual, golden) <= 1
 
 
 def test_every_sampler_of_the_configuration_is_there_and_no_other() -> None:
@@ -89,7 +89,7 @@ def test_every_sampler_of_the_configuration_is_there_and_no_other() -> None:
 
 
 @pytest.mark.parametrize("name", ["ddim", "euler_a"])
-def test_a_picture_does_not_depend_on_what_it_is_drawn_with(name: str, painter: Painter) -> None:
+def test_a_picture_does_not_depend_on_its_batch(name: str, painter: Painter) -> None:
     mine = Painter(painter.networks, painter.encode, Sampling(name, 3, 5.0, 64))
     together, alone = mine.paint(PROMPTS, SEEDS), mine.paint(PROMPTS[1:], SEEDS[1:])
     assert together[1] is not None
@@ -106,7 +106,7 @@ def test_the_negative_prompt_and_guidance_change_the_picture(painter: Painter) -
     assert apart(base, painted(painter, Sampling("ddim", 4, 1.0, 64))) > 0
 
 
-def test_a_picture_with_numbers_that_are_not_finite_is_none_and_the_others_are_unharmed(painter: Painter) -> None:
+def test_a_picture_with_non_finite_values_is_none_and_the_others_are_unaffected(painter: Painter) -> None:
     def encode(prompts: list[str]) -> torch.Tensor:
         states = painter.encode(prompts)
         states[[number for number, prompt in enumerate(prompts) if prompt == "bad"]] = torch.nan
@@ -132,7 +132,7 @@ class Crowded:
         return self.unet(latents, *args, **kwargs)
 
 
-def test_a_batch_that_memory_has_no_room_for_is_halved_and_one_picture_too_large_is_told(painter: Painter) -> None:
+def test_a_batch_too_large_for_memory_is_halved_and_a_single_one_is_an_error(painter: Painter) -> None:
     networks = painter.networks
     crowded = Crowded(networks.unet, room=4)  # two pictures, guided
     mine = Painter(Networks(crowded, networks.vae, networks.schedule), painter.encode, HOW, NEGATIVE, batch_size=8)

@@ -23,7 +23,7 @@ def opened(data: bytes) -> Image.Image:
 
 
 def pixels(image: Image.Image, color: tuple[int, int, int]) -> int:
-    return sum(count for count, found in image.getcolors(1 << 24) or [] if found == color)
+    return sum(count for count, value in image.getcolors(1 << 24) or [] if value == color)
 
 
 def test_every_picture_is_on_the_sheet_in_its_full_size_and_below_it_its_caption() -> None:
@@ -49,7 +49,7 @@ def test_a_picture_that_is_not_there_leaves_a_grey_place() -> None:
 
 
 @pytest.mark.parametrize(("prompts", "each"), [(1, 1), (1, 8), (48, 1), (48, 8), (7, 3)])
-def test_a_sheet_stays_of_a_width_that_can_be_looked_at(prompts: int, each: int) -> None:
+def test_a_sheet_keeps_a_readable_width(prompts: int, each: int) -> None:
     caption = "a very long caption " * 20 + "x" * 400
     sheet = opened(contact_sheet([Strip(caption, [picture(RED)] * each)] * prompts, side=256))
     assert sheet.width <= 1300

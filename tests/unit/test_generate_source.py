@@ -1,4 +1,4 @@
-"""What `checkpoint` may mean, and what is refused before anything costly begins."""
+"""The meanings of `checkpoint`, and refusals before anything expensive begins."""
 
 import json
 from pathlib import Path
@@ -71,11 +71,11 @@ def test_a_run_means_its_newest_checkpoint_and_a_begun_output_keeps_the_one_it_w
     assert f"was begun with {older}, which no longer exists" in refusal(run, begun=Path(older).name)
 
 
-def test_what_has_been_exported_draws_with_the_same_weights(model: Path, tmp_path: Path) -> None:
+def test_an_exported_model_draws_with_the_same_weights(model: Path, tmp_path: Path) -> None:
     uri = make_checkpoint(tmp_path / "run", model)
     export(uri, str(tmp_path / "exported"))
-    told = [choose(generate_config(tmp_path / "out", where)) for where in (uri, tmp_path / "exported")]
-    (a, b) = (load_painter(drawer, Sampling()).networks for drawer in told)
+    choices = [choose(generate_config(tmp_path / "out", where)) for where in (uri, tmp_path / "exported")]
+    (a, b) = (load_painter(drawer, Sampling()).networks for drawer in choices)
     assert torch.equal(first(a.unet.state_dict()), first(b.unet.state_dict()))
     assert a.schedule["prediction_type"] == b.schedule["prediction_type"]
 
@@ -84,7 +84,7 @@ def test_a_model_that_was_moved_can_be_named_and_one_that_changed_is_refused(mod
     elsewhere = tiny_model(tmp_path / "model")
     uri = make_checkpoint(tmp_path / "run", elsewhere)
     moved = elsewhere.rename(tmp_path / "moved")
-    assert "there is no such folder" in refusal(uri)
+    assert "no such folder" in refusal(uri)
     assert choose(generate_config(tmp_path / "out", uri, model=str(moved))).base.uri == str(moved)
     config = moved / "vae" / "config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"force_upcast": False}))
@@ -93,7 +93,7 @@ def test_a_model_that_was_moved_can_be_named_and_one_that_changed_is_refused(mod
     assert refusal(model, weights="raw").startswith("weights: expected auto")
 
 
-def test_what_is_neither_a_checkpoint_nor_a_model_is_told_so_in_a_line(model: Path, tmp_path: Path) -> None:
+def test_a_folder_that_is_neither_a_checkpoint_nor_a_model_is_refused_in_one_line(model: Path, tmp_path: Path) -> None:
     uri = Path(make_checkpoint(tmp_path / "run", model))
     (uri / "complete.json").unlink()
     file = tmp_path / "weights.ckpt"
@@ -107,7 +107,7 @@ def test_what_is_neither_a_checkpoint_nor_a_model_is_told_so_in_a_line(model: Pa
     assert "there is no such folder, and a hub repository's revision must be pinned" in refusal("my/run")
 
 
-def test_a_checkpoint_that_lacks_its_configuration_is_told_so(model: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_without_its_configuration_is_refused(model: Path, tmp_path: Path) -> None:
     uri = Path(make_checkpoint(tmp_path / "run", model))
     (uri / "config.json").write_text('{"model": {"source": "x"}}')
     assert f"{uri}: no 'objective' in its config.json" in refusal(uri)

@@ -67,7 +67,7 @@ def test_a_narrow_accelerator_type_is_one_gpu_and_a_wide_one_may_be_several() ->
     assert gpus_by_accelerator("TPU-V4") == ()
 
 
-def test_the_share_of_peak_is_what_the_reference_reached_in_its_own_figures() -> None:
+def test_the_share_of_peak_agrees_with_the_references_figures() -> None:
     # 184.6 images a second and GPU at 256 px, 539 GFLOP an image, on an A100: 31.9 % of peak.
     reached = mfu(184.6 * 539e9, 1.0, gpu_by_product("NVIDIA A100-SXM4-80GB"))
     assert reached == pytest.approx(0.319, abs=5e-4)

@@ -28,7 +28,7 @@ def noise(height: int, width: int, seed: int = 0) -> Array:
 
 
 def ramp(height: int, width: int) -> Array:
-    """Red grows to the right, green downwards: a pixel says where it comes from."""
+    """Return an image whose red grows to the right and green downwards, so that a pixel shows its position."""
     red = np.broadcast_to(np.linspace(0, 255, width), (height, width))
     green = np.broadcast_to(np.linspace(0, 255, height)[:, None], (height, width))
     return np.stack([red, green, np.full((height, width), 128.0)], -1).round().astype(np.uint8)
@@ -73,10 +73,10 @@ def test_a_lossless_image_comes_out_pixel_for_pixel(kind: str) -> None:
     assert np.array_equal(image.pixels, pixels)
 
 
-def test_a_jpeg_is_what_pillow_makes_of_it() -> None:
+def test_a_jpeg_is_decoded_as_by_pillow() -> None:
     data = encoded(photo(200, 300), "JPEG", quality=95)
-    theirs = np.asarray(Pillow.open(io.BytesIO(data)).convert("RGB"))
-    assert psnr(decode(data).pixels, theirs) > 50
+    expected = np.asarray(Pillow.open(io.BytesIO(data)).convert("RGB"))
+    assert psnr(decode(data).pixels, expected) > 50
 
 
 @pytest.mark.parametrize("min_side", [1, 64, 100, 128, 200, 256, 399, 400, 1000])
@@ -159,7 +159,7 @@ def reason(data: bytes, **options: int) -> str:
     return refused.value.reason
 
 
-def test_what_is_no_image_is_refused_with_its_reason() -> None:
+def test_invalid_images_are_refused_with_their_reason() -> None:
     assert reason(b"") == "empty"
     assert reason(b"<!doctype html><html></html>") == "not_an_image"
     assert reason(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n") == "not_an_image"
@@ -280,5 +280,5 @@ def test_flat_colour_stays_flat_at_every_size() -> None:
 
 def test_shrinking_by_two_is_close_to_lanczos() -> None:
     pixels = photo(512, 512)
-    theirs = np.asarray(Pillow.fromarray(pixels).resize((256, 256), Pillow.Resampling.LANCZOS))
-    assert psnr(shrink(pixels, 256, 256), theirs) > 42
+    expected = np.asarray(Pillow.fromarray(pixels).resize((256, 256), Pillow.Resampling.LANCZOS))
+    assert psnr(shrink(pixels, 256, 256), expected) > 42

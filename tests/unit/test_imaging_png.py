@@ -73,7 +73,7 @@ def test_a_wrong_checksum_is_refused_where_bytes_are_kept_as_they_came(kind: byt
 
 @pytest.mark.parametrize(("max_pixels", "decodings"), [(1199, 0), (1200, 1)])
 @pytest.mark.parametrize("size", [None, 16])
-def test_one_is_decoded_once_and_not_before_its_size_was_looked_at(
+def test_an_image_is_decoded_once_after_its_size_was_checked(
     monkeypatch: pytest.MonkeyPatch, max_pixels: int, decodings: int, size: int | None
 ) -> None:
     begun = []
@@ -91,7 +91,7 @@ def test_one_without_an_end_is_refused() -> None:
         decode(png(photo(40, 30))[:-12])
 
 
-def test_a_ruler_is_no_picture_and_what_a_format_has_no_room_for_is_told_so() -> None:
+def test_extreme_aspect_ratios_are_refused_and_sizes_beyond_a_format_are_reported() -> None:
     ruler = check(png(np.zeros((4, 404, 3), np.uint8)), image_rules(size=4, least_side=1))
     assert (ruler.outcome, ruler.reason) == ("filtered", "aspect")
     wide = check(png(np.zeros((20, 400, 3), np.uint8)), image_rules(size=1000, enlarge=True, format="webp"))

@@ -32,7 +32,7 @@ def test_a_unit_that_crosses_files_is_read_in_pieces(tmp_path: Path) -> None:
     assert [(s.first_row, s.offset, s.length) for s in slices] == [(20, 20, 5), (25, 0, 5)]
 
 
-def test_an_address_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_missing_address_is_named(tmp_path: Path) -> None:
     with pytest.raises(DatasetError, match="row 42: no such address"):
         begin_images(tmp_path).index.resolve(np.array([1, 42], dtype=np.int64))
 
@@ -93,7 +93,7 @@ def test_a_source_file_that_is_no_parquet_is_named(tmp_path: Path) -> None:
         begin_images(tmp_path)
 
 
-def test_of_two_jobs_that_extend_an_index_one_is_refused(tmp_path: Path) -> None:
+def test_one_of_two_jobs_that_extend_an_index_is_refused(tmp_path: Path) -> None:
     first = begin_images(tmp_path, limit=10)
     stale = read_output(first.storage)
     begin_images(tmp_path, limit=20)

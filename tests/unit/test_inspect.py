@@ -1,4 +1,4 @@
-"""What `sdp inspect` and `sdp audit` tell."""
+"""The output of `sdp inspect` and `sdp audit`."""
 
 import json
 from pathlib import Path
@@ -33,7 +33,7 @@ def test_a_complete_dataset_is_described(tmp_path: Path) -> None:
     assert "latents, complete: 42 addresses in 3 of 3 parts" in text
 
 
-def test_what_is_missing_is_said(tmp_path: Path) -> None:
+def test_a_missing_subject_is_reported(tmp_path: Path) -> None:
     output = begin_images(tmp_path)
     for work in output.pending()[:3]:
         write_images_part(output.storage, work)
@@ -48,7 +48,7 @@ def test_what_is_missing_is_said(tmp_path: Path) -> None:
     assert "1 part is missing:" in summary(describe(output.storage))
 
 
-def test_where_nothing_is_done_yet_no_shares_of_nothing_are_shown(tmp_path: Path) -> None:
+def test_without_any_results_no_shares_are_shown(tmp_path: Path) -> None:
     text = summary(describe(begin_images(tmp_path).storage))
     assert "images, INCOMPLETE: 42 addresses in 0 of 5 parts" in text
     assert "%" not in text
@@ -135,26 +135,26 @@ def test_in_a_run_that_mixes_datasets_an_address_is_one_datasets_alone(tmp_path:
         make_images(folder)
     first, other = make_latents(tmp_path), make_latents(tmp_path / "other")
     run = open_storage(str(tmp_path / "run"))
-    told = [first.storage.uri, other.storage.uri, "https://host/plain.parquet"]
-    run.publish("_run.json", json.dumps({"kind": "run", "datasets": told}).encode())
+    sources = [first.storage.uri, other.storage.uri, "https://host/plain.parquet"]
+    run.publish("_run.json", json.dumps({"kind": "run", "datasets": sources}).encode())
     run.publish("_source/002.parquet", b"a list")
     ledger = Ledger()
     ledger.add(0, np.array([1, address_offset(2) + 2], dtype=np.int64))
     ledger.add(7, np.array([address_offset(1) + 2], dtype=np.int64))
     run.publish("checkpoints/step-000000010/ledger.roaring", ledger.to_bytes())
 
-    def found(*uris: str, **what: Any) -> list[tuple[str, list[int]]]:
+    def matches(*uris: str, **what: Any) -> list[tuple[str, list[int]]]:
         (trace,) = audit([run.uri, *uris], **what)
         return [(checkpoint["dataset"], checkpoint["epochs"]) for checkpoint in trace.checkpoints]
 
-    assert found(row=1) == [(told[0], [0])]
-    assert found(row=2) == [(told[1], [7]), (told[2], [0])]
-    assert found(told[0], row=2) == []
-    assert found(told[1], row=2) == [(told[1], [7])]
-    assert found(told[1], row=1) == []
+    assert matches(row=1) == [(sources[0], [0])]
+    assert matches(row=2) == [(sources[1], [7]), (sources[2], [0])]
+    assert matches(sources[0], row=2) == []
+    assert matches(sources[1], row=2) == [(sources[1], [7])]
+    assert matches(sources[1], row=1) == []
 
 
-def test_epochs_in_a_row_are_told_as_a_span() -> None:
+def test_consecutive_epochs_are_printed_as_a_range() -> None:
     trace = Trace(
         5, checkpoints=[{"run": "r", "checkpoint": "c", "epochs": [0, 1, 2, 4, 6, 7]}], checkpoints_searched=1
     )

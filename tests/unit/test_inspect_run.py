@@ -20,7 +20,8 @@ from sdp.datasets.manifest import open_dataset
 from sdp.errors import DatasetError
 from sdp.lease import Lease
 from sdp.report import subject
-from sdp.report.inspect import Checkpoint, Run, describe, summary
+from sdp.report.inspect import Checkpoint, Run, describe
+from sdp.report.summary import summary
 from sdp.storage import Storage, open_storage
 from sdp.storage.local import LocalStorage
 from tests.kit import make_images, make_latents
@@ -43,7 +44,7 @@ def publish_lines(folder: Storage, name: str, lines: list[dict[str, Any]]) -> No
 
 
 def make_checkpoint(root: Path, run: str, step: int, *, created: str | None = None) -> Storage:
-    """Of 8 samples a step: one tensor of each kind, in two files."""
+    """Make a checkpoint of 8 samples per step: one tensor of each kind, in two files."""
     folder = open_storage(str(root / run / f"checkpoints/step-{step:09d}"))
     samples = 8 * step
     ledger = Ledger()
@@ -119,62 +120,62 @@ def make_run(root: Path, run: str = "run", *, last: dict[str, Any] | None = None
     return folder
 
 
-def test_a_checkpoint_says_where_the_epoch_stands_what_it_holds_and_where_it_comes_from(tmp_path: Path) -> None:
+def test_a_checkpoints_description_has_its_epoch_contents_and_lineage(tmp_path: Path) -> None:
     make_images(tmp_path)
     make_latents(tmp_path)
     make_run(tmp_path)
-    found = describe(open_storage(str(tmp_path / "run/checkpoints/step-000000007")))
-    assert isinstance(found, Checkpoint)
-    assert (found.step, found.samples, found.skipped, found.epoch) == (7, 56, 1, 1)
-    assert found.epoch_done == 16 / 40
-    assert found.consumed == {0: 40, 1: 16}
-    assert found.sizes == {
+    description = describe(open_storage(str(tmp_path / "run/checkpoints/step-000000007")))
+    assert isinstance(description, Checkpoint)
+    assert (description.step, description.samples, description.skipped, description.epoch) == (7, 56, 1, 1)
+    assert description.epoch_done == 16 / 40
+    assert description.consumed == {0: 40, 1: 16}
+    assert description.sizes == {
         "weights": {"tensors": 1, "values": 6, "bytes": 24},
         "average": {"tensors": 1, "values": 6, "bytes": 24},
         "optimizer": {"tensors": 2, "values": 12, "bytes": 48},
     }
-    assert found.changed["data.batch_size"] == 8
-    assert found.changed.keys() == {"source.uri", "output.uri", "model.source", "data.batch_size"}
-    assert found.lineage == [str(tmp_path / "latents"), str(tmp_path / "images")]
-    assert found.history == {"start": 1, "checkpoint": 2, "recovered": 1}  # what came later is not its history
-    assert found.trouble == [f"{when(5)} recovered from step 4, after worker 1: killed"]
-    assert found.problems == []
-    text = summary(found)
+    assert description.changed["data.batch_size"] == 8
+    assert description.changed.keys() == {"source.uri", "output.uri", "model.source", "data.batch_size"}
+    assert description.lineage == [str(tmp_path / "latents"), str(tmp_path / "images")]
+    assert description.history == {"start": 1, "checkpoint": 2, "recovered": 1}  # what came later is not its history
+    assert description.trouble == [f"{when(5)} recovered from step 4, after worker 1: killed"]
+    assert description.problems == []
+    text = summary(description)
     assert "1, 40.0% of 40 rows consumed" in text
     assert "written 2026-01-01T00:12:00+00:00 by 2 workers" in text
 
 
-def test_a_run_says_its_state_checkpoints_history_and_its_newest_checkpoint(tmp_path: Path) -> None:
+def test_a_runs_description_has_its_state_checkpoints_and_history(tmp_path: Path) -> None:
     make_run(tmp_path, last={"event": "end", "reason": "max_steps: 8 steps"})
     (tmp_path / "run/checkpoints/step-000000009").mkdir()
     (tmp_path / "run/checkpoints/step-000000009/worker-00000.000.bin").write_bytes(b"half")
-    found = describe(open_storage(str(tmp_path / "run")))
-    assert isinstance(found, Run)
-    assert (found.state, found.step) == ("ended: max_steps: 8 steps", 8)
-    assert [checkpoint["step"] for checkpoint in found.checkpoints] == [7, 4]
-    assert found.incomplete == [9]
-    assert found.bad_rows == {"undecodable": 2}
-    assert found.history["bad_step"] == 1
-    assert [line.split(" ", 1)[1][:9] for line in found.trouble] == ["recovered", "a step wa"]
-    assert found.newest is not None
-    assert found.newest.step == 7
-    text = summary(found)
-    for part in ("not complete: step 9", "1 on node-1", "90.0 over 2 workers", "cost", "(not there any more)"):
+    description = describe(open_storage(str(tmp_path / "run")))
+    assert isinstance(description, Run)
+    assert (description.state, description.step) == ("ended: max_steps: 8 steps", 8)
+    assert [checkpoint["step"] for checkpoint in description.checkpoints] == [7, 4]
+    assert description.incomplete == [9]
+    assert description.bad_rows == {"undecodable": 2}
+    assert description.history["bad_step"] == 1
+    assert [line.split(" ", 1)[1][:9] for line in description.trouble] == ["recovered", "skipped a"]
+    assert description.newest is not None
+    assert description.newest.step == 7
+    text = summary(description)
+    for part in ("incomplete: step 9", "1 on node-1", "90.0 over 2 workers", "cost", "(no longer there)"):
         assert part in text
 
 
-def test_the_headline_is_the_newest_step_although_metrics_have_not_come_to_it(tmp_path: Path) -> None:
+def test_the_headline_is_the_newest_step_even_without_metrics_for_it(tmp_path: Path) -> None:
     run = make_run(tmp_path)
     make_checkpoint(tmp_path, "run", 9)
-    found = describe(run)
-    assert isinstance(found, Run)
-    assert (found.step, found.last["step"]) == (9, 8)
-    assert "9; what follows is of step 8" in summary(found)
-    publish_lines(run, "metrics/000001-000000008.jsonl", [{**found.last, "step": 9}])
-    found = describe(run)
-    assert isinstance(found, Run)
-    assert (found.step, found.last["step"]) == (9, 9)
-    assert "what follows" not in summary(found)
+    description = describe(run)
+    assert isinstance(description, Run)
+    assert (description.step, description.last["step"]) == (9, 8)
+    assert "9; the following is for step 8" in summary(description)
+    publish_lines(run, "metrics/000001-000000008.jsonl", [{**description.last, "step": 9}])
+    description = describe(run)
+    assert isinstance(description, Run)
+    assert (description.step, description.last["step"]) == (9, 9)
+    assert "what follows" not in summary(description)
 
 
 def test_a_skipped_step_of_an_older_version_is_no_damage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -187,30 +188,30 @@ def test_a_skipped_step_of_an_older_version_is_no_damage(tmp_path: Path, capsys:
 @pytest.mark.parametrize("which", ["run/checkpoints/latest", "run/checkpoints"])
 def test_the_newest_checkpoint_can_be_named_by_its_run(tmp_path: Path, which: str) -> None:
     make_run(tmp_path)
-    found = describe(open_storage(str(tmp_path / which)))
-    assert isinstance(found, Checkpoint)
-    assert found.step == 7
+    description = describe(open_storage(str(tmp_path / which)))
+    assert isinstance(description, Checkpoint)
+    assert description.step == 7
 
 
-def test_two_phases_are_told_one_after_the_other(tmp_path: Path) -> None:
+def test_two_phases_are_described_one_after_the_other(tmp_path: Path) -> None:
     make_run(tmp_path, "both/phase-1", last={"event": "end", "reason": "max_steps: 8 steps"})
     make_run(tmp_path, "both/phase-2", last={"event": "gave_up", "failures": ["worker 0: out of memory"]})
-    found = describe(open_storage(str(tmp_path / "both")))
-    assert isinstance(found, Run)
-    assert [phase.uri.rpartition("/")[2] for phase in found.phases] == ["phase-1", "phase-2"]
-    assert found.state == "given up: worker 0: out of memory"
-    assert summary(found).count("the newest checkpoint:") == 2
+    description = describe(open_storage(str(tmp_path / "both")))
+    assert isinstance(description, Run)
+    assert [phase.uri.rpartition("/")[2] for phase in description.phases] == ["phase-1", "phase-2"]
+    assert description.state == "given up: worker 0: out of memory"
+    assert summary(description).count("newest checkpoint:") == 2
 
 
-def test_who_holds_a_run_is_told_from_its_lease(tmp_path: Path) -> None:
+def test_the_holder_of_a_run_is_read_from_its_lease(tmp_path: Path) -> None:
     run = make_run(tmp_path)
     with Lease.acquire(run, "sdp train"):
-        found = describe(run)
-        assert isinstance(found, Run)
-        assert found.state.startswith("not ended; under way: ")
-    found = describe(run)
-    assert isinstance(found, Run)
-    assert found.state == "not ended; its lease is free: run its job again to continue"
+        description = describe(run)
+        assert isinstance(description, Run)
+        assert description.state.startswith("not ended; under way: ")
+    description = describe(run)
+    assert isinstance(description, Run)
+    assert description.state == "not ended; its lease is free: run its job again to continue"
 
 
 def test_a_file_that_is_gone_or_too_short_is_a_problem_and_exit_code_1(
@@ -222,8 +223,8 @@ def test_a_file_that_is_gone_or_too_short_is_a_problem_and_exit_code_1(
     (folder / "worker-00001.000.bin").unlink()
     assert main(["inspect", str(folder)]) == 1
     out = capsys.readouterr().out
-    assert f"{folder}/worker-00000.000.bin: 47 bytes, where 48 are needed; take another checkpoint" in out
-    assert f"{folder}/worker-00001.000.bin: 0 bytes, where 48 are needed; take another checkpoint" in out
+    assert f"{folder}/worker-00000.000.bin: 47 bytes, expected 48; use another checkpoint" in out
+    assert f"{folder}/worker-00001.000.bin: 0 bytes, expected 48; use another checkpoint" in out
 
 
 def test_a_ledger_that_does_not_agree_with_the_count_is_a_problem(tmp_path: Path) -> None:
@@ -232,10 +233,10 @@ def test_a_ledger_that_does_not_agree_with_the_count_is_a_problem(tmp_path: Path
     ledger = Ledger()
     ledger.add(0, np.arange(40))
     folder.publish("ledger.roaring", ledger.to_bytes())
-    found = describe(folder)
-    assert isinstance(found, Checkpoint)
-    assert found.problems == [
-        f"{folder.uri}: 56 samples were counted and 40 rows are in its ledger; take another checkpoint"
+    description = describe(folder)
+    assert isinstance(description, Checkpoint)
+    assert description.problems == [
+        f"{folder.uri}: 56 samples counted, but 40 rows in its ledger; use another checkpoint"
     ]
 
 
@@ -254,13 +255,13 @@ def test_a_checkpoint_that_is_not_complete_is_refused_in_one_line(
 def test_json_is_for_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make_run(tmp_path)
     assert main(["inspect", str(tmp_path / "run"), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["kind"], told["newest"]["kind"], told["newest"]["epoch_done"]) == ("run", "checkpoint", 0.4)
-    assert told["newest"]["config"]["data"]["batch_size"] == 8
+    output = json.loads(capsys.readouterr().out)
+    assert (output["kind"], output["newest"]["kind"], output["newest"]["epoch_done"]) == ("run", "checkpoint", 0.4)
+    assert output["newest"]["config"]["data"]["batch_size"] == 8
 
 
 @pytest.mark.parametrize("option", [["--verify"], ["--account", "rows.parquet"]])
-def test_what_only_datasets_have_is_refused(
+def test_options_for_datasets_are_refused(
     tmp_path: Path, option: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     make_run(tmp_path)
@@ -271,9 +272,9 @@ def test_what_only_datasets_have_is_refused(
 def test_a_dataset_is_described_as_one_and_nothing_is_refused(tmp_path: Path) -> None:
     make_images(tmp_path)
     make_latents(tmp_path)
-    found = describe(open_storage(str(tmp_path / "latents")))
-    assert isinstance(found, Description)
-    assert found.kind == "latents"
+    description = describe(open_storage(str(tmp_path / "latents")))
+    assert isinstance(description, Description)
+    assert description.kind == "latents"
     with pytest.raises(DatasetError, match="neither a dataset of sdp"):
         describe(open_storage(str(tmp_path / "nothing")))
 
@@ -289,10 +290,10 @@ def test_neither_torch_nor_ray_is_needed(tmp_path: Path) -> None:
 
 
 def test_many_epochs_of_the_ledger_are_one_span(tmp_path: Path) -> None:
-    found = describe(make_checkpoint(tmp_path, "run", 143))
-    assert "in the ledger   epochs 0-27: 40 rows each, epoch 28: 24 rows\n" in summary(found)
-    assert isinstance(found, Checkpoint)
-    uneven = replace(found, consumed={epoch: epoch + 1 for epoch in range(9)})
+    description = describe(make_checkpoint(tmp_path, "run", 143))
+    assert "in the ledger   epochs 0-27: 40 rows each, epoch 28: 24 rows\n" in summary(description)
+    assert isinstance(description, Checkpoint)
+    uneven = replace(description, consumed={epoch: epoch + 1 for epoch in range(9)})
     assert "9 epochs, the last of them epoch 5: 6 rows, epoch 6: 7 rows, epoch 7: 8 rows, epoch 8: 9 rows" in summary(
         uneven
     )
@@ -305,7 +306,7 @@ def test_a_folder_of_several_things_names_them(tmp_path: Path, capsys: pytest.Ca
     make_run(tmp_path, "both/phase-1")
     for command in ("inspect", "report"):
         assert main([command, str(tmp_path)]) == 2
-        said = f"{tmp_path}: no dataset here; below it: both, images, latents, run; name one of them"
+        said = f"{tmp_path}: no dataset here, but in both, images, latents, run; pass one of these"
         assert capsys.readouterr().err.splitlines() == [f"sdp: {said}"]
 
 
@@ -329,9 +330,9 @@ def test_a_large_foreign_folder_is_refused_after_a_bounded_look(
     assert len(looked) == 10
     (tmp_path / "0.parquet").write_bytes(b"PAR1nonsense")
     monkeypatch.setattr(subject, "_FILES", 30)
-    found = describe(open_storage(str(tmp_path)))
-    assert isinstance(found, Description)
-    assert found.kind == "parquet"
+    description = describe(open_storage(str(tmp_path)))
+    assert isinstance(description, Description)
+    assert description.kind == "parquet"
 
 
 def test_an_evaluation_is_described_by_its_result(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

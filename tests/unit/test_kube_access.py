@@ -39,10 +39,10 @@ def kubeconfig(tmp_path: Path) -> Path:
 def test_a_context_is_a_server_a_namespace_and_credentials(kubeconfig: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy"):
         monkeypatch.delenv(name, raising=False)
-    found = access(None, {"KUBECONFIG": str(kubeconfig)})
-    assert (found.context, found.namespace) == ("one", "lab")
-    assert found.configuration.host == "https://[::1]:6443/k8s/c-1"
-    (credentials,) = found.configuration.auth_settings().values()
+    resolved = access(None, {"KUBECONFIG": str(kubeconfig)})
+    assert (resolved.context, resolved.namespace) == ("one", "lab")
+    assert resolved.configuration.host == "https://[::1]:6443/k8s/c-1"
+    (credentials,) = resolved.configuration.auth_settings().values()
     assert (credentials["key"], credentials["value"]) == ("authorization", "Bearer not a secret")
     other = access("two", {"KUBECONFIG": os.pathsep.join(["/no/such/file", str(kubeconfig)])})
     assert (other.context, other.namespace) == ("two", "default")
@@ -84,7 +84,7 @@ def test_a_kubeconfig_that_leads_nowhere_is_one_line(
     assert len(str(refused.value).splitlines()) == 1
 
 
-def test_a_context_can_be_chosen_where_none_is_current(tmp_path: Path) -> None:
+def test_a_context_can_be_chosen_without_a_current_one(tmp_path: Path) -> None:
     path = tmp_path / "config"
     path.write_text(yaml.safe_dump({**CONFIG, "current-context": ""}))
     assert access("two", {"KUBECONFIG": str(path)}).context == "two"
@@ -128,26 +128,31 @@ def test_a_server_that_takes_a_connection_and_says_nothing_is_given_up_in_time(t
             ask(api)
 
 
-def told(reason: str, message: str, name: str = "") -> bytes:
+def status_body(reason: str, message: str, name: str = "") -> bytes:
     return json.dumps({"kind": "Status", "reason": reason, "message": message, "details": {"name": name}}).encode()
 
 
 @pytest.mark.parametrize(
     ("status", "body", "kind", "says"),
     [
-        (401, told("Unauthorized", "Unauthorized"), UserError, "refuses these credentials"),
-        (403, told("Forbidden", 'User "me" cannot create'), Forbidden, 'User "me" cannot create; ask for that right'),
-        (403, told("Forbidden", 'User "system:anonymous" cannot'), UserError, "no credentials were sent"),
-        (404, told("NotFound", 'rayjobs "x" not found', "x"), Missing, 'rayjobs "x" not found'),
+        (401, status_body("Unauthorized", "Unauthorized"), UserError, "refuses these credentials"),
+        (
+            403,
+            status_body("Forbidden", 'User "me" cannot create'),
+            Forbidden,
+            'User "me" cannot create; ask for that right',
+        ),
+        (403, status_body("Forbidden", 'User "system:anonymous" cannot'), UserError, "no credentials were sent"),
+        (404, status_body("NotFound", 'rayjobs "x" not found', "x"), Missing, 'rayjobs "x" not found'),
         (404, b"404 page not found\n", NoSuchKind, "install the KubeRay operator"),
-        (409, told("AlreadyExists", 'rayjobs "x" already exists', "x"), AlreadyThere, "already exists"),
-        (409, told("Conflict", "the object has been modified", "x"), Unreachable, "try again"),
-        (422, told("Invalid", "spec is\ninvalid"), UserError, "spec is invalid (422)"),
+        (409, status_body("AlreadyExists", 'rayjobs "x" already exists', "x"), AlreadyThere, "already exists"),
+        (409, status_body("Conflict", "the object has been modified", "x"), Unreachable, "try again"),
+        (422, status_body("Invalid", "spec is\ninvalid"), UserError, "spec is invalid (422)"),
         (429, b"", Unreachable, "answer 429"),
         (503, b"<html>" + b"x" * 9999, Unreachable, "…"),
     ],
 )
-def test_what_an_api_server_refuses_is_one_line_and_says_whether_to_try_again(
+def test_an_api_servers_refusal_is_one_line_and_says_whether_to_retry(
     status: int, body: bytes, kind: type[Exception], says: str
 ) -> None:
     error = explain("GET", "/apis/ray.io/v1/namespaces/lab/rayjobs?limit=500", status, body)

@@ -50,9 +50,9 @@ def test_a_group_fails_when_its_pods_would_never_run(
     nodes: list[Any], wanted: tuple[int, int], makers: list[str], state: str, says: str
 ) -> None:
     spec = group("a100", 8, "A100")["template"]["spec"]
-    found = judge("a100", wanted, place(spec, nodes), makers)
-    assert found.state == state
-    assert says in str(found)
+    verdict = judge("a100", wanted, place(spec, nodes), makers)
+    assert verdict.state == state
+    assert says in str(verdict)
 
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
@@ -82,9 +82,9 @@ NO_HEAD = {"type": "HeadPodReady", "status": "False", "reason": "ContainersNotRe
 def test_a_cluster_that_has_just_been_made_is_no_failure_unless_something_holds_it_up(
     cluster: dict[str, Any], pods: list[Finding], minutes: int, state: str, says: str
 ) -> None:
-    found = judge_state(cluster_state(cluster), pods, NOW + timedelta(minutes=minutes))
-    assert found.state == state
-    assert says in str(found)
+    verdict = judge_state(cluster_state(cluster), pods, NOW + timedelta(minutes=minutes))
+    assert verdict.state == state
+    assert says in str(verdict)
 
 
 @pytest.mark.parametrize(
@@ -105,9 +105,9 @@ def test_a_group_s_nodes_have_the_gpu_that_its_label_says(
 ) -> None:
     spec = group("g", 1, label)["template"]["spec"]
     nodes = [node(f"n{number}", 8, product) for number, product in enumerate(products)]
-    found = list(judge_products("g", label, spec, nodes))
-    assert states(found) == expected
-    assert says in " ".join(map(str, found))
+    findings = list(judge_products("g", label, spec, nodes))
+    assert states(findings) == expected
+    assert says in " ".join(map(str, findings))
 
 
 @pytest.mark.parametrize("label", ["nvidia.com/cuda.driver-version.major", "nvidia.com/cuda.driver.major"])
@@ -123,7 +123,7 @@ def test_a_driver_that_is_too_old_for_the_image_is_found_by_its_node(label: str)
     assert new.says.endswith("; 1 of 2 GPU nodes report 580")
 
 
-def test_nodes_that_do_not_report_their_driver_are_told_which_one_is_needed() -> None:
+def test_for_nodes_that_do_not_report_their_driver_the_needed_version_is_named() -> None:
     silent = judge_drivers([node("a")])
     assert silent.state == "ok"
     assert "needs driver 580 or later; no node reports its driver" in silent.says
@@ -148,11 +148,11 @@ def test_a_group_without_gpus_needs_no_label() -> None:
         ({"minReplicas": 1, "maxReplicas": 2, "numOfHosts": 4}, (4, 8)),
     ],
 )
-def test_a_group_wants_at_least_what_it_begins_with(group_spec: dict[str, int], wanted: tuple[int, int]) -> None:
+def test_a_group_needs_at_least_its_first_replicas(group_spec: dict[str, int], wanted: tuple[int, int]) -> None:
     assert pods_wanted(group_spec) == wanted
 
 
-def test_what_a_pod_cannot_start_without_is_found_wherever_it_is_named() -> None:
+def test_a_pods_prerequisites_are_found_in_every_field() -> None:
     pod = {
         "serviceAccountName": "sdp",
         "imagePullSecrets": [{"name": "pull"}],
@@ -190,7 +190,7 @@ def crd(**properties: Any) -> dict[str, Any]:
     return {"spec": {"versions": [{"name": "v1", "served": True, "schema": schema}]}}
 
 
-def test_crds_of_an_older_kuberay_are_told_by_the_fields_that_they_lack() -> None:
+def test_an_older_kuberays_crds_are_recognised_by_missing_fields() -> None:
     wanted = {"spec": ("authOptions",), "spec.workerGroupSpecs": ("labels",)}
     items = {"items": {"properties": {"labels": {}}}}
     assert lacking_fields(crd(authOptions={}, workerGroupSpecs=items), wanted) == []
@@ -251,28 +251,28 @@ PROCESS = (
 
 
 def test_configurations_are_read_by_the_job_their_name_begins_with_and_others_are_left_alone() -> None:
-    told, findings = read({"download": DOWNLOAD.format("s3://b"), "download-more": "limt: 5\n", "notes": "x: y\n"})
-    assert [(each.name, each.job) for each in told] == [("download", "download")]
+    jobs, findings = read({"download": DOWNLOAD.format("s3://b"), "download-more": "limt: 5\n", "notes": "x: y\n"})
+    assert [(each.name, each.job) for each in jobs] == [("download", "download")]
     (wrong,) = findings
     assert wrong.state == "failed"
     assert wrong.says.startswith("download-more.yaml: limt: ")
 
 
-def test_what_is_still_to_be_set_is_told_and_is_no_failure() -> None:
-    told, findings = read({"process": "output: {uri: s3://b/o}\n"})
+def test_placeholders_are_reported_and_are_not_a_failure() -> None:
+    jobs, findings = read({"process": "output: {uri: s3://b/o}\n"})
     assert states(findings) == ["warning"]
     assert "model.source, source.uri not set" in findings[0].says
-    assert told[0].value("model.source") is None
-    assert told[0].value("output.uri") == "s3://b/o"
+    assert jobs[0].value("model.source") is None
+    assert jobs[0].value("output.uri") == "s3://b/o"
 
 
 def test_an_accelerator_that_no_group_has_is_found_before_a_job_waits_for_it() -> None:
-    told, _ = read({"process": PROCESS.format("s3://b")})
+    jobs, _ = read({"process": PROCESS.format("s3://b")})
     have = raycluster(group("gpu", 1, "A100"), group("none", 1, "A10G", most=0))
-    (found,) = accelerators(told, have)
-    assert found.state == "failed"
-    assert "process.yaml: encode.accelerator: no group of the cluster has A10G (they have A100)" in found.says
-    assert states(list(accelerators(told, raycluster(group("gpu", 1, "A10G"))))) == ["ok"]
+    (finding,) = accelerators(jobs, have)
+    assert finding.state == "failed"
+    assert "process.yaml: encode.accelerator: no group of the cluster has A10G (they have A100)" in finding.says
+    assert states(list(accelerators(jobs, raycluster(group("gpu", 1, "A10G"))))) == ["ok"]
 
 
 TRAIN = "source: {uri: s3://b/i}\noutput: {uri: s3://b/o}\nmodel: {source: 'builtin:tiny'}\n"
@@ -342,7 +342,7 @@ def test_workers_that_no_group_can_grow_to_are_found_before_a_job_waits_for_them
     groups: list[tuple[str, int, int]], scaling: str, encode: str, grows: bool, expected: list[str], says: str
 ) -> None:
     online = f"data: {{mode: online}}\nencode: {{{encode}}}\n" if encode else ""
-    told, wrong = read({"train": f"{TRAIN}scaling: {{accelerator: A100, {scaling}}}\n{online}"})
+    jobs, wrong = read({"train": f"{TRAIN}scaling: {{accelerator: A100, {scaling}}}\n{online}"})
     assert wrong[0].state == "ok", wrong
     cluster = raycluster(
         *(group(f"g{number}", gpus, label, 1, most) for number, (label, gpus, most) in enumerate(groups))
@@ -350,26 +350,26 @@ def test_workers_that_no_group_can_grow_to_are_found_before_a_job_waits_for_them
     cluster["spec"]["enableInTreeAutoscaling"] = grows
     for each in cluster["spec"]["workerGroupSpecs"]:
         each["replicas"] = 1
-    found = list(accelerators(told, cluster))
-    assert states(found) == expected
-    assert says in str(found[0])
+    findings = list(accelerators(jobs, cluster))
+    assert states(findings) == expected
+    assert says in str(findings[0])
 
 
 def test_storage_is_tried_and_left_as_it_was(tmp_path: Path) -> None:
-    told, _ = read({"download": DOWNLOAD.format(tmp_path), "process": PROCESS.format(tmp_path)})
+    jobs, _ = read({"download": DOWNLOAD.format(tmp_path), "process": PROCESS.format(tmp_path)})
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.parquet").write_bytes(b"PAR1")
     before = sorted(tmp_path.rglob("*"))
-    found = {each.check: each for each in reach(told, in_pod=True)}
-    assert {name: each.state for name, each in found.items()} == {
+    by_check = {each.check: each for each in reach(jobs, in_pod=True)}
+    assert {name: each.state for name, each in by_check.items()} == {
         "download source.uri": "ok",
         "download output.uri": "ok",
         "process source.uri": "ok",
         "process output.uri": "ok",
         "process model.source": "ok",
     }
-    assert "does not exist yet" in found["process source.uri"].says
-    assert "from this pod" in found["download output.uri"].says
+    assert "does not exist yet" in by_check["process source.uri"].says
+    assert "from this pod" in by_check["download output.uri"].says
     assert [path for path in sorted(tmp_path.rglob("*")) if path.is_file()] == [
         path for path in before if path.is_file()
     ]
@@ -377,11 +377,11 @@ def test_storage_is_tried_and_left_as_it_was(tmp_path: Path) -> None:
 
 def test_a_source_that_is_not_there_and_an_output_that_cannot_be_written_are_failures(tmp_path: Path) -> None:
     (tmp_path / "images").write_text("a file where a folder should be")
-    told, _ = read({"download": DOWNLOAD.format(tmp_path)})
-    found = {each.check: each for each in reach(told, in_pod=True)}
-    assert found["download source.uri"].state == "failed"
-    assert found["download output.uri"].state == "failed"
-    assert str(tmp_path / "images") in found["download output.uri"].says
+    jobs, _ = read({"download": DOWNLOAD.format(tmp_path)})
+    by_check = {each.check: each for each in reach(jobs, in_pod=True)}
+    assert by_check["download source.uri"].state == "failed"
+    assert by_check["download output.uri"].state == "failed"
+    assert str(tmp_path / "images") in by_check["download output.uri"].says
 
 
 def model_states(drafts: list[Any], *, in_pod: bool) -> list[str]:
@@ -392,18 +392,18 @@ def test_a_model_that_is_missing_is_a_failure_and_a_folder_of_one_s_own_a_warnin
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "x").touch()
     config = f"source: {{uri: {tmp_path}/in}}\noutput: {{uri: {tmp_path}/out}}\nmodel: {{source: "
-    told, _ = read({"process": f"{config}'builtin:tiny'}}\n", "process-other": f"{config}{tmp_path / 'none'}}}\n"})
-    assert model_states(told, in_pod=False) == ["ok", "warning"]
-    assert model_states(told, in_pod=True) == ["ok", "failed"]
+    jobs, _ = read({"process": f"{config}'builtin:tiny'}}\n", "process-other": f"{config}{tmp_path / 'none'}}}\n"})
+    assert model_states(jobs, in_pod=False) == ["ok", "warning"]
+    assert model_states(jobs, in_pod=True) == ["ok", "failed"]
 
 
-def test_in_a_pod_the_mounted_configurations_are_looked_at(tmp_path: Path) -> None:
+def test_in_a_pod_the_mounted_configurations_are_checked(tmp_path: Path) -> None:
     (tmp_path / "train.yaml").write_text("limit: 5\n")
     assert mounted_texts(tmp_path) == {"train": "limit: 5\n"}
     assert mounted_texts(tmp_path / "none") == {}
 
 
-def test_manifests_that_are_none_are_refused() -> None:
+def test_malformed_manifests_are_refused() -> None:
     with pytest.raises(UserError, match="--manifest: x: expected YAML"):
         read_manifests("{", "x")
     with pytest.raises(UserError, match="--manifest: x: expected Kubernetes objects"):

@@ -1,4 +1,4 @@
-"""Whether a node could take a pod: selectors, taints, resources, and how many fit."""
+"""The fit of pods on nodes: selectors, taints, resources, and their number."""
 
 from decimal import Decimal
 from typing import Any
@@ -63,15 +63,13 @@ TAINTED = {**NODE, "spec": {"taints": [TAINT]}}
         ({"containers": [{"resources": {"requests": {"memory": "40Gi"}}}]}, NODE, ["has 30Gi of memory, needed 40Gi"]),
     ],
 )
-def test_a_node_takes_a_pod_by_its_labels_its_taints_and_what_it_can_allocate(
-    spec: Any, where: Any, says: list[str]
-) -> None:
+def test_a_pod_fits_a_node_by_labels_taints_and_allocatable_resources(spec: Any, where: Any, says: list[str]) -> None:
     fit = place(spec, [where])
     assert fit.reasons == ({", ".join(says): 1} if says else {})
     assert fit.nodes == (() if says else ("n",))
 
 
-def test_room_is_what_the_scarcest_resource_allows_summed_over_nodes() -> None:
+def test_capacity_is_limited_by_the_scarcest_resource_and_summed_over_nodes() -> None:
     nodes = [node("x", 1), node("y", 8), node("z", 0)]
     spec = {"containers": [{"resources": {"requests": {"nvidia.com/gpu": "1", "cpu": "3"}}}]}
     fit = place(spec, nodes)
@@ -80,7 +78,7 @@ def test_room_is_what_the_scarcest_resource_allows_summed_over_nodes() -> None:
     assert fit.reasons == {"has 0 of nvidia.com/gpu, needed 1": 1}
 
 
-def test_reasons_are_told_with_how_many_nodes_they_are_about_the_most_frequent_first() -> None:
+def test_reasons_are_listed_with_their_number_of_nodes_the_most_frequent_first() -> None:
     nodes = [node("a", 1, "NVIDIA-A10G"), node("b", 1, "NVIDIA-A10G"), node("c")]
     spec = {"containers": [{"resources": {"requests": {"cpu": "1"}}}], "nodeSelector": {"nvidia.com/gpu.product": A100}}
     assert place(spec, nodes).why_not() == (
@@ -98,6 +96,6 @@ def test_a_pod_asks_for_its_containers_together_and_a_limit_is_a_request() -> No
     assert requests(spec) == {"cpu": Decimal("1.5"), "memory": Decimal(2**30)}
 
 
-def test_what_is_no_quantity_is_refused_in_a_line() -> None:
+def test_a_malformed_quantity_is_refused_in_one_line() -> None:
     with pytest.raises(UserError, match="resources: expected Kubernetes quantities, got"):
         requests({"containers": [{"resources": {"requests": {"cpu": "lots"}}}]})

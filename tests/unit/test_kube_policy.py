@@ -1,4 +1,4 @@
-"""Whether a NetworkPolicy lets KubeRay's operator in, by Kubernetes' rules of peers and ports."""
+"""A NetworkPolicy admits KubeRay's operator or not, by Kubernetes' rules for peers and ports."""
 
 from typing import Any
 

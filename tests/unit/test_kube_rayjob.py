@@ -31,7 +31,7 @@ def test_a_driver_has_minutes_to_end_where_ray_would_give_it_three_seconds() -> 
     assert all(isinstance(value, str) for value in env.values()), "Ray refuses numbers in env_vars"
 
 
-def test_nothing_is_said_that_kuberay_refuses_together_with_a_cluster_selector() -> None:
+def test_fields_that_kuberay_refuses_beside_a_cluster_selector_are_not_set() -> None:
     spec = make_rayjob("train")["spec"]
     assert not {"backoffLimit", "suspend", "shutdownAfterJobFinishes", "ttlSecondsAfterFinished"} & spec.keys()
     assert spec["submissionMode"] == "HTTPMode"
@@ -78,7 +78,7 @@ def test_a_command_line_without_a_configuration_to_unpack_stays_as_it_is(tmp_pat
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_configuration_that_did_not_come_along_is_said_so_and_not_tried_again(tmp_path: Path) -> None:
+def test_a_missing_configuration_is_reported_and_not_retried(tmp_path: Path) -> None:
     with pytest.raises(
         UserError, match="--config-env: expected a variable that holds the configuration, got 'NO_SUCH'"
     ):

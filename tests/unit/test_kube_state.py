@@ -1,4 +1,4 @@
-"""What RayJobs and RayClusters are said to be, from their status as KubeRay 1.7 writes it."""
+"""The states of RayJobs and RayClusters, from their status as KubeRay 1.7 writes it."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -39,8 +39,8 @@ def rayjob(**status: Any) -> dict[str, Any]:
 def test_a_job_s_state_is_one_word_and_its_end_an_exit_code(
     status: dict[str, Any], state: str, finished: bool, code: int
 ) -> None:
-    found = job_state(rayjob(**status))
-    assert (found.state, found.finished, found.exit_code) == (state, finished, code)
+    actual = job_state(rayjob(**status))
+    assert (actual.state, actual.finished, actual.exit_code) == (state, finished, code)
 
 
 @pytest.mark.parametrize(
@@ -62,13 +62,13 @@ def test_a_job_is_called_by_the_configuration_that_would_run_it_again(
 
 
 def test_a_job_that_failed_says_why_in_one_line() -> None:
-    found = job_state(rayjob(jobDeploymentStatus="Failed", jobStatus="FAILED", reason="AppFailed", message=FAILED))
-    assert found.message == "Job entrypoint command failed with exit code 2"
+    state = job_state(rayjob(jobDeploymentStatus="Failed", jobStatus="FAILED", reason="AppFailed", message=FAILED))
+    assert state.message == "Job entrypoint command failed with exit code 2"
     late = job_state(rayjob(jobDeploymentStatus="Failed", reason="DeadlineExceeded", message="too long"))
     assert late.message == "DeadlineExceeded: too long"
 
 
-def test_a_job_that_waits_says_what_is_wrong_with_its_cluster() -> None:
+def test_a_waiting_job_reports_its_clusters_problem() -> None:
     condition = {
         "type": "HeadPodReady",
         "status": "False",
@@ -94,11 +94,11 @@ def test_times_and_attempts_are_those_of_ray_where_it_has_begun() -> None:
     assert job_state(rayjob(jobDeploymentStatus="Initializing", startTime="2026-11-21T07:00:00Z")).started is None
 
 
-def test_a_cluster_says_how_far_it_is_and_what_is_in_its_way() -> None:
+def test_a_cluster_reports_its_progress_and_its_problem() -> None:
     about = {"name": "sdp", "creationTimestamp": "2026-11-21T07:00:00Z"}
     ready = {"state": "ready", "readyWorkerReplicas": 3, "desiredWorkerReplicas": 4, "head": {"podName": "h"}}
-    found = cluster_state({"metadata": about, "status": ready})
-    assert (found.state, found.workers, found.wanted, found.head, found.message) == ("ready", 3, 4, "h", "")
+    state = cluster_state({"metadata": about, "status": ready})
+    assert (state.state, state.workers, state.wanted, state.head, state.message) == ("ready", 3, 4, "h", "")
     failing = {"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate", "message": "exceeded quota"}
     fine = {"type": "HeadPodReady", "status": "True", "reason": "Running", "message": ""}
     stuck = cluster_state({"metadata": about, "status": {"conditions": [fine, failing]}})

@@ -1,4 +1,4 @@
-"""The lease: who gets it, when it is lost, and what it says."""
+"""The lease: its holder, its loss, and its messages."""
 
 import json
 import os
@@ -25,7 +25,7 @@ ELSEWHERE = Owner(host="node-7", pid=4711, started="1", kernel="another machine"
 
 
 class Clock:
-    """Time that passes when it is told to."""
+    """A clock that advances on command."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -60,7 +60,7 @@ def on_disk(storage: Storage, generation: int) -> Record:
 
 @pytest.fixture
 def beats(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What has been published to a lease, and "failed" for what could not be; put "fail" in to make it fail."""
+    """Return the contents published to a lease, and "failed" for each failure; adding "fail" to it causes one."""
     seen: list[str] = []
     real = LocalStorage.publish
 
@@ -88,7 +88,7 @@ def test_the_first_to_come_has_generation_one_and_says_who_it_is(storage: Storag
 
 
 def test_after_a_release_the_next_one_begins_at_once(storage: Storage) -> None:
-    clock = Clock()  # stands still: nothing can be waited for
+    clock = Clock()  # stopped, so waiting would never end
     for generation in (1, 2, 3):
         with Lease.acquire(storage, clock=clock) as lease:
             assert lease.generation == generation
@@ -196,7 +196,7 @@ def test_a_pid_of_another_machine_or_container_says_nothing() -> None:
     assert not Owner.this_process().is_known_dead()
 
 
-def test_while_somebody_else_is_watched_it_is_said_who_and_for_how_long_at_most(
+def test_while_another_holder_is_watched_its_name_and_the_longest_wait_are_reported(
     storage: Storage, leave: Callable[..., Record], capsys: pytest.CaptureFixture[str]
 ) -> None:
     leave(ttl_s=0.2)
@@ -217,7 +217,7 @@ def test_while_somebody_else_is_watched_it_is_said_who_and_for_how_long_at_most(
         {"owner": {"host": "h", "pid": 0, "started": "1", "kernel": "k"}}, {"holder": 3},
     ],
 )  # fmt: skip
-def test_a_record_with_an_absurd_field_is_none(changes: dict[str, object]) -> None:
+def test_a_record_with_an_invalid_field_is_ignored(changes: dict[str, object]) -> None:
     values = json.loads(dump(Record(1, "train", ELSEWHERE, "2026-05-01", 30.0, "token")))
     assert Record.load(json.dumps(values).encode()) is not None
     assert Record.load(json.dumps({**values, **changes}).encode()) is None
@@ -253,7 +253,7 @@ def test_a_lease_is_lost_by_its_own_clock_and_stays_lost(storage: Storage) -> No
         with pytest.raises(LeaseLost):
             lease.check()
     assert str(caught.value).startswith(f"{storage.uri}: generation 1 of the lease is lost: no heartbeat")
-    assert not on_disk(storage, 1).released  # it is not ours to release
+    assert not on_disk(storage, 1).released  # this process does not hold it
 
 
 def test_a_heartbeat_keeps_it_alive(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -318,7 +318,7 @@ def test_another_generation_ends_it(storage: Storage, leave: Callable[..., Recor
     assert not on_disk(storage, 1).released
 
 
-def test_a_generation_begun_anew_by_another_job_after_the_output_was_deleted_ends_it(
+def test_a_new_lease_by_another_job_after_the_output_was_deleted_ends_this_one(
     storage: Storage, leave: Callable[..., Record]
 ) -> None:
     with Lease.acquire(storage, ttl_s=0.3, clock=Clock()) as lease:
@@ -331,7 +331,7 @@ def test_a_generation_begun_anew_by_another_job_after_the_output_was_deleted_end
     assert on_disk(storage, 1) == others
 
 
-def test_what_another_job_has_begun_anew_is_not_released_by_us(storage: Storage, leave: Callable[..., Record]) -> None:
+def test_a_new_lease_of_another_job_is_not_released(storage: Storage, leave: Callable[..., Record]) -> None:
     with Lease.acquire(storage, ttl_s=3000.0):  # no heartbeat comes between
         others = leave(generation=1)
     assert on_disk(storage, 1) == others
@@ -351,7 +351,7 @@ def test_files_of_other_names_are_no_generations(storage: Storage) -> None:
         assert lease.generation == 1
 
 
-def test_of_many_threads_one_gets_it(storage: Storage) -> None:
+def test_one_of_many_threads_gets_the_lease(storage: Storage) -> None:
     together = threading.Barrier(8)
 
     def attempt(_: int) -> Lease | None:

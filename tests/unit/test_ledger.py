@@ -31,7 +31,7 @@ def test_a_ledger_is_the_union_of_its_workers_in_any_order(adds: list[tuple[int,
         assert forward.consumed(epoch) == len(expected)
 
 
-def test_the_epochs_of_an_address_are_told() -> None:
+def test_the_epochs_of_an_address_are_listed() -> None:
     ledger = Ledger()
     ledger.add(0, array([7]))
     ledger.add_range(2, 5, 9)

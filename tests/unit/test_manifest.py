@@ -34,15 +34,15 @@ def test_a_dataset_is_complete_when_its_manifest_is_there(tmp_path: Path) -> Non
     for work in output.pending():
         write_images_part(output.storage, work)
     dataset = finish(output, config={"limit": None}, models={"vae": "abc"}, input={"uri": "src"})
-    again = open_dataset(output.storage, "images")
-    assert again.manifest == dataset.manifest
-    assert again.manifest.counts.to_json() == {
+    reopened = open_dataset(output.storage, "images")
+    assert reopened.manifest == dataset.manifest
+    assert reopened.manifest.counts.to_json() == {
         "input": 42, "written": 33, "filtered": 3, "failed": 6, "reasons": {"http_status": 6, "min_size": 3},
     }  # fmt: skip
-    assert sorted(accounted(again)) == list(range(42))
+    assert sorted(accounted(reopened)) == list(range(42))
 
 
-def test_one_listing_tells_what_is_left(tmp_path: Path) -> None:
+def test_one_listing_shows_the_remaining_work(tmp_path: Path) -> None:
     output = begin_images(tmp_path)
     for work in output.pending()[1:3]:
         write_images_part(output.storage, work)
@@ -118,7 +118,7 @@ def test_a_folder_with_strange_parts_is_not_written_into(tmp_path: Path) -> None
         open_output(dataset.storage, Head("images", 10, False, {"image.size": 256}))
 
 
-def test_a_manifest_records_what_the_dataset_was_made_from(tmp_path: Path) -> None:
+def test_a_manifest_records_the_datasets_input(tmp_path: Path) -> None:
     images = make_images(tmp_path)
     latents = make_latents(tmp_path)
     assert latents.manifest.input == {
@@ -137,7 +137,7 @@ def test_addresses_travel_to_the_next_stage(tmp_path: Path) -> None:
     assert sorted(accounted(latents)) == sorted(written)
 
 
-def test_what_upstream_has_appended_is_all_that_a_second_run_does(tmp_path: Path) -> None:
+def test_a_second_run_processes_only_rows_appended_upstream(tmp_path: Path) -> None:
     make_images(tmp_path)
     first = make_latents(tmp_path)
     write_source(tmp_path / "source", [("c.parquet", 11)], first=42)
@@ -186,9 +186,9 @@ def test_a_retry_that_fails_again_counts_once_and_can_be_tried_again(tmp_path: P
 def test_a_retry_that_was_cut_short_is_continued(tmp_path: Path) -> None:
     dataset = make_images(tmp_path)
     ordered = order_retry(begin_images(tmp_path), dataset)
-    again = order_retry(begin_images(tmp_path), dataset)
-    assert again.pending() == ordered.pending()
-    assert len(again.index.versions) == 2
+    retried = order_retry(begin_images(tmp_path), dataset)
+    assert retried.pending() == ordered.pending()
+    assert len(retried.index.versions) == 2
 
 
 def test_rows_that_upstream_rescued_become_another_attempt_downstream(tmp_path: Path) -> None:
@@ -217,7 +217,7 @@ def test_a_limit_raised_after_a_retry_upstream_loses_nothing_and_doubles_nothing
     assert sorted(accounted(latents)) == sorted(set(range(42)) - filtered)
 
 
-def test_a_part_that_nobody_ordered_is_found(tmp_path: Path) -> None:
+def test_an_unexpected_part_is_detected(tmp_path: Path) -> None:
     dataset = make_images(tmp_path)
     (tmp_path / "images/parts/000000000.parquet").rename(tmp_path / "images/parts/000000099.parquet")
     output = begin_images(tmp_path)

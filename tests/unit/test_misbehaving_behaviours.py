@@ -102,14 +102,14 @@ def listen(plug: socket.socket, quiet_s: float = PATIENCE_S, at_most: int = 1 <<
 
 
 def ask(server: ImageServer, do: str, *, quiet_s: float = PATIENCE_S, method: str = "GET", **parameters: Any) -> Reply:
-    """One request that says it is the last; what comes back until the server hangs up or says nothing more."""
+    """Send one request with `Connection: close`; return everything until the server hangs up or falls silent."""
     with connect(server) as plug:
         plug.sendall(request(server.image_url(7, do, **parameters), method=method))
         return listen(plug, quiet_s)
 
 
 def unchunked(body: bytes) -> bytes:
-    """What is in a complete chunked body."""
+    """Return the content of a complete chunked body."""
     data = b""
     while True:
         size, _, rest = body.partition(b"\r\n")
@@ -246,7 +246,7 @@ def test_a_truncated_answer_ends_before_its_length(server: ImageServer, size: in
     assert reply.header("Content-Length") == str(len(IMAGE))
 
 
-def test_half_is_what_a_truncated_answer_gives_unasked(server: ImageServer) -> None:
+def test_a_truncated_answer_has_half_the_bytes_by_default(server: ImageServer) -> None:
     assert ask(server, "truncate").body == IMAGE[: len(IMAGE) // 2]
 
 
@@ -397,7 +397,7 @@ def test_a_server_may_drop_the_connection_that_it_promised_to_keep(server: Image
     assert server.stats.requests == 1
 
 
-def test_a_server_may_send_more_than_it_said(server: ImageServer) -> None:
+def test_a_server_may_send_more_than_its_content_length(server: ImageServer) -> None:
     reply = ask(server, "overrun", bytes=9)
     assert reply.header("Content-Length") == str(len(IMAGE))
     assert reply.body == IMAGE + b"?" * 9
@@ -418,9 +418,9 @@ def test_robots_tags_come_as_given(server: ImageServer) -> None:
 
 
 def location(reply: Reply) -> str:
-    found = reply.header("Location")
-    assert found is not None
-    return found
+    value = reply.header("Location")
+    assert value is not None
+    return value
 
 
 def test_redirects_lead_to_the_image_in_so_many_hops(server: ImageServer) -> None:
@@ -489,7 +489,7 @@ def test_an_endless_head_goes_on_and_on(server: ImageServer) -> None:
     assert len({line.partition(b": ")[0] for line in lines}) == len(lines) > 1000
 
 
-def test_a_limited_host_refuses_what_is_too_much_in_a_second(server: ImageServer) -> None:
+def test_a_limited_host_refuses_too_many_requests_per_second(server: ImageServer) -> None:
     replies = [ask(server, "limit", rps=3, after=7, tag=n) for n in range(6)]
     assert [reply.status for reply in replies] == [200] * 3 + [429] * 3
     assert [reply.header("Retry-After") for reply in replies] == [None] * 3 + ["7"] * 3
@@ -507,7 +507,7 @@ def test_a_limited_host_admits_again_a_second_later(server: ImageServer) -> None
     assert time.monotonic() - began >= 0.99
 
 
-def test_a_limited_host_refuses_what_is_too_much_at_once(server: ImageServer) -> None:
+def test_a_limited_host_refuses_too_many_requests_at_once(server: ImageServer) -> None:
     url = server.image_url(7, "limit", rps=100, at_once=2, s=0.3)
     plugs = [connect(server) for _ in range(4)]
     for number, plug in enumerate(plugs, start=1):
@@ -537,7 +537,7 @@ def test_a_limited_host_refuses_what_is_too_much_at_once(server: ImageServer) ->
         ("do=gzip-bomb&bytes=99999999999", "bytes: expected a whole number from 0 to"),
     ],
 )
-def test_what_is_not_understood_is_refused_in_one_line(server: ImageServer, query: str, complaint: str) -> None:
+def test_unknown_behaviours_are_refused_in_one_line(server: ImageServer, query: str, complaint: str) -> None:
     with connect(server) as plug:
         plug.sendall(request(f"{server.image_url(7)}?{query}"))
         reply = listen(plug)
@@ -547,7 +547,7 @@ def test_what_is_not_understood_is_refused_in_one_line(server: ImageServer, quer
 
 
 @pytest.mark.parametrize("name", sorted(set(behaviours.KINDS) - {"status", "stall"}))
-def test_what_becomes_of_a_misbehaviour_is_as_its_kind_says(server: ImageServer, name: str) -> None:
+def test_the_outcome_of_a_misbehaviour_depends_on_its_kind(server: ImageServer, name: str) -> None:
     """`image_comes` is what tests of clients go by: a patient and correct client has the image in the end."""
     quick: dict[str, dict[str, Any]] = {
         "trickle": {"bps": 100_000},

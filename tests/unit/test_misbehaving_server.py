@@ -83,12 +83,12 @@ def waiting(server: ImageServer, count: int, do: str = "stall", first: int = 0) 
 
 
 def settle(server: ImageServer) -> None:
-    """Let the server come to the end of what it is doing this very moment."""
+    """Let the server finish its current work."""
     asyncio.run_coroutine_threadsafe(asyncio.sleep(0), server._running.loop).result(PATIENCE_S)
 
 
 def at_end(plug: socket.socket) -> bool:
-    """Whether the server ends this connection without a further word."""
+    """Return true if the server ends this connection without sending more."""
     try:
         return plug.recv(1) == b""
     except ConnectionResetError:
@@ -196,7 +196,7 @@ def test_a_connection_is_kept_as_the_client_wishes(server: ImageServer, head: by
         (b"GET /image/3 HTTP/1.1\r\nX: " + b"x" * 70_000, 431),
     ],
 )
-def test_a_bad_request_is_told_so(server: ImageServer, head: bytes, status: int) -> None:
+def test_a_bad_request_is_answered_with_400(server: ImageServer, head: bytes, status: int) -> None:
     with socket.create_connection((server.hosts[0], server.port), timeout=PATIENCE_S) as plug:
         plug.sendall(head)
         assert plug.recv(12) == b"HTTP/1.1 %d" % status
@@ -268,7 +268,7 @@ def test_an_image_that_cannot_be_made_ends_its_connection_and_no_other(caplog: p
     assert "three is not drawn" in caplog.text
 
 
-def test_what_was_seen_is_counted_by_target_status_and_agent(server: ImageServer) -> None:
+def test_requests_are_counted_by_target_status_and_agent(server: ImageServer) -> None:
     agent = {"User-Agent": "tests/1"}
     for _ in range(3):
         fetch(server, server.image_url(1), **agent)
@@ -286,7 +286,7 @@ def test_what_was_seen_is_counted_by_target_status_and_agent(server: ImageServer
     assert visits[0].began <= (visits[0].ended or 0) <= visits[1].began
 
 
-def test_a_reset_forgets_the_past_but_not_what_is_going_on(server: ImageServer) -> None:
+def test_a_reset_forgets_finished_requests_only(server: ImageServer) -> None:
     with waiting(server, 3):
         server.reset()
         stats = server.stats
@@ -375,7 +375,7 @@ def test_a_client_that_sends_on_and_on_is_cut_off(server: ImageServer) -> None:
         assert server.wait_for(lambda stats: stats.in_flight == 0).outcomes == {"expired": 1}
 
 
-def test_a_client_that_leaves_ends_what_was_done_for_it(server: ImageServer) -> None:
+def test_a_client_that_leaves_ends_its_response(server: ImageServer) -> None:
     def trickling() -> int:
         return sum("Connection._run" in repr(task.get_coro()) for task in asyncio.all_tasks(server._running.loop))
 
@@ -426,7 +426,7 @@ def test_two_hundred_stalled_connections_leave_the_others_alone(server: ImageSer
 @pytest.mark.parametrize("do", ["stall", "stall-head", "stall-body", "trickle&bps=1", "delay&s=100", "endless"])
 def test_every_misbehaviour_ends_with_the_servers_patience(do: str) -> None:
     with ImageServer(source=small, life_s=0.4) as server, waiting(server, 2, do) as plugs:
-        # The client of an endless answer does not read: nor may that keep the server busy for ever.
+        # A client that does not read an endless answer must not keep the server busy.
         stats = server.wait_for(lambda stats: stats.in_flight == 0)
         assert stats.outcomes == {"expired": 2}
         server.wait_for(lambda stats: stats.open_connections == 0)
@@ -448,7 +448,7 @@ def test_a_client_that_says_nothing_more_is_let_go(words: bytes) -> None:
         assert server.stats.outcomes in ({}, {"done": 1})
 
 
-def test_the_servers_patience_begins_anew_with_each_request(server: ImageServer) -> None:
+def test_the_servers_timeout_restarts_with_each_request(server: ImageServer) -> None:
     with socket.create_connection((server.hosts[0], server.port), timeout=PATIENCE_S) as plug:
         server.wait_for(lambda stats: stats.open_connections == 1)
         settle(server)
@@ -557,7 +557,7 @@ def test_a_server_may_be_slow_to_accept() -> None:
             assert get(one, server.image_url(1))[0] == 200
 
 
-def test_a_wait_in_vain_says_what_was_seen(server: ImageServer) -> None:
+def test_a_wait_that_times_out_reports_the_requests_seen(server: ImageServer) -> None:
     with pytest.raises(TimeoutError, match=r"0\.05 s in vain; it saw .*requests=0"):
         server.wait_for(lambda stats: stats.requests == 1, deadline_s=0.05)
 
@@ -592,11 +592,11 @@ def open_files() -> int:
     return len(list(Path("/dev/fd").iterdir()))
 
 
-def nothing_going_on(server: ImageServer) -> None:
+def is_idle(server: ImageServer) -> None:
     fetch(server, server.image_url(1))
 
 
-def all_kinds_of_trouble(server: ImageServer) -> None:
+def every_misbehaviour(server: ImageServer) -> None:
     """Leaves with connections in every state; the clients' ends are closed only after the server has stopped."""
     plugs = [socket.create_connection((server.hosts[0], server.port), timeout=PATIENCE_S) for _ in range(12)]
     kinds = ["stall", "trickle&bps=1", "endless", "stall-body", "delay&s=50", "gzip-bomb"]
@@ -620,9 +620,9 @@ _LEFT_BEHIND: list[socket.socket] = []
 @pytest.mark.parametrize(
     ("trouble", "tls", "accept_delay_s"),
     [
-        (nothing_going_on, False, 0.0),
-        (all_kinds_of_trouble, False, 0.0),
-        (all_kinds_of_trouble, True, 0.0),
+        (is_idle, False, 0.0),
+        (every_misbehaviour, False, 0.0),
+        (every_misbehaviour, True, 0.0),
         (connections_not_yet_accepted, False, 30.0),
         (connections_not_yet_accepted, True, 30.0),
     ],
@@ -631,7 +631,7 @@ def test_nothing_is_left_of_a_server_that_was_stopped(
     trouble: Callable[[ImageServer], None], tls: bool, accept_delay_s: float
 ) -> None:
     with ImageServer(source=small, tls=True):
-        """What is loaded once and kept is loaded now."""
+        """Load now what is loaded once and kept."""
     threads, files = set(threading.enumerate()), open_files()
     began = time.monotonic()
     with ImageServer(source=small, tls=tls, accept_delay_s=accept_delay_s) as server:

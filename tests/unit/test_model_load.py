@@ -91,7 +91,7 @@ def test_words_that_no_caption_has_are_spelt(tiny: Path) -> None:
         assert tokenizer.decode(spelt.tolist()).replace(" ", "") == text.replace(" ", "")
 
 
-def test_what_the_text_encoder_says_depends_on_the_caption_and_not_on_its_neighbours(tiny: Path) -> None:
+def test_the_text_encoders_output_depends_on_the_caption_alone(tiny: Path) -> None:
     tokenizer, encoder = load.load_tokenizer(tiny), load.load_text_encoder(tiny)
     captions = ["a red circle on a blue background", "a blue circle on a red background"]
     ids = torch.from_numpy(load.tokenize(tokenizer, captions).astype(np.int64))
@@ -123,8 +123,8 @@ def test_the_u_net_comes_with_the_sources_weights_or_with_new_ones(tiny: Path) -
     new = load.load_unet(tiny, pretrained=False)
     assert not torch.equal(new.conv_in.weight, kept.conv_in.weight)
     torch.manual_seed(5)
-    again = load.load_unet(tiny, pretrained=False)
-    assert torch.equal(new.conv_in.weight, again.conv_in.weight)
+    other = load.load_unet(tiny, pretrained=False)
+    assert torch.equal(new.conv_in.weight, other.conv_in.weight)
     for unet in (kept, new):
         assert unet.training
         assert all(weight.requires_grad for weight in unet.parameters())
@@ -136,7 +136,7 @@ def test_new_weights_need_no_weights_file(copy: Path) -> None:
     load.load_unet(copy, pretrained=False)
 
 
-def test_the_u_net_takes_what_the_encoders_give(tiny: Path) -> None:
+def test_the_u_net_accepts_the_encoders_outputs(tiny: Path) -> None:
     tokenizer, encoder = load.load_tokenizer(tiny), load.load_text_encoder(tiny)
     text = encoder(torch.from_numpy(load.tokenize(tokenizer, [""]).astype(np.int64))).last_hidden_state
     pixels = latents.to_pixels(torch.zeros(1, 64, 64, 3, dtype=torch.uint8))

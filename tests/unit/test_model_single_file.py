@@ -30,12 +30,12 @@ def networks(family: Family) -> tuple[Any, Any, Any]:
     return unet, vae.from_config({**family.vae, **SMALL_VAE}), CLIPTextModel(text)
 
 
-def assert_same(found: dict[str, Tensor], network: nn.Module, prefix: str = "") -> None:
+def assert_same(actual: dict[str, Tensor], network: nn.Module, prefix: str = "") -> None:
     expected = network.state_dict()
-    assert {name.removeprefix(prefix) for name in found} == {name.removeprefix(prefix) for name in expected}
-    found = {name.removeprefix(prefix): value for name, value in found.items()}
+    assert {name.removeprefix(prefix) for name in actual} == {name.removeprefix(prefix) for name in expected}
+    actual = {name.removeprefix(prefix): value for name, value in actual.items()}
     for name, value in expected.items():
-        assert torch.equal(found[name.removeprefix(prefix)], value), name
+        assert torch.equal(actual[name.removeprefix(prefix)], value), name
 
 
 @pytest.mark.parametrize("family", [SD1, SD2], ids=["1", "2"])

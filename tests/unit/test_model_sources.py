@@ -1,4 +1,4 @@
-"""Where models come from: what is accepted, what is refused, and how a model is known again."""
+"""Model sources: the accepted and refused forms, and the digest that identifies a model."""
 
 import hashlib
 import json
@@ -72,12 +72,12 @@ def refusal(call: Callable[[], object]) -> str:
 @pytest.mark.parametrize(
     ("damaged", "says"),
     [
-        (lambda data: data[:-1], "where its header speaks of"),
-        (lambda data: data + b"x", "where its header speaks of"),
-        (lambda data: data[:10], "is no safetensors file"),
-        (lambda data: data[:0], "is no safetensors file"),
-        (lambda data: b"\xff" * 8 + data, "is no safetensors file"),
-        (lambda data: data.replace(b"data_offsets", b"data_offsetz"), "is no safetensors file"),
+        (lambda data: data[:-1], "but its header describes"),
+        (lambda data: data + b"x", "but its header describes"),
+        (lambda data: data[:10], "is not a safetensors file"),
+        (lambda data: data[:0], "is not a safetensors file"),
+        (lambda data: b"\xff" * 8 + data, "is not a safetensors file"),
+        (lambda data: data.replace(b"data_offsets", b"data_offsetz"), "is not a safetensors file"),
     ],
 )
 def test_weights_cut_short_or_damaged_are_named_by_a_look_at_their_header(
@@ -108,7 +108,7 @@ def test_a_source_is_known_by_its_form(text: str, kind: str, uri: str, revision:
     assert (source.kind, source.uri, source.revision) == (kind, uri, revision)
 
 
-def test_a_hub_repository_without_a_revision_is_refused_with_what_to_do() -> None:
+def test_a_hub_repository_without_a_revision_is_refused_with_a_remedy() -> None:
     line = refusal(lambda: parse("owner/name"))
     assert "owner/name@COMMIT" in line
     assert "./owner/name" in line
@@ -120,7 +120,7 @@ def test_a_revision_that_may_move_is_refused(revision: str) -> None:
     assert "40 hexadecimal digits" in refusal(lambda: parse("owner/name", revision=revision))
 
 
-def test_a_folder_that_is_there_is_meant_before_the_hub(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_existing_folder_comes_before_the_hub(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(model.parent.parent)
     name = f"{model.parent.name}/{model.name}"
     assert parse(name).kind == "local"
@@ -204,7 +204,7 @@ def test_weights_in_several_files_are_taken(model: Path) -> None:
 @pytest.mark.parametrize(
     ("part", "key", "value", "says"),
     [
-        ("text_encoder", "hidden_size", 32, "gives 32 channels and the U-Net takes 64"),
+        ("text_encoder", "hidden_size", 32, "has 32 output channels, the U-Net needs 64"),
         ("vae", "latent_channels", 16, "latent_channels: expected 4, got 16"),
         ("vae", "_class_name", "VQModel", "expected 'AutoencoderKL'"),
         ("unet", "_class_name", "FluxTransformer2DModel", "expected 'UNet2DConditionModel'"),
@@ -290,7 +290,7 @@ def test_checking_needs_no_torch(model: Path) -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
-# A local folder stands for a bucket here: what is tested is our side. The S3 server is in tests/integration.
+# A local folder replaces the bucket here; tests/integration has an S3 server.
 
 
 @pytest.fixture

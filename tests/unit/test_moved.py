@@ -1,4 +1,4 @@
-"""Datasets, their sources and runs that lie elsewhere than they did: what they hold counts, not where."""
+"""Moved datasets, sources and runs: their content counts, not their place."""
 
 import shutil
 from pathlib import Path
@@ -17,7 +17,7 @@ from tests.kit import begin_latents, make_images, make_latents, write_images_par
 
 
 def frozen(images: Path, source: Path, *, publish: bool = True) -> Output:
-    """What a download of this source into this folder begins with."""
+    """Return the frozen source that a download into this folder starts from."""
     output = open_output(open_storage(str(images)), Head("images", 10, False, {"image.size": 256}))
     files = list_source(str(source))
     return freeze_source(output, files, ["URL", "TEXT"], uri=str(source), publish=publish)
@@ -40,16 +40,16 @@ def here(tmp_path: Path) -> Path:
 
 
 def test_a_copied_folder_is_complete_and_names_its_own_source(here: Path) -> None:
-    there = here.parent / "there"
-    shutil.copytree(here, there, copy_function=shutil.copyfile)  # times are new, contents are not
+    copied = here.parent / "there"
+    shutil.copytree(here, copied, copy_function=shutil.copyfile)  # times are new, contents are not
     shutil.rmtree(here)
-    output = frozen(there / "images", there / "source")
+    output = frozen(copied / "images", copied / "source")
     assert (output.index.rows, output.pending()) == (42, [])
     assert [Path(path).read_bytes()[:4] for path in output.index.files["path"].to_pylist()] == [b"PAR1", b"PAR1"]
     assert output.storage.names("_index") == ["_index/000000.parquet"]
     before = open_dataset(output.storage)
-    assert before.manifest.input == {"uri": str(there / "source")}
-    assert finish(output, input={"uri": str(there / "source")}).digest == before.digest  # what was made from it goes on
+    assert before.manifest.input == {"uri": str(copied / "source")}
+    assert finish(output, input={"uri": str(copied / "source")}).digest == before.digest  # its descendants continue
 
 
 def test_a_source_that_has_moved_alone_keeps_its_rows_and_is_noted_at_its_new_place(here: Path) -> None:
@@ -103,7 +103,7 @@ def test_a_folder_of_pictures_may_move_too(tmp_path: Path) -> None:
     assert freeze(tmp_path / "far/off/pets").index.files["path"].to_pylist() == [str(tmp_path / "far/off/pets/1.png")]
 
 
-def test_what_was_made_from_a_dataset_follows_it(here: Path, tmp_path: Path) -> None:
+def test_a_copied_dataset_keeps_its_descendants(here: Path, tmp_path: Path) -> None:
     make_images(tmp_path / "a")
     make_latents(tmp_path / "a")
     shutil.move(tmp_path / "a", tmp_path / "b")

@@ -82,8 +82,8 @@ def test_text_of_any_script_goes_through_under_a_latin_1_locale(tmp_path: Path) 
     uri = "/data/bilder-ä-日本"
     (tmp_path / "train.yaml").write_text(f"output: {{uri: '{uri}'}}\n", encoding="utf-8")
     environment = {"LOCPATH": str(tmp_path), "LC_ALL": "en_US.ISO-8859-1"}
-    told = "import sys; print(sys.getfilesystemencoding())"
-    command = [sys.executable, "-c", told]
+    program = "import sys; print(sys.getfilesystemencoding())"
+    command = [sys.executable, "-c", program]
     assert subprocess.run(command, env=environment, capture_output=True, check=True).stdout == b"iso8859-1\n"
     shown = sdp(tmp_path, environment, "config", "show", "train", "--config", "train.yaml")
     assert (shown.returncode, f'uri: "{uri}"' in shown.stdout.decode()) == (0, True), shown.stderr

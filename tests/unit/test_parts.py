@@ -1,4 +1,4 @@
-"""Parts: rows and account in one file, and an account that cannot lie."""
+"""Parts: rows and account in one file, and checks of the account."""
 
 from pathlib import Path
 
@@ -14,13 +14,13 @@ from sdp.datasets.parts import read_account, read_info, read_rows, resolve, seri
 from sdp.datasets.units import Unit, Work
 from sdp.errors import DatasetError
 from sdp.storage import open_storage
-from tests.kit import LAYOUT, image_rows, usual_fate, write_images_part
+from tests.kit import LAYOUT, default_outcome, image_rows, write_images_part
 
 WORK = Work(Unit(3, 30, 40))
 
 
 def outcomes() -> list[Outcome]:
-    return [usual_fate(row) for row in range(30, 40)]
+    return [default_outcome(row) for row in range(30, 40)]
 
 
 def written() -> pa.Table:
@@ -55,7 +55,7 @@ def test_row_groups_are_found_by_offset(tmp_path: Path) -> None:
     assert [offset for _, offset, _ in info.row_groups] == [4, *ends[:-1]]
 
 
-def test_whoever_comes_second_keeps_what_the_first_has_published(tmp_path: Path) -> None:
+def test_a_second_writer_keeps_the_first_ones_content(tmp_path: Path) -> None:
     storage = open_storage(str(tmp_path))
     first = write_images_part(storage, WORK)
     second = write_images_part(storage, WORK, lambda row: Outcome(row, FAILED, "timeout"))

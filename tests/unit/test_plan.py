@@ -59,11 +59,16 @@ def work(*settings: str, job: str = "train", **options: object) -> Work:
 def test_a_preset_gives_the_hours_and_the_money_of_the_articles_table_within_one_per_cent(
     name: str, article: list[dict[str, float]]
 ) -> None:
-    for (plan, told), figures in zip(preset(name), article, strict=True):
-        assert told == figures
+    for (plan, answer), figures in zip(preset(name), article, strict=True):
+        assert answer == figures
         for figure, value in figures.items():
             meant = 211.92 if value == 221.92 else value  # a misprint
             assert computed(plan, figure) == pytest.approx(meant, rel=0.01), (plan.name, figure)
+
+
+def test_an_hour_of_the_online_row_has_the_corrected_price() -> None:
+    online, _ = preset("seed-table-2")[2]
+    assert sum(group.per_hour for group in online.stages[0].groups) == pytest.approx(211.92, rel=0.01)
 
 
 def test_the_whole_training_at_the_articles_price_implies_three_dollars_a_gpu_hour() -> None:
@@ -128,7 +133,7 @@ def test_collocated_training_on_an_a100_is_as_slow_as_the_articles_data_loader()
         assert Speeds("ddp").collocated("A100-80G", side).value * 32 == pytest.approx(article, rel=0.01)
 
 
-def test_a_speed_that_nobody_published_is_called_an_estimate() -> None:
+def test_an_unpublished_speed_is_called_an_estimate() -> None:
     speeds = Speeds("fsdp")
     assert "estimate at the share of peak of A100-80G" in speeds.train("B200", 256).source
     assert "estimate by operations" in speeds.train("H100-SXM", 256).source
@@ -213,11 +218,11 @@ def test_a_file_of_prices_replaces_ours_and_spot_names_the_best_checkpoint_inter
 ) -> None:
     settings = [word for setting in SD2 for word in ("--set", setting)]
     assert main(["plan", *settings, "--prices", str(spot_prices(tmp_path)), "--terms", "spot", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    train = next(each for each in told["plan"]["stages"] if each["name"] == "phase 1")
+    output = json.loads(capsys.readouterr().out)
+    train = next(each for each in output["plan"]["stages"] if each["name"] == "phase 1")
     assert train["groups"][0]["per_hour"] == 32.0
     assert train["hours"] > 1_126_400_000 / train["rate"] / 3600
-    assert "an interruption every 25 h" in told["notes"]["spot"]
+    assert "an interruption every 25 h" in output["notes"]["spot"]
 
 
 @pytest.mark.parametrize(
@@ -289,7 +294,7 @@ def rest(
     return forecast(config, state, last, 10, 20.0, Group("", 4, 4, per_hour), to_come)
 
 
-def test_what_is_left_of_a_run_takes_the_hours_and_the_money_of_a_plan() -> None:
+def test_the_rest_of_a_run_has_the_hours_and_cost_of_a_plan() -> None:
     left = rest()  # 1000 steps of 10 at 20 a second are 500 s
     assert (left.hours, left.gpu_hours, left.cost) == pytest.approx((500 / 3600, 2000 / 3600, 4000 / 3600))
     assert rest(max_samples=3000).hours == pytest.approx(100 / 3600)
@@ -342,8 +347,8 @@ def test_the_articles_best_speeds_are_the_shares_of_peak_that_are_known_of_them(
     online = [*FAST, "data.mode=online"]  # whose trainers run no text encoder
     own, speeds = work(*SD2, *online, trainers="4xp4de.24xlarge"), Speeds("fsdp+compile")
     for each, known in zip(bounds(*online), (0.319, 0.326), strict=True):
-        told = line(each, own, speeds)
-        assert float(told.split("compute limits; the plan takes ")[1].split("%")[0]) / 100 == pytest.approx(
+        text = line(each, own, speeds)
+        assert float(text.split("compute limits; the plan takes ")[1].split("%")[0]) / 100 == pytest.approx(
             known, rel=0.01
         )
 
@@ -393,13 +398,13 @@ def test_the_values_are_the_groups_of_the_plan_and_the_jobs_on_them(tmp_path: Pa
         return loaded
 
     online = [word for setting in [*SD2, *FAST, "data.mode=online"] for word in ("--set", setting)]
-    told = values(*online, "--encoders", "58xg5.2xlarge")
-    trainers, encoders = told["groups"]["trainers"], told["groups"]["encoders"]
+    chart_values = values(*online, "--encoders", "58xg5.2xlarge")
+    trainers, encoders = chart_values["groups"]["trainers"], chart_values["groups"]["encoders"]
     assert (trainers["maxReplicas"], trainers["gpus"], trainers["accelerator"]) == (4, 8, "A100")
     assert trainers["nodeSelector"] == {"node.kubernetes.io/instance-type": "p4de.24xlarge"}
     assert (encoders["maxReplicas"], encoders["cpu"], encoders["memory"]) == (58, 7, "28Gi")
-    assert told["jobs"]["train"]["encode"] == {"accelerator": "A10G", "num_workers": 58}
-    assert told["jobs"]["process"] is None
+    assert chart_values["jobs"]["train"]["encode"] == {"accelerator": "A10G", "num_workers": 58}
+    assert chart_values["jobs"]["process"] is None
     offline = values(*(word for setting in SD2 for word in ("--set", setting)))
     assert "encode" not in offline["jobs"]["train"]
     assert offline["jobs"]["process"]["encode"]["num_workers"] == offline["groups"]["encoders"]["maxReplicas"] == 40
@@ -483,7 +488,7 @@ def test_a_small_job_is_not_shown_as_free(capsys: pytest.CaptureFixture[str]) ->
     )
 
 
-def test_a_number_of_images_that_nobody_gave_is_called_an_assumption(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unspecified_number_of_images_is_called_an_assumption(capsys: pytest.CaptureFixture[str]) -> None:
     assert "images, 70,400,000: assumed, one for each sample of training" in text_of(capsys)
     assert "assumed" not in text_of(capsys, "--rows", "5000")
 
@@ -509,7 +514,7 @@ def test_process_and_download_have_plans_of_their_own(capsys: pytest.CaptureFixt
         work(job="download")
 
 
-def test_what_leaves_the_region_costs_where_its_price_is_told(
+def test_traffic_out_of_the_region_costs_money_if_its_price_is_known(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["plan", "--egress", "1000"]) == 2
@@ -524,16 +529,16 @@ def test_what_leaves_the_region_costs_where_its_price_is_told(
 def test_dreambooth_is_planned_with_the_pictures_that_it_draws_and_encodes(capsys: pytest.CaptureFixture[str]) -> None:
     settings = ["prior.prompt=a photo of a cat", "resolution=512", "scaling.accelerator=A10G"]
     assert main(["plan", "dreambooth", *(word for each in settings for word in ("--set", each)), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    draw, process, train, _ = told["plan"]["stages"]
+    answer = json.loads(capsys.readouterr().out)
+    draw, process, train, _ = answer["plan"]["stages"]
     assert [each["samples"] for each in (draw, process, train)] == [204, 200, 1600]  # 200 + 4; 200; 800 steps of 2
     assert all(each["groups"] == train["groups"] for each in (draw, process))
     assert train["groups"][0]["instance"] == "g5.2xlarge"
     # 50 steps with guidance are 100 forward passes, each a third of training's 2409 GFLOP; then the decoder.
     assert train["rate"] / draw["rate"] == pytest.approx((100 / 3 * 2409 + 2514.5) / 2409, rel=1e-6)
     assert "estimate by operations, 100 passes of the U-Net a picture" in draw["source"]
-    assert [each["name"] for each in told["modes"]] == [told["plan"]["name"]], "images are never streamed to it"
-    for other in told["others"]:
+    assert [each["name"] for each in answer["modes"]] == [answer["plan"]["name"]], "images are never streamed to it"
+    for other in answer["others"]:
         assert len({stage["groups"][0]["instance"] for stage in other["stages"] if stage["groups"]}) == 1
 
 
@@ -605,7 +610,7 @@ def test_a_run_without_metrics_is_refused(tmp_path: Path, capsys: pytest.Capture
         (["--set", "max_steps=null", "--set", "max_epochs=2"], "give --rows"),
     ],
 )
-def test_what_cannot_be_planned_is_one_line_with_exit_code_2(
+def test_an_impossible_plan_is_one_line_with_exit_code_2(
     argv: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["plan", *argv]) == 2
@@ -642,7 +647,7 @@ def test_the_page_draws_throughput_that_rises_with_encoders_until_trainers_are_t
     page = tmp_path / "plan.html"
     argv = [word for setting in ("scaling.num_workers=32", "max_steps=1000") for word in ("--set", setting)]
     assert main(["plan", *argv, "--page", str(page)]) == 0
-    svg = page.read_text().split("Images a second, 32 A100-80G at 256 px")[1]
+    svg = page.read_text().split("Images per second, 32 A100-80G at 256 px")[1]
     svg = svg[svg.index("<svg") : svg.index("</svg>") + 6]
     line = next(e for e in ET.fromstring(svg).iter() if e.tag.endswith("polyline") and e.get("points"))
     heights = [-float(point.split(",")[1]) for point in str(line.get("points")).split()]

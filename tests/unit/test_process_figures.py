@@ -1,4 +1,4 @@
-"""What a person and Prometheus are told of a run."""
+"""The figures of a run, for a person and for Prometheus."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -61,9 +61,9 @@ def test_the_summary_counts_gpu_hours_where_encoders_have_gpus() -> None:
     dataset: Any = SimpleNamespace(rows=100, manifest=SimpleNamespace(size=810_000, counts=counts))
     config = parse("process", {name: {"uri": name} for name in ("source", "output")} | {"model": {"source": "m"}})
     assert isinstance(config, ProcessConfig)
-    for each, told in (0.5, ", 1.00 GPU-hours,"), (0.0, " s, "):
+    for each, expected in (0.5, ", 1.00 GPU-hours,"), (0.0, " s, "):
         ended = running(parts_written=1, busy_s=5000.0, idle_s=2200.0, gpus_each=each)
-        assert told in dict(summary(config, dataset, ended))["this run"]
+        assert expected in dict(summary(config, dataset, ended))["this run"]
         assert ("1.00 GPU-hours" in progress_line(ended, RECENT)) == bool(each)
 
 
@@ -96,9 +96,7 @@ def test_the_summary_counts_gpu_hours_where_encoders_have_gpus() -> None:
         ),
     ],
 )
-def test_the_bottleneck_is_named_with_what_would_help(
-    figures: ProcessFigures, concurrency: int | None, line: str
-) -> None:
+def test_the_bottleneck_is_named_with_its_remedy(figures: ProcessFigures, concurrency: int | None, line: str) -> None:
     assert suggestion(figures, concurrency).startswith(line)
 
 
@@ -124,7 +122,7 @@ def test_the_same_figures_are_metrics() -> None:
     assert value("sdp_process_encoder_waiting_seconds_total") == 41
     assert value("sdp_process_reading_seconds_total") == 30
     assert value("sdp_process_encoders") == 2
-    told = {family.name for family in registry.collect()}
-    assert told >= {name.removesuffix("_total") for name in CATALOGUE if name.startswith("sdp_process_")} - {
+    names = {family.name for family in registry.collect()}
+    assert names >= {name.removesuffix("_total") for name in CATALOGUE if name.startswith("sdp_process_")} - {
         "sdp_process_info"
     }

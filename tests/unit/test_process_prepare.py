@@ -1,4 +1,4 @@
-"""What is settled before a run: how large parts become, how work is cut up, and sources that cannot be used."""
+"""Preparation of a run: the size of parts, the division of work, and unusable sources."""
 
 import json
 import shutil
@@ -106,18 +106,18 @@ def test_a_piece_is_about_200_mb_of_pixels(plain: Path, settings: list[str], row
 
 
 @pytest.mark.parametrize(
-    ("given", "sizes"),
+    ("setting", "sizes"),
     [("null", {256: 64, 512: 16}), ("8", {256: 8, 512: 8}), ("[32, 4]", {256: 32, 512: 4})],
 )
 def test_batch_sizes_are_by_resolution_and_never_the_resolution_itself(
-    plain: Path, given: str, sizes: dict[int, int]
+    plain: Path, setting: str, sizes: dict[int, int]
 ) -> None:
-    told = prepared(plain, "resolutions=[256,512]", f"encode.batch_size={given}").spec.settings.batch_sizes
-    assert {side: count for side, count in told.items() if side != TEXT} == sizes
+    actual = prepared(plain, "resolutions=[256,512]", f"encode.batch_size={setting}").spec.settings.batch_sizes
+    assert {side: count for side, count in actual.items() if side != TEXT} == sizes
 
 
-def test_images_to_come_are_what_upstream_wrote(tmp_path: Path, plain: Path) -> None:
-    make_images(tmp_path, rows=40, unit_rows=20)  # of which every tenth failed
+def test_the_images_to_encode_are_those_that_upstream_wrote(tmp_path: Path, plain: Path) -> None:
+    make_images(tmp_path, rows=40, unit_rows=20)  # every tenth has failed
     assert prepared(tmp_path / "images").images_of(40) == 36
     assert prepared(plain).images_of(20) == 20
 
@@ -172,8 +172,8 @@ def changed_model(folder: Path, part: str, **changes: object) -> Path:
     """The tiny model with other keys in a part's config.json; None takes a key away."""
     shutil.copytree(sources.resolve("builtin:tiny").path, folder)
     file = folder / part / "config.json"
-    told = {**json.loads(file.read_text()), **changes}
-    file.write_text(json.dumps({key: value for key, value in told.items() if value is not None}))
+    content = {**json.loads(file.read_text()), **changes}
+    file.write_text(json.dumps({key: value for key, value in content.items() if value is not None}))
     return folder
 
 
@@ -204,7 +204,7 @@ def test_a_column_that_is_there_twice_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("source", ["images/parts", "images/parts/*.parquet", "copy"])
-def test_a_dataset_without_what_it_says_of_itself_is_no_plain_source(tmp_path: Path, source: str) -> None:
+def test_a_dataset_without_its_head_is_not_a_plain_source(tmp_path: Path, source: str) -> None:
     """Its takedowns would not be heeded, and its rows would get other addresses."""
     make_images(tmp_path, rows=20, unit_rows=20)
     shutil.copytree(tmp_path / "images" / "parts", tmp_path / "copy" / "parts")

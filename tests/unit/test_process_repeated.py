@@ -1,4 +1,4 @@
-"""What the images dataset has found to be repeated is not encoded."""
+"""Rows that the images dataset marks as repeated are not encoded."""
 
 from pathlib import Path
 

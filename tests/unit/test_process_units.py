@@ -15,7 +15,7 @@ from sdp.process.job import Units
 from sdp.process.prepare import Retry
 
 Row = tuple[int, int]
-"""(unit, position): what a piece stands for here."""
+"""The stand-in for a piece: (unit, position)."""
 
 
 def work(number: int) -> Work:
@@ -110,7 +110,7 @@ def test_a_piece_that_kills_is_cut_until_the_row_that_kills_is_alone() -> None:
     seed=st.integers(0, 10_000),
     killers=st.sets(st.tuples(st.integers(0, 4), st.integers(0, 12)), max_size=3),
 )
-def test_whatever_dies_each_row_is_written_once(sizes: list[list[int]], seed: int, killers: set[Row]) -> None:
+def test_each_row_is_written_once_whatever_dies(sizes: list[list[int]], seed: int, killers: set[Row]) -> None:
     draw = random.Random(seed)
     units = units_of(sizes)
     under_way: list[Piece] = []

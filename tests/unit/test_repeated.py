@@ -19,19 +19,19 @@ from tests.kit import accounted, make_images
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.integers(0, 8), max_size=40), st.integers(1, 4), st.randoms())
-def test_of_each_content_only_the_lowest_row_is_not_repeated(contents: list[int], pieces: int, draw: object) -> None:
+def test_all_rows_of_a_content_but_the_lowest_are_repeated(contents: list[int], pieces: int, draw: object) -> None:
     rows = np.arange(len(contents), dtype=np.int64) * 3 + 5
     keys = np.array(contents, np.uint64)
     order = np.arange(len(rows))
     draw.shuffle(order)  # type: ignore[attr-defined]
     cut = np.array_split(order, pieces)
-    found = repeated.repeated([keys[some] for some in cut], [rows[some] for some in cut])
+    result = repeated.repeated([keys[some] for some in cut], [rows[some] for some in cut])
     seen, expected = set(), []
     for content, row in zip(contents, rows.tolist(), strict=True):
         if content in seen:
             expected.append(row)
         seen.add(content)
-    assert found.tolist() == expected
+    assert result.tolist() == expected
 
 
 def test_a_set_is_read_by_the_shards_that_are_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,10 +64,10 @@ def test_repeated_rows_are_counted_as_filtered_and_everybody_says_so(tmp_path: P
     dataset = make_images(tmp_path)
     before = dataset.manifest.counts
     rows = next(iter(accounts(dataset.storage, []))).filter(pa.compute.field("outcome") == "written")["row"].to_pylist()
-    again = rows[1:4]
+    repeats = rows[1:4]
 
     def find(parts: object, digest: str) -> int:  # noqa: ARG001
-        return repeated.keep(dataset.storage, digest, [np.array(again, np.int64)])
+        return repeated.keep(dataset.storage, digest, [np.array(repeats, np.int64)])
 
     output = read_output(dataset.storage)
     finished = finish(output, input={"uri": "src"}, find_repeated=find)
@@ -80,11 +80,11 @@ def test_repeated_rows_are_counted_as_filtered_and_everybody_says_so(tmp_path: P
 
     reopened = open_dataset(dataset.storage)
     assert reopened.repeated_rows is not None
-    assert [row for row in range(counts.input) if row in reopened.repeated_rows] == again
+    assert [row for row in range(counts.input) if row in reopened.repeated_rows] == repeats
     assert sorted(accounted(reopened)) == list(range(counts.input))
     account = pa.concat_tables(list(accounts(dataset.storage, [])))
     filtered = account.filter(pa.compute.field("reason") == "duplicate_content")
-    assert filtered["row"].to_pylist() == again
+    assert filtered["row"].to_pylist() == repeats
     assert set(filtered["outcome"].to_pylist()) == {"filtered"}
     assert describe(dataset.storage).counts == counts
 
@@ -98,7 +98,7 @@ def repeated_parts(storage: object) -> list[object]:
     return part_infos(storage)  # type: ignore[arg-type,return-value]
 
 
-def test_what_was_found_once_is_not_looked_for_again(tmp_path: Path) -> None:
+def test_known_repeats_are_not_searched_for_again(tmp_path: Path) -> None:
     storage = open_storage(str(tmp_path))
     assert repeated.known(storage, "a" * 64) is None
     assert repeated.keep(storage, "a" * 64, []) == 0

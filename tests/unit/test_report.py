@@ -1,4 +1,4 @@
-"""Reports: what they say of datasets and runs, and that a page needs nothing beside it."""
+"""Reports: their content for datasets and runs, and pages without dependencies."""
 
 import io
 import json
@@ -30,8 +30,7 @@ from sdp.report import page
 from sdp.report.data import _figures
 from sdp.report.page import Drawing
 from sdp.report.plan import plan_of_run
-from sdp.report.sections import gather
-from sdp.report.write import _beside, write_report
+from sdp.report.sections import _default_file, gather, write_report
 from sdp.storage import list_source, open_storage
 from tests.kit import LAYOUT, begin_images, make_images, make_latents
 
@@ -65,7 +64,7 @@ def make_pictures(root: Path, caption: str = "a red square") -> None:
 
 
 def make_run(root: Path, *, ended: bool = True) -> None:
-    """What a run leaves behind, as far as a report reads it."""
+    """Write a run's files, as far as a report reads them."""
     run = open_storage(str(root / "run"))
     run.publish("_run.json", json.dumps({"format": 1, "kind": "run", "datasets": [str(root / "latents")]}).encode())
     lines = [
@@ -102,7 +101,7 @@ def make_run(root: Path, *, ended: bool = True) -> None:
     run.publish("events.jsonl", b"".join(json.dumps(event).encode() + b"\n" for event in events))
 
 
-def test_a_run_s_report_goes_back_to_what_it_was_made_from(tmp_path: Path) -> None:
+def test_a_run_s_report_includes_its_datasets(tmp_path: Path) -> None:
     make_images(tmp_path)
     make_latents(tmp_path)
     make_run(tmp_path)
@@ -112,7 +111,7 @@ def test_a_run_s_report_goes_back_to_what_it_was_made_from(tmp_path: Path) -> No
     assert dict(sections[-1].figures)["img/s"] == "104"
 
 
-def test_each_thing_is_told_once_however_many_were_made_from_it(tmp_path: Path) -> None:
+def test_each_subject_is_shown_once_however_many_were_made_from_it(tmp_path: Path) -> None:
     make_images(tmp_path)
     make_latents(tmp_path)
     make_run(tmp_path)
@@ -155,9 +154,9 @@ def test_a_run_on_gpus_with_a_price_has_its_plan_at_the_speed_that_it_has_measur
     assert any("528 img/s: measured in" in str(block) for block in section.blocks)
 
 
-def test_a_run_tells_what_it_has_cost_and_one_that_goes_on_what_it_will_and_when_it_ends(tmp_path: Path) -> None:
+def test_a_run_shows_its_cost_and_a_running_one_its_expected_cost_and_end(tmp_path: Path) -> None:
     spent = {"GPU-hours": "17.50", "cost": "52.50"}
-    ahead = {"ends": "Nov 23 00:00 UTC", "GPU-hours at its end": "30.00", "cost at its end": "90.00"}
+    ahead = {"ends": "Nov 23 00:00 UTC", "GPU-hours at the end": "30.00", "cost at the end": "90.00"}
     for ended in (False, True):
         make_run(tmp_path, ended=ended)
         (section,) = gather([str(tmp_path / "run")])
@@ -176,11 +175,11 @@ def test_a_run_tells_what_it_has_cost_and_one_that_goes_on_what_it_will_and_when
     )
 
 
-def test_an_incomplete_dataset_says_what_is_missing_and_what_to_do(tmp_path: Path) -> None:
+def test_an_incomplete_dataset_shows_its_progress_and_the_remedy(tmp_path: Path) -> None:
     begin_images(tmp_path)
     (section,) = gather([str(tmp_path / "images")])
     assert not section.good
-    assert section.verdict == "Incomplete: 5 of 5 parts are missing; run its job again, it does the rest."
+    assert section.verdict == "Incomplete: 0 of 5 parts written; run the job again to write the rest."
 
 
 def test_pictures_come_with_caption_and_address_and_failures_with_their_detail(tmp_path: Path) -> None:
@@ -193,18 +192,18 @@ def test_pictures_come_with_caption_and_address_and_failures_with_their_detail(t
         assert tile.note == f"row {row}: 8 × 8"
         assert tile.data == picture("red")
     tables = {block.title: block for block in section.blocks if isinstance(block, page.Table)}
-    assert tables["Why rows were left out"].rows[0][:2] == ("http_status", 8)
+    assert tables["Filtered and failed rows"].rows[0][:2] == ("http_status", 8)
     assert ("http_status", 0, "404 of 0", 2) in tables["Examples"].rows
 
 
-def test_pictures_that_are_taken_down_are_not_shown_and_it_is_said_how_many(tmp_path: Path) -> None:
+def test_pictures_taken_down_are_not_shown_but_counted(tmp_path: Path) -> None:
     make_pictures(tmp_path)
     gone = [row for row in range(40) if row % 5 and row not in (1, 17)]
     tombstones.add(open_storage(str(tmp_path / "images")), [Takedown("row", str(row)) for row in [*gone, 999]])
     (section,) = gather([str(tmp_path / "images")], pictures=40)
     (gallery,) = [block for block in section.blocks if isinstance(block, page.Gallery)]
     assert {tile.note.partition(":")[0] for tile in gallery.tiles} <= {"row 1", "row 17"}
-    assert gallery.title == f"{len(gallery.tiles)} pictures from all over it; 30 that are taken down are not shown"
+    assert gallery.title == f"{len(gallery.tiles)} pictures from the whole dataset; not shown: 30 taken down"
 
 
 def test_no_picture_is_shown_where_it_is_not_known_which_are_taken_down(tmp_path: Path) -> None:
@@ -213,7 +212,7 @@ def test_no_picture_is_shown_where_it_is_not_known_which_are_taken_down(tmp_path
     (section,) = gather([str(tmp_path / "images")], pictures=40)
     assert not [block for block in section.blocks if isinstance(block, page.Gallery)]
     (table,) = [block for block in section.blocks if isinstance(block, page.Table) and block.title == "Pictures"]
-    assert "which are taken down is not known" in str(table.rows[0][0])
+    assert "the takedown list cannot be read" in str(table.rows[0][0])
 
 
 def test_a_damaged_page_is_named_and_its_pictures_are_not_shown(tmp_path: Path) -> None:
@@ -254,13 +253,13 @@ def test_nothing_in_a_page_comes_from_elsewhere_or_is_taken_for_markup(tmp_path:
     assert all(link.startswith(("data:", "#")) for link in links)
 
 
-def test_what_is_neither_a_dataset_nor_a_run_is_refused(tmp_path: Path) -> None:
+def test_a_folder_that_is_neither_a_dataset_nor_a_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DatasetError, match=r"neither a dataset of sdp .* nor a run"):
         gather([str(tmp_path)])
 
 
-def test_a_report_is_not_written_where_no_folder_is(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="report: --out: expected a file in a folder that exists"):
+def test_a_report_is_not_written_to_a_missing_folder(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="report: --out: expected a file in an existing folder"):
         write_report([str(tmp_path)], tmp_path / "no" / "r.html")
 
 
@@ -273,7 +272,7 @@ def test_the_command_writes_the_page_and_says_where(tmp_path: Path, capsys: pyte
     assert main(["report", str(tmp_path / "images"), "--pictures", "-1"]) == 2
 
 
-def test_without_a_name_the_page_is_written_beside_what_it_is_about(
+def test_without_a_name_the_page_is_written_beside_its_subject(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_pictures(tmp_path)
@@ -282,17 +281,15 @@ def test_without_a_name_the_page_is_written_beside_what_it_is_about(
     monkeypatch.chdir(tmp_path / "elsewhere")
     assert main(["report", "../images", str(tmp_path / "run"), "--pictures", "1"]) == 0
     assert f"wrote {tmp_path}/images-report.html: 2 sections;" in capsys.readouterr().err
-    assert "1 picture from all over it" in (tmp_path / "images-report.html").read_text()
+    assert "1 picture from the whole dataset" in (tmp_path / "images-report.html").read_text()
     assert main(["report", str(tmp_path / "run/checkpoints/latest")]) == 0
     assert (tmp_path / "run-report.html").is_file()
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
-def test_the_page_about_what_is_in_a_bucket_goes_to_a_new_temporary_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_page_on_a_bucket_goes_to_a_new_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    files = [_beside("s3://bucket/runs/sd2/checkpoints/latest") for _ in range(2)]
+    files = [_default_file("s3://bucket/runs/sd2/checkpoints/latest") for _ in range(2)]
     assert [file.name for file in files] == ["sd2-report.html"] * 2
     assert len({file.parent for file in files}) == 2
     assert all(file.parent.parent == tmp_path and file.parent.is_dir() for file in files)
@@ -318,7 +315,7 @@ def test_a_curve_has_a_gap_where_a_value_is_missing_or_is_no_number() -> None:
 
 @pytest.mark.parametrize("values", [[], [None], [float("inf")]])
 def test_a_chart_of_nothing_says_so(values: list[float | None]) -> None:
-    assert "nothing to draw yet" in charts.lines([Line("", range(len(values)), values)], x_name="step")
+    assert "no data yet" in charts.lines([Line("", range(len(values)), values)], x_name="step")
 
 
 def test_a_constant_is_drawn_too() -> None:
@@ -334,7 +331,7 @@ def test_shares_are_of_the_whole() -> None:
     assert "c 0.0% (none)</li>" in text
 
 
-def test_a_dataset_s_section_tells_how_fast_it_was_made_and_where_the_time_went(tmp_path: Path) -> None:
+def test_a_datasets_section_shows_its_speed_and_its_workers_time(tmp_path: Path) -> None:
     make_images(tmp_path)
     storage = open_storage(str(tmp_path / "images"))
     infos = part_infos(storage)
@@ -353,16 +350,16 @@ def test_a_dataset_s_section_tells_how_fast_it_was_made_and_where_the_time_went(
     )
     assert section.glance == "33 of 42 rows · 4 rows/s · 10 s"
     bars = {block.title: block for block in section.blocks if isinstance(block, page.Bar)}
-    assert bars["Where the time of encoders went"].parts == [
+    assert bars["Time of encoders"].parts == [
         ("at work", 60.0, "1:00"),
         ("waiting for input", 20.0, "20 s"),
     ]
     assert len(bars) == 2, "of what did but one thing there is nothing to split"
     tables = {block.title: block for block in section.blocks if isinstance(block, page.Table)}
-    assert [row[3:5] for row in tables["Its runs"].rows] == [(20, 5.0), (20, 3.33)]
+    assert [row[3:5] for row in tables["Runs"].rows] == [(20, 5.0), (20, 3.33)]
     notes = [str(row[0]) for row in tables["Notes"].rows]
     assert "_runs/000009.json: damaged record of a run (job: missing); delete it" in notes[0]
-    assert notes[1].startswith("2 of the rows were worked off by runs that were broken off")
+    assert notes[1].startswith("2 of the rows are from runs that were killed")
     assert section.good
 
 
@@ -403,7 +400,7 @@ def test_pictures_of_a_prompt_stand_in_a_row_of_their_own(tmp_path: Path) -> Non
     assert text.count("<img ") == 8
 
 
-def test_a_run_too_short_for_a_line_of_metrics_tells_the_step_that_it_ended_at(tmp_path: Path) -> None:
+def test_a_run_too_short_for_metrics_shows_its_last_step(tmp_path: Path) -> None:
     run = open_storage(str(tmp_path / "run"))
     run.publish("_run.json", json.dumps({"identity": {"data.mode": "online"}}).encode())
     run.publish("metrics.jsonl", b"")

@@ -1,4 +1,4 @@
-"""What is written beside a run: strict, and read in spite of damage."""
+"""The files of a run: strict JSON, read in spite of damage."""
 
 import json
 import logging
@@ -29,12 +29,12 @@ def run(tmp_path: Path) -> RunFolder:
 
 def line(step: int, **more: Any) -> dict[str, Any]:
     """One that a report takes."""
-    told = {"samples": 8 * step, "epoch": 0, "workers": 1, "epoch_done": 0.5, "samples_per_s": 1.0, "seconds": 1.0}
-    return {"step": step, **told, **more}
+    fields = {"samples": 8 * step, "epoch": 0, "workers": 1, "epoch_done": 0.5, "samples_per_s": 1.0, "seconds": 1.0}
+    return {"step": step, **fields, **more}
 
 
 def write(storage: Storage, after: int, *steps: int, **more: Any) -> None:
-    """As a job does that goes on from a step."""
+    """Write metrics like a job that resumes from a step."""
     metrics = MetricsLog(storage, after)
     for step in steps:
         metrics.add(line(step, **more))
@@ -65,12 +65,12 @@ def complete(run: RunFolder, *steps: int) -> None:
 # --- metrics ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_number_that_is_not_finite_is_null_in_what_is_written(run: RunFolder) -> None:
+def test_a_non_finite_number_is_written_as_null(run: RunFolder) -> None:
     write(run.storage, 0, 10, gradient_norm=float("nan"), time={"data": float("inf")})
     run.record("bad_step", norms=[1.0, float("-inf")])
     (_, _, name) = files_in(run.storage)[-1]
-    (told,) = strict(run.storage.read(name))
-    assert (told["gradient_norm"], told["time"]) == (None, {"data": None})
+    (record,) = strict(run.storage.read(name))
+    assert (record["gradient_norm"], record["time"]) == (None, {"data": None})
     (event,) = strict(run.storage.read("events.jsonl"))
     assert event["norms"] == [1.0, None]
 
@@ -107,7 +107,7 @@ def test_each_line_is_there_when_it_was_waited_for(run: RunFolder) -> None:
     metrics.close()
 
 
-def test_what_was_done_again_is_told_once(run: RunFolder) -> None:
+def test_a_repeated_step_is_listed_once(run: RunFolder) -> None:
     write(run.storage, 0, 10, 20, 30, 40)
     write(run.storage, 25, 30, 50, samples_per_s=2.0)
     assert steps_of(run) == [10, 20, 30, 50]  # 40 was void when it went on from 25
@@ -123,7 +123,7 @@ def test_a_run_of_an_older_version_goes_on_in_files_of_its_own(run: RunFolder) -
     assert run.storage.read("metrics.jsonl") == old
 
 
-def test_a_storage_that_refuses_metrics_is_told_of_and_gets_them_when_it_is_back(
+def test_unavailable_storage_is_reported_and_gets_the_metrics_when_it_is_back(
     run: RunFolder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def refuse(self: LocalStorage, path: str, data: Data) -> FileInfo:  # noqa: ARG001
@@ -169,7 +169,7 @@ def test_nobody_waits_for_a_storage_that_takes_its_time_with_metrics(
 # --- damage ----------------------------------------------------------------------------------------------------------
 
 
-def test_damaged_lines_are_left_out_and_said(run: RunFolder, caplog: pytest.LogCaptureFixture) -> None:
+def test_damaged_lines_are_skipped_and_reported(run: RunFolder, caplog: pytest.LogCaptureFixture) -> None:
     good = [json.dumps(line(step)).encode() for step in (10, 30)]
     torn = b"\n".join([good[0], b'{"step": "20"}', b"[]", b"\xff", good[1], b'{"step": 4'])
     run.storage.publish("metrics.jsonl", torn)
@@ -197,7 +197,7 @@ def test_bad_rows_that_were_written_are_read(run: RunFolder) -> None:
     assert run.bad_rows() == {3: "undecodable", 7: "undecodable"}
 
 
-def test_a_head_whose_identity_is_none_is_one_line(run: RunFolder) -> None:
+def test_a_malformed_identity_is_reported_in_one_line(run: RunFolder) -> None:
     run.storage.publish("_run.json", b'{"format": 1, "kind": "run", "identity": 3}')
     with pytest.raises(DatasetError, match=r"_run\.json: identity: expected a mapping, got 3; restore it"):
         run.claim({"identity": {"seed": 1}})
@@ -217,9 +217,7 @@ def test_a_head_whose_identity_is_none_is_one_line(run: RunFolder) -> None:
         (b"[]", "not a JSON object"),
     ],
 )
-def test_a_damaged_newest_checkpoint_says_what_is_wrong_and_how_to_go_on(
-    run: RunFolder, content: bytes, said: str
-) -> None:
+def test_a_damaged_newest_checkpoint_is_reported_with_the_remedy(run: RunFolder, content: bytes, said: str) -> None:
     complete(run, 10)
     run.checkpoint(20).publish("complete.json", content)
     run.checkpoint(15).publish("tensors.json", b"left over")

@@ -1,4 +1,4 @@
-"""What is kept of each run of a job, beside what it made."""
+"""The record of each run of a job, beside its output."""
 
 import json
 import logging
@@ -23,7 +23,7 @@ def made(root: Path) -> tuple[Storage, list[PartInfo]]:
     return output.storage, [write_images_part(output.storage, work) for work in output.pending()]
 
 
-def test_what_a_run_did_is_found_again_as_it_was(tmp_path: Path) -> None:
+def test_the_record_of_a_run_is_read_back_unchanged(tmp_path: Path) -> None:
     storage, infos = made(tmp_path)
     run = runs.begin("download").ended(
         infos,
@@ -87,15 +87,15 @@ def test_runs_add_up_and_of_workers_the_most_count(tmp_path: Path) -> None:
         lambda data: {name: value for name, value in data.items() if name != "ended"},
     ],
 )
-def test_a_damaged_record_is_told_and_the_others_are_read(tmp_path: Path, damage: Callable[[Any], object]) -> None:
+def test_a_damaged_record_is_reported_and_the_others_are_read(tmp_path: Path, damage: Callable[[Any], object]) -> None:
     storage, infos = made(tmp_path)
     run = runs.begin("download").ended(infos)
     damaged = damage(json.loads(dump(run)))
     storage.publish("_runs/000001.json", (damaged if isinstance(damaged, str) else json.dumps(damaged)).encode())
     storage.publish("_runs/notes.txt", b"not ours")
     runs.keep(storage, run)
-    found, notes = runs.read(storage)
-    assert found == [run]
+    records, notes = runs.read(storage)
+    assert records == [run]
     assert "_runs/000001.json: damaged record of a run (" in notes[0]
     assert notes[1].endswith("_runs/notes.txt: not a record of a run, so it is ignored")
     assert len(notes) == 2

@@ -28,13 +28,13 @@ def decoded(data: bytes) -> Image.Image:
 
 def first(count: int, **wanted: object) -> list[shapes.Shape]:
     """The first samples whose encoding has these values."""
-    found = []
+    result = []
     for i in range(20_000):
         picture = sample(i)
         if all(getattr(picture.encoding, name) == value for name, value in wanted.items()):
-            found.append(picture)
-            if len(found) == count:
-                return found
+            result.append(picture)
+            if len(result) == count:
+                return result
     raise AssertionError(f"fewer than {count} samples with {wanted}")
 
 
@@ -45,7 +45,7 @@ def test_a_sample_follows_from_seed_and_index_alone() -> None:
 
 
 def test_samples_are_the_same_in_every_version() -> None:
-    # Golden: whoever changes the drawing of samples changes every data set that was made with them.
+    # Golden values: changing the samples changes every dataset made from them.
     picture = sample(1)
     assert picture.caption == "a green square on an orange background"
     assert (picture.width, picture.height, picture.path) == (570, 441, "images/000000001.jpg")
@@ -75,7 +75,7 @@ def test_no_shape_has_the_colour_of_its_background() -> None:
     assert all(sample(i).color != sample(i).background for i in range(MANY))
 
 
-def test_captions_name_what_is_seen_in_good_english() -> None:
+def test_captions_describe_the_picture_in_good_english() -> None:
     for i in range(MANY):
         picture = sample(i)
         words = picture.caption.split()
@@ -119,7 +119,7 @@ def test_encodings_are_as_mixed_as_those_of_a_crawl() -> None:
         ({"format": "WEBP", "lossless": False}, "WEBP", "RGB"),
     ],
 )
-def test_bytes_are_what_the_sample_says(wanted: dict[str, object], format_: str, mode: str) -> None:
+def test_the_bytes_agree_with_the_samples_description(wanted: dict[str, object], format_: str, mode: str) -> None:
     picture = first(1, **wanted)[0]
     data, content_type, extension = encode(picture)
     image = Image.open(io.BytesIO(data))
@@ -130,7 +130,7 @@ def test_bytes_are_what_the_sample_says(wanted: dict[str, object], format_: str,
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_a_turned_picture_is_upright_for_whoever_obeys_its_exif(orientation: int) -> None:
+def test_a_transposed_picture_is_upright_after_applying_its_exif_orientation(orientation: int) -> None:
     picture = first(1, format="JPEG", mode="RGB", orientation=orientation)[0]
     image = decoded(encode(picture)[0])
     assert image.size == (picture.width, picture.height)
@@ -145,7 +145,7 @@ def test_jpegs_are_not_trivially_small() -> None:
     assert np.median(sizes) > 30_000
 
 
-def test_a_square_rendering_is_what_resize_and_centre_crop_leave() -> None:
+def test_a_square_rendering_equals_a_resize_and_centre_crop() -> None:
     for picture in map(sample, range(20)):
         whole = render(picture)
         fitted = np.asarray(ImageOps.fit(whole, (64, 64), Image.Resampling.BOX), np.float32)
@@ -153,7 +153,7 @@ def test_a_square_rendering_is_what_resize_and_centre_crop_leave() -> None:
         assert np.sqrt(((fitted - square) ** 2).mean()) < 12
 
 
-def test_the_colour_of_a_shape_is_told_at_every_size_and_after_its_encoding() -> None:
+def test_the_colour_of_a_shape_is_recognised_at_every_size_and_after_encoding() -> None:
     pictures = [sample(i) for i in range(1000, 1150)]
     for size in (32, 64):
         named = [dominant_shape_color(render(picture, size), picture.background) for picture in pictures]
@@ -162,7 +162,7 @@ def test_the_colour_of_a_shape_is_told_at_every_size_and_after_its_encoding() ->
     assert stored == [picture.color for picture in pictures[:12]]
 
 
-def test_the_colour_is_told_after_strong_jpeg_compression() -> None:
+def test_the_colour_is_recognised_after_strong_jpeg_compression() -> None:
     right = 0
     for picture in map(sample, range(200)):
         out = io.BytesIO()

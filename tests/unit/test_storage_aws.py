@@ -1,4 +1,4 @@
-"""Where S3 credentials, region and endpoint are looked for."""
+"""The sources of S3 credentials, region and endpoint."""
 
 import builtins
 import os
@@ -121,7 +121,7 @@ def test_the_endpoint_is_the_options_the_services_the_general_one_or_the_profile
         ({"AWS_PROFILE": "nobody"}, "AWS_PROFILE is 'nobody'"),
     ],
 )
-def test_what_cannot_work_is_denied_before_any_request(home: Path, env: dict[str, str], says: str) -> None:
+def test_settings_that_cannot_work_are_denied_before_any_request(home: Path, env: dict[str, str], says: str) -> None:
     with pytest.raises(AccessDenied) as caught:
         find(env, home)
     assert str(caught.value).startswith("s3://bucket/x: ")
@@ -138,9 +138,7 @@ def test_without_credentials_and_without_metadata_it_is_denied_at_once(tmp_path:
     assert find({"AWS_EC2_METADATA_DISABLED": "true", "AWS_SKIP_SIGNATURE": "true"}, tmp_path).credentials is None
 
 
-def test_what_a_whole_bucket_lacks_is_said_of_the_folder_that_was_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_bucket_is_reported_for_the_named_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")

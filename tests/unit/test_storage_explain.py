@@ -1,4 +1,4 @@
-"""What exceptions of obstore mean; their form was recorded from obstore 0.12 against versitygw 1.8."""
+"""The meaning of obstore's exceptions, recorded from obstore 0.12 against versitygw 1.8."""
 
 import pytest
 from obstore.exceptions import (

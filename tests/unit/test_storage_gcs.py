@@ -1,4 +1,4 @@
-"""Google Cloud Storage: what URIs mean there, and what is asked of the server; no real one is at hand.
+"""Google Cloud Storage: the meaning of URIs, and the requests, tested without a real server.
 
 The stand-in keeps one rule of the XML API: a PUT with x-goog-if-generation-match is refused with 412 unless the object
 has that generation, 0 meaning that there is none.
@@ -70,7 +70,7 @@ def test_objects_are_asked_for_by_bucket_and_key(storage: Storage, server: Serve
         storage.read("other")
 
 
-def test_create_wants_that_there_is_none(storage: Storage, server: Server) -> None:
+def test_create_requires_that_there_is_no_object(storage: Storage, server: Server) -> None:
     storage.create("k", b"1")
     assert server.requests[-1].headers["x-goog-if-generation-match"] == "0"
     with pytest.raises(AlreadyExists):

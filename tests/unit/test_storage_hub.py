@@ -1,4 +1,4 @@
-"""Reading from the Hugging Face Hub, against a small stand-in for its API at HF_ENDPOINT."""
+"""Reading from the Hugging Face Hub, against a fake of its API at HF_ENDPOINT."""
 
 import json
 import time
@@ -25,7 +25,7 @@ OPTIONS = StorageOptions(timeout_s=30, retries=1)
 
 
 class Hub:
-    """The repository "o/n", with the revision "main" and one whose name has slashes; files lie on another server."""
+    """The repository "o/n" with the revision "main" and one with slashes in its name; files are on another server."""
 
     def __init__(self) -> None:
         self.revisions = ["main", "refs/convert/parquet"]
@@ -129,7 +129,7 @@ def test_without_the_right_token_it_is_denied(monkeypatch: pytest.MonkeyPatch) -
         ("hf://datasets/o/n/*.csv", "no file matches"),
     ],
 )
-def test_what_is_not_there_is_not_found(uri: str, says: str) -> None:
+def test_missing_names_are_not_listed(uri: str, says: str) -> None:
     with pytest.raises(NotFound, match=says) as caught:
         list_source(uri, OPTIONS)
     assert str(caught.value).startswith(uri)

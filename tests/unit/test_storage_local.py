@@ -43,7 +43,7 @@ def everything(tmp_path: Path) -> list[str]:
     return sorted(str(path.relative_to(tmp_path / "top")) for path in (tmp_path / "top").rglob("*") if path.is_file())
 
 
-def test_what_is_published_comes_back(storage: Storage) -> None:
+def test_published_content_is_read_back_unchanged(storage: Storage) -> None:
     info = storage.publish("a/b.bin", b"0123456789")
     assert info == storage.stat("a/b.bin") == storage.list()[0]
     assert storage.read("a/b.bin") == b"0123456789"
@@ -64,7 +64,7 @@ def test_every_kind_of_buffer_is_written(storage: Storage, data: bytes) -> None:
     assert storage.read("k") == b"12"
 
 
-def test_what_is_still_to_be_produced_is_refused_before_anything_is_written(storage: Storage, tmp_path: Path) -> None:
+def test_an_iterator_as_content_is_refused_before_anything_is_written(storage: Storage, tmp_path: Path) -> None:
     def half() -> object:
         yield b"the first half"
         raise RuntimeError
@@ -146,7 +146,7 @@ def test_a_storage_travels_as_its_uri_and_options(storage: Storage) -> None:
 
 @pytest.mark.parametrize("write", WRITES)
 @pytest.mark.parametrize("step", ["write", "utime", "fsync", "link"])
-def test_a_write_that_fails_at_any_step_leaves_what_was_there(
+def test_a_write_that_fails_at_any_step_leaves_the_old_content(
     storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: str, step: str
 ) -> None:
     storage.publish("folder/other", OLD)
@@ -175,7 +175,7 @@ def test_a_write_that_fails_at_any_step_leaves_what_was_there(
 
 
 @pytest.mark.parametrize("write", WRITES)
-def test_an_exception_of_any_kind_in_the_middle_leaves_what_was_there(
+def test_any_exception_during_a_write_leaves_the_old_content(
     storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: str
 ) -> None:
     storage.publish("folder/k" if write == "replace" else "folder/other", OLD)
@@ -258,7 +258,7 @@ def test_without_unnamed_files_a_hidden_draft_is_used_and_cleaned_up(
         with pytest.raises(StorageError):
             WRITES[write](storage, b"new")
     assert seen[0] != before  # the draft was there …
-    assert seen[1] == before  # … and nobody was shown it
+    assert seen[1] == before  # … and it was never visible
     assert everything(tmp_path) == before
     WRITES[write](storage, b"new")
     assert storage.read("folder/k") == b"new"
@@ -269,7 +269,7 @@ def test_without_unnamed_files_a_hidden_draft_is_used_and_cleaned_up(
 
 
 def race(code: str, processes: int) -> list[str]:
-    """What each of so many processes prints; they are let loose together."""
+    """Return the output of each of several processes that start together."""
     started = [
         subprocess.Popen(
             [sys.executable, "-c", f"from sdp.storage import *\nfrom sdp.errors import *\n{code}"],
@@ -289,7 +289,7 @@ def race(code: str, processes: int) -> list[str]:
     return [process.communicate(timeout=60)[0].strip() for process in started]
 
 
-def test_of_many_processes_that_create_one_wins(storage: Storage) -> None:
+def test_one_of_many_creating_processes_wins(storage: Storage) -> None:
     code = (
         f"import os, sys\nstorage = open_storage({storage.uri!r})\n"
         "print('ready', flush=True); sys.stdin.readline()\n"
@@ -308,9 +308,7 @@ def test_of_many_processes_that_create_one_wins(storage: Storage) -> None:
     assert {number: storage.read(f"k{number}").decode() for number in range(20)} == winners
 
 
-def test_of_many_threads_that_have_their_drafts_ready_one_wins(
-    storage: Storage, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_of_many_threads_with_drafts_wins(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
     together = threading.Barrier(6)
     real = local_module._write
 
@@ -347,18 +345,18 @@ def test_replace_loses_no_update(storage: Storage) -> None:
     assert storage.read("counter") == b"150"
 
 
-def test_what_is_published_during_a_replace_is_not_lost(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_content_published_during_a_replace_is_not_lost(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
     """The publish waits until the replace has compared and swapped, and so comes after it."""
     old = storage.publish("k", b"old")
     real = local_module._etag
     others: list[threading.Thread] = []
 
-    def meanwhile(found: os.stat_result) -> str:
-        if not others:  # the replace has just looked at what is there
+    def meanwhile(stat: os.stat_result) -> str:
+        if not others:  # the replace has just read the old content
             others.append(threading.Thread(target=storage.publish, args=("k", b"published")))
             others[0].start()
             others[0].join(0.3)
-        return real(found)
+        return real(stat)
 
     monkeypatch.setattr(local_module, "_etag", meanwhile)
     storage.replace("k", b"replaced", old.etag or "")
@@ -382,7 +380,7 @@ def test_replace_wants_the_version_that_was_read(storage: Storage) -> None:
     assert not storage.exists("k")
 
 
-def test_create_refuses_what_is_there(storage: Storage) -> None:
+def test_create_refuses_an_existing_name(storage: Storage) -> None:
     storage.create("k", b"one")
     with pytest.raises(AlreadyExists, match="another writer was first") as caught:
         storage.create("k", b"two")
@@ -412,7 +410,7 @@ def test_waiting_for_another_writer_ends_by_the_deadline(storage: Storage) -> No
     assert storage.read("k") == b"new"
 
 
-def test_where_folders_cannot_be_locked_a_hidden_file_is(
+def test_if_folders_cannot_be_locked_a_hidden_file_is(
     storage: Storage, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """As on NFS."""
@@ -434,7 +432,7 @@ def test_where_folders_cannot_be_locked_a_hidden_file_is(
 # Errors
 
 
-def test_what_is_missing_is_named(storage: Storage) -> None:
+def test_a_missing_name_is_reported(storage: Storage) -> None:
     storage.publish("file", b"")
     for call in (storage.stat, storage.read, storage.open, lambda path: storage.read_range(path, 0, 1)):
         for path in ("no/such", "file/below"):
@@ -451,7 +449,7 @@ def test_what_is_missing_is_named(storage: Storage) -> None:
         storage.publish("file/below", b"")
 
 
-def test_what_may_not_be_looked_at_is_denied_and_not_absent(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreadable_name_is_denied_and_not_absent(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
     storage.publish("shut/k", b"")
 
     def shut(*_: object, **__: object) -> None:
@@ -473,7 +471,7 @@ def test_what_may_not_be_looked_at_is_denied_and_not_absent(storage: Storage, mo
         (errno.EIO, StorageError, "Input/output error"),
     ],
 )
-def test_what_the_kernel_says_becomes_one_line(
+def test_the_kernels_errors_become_one_line(
     storage: Storage, monkeypatch: pytest.MonkeyPatch, code: int, kind: type[StorageError], says: str
 ) -> None:
     def fail(*_: object, **__: object) -> None:

@@ -27,7 +27,7 @@ def test_a_file_takes_its_place_when_it_is_whole(tmp_path: Path) -> None:
     assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("page", b"whole")]
 
 
-def test_what_a_link_leads_to_is_written_and_the_link_stays(tmp_path: Path) -> None:
+def test_a_links_target_is_written_and_the_link_stays(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "page")
     with written(tmp_path / "link") as sink:
         sink.write(b"whole")
@@ -66,7 +66,7 @@ def test_a_device_is_written_to_and_never_replaced(
     assert not list(tmp_path.glob("*.part"))
 
 
-def test_what_is_written_to_stdout_stands_before_what_is_printed_later(tmp_path: Path) -> None:
+def test_output_to_stdout_comes_before_later_prints(tmp_path: Path) -> None:
     images = make_images(tmp_path).storage.uri
     command = [sys.executable, "-m", "sdp", "inspect", images, "--account", "/dev/stdout"]
     with (tmp_path / "out").open("wb") as out:

@@ -19,7 +19,7 @@ CONTENT = bytes(range(251)) * 8000  # 2 MB, nowhere the same at multiples of a p
 
 
 class Memory:
-    """What RangeFile reads through, without a server."""
+    """A source for RangeFile without a server."""
 
     def __init__(self, content: bytes, tail: int) -> None:
         self._content = content
@@ -46,19 +46,19 @@ steps = st.lists(
 
 
 @given(st.integers(0, 600), st.integers(0, 100), steps)
-def test_it_reads_what_a_file_would(size: int, tail: int, script: list[tuple[str, int | None]]) -> None:
+def test_it_reads_like_a_file(size: int, tail: int, script: list[tuple[str, int | None]]) -> None:
     content = CONTENT[:size]
-    ours, theirs = RangeFile(Memory(content, tail)), io.BytesIO(content)  # type: ignore[arg-type]
+    actual, expected = RangeFile(Memory(content, tail)), io.BytesIO(content)  # type: ignore[arg-type]
     for what, number in script:
         if what == "read":
-            assert ours.read(number) == theirs.read(number)
+            assert actual.read(number) == expected.read(number)
         else:
             whence = {"seek": io.SEEK_SET, "end": io.SEEK_END, "on": io.SEEK_CUR}[what]
             offset = number or 0
             if whence == io.SEEK_CUR:  # BytesIO refuses to go before the beginning, we stop there
-                offset, whence = max(0, theirs.tell() + offset), io.SEEK_SET
-            assert ours.seek(offset, whence) == theirs.seek(offset, whence)
-        assert ours.tell() == theirs.tell()
+                offset, whence = max(0, expected.tell() + offset), io.SEEK_SET
+            assert actual.seek(offset, whence) == expected.seek(offset, whence)
+        assert actual.tell() == expected.tell()
 
 
 def test_small_reads_in_a_row_are_few_requests(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""How often and how long a storage tries, against a server that counts."""
+"""The number and duration of a storage's retries, against a server that counts."""
 
 import io
 import time
@@ -109,7 +109,7 @@ def test_create_that_finds_something_reads_it_only_after_an_attempt_of_its_own(
     with pytest.raises(AlreadyExists):
         storage.create("k", b"content")
     assert len(server.requests) == 1
-    # The same content, and an answer lost before: it was ours.
+    # The same content after a lost answer: the first attempt wrote it.
     server.queue.extend([error(500, "InternalError"), error(412, "PreconditionFailed")])
     assert storage.create("k", b"content").etag == '"v1"'
     # Other content of the same length: it was not.

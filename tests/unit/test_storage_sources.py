@@ -28,7 +28,7 @@ def top(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def found(top: Path, *uris: str) -> list[str]:
+def files_at(top: Path, *uris: str) -> list[str]:
     files = list_source([uri.format(top=top) for uri in uris])
     assert all(file.size == 5 for file in files)
     return [file.uri.removeprefix(f"{top}/") for file in files]
@@ -52,11 +52,11 @@ def found(top: Path, *uris: str) -> list[str]:
     ],
 )
 def test_files_folders_and_patterns(top: Path, uri: str, names: list[str]) -> None:
-    assert found(top, uri) == names
+    assert files_at(top, uri) == names
 
 
 def test_several_uris_are_one_source_with_each_file_once(top: Path) -> None:
-    assert found(top, "{top}/b.parquet", "{top}/*.parquet", "{top}/deep/er") == [
+    assert files_at(top, "{top}/b.parquet", "{top}/*.parquet", "{top}/deep/er") == [
         ".hidden.parquet",
         "a.parquet",
         "b.parquet",
@@ -112,7 +112,7 @@ def test_a_pattern_is_split_from_its_folder(uri: str, split: tuple[str, str]) ->
     assert split_pattern(uri) == split
 
 
-def test_a_pattern_that_is_none_is_the_users_mistake() -> None:
+def test_a_malformed_pattern_is_a_user_error() -> None:
     with pytest.raises(UserError, match="not a pattern"):
         translate("x[z-a]")
 
@@ -138,7 +138,7 @@ def test_a_bucket_cannot_be_guessed() -> None:
         ("[x", ["[x"], ["x"]),
     ],
 )
-def test_what_a_pattern_matches(pattern: str, yes: list[str], no: list[str]) -> None:
+def test_a_pattern_matches_these_names(pattern: str, yes: list[str], no: list[str]) -> None:
     match = translate(pattern)
     assert [name for name in yes if not match.fullmatch(name)] == []
     assert [name for name in no if match.fullmatch(name)] == []

@@ -1,4 +1,4 @@
-"""What URIs mean."""
+"""The meaning of URIs."""
 
 from pathlib import Path
 
@@ -61,7 +61,7 @@ def test_a_relative_path_is_made_absolute_where_it_is_given(monkeypatch: pytest.
         ("hf://datasets/o/n", "can only be read"),
     ],
 )
-def test_what_is_no_storage_says_so_in_one_line(uri: str, says: str) -> None:
+def test_an_invalid_storage_is_reported_in_one_line(uri: str, says: str) -> None:
     with pytest.raises(UserError) as caught:
         open_storage(uri)
     assert says in str(caught.value)
@@ -73,7 +73,7 @@ def test_what_is_no_storage_says_so_in_one_line(uri: str, says: str) -> None:
     ("uri", "only"),
     [("https://h/f", True), ("HTTP://h/f", True), ("hf://datasets/o/n/f", True), ("s3://b/f", False), ("f", False)],
 )
-def test_what_can_only_be_read_is_known_by_its_scheme(uri: str, only: bool) -> None:
+def test_a_read_only_source_is_known_by_its_scheme(uri: str, only: bool) -> None:
     assert is_read_only(uri) is only
 
 

@@ -37,7 +37,7 @@ def runs_of(tmp_path: Path, codes: str, **bounds: float) -> tuple[int, int]:
 
 
 def job_that_stops(ready: Path, stopped: Path, code: int) -> str:
-    """A program that runs until it is told to stop; each is to be seen by a file."""
+    """Return a program that runs until it is stopped; files show its start and its end."""
     return (
         "import pathlib, signal, sys, threading\n"
         f"signal.signal(signal.SIGTERM, lambda *_: (pathlib.Path({str(stopped)!r}).touch(), sys.exit({code})))\n"
@@ -63,17 +63,17 @@ def supervising(job: str) -> str:
         ("-11", (139, 5)),
     ],
 )
-def test_a_breakdown_is_tried_again_and_what_a_person_has_to_mend_is_not(
+def test_a_failed_job_is_restarted_unless_the_user_must_fix_it(
     tmp_path: Path, codes: str, expected: tuple[int, int]
 ) -> None:
     assert runs_of(tmp_path, codes) == expected
 
 
-def test_breakdowns_far_apart_are_not_held_against_a_job(tmp_path: Path) -> None:
+def test_failures_far_apart_are_not_counted_together(tmp_path: Path) -> None:
     assert runs_of(tmp_path, "1,1,1,1,1,1,1,0", steady_s=0.0) == (0, 8)
 
 
-def test_a_wish_to_stop_reaches_the_job_and_it_is_not_started_again(tmp_path: Path) -> None:
+def test_a_stop_signal_reaches_the_job_which_is_not_restarted(tmp_path: Path) -> None:
     ready, stopped = tmp_path / "ready", tmp_path / "stopped"
     program = supervising(job_that_stops(ready, stopped, 1))
     supervisor = subprocess.Popen([sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": str(Path.cwd())})
@@ -83,14 +83,14 @@ def test_a_wish_to_stop_reaches_the_job_and_it_is_not_started_again(tmp_path: Pa
     assert stopped.exists()
 
 
-def test_a_wish_to_stop_while_the_job_is_being_started_reaches_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stop_signal_during_the_start_reaches_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
     start = subprocess.Popen
 
-    def told_meanwhile(command: list[str]) -> subprocess.Popen[bytes]:
+    def reported_during(command: list[str]) -> subprocess.Popen[bytes]:
         os.kill(os.getpid(), signal.SIGTERM)
         return start(command)
 
-    monkeypatch.setattr(subprocess, "Popen", told_meanwhile)
+    monkeypatch.setattr(subprocess, "Popen", reported_during)
     began = time.monotonic()
     assert supervise([sys.executable, "-c", "import time; time.sleep(100)"]) == 128 + signal.SIGTERM
     assert time.monotonic() - began < 60
@@ -107,7 +107,7 @@ def test_a_supervisor_whose_pod_goes_stops_its_job_and_stays_itself(tmp_path: Pa
             assert leave(30, lambda words: program in words) == []
             assert saved.exists()
             assert supervisor.stderr is not None
-            assert b"is submitted again on the next head" in supervisor.stderr.readline()
+            assert b"will be resubmitted on the next head" in supervisor.stderr.readline()
             assert supervisor.poll() is None
         finally:
             supervisor.kill()
@@ -120,9 +120,9 @@ def test_a_supervisor_whose_pod_goes_between_two_tries_stays_too() -> None:
     ) as supervisor:
         try:
             assert supervisor.stderr is not None
-            assert b"started again in 60 s" in supervisor.stderr.readline()
+            assert b"restarting in 60 s" in supervisor.stderr.readline()
             assert leave(30, lambda words: program in words) == []
-            assert b"is submitted again on the next head" in supervisor.stderr.readline()
+            assert b"will be resubmitted on the next head" in supervisor.stderr.readline()
             assert supervisor.poll() is None
         finally:
             supervisor.kill()
@@ -180,7 +180,7 @@ def test_a_job_that_waits_for_its_input_starts_when_that_is_complete(
         "model: {source: builtin:tiny}\n"
     )
     complete_at_start: list[bool] = []
-    monkeypatch.setattr(supervisor, "LOOK_S", 0.01)
+    monkeypatch.setattr(supervisor, "POLL_S", 0.01)
     monkeypatch.setattr(
         supervisor, "supervise", lambda _: complete_at_start.append((images / "_manifest.json").exists()) or 0
     )

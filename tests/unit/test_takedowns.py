@@ -1,4 +1,4 @@
-"""Takedowns: what a list may say, whom it reaches, and that nothing slips past it."""
+"""Takedowns: the lists' format, their reach, and attempts to evade them."""
 
 import json
 from collections.abc import Sequence
@@ -92,7 +92,7 @@ def test_urls_are_found_in_columns_of_every_kind_of_text(kind: pa.DataType) -> N
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "message"),
     [
         (
             "url host/12",
@@ -108,8 +108,8 @@ def test_urls_are_found_in_columns_of_every_kind_of_text(kind: pa.DataType) -> N
         ),
     ],
 )
-def test_an_odd_line_is_refused_with_its_number_and_what_is_wrong(line: str, told: str) -> None:
-    with pytest.raises(UserError, match=told):
+def test_a_malformed_line_is_refused_with_its_number_and_the_fault(line: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
         parse_list(f"# a list\n\n{line}\nrow 1\n", "list.txt")
 
 
@@ -120,7 +120,7 @@ def test_a_row_may_have_a_comment_and_leading_noughts() -> None:
 # --- whom it reaches -------------------------------------------------------------------------------------------------
 
 
-def test_a_takedown_of_what_a_running_download_has_yet_to_write_holds(
+def test_a_takedown_applies_to_rows_that_a_running_download_has_yet_to_write(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     output = begin_images(tmp_path)
@@ -143,7 +143,7 @@ def test_a_takedown_of_what_a_running_download_has_yet_to_write_holds(
     assert tombstones.settle(images.storage) == 0
 
 
-def test_adding_a_list_again_finds_what_has_come_since(tmp_path: Path) -> None:
+def test_adding_a_list_again_finds_new_rows(tmp_path: Path) -> None:
     output = begin_images(tmp_path)
     assert tombstones.add(output.storage, [url(36)]).unmatched == [url(36)]
     for work in output.pending():
@@ -206,7 +206,7 @@ def test_a_list_that_is_deleted_holds_no_more(tmp_path: Path) -> None:
     assert tombstones.add(images.storage, [url(12)]).rows == {url(12): [12]}
 
 
-def test_a_damaged_list_is_an_error_and_foreign_files_are_none(tmp_path: Path) -> None:
+def test_a_damaged_list_is_an_error_and_foreign_files_are_ignored(tmp_path: Path) -> None:
     images = make_images(tmp_path)
     tombstones.add(images.storage, [url(12)])
     images.storage.publish("_tombstones/notes.txt", b"not ours")
@@ -246,13 +246,13 @@ def test_takedowns_are_counted_once_each(tmp_path: Path) -> None:
     assert "3 takedowns hold" in summary(described)
 
 
-def test_an_address_beyond_the_dataset_is_told_as_not_there(tmp_path: Path) -> None:
+def test_an_address_beyond_the_dataset_is_reported_as_missing(tmp_path: Path) -> None:
     added = tombstones.add(make_images(tmp_path).storage, [Takedown("row", "99999"), Takedown("row", "41")])
     assert added.rows == {Takedown("row", "41"): [41]}
     assert added.unmatched == [Takedown("row", "99999")]
 
 
-def test_what_is_taken_down_is_not_shown_as_a_sample(tmp_path: Path) -> None:
+def test_rows_taken_down_are_not_shown_as_samples(tmp_path: Path) -> None:
     images = make_images(tmp_path)
     tombstones.add(images.storage, [Takedown("row", "0"), url(2)])
     assert [sample["row"] for sample in describe(images.storage).samples] == [1, 4, 6]
@@ -261,27 +261,27 @@ def test_what_is_taken_down_is_not_shown_as_a_sample(tmp_path: Path) -> None:
 # --- the command -----------------------------------------------------------------------------------------------------
 
 
-def test_the_command_says_how_much_was_recorded_and_what_it_means(
+def test_the_command_reports_the_recorded_rows_and_their_effect(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     images = make_images(tmp_path).storage.uri
-    told = tmp_path / "list.txt"
-    told.write_text("url http://HOST/12 # asked by mail\nrow 4\nrow 99999\n")
-    assert main(["audit", images, "--takedown", str(told)]) == 0
+    list_file = tmp_path / "list.txt"
+    list_file.write_text("url http://HOST/12 # asked by mail\nrow 4\nrow 99999\n")
+    assert main(["audit", images, "--takedown", str(list_file)]) == 0
     said = capsys.readouterr().err
     assert "3 takedowns recorded\n" in said
     assert "they mean 2 addresses here" in said
     assert "not in this dataset, and left out if it comes: row 99999" in said
-    assert main(["audit", images, "--takedown", str(told), "--json"]) == 0
+    assert main(["audit", images, "--takedown", str(list_file), "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {
         "recorded": 0, "known": 3, "rows": [4, 12], "unmatched": [{"kind": "row", "value": "99999"}],
     }  # fmt: skip
-    told.write_text("# nothing yet\n")
-    assert main(["audit", images, "--takedown", str(told)]) == 2
+    list_file.write_text("# nothing yet\n")
+    assert main(["audit", images, "--takedown", str(list_file)]) == 2
     assert "names nothing" in capsys.readouterr().err
 
 
-def test_an_empty_url_is_refused_as_what_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_empty_url_is_refused_as_empty(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["audit", make_images(tmp_path).storage.uri, "--url", ""]) == 2
     assert capsys.readouterr().err.startswith("sdp: audit: --url: expected a URL after `url`, got '' (no URL)")
 
@@ -295,15 +295,15 @@ def tell_url_column(storage: Storage) -> None:
     storage.publish("_dataset.json", json.dumps(head).encode())
 
 
-def test_audit_by_url_takes_any_form_and_knows_what_failed_and_what_was_filtered(tmp_path: Path) -> None:
+def test_audit_by_url_accepts_any_form_and_knows_failed_and_filtered_rows(tmp_path: Path) -> None:
     images = make_images(tmp_path).storage
     tell_url_column(images)
-    found = {}
+    results = {}
     for row in (12, 10, 5):  # written, failed, filtered
         (trace,) = audit([images.uri], value=Takedown("url", f"HTTP://HOST:80/{row}#x"))
-        found[trace.row] = (trace.datasets[0]["outcome"], trace.datasets[0]["reason"])
+        results[trace.row] = (trace.datasets[0]["outcome"], trace.datasets[0]["reason"])
         assert trace.notes == []
-    assert found == {12: (WRITTEN, None), 10: (FAILED, "http_status"), 5: (FILTERED, "min_size")}
+    assert results == {12: (WRITTEN, None), 10: (FAILED, "http_status"), 5: (FILTERED, "min_size")}
 
 
 def test_audit_without_the_source_says_that_it_was_not_searched(tmp_path: Path) -> None:

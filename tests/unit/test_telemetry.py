@@ -24,12 +24,12 @@ def telemetry(registry: CollectorRegistry) -> Telemetry:
 
 
 def series(registry: CollectorRegistry, name: str) -> dict[tuple[tuple[str, str], ...], float]:
-    found = {}
+    result = {}
     for family in text_string_to_metric_families(generate_latest(registry).decode()):
         for sample in family.samples:
             if sample.name == name:
-                found[tuple(sorted(sample.labels.items()))] = sample.value
-    return found
+                result[tuple(sorted(sample.labels.items()))] = sample.value
+    return result
 
 
 def value(registry: CollectorRegistry, name: str, **labels: str) -> float | None:
@@ -48,11 +48,11 @@ def test_counters_add_up_and_gauges_show_the_last(telemetry: Telemetry, registry
     assert series(registry, "sdp_train_mfu") == {}
 
 
-def test_a_process_says_what_it_is_and_of_which_job(registry: CollectorRegistry) -> None:
+def test_a_process_reports_its_role_and_job(registry: CollectorRegistry) -> None:
     telemetry = Telemetry(RegistryBackend(registry), "sd2", "sdp-train-7xk2p")
     telemetry.process("trainer", 3)
-    told = {"pid": str(os.getpid()), "role": "trainer", "rank": "3", "job_name": "sdp-train-7xk2p"}
-    assert value(registry, "sdp_process_info", **told) == 1
+    identity = {"pid": str(os.getpid()), "role": "trainer", "rank": "3", "job_name": "sdp-train-7xk2p"}
+    assert value(registry, "sdp_process_info", **identity) == 1
 
 
 def test_totals_are_reached_by_their_difference_and_never_go_back(
@@ -82,7 +82,7 @@ def test_a_histogram_reaches_its_buckets(telemetry: Telemetry, registry: Collect
         ("sdp_train_loss", {}),
     ],
 )
-def test_what_the_catalogue_does_not_say_is_refused(telemetry: Telemetry, name: str, labels: dict[str, Any]) -> None:
+def test_metrics_outside_the_catalogue_are_refused(telemetry: Telemetry, name: str, labels: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=name):
         telemetry.count(name, 1, **labels)
     with pytest.raises(KeyError):
@@ -96,8 +96,8 @@ def test_labels_beyond_a_bound_are_one_series(
     for _ in range(2):
         for rank in range(10):
             telemetry.count("sdp_train_bad_rows_total", 1, rank=rank)
-    found = {dict(labels)["rank"]: count for labels, count in series(registry, "sdp_train_bad_rows_total").items()}
-    assert found == {"0": 2, "1": 2, "2": 2, "other": 14}
+    counts = {dict(labels)["rank"]: count for labels, count in series(registry, "sdp_train_bad_rows_total").items()}
+    assert counts == {"0": 2, "1": 2, "2": 2, "other": 14}
 
 
 class Broken:
@@ -107,7 +107,7 @@ class Broken:
         raise RuntimeError("the agent is gone")
 
 
-def test_a_backend_that_fails_is_said_once_and_no_job_fails_by_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_failing_backend_is_reported_once_and_fails_no_job(capsys: pytest.CaptureFixture[str]) -> None:
     telemetry = Telemetry(Broken(), "sd2")
     for _ in range(2):
         telemetry.count("sdp_train_samples_total", 5)

@@ -1,4 +1,4 @@
-"""The board's report of workers that could not report themselves."""
+"""The board's report on workers that could not report themselves."""
 
 from sdp.errors import UserError
 from sdp.train.board import RESIZE, Board
@@ -9,9 +9,11 @@ def test_workers_that_end_without_a_word_are_named_at_the_next_start() -> None:
     board.begin(0)
     board.begin(1)
     board.train(["a pid 1", "b pid 2"])
-    told = board.begin(0)
-    assert told.attempts == 2
-    assert told.failures == ["none of these workers reported why it ended (killed, or its node lost): a pid 1, b pid 2"]
+    assignment = board.begin(0)
+    assert assignment.attempts == 2
+    assert assignment.failures == [
+        "none of these workers reported why it ended (killed, or its node lost): a pid 1, b pid 2"
+    ]
     assert board.begin(0).failures[1:] == ["the workers ended before training began, and none reported why"]
 
 
@@ -34,11 +36,11 @@ def test_a_stop_for_more_workers_is_no_failure_and_its_figures_are_void() -> Non
     board.stop(RESIZE)
     assert board.requests() == (RESIZE, None)
     board.ended(f"asked to stop: {RESIZE}")
-    told = board.report()
-    assert (told.resizing, told.attempts) == (True, 1)
+    report = board.report()
+    assert (report.resizing, report.attempts) == (True, 1)
     assert board.progress() == (None, [])
-    told = board.begin(0)
-    assert (told.resizing, told.attempts, told.failures) == (False, 1, [])
+    report = board.begin(0)
+    assert (report.resizing, report.attempts, report.failures) == (False, 1, [])
     assert board.requests() == (None, None)
     board.stop("SIGTERM")
     assert board.begin(0).attempts == 2

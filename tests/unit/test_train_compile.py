@@ -1,4 +1,4 @@
-"""The U-Net's blocks compiled, and laid out for convolutions: which graphs there are, and that numbers are the same."""
+"""Compiled blocks of the U-Net in a convolution-friendly layout: the graphs, and equal results."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -20,7 +20,7 @@ def fresh_compiler() -> Iterator[None]:
 
 
 class Graphs:
-    """A compiler that runs graphs as they are, and keeps them."""
+    """A compiler that runs graphs unchanged and records them."""
 
     def __init__(self) -> None:
         self.dynamic: list[bool] = []
@@ -41,7 +41,7 @@ def unet() -> nn.Module:
 
 
 def learn(model: nn.Module, count: int = 2) -> tuple[Tensor, list[Tensor]]:
-    """A forward and a backward pass; what comes out, and the gradients."""
+    """Run a forward and a backward pass; return the output and the gradients."""
     draw = torch.Generator().manual_seed(1)
     latents, text = torch.randn(count, 4, 16, 16, generator=draw), torch.randn(count, 77, 32, generator=draw)
     model.zero_grad()

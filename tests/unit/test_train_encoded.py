@@ -1,4 +1,4 @@
-"""Batches of images that are encoded meanwhile: the order, the share and the account are those of the direct reader."""
+"""Batches of online-encoded images have the same order, share and account as those of the direct reader."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -43,7 +43,7 @@ def dataset(root: Path) -> Dataset:
 
 @pytest.fixture(scope="module")
 def latents(root: Path) -> Dataset:
-    """The same rows in the same row groups."""
+    """Return the same rows in the same row groups."""
     return make_latents(root, ROWS, failed=10)
 
 
@@ -57,7 +57,7 @@ def images(root: Path, dataset: Dataset) -> ImagesDataset:
 
 
 class Fake:
-    """An engine that encodes a row as its address, and finds every seventh one bad."""
+    """An engine that encodes a row as its address, and marks every seventh row as bad."""
 
     def __init__(self, images: ImagesDataset) -> None:
         self.images, self.asked = images, Counter[int]()
@@ -98,21 +98,21 @@ def test_every_trainer_takes_what_the_direct_reader_gives_it(
     left: list[int] = []
     for rank in range(world):
         engine = Fake(images)
-        ours = list(reader(images, engine, rank, world).batches(1, position, batch))
-        theirs = list(
+        actual = list(reader(images, engine, rank, world).batches(1, position, batch))
+        expected = list(
             DirectReader((WeightedDataset(open_latents(latents, 64)),), 5, SHAPE, rank, world).batches(
                 1, position, batch
             )
         )
-        assert [b.rows.tolist() for b in ours] == [b.rows.tolist() for b in theirs]
-        for got in ours:
-            there = got.rows != PAD
-            assert got.weights[there].tolist() == [float(row % 7 > 0) for row in got.rows[there].tolist()]
+        assert [b.rows.tolist() for b in actual] == [b.rows.tolist() for b in expected]
+        for got in actual:
+            valid = got.rows != PAD
+            assert got.weights[valid].tolist() == [float(row % 7 > 0) for row in got.rows[valid].tolist()]
             good = got.weights > 0
             assert got.latents[good][:, 0, 0, 0].tolist() == got.rows[good].tolist()
-            assert [outcome.row for outcome in got.bad] == [row for row in got.rows[there].tolist() if row % 7 == 0]
+            assert [outcome.row for outcome in got.bad] == [row for row in got.rows[valid].tolist() if row % 7 == 0]
         asked += engine.asked
-        left += [row for got in theirs for row in got.counted.tolist()]
+        left += [row for got in expected for row in got.counted.tolist()]
     assert asked == Counter(left)  # nothing is encoded twice, nor what the epoch has behind it
     assert len(left) == len(set(left))
 

@@ -1,4 +1,4 @@
-"""The numbers of a metrics line, as TensorBoard and W&B take them."""
+"""The numbers of a metrics line for TensorBoard and W&B."""
 
 from sdp.train.callbacks.tensorboard import numbers
 

@@ -1,4 +1,4 @@
-"""What a sample costs."""
+"""The operations of one sample."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""fp8: which layers of the U-Net, and who is told that it cannot be had."""
+"""fp8: the chosen layers of the U-Net, and refusals."""
 
 from pathlib import Path
 from typing import Any

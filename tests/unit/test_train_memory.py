@@ -258,7 +258,7 @@ def _most_held(batch: int) -> int:
 
 
 class Live(TorchDispatchMode):
-    """Follows the bytes of what operations make, until they are freed."""
+    """Tracks the bytes of operations' results until they are freed."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch has no types here

@@ -62,9 +62,9 @@ def test_each_pass_over_a_dataset_takes_each_of_its_rows_once_and_passes_follow_
         at, step = 0, 0
         while at < mixture.rows:
             size = steps[step % len(steps)]
-            found = positions(mixture, epoch, at, at + size)
-            assert len(found) == min(size, mixture.rows - at)
-            for dataset, own, position in found:
+            drawn = positions(mixture, epoch, at, at + size)
+            assert len(drawn) == min(size, mixture.rows - at)
+            for dataset, own, position in drawn:
                 taken[dataset].append((own, position))
             at, step = at + size, step + 1
     for dataset, size in enumerate(sizes):

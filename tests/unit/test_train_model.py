@@ -11,20 +11,20 @@ from sdp.model.loss import min_snr_weights, sample_losses
 from sdp.model.schedule import scaled_linear
 
 
-def theirs(**kwargs: object) -> DDPMScheduler:
+def diffusers_schedule(**kwargs: object) -> DDPMScheduler:
     return DDPMScheduler(beta_schedule="scaled_linear", beta_start=0.00085, beta_end=0.012, **kwargs)  # type: ignore[arg-type]
 
 
 def test_the_schedule_is_stable_diffusions() -> None:
-    ours = scaled_linear().alphas_cumprod
-    assert len(ours) == 1000
-    assert float(ours[-1]) == pytest.approx(0.0046601, abs=5e-8)
-    assert torch.allclose(ours, theirs().alphas_cumprod, rtol=1e-4)
+    actual = scaled_linear().alphas_cumprod
+    assert len(actual) == 1000
+    assert float(actual[-1]) == pytest.approx(0.0046601, abs=5e-8)
+    assert torch.allclose(actual, diffusers_schedule().alphas_cumprod, rtol=1e-4)
 
 
 @pytest.mark.parametrize("zero", [False, True])
 def test_noise_and_velocity_are_diffusers(zero: bool) -> None:
-    schedule, scheduler = scaled_linear(zero_terminal_snr=zero), theirs(rescale_betas_zero_snr=zero)
+    schedule, scheduler = scaled_linear(zero_terminal_snr=zero), diffusers_schedule(rescale_betas_zero_snr=zero)
     latents, noise = torch.randn(5, 4, 8, 8), torch.randn(5, 4, 8, 8)
     timesteps = torch.tensor([0, 1, 500, 998, 999])
     noisy = scheduler.add_noise(latents, noise, timesteps)
@@ -43,7 +43,7 @@ def test_zero_terminal_snr_leaves_nothing_of_the_picture_at_the_end() -> None:
 
 def test_min_snr_weights_are_diffusers() -> None:
     timesteps = torch.arange(0, 1000, 7)
-    snr = compute_snr(theirs(), timesteps)
+    snr = compute_snr(diffusers_schedule(), timesteps)
     capped = torch.stack([snr, torch.full_like(snr, 5.0)], dim=1).min(dim=1)[0]
     assert torch.allclose(min_snr_weights(scaled_linear(), timesteps, "epsilon", 5.0), capped / snr, rtol=1e-3)
     assert torch.allclose(min_snr_weights(scaled_linear(), timesteps, "v", 5.0), capped / (snr + 1), rtol=1e-3)

@@ -1,4 +1,4 @@
-"""What NCCL says of a network that is not there."""
+"""NCCL's errors for a missing network."""
 
 import pytest
 
@@ -16,11 +16,11 @@ EFA = {"NCCL_NET": "AWS Libfabric"}
     "last", ["Failed to initialize any NET plugin", "Error: network AWS Libfabric not found."], ids=["2.28", "before"]
 )
 def test_a_network_that_nccl_was_told_to_take_and_that_is_not_there_is_a_person_s_to_mend(last: str) -> None:
-    told = network_error(RuntimeError(TORCH + last), EFA)
-    assert told is not None
-    assert told.exit_code == 2, "so that the supervisor does not try again"
-    assert "'AWS Libfabric'" in str(told)
-    assert len(str(told).splitlines()) == 1
+    error = network_error(RuntimeError(TORCH + last), EFA)
+    assert error is not None
+    assert error.exit_code == 2, "so that the supervisor does not try again"
+    assert "'AWS Libfabric'" in str(error)
+    assert len(str(error).splitlines()) == 1
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The optimizer beside torch's own, and what keeps a step from being taken."""
+"""The optimizer compared with torch's own, and conditions that skip a step."""
 
 from typing import Any
 
@@ -32,22 +32,22 @@ NO, YES = torch.tensor(0.0), torch.tensor(1.0)
 
 def test_steps_are_those_of_torchs_adamw_with_its_clipping() -> None:
     config: Any = OptimizerConfig(learning_rate=1e-2, weight_decay=0.1)
-    ours, theirs = model(), model()
+    actual, expected = model(), model()
     optimizer, reference = (
-        AdamW(dict(ours.named_parameters()), config),
-        torch.optim.AdamW(theirs.parameters(), lr=1e-2, weight_decay=0.1),
+        AdamW(dict(actual.named_parameters()), config),
+        torch.optim.AdamW(expected.parameters(), lr=1e-2, weight_decay=0.1),
     )
     for step in range(5):
-        give_gradients(ours, step)
-        give_gradients(theirs, step)
-        norm = nn.utils.clip_grad_norm_(theirs.parameters(), 2.0)
+        give_gradients(actual, step)
+        give_gradients(expected, step)
+        norm = nn.utils.clip_grad_norm_(expected.parameters(), 2.0)
         assert norm > 2.0
         reference.step()
         optimizer.step(1e-2, skip=NO, divisor=norm / 2.0)
-    for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+    for mine, other in zip(actual.parameters(), expected.parameters(), strict=True):
         assert torch.allclose(mine, other, rtol=1e-5, atol=1e-7)
         assert torch.allclose(
-            optimizer.state_dict()["exp_avg.0.weight"], reference.state[next(theirs.parameters())]["exp_avg"]
+            optimizer.state_dict()["exp_avg.0.weight"], reference.state[next(expected.parameters())]["exp_avg"]
         )
 
 
@@ -91,20 +91,20 @@ def test_a_leap_is_no_leap_while_the_model_learns_to_walk() -> None:
 
 
 def test_the_loss_scale_moves_as_torchs_own() -> None:
-    ours = LossScale(torch.device("cpu"), enabled=True)
-    theirs = torch.amp.GradScaler("cpu", enabled=True)
+    actual = LossScale(torch.device("cpu"), enabled=True)
+    expected = torch.amp.GradScaler("cpu", enabled=True)
     weights = nn.Parameter(torch.zeros(1))
     optimizer = torch.optim.SGD([weights])
     for norm in [1.0, float("inf"), *[1.0] * 2001, float("nan"), 1.0]:
-        weights.grad = theirs.scale(torch.tensor([norm]))
-        theirs.step(optimizer)
-        theirs.update()
-        ours.update(torch.tensor(norm))
-    state = theirs.state_dict()
-    assert ours.state() == (state["scale"], state["_growth_tracker"])
+        weights.grad = expected.scale(torch.tensor([norm]))
+        expected.step(optimizer)
+        expected.update()
+        actual.update(torch.tensor(norm))
+    state = expected.state_dict()
+    assert actual.state() == (state["scale"], state["_growth_tracker"])
     other = LossScale(torch.device("cpu"), enabled=True)
-    other.restore(*ours.state())
-    assert other.state() == ours.state()
+    other.restore(*actual.state())
+    assert other.state() == actual.state()
 
 
 def wide() -> nn.Module:
@@ -114,23 +114,23 @@ def wide() -> nn.Module:
 
 def test_averages_in_8_bits_are_torchaos_and_near_to_those_in_32() -> None:
     how = {"learning_rate": 1e-2, "weight_decay": 0.1}
-    packed, plain, theirs = wide(), wide(), wide()
-    ours = AdamW(dict(packed.named_parameters()), OptimizerConfig(kind="adamw_8bit", **how))
+    packed, plain, unpacked = wide(), wide(), wide()
+    optimizer = AdamW(dict(packed.named_parameters()), OptimizerConfig(kind="adamw_8bit", **how))
     whole = AdamW(dict(plain.named_parameters()), OptimizerConfig(**how))
-    reference = AdamW8bit(theirs.parameters(), lr=1e-2, weight_decay=0.1)
+    reference = AdamW8bit(unpacked.parameters(), lr=1e-2, weight_decay=0.1)
     with torch.compiler.set_stance("force_eager"):
         for step in range(8):
-            for some, take in ((packed, ours), (plain, whole)):
+            for some, take in ((packed, optimizer), (plain, whole)):
                 give_gradients(some, step)
                 take.step(1e-2, skip=NO, divisor=torch.tensor(2.0))
-            give_gradients(theirs, step, 0.5)
+            give_gradients(unpacked, step, 0.5)
             reference.step()
-    pairs = zip(packed.parameters(), theirs.parameters(), plain.parameters(), strict=True)
+    pairs = zip(packed.parameters(), unpacked.parameters(), plain.parameters(), strict=True)
     for mine, other, exact in pairs:
         assert (mine - other).abs().mean() < 1e-5  # a rounding to another code here and there
         assert (mine - exact).abs().max() < 0.02
         assert (mine - exact).abs().mean() < 2e-3
-    state = ours.state_dict()
+    state = optimizer.state_dict()
     kinds = {name: tensor.dtype for name, tensor in state.items() if name.endswith(".0.weight")}
     assert kinds == {
         "exp_avg_codes.0.weight": torch.uint8, "exp_avg_scales.0.weight": torch.float32,

@@ -13,12 +13,12 @@ SHAPE = OrderShape(lanes=3, units=2, row_groups=2)
 
 
 def address(row_groups: RowGroups, row_group: int, row: int) -> int:
-    """Rows of the dataset, numbered in the order of its parts."""
+    """Return the address of a row of the dataset, numbered in the order of its parts."""
     return int(row_groups.rows[:row_group].sum()) + row
 
 
 def row_at(order: EpochOrder, position: int) -> int:
-    """Row by row, from the definition: what lane, what window, where it was put."""
+    """Return a row by the definition: its lane, its window, its position."""
     lane = order.lane(position % order.lanes)
     window = lane.window_at(position // order.lanes)
     laid = [address(order.row_groups, p.row_group, r) for p in window.ranges for r in range(p.start, p.stop)]

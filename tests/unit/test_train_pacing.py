@@ -1,4 +1,4 @@
-"""How many encoders the trainers need."""
+"""The number of encoders that the trainers need."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Latents that others have written: columns by other names, lists and tensors of numbers, several captions."""
+"""Latents written by other programs: other column names, lists and tensors of numbers, several captions."""
 
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ COLUMNS = {"latents": "image_latents_{resolution}", "text": ["caption_ids"]}
 
 
 def tensors(values: "np.ndarray[Any, Any]") -> pa.Array:
-    """As Ray writes its tensors."""
+    """Return a column in Ray's tensor format."""
     flat = pa.array(values.reshape(-1))
     offsets = np.arange(len(values) + 1, dtype=np.int64) * values[0].size
     return pa.LargeListArray.from_arrays(pa.array(offsets), flat)
@@ -43,9 +43,11 @@ def shaped(values: "np.ndarray[Any, Any]") -> pa.Array:
 def write(root: Path, form: Any = tensors, scale: float = 1.0, rows: int = ROWS, name: str = "a") -> None:
     latents = np.stack([latent_of(row, 8) for row in range(rows)]).astype(np.float32) / scale
     tokens = np.stack([tokens_of(row, 1000) for row in range(rows)]).astype(np.int64)
-    again = np.stack([tokens_of(row + 1000, 1000) for row in range(rows)]).astype(np.int64)
+    second_tokens = np.stack([tokens_of(row + 1000, 1000) for row in range(rows)]).astype(np.int64)
     (root / "latents").mkdir(exist_ok=True)
-    table = pa.table({"image_latents_64": form(latents), "caption_ids": form(tokens), "recaption_ids": form(again)})
+    table = pa.table(
+        {"image_latents_64": form(latents), "caption_ids": form(tokens), "recaption_ids": form(second_tokens)}
+    )
     pq.write_table(table, root / "latents" / f"{name}.parquet", row_group_size=7)
 
 
@@ -89,14 +91,14 @@ def test_of_several_captions_one_is_drawn_for_each_row_anew_in_each_epoch(tmp_pa
     write(tmp_path)
 
     def drawn(epoch: int) -> dict[int, int]:
-        found = {}
+        result = {}
         for batch in batches(tmp_path, epoch, text=["caption_ids", "recaption_ids"]):
             for row, tokens in zip(batch.rows.tolist(), batch.token_ids.numpy(), strict=True):
                 if row != PAD:
                     which = [np.array_equal(tokens, tokens_of(row + 1000 * n, 1000)) for n in range(2)]
                     assert sum(which) == 1
-                    found[row] = which.index(True)
-        return found
+                    result[row] = which.index(True)
+        return result
 
     assert drawn(0) == drawn(0)
     assert drawn(0) != drawn(1)

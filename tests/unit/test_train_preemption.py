@@ -1,4 +1,4 @@
-"""A checkpoint when a node is about to be taken away."""
+"""A checkpoint before a node is taken away."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -7,7 +7,7 @@ from sdp.train.callbacks.preemption import SaveBeforePreemption
 
 
 def steps(callback: SaveBeforePreemption, count: int, main: bool = True) -> tuple[list[int], list[Any]]:
-    """The steps after which a checkpoint was wanted, and what was written into the history."""
+    """Return the steps with a requested checkpoint, and the history's events."""
     history: list[Any] = []
     run = SimpleNamespace(record=lambda event, **details: history.append((event, details)))
     trainer: Any = SimpleNamespace(

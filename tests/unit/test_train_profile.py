@@ -1,4 +1,4 @@
-"""From a profiler's trace to where a step's time and memory goes."""
+"""The summary of a profiler's trace: the time and memory of a step."""
 
 from typing import Any
 
@@ -17,7 +17,8 @@ def memory(at: float, total: int, device: int) -> dict[str, Any]:
 
 
 def of_a_gpu() -> dict[str, Any]:
-    """Two steps of 10 ms. The host has launched all in 3 ms, backward from another thread; the GPU works 2 + 4 ms."""
+    """Return a trace of two steps of 10 ms. The host launches everything in 3 ms, backward from another thread; the GPU
+    works 2 + 4 ms."""
     events: list[dict[str, Any]] = []
     for number, t in enumerate((0.0, 10_000.0)):
         events += [
@@ -56,8 +57,8 @@ def of_a_gpu() -> dict[str, Any]:
 
 
 def test_on_a_gpu_work_belongs_to_the_activity_that_launched_it_whichever_thread_did() -> None:
-    told = summarize(of_a_gpu(), "NVIDIA H100 80GB HBM3")
-    phases = {phase["name"]: phase for phase in told["phases"]}
+    summary = summarize(of_a_gpu(), "NVIDIA H100 80GB HBM3")
+    phases = {phase["name"]: phase for phase in summary["phases"]}
     assert {name: phase["ms"] for name, phase in phases.items()} == {
         "data": 1.0, "forward": 2.0, "backward": 4.0, "other": 3.0,
     }  # fmt: skip
@@ -65,8 +66,8 @@ def test_on_a_gpu_work_belongs_to_the_activity_that_launched_it_whichever_thread
         "data": 0.1, "forward": 0.2, "backward": 0.4, "other": 0.3,
     }  # fmt: skip
     assert (phases["backward"]["host_ms"], phases["backward"]["gpu_ms"]) == (1.0, 4.0)
-    assert told["gpu_busy"] == 0.6
-    assert [(op["name"], op["calls"], op["ms"], op["share"]) for op in told["ops"]] == [
+    assert summary["gpu_busy"] == 0.6
+    assert [(op["name"], op["calls"], op["ms"], op["share"]) for op in summary["ops"]] == [
         ("ConvolutionBackward0", 1.0, 4.0, 0.6667),
         ("aten::conv2d", 1.0, 2.0, 0.3333),
     ]
@@ -74,9 +75,9 @@ def test_on_a_gpu_work_belongs_to_the_activity_that_launched_it_whichever_thread
 
 
 def test_memory_is_the_devices_own_before_at_most_and_after_each_activity() -> None:
-    told = summarize(of_a_gpu(), "GPU")
-    phases = {phase["name"]: phase for phase in told["phases"]}
-    assert told["memory"]["peak"] == 900
+    summary = summarize(of_a_gpu(), "GPU")
+    phases = {phase["name"]: phase for phase in summary["phases"]}
+    assert summary["memory"]["peak"] == 900
     assert [phases["forward"][f"memory_{when}"] for when in ("before", "peak", "after")] == [100, 900, 900]
     assert [phases["backward"][f"memory_{when}"] for when in ("before", "peak", "after")] == [900, 900, 700]
 
@@ -101,13 +102,13 @@ def test_without_a_gpu_operations_count_their_own_time_and_not_that_of_those_ins
         span("cpu_op", "aten::before_the_step", -500, -400),
         memory(200, 64, 0),
     ]
-    told = summarize({"traceEvents": events}, "CPU")
-    assert [(op["name"], op["ms"]) for op in told["ops"]] == [
+    summary = summarize({"traceEvents": events}, "CPU")
+    assert [(op["name"], op["ms"]) for op in summary["ops"]] == [
         ("aten::addmm", 0.3), ("aten::linear", 0.2), ("aten::relu", 0.1), ("aten::add", 0.1),
     ]  # fmt: skip
-    assert told["gpu_busy"] is None
-    assert [(phase["name"], phase["ms"]) for phase in told["phases"]] == [("forward", 0.8), ("other", 0.2)]
-    assert told["memory"] == {"of": "host", "counted_from": "the profile's beginning", "peak": 64}
+    assert summary["gpu_busy"] is None
+    assert [(phase["name"], phase["ms"]) for phase in summary["phases"]] == [("forward", 0.8), ("other", 0.2)]
+    assert summary["memory"] == {"of": "host", "counted_from": "the profile's beginning", "peak": 64}
 
 
 def test_what_came_after_the_last_step_is_no_step() -> None:
@@ -117,9 +118,9 @@ def test_what_came_after_the_last_step_is_no_step() -> None:
 
 
 def test_a_trace_without_a_step_says_so_in_its_picture() -> None:
-    told = summarize({"traceEvents": []}, "CPU")
-    assert told["steps"] == 0
-    assert "no whole step was profiled" in drawing(told, alone=True)
+    summary = summarize({"traceEvents": []}, "CPU")
+    assert summary["steps"] == 0
+    assert "no whole step was profiled" in drawing(summary, alone=True)
 
 
 def test_own_times_add_up_to_the_outermost() -> None:
@@ -133,11 +134,11 @@ def test_spans_that_overlap_are_one() -> None:
 
 
 def test_a_picture_needs_nothing_beside_it_and_takes_no_name_for_markup() -> None:
-    told = summarize(of_a_gpu(), "<b>GPU</b>")
-    told["ops"][0]["name"] = "<script>alert(1)</script>"
-    drawn = drawing(told, alone=True)
+    summary = summarize(of_a_gpu(), "<b>GPU</b>")
+    summary["ops"][0]["name"] = "<script>alert(1)</script>"
+    drawn = drawing(summary, alone=True)
     assert drawn.startswith('<svg xmlns="http://www.w3.org/2000/svg"')
-    for text in (drawn, drawing(told)):
+    for text in (drawn, drawing(summary)):
         assert "<script" not in text
         assert "<b>" not in text
         assert "backward: 4.00 ms, 40.0%" in text

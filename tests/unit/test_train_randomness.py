@@ -1,4 +1,4 @@
-"""Random numbers that belong to a row."""
+"""Random numbers that depend on the row."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What online training places beside the trainers, by what the cluster has; and the order in which it encodes."""
+"""The actors that online training places beside the trainers, by the cluster's nodes, and the order of encoding."""
 
 import asyncio
 from pathlib import Path
@@ -13,8 +13,8 @@ from tests.training import config
 
 
 def placement(root: Path, cpus: float, *, grows: bool = False, **changes: Any) -> Placement:
-    told = config(root, data__mode="online", encode__use_gpu=False, **changes)
-    return plan_placement(told.encode, told.transform, "out", {"CPU": cpus}, beside=2, grows=grows)
+    parsed = config(root, data__mode="online", encode__use_gpu=False, **changes)
+    return plan_placement(parsed.encode, parsed.transform, "out", {"CPU": cpus}, beside=2, grows=grows)
 
 
 @pytest.mark.parametrize(("cpus", "encoder", "transform"), [(2, 0.0, 0.0), (3, 0.0, 1.0), (4, 1.0, 1.0)])
@@ -28,7 +28,7 @@ def test_where_cpus_are_few_they_are_shared_rather_than_reserved(
 
 @pytest.mark.parametrize("cpus", [0, 2])
 def test_where_nodes_come_on_demand_all_reserve_what_they_need(tmp_path: Path, cpus: float) -> None:
-    """What reserves nothing brings no node, and runs on the head, beside the driver."""
+    """An actor that reserves nothing adds no node, and runs on the head beside the driver."""
     placed = placement(tmp_path, cpus, grows=True)
     assert (placed.encoder_cpus, placed.transform_cpus) == (1.0, 1.0)
     assert [place.bundle for place in placed.places] == [{"CPU": 1.0}, {"CPU": 1.0}]
@@ -72,7 +72,7 @@ def test_a_trainer_s_nth_slice_is_fed_before_anybody_s_next() -> None:
 
 
 def pool_of(*, asked_before: bool) -> EncoderPool:
-    """A pool whose pipeline does not run."""
+    """Return a pool whose pipeline does not run."""
     images: Any = SimpleNamespace(slice_rows=64, resolution=64)
     pool = EncoderPool(images, Placement(1, 4, None, 0.0, 1.0, 1.0, 60.0, {}, None, "out"))
     pool._target = pool._serving = int(asked_before)

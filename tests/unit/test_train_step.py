@@ -1,4 +1,4 @@
-"""A step's batch, and the text that it is given."""
+"""A step's batch and its text."""
 
 import torch
 from torch import nn

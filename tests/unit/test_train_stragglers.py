@@ -1,4 +1,4 @@
-"""Who is slowest, and what the progress says of it."""
+"""The slowest worker, and its mention in the progress."""
 
 from typing import Any
 
@@ -11,15 +11,15 @@ from sdp.train.state import TrainState
 
 
 def test_the_slowest_is_compared_with_the_others_and_its_part_is_where_it_loses_most() -> None:
-    found = slowest([[0.01, 0.01, 0.10], [0.06, 0.01, 0.11], [0.01, 0.01, 0.10], [0.01, 0.01, 0.12]])
-    assert found == {"rank": 1, "seconds": 0.18, "others": 0.12, "part": "data"}
-    assert behind(found) == pytest.approx(0.5)
+    result = slowest([[0.01, 0.01, 0.10], [0.06, 0.01, 0.11], [0.01, 0.01, 0.10], [0.01, 0.01, 0.12]])
+    assert result == {"rank": 1, "seconds": 0.18, "others": 0.12, "part": "data"}
+    assert behind(result) == pytest.approx(0.5)
 
 
 def test_of_two_the_other_is_the_measure() -> None:
-    found = slowest([[0.0, 0.0, 0.1], [0.0, 0.0, 0.3]])
-    assert (found["rank"], found["part"]) == (1, "forward")
-    assert behind(found) == pytest.approx(2.0)
+    result = slowest([[0.0, 0.0, 0.1], [0.0, 0.0, 0.3]])
+    assert (result["rank"], result["part"]) == (1, "forward")
+    assert behind(result) == pytest.approx(2.0)
 
 
 def test_nothing_is_behind_where_nobody_took_any_time() -> None:
@@ -50,7 +50,7 @@ def test_the_progress_names_a_worker_that_is_well_behind_and_the_share_of_time_t
 
 def test_a_worker_that_is_a_little_slower_is_nobodys_business() -> None:
     line = LINE | {"slowest": LINE["slowest"] | {"seconds": 0.17}, "workers": 1, "cost": None}
-    told = progress_line(line, PLAN)
-    assert "slower" not in told
-    assert "each" not in told
-    assert "cost" not in told
+    text = progress_line(line, PLAN)
+    assert "slower" not in text
+    assert "each" not in text
+    assert "cost" not in text

@@ -170,7 +170,7 @@ def test_tokens_are_those_of_the_tokenizers_own_call(tokenizer: CLIPTokenizer, c
     assert own[length:] == [0] * (77 - length), "padded with 0, as Stable Diffusion 2 is"
 
 
-def test_rows_that_cannot_be_used_keep_their_reason_and_hold_up_nobody(tokenizer: CLIPTokenizer) -> None:
+def test_unusable_rows_keep_their_reason_and_delay_no_others(tokenizer: CLIPTokenizer) -> None:
     rows = [
         source(0),
         source(1, b"\xff\xd8\xff but not really"),
@@ -250,13 +250,13 @@ def test_noise_belongs_to_the_row_and_no_two_share_it() -> None:
 
 
 def test_seeds_of_any_size_draw_numbers() -> None:
-    """Hashes are given as seeds, too: the generator itself refuses more than 64 bits."""
+    """Seeds may be hashes; the generator itself refuses more than 64 bits."""
     large = noise(2**200 + 5, np.arange(2), (4, 8, 8), resolution=64)
     assert np.isfinite(large).all()
     assert place(2**64 - 1, 3) != place(2**64 - 2, 3)
 
 
-def test_noise_is_standard_normal_and_stays_what_it_is() -> None:
+def test_noise_is_standard_normal_and_never_changes() -> None:
     drawn = noise(3, np.arange(64), (4, 8, 8), resolution=64)
     assert abs(drawn.mean()) < 0.02
     assert abs(drawn.std() - 1) < 0.02

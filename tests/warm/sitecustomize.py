@@ -1,4 +1,4 @@
-"""A worker that Ray starts asks the tests' process of tests/warm/workers.py to be forked, instead of starting anew.
+"""A worker that Ray starts is forked from the tests' process of tests/warm/workers.py, instead of a new interpreter.
 
 On the PYTHONPATH of what integration tests start. What asks stays, as the raylet's child, for as long as its fork does.
 Every Python process begins with this, so it imports next to nothing.
@@ -20,7 +20,7 @@ def ask(at: str) -> None:
         socket.send_fds(line, [json.dumps(asked).encode() + b"\n"], [0, 1, 2])
         status = line.recv(8)
     except OSError:
-        return  # nobody is there any more
+        return  # the server has gone
     os._exit(int(status or b"1"))
 
 

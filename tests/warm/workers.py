@@ -1,4 +1,4 @@
-"""Forks Ray's workers from a process that has the large libraries in memory: `python workers.py SOCKET`.
+"""Forks Ray's workers from a process that has already imported the large libraries: `python workers.py SOCKET`.
 
 A worker that imports torch and diffusers anew takes seconds of a core, and the tests start hundreds. Forked ones are
 processes as real as others, which can be killed as others. Ends when its input does: with the pytest that started it.
@@ -85,7 +85,7 @@ def _serve(at: Path) -> tuple[dict[str, Any], list[int]] | None:
 
 
 def _hear(line: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
-    """What somebody asks; None who has gone before saying all of it."""
+    """Read a request; None if the sender left before finishing it."""
     text, descriptors, _, _ = socket.recv_fds(line, 1 << 16, 3)
     while text and not text.endswith(b"\n"):
         if not (more := line.recv(1 << 16)):
@@ -113,11 +113,11 @@ def _reap(forks: dict[int, socket.socket], selector: selectors.BaseSelector) -> 
 
 
 def _become(asked: dict[str, Any], descriptors: list[int]) -> None:
-    """Be the process that was asked for."""
+    """Become the requested process."""
     os.setsid()
-    for wanted, given in enumerate(descriptors):
-        os.dup2(given, wanted)
-        os.close(given)
+    for wanted, source in enumerate(descriptors):
+        os.dup2(source, wanted)
+        os.close(source)
     os.environ.clear()
     os.environ.update(asked["environment"])
     os.chdir(asked["folder"])
