@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-AT = "https://github.com/sdp/sdp"
+AT = "https://github.com/OWNER/sdp"
 _LINK = re.compile(r"(\]\()(\.\./[^)\s#]*)")
 
 

@@ -57,7 +57,7 @@ def make_checkpoint(
         RunFolder(open_storage(str(run))),
         World(),
         config.model_dump(mode="json"),
-        facts={"model": {"source": str(resolved.source), "digest": resolved.digest}},
+        metadata={"model": {"source": str(resolved.source), "digest": resolved.digest}},
     )
     saving = saver.stage(tensors, TrainState(step=step), Ledger())
     saving.written.result(timeout=60)

@@ -83,7 +83,7 @@ def _verdict(run: Run) -> str:
 
 def _ahead(last: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return the expected end and cost of a running job, by its newest line."""
-    whose = "both phases'" if last.get("phases") else "its"
+    whose = "both phases'" if last.get("phases") else "the"
     return [
         ("both phases end" if last.get("phases") else "ends", clock(last["finish_time"]) if last.get("left_s") else ""),
         (f"GPU-hours at {whose} end", f"{last['final_gpu_hours']:,.2f}" if last.get("final_gpu_hours") else ""),
