@@ -173,8 +173,8 @@ def _memories(config: Any, work: Any) -> list[list[Any]]:
 
         from sdp.hardware import GPUS
         from sdp.plan.memory import Place, each_phase, estimate, estimates
+        from sdp.train.activations import activations
         from sdp.train.data.sources import embedded
-        from sdp.train.memory import activations
 
         place = Place(GPUS[work.trainers.gpu], work.trainer_gpus, embedded(config), work.trainers.gpus)
         return [

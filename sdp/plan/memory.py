@@ -1,8 +1,8 @@
 """A trainer's memory on its GPU, by activity, for the U-Net of Stable Diffusion 1 and 2; without torch.
 
 Weights, gradients and AdamW's averages follow from the number of parameters. What the forward pass keeps for the
-backward pass is in reference.yaml, as sdp.train.memory measures it on fake tensors; `--memory` measures it again for
-the configuration at hand. Fragmentation, NCCL's buffers, cuDNN's workspaces and the backward pass's own temporaries are
+backward pass is in reference.yaml, as sdp.train.activations measures it on fake tensors; `--memory` measures it again
+for the configuration at hand. Fragmentation, NCCL's buffers, cuDNN's workspaces and the backward pass's own temporaries are
 not counted: MARGIN keeps room for them.
 """
 

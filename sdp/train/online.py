@@ -34,6 +34,7 @@ from sdp.encode.placement import Placement
 from sdp.encode.work import embed_empty
 from sdp.errors import SdpError, one_line
 from sdp.train.callbacks.base import Callback, StepReport
+from sdp.train.data.encoders_needed import encoders_needed
 from sdp.train.data.images import (
     EncodedSlice,
     ImagesDataset,
@@ -46,7 +47,6 @@ from sdp.train.data.images import (
 )
 from sdp.train.data.online import Submit
 from sdp.train.data.order import RowGroups
-from sdp.train.data.pacing import encoders_needed
 
 if TYPE_CHECKING:
     from sdp.encode.encoder import Encoder

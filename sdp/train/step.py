@@ -40,7 +40,7 @@ class Conditioning:
     """Encodes token ids; the identity if the text encoder is trained. Not needed if batches have embeddings."""
 
     @torch.no_grad()
-    def states(self, batch: Batch, dropped: Tensor) -> Tensor:
+    def text_or_empty(self, batch: Batch, dropped: Tensor) -> Tensor:
         """Return the text of each sample, or the empty caption where it is dropped."""
         if batch.text is not None:
             encoded = batch.text.to(self.empty.dtype)
@@ -67,7 +67,7 @@ def weighted_losses(
     """Return the loss of each sample times its weight; the caller divides by the sum of all weights."""
     schedule = objective.schedule
     timesteps = random.integers(Purpose.TIMESTEP, len(schedule))
-    text = conditioning.states(batch, random.chance(Purpose.CAPTION_DROPOUT, objective.caption_dropout))
+    text = conditioning.text_or_empty(batch, random.chance(Purpose.CAPTION_DROPOUT, objective.caption_dropout))
     losses = losses_at(networks, objective, batch, random, timesteps, text)
     weights = batch.weights
     if objective.min_snr_gamma is not None:

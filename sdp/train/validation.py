@@ -210,7 +210,7 @@ def _losses(
     """Return the loss of each row in each range of timesteps; 0 for padding."""
     losses = []
     with forward():
-        text = conditioning.states(batch, torch.zeros_like(batch.weights, dtype=torch.bool))
+        text = conditioning.text_or_empty(batch, torch.zeros_like(batch.weights, dtype=torch.bool))
         for number, (low, high) in enumerate(pairwise(edges)):
             random = RowRandom(_SEED, number, batch.rows)
             timesteps = low + random.integers(Purpose.TIMESTEP, high - low)

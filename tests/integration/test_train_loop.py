@@ -331,9 +331,9 @@ def test_captions_are_dropped_anew_in_each_epoch_although_latents_and_tokens_are
     trainer = assemble(config(root, max_steps=None, max_epochs=2, objective__caption_dropout=0.3), World())
 
     class Recording(Conditioning):
-        def states(self, batch: Batch, drop: torch.Tensor) -> torch.Tensor:
+        def text_or_empty(self, batch: Batch, drop: torch.Tensor) -> torch.Tensor:
             dropped[trainer.state.epoch].update(zip(batch.rows.tolist(), drop.tolist(), strict=True))
-            return super().states(batch, drop)
+            return super().text_or_empty(batch, drop)
 
     trainer.conditioning = Recording(trainer.conditioning.empty, trainer.conditioning.encode)
     trainer.train()
@@ -346,7 +346,7 @@ def test_a_dropped_caption_is_the_encoded_empty_string(root: Path) -> None:
     how = config(root, objective__caption_dropout=1.0)
     trainer = assemble(how, World())
     batch = next(trainer.reader.batches(0, 0, 8))
-    states = trainer.conditioning.states(batch, torch.ones(8, dtype=torch.bool))
+    states = trainer.conditioning.text_or_empty(batch, torch.ones(8, dtype=torch.bool))
     model = resolve(how.model.source)
     from transformers import CLIPTextModel, CLIPTokenizer
 

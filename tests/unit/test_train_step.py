@@ -29,5 +29,5 @@ def test_captions_are_encoded_as_the_empty_one_is_whatever_the_arithmetic_around
     encoder = nn.Sequential(nn.Embedding(10, 32), nn.Linear(32, 32)).requires_grad_(False)
     conditioning = Conditioning(encoder(torch.zeros(77, dtype=torch.int64)), encoder)
     with torch.autocast("cpu", torch.bfloat16):
-        states = conditioning.states(batch_of(3), torch.zeros(3, dtype=torch.bool))
+        states = conditioning.text_or_empty(batch_of(3), torch.zeros(3, dtype=torch.bool))
     assert torch.equal(states, conditioning.empty.expand(3, -1, -1))

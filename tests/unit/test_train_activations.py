@@ -17,7 +17,7 @@ from sdp.model.family import SD1, SD2, TOKENS, blocks, encode_text, unet_class
 from sdp.model.lora import add_lora
 from sdp.plan.memory import Memory, Place, as_text, each_phase, encoders, estimate, estimates, fit, known_activations
 from sdp.plan.prices import reference
-from sdp.train.memory import _Attention, _autocast, _counting, _made_in, activations
+from sdp.train.activations import _Attention, _autocast, _counting, _made_in, activations
 
 # Fake CUDA tensors have autograd start threads for a device, after which no forked process can compute gradients.
 pytestmark = pytest.mark.own_process
