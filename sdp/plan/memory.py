@@ -2,8 +2,8 @@
 
 Weights, gradients and AdamW's averages follow from the number of parameters. What the forward pass keeps for the
 backward pass is in reference.yaml, as sdp.train.activations measures it on fake tensors; `--memory` measures it again
-for the configuration at hand. Fragmentation, NCCL's buffers, cuDNN's workspaces and the backward pass's own temporaries are
-not counted: MARGIN keeps room for them.
+for the configuration at hand. Fragmentation, NCCL's buffers, cuDNN's workspaces and the backward pass's own temporaries
+are not counted: MARGIN keeps room for them.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
