@@ -28,6 +28,7 @@ import ray
 from scripts.bench._cases import sized
 from sdp import cluster
 from sdp.charts import Line, lines
+from sdp.cluster import worker_environment
 from sdp.config import parse
 from sdp.console import table
 from sdp.encode.blocks import Note
@@ -58,7 +59,7 @@ def main(arguments: Sequence[str]) -> int:
     """Measure each number of encoders, print the results, and draw them."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--encoders", default=sized("1,2,3,4,5,6,7,8", "1"))
-    parser.add_argument("--seconds", type=float, default=sized(30.0, 1.0), help="length of the measured window")
+    parser.add_argument("--seconds", type=float, default=sized(30.0, 8.0), help="length of the measured window")
     parser.add_argument("--text", choices=("text_embedding", "token_ids"), default="text_embedding")
     parser.add_argument("--picture", type=Path)
     options = parser.parse_args(arguments)
@@ -115,8 +116,8 @@ def start_cluster() -> Any:
     for kind, gpus in (("A10G", 4), ("A10G", 4), ("A100", TRAINERS)):
         labels = {"ray.io/accelerator-type": kind}
         cluster.add_node(num_cpus=gpus, num_gpus=gpus, labels=labels, object_store_memory=store)
-    hook = {"worker_process_setup_hook": put_sleepers}
-    ray.init(address=cluster.address, log_to_driver=False, runtime_env=hook)
+    environment = {**worker_environment(), "worker_process_setup_hook": put_sleepers}
+    ray.init(address=cluster.address, log_to_driver=False, runtime_env=environment)
     cluster.wait_for_nodes()
     return cluster
 

@@ -191,7 +191,7 @@ def epoch(_: Path, units: int) -> dict[str, float]:
     import pyarrow as pa
 
     from sdp.datasets.manifest import PARTS_SCHEMA
-    from sdp.train.data.order import Blocks, EpochOrder, OrderShape
+    from sdp.train.data.order import EpochOrder, OrderShape, RowGroups
 
     each = 10
     groups = pa.StructArray.from_arrays(
@@ -203,8 +203,8 @@ def epoch(_: Path, units: int) -> dict[str, float]:
         fields=list(PARTS_SCHEMA.field("row_groups").type.value_type),
     )
     listed = pa.ListArray.from_arrays(pa.array(np.arange(0, units * each + 1, each, dtype=np.int32)), groups)
-    blocks = Blocks.listed(pa.chunked_array([listed]))
-    order = EpochOrder(0, 0, blocks, OrderShape())
+    row_groups = RowGroups.listed(pa.chunked_array([listed]))
+    order = EpochOrder(0, 0, row_groups, OrderShape())
     assert order.rows == units * UNIT_ROWS
     windows = [order.lane(number).window_at(0) for number in range(order.lanes)]
     assert all(len(window) for window in windows)

@@ -137,7 +137,7 @@ def test_a_worker_that_hangs_leaves_its_stacks_and_ends(root: Path) -> None:
             if report.step == 2:
                 assert ended.wait(_DEADLINE_S)
 
-    train(config(root, max_steps=3), callbacks=[Hang(), Watchdog(1.0, end=ended.set)])
+    train(config(root, max_steps=3), callbacks=[Hang(), Watchdog(5.0, end=ended.set)])
     (stacks,) = (root / "run/stacks").iterdir()
     assert stacks.name.endswith("-worker-00000.txt")
     assert "in on_step" in stacks.read_text()

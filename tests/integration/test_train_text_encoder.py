@@ -239,7 +239,7 @@ def test_lora_on_both_is_refused_by_the_key_that_is_wrong(root: Path) -> None:
 
 def test_captions_that_are_encoded_already_are_refused_before_anything_is_taken(root: Path, tmp_path: Path) -> None:
     make_latents(tmp_path, 40, text_width=16)
-    line = r"^model.train_text_encoder: expected token ids, got embeddings in .*/latents: .* or set it to false"
+    line = r"^model.train_text_encoder: expected token ids, got embeddings in .*/latents; .* or set it to false"
     parsed = how(root, "refused", source__uri=str(tmp_path / "latents"))
     with pytest.raises(DatasetError, match=line):
         make_plan(parsed)
