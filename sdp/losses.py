@@ -126,11 +126,11 @@ def explained(job: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if not type(error).__module__.startswith("ray.") or isinstance(error, SdpError):
+        if not type(error).__module__.startswith("ray."):
             raise
         inner: BaseException = error
         while cause := getattr(inner, "cause", None) or inner.__cause__:
-            if isinstance(cause, SdpError):
+            if isinstance(cause, SdpError) and not type(cause).__module__.startswith("ray."):
                 raise cause from error
             inner = cause
         last = next((line for line in reversed(str(error).splitlines()) if line.strip()), type(error).__name__)

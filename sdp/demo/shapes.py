@@ -202,7 +202,7 @@ def encode(shape: Shape) -> tuple[bytes, str, str]:
 def metadata_table(n: int, base_url: str | Sequence[str], seed: int = 0, start: int = 0) -> pa.Table:
     """Return the metadata of `n` pictures from `start`, in LAION's columns.
 
-    Several base URLs are used in transpose.
+    The pictures use several base URLs in turn.
     """
     bases = [base.rstrip("/") for base in ([base_url] if isinstance(base_url, str) else base_url)]
     shapes = [sample(i, seed) for i in range(start, start + n)]
