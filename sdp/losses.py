@@ -96,12 +96,14 @@ class _Watch:
             try:
                 socket.create_connection((host.strip("[]"), int(port)), timeout=_LOOK_S).close()
                 heard = time.monotonic()
-            except OSError as error:
+            except (ConnectionError, TimeoutError) as error:
                 silent = time.monotonic() - heard
                 if silent > _PATIENCE_S or (local and isinstance(error, ConnectionRefusedError)):
                     self._die("gcs")
                 if silent < 2 * _LOOK_S:
                     say(f"{self.job}: Ray's head (GCS) does not answer; waiting up to {_PATIENCE_S:g} s for it")
+            except OSError:  # no name resolved, or no descriptor free: this says nothing about the head
+                heard = time.monotonic()
 
     def _die(self, lost: str) -> None:
         """End the driver, whose Ray will not come back, unless it ends in order already."""
@@ -160,6 +162,8 @@ def _raylet_of(node: str) -> int | None:
     """Return the pid of this node's raylet."""
     import ray
 
+    if not hasattr(os, "pidfd_open"):  # not Linux
+        return None
     nodes = ray.nodes()  # type: ignore[no-untyped-call]  # Ray's
     names = [each["RayletSocketName"].encode() for each in nodes if each["NodeID"] == node]
     for folder in Path("/proc").iterdir() if names else ():
