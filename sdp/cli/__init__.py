@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from types import FrameType
 
 from sdp import console
@@ -36,7 +37,8 @@ def _leave(ended: Sequence[int]) -> None:
     """End this process without a second or more of taking torch's modules apart."""
     if ended:
         for stream in (sys.stdout, sys.stderr):
-            stream.flush()
+            with suppress(OSError, ValueError):  # closed, or nobody reads it
+                stream.flush()
         os._exit(ended[0])
 
 

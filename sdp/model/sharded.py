@@ -414,9 +414,11 @@ def _no_warning_when_alone() -> Iterator[None]:
         yield
 
 
-def _cause(error: CheckpointException, what: str) -> Exception:
-    """Return the first worker's error: sdp's own unchanged, any other as one line."""
+def _cause(error: CheckpointException, what: str) -> BaseException:
+    """Return the first worker's error: an interrupt or one of sdp's own unchanged, any other as one line."""
     rank, (first, *_) = min(error.failures.items(), key=lambda failure: failure[0])
     if isinstance(first, StorageError | ModelError):
         return type(first)(*first.args)
+    if not isinstance(first, Exception):  # torch catches Ctrl-C, too
+        return first
     return StorageError(f"{what}: worker {rank}: {type(first).__name__}: {one_line(first, 200)}")

@@ -87,6 +87,22 @@ def test_an_error_of_sdp_inside_one_of_ray_is_raised_itself() -> None:
         raise _Lost("a task failed") from SdpError("the bucket is gone")
 
 
+class _Both(_Lost, SdpError):
+    """The error that Ray raises for an error of sdp in a task: its own class and sdp's at once."""
+
+
+_Both.__module__ = "ray.exceptions"
+
+
+def test_an_error_of_sdp_from_a_task_is_raised_without_the_task_s_traceback() -> None:
+    error = _Both("traceback\n  of many lines")
+    error.cause = SdpError("the bucket is gone")  # type: ignore[attr-defined]
+    with pytest.raises(SdpError, match=r"^the bucket is gone$"), explained("process"):
+        raise error
+    with pytest.raises(SdpError, match=r"^the bucket is gone$"), explained("process"):
+        raise _Lost("a later task failed") from error
+
+
 def test_other_errors_stay_what_they_are() -> None:
     with pytest.raises(ZeroDivisionError), explained("process"):
         raise ZeroDivisionError

@@ -99,3 +99,12 @@ def test_another_architecture_is_not_reported_as_damage(folder: Storage) -> None
 def test_a_damage_error_keeps_its_message_in_another_process() -> None:
     error = DamagedCheckpoint("f: missing", "delete f to begin anew")
     assert str(pickle.loads(pickle.dumps(error))) == str(error) == "f: missing; delete f to begin anew"
+
+
+def test_an_interrupt_while_loading_stays_an_interrupt(folder: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt("SIGTERM")
+
+    monkeypatch.setattr(sharded._Reader, "read_data", interrupt)
+    with pytest.raises(KeyboardInterrupt, match=r"^SIGTERM$"):
+        sharded.read_tensors(folder, tensors())
