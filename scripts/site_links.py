@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-AT = "https://github.com/OWNER/sdp"
+AT = "https://github.com/sdp/sdp"
 _LINK = re.compile(r"(\]\()(\.\./[^)\s#]*)")
 
 

@@ -52,9 +52,9 @@ def test_a_broken_link_or_anchor_ends_a_build() -> None:
 @pytest.mark.parametrize(
     ("page", "link", "address"),
     [
-        ("kubernetes.md", "../manifests", "https://github.com/OWNER/sdp/tree/main/manifests"),
-        ("kubernetes.md", "../images/ray/Dockerfile", "https://github.com/OWNER/sdp/blob/main/images/ray/Dockerfile"),
-        ("runbooks/xid.md", "../../README.md", "https://github.com/OWNER/sdp/blob/main/README.md"),
+        ("kubernetes.md", "../manifests", "https://github.com/sdp/sdp/tree/main/manifests"),
+        ("kubernetes.md", "../images/ray/Dockerfile", "https://github.com/sdp/sdp/blob/main/images/ray/Dockerfile"),
+        ("runbooks/xid.md", "../../README.md", "https://github.com/sdp/sdp/blob/main/README.md"),
         ("runbooks/xid.md", "../monitoring.md", "../monitoring.md"),
         ("kubernetes.md", "../no-such-file", "../no-such-file"),
     ],
