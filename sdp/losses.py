@@ -89,21 +89,23 @@ class _Watch:
             with contextlib.suppress(OSError):  # ended already: the driver's next call fails
                 lost.register(os.pidfd_open(raylet), select.POLLIN)
         host, _, port = gcs.rpartition(":")
-        heard = time.monotonic()
+        silent_since: float | None = None
         while not self._over.is_set():
             if lost.poll(1000 * _LOOK_S):
                 self._die("raylet")
             try:
                 socket.create_connection((host.strip("[]"), int(port)), timeout=_LOOK_S).close()
-                heard = time.monotonic()
+                silent_since = None
             except (ConnectionError, TimeoutError) as error:
-                silent = time.monotonic() - heard
-                if silent > _PATIENCE_S or (local and isinstance(error, ConnectionRefusedError)):
+                first, silent_since = silent_since is None, silent_since or time.monotonic()
+                if time.monotonic() - silent_since > _PATIENCE_S or (
+                    local and isinstance(error, ConnectionRefusedError)
+                ):
                     self._die("gcs")
-                if silent < 2 * _LOOK_S:
+                if first:
                     say(f"{self.job}: Ray's head (GCS) does not answer; waiting up to {_PATIENCE_S:g} s for it")
             except OSError:  # no name resolved, or no descriptor free: this says nothing about the head
-                heard = time.monotonic()
+                silent_since = None
 
     def _die(self, lost: str) -> None:
         """End the driver, whose Ray will not come back, unless it ends in order already."""
@@ -130,16 +132,23 @@ def explained(job: str) -> Iterator[None]:
     except Exception as error:
         if not type(error).__module__.startswith("ray."):
             raise
-        inner: BaseException = error
-        while cause := getattr(inner, "cause", None) or inner.__cause__:
-            if isinstance(cause, SdpError) and not type(cause).__module__.startswith("ray."):
-                raise cause from error
-            inner = cause
+        if (own := unwrapped(error)) is not None:
+            raise own from error
         last = next((line for line in reversed(str(error).splitlines()) if line.strip()), type(error).__name__)
         raise SdpError(f"{job}: Ray failed ({one_line(last, 300)}); {_AGAIN}") from error
     finally:
         _watch.end()
         _watch.job = ""
+
+
+def unwrapped(error: BaseException) -> SdpError | None:
+    """Return the error of sdp that caused one of Ray's, if one did."""
+    while (cause := getattr(error, "cause", None) or error.__cause__) is not None:
+        # Ray raises a class that is both, whose text is the worker's whole traceback.
+        if isinstance(cause, SdpError) and not type(cause).__module__.startswith("ray."):
+            return cause
+        error = cause
+    return None
 
 
 def watch() -> None:

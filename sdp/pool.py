@@ -64,7 +64,7 @@ class PoolFigures:
     @property
     def summary(self) -> str:
         """Return what this run did: 200 pictures in 3:05, 2.06 GPU-hours, 1.08/s."""
-        return f"{counted(self.done, 'picture')} in {spent(self.elapsed_s, self.gpu_hours, 0.0)}, {self.rate:,.3g}/s"
+        return f"{counted(self.done, 'picture')} in {spent(self.elapsed_s, self.gpu_hours)}, {self.rate:,.3g}/s"
 
     def __str__(self) -> str:
         line = f"{self.done:,} of {counted(self.total, 'picture')} · {self.rate:,.3g}/s"

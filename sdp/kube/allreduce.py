@@ -18,6 +18,7 @@ from typing import Any
 
 from sdp import cluster
 from sdp.errors import SdpError, UserError, one_line
+from sdp.losses import unwrapped
 
 WARM_UP, ROUNDS = 3, 10
 UNLIMITED = "unlimited"
@@ -122,8 +123,8 @@ def failure(error: Exception) -> SdpError:
     """Return the error of failed processes: an SdpError as it is, any other by its last line."""
     from ray.exceptions import GetTimeoutError, RayTaskError
 
-    if isinstance(error, RayTaskError) and isinstance(error.cause, SdpError):
-        return error.cause
+    if (own := unwrapped(error)) is not None:
+        return own
     if isinstance(error, GetTimeoutError):
         return SdpError(f"all-reduce: not finished within {MEASURE_S:.0f} s; check the nodes' network and GPUs")
     words = error.cause if isinstance(error, RayTaskError) else error

@@ -37,6 +37,7 @@ from sdp.encode.table import LAYOUT, assemble, schema
 from sdp.encode.work import TRIES, EncodeSpec, Encoding
 from sdp.errors import SdpError, Unavailable, one_line
 from sdp.lease import Lease
+from sdp.losses import unwrapped
 from sdp.process.prepare import KIND, Prepared, Retry, begin, prepare, retry_of, with_tombstones
 from sdp.process.report import ProcessFigures, emit, forecast, progress_line, summary, time_spent
 
@@ -273,9 +274,9 @@ class _Run:
             self._units.restart(work)
             return
         except RayTaskError as error:
+            if (own := unwrapped(error)) is not None:
+                raise own from error
             cause = error.cause
-            if isinstance(cause, SdpError):
-                raise cause from error
             raise SdpError(f"write: {work.name}: {type(cause).__name__}: {one_line(cause, 200)}") from error
         del self._units.open[work]
         self._infos.append(info)

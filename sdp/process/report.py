@@ -178,7 +178,7 @@ def summary(config: ProcessConfig, dataset: Dataset, figures: ProcessFigures) ->
             (
                 "this run",
                 f"{counted(figures.images_encoded, 'image')} in "
-                f"{spent(figures.elapsed_s, figures.gpu_hours, 0.0)}, {rate:.0f} img/s",
+                f"{spent(figures.elapsed_s, figures.gpu_hours)}, {rate:.0f} img/s",
             ),
             ("an image", size(figures.bytes_per_image)),
             ("encoders", f"{figures.encoders_most}, idle {figures.wait * 100:.0f} % of their time"),

@@ -77,7 +77,7 @@ def _figures(dataset: Description, work: JobRun | None) -> list[tuple[str, str]]
     if not dataset.complete:
         figures[0] = ("rows done so far", f"{counts.input:,}")
     if work is not None and work.seconds:
-        figures += [("took", spent(work.seconds, work.gpu_hours, 0.0))]
+        figures += [("took", spent(work.seconds, work.gpu_hours))]
         figures += [("rows/s", _rate(work.counts.input / work.seconds))]
         figures += [(f"{name}/s", size(count / work.seconds)) for name, count in work.moved.items() if count]
         figures += [(role, f"{count:,}") for role, count in work.workers.items() if count]
@@ -94,7 +94,7 @@ def _glance(dataset: Description, work: JobRun | None) -> str:
         amount = f"{dataset.parts:,} of {counted(dataset.parts_ordered, 'part')}"
     if work is None or not work.seconds:
         return f"{amount} · {size(dataset.bytes)}"
-    return f"{amount} · {_rate(work.counts.input / work.seconds)} rows/s · {spent(work.seconds, work.gpu_hours, 0.0)}"
+    return f"{amount} · {_rate(work.counts.input / work.seconds)} rows/s · {spent(work.seconds, work.gpu_hours)}"
 
 
 def _rate(count: float) -> str:
@@ -123,7 +123,7 @@ def _runs(records: Sequence[JobRun]) -> Block:
         (
             run.job,
             run.began.replace("T", " ").removesuffix("+00:00"),
-            spent(run.seconds, run.gpu_hours, 0.0),
+            spent(run.seconds, run.gpu_hours),
             run.counts.input,
             round(run.counts.input / run.seconds, 2) if run.seconds else "",
             run.counts.written,

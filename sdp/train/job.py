@@ -7,7 +7,7 @@ import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +85,7 @@ def _metrics(config: TrainConfig, *, dry_run: bool) -> Iterator[None]:
 
 def _run(config: TrainConfig, others: OtherPhases, *, dry_run: bool, begun: bool) -> TrainSummary:
     """Run one phase."""
-    plan = replace(make_plan(config, begun=begun), others=others)
+    plan = make_plan(config, begun=begun)
     folder = RunFolder(open_storage(config.output.uri, config.storage.options()))
     head = {"datasets": [near(uri, config.output.uri) for uri in uris_of(config)], "identity": identity(config)}
     folder.refuse_another(head)
@@ -101,7 +101,7 @@ def _run(config: TrainConfig, others: OtherPhases, *, dry_run: bool, begun: bool
     with Lease.acquire(folder.storage, "sdp train") as lease:
         folder.claim(head)
         if folder.newest() != plan.checkpoint:  # another job continued the run until its lease ended
-            plan = replace(make_plan(config, begun=begun), others=others)
+            plan = make_plan(config, begun=begun)
         _pin_sources(config, newest=plan.state.position == 0)
         if plan.finished:
             say(f"{config.output.uri}: nothing to do: {plan.finished}")
@@ -111,11 +111,11 @@ def _run(config: TrainConfig, others: OtherPhases, *, dry_run: bool, begun: bool
                 "changed", from_step=plan.state.step, keys={k: list(both) for k, both in plan.changed.items()}
             )
         if config.scaling.in_driver:
-            summary = _train_here(config, plan, folder, lease)
+            summary = _train_here(config, plan, others, folder, lease)
         else:
             from sdp.train.launch import train_on_ray
 
-            summary = train_on_ray(config, plan, folder, lease)
+            summary = train_on_ray(config, plan, others, folder, lease)
     for line in summary_lines(summary.state, summary.checkpoint, summary.reason):
         say(line)
     return summary
@@ -129,7 +129,7 @@ def _pin_sources(config: TrainConfig, *, newest: bool) -> None:
         open_pinned(config, 0, config.source.uri, DATASET_KINDS[config.data.mode], newest=newest, write=True)
 
 
-def _train_here(config: TrainConfig, plan: Plan, folder: RunFolder, lease: Lease) -> TrainSummary:
+def _train_here(config: TrainConfig, plan: Plan, others: OtherPhases, folder: RunFolder, lease: Lease) -> TrainSummary:
     """Train in this process."""
     from sdp.train.assemble import assemble
 
@@ -141,7 +141,7 @@ def _train_here(config: TrainConfig, plan: Plan, folder: RunFolder, lease: Lease
             progress.update(progress_line(line, plan))
 
         emit = EmitMetrics(telemetry.begin(config.output.uri))
-        callbacks = [*make_callbacks(config, world, emit, show, plan.others), CheckLease(lease)]
+        callbacks = [*make_callbacks(config, world, emit, show, others), CheckLease(lease)]
         with on_signals(lambda name: setattr(stop, "reason", name)):
             try:
                 trainer = assemble(config, world, callbacks=callbacks, stop=stop)

@@ -40,6 +40,7 @@ from sdp.train.data.images import ImagesDataset, open_images
 from sdp.train.data.pinned import open_pinned
 from sdp.train.driver import TrainSummary, failure_line, on_signals, record_start
 from sdp.train.fp8 import refuse_cluster
+from sdp.train.limits import OtherPhases
 from sdp.train.network import network_error
 from sdp.train.plan import DATASET_KINDS, Plan
 from sdp.train.progress import progress_line
@@ -56,7 +57,7 @@ _FATAL = (UserError, TrainingDiverged, LeaseLost)
 """Errors that a restart of the workers would not cure."""
 
 
-def train_on_ray(config: TrainConfig, plan: Plan, folder: RunFolder, lease: Lease) -> TrainSummary:
+def train_on_ray(config: TrainConfig, plan: Plan, others: OtherPhases, folder: RunFolder, lease: Lease) -> TrainSummary:
     """Train with workers on the cluster, until the run ends, is stopped or has failed too often."""
     resources = cluster.connect()
     scaling = config.scaling
@@ -78,7 +79,7 @@ def train_on_ray(config: TrainConfig, plan: Plan, folder: RunFolder, lease: Leas
     pool = None
     if images is not None:
         pool = online.start_pool(images, _placement(config, resources))
-    loop_config = {"config": config.model_dump(mode="json"), "board": board, "pool": pool, "others": plan.others}
+    loop_config = {"config": config.model_dump(mode="json"), "board": board, "pool": pool, "others": others}
     failures = 0
     try:
         while True:

@@ -25,7 +25,7 @@ from sdp.train.data.order import Ints, OrderShape
 from sdp.train.data.pinned import open_pinned, outgrown
 from sdp.train.data.sources import open_sources, uris_of
 from sdp.train.data.weights import RowWeights, held_out
-from sdp.train.limits import OtherPhases, last_step, reached_limit, used_up_budget
+from sdp.train.limits import last_step, reached_limit, used_up_budget
 from sdp.train.optimizer import learning_rate
 from sdp.train.prediction import prediction_note
 from sdp.train.run_folder import RunFolder
@@ -62,7 +62,6 @@ class Plan:
     """Further lines for the user."""
     changed: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
     """TUNABLE keys that differ from the checkpoint, each with its old and new value."""
-    others: OtherPhases = field(default_factory=OtherPhases)
 
     @property
     def epoch_steps(self) -> int:
