@@ -153,12 +153,16 @@ def read_ledger(folder: Storage) -> Ledger:
         raise DamagedCheckpoint(str(error).partition(";")[0]) from error
 
 
+def kind_of(name: str) -> str:
+    """Return what a checkpoint's tensor belongs to: the weights, the average or the optimizer."""
+    return "weights" if name.startswith(MODEL) else "average" if name.startswith(EMA) else "optimizer"
+
+
 def tensor_sizes(index: TensorIndex) -> dict[str, dict[str, int]]:
     """Return the number of tensors, values and bytes of the weights, the average and the optimizer."""
     sizes: dict[str, dict[str, int]] = {}
     for name, tensor in index.tensors.items():
-        kind = "weights" if name.startswith(MODEL) else "average" if name.startswith(EMA) else "optimizer"
-        total = sizes.setdefault(kind, {"tensors": 0, "values": 0, "bytes": 0})
+        total = sizes.setdefault(kind_of(name), {"tensors": 0, "values": 0, "bytes": 0})
         total["tensors"] += 1
         total["values"] += tensor.bytes // tensor.itemsize
         total["bytes"] += tensor.bytes

@@ -12,7 +12,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from sdp.console import counted
-from sdp.model.checkpoints import EMA, MODEL
+from sdp.model.checkpoints import kind_of
 from sdp.train.callbacks.base import Callback, StepReport
 from sdp.train.profile import summarize
 from sdp.train.timeline import PICTURE, SUMMARY, drawing
@@ -110,6 +110,5 @@ def state_bytes(trainer: "Trainer") -> dict[str, int]:
     sizes = {"weights": 0, "average": 0, "optimizer": 0}
     for name, tensor in trainer.tensors().items():
         local: Any = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-        kind = "weights" if name.startswith(MODEL) else "average" if name.startswith(EMA) else "optimizer"
-        sizes[kind] += local.numel() * local.itemsize
+        sizes[kind_of(name)] += local.numel() * local.itemsize
     return sizes
