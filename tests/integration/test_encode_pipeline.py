@@ -1,5 +1,6 @@
 """The pipeline's assumptions about Ray Data: blocks pass unmerged, each with its note, and stages stay apart."""
 
+import gc
 import os
 import threading
 import time
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 import ray
+from ray.data.block import BlockStats
 
 from sdp.encode.blocks import Note, unpack
 from sdp.encode.chunk import TransformStats
@@ -64,6 +66,8 @@ def test_each_piece_comes_back_once_as_one_block_with_its_note() -> None:
             pipeline.feed(number, 100 + number)
         results = collect(pipeline, PIECES)
         state = pipeline.state()
+        statistics = sum(isinstance(each, BlockStats) for each in gc.get_objects())
+    assert statistics < PIECES, "Ray Data keeps those of every block: the driver's memory grows with the pieces"
     assert sorted(key for key, _, _ in results) == list(range(PIECES))
     assert all(value[0] == 100 + key for key, _, value in results)
     assert all(note.transformed.items == 1 and note.encoded_on for _, note, _ in results)
