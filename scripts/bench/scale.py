@@ -62,7 +62,7 @@ class Case:
     what: str
     measure: Callable[[Path, int], dict[str, float]]
     prepare: Callable[[Path, int], None] | None = None
-    a_size: int = 1
+    a_size: float = 1
     """Its size for each unit, in `of`."""
     of: str = "units"
     goal_s: float | None = None
@@ -294,7 +294,45 @@ def politeness(_: Path, units: int) -> dict[str, float]:
     return {"hosts_kept": kept, "longest_s": longest}
 
 
+class NoWork:
+    """Stages of the encode pipeline that return what they get."""
+
+    def transform(self, item: Any) -> tuple[Any, Any]:
+        """Return the item."""
+        from sdp.encode.chunk import TransformStats
+
+        return item, TransformStats()
+
+    def load(self) -> None:
+        """Load nothing."""
+
+    def encode(self, _: None, value: Any) -> Any:
+        """Return the value."""
+        return value
+
+
+def ray_data(_: Path, units: int) -> dict[str, float]:
+    """Send pieces through the encode pipeline, one for ten units."""
+    import ray
+
+    from sdp.encode.pipeline import Pipeline
+    from sdp.encode.placement import Placement
+
+    options: Any = {"num_cpus": 4, "include_dashboard": False, "log_to_driver": False, "ignore_reinit_error": True}
+    ray.init("local", object_store_memory=300_000_000, **options)
+    pieces, fed, done, half_mb = round(units * PIECES_A_UNIT), 0, 0, 0.0
+    with Pipeline(NoWork(), Placement(1, 1, None, 0.0, 1.0, 1.0, 600.0, {}, 2, "scale"), 1_000_000) as pipeline:
+        while done < pieces:
+            while fed < pieces and not pipeline.full:
+                pipeline.feed(fed, fed)
+                fed += 1
+            done += len(list(pipeline.results(1.0)))
+            half_mb = half_mb if done > pieces / 2 else _peak_mb()
+        return {"grown_mb_in_second_half": _peak_mb() - half_mb}
+
+
 TAKEDOWNS_A_UNIT = HOSTS_A_UNIT = 50
+PIECES_A_UNIT = 0.1
 CASES = {
     "resume": Case("find the ten missing parts (listing on S3)", resume, make_listed, goal_s=RESUME_S, s3=True),
     "manifest": Case("read all footers, write the manifest", finish, make_parts),
@@ -305,6 +343,7 @@ CASES = {
     "pieces": Case("plan all pieces of a process run", process_plan, make_upstream, a_size=UNIT_ROWS, of="rows"),
     "takedowns": Case("load a takedown list", takedowns, make_takedowns, a_size=TAKEDOWNS_A_UNIT, of="takedowns"),
     "politeness": Case("ask for a request to each host", politeness, a_size=HOSTS_A_UNIT, of="hosts"),
+    "ray_data": Case("send pieces through Ray Data", ray_data, a_size=PIECES_A_UNIT, of="pieces"),
 }
 
 
@@ -379,7 +418,7 @@ def _line(name: str, figures: Sequence[Figures]) -> tuple[str, ...]:
     case, last = CASES[name], figures[-1]
     return (
         case.what,
-        f"{SIZES[-1] * case.a_size:,} {case.of}",
+        f"{round(SIZES[-1] * case.a_size):,} {case.of}",
         *(f"{each.seconds:.3g} s" for each in figures),
         f"{last.cpu_s:.3g} s",
         f"{_exponent(figures):.2f}",
