@@ -185,7 +185,7 @@ def helm_test_pod(manifests: list[Manifest]) -> Manifest:
     (pod,) = [each for each in manifests if each["kind"] == "Pod"]
     assert pod["metadata"]["annotations"] == {
         "helm.sh/hook": "test",
-        "helm.sh/hook-delete-policy": "before-hook-creation",
+        "helm.sh/hook-delete-policy": "before-hook-creation,hook-succeeded",
     }
     return pod
 

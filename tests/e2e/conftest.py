@@ -21,6 +21,7 @@ READY_S = 600.0
 LAST = "test_uninstall"
 """The file whose tests remove what the others use."""
 PRODUCT = "nvidia.com/gpu.product"
+ENCODER = "MapBatches(Encode))"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -138,7 +139,7 @@ def images(cluster: Kube, where: dict[str, set[str]]) -> str:
 @pytest.fixture(scope="session")
 def latents(cluster: Kube, images: str, where: dict[str, set[str]]) -> str:  # noqa: ARG001 (they are made from these)
     jobs.run(cluster, "process")
-    where["process"] = jobs.groups(cluster, "EncoderActor")
+    where["process"] = jobs.groups(cluster, ENCODER)
     return f"{jobs.OUTPUT}/latents"
 
 

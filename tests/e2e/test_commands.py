@@ -8,8 +8,8 @@ from tests.e2e.kube import Kube
 
 
 def test_helm_test_finds_the_release_running(cluster: Kube, helm: Callable[..., str]) -> None:
-    helm("test", "--timeout", "120s")
-    assert "Ray 2.60.0 has 2 nodes" in cluster.run("logs", "pod/sdp-test")
+    assert "Ray 2.60.0 has 2 nodes" in helm("test", "--timeout", "120s", "--logs")
+    assert cluster.lookup("pod", "sdp-test") is None, "it would stay after helm uninstall"
 
 
 def test_submit_follows_a_job_to_its_end_and_prints_its_log(cluster: Kube, images: str) -> None:

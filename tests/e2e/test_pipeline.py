@@ -3,6 +3,7 @@
 import json
 
 from tests.e2e import jobs, site
+from tests.e2e.conftest import ENCODER
 from tests.e2e.kube import Kube
 
 ASK = """
@@ -79,7 +80,7 @@ def test_train_online_has_encoders_on_a10g_and_trainers_on_a100(cluster: Kube, i
     rows = jobs.inspect(cluster, images)["counts"]["written"]
     assert next(iter(run["newest"]["consumed"].values())) in range(int(0.8 * rows), rows + 1)
     assert jobs.groups(cluster, "RayTrainWorker") == {"a100"}
-    assert jobs.groups(cluster, "EncoderActor") == {"a10g"}
+    assert jobs.groups(cluster, ENCODER) == {"a10g"}
 
 
 def test_generate_draws_the_requested_pictures(cluster: Kube, trained: str) -> None:
