@@ -554,7 +554,7 @@ def test_a_calibration_wants_a_gpu_that_is_known(capsys: pytest.CaptureFixture[s
     assert main(["plan", "--calibrate", "--set", "scaling.in_driver=true"]) == 2
     assert "--calibrate: expected a GPU of the catalogue here, got no GPU" in capsys.readouterr().err
     assert main(["plan", "process", "--rows", "9", "--calibrate"]) == 2
-    assert "--calibrate: expected the job train" in capsys.readouterr().err
+    assert "--calibrate: measures only the job train" in capsys.readouterr().err
 
 
 def test_the_plan_says_whether_speeds_are_published_calibrated_or_measured() -> None:
@@ -599,8 +599,8 @@ def test_a_run_without_metrics_is_refused(tmp_path: Path, capsys: pytest.Capture
         (["--rows", "-3"], "--rows: expected more than 0, got -3"),
         (["--rows", "1" + "0" * 21], "--rows: expected less than 1e15, got 1e+21"),
         (["--terms", "spto"], "--terms: expected on-demand, reserved-1y, reserved-3y or spot, got 'spto'"),
-        (["--preset", "seed-table-2", "--deadline", "3"], "--deadline: expected nothing with --preset, got a value"),
-        (["process", "--rows", "9", "--trainers", "p4de.24xlarge"], "--trainers: expected nothing with process"),
+        (["--preset", "seed-table-2", "--deadline", "3"], "--deadline: not used with --preset"),
+        (["process", "--rows", "9", "--trainers", "p4de.24xlarge"], "--trainers: not used with process"),
         (["--page", "."], "plan: --page: .: cannot be written"),
         (
             ["--set", "scaling.gpus_per_worker=2", "--trainers", "1xg5.2xlarge"],
@@ -627,7 +627,7 @@ def test_a_file_of_another_kind_is_not_replaced(
     argv = ["plan", "--set", "max_steps=100", option, str(file)]
     file.write_text("# my configuration, for sdp plan\n")
     assert main(argv) == 2
-    assert f"{option}: expected a new file or one that sdp plan has written" in capsys.readouterr().err
+    assert f"plan: {option}: {str(file)!r} exists and was not written by sdp plan" in capsys.readouterr().err
     assert file.read_text() == "# my configuration, for sdp plan\n"
     file.write_text("")
     assert [main(argv), main(argv)] == [0, 0], "an empty file is nobody's, and its own are replaced"
