@@ -22,7 +22,7 @@ class UserError(SdpError):
 
 
 def one_line(text: object, most: int | None = None) -> str:
-    """Return another program's text without line breaks, cut to at most so many characters."""
+    """Return another program's text without line breaks, cut to at most this many characters."""
     return " ".join(str(text).split())[:most]
 
 

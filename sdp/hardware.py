@@ -11,7 +11,7 @@ from types import MappingProxyType
 GIB = 1 << 30
 TERA = 1e12
 FP8_CAPABILITY = (8, 9)
-"""From this compute capability on (Ada, then Hopper and Blackwell), tensor cores multiply fp8."""
+"""The lowest compute capability whose tensor cores multiply fp8 (Ada; then Hopper and Blackwell)."""
 
 CUDA_MAJOR = 13
 """The CUDA release family of the locked torch; kept here because a laptop that checks a cluster has no torch."""
@@ -58,7 +58,7 @@ class Instance:
     vcpus: int
     memory_bytes: int
     network_gbps: float
-    """Bandwidth of its network adapters together; of the smaller ones that which they always have, not bursts."""
+    """Total bandwidth of its network adapters; for smaller instances the sustained one, not bursts."""
 
 
 # --- GPUs ------------------------------------------------------------------------------------------------------------

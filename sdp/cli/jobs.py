@@ -32,6 +32,6 @@ def job_command(name: str, summary: str, **flags: str) -> Command:
             raise missing_library(error, name) from error
         asked, _, signal_name = str(getattr(result, "reason", "")).partition(": ")
         if asked == "asked to stop" and signal_name in signal.Signals.__members__:
-            raise KeyboardInterrupt(signal_name)  # training ended in order, but before its end
+            raise KeyboardInterrupt(signal_name)  # training stopped cleanly, but before its end
 
     return Command(name, PIPELINE, summary, arguments, run, f"{name} --config {name}.yaml --set limit=1000")

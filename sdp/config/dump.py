@@ -90,7 +90,7 @@ def _blocks(
     values = config.model_dump(mode="json")
     for name, field in fields(type(config)):
         inner = getattr(config, name)
-        if only is not None and not any(f"{each}.".startswith(f"{path}{name}.") for each in only):
+        if only is not None and not any(f"{path_shown}.".startswith(f"{path}{name}.") for path_shown in only):
             continue
         if section_of(field):
             heading = _comment(field.description or "", indent) if comments else ""

@@ -117,14 +117,14 @@ def _nearest_key(path: str, model: type[Section], siblings: list[str]) -> str:
     if near := _near(name, siblings):
         return f"did you mean {prefix}{near[0]}?"
     everywhere = [key.path for key in keys(model)]
-    same = [each for each in everywhere if each.rpartition(".")[2] == name]
+    same = [path for path in everywhere if path.rpartition(".")[2] == name]
     if near := same[:2] or _near(path, everywhere):
         return f"did you mean {' or '.join(near)}?"
     return f"the keys here are {', '.join(siblings)}" if siblings else ""
 
 
 def _jobs_with(path: str) -> list[str]:
-    """Return the jobs that have a key, whose file may have been given to another."""
+    """Return the jobs that have a key, since the file of one may have been passed to another."""
     from sdp.config import JOBS
 
     return [job for job, model in JOBS.items() if any(key.path == path for key in keys(model))]

@@ -95,7 +95,7 @@ class TransformConfig(Section):
 
 
 def usual_batch(side: int) -> int:
-    """Return the images of an encoder's batch where none is set: 64 up to 256 px, a quarter at twice the side."""
+    """Return the default batch size of an encoder: 64 up to 256 px, a quarter at twice the side."""
     return max(1, min(64, 64 * 256**2 // side**2))
 
 
@@ -141,8 +141,8 @@ class EncodeConfig(EncoderConfig):
         sizes = self.batch_size
         if sizes is None:
             return {side: usual_batch(side) for side in resolutions}
-        each = (sizes,) * len(resolutions) if isinstance(sizes, int) else sizes
-        return dict(zip(resolutions, each, strict=True))
+        groups = (sizes,) * len(resolutions) if isinstance(sizes, int) else sizes
+        return dict(zip(resolutions, groups, strict=True))
 
 
 class ProcessConfig(JobConfig):

@@ -185,7 +185,7 @@ class _Audit:
         wanted = LookupValues(urls=only) if value.kind == "url" else LookupValues(hashes=only)
         matches = list[tuple[int, str]]()
         for dataset in images:
-            parts = sorted(parts_in(dataset) & read_output(dataset).index.ordered().keys())
+            parts = sorted(parts_in(dataset) & read_output(dataset).index.works_by_part().keys())
             rows = {row for _, _, row in in_parts(dataset, [part_name(*part) for part in parts], wanted)}
             if value.kind == "sha256":
                 rows |= set(_refused_content(dataset, value.value))

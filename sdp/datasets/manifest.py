@@ -217,9 +217,9 @@ def total(infos: Iterable[PartInfo]) -> Counts:
 def check_ledger(output: Output, parts: Sequence[PartInfo]) -> Counts:
     """Count the outcomes in the parts; refuse parts that do not account for every address of the index."""
     where = output.storage.uri
-    ordered = output.index.ordered()
+    works = output.index.works_by_part()
     for part in parts:
-        work = ordered.get((part.unit.number, part.attempt))
+        work = works.get((part.unit.number, part.attempt))
         if work is None or work.unit != part.unit or part.kind != output.head.kind:
             raise DatasetError(f"{where}/{part.path}: not a part of this dataset; move it away")
     counts = total(parts)

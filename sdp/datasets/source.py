@@ -38,7 +38,7 @@ def freeze_source(
     progress: Progress | None = None,
     publish: bool = True,
 ) -> Output:
-    """Give addresses to the rows of Parquet files: to the first `limit` of them, or to every one.
+    """Assign addresses to the rows of Parquet files, at most to the first `limit`.
 
     Rows keep their addresses. Files that are new since the last run are appended; a changed file is refused. The source
     may have moved to another `uri`, with all its files. Without `publish` nothing is written, and `publish_plan` can
@@ -83,7 +83,7 @@ def freeze_files(
     options: StorageOptions | None = None,
     count: Callable[[str], int] | None = None,
 ) -> Output:
-    """Give an address to each file, such as a picture, or to each of the rows that `count` counts in it.
+    """Assign an address to each file, such as a picture, or to each row that `count` counts in it.
 
     As with Parquet files, rows keep their addresses, new files are appended, and a changed file is refused.
     """
@@ -110,7 +110,7 @@ def publish_plan(output: Output, planned: Output) -> Output:
 
 
 def freeze_upstream(output: Output, upstream: Dataset, *, limit: int | None = None) -> Output:
-    """Adopt the addresses of another dataset; its new ones since the last run are appended.
+    """Adopt the addresses of another dataset; append those that are new since the last run.
 
     New addresses become new units. Rows that a retry upstream has written become another attempt at their units.
     """
@@ -142,7 +142,7 @@ def freeze_upstream(output: Output, upstream: Dataset, *, limit: int | None = No
 
 
 def order_retry(output: Output, dataset: Dataset) -> Output:
-    """Order another attempt at every unit with failures; an unfinished retry is continued instead."""
+    """Request another attempt at every unit with failures; an unfinished retry is continued instead."""
     retries = [v for v in output.index.versions if v.attempt]
     if retries:
         done = output.done()
@@ -191,9 +191,9 @@ def _changed(uri: str, before: tuple[int, str | None], now: tuple[int, str | Non
 
 
 def _moved(index: Index, files: Sequence[SourceFile], uri: str) -> tuple[Index, str]:
-    """Return the index with its files where the source is now, and the root from which their names count.
+    """Return the index with its files at the present source, and the root that their names are relative to.
 
-    A moved source must have every file that has addresses; else it is another source, and refused.
+    A moved source must have every file that has addresses; otherwise it is another source and is refused.
     """
     root = root_of(uri, files) if uri else ""
     if not root or index.root in ("", root):
@@ -213,7 +213,7 @@ def _versions_of(files: pa.Table) -> _FileVersions:
 
 
 def _units_of(index: Index, files: pa.Table) -> list[int]:
-    """Return the ordered units that the files' addresses touch."""
+    """Return the units of the index that hold addresses of these files."""
     units: set[int] = set()
     for first, rows in zip(files["first_row"].to_pylist(), files["rows"].to_pylist(), strict=True):
         ends = pa.array([first, min(first + rows, index.rows) - 1]).to_numpy()

@@ -143,7 +143,7 @@ def _gunzipped(data: bytes | memoryview, limit: int) -> bytes:
         if len(unpacked) > limit:
             raise ImageError("too_big", f"more than {limit} bytes once unpacked")
         if not inflate.eof:
-            raise ImageError("undecodable", "gzip: cut short")
+            raise ImageError("undecodable", "gzip: truncated")
         rest = inflate.unused_data
     return unpacked
 
@@ -160,12 +160,12 @@ def resized(image: Image, size: int, *, crop: bool, enlarge: bool) -> Pixels:
     """
     shorter = min(image.width, image.height)
     size = size if enlarge else min(size, shorter)
-    whole = (max(size, round(image.width * size / shorter)), max(size, round(image.height * size / shorter)))
-    left, top = ((whole[0] - size) // 2, (whole[1] - size) // 2) if crop else (0, 0)
-    width, height = (size, size) if crop else whole
-    across, down = image.width * image.scale / whole[0], image.height * image.scale / whole[1]
+    scaled = (max(size, round(image.width * size / shorter)), max(size, round(image.height * size / shorter)))
+    left, top = ((scaled[0] - size) // 2, (scaled[1] - size) // 2) if crop else (0, 0)
+    width, height = (size, size) if crop else scaled
+    across, down = image.width * image.scale / scaled[0], image.height * image.scale / scaled[1]
     if image.scale == 1.0 and not (min(across, down) > 1.0 and max(across, down) <= _ONE_SAMPLE):
-        return np.ascontiguousarray(_whole(image.pixels, whole)[top : top + height, left : left + width])
+        return np.ascontiguousarray(_whole(image.pixels, scaled)[top : top + height, left : left + width])
     return _sampled(image.pixels, (left * across, top * down), (across, down), (width, height))
 
 

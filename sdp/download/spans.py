@@ -82,14 +82,14 @@ def iter_units(
             waiting.append(table)
             have += table.num_rows
         try:
-            whole = pa.concat_tables(waiting, promote_options="permissive") if waiting else _empty(columns)
+            table = pa.concat_tables(waiting, promote_options="permissive") if waiting else _empty(columns)
         except pa.ArrowException as error:  # files of different runs, which freezing has not compared
             cause = one_line(error, 120)
             raise DatasetError(
                 f"source.uri: files whose columns differ in type ({cause}); convert one of the files"
             ) from error
-        yield whole.slice(0, length).combine_chunks()
-        waiting, have = [whole.slice(length)], have - length
+        yield table.slice(0, length).combine_chunks()
+        waiting, have = [table.slice(length)], have - length
 
 
 def _batches(slices: Sequence[FileSlice], columns: Sequence[str], options: StorageOptions | None) -> Iterator[pa.Table]:

@@ -30,7 +30,7 @@ FOLDER = "_survey/"
 PIECE_ROWS = 4_000_000
 _READ_ROWS = 16_384
 _KEPT_HOSTS = 10_000
-"""Hosts kept of each piece and of the whole; rarer ones hold up nothing."""
+"""Hosts kept of each piece and in total; rarer ones delay nothing."""
 
 _LATENCY_S = 0.5
 """Assumed duration of a request to a busy host, where only the number at once is limited."""
@@ -56,7 +56,7 @@ class Survey:
     duplicates: Whole = 0
 
 
-def look(
+def survey_rows(
     index: Index, start: int, stop: int, rules: Rules, options: StorageOptions | None, *, partitions: int
 ) -> SurveyPiece:
     """Survey the rows [start, stop)."""
@@ -117,7 +117,7 @@ def forecast(hosts: Mapping[str, int], limits: HostLimits, others_s: float) -> I
 
 
 def host_seconds(count: int, limits: HostLimits) -> float:
-    """Return the least time that so many images of one host take."""
+    """Return the least time that this many images of one host take."""
     return count / _rate(limits)
 
 

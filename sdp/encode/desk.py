@@ -21,7 +21,7 @@ _SYSTEMATIC = 100
 _DEATHS_EACH = 3
 """Deaths in a row that each worker of a stage may have."""
 _SLOWEST_S = 900.0
-"""Time without a finished transform after which the cluster has no place for any."""
+"""Time without a finished transform after which the cluster counts as having no room for one."""
 _STAGES = ("transform", "encode")
 
 
@@ -35,7 +35,7 @@ class WorkerId(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """The desk's account of the pipeline."""
+    """The state of the pipeline, as the desk knows it."""
 
     encoders: int = 0
     transforms: int = 0
@@ -151,7 +151,7 @@ class Desk:
         self._state = replace(self._state, error=self._state.error or error)
 
     async def state(self) -> State:
-        """Return the account as of now."""
+        """Return the present state."""
         # An encoder whose process dies while it loads reports nothing: it stays in `_loading`.
         in_a_row = {**self._in_a_row, "encode": self._in_a_row["encode"] + len(self._loading)}
         return replace(

@@ -3,8 +3,8 @@
     feed ── ReadPieces ── MapBatches(transform) (tasks) ── MapBatches(Encode) (actors, min … max) ── results
 
 Results come in whatever order they finish. A result is the piece's key, a note and a reference: the rows stay on the
-node that encoded them until somebody fetches them. Every block has one row (see `blocks`), so Ray Data neither merges
-nor splits pieces. `process` and online training feed the pipeline and say what happens to a piece by their `Stages`.
+node that encoded them until they are fetched. Every block has one row (see `blocks`), so Ray Data neither merges
+nor splits pieces. `process` and online training feed the pipeline and define what happens to a piece by their `Stages`.
 """
 
 import contextlib
@@ -127,7 +127,7 @@ class Pipeline:
                 result = self._results.get_nowait()
 
     def state(self) -> State:
-        """Return the desk's account; raise the error that ends the run, if there is one."""
+        """Return the desk's state; raise the error that ends the run, if there is one."""
         state: State = ray.get(self._desk.state.remote())
         self._most_transforms = max(self._most_transforms, state.transforms)
         check_state(state, self._placement, self._most_transforms, time.monotonic() - self._began)

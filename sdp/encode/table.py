@@ -122,10 +122,10 @@ def _text_field(shape: Shape) -> pa.Field:
 def _latents(groups: Sequence[Group], good: NDArray[np.bool_], shape: Shape, side: int) -> pa.Array:
     if not shape.buckets:
         width = 2 * math.prod(_values(shape, side))
-        return _fixed(groups[0].values[good[groups[0].where]], width) if groups else _fixed(np.zeros(0), width)
+        return _fixed(groups[0].values[good[groups[0].positions]], width) if groups else _fixed(np.zeros(0), width)
     cells: list[bytes] = [b""] * len(good)
     for group in groups:
-        for number, values in zip(group.where.tolist(), group.values, strict=True):
+        for number, values in zip(group.positions.tolist(), group.values, strict=True):
             cells[number] = values.tobytes()
     return pa.array([cell for cell, keep in zip(cells, good.tolist(), strict=True) if keep], pa.binary())
 

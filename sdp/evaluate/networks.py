@@ -103,8 +103,8 @@ class Inception:
 
         alike = len({picture.shape for picture in pictures}) == 1
         stacks = [np.stack(pictures)] if alike else [picture[None] for picture in pictures]
-        each = [_channels_first(stack, self._device) for stack in stacks]
-        return torch.cat([resize(stack, size=(_SIDE, _SIDE), align_corners=False) for stack in each])
+        tensors = [_channels_first(stack, self._device) for stack in stacks]
+        return torch.cat([resize(stack, size=(_SIDE, _SIDE), align_corners=False) for stack in tensors])
 
 
 class _Transformers:

@@ -122,7 +122,7 @@ def _generate(
     with Tracker(pool, lease, total, "sdp_generate_images_total") as tracker:
         for info in pool.run(partial(GenerateWorker, _spec(config, output, model)), tasks, tracker.add):
             infos.append(info)
-            tracker.add(sum(len(each.unit) for each in infos) - tracker.figures.done)
+            tracker.add(sum(len(info.unit) for info in infos) - tracker.figures.done)
     return infos, tracker.figures
 
 

@@ -74,7 +74,7 @@ class Dashboard:
         return data
 
     def _open(self, method: str, path: str, quiet_s: float) -> Any:
-        cluster = self._api.get(self._api.mine("rayclusters", self.cluster))
+        cluster = self._api.get(self._api.path("rayclusters", self.cluster))
         headers = self._token(cluster)
         if not self._by_proxy:
             try:
@@ -101,7 +101,7 @@ class Dashboard:
 
         head = (cluster.get("status") or {}).get("head") or {}
         service = head.get("serviceName") or f"{self.cluster}-head-svc"
-        prefix = f"{self._api.mine('services', f'{service}:{PORT_NAME}', '/api/v1')}/proxy"
+        prefix = f"{self._api.path('services', f'{service}:{PORT_NAME}', '/api/v1')}/proxy"
         with self._api.explained(method, prefix):
             try:
                 return self._api.response(method, prefix + path, headers=headers, quiet_s=quiet_s)
@@ -128,7 +128,7 @@ class Dashboard:
         selector = f"ray.io/cluster={self.cluster},ray.io/node-type=head"
         reported = ((cluster.get("status") or {}).get("head") or {}).get("podName")
         try:
-            pods = self._api.list(self._api.mine("pods", group="/api/v1"), labelSelector=selector)
+            pods = self._api.list(self._api.path("pods", group="/api/v1"), labelSelector=selector)
         except Forbidden:
             pods = []
         running = [
@@ -149,7 +149,7 @@ class Dashboard:
             return {}
         token = self._environ.get(TOKEN_ENV, "")
         try:
-            data = self._api.get(self._api.mine("secrets", secret, "/api/v1")).get("data") or {}
+            data = self._api.get(self._api.path("secrets", secret, "/api/v1")).get("data") or {}
             token = base64.b64decode(data.get(TOKEN_KEY, "")).decode().strip() or token
         except (Forbidden, Missing) as error:
             if not token:

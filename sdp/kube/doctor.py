@@ -47,7 +47,7 @@ def examine(site: Site | None, no_site: str = "", *, jobs_folder: Path | None = 
     else:
         server = list(guarded("server", check_server.server, site))
         yield from server
-        if any(each.state == "failed" and each.check == "server" for each in server):
+        if any(finding.state == "failed" and finding.check == "server" for finding in server):
             site = None
     if site is not None:
         for name, check in CHECKS:
@@ -65,7 +65,7 @@ def examine(site: Site | None, no_site: str = "", *, jobs_folder: Path | None = 
     if in_pod and any(draft.job == "download" for draft in drafts):
         yield from check_network.dns_of_this_machine()
     yield from check_jobs.memory(drafts)
-    yield from check_jobs.reach(drafts, in_pod=in_pod)
+    yield from check_jobs.access(drafts, in_pod=in_pod)
 
 
 def _placement(drafts: list[check_jobs.JobDraft], site: Site) -> Iterable[Finding]:
@@ -98,11 +98,11 @@ def guarded(name: str, check: Check, site: Site) -> Iterator[Finding]:
 
 def totals(findings: Sequence[Finding]) -> str:
     """Return the summary line."""
-    counts = {state: sum(each.state == state for each in findings) for state in ("failed", "warning", "ok")}
+    counts = {state: sum(finding.state == state for finding in findings) for state in ("failed", "warning", "ok")}
     return f"{counts['ok']} ok, {counts['warning']} warnings, {counts['failed']} failed"
 
 
 def as_json(findings: Sequence[Finding]) -> str:
     """Return all findings as JSON."""
-    healthy = all(each.state != "failed" for each in findings)
-    return json.dumps({"ok": healthy, "findings": [asdict(each) for each in findings]}, indent=2)
+    healthy = all(finding.state != "failed" for finding in findings)
+    return json.dumps({"ok": healthy, "findings": [asdict(finding) for finding in findings]}, indent=2)

@@ -111,7 +111,7 @@ def _kind(source: ModelSource, path: Path) -> Kind:
 
 
 def _fault(path: Path) -> str | None:
-    """Return what is wrong with a network's files, or None."""
+    """Return the problem with a network's files, or None."""
     names = present(path)
     if "config.json" in names:
         try:

@@ -112,7 +112,7 @@ def _handled(image: memoryview, settings: DecoderSettings) -> tuple[Reply, bytes
 
 
 def _limit_cpu(seconds: float) -> None:
-    """Have the kernel kill this process after so many more CPU seconds."""
+    """Have the kernel kill this process after this many more CPU seconds."""
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
     resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(time.process_time() + seconds), hard))
 

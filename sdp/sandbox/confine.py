@@ -92,7 +92,7 @@ def _forbid_calls() -> None:
         program += [(_JUMP_IF_EQUAL, 0, 1, number), (_RETURN, 0, 0, _ALLOW)]
     program += [(_JUMP_IF_EQUAL, 0, 3, prlimit), (_LOAD, 0, 0, _FIRST_ARGUMENT), (_JUMP_IF_EQUAL, 0, 1, 0)]
     program += [(_RETURN, 0, 0, _ALLOW), (_RETURN, 0, 0, _REFUSE)]
-    code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *each) for each in program))
+    code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *instruction) for instruction in program))
     description = struct.pack("HP", len(program), ctypes.addressof(code))
     _checked(_libc.syscall(seccomp, _FILTER, _ALL_THREADS, description))
 

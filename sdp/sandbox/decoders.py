@@ -271,7 +271,7 @@ class _Child:
         return data
 
     def _death(self) -> _Died:
-        """Return how the process ended."""
+        """Return the reason why the process ended."""
         try:
             code = self._process.wait(_STOP_S)
         except subprocess.TimeoutExpired:

@@ -23,11 +23,11 @@ def written(path: Path) -> Iterator[IO[bytes]]:
     A device, a pipe or another program's stdout cannot be replaced, so the whole content is written to it.
     """
     if _is_special(path):
-        with tempfile.TemporaryFile() as whole:
-            yield whole
-            whole.seek(0)
+        with tempfile.TemporaryFile() as buffer:
+            yield buffer
+            buffer.seek(0)
             with _opened(path) as special:
-                shutil.copyfileobj(whole, special)
+                shutil.copyfileobj(buffer, special)
         return
     target = path.resolve()  # a link stays, and its target is replaced
     draft = target.with_name(f"{target.name}.{token_hex(4)}.part")

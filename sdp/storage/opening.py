@@ -53,8 +53,8 @@ def list_source(
     Raise NotFound where a URI names no file.
     """
     files: dict[str, SourceFile] = {}
-    for each in [uri] if isinstance(uri, str) else uri:
-        files.update((file.uri, file) for file in _files_of(each, options or StorageOptions(), suffixes))
+    for source in [uri] if isinstance(uri, str) else uri:
+        files.update((file.uri, file) for file in _files_of(source, options or StorageOptions(), suffixes))
     return sorted(files.values(), key=lambda file: file.uri)
 
 

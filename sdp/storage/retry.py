@@ -37,7 +37,7 @@ class Attempt:
         """The failure of the previous attempt; None in the first."""
 
     async def __call__(self, request: Awaitable[T], nbytes: int = 0) -> T:
-        """Wait for a request that moves so many bytes."""
+        """Wait for a request that moves this many bytes."""
         left_s = self._deadline - time.monotonic()
         return await asyncio.wait_for(request, max(0.001, min(left_s, self._share_s + nbytes / SLOWEST)))
 

@@ -94,7 +94,7 @@ class Board:
         return self._line, messages
 
     def report(self) -> WorkerReport:
-        """Return the report after an attempt, whose line of metrics is void now."""
+        """Return the report after an attempt, and discard the attempt's line of metrics."""
         self._line = None
         return self._report
 

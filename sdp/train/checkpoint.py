@@ -138,7 +138,7 @@ class Checkpointer:
     def _prune(self, newest: int) -> None:
         """Delete old checkpoints, and those that were never completed."""
         steps = self.run.steps()
-        complete = [step for step, whole in steps.items() if whole]
+        complete = [step for step, is_complete in steps.items() if is_complete]
         kept = set(complete[-self.keep_last :])
         if self.keep_every:
             kept |= {step for step in complete if step % self.keep_every == 0}

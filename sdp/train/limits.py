@@ -19,7 +19,7 @@ class OtherPhases:
     """GPU-hours of the phase before."""
     cost: float = 0.0
     samples: float = 0.0
-    """Samples of the phase after, as so many samples of the one that runs, by the U-Net's FLOPs."""
+    """Samples of the phase after, converted to samples of the one that runs by the U-Net's FLOPs."""
 
     def __bool__(self) -> bool:
         return any((self.gpu_hours, self.cost, self.samples))
@@ -51,13 +51,13 @@ def last_step(config: TrainConfig, state: TrainState, rows: int, batch: int) -> 
     if config.max_steps is not None:
         ends.append(config.max_steps)
     if config.max_epochs is not None and state.epoch < config.max_epochs:
-        whole = config.max_epochs - state.epoch - 1
-        ends.append(state.step + -(-(rows - state.position) // batch) + whole * -(-rows // batch))
+        full_epochs = config.max_epochs - state.epoch - 1
+        ends.append(state.step + -(-(rows - state.position) // batch) + full_epochs * -(-rows // batch))
     return min(ends) if ends else None
 
 
 def samples_to_come(config: TrainConfig, phases: Sequence[TrainConfig]) -> float:
-    """Return the samples of later phases as so many of this one's, by the U-Net's FLOPs."""
+    """Return the samples of later phases, converted to samples of this one by the U-Net's FLOPs."""
     return sum(
         (phase.max_steps or 0)
         * (phase.data.global_batch_size or phase.data.batch_size * phase.scaling.most)

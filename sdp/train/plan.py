@@ -244,11 +244,11 @@ def _latents(config: TrainConfig, model: sources.ModelSource, *, newest: bool) -
 
 def _refuse_split_granules(config: TrainConfig) -> None:
     """Refuse a global batch that is not made of whole micro-batches, each of which has one shape."""
-    whole, one = config.data.global_batch_size, config.data.batch_size
-    if whole is not None and whole % one:
+    global_batch, batch = config.data.global_batch_size, config.data.batch_size
+    if global_batch is not None and global_batch % batch:
         hint = "the dataset's crops have several shapes, and a trainer's batch has one"
         raise ConfigError(
-            [Problem("data.global_batch_size", f"a multiple of data.batch_size ({one})", str(whole), hint)]
+            [Problem("data.global_batch_size", f"a multiple of data.batch_size ({batch})", str(global_batch), hint)]
         )
 
 

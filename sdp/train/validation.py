@@ -78,15 +78,15 @@ def load_validation_batch(source: ValidationRows, rows: int, world: World, batch
     """
     latents, reader = source.latents, GroupReader(source.latents)
     shares = _share(latents, reader, source.selector(), rows, world)
-    mine = [(row_range, kept) for row_range, kept in shares if kept.any()]
-    count = sum(int(kept.sum()) for _, kept in mine)
+    own_ranges = [(row_range, kept) for row_range, kept in shares if kept.any()]
+    count = sum(int(kept.sum()) for _, kept in own_ranges)
     counts = [int(one) for (one,) in world.all_gather([float(count)])]
     if not sum(counts):
         uri = latents.files.uri_of("")
         raise DatasetError(f"{uri}: no rows are held out from training; raise data.holdout, or use another dataset")
     if latents.shapes:
-        return _by_shape(latents, reader, mine, world, batch_size)
-    return batch_of(latents.columns, -(-max(counts) // batch_size) * batch_size, [_load(reader, mine)])
+        return _by_shape(latents, reader, own_ranges, world, batch_size)
+    return batch_of(latents.columns, -(-max(counts) // batch_size) * batch_size, [_load(reader, own_ranges)])
 
 
 def _load(reader: GroupReader, ranges: Sequence[tuple[RowRange, NDArray[np.bool_]]]) -> Rows:
@@ -111,17 +111,17 @@ def _by_shape(
         counts[row_range.row_group] = np.bincount(of_rows, minlength=len(latents.shapes))
     parts = []
     for view in views(latents, counts):
-        mine = [
+        own_ranges = [
             (
                 RowRange(row_range.row_group, 0, int(view.row_groups.rows[row_range.row_group])),
                 kept[of_rows == view.bucket],
             )
             for (row_range, kept), of_rows in zip(ranges, buckets, strict=True)
         ]
-        rows = _load(GroupReader(view), [(row_range, kept) for row_range, kept in mine if kept.any()])
+        rows = _load(GroupReader(view), [(row_range, kept) for row_range, kept in own_ranges if kept.any()])
         for start in range(0, len(rows), batch_size):
-            some = rows.slice(start, min(start + batch_size, len(rows)))
-            parts.append(batch_of(view.columns, batch_size, [some]))
+            selected = rows.slice(start, min(start + batch_size, len(rows)))
+            parts.append(batch_of(view.columns, batch_size, [selected]))
     most = max(int(count) for (count,) in world.all_gather([float(len(parts))]))
     return join([*parts, *[batch_of(latents.columns, batch_size, [])] * (most - len(parts))])
 
@@ -183,11 +183,11 @@ def measure(
     totals = torch.zeros(buckets + 3, dtype=torch.float64, device=world.device)
     for micro_batch in batch.split(batch_size):
         micro_batch = micro_batch.to(world.device)
-        each = _losses(networks, objective, conditioning, micro_batch, edges, forward)
-        rows = each.mean(dim=1)[micro_batch.weights > 0]
-        totals[:buckets] += each.sum(dim=0)
+        losses = _losses(networks, objective, conditioning, micro_batch, edges, forward)
+        rows = losses.mean(dim=1)[micro_batch.weights > 0]
+        totals[:buckets] += losses.sum(dim=0)
         totals[buckets:] += torch.stack([rows.sum(), rows.square().sum(), torch.full_like(rows.sum(), len(rows))])
-    *sums, total, squares, count = world.sum(totals).tolist()
+    *sums, total, squares, count = world.sum_of(totals).tolist()
     mean = total / count
     variance = max(0.0, squares / count - mean**2) * count / max(1.0, count - 1)
     return Validation(edges, tuple(s / count for s in sums), mean, (variance / count) ** 0.5, round(count))

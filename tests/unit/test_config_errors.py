@@ -66,7 +66,7 @@ def lines(job: str, *overrides: str, path: str | None = None) -> list[str]:
         (
             "train",
             ["scaling.in_driver=true", "scaling.gpus_per_worker=2"],
-            "scaling.gpus_per_worker: expected 1 while in_driver is on, got 2; train on Ray",
+            "scaling.gpus_per_worker: expected 1 while in_driver is on, got 2; turn in_driver off",
         ),
         (
             "train",

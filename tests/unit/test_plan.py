@@ -273,7 +273,7 @@ def test_interruptions_that_no_run_survives_are_refused(
 
 def test_an_instance_without_a_price_is_refused_with_the_way_to_give_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "--trainers", "2xp5e.48xlarge"]) == 2
-    assert "expected a price of p5e.48xlarge, on-demand, got none" in capsys.readouterr().err
+    assert "no price of p5e.48xlarge, on-demand; add it" in capsys.readouterr().err
 
 
 # --- while it runs ---------------------------------------------------------------------------------------------------
@@ -348,7 +348,7 @@ def test_the_articles_best_speeds_are_the_shares_of_peak_that_are_known_of_them(
     own, speeds = work(*SD2, *online, trainers="4xp4de.24xlarge"), Speeds("fsdp+compile")
     for each, known in zip(bounds(*online), (0.319, 0.326), strict=True):
         text = line(each, own, speeds)
-        assert float(text.split("compute limits; the plan takes ")[1].split("%")[0]) / 100 == pytest.approx(
+        assert float(text.split("compute limits; the plan assumes ")[1].split("%")[0]) / 100 == pytest.approx(
             known, rel=0.01
         )
 

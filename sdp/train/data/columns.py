@@ -129,8 +129,8 @@ def _refuse_unscaled(file: pq.ParquetFile, column: Column, stored: Stored, uri: 
     if not file.metadata.num_rows:
         return
     table = file.read_row_group(_first_group(file), columns=[stored.name])
-    some = np.concatenate(stored.items(table[stored.name].slice(0, 256), column)).view(column.dtype)
-    deviation = float(np.std(some.astype(np.float32)))
+    sample = np.concatenate(stored.items(table[stored.name].slice(0, 256), column)).view(column.dtype)
+    deviation = float(np.std(sample.astype(np.float32)))
     if deviation > 3:
         raise DatasetError(
             f"source.columns.factor: {stored.name} of {uri} looks unscaled (standard deviation {deviation:.1f}); set "
@@ -193,7 +193,7 @@ def _described(field: pa.Field, uri: str) -> tuple[Column, Stored]:
 
 
 def _numbers_a_row(file: pq.ParquetFile, field: pa.Field, uri: str) -> tuple[int, str]:
-    """Return how many numbers the first row of a column has, and whether they are floats (f) or integers (i)."""
+    """Return the count of numbers in the first row of a column, and their kind: floats (f) or integers (i)."""
     try:
         table = file.read_row_group(_first_group(file), columns=[field.name]) if file.metadata.num_rows else None
         values = _flat(table[field.name].chunk(0).slice(0, 1)) if table is not None else None

@@ -107,7 +107,7 @@ def _moved(listing: pa.Table, root: str) -> pa.Table:
 
 
 def _unchanged(listing: pa.Table, files: list[SourceFile], uri: str, options: StorageOptions) -> pa.Table:
-    """Return the list if the files are still as it says."""
+    """Return the list if the files still match it."""
     by_uri = {file.uri: file for file in files}
     for row in listing.select(["uri", "size", "etag"]).to_pylist():
         now = by_uri.get(row["uri"])
