@@ -44,11 +44,11 @@ def connect(**local: Any) -> dict[str, float]:
             logging.getLogger(name).setLevel(logging.ERROR)
         require_reachable()
         # Without an address, Ray joins any cluster that runs on this machine.
-        where: dict[str, Any] = {} if os.environ.get("RAY_ADDRESS") else {"address": "local", **local}
-        if where and (environment := worker_environment()):
-            where["runtime_env"] = environment
+        options: dict[str, Any] = {} if os.environ.get("RAY_ADDRESS") else {"address": "local", **local}
+        if options and (environment := worker_environment()):
+            options["runtime_env"] = environment
         if console.as_json():
-            where["logging_config"] = ray.LoggingConfig(encoding="JSON", log_level="WARNING")
+            options["logging_config"] = ray.LoggingConfig(encoding="JSON", log_level="WARNING")
         if not os.environ.get("RAY_ADDRESS") and not os.access(os.path.expanduser("~/."), os.W_OK):  # noqa: PTH111
             # Ray stores a token in the home directory, and does not start if it cannot.
             os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
@@ -56,7 +56,7 @@ def connect(**local: Any) -> dict[str, float]:
         log_handlers = logging.getLogger().handlers[:]
         try:
             with stderr:
-                ray.init(log_to_driver=False, logging_level=logging.WARNING, configure_logging=True, **where)
+                ray.init(log_to_driver=False, logging_level=logging.WARNING, configure_logging=True, **options)
         except Exception as error:  # Ray raises a plain Exception if its own node does not start in time
             raise _explain_failed_connection(error, stderr.text) from error
         stderr.forward(without="RAY_BACKEND_LOG_LEVEL")

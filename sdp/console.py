@@ -156,7 +156,7 @@ def clock(unix_s: float) -> str:
 
 
 def spent(seconds: float, gpu_hours: float, cost: float = 0.0) -> str:
-    """Return 3:05:00, 24.7 GPU-hours, cost 45.20; GPU-hours and cost where there are any."""
+    """Return 3:05:00, 24.7 GPU-hours, cost 45.20; GPU-hours and cost if there are any."""
     parts = [duration(seconds), f"{gpu_hours:,.2f} GPU-hours" * bool(gpu_hours), f"cost {cost:,.2f}" * bool(cost)]
     return ", ".join(part for part in parts if part)
 

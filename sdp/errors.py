@@ -43,7 +43,7 @@ class Problem:
 
 
 class ConfigError(UserError):
-    """A configuration that cannot work, with every problem on a line of its own."""
+    """A configuration that cannot work, with every problem on its own line."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         self.problems = tuple(problems)

@@ -43,7 +43,7 @@ class Gpu:
 
     @property
     def peak_fp8(self) -> float:
-        """Dense fp8 tensor FLOP/s: twice bf16's, within 1.3 % of the datasheets; bf16's where there is no fp8."""
+        """Dense fp8 tensor FLOP/s: twice bf16's, within 1.3 % of the datasheets; bf16's if there is no fp8."""
         return self.peak_flops * (2 if self.has_fp8 else 1)
 
 
@@ -62,7 +62,7 @@ class Instance:
 
 
 # --- GPUs ------------------------------------------------------------------------------------------------------------
-# Figures are NVIDIA's, by documents that quote its datasheets; the datasheets themselves were not at hand:
+# Figures are NVIDIA's, by documents that quote its datasheets; the datasheets themselves were not available:
 # - peaks of A100, H100 (all three), H200, B200 and L40S: pytorch/torchtitan, torchtitan/tools/utils.py (2025);
 # - bandwidths of A100-80G, H200 and L40S: feifeibear/LLMRoofline, hardware_dict.py; of H100-SXM:
 #   glennklockwood.com/garden/processors/h100; of B200: modal.com/gpu-glossary; of A100-40G, H100-PCIe (2.0; some print

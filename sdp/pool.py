@@ -212,7 +212,7 @@ class WorkerPool:
                 f"{self.scaling.wait_s:g} s, though there was room; see their logs with `ray logs`"
             )
         line = one_line(error)[-300:]
-        return SdpError(f"{self.job}: the {self.workers} failed ({line}); run the job again, it continues")
+        return SdpError(f"{self.job}: the {self.workers} failed ({line}); run the job again to continue")
 
 
 class _PoolActor:

@@ -35,9 +35,9 @@ def dump_yaml(
 
 def comment(key: Key) -> str:
     """Return a key's purpose and its expected value."""
-    wants = expected(key.field)
-    plain = wants.removesuffix(" or null").removesuffix(",") in _EVIDENT
-    return key.what if plain else f"{key.what} [{wants}]"
+    expectation = expected(key.field)
+    plain = expectation.removesuffix(" or null").removesuffix(",") in _EVIDENT
+    return key.what if plain else f"{key.what} [{expectation}]"
 
 
 def scalar(value: Any) -> str:

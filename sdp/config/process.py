@@ -162,9 +162,11 @@ class ProcessConfig(JobConfig):
         yield from super().contradictions()
         if not self.resolutions:
             yield Problem("resolutions", "one or more", "none", "list the sides of the crops to encode")
-        twice = sorted({side for side in self.resolutions if self.resolutions.count(side) > 1})
-        if twice:
-            yield Problem("resolutions", "each resolution once", f"{twice[0]} more than once", "remove the repetition")
+        repeated = sorted({side for side in self.resolutions if self.resolutions.count(side) > 1})
+        if repeated:
+            yield Problem(
+                "resolutions", "each resolution once", f"{repeated[0]} more than once", "remove the repetition"
+            )
         uneven = [side for side in self.resolutions if side % 64]
         if self.transform.crop == "buckets" and uneven:
             yield Problem("resolutions", "multiples of 64 with transform.crop buckets", str(uneven[0]), "change one")

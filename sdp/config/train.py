@@ -133,7 +133,7 @@ class TrainTransformConfig(TransformConfig):
 
 
 class TrainEncodeConfig(EncoderConfig):
-    """The encoders, if data.mode is online (each an actor of its own) or collocated (one in each trainer).
+    """The encoders, if data.mode is online (each in its own actor) or collocated (one in each trainer).
 
     They return the mean and variance of the VAE's distribution; the trainer draws a sample from it in each epoch.
     """
@@ -453,7 +453,7 @@ class LoraConfig(Section):
 class SecondPhaseConfig(Section):
     """A second phase, often at a higher resolution.
 
-    It is a run of its own, in OUTPUT/phase-2, and begins with the weights and the moving average of the first, in
+    It is a separate run, in OUTPUT/phase-2, and begins with the weights and the moving average of the first, in
     OUTPUT/phase-1. All other keys are the same in both.
     """
 

@@ -75,7 +75,7 @@ def describe(storage: Storage, options: StorageOptions | None = None, *, verify:
     infos = _infos(storage, files, works, problems, verify=verify)
     done = {(p.unit.number, p.attempt) for p in infos}
     missing = [work for part, work in works.items() if part not in done]
-    dataset = _noting(problems, lambda: open_dataset(storage)) if storage.exists(MANIFEST) else None
+    dataset = _try_read(problems, lambda: open_dataset(storage)) if storage.exists(MANIFEST) else None
     manifest = dataset.manifest if dataset is not None else None
     if dataset is not None:
         problems += _against_manifest(dataset.parts, files, storage)
@@ -118,7 +118,7 @@ def accounts(storage: Storage, problems: list[str]) -> Iterator[pa.Table]:
     works = read_output(storage).index.works_by_part()
     files = {part: f for f in storage.list(PARTS) if (part := parse_part_name(f.path)) in works}
     units = [list(attempts) for _, attempts in groupby(sorted(files), key=lambda part: part[0])]
-    repeats = _noting(problems, lambda: repeated_rows(storage))
+    repeats = _try_read(problems, lambda: repeated_rows(storage))
 
     def account_of(part: tuple[int, int]) -> pa.Table:
         info, account = read_footer(storage, files[part])
@@ -126,7 +126,7 @@ def accounts(storage: Storage, problems: list[str]) -> Iterator[pa.Table]:
         return account
 
     def unit_account(attempts: list[tuple[int, int]]) -> pa.Table:
-        read = (_noting(problems, partial(account_of, part)) for part in attempts)
+        read = (_try_read(problems, partial(account_of, part)) for part in attempts)
         by_attempt = [account for account in read if account is not None]
         if not by_attempt:
             return ACCOUNT_SCHEMA.empty_table()
@@ -165,7 +165,7 @@ def _refuse_foreign(storage: Storage, info: PartInfo, works: Mapping[tuple[int, 
         raise DatasetError(f"{storage.uri_of(info.path)}: not a part of this dataset; move it away")
 
 
-def _noting(problems: list[str], read: Callable[[], T]) -> T | None:
+def _try_read(problems: list[str], read: Callable[[], T]) -> T | None:
     """Return the result of a read; on an error in the dataset, add it to the problems and return None."""
     try:
         return read()
@@ -187,7 +187,7 @@ def _infos(
         _refuse_foreign(storage, info, works)
         return info
 
-    infos = ordered_map(lambda file: _noting(problems, lambda: look(file)), files)
+    infos = ordered_map(lambda file: _try_read(problems, lambda: look(file)), files)
     return [info for info in infos if info is not None]
 
 
@@ -276,7 +276,7 @@ def _samples(storage: Storage, part: PartInfo | None, taken: Tombstones, problem
         rows = (row for batch in batches for row in batch.to_pylist() if row.get("row") not in taken.rows)
         return [{name: _short(value) for name, value in row.items()} for row in islice(rows, _SAMPLES)]
 
-    return (part and _noting(problems, lambda: read(part))) or []
+    return (part and _try_read(problems, lambda: read(part))) or []
 
 
 def _short(value: Any) -> Any:
@@ -302,7 +302,7 @@ def _describe_plain(storage: Storage, options: StorageOptions | None) -> Descrip
         files = list_source(storage.uri, options)
     except NotFound as error:
         raise DatasetError(
-            f"{storage.uri}: neither a dataset of sdp (no {HEAD}) nor Parquet files; check the address"
+            f"{storage.uri}: neither a dataset of sdp (no {HEAD}) nor Parquet files; check the URI"
         ) from error
     problems, rows, schema = [], 0, dict[str, str]()
     for file in files:

@@ -147,7 +147,7 @@ def read_manifest(storage: Storage, path: str = MANIFEST) -> Manifest:
 
 
 def repeated_rows(storage: Storage) -> repeated.Repeated | None:
-    """Return the repeated rows of the newest manifest; None where there are none, or no manifest yet."""
+    """Return the repeated rows of the newest manifest; None if there are none, or no manifest yet."""
     try:
         manifest = read_manifest(storage)
     except NotFound:
@@ -169,12 +169,12 @@ def open_dataset(storage: Storage, kind: str | None = None, *, version: int | No
                 f"`sdp inspect {storage.uri}` shows what is missing"
             ) from None
         raise DatasetError(
-            f"{storage.uri}: not a dataset of sdp (no {HEAD}); run the job that writes it, or check the address"
+            f"{storage.uri}: not a dataset of sdp (no {HEAD}); run the job that writes it, or check the URI"
         ) from None
     where = storage.uri_of(path)
     manifest = read_manifest(storage, path)
     if kind is not None and manifest.kind != kind:
-        raise DatasetError(f"{storage.uri}: expected a dataset of {kind}, got {manifest.kind}; check the address")
+        raise DatasetError(f"{storage.uri}: expected a dataset of {kind}, got {manifest.kind}; check the URI")
     listing = storage.read(manifest.files)
     if hashlib.sha256(listing).hexdigest() != manifest.files_digest:
         raise DatasetError(

@@ -211,8 +211,8 @@ class Hub:
 
 def _start_hub(limits: HostLimits) -> Any:
     """Start the hub on the driver's node, so that it is not lost with a worker's node."""
-    here = cluster.this_node()
-    hub = ray.remote(Hub).options(num_cpus=0, max_restarts=-1, max_task_retries=-1, scheduling_strategy=here)
+    driver_node = cluster.this_node()
+    hub = ray.remote(Hub).options(num_cpus=0, max_restarts=-1, max_task_retries=-1, scheduling_strategy=driver_node)
     return hub.remote(limits)
 
 

@@ -11,7 +11,7 @@ DIRECTIVES = frozenset({"noai", "noimageai", "noindex", "noimageindex", "noml"})
 """The directives that keep an image out of a training dataset."""
 
 _WITH_VALUE = frozenset({"max-snippet", "max-image-preview", "max-video-preview", "unavailable_after"})
-"""Directives with a colon of their own, which are not an agent's name."""
+"""Directives that contain a colon but do not begin with an agent's name."""
 
 MAX_BYTES = 512_000
 """Bytes of a robots.txt that are read; RFC 9309 asks for at least 500 KiB."""

@@ -91,7 +91,7 @@ def publish(storage: Storage, stop: int, hosts: Counter[str], duplicates: Iterab
 
 
 def load(storage: Storage, stop: int) -> Survey | None:
-    """Load the survey of the addresses below `stop`; None where there is none, or a damaged one."""
+    """Load the survey of the addresses below `stop`; None if there is none, or a damaged one."""
     try:
         return parse(Survey, storage.read(f"{_folder(stop)}.json"))
     except (NotFound, BadRecord):

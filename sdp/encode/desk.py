@@ -1,6 +1,6 @@
 """The pipeline's bookkeeping: which worker holds which piece, which piece killed its worker, and when to give up.
 
-Ray restarts whatever dies and runs it again, without a limit of its own. The limits are here.
+Ray restarts what dies and runs it again without limit, so the limits are here.
 """
 
 import asyncio

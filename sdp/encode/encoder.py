@@ -203,7 +203,7 @@ class _Moments(nn.Module):
 
 
 class _Feeder:
-    """Copies each batch to the device ahead of the work, through pinned memory and on a stream of its own."""
+    """Copies each batch to the device ahead of the work, through pinned memory and on its own stream."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

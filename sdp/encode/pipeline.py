@@ -2,8 +2,8 @@
 
     feed ── ReadPieces ── MapBatches(transform) (tasks) ── MapBatches(Encode) (actors, min … max) ── results
 
-Results come in whatever order they finish. A result is the piece's key, a note and a reference: the rows stay on the
-node that encoded them until they are fetched. Every block has one row (see `blocks`), so Ray Data neither merges
+Results come in the order in which they finish. A result is the piece's key, a note and a reference: the rows stay on
+the node that encoded them until they are fetched. Every block has one row (see `blocks`), so Ray Data neither merges
 nor splits pieces. `process` and online training feed the pipeline and define what happens to a piece by their `Stages`.
 """
 
@@ -115,7 +115,7 @@ class Pipeline:
                 if isinstance(result, BaseException):
                     self.state()  # raises the desk's reason, if it has one
                     line = one_line(result)[-300:]
-                    raise SdpError(f"encode: Ray Data failed ({line}); run the job again, it continues") from result
+                    raise SdpError(f"encode: Ray Data failed ({line}); run the job again to continue") from result
                 if result is not None:
                     note, rows = result
                     sent = self._sent.pop(note.number)
@@ -292,7 +292,7 @@ class Occupancy:
 
 
 class Encode:
-    """An encoder in a process of its own, which keeps its model from piece to piece."""
+    """An encoder in its own process, which keeps its model from piece to piece."""
 
     def __init__(self, stages: "ObjectRef[Stages]", desk: Any, output: str) -> None:
         cluster.hide_gpus_unless_granted()

@@ -61,9 +61,9 @@ class XidWatch:
     def watch(self, gpus: Mapping[str, int]) -> None:
         """Listen to the GPUs that answer now (UUID -> index); cheap if they are known."""
         with self._changed:
-            for gone in self._present.keys() - gpus.keys():
-                self._registered.discard(gone)
-                self._failures.pop(gone, None)
+            for lost in self._present.keys() - gpus.keys():
+                self._registered.discard(lost)
+                self._failures.pop(lost, None)
             self._present = dict(gpus)
             if self._registration_due() and not self._stopped:
                 self._changed.notify_all()

@@ -1,7 +1,7 @@
 """Readers of NVML, the driver's library, through nvidia-ml-py: one for the driver as a whole, one for each GPU.
 
 A call that the hardware or the driver does not support returns None. A failed call returns None, too, and adds an error
-to the reading. Calls may hang for any time, so each reader runs in a thread of its own (reader_thread.py).
+to the reading. Calls may hang for any time, so each reader runs in its own thread (reader_thread.py).
 """
 
 import ctypes

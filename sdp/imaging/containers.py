@@ -106,7 +106,7 @@ def webp_size(data: bytes | memoryview) -> tuple[int, int] | None:
 
 
 def jpeg_orientation(data: bytes | memoryview) -> int:
-    """Return the EXIF orientation of a JPEG; 1 where there is none or it is broken."""
+    """Return the EXIF orientation of a JPEG; 1 if there is none or it is broken."""
     at, orientation = 2, 1
     while at + 4 <= len(data) and data[at] == 0xFF:
         marker = data[at + 1]

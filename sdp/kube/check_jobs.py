@@ -1,6 +1,6 @@
 """Checks of the jobs' configurations: syntax, GPUs in the cluster, and access to storage and models.
 
-Storage and models are reached with the credentials of whoever runs the check.
+Storage and models are reached with the credentials of the user who runs the check.
 """
 
 import math

@@ -15,9 +15,9 @@ def find_cluster(api: Api, name: str | None) -> Object:
         try:
             cluster: Object = api.get(api.path("rayclusters", name))
         except Missing as error:
-            raise UserError(f"--cluster: {_not_found(standing(api), api, repr(name))}") from error
+            raise UserError(f"--cluster: {_not_found(standing_clusters(api), api, repr(name))}") from error
         return cluster
-    clusters = standing(api)
+    clusters = standing_clusters(api)
     default = [cluster for cluster in clusters if cluster["metadata"]["name"] == DEFAULT_CLUSTER]
     if len(default or clusters) == 1:
         return (default or clusters)[0]
@@ -26,7 +26,7 @@ def find_cluster(api: Api, name: str | None) -> Object:
     raise UserError(f"--cluster: {_not_found(clusters, api)}")
 
 
-def standing(api: Api) -> list[Object]:
+def standing_clusters(api: Api) -> list[Object]:
     """Return the clusters that no RayJob created for itself."""
     return [
         cluster

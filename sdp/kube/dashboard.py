@@ -70,7 +70,9 @@ class Dashboard:
         except (HTTPError, OSError) as error:
             raise self._silent(error) from error
         except ValueError:
-            raise Unreachable(f"ray: the head of {self.cluster!r} sent something that is not JSON; try again") from None
+            raise Unreachable(
+                f"ray: the head of {self.cluster!r} sent a response that is not JSON; try again"
+            ) from None
         return data
 
     def _open(self, method: str, path: str, quiet_s: float) -> Any:
@@ -78,12 +80,14 @@ class Dashboard:
         headers = self._token(cluster)
         if not self._by_proxy:
             try:
-                return self._forwarded(cluster, method, path, headers, quiet_s)
+                return self._open_by_forwarding(cluster, method, path, headers, quiet_s)
             except Forbidden:
                 self._by_proxy = True
-        return self._proxied(cluster, method, path, headers, quiet_s)
+        return self._open_by_proxy(cluster, method, path, headers, quiet_s)
 
-    def _forwarded(self, cluster: Object, method: str, path: str, headers: Mapping[str, str], quiet_s: float) -> Any:
+    def _open_by_forwarding(
+        self, cluster: Object, method: str, path: str, headers: Mapping[str, str], quiet_s: float
+    ) -> Any:
         from urllib3.exceptions import HTTPError
 
         port = self._api.forward(self._head_pod(cluster), PORT)
@@ -96,7 +100,9 @@ class Dashboard:
                 raise self._refusal(response.status, response.data)
         return response
 
-    def _proxied(self, cluster: Object, method: str, path: str, headers: Mapping[str, str], quiet_s: float) -> Any:
+    def _open_by_proxy(
+        self, cluster: Object, method: str, path: str, headers: Mapping[str, str], quiet_s: float
+    ) -> Any:
         from kubernetes.client.exceptions import ApiException
 
         head = (cluster.get("status") or {}).get("head") or {}

@@ -22,7 +22,7 @@ def _has_model(folder: Path) -> bool:
 
 def exists(source: "ModelSource") -> Exists:
     """Return a test for files of the repository at the revision, by the local cache or one request to the hub."""
-    cached = _cached(source)
+    cached = _cached_folder(source)
     if cached is not None:
         return lambda name: (cached / name).is_file()
     from huggingface_hub import HfApi
@@ -39,7 +39,7 @@ def download(
 
     By default these are the files of a model in diffusers layout.
     """
-    cached = _cached(source, patterns, is_complete)
+    cached = _cached_folder(source, patterns, is_complete)
     if cached is not None:
         return cached
     with _explained(source):
@@ -48,7 +48,7 @@ def download(
 
 def read(source: "ModelSource", name: str) -> bytes:
     """Return one small file of the repository at the revision."""
-    cached = _cached(source)
+    cached = _cached_folder(source)
     if cached is not None:
         return (cached / name).read_bytes()
     from huggingface_hub import hf_hub_download
@@ -58,7 +58,7 @@ def read(source: "ModelSource", name: str) -> bytes:
     return Path(path).read_bytes()
 
 
-def _cached(
+def _cached_folder(
     source: "ModelSource", patterns: Sequence[str] = layout.PATTERNS, is_complete: Callable[[Path], bool] = _has_model
 ) -> Path | None:
     """Return the repository's folder in the cache if it is complete, or if the hub must not be asked."""

@@ -131,4 +131,4 @@ def _fault(path: Path) -> str | None:
         return None
     if inceptions:
         return f"several files of Inception's weights ({', '.join(inceptions)}); keep one"
-    return "no feature network: neither config.json nor a file *inception*.pth; check the address"
+    return "no feature network: neither config.json nor a file *inception*.pth; check the URI"

@@ -116,7 +116,7 @@ class Options:
 def work_of(config: JobConfig, prices: Prices, options: Options) -> Work:
     """Return the work that a configuration describes."""
     if isinstance(config, TrainConfig):
-        return _training(config, prices, options)
+        return _training_work(config, prices, options)
     encode = config.encode if isinstance(config, ProcessConfig) else None
     rows = options.rows or config.limit
     if rows is None:
@@ -137,7 +137,7 @@ def work_of(config: JobConfig, prices: Prices, options: Options) -> Work:
     )
 
 
-def _training(config: TrainConfig, prices: Prices, options: Options) -> Work:
+def _training_work(config: TrainConfig, prices: Prices, options: Options) -> Work:
     trainers, gpus = _trainers(config, prices, options)
     encoders, count = _encoders(config.encode.accelerator, prices, options)
     if options.drawing is not None and options.encoders is None:
@@ -259,12 +259,12 @@ def plan(work: Work, speeds: Speeds, prices: Prices) -> Plan:
 def _download(work: Work, prices: Prices) -> Stage:
     of, instance = reference()["downloading"], INSTANCES["m5.8xlarge"]
     rate = of["img_per_s_per_vcpu"] * instance.vcpus * _HOSTS
-    group = _priced(instance, _HOSTS, 0, work, prices)
+    group = _price_group(instance, _HOSTS, 0, work, prices)
     return stage("download", work.rows, rate, [group], source=f"published, {of['source']}")
 
 
 def _draw(drawing: Drawing, work: Work, speeds: Speeds, prices: Prices) -> Stage:
-    """Return the drawing of pictures, at as many operations a second as training reaches."""
+    """Return the stage that draws pictures, at the operations per second that training reaches."""
     side = work.phases[0].resolution
     figure = speeds.train(str(work.trainers.gpu), side)
     rate = figure.value * work.trainer_gpus * unet_flops(side) / picture_flops(side, drawing.passes)
@@ -315,12 +315,12 @@ def _egress(gigabytes: float, prices: Prices) -> Stage:
 def captions(work: Work, own: Plan, prices: Prices) -> str:
     """Return the cost of an offline dataset's captions, as token ids and as embeddings."""
     text = float(reference()["flops"]["text"])
-    shares = [(stage, text / unet_flops(side)) for side, stage in _trained(work, own)]
+    shares = [(stage, text / unet_flops(side)) for side, stage in _training_stages(work, own)]
     hours = sum(stage.gpu_hours * share for stage, share in shares)
     cost = sum(stage.cost * share for stage, share in shares)
     compared = ", ".join(
         f"{text / 1e9:.0f} of {(text + unet_flops(side)) / 1e9:,.0f} GFLOP at {side} px"
-        for side, _ in _trained(work, own)
+        for side, _ in _training_stages(work, own)
     )
     gigabytes = work.rows * _EMBEDDING_BYTES / 1e9
     monthly = gigabytes * prices.storage.per_gb_month
@@ -333,21 +333,21 @@ def captions(work: Work, own: Plan, prices: Prices) -> str:
     )
 
 
-def _trained(work: Work, own: Plan) -> Iterator[tuple[int, Stage]]:
+def _training_stages(work: Work, own: Plan) -> Iterator[tuple[int, Stage]]:
     """Yield each phase's resolution and stage."""
     stages = {stage.name: stage for stage in own.stages}
     return ((phase.resolution, stages[phase.name]) for phase in work.phases if phase.name in stages)
 
 
 def _trainer_group(work: Work, prices: Prices) -> Group:
-    return _priced(work.trainers, work.trainer_count, work.trainer_gpus * work.gpus_each, work, prices)
+    return _price_group(work.trainers, work.trainer_count, work.trainer_gpus * work.gpus_each, work, prices)
 
 
 def _encoder_group(work: Work, gpus: int, prices: Prices) -> Group:
-    return _priced(work.encoders, math.ceil(gpus / work.encoders.gpus), gpus, work, prices)
+    return _price_group(work.encoders, math.ceil(gpus / work.encoders.gpus), gpus, work, prices)
 
 
-def _priced(instance: Instance, count: int, gpus: int, work: Work, prices: Prices) -> Group:
+def _price_group(instance: Instance, count: int, gpus: int, work: Work, prices: Prices) -> Group:
     """Return a group at its price; if other instances than trainers have none on these terms, the on-demand price."""
     own = prices.row(instance.name, work.terms) if instance is not work.trainers else None
     terms = work.terms if instance is work.trainers or own else "on-demand"
@@ -384,7 +384,7 @@ def modes(work: Work, speeds: Speeds, prices: Prices) -> list[Plan]:
 
 
 def others(work: Work, speeds: Speeds, prices: Prices) -> list[Plan]:
-    """Return the plans on other kinds of GPU, with as many trainers, the cheapest first."""
+    """Return the plans on other kinds of GPU, with the same number of trainers, the cheapest first."""
     plans = [
         plan(work.on(instance, count, mode, work.trainer_gpus), speeds, prices)
         for instance in _candidates(work, prices, work.trainer_gpus)
@@ -396,7 +396,7 @@ def others(work: Work, speeds: Speeds, prices: Prices) -> list[Plan]:
 
 
 def in_time(work: Work, speeds: Speeds, prices: Prices, deadline_h: float) -> Plan | None:
-    """Return the cheapest plan that meets a deadline, with as many instances as that takes."""
+    """Return the cheapest plan that meets a deadline, with the number of instances that it takes."""
     if not work.trainer_gpus:
         counts = [work.encoder_gpus, *(count * work.encoders.gpus for count in range(1, MOST_INSTANCES + 1))]
         sized = (plan(replace(work, encoder_gpus=count), speeds, prices) for count in counts)

@@ -2,8 +2,8 @@
 
 Weights, gradients and AdamW's averages follow from the number of parameters. What the forward pass keeps for the
 backward pass is in reference.yaml, as sdp.train.activations measures it on fake tensors; `--memory` measures it again
-for the configuration at hand. Fragmentation, NCCL's buffers, cuDNN's workspaces and the backward pass's own temporaries
-are not counted: MARGIN keeps room for them.
+for the configuration. Fragmentation, NCCL's buffers, cuDNN's workspaces and the backward pass's own temporaries are not
+counted: MARGIN keeps room for them.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -91,7 +91,8 @@ def estimates(config: TrainConfig, place: Place) -> list[Memory]:
     kinds = ("ddp", "fsdp") if config.precision != "fp16" else ("ddp",)
     choices = dict.fromkeys([own, *((kind, recompute) for kind in kinds for recompute in (False, True))])
     return [
-        estimate(_changed(config, kind=kind, activation_checkpointing=recompute), place) for kind, recompute in choices
+        estimate(_with_changes(config, kind=kind, activation_checkpointing=recompute), place)
+        for kind, recompute in choices
     ]
 
 
@@ -140,7 +141,7 @@ def _micro_batch(config: TrainConfig, workers: int) -> int:
     return -(-share // -(-share // batch))
 
 
-def _changed(config: TrainConfig, **changes: object) -> TrainConfig:
+def _with_changes(config: TrainConfig, **changes: object) -> TrainConfig:
     return config.model_copy(update={"strategy": config.strategy.model_copy(update=changes)})
 
 
@@ -173,7 +174,7 @@ def fit(config: TrainConfig, family: Family | None, *, embedded: bool) -> str | 
     place = Place(gpu, config.scaling.most, embedded, family=family)
     own = least = estimate(config, place)
     if strategy.compile or strategy.fp8.enabled or config.lora.rank is not None:
-        least = estimate(_changed(config, activation_checkpointing=True), place)
+        least = estimate(_with_changes(config, activation_checkpointing=True), place)
     of = f"{gpu.name} of {gpu.memory_bytes / GIB:.0f} GiB at {config.data.resolution} px"
     hint = "strategy.kind: fsdp and strategy.activation_checkpointing need less; sdp plan --memory has the figures"
     needed = f"which would need {least.total / GIB:.0f} GiB"

@@ -80,9 +80,7 @@ def _subjects_at(storage: Storage, options: StorageOptions | None) -> list[Stora
     if kind in (None, "checkpoint") and _IN_RUN.search(storage.uri):
         return _subjects_at(open_storage(_IN_RUN.sub("", storage.uri), options), options)
     if (kind or identify(storage, options)[0]) in ("files", "checkpoint"):
-        raise DatasetError(
-            f"{storage.uri}: neither a dataset of sdp (no {HEAD}) nor a run (no {RUN}); check the address"
-        )
+        raise DatasetError(f"{storage.uri}: neither a dataset of sdp (no {HEAD}) nor a run (no {RUN}); check the URI")
     return phases_of(storage) or [storage]
 
 

@@ -17,7 +17,7 @@ _MARKERS: dict[str, Kind] = {COMPLETE: "checkpoint", RUN: "run", RESULT: "evalua
 _CHECKPOINT = re.compile(r"/checkpoints/step-\d+$")
 _NEWEST = re.compile(r"/checkpoints(/latest)?$")
 _FOLDERS, _FILES = 100, 20_000
-"""Limits on the folders and files listed at an address that is none of these."""
+"""Limits on the folders and files that are listed if a URI is none of these."""
 
 
 def kind_of(storage: Storage) -> Kind | None:
@@ -52,6 +52,6 @@ def identify(storage: Storage, options: StorageOptions | None = None) -> tuple[K
         limit = f" among the first {_FILES:,} files" if len(names) == _FILES else ""
         raise DatasetError(
             f"{storage.uri}: neither a dataset of sdp (no {HEAD}) nor a run (no {RUN}), and no Parquet file{limit}; "
-            "check the address"
+            "check the URI"
         )
     return "files", storage

@@ -77,7 +77,7 @@ class Storage(ABC):
 
     @abstractmethod
     def stat(self, path: str) -> FileInfo:
-        """Describe an object; raise NotFound where there is none."""
+        """Describe an object; raise NotFound if there is none."""
 
     @abstractmethod
     def exists(self, path: str) -> bool: ...

@@ -1,4 +1,4 @@
-"""The board between driver and workers. It has a file of its own, so that its actor loads nothing else."""
+"""The board between driver and workers. It has its own file, so that its actor loads nothing else."""
 
 from dataclasses import dataclass, field, replace
 from typing import Any

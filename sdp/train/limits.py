@@ -13,7 +13,7 @@ from sdp.train.state import TrainState
 
 @dataclass(frozen=True, slots=True)
 class OtherPhases:
-    """The phase before the one that runs, and the phase after it; zeros where there is none."""
+    """The phase before the one that runs, and the phase after it; zeros if there is none."""
 
     gpu_hours: float = 0.0
     """GPU-hours of the phase before."""

@@ -58,7 +58,7 @@ class ValidationRows:
 
 
 def validation_rows(config: TrainConfig, source: str | None) -> ValidationRows:
-    """Return all rows of a latents dataset, or without one the rows that training holds out of its own."""
+    """Return all rows of a latents dataset, or, without one, the rows that training holds out."""
     if source is not None:
         dataset = open_dataset(open_storage(source, config.storage.options()), "latents")
         latents = open_latents(dataset, config.data.resolution)

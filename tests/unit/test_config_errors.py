@@ -308,7 +308,7 @@ def test_the_usual_uris_are_accepted(uri: str) -> None:
         ("a: 1\n---\nb: 2\n", ":2:1: expected YAML, got a syntax error (but found another document)"),
         ("- a\n", ": expected a mapping of keys to values, got a list"),
         ("just words\n", ": expected a mapping of keys to values, got 'just words'"),
-        ("[" * 1500, ": expected YAML, got brackets nested beyond measure"),
+        ("[" * 1500, ": expected YAML, got brackets nested too deeply"),
     ],
 )
 def test_a_file_that_is_not_plain_yaml_is_reported_with_line_and_column(

@@ -14,7 +14,7 @@ from sdp.model.checkpoints import EpochStart
 
 
 class Reader(Protocol):
-    """The interface of readers. Batches look the same whatever reader yields them."""
+    """The interface of readers. All readers yield the same kind of batches."""
 
     @property
     def rows(self) -> int:
@@ -25,7 +25,7 @@ class Reader(Protocol):
         return self.rows
 
     def batches(self, epoch: int, position: int, batch_size: int, start: EpochStart) -> "Iterator[Batch]":
-        """Yield this worker's shares of the batches from a position on: as many, and as long, on every worker."""
+        """Yield this worker's share of each batch from a position on. Shares have the same length on all workers."""
 
     def after(self, epoch: int, start: EpochStart) -> EpochStart:  # noqa: ARG002 (for other readers)
         """Return the start of the next epoch."""

@@ -64,7 +64,7 @@ class DirectReader(Reader):
 
     @property
     def mixed(self) -> bool:
-        """True if there are several datasets, with addresses and epochs of their own."""
+        """True if there are several datasets, each with its own addresses and epochs."""
         return len(self.datasets) > 1
 
     @property

@@ -151,14 +151,14 @@ class _Windows:
         into = self._buffers.take(len(window))
         into.rows[:], into.weights[:] = -1, 0
         bad: dict[int, Outcome] = {}
-        for number, here in enumerate(places):
+        for number, slice_places in enumerate(places):
             encoded = first if number == 0 else next(self._encoded, None)
             if encoded is None:
                 raise RuntimeError("the engine returned fewer slices than were requested")
-            into.rows[here] = encoded.rows
-            into.weights[here] = encoded.weights
-            into.latents[here] = _items(encoded.latents)
-            into.text[here] = _items(encoded.text)
+            into.rows[slice_places] = encoded.rows
+            into.weights[slice_places] = encoded.weights
+            into.latents[slice_places] = _items(encoded.latents)
+            into.text[slice_places] = _items(encoded.text)
             bad |= {outcome.row: outcome for outcome in encoded.bad}
         into.weights[:] *= self._weigh(into.rows)
         return window, into, bad
@@ -181,14 +181,14 @@ class _Windows:
                 group = int(data.row_groups.group[row_group])
                 for skip in range(row_range.start, row_range.stop, data.slice_rows):
                     count = min(data.slice_rows, row_range.stop - skip)
-                    here = places[at : at + count]
+                    slice_places = places[at : at + count]
                     at += count
-                    if needed[here].any():
+                    if needed[slice_places].any():
                         data_slice = Slice.of(
-                            uri, group, int(data.row_groups.rows[row_group]), skip, epoch, needed[here]
+                            uri, group, int(data.row_groups.rows[row_group]), skip, epoch, needed[slice_places]
                         )
-                        slices.append((data_slice, here))
-            self._requested.append((window, [here for _, here in slices]))
+                        slices.append((data_slice, slice_places))
+            self._requested.append((window, [slice_places for _, slice_places in slices]))
             for data_slice, _ in slices:
                 yield data_slice
 

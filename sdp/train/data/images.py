@@ -158,7 +158,7 @@ def transform_slice(images: ImagesDataset, data_slice: Slice) -> tuple[Transform
         raise DatasetError(f"{uri}: not the file that the manifest lists; run sdp download again")
     wanted = data_slice.needed & (images.weights(rows) > 0)
     if not wanted.any():
-        return Transformed(rows, _nothing(images)), TransformStats()
+        return Transformed(rows, _empty_chunk(images)), TransformStats()
     # The epoch goes into the seed, since crops are drawn from seed and row alone.
     drawn = replace(spec, recipe=replace(spec.recipe, seed=spec.recipe.seed + (data_slice.epoch << 40)))
     chunk, stats = work.transform_piece(drawn, data_slice.piece, None if wanted.all() else rows[wanted])
@@ -191,7 +191,7 @@ def encode_slice(images: ImagesDataset, encoder: "Encoder", transformed: Transfo
 def crashed_slice(images: ImagesDataset, data_slice: Slice, detail: str) -> EncodedSlice:
     """Return a slice whose needed rows are recorded as crashed, because it killed its worker each time."""
     rows = addresses(data_slice.piece, images.spec.storage)
-    empty = encode_slice(images, None, Transformed(rows, _nothing(images)))  # type: ignore[arg-type]  # not called
+    empty = encode_slice(images, None, Transformed(rows, _empty_chunk(images)))  # type: ignore[arg-type]  # not called
     dead = [Outcome(row, FAILED, "crashed", detail, attempts=TRIES) for row in rows[data_slice.needed].tolist()]
     return replace(empty, bad=tuple(dead))
 
@@ -237,7 +237,7 @@ def _encode_spec(config: TrainConfig, dataset: Dataset, model: LocalModel) -> En
     )
 
 
-def _nothing(images: ImagesDataset) -> Chunk:
+def _empty_chunk(images: ImagesDataset) -> Chunk:
     return Chunk(
         np.zeros(0, np.int64), [], np.zeros((0, TOKENS), TOKEN_DTYPE),
         {images.resolution: []}, np.zeros(0, np.int16),

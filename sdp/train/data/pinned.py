@@ -56,7 +56,7 @@ def open_pinned(
 
 
 def outgrown(dataset: Dataset) -> str | None:
-    """Return a line that says so if a newer version of the dataset exists, which this epoch does not read."""
+    """Return a line for the user if the dataset has a newer version, which this epoch does not read."""
     newest = open_dataset(dataset.storage).manifest.version
     if newest == dataset.manifest.version:
         return None

@@ -77,7 +77,7 @@ def open_plain(
     row_groups = RowGroups.of(groups)
     low = np.cumsum(row_groups.rows) - row_groups.rows
     if not row_groups.rows.sum():
-        raise DatasetError(f"source.uri: no rows in the Parquet files of {uri}; check the address")
+        raise DatasetError(f"source.uri: no rows in the Parquet files of {uri}; check the URI")
     if limit is not None:
         wanted = low < limit
         row_groups = RowGroups(row_groups.part[wanted], row_groups.group[wanted], row_groups.rows[wanted])
