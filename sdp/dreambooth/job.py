@@ -86,14 +86,14 @@ def keep_model(config: DreamboothConfig) -> DreamboothConfig:
     source = sources.parse(config.model.source)
     if source.kind != "hub":
         return config
-    kept = open_storage(config.output.uri, options).child(MODEL)
-    if not kept.exists(INDEX):
-        say(f"dreambooth: copy {source} to {kept.uri}")
+    copy = open_storage(config.output.uri, options).child(MODEL)
+    if not copy.exists(INDEX):
+        say(f"dreambooth: copy {source} to {copy.uri}")
         path = sources.resolve(source, storage=options).path
         # The index comes last, since its presence marks a complete copy.
         for name in sorted(sources.present(path), key=lambda name: (name == INDEX, name)):
-            kept.publish(name, (path / name).read_bytes())
-    return config.model_copy(update={"model": config.model.model_copy(update={"source": kept.uri})})
+            copy.publish(name, (path / name).read_bytes())
+    return config.model_copy(update={"model": config.model.model_copy(update={"source": copy.uri})})
 
 
 def steps_of(config: DreamboothConfig) -> tuple[Step, ...]:

@@ -97,10 +97,10 @@ class Desk:
 
     async def end(self, worker: WorkerId, number: int, stats: TransformStats | None = None) -> None:
         """Record that a worker has succeeded with a piece."""
-        stage, held = worker.stage, self._held.get(worker, [])
-        if number in held:
-            held.remove(number)
-        if not held and stage == "transform":
+        stage, pieces = worker.stage, self._held.get(worker, [])
+        if number in pieces:
+            pieces.remove(number)
+        if not pieces and stage == "transform":
             self._held.pop(worker, None)
         self._in_a_row[stage] = 0
         if stage == "transform":
@@ -121,14 +121,14 @@ class Desk:
 
         Ray restarts the encoder elsewhere only once there is room, and does not say which pieces are queued at it.
         """
-        held: list[int] = []
+        pieces: list[int] = []
         lost_encoder = False
         for worker in [worker for worker in {*self._held, *self._encoders.values()} if worker.node not in alive]:
             numbers = self._held.get(worker, [])
             lost_encoder |= worker.stage == "encode"
-            held += numbers
+            pieces += numbers
             self._record_death(worker, numbers[0] if numbers else None, "its node is gone")
-        return [*held, *self._ready] if lost_encoder else []
+        return [*pieces, *self._ready] if lost_encoder else []
 
     async def load(self, worker: WorkerId, actor: str) -> None:
         """Record that an encoder begins to load; if its actor had a process before, that process has died."""

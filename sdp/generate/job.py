@@ -155,8 +155,8 @@ def _write_sheet(dataset: Dataset, prompts: _Prompts, config: GenerateConfig) ->
         return None
     from sdp.generate.sheet import Strip, contact_sheet
 
-    kept = [p for p in range(shown) if p not in prompts.taken_down]
-    rows_shown = {p * per_prompt + k for p in kept for k in range(min(per_prompt, _STRIP))}
+    numbers = [p for p in range(shown) if p not in prompts.taken_down]
+    rows_shown = {p * per_prompt + k for p in numbers for k in range(min(per_prompt, _STRIP))}
     pictures = _pictures(dataset, rows_shown)
     strips = [
         Strip(_caption(prompts, p), [pictures.get(p * per_prompt + k) for k in range(min(per_prompt, _STRIP))])

@@ -105,8 +105,8 @@ def estimate(config: TrainConfig, place: Place) -> Memory:
     count = sum(place.family.parameters[name] for name in networks)
     sharded, half = strategy.kind == "fsdp", _FP32 if config.precision == "fp32" else 2
     shards = min(place.local, place.workers) if strategy.shard == "hybrid" else place.workers
-    kept = place.measure(config)
-    per_sample, fixed = kept.per_sample, kept.fixed
+    activations = place.measure(config)
+    per_sample, fixed = activations.per_sample, activations.fixed
     if len(networks) > 1:
         kind = "checkpointed" if strategy.activation_checkpointing else "fp32" if half == _FP32 else strategy.kind
         text, size = reference()["memory"]["text_encoder"][kind], _text_size(place.family) / _text_size(SD2)

@@ -56,10 +56,10 @@ def answer(
         notes["fastest"] = _brief(min(plans, key=lambda plan: plan.hours), prices)
         if "online" in work.modes:
             notes["encoders"] = _encoders(work, speeds)
-        held, used = work.trainer_count * work.trainers.gpus, work.trainer_gpus * work.gpus_each
-        if held > used:
+        paid, used = work.trainer_count * work.trainers.gpus, work.trainer_gpus * work.gpus_each
+        if paid > used:
             notes["idle"] = (
-                f"{held - used} of the {held} {work.trainers.gpu} that are paid for; "
+                f"{paid - used} of the {paid} {work.trainers.gpu} that are paid for; "
                 f"--trainers {work.trainer_count}x{work.trainers.name} uses them all"
             )
     if isinstance(config, TrainConfig):

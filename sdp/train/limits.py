@@ -72,7 +72,7 @@ def forecast(
     last: int | None,
     batch: int,
     rate: float,
-    held: Group,
+    group: Group,
     to_come: float = 0.0,
 ) -> Stage:
     """Return the hours, GPU-hours and cost of the rest of a job, as sdp plan computes them.
@@ -86,6 +86,6 @@ def forecast(
     left = [max(0.0, min(own)) + to_come]
     if config.max_hours is not None:
         left.append((config.max_hours * 3600 - state.seconds) * rate)
-    if config.max_cost is not None and held.per_hour:
-        left.append((config.max_cost - state.cost) / held.per_hour * 3600 * rate)
-    return stage("rest", max(0.0, min(left)), rate, [held])
+    if config.max_cost is not None and group.per_hour:
+        left.append((config.max_cost - state.cost) / group.per_hour * 3600 * rate)
+    return stage("rest", max(0.0, min(left)), rate, [group])

@@ -284,8 +284,8 @@ def _check_validation(config: TrainConfig, model: sources.ModelSource) -> None:
 def _refuse_empty_holdout(config: TrainConfig) -> None:
     own = open_sources(config).all[0].weighted.dataset
     ranges = list(zip(own.low.tolist(), own.high.tolist(), strict=True))
-    kept = RowWeights(0.0, config.limit)
-    if not _any_row(ranges, lambda rows: (kept(rows) > 0) & held_out(rows, config.data.holdout)):
+    weights = RowWeights(0.0, config.limit)
+    if not _any_row(ranges, lambda rows: (weights(rows) > 0) & held_out(rows, config.data.holdout)):
         expected = f"one that holds out some of the {own.rows:,} rows for the validation loss"
         hint = "raise it, or name a dataset in evaluate.source"
         raise ConfigError([Problem("data.holdout", expected, str(config.data.holdout), hint)])

@@ -78,8 +78,8 @@ def load_validation_batch(source: ValidationRows, rows: int, world: World, batch
     """
     latents, reader = source.latents, GroupReader(source.latents)
     shares = _share(latents, reader, source.selector(), rows, world)
-    own_ranges = [(row_range, kept) for row_range, kept in shares if kept.any()]
-    count = sum(int(kept.sum()) for _, kept in own_ranges)
+    own_ranges = [(row_range, mask) for row_range, mask in shares if mask.any()]
+    count = sum(int(mask.sum()) for _, mask in own_ranges)
     counts = [int(one) for (one,) in world.all_gather([float(count)])]
     if not sum(counts):
         uri = latents.files.uri_of("")
@@ -90,10 +90,10 @@ def load_validation_batch(source: ValidationRows, rows: int, world: World, batch
 
 
 def _load(reader: GroupReader, ranges: Sequence[tuple[RowRange, NDArray[np.bool_]]]) -> Rows:
-    count = sum(int(kept.sum()) for _, kept in ranges)
+    count = sum(int(mask.sum()) for _, mask in ranges)
     into = empty_rows(count, reader.dataset.columns)
     loader = Loader(reader, lambda rows: np.ones(len(rows), np.float32), _SEED, 0)
-    loader.load([row_range for row_range, _ in ranges], np.arange(count), into, [kept for _, kept in ranges])
+    loader.load([row_range for row_range, _ in ranges], np.arange(count), into, [mask for _, mask in ranges])
     return into
 
 
@@ -114,11 +114,11 @@ def _by_shape(
         own_ranges = [
             (
                 RowRange(row_range.row_group, 0, int(view.row_groups.rows[row_range.row_group])),
-                kept[of_rows == view.bucket],
+                mask[of_rows == view.bucket],
             )
-            for (row_range, kept), of_rows in zip(ranges, buckets, strict=True)
+            for (row_range, mask), of_rows in zip(ranges, buckets, strict=True)
         ]
-        rows = _load(GroupReader(view), [(row_range, kept) for row_range, kept in own_ranges if kept.any()])
+        rows = _load(GroupReader(view), [(row_range, mask) for row_range, mask in own_ranges if mask.any()])
         for start in range(0, len(rows), batch_size):
             selected = rows.slice(start, min(start + batch_size, len(rows)))
             parts.append(batch_of(view.columns, batch_size, [selected]))
@@ -133,16 +133,16 @@ def _share(
     order = np.random.RandomState(_SEED).permutation(len(latents.row_groups))
     count = 0
     for start in range(0, len(order), world.size):
-        kept = np.zeros(0, np.bool_)
+        mask = np.zeros(0, np.bool_)
         if start + world.rank < len(order):
             row_group = int(order[start + world.rank])
             row_range = RowRange(row_group, 0, int(latents.row_groups.rows[row_group]))
-            kept = select(reader.addresses(row_range))
-        sums = [int(number) for (number,) in world.all_gather([float(kept.sum())])]
+            mask = select(reader.addresses(row_range))
+        sums = [int(number) for (number,) in world.all_gather([float(mask.sum())])]
         before = count + sum(sums[: world.rank])
         count += sum(sums)
-        if len(kept):
-            yield row_range, kept & (before + np.cumsum(kept) <= rows)
+        if len(mask):
+            yield row_range, mask & (before + np.cumsum(mask) <= rows)
         if count >= rows:
             return
 

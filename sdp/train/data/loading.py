@@ -32,12 +32,12 @@ class Loader:
     offset: int = 0
     """Added to the addresses."""
 
-    def load(self, ranges: Sequence[RowRange], places: Ints, into: Rows, kept: Sequence[Kept] = ()) -> None:
+    def load(self, ranges: Sequence[RowRange], places: Ints, into: Rows, masks: Sequence[Kept] = ()) -> None:
         """Load the rows of some ranges; the n-th row of all goes to places[n] of `into`."""
         at = 0
         for number, row_range in enumerate(ranges):
             addresses, (latents, *texts) = self.reader.read(row_range)
-            if kept and (wanted := kept[number]) is not None:
+            if masks and (wanted := masks[number]) is not None:
                 addresses = addresses[wanted]
                 latents, *texts = ([np.concatenate(chunks)[wanted]] for chunks in (latents, *texts))
             range_places = places[at : at + len(addresses)]
