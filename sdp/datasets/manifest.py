@@ -310,7 +310,7 @@ def _readable(storage: Storage, path: str) -> Manifest | None:
 
 
 def _kept(made_from: Mapping[str, Any] | None, folder: str) -> dict[str, Any] | None:
-    """Return the input with an address that still holds when both are moved together."""
+    """Return the input with a URI that stays valid if both are moved together."""
     if not made_from or not made_from.get("uri"):
         return None if made_from is None else dict(made_from)
     return {**made_from, "uri": near(made_from["uri"], folder)}

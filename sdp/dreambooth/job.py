@@ -231,7 +231,7 @@ def _check(config: DreamboothConfig) -> None:
 
 
 def _report(config: DreamboothConfig, steps: Sequence[Step]) -> str:
-    """Write the report on all results; return its address."""
+    """Write the report on all results; return its URI."""
     from sdp.report.page import write_page
     from sdp.report.sections import gather
 
@@ -270,7 +270,7 @@ def drawn(samples: str, options: StorageOptions | None = None) -> Iterator[tuple
 
 
 def _next_steps(config: DreamboothConfig, page: str) -> list[tuple[str, str]]:
-    """Return what to do with the results: for each use its command or address."""
+    """Return the next steps: for each use of the results, its command or URI."""
     folder = config.output.uri.rstrip("/")
     target = "FOLDER" if config.lora.rank is None else "subject.safetensors --lora"
     return [

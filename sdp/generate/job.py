@@ -76,7 +76,7 @@ def run(config: GenerateConfig, *, dry_run: bool = False) -> GenerateSummary:
 
 
 def _identity(config: GenerateConfig, model: GenerateModel) -> dict[str, Any]:
-    """Return the keys that decide the pictures, with the checkpoint that the address stands for now."""
+    """Return the keys that decide the pictures, with the checkpoint that the URI stands for now."""
     return {
         **identity(config),
         "checkpoint": model.uri.rpartition("/")[2] if model.checkpoint else None,

@@ -140,7 +140,7 @@ class Evaluation:
 def describe(
     storage: Storage, options: StorageOptions | None = None, *, verify: bool = False
 ) -> Description | Run | Checkpoint | Evaluation:
-    """Describe the dataset, run, checkpoint or evaluation at an address; `verify` reads every byte of a dataset."""
+    """Describe the dataset, run, checkpoint or evaluation at a URI; `verify` reads every byte of a dataset."""
     kind, storage = identify(storage, options)
     match kind:
         case "checkpoint":

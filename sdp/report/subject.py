@@ -1,4 +1,4 @@
-"""Identifies what is at an address: a dataset, a run, a checkpoint or an evaluation."""
+"""Identifies what is at a URI: a dataset, a run, a checkpoint or an evaluation."""
 
 import re
 from typing import Literal
@@ -33,9 +33,9 @@ def phases_of(storage: Storage) -> list[Storage]:
 
 
 def identify(storage: Storage, options: StorageOptions | None = None) -> tuple[Kind, Storage]:
-    """Return the kind and folder of an address: `RUN/checkpoints/latest` becomes a checkpoint's folder.
+    """Return the kind and folder of a URI: `RUN/checkpoints/latest` becomes a checkpoint's folder.
 
-    An address with datasets below it is refused with their names. One without Parquet files is refused too.
+    A URI with datasets below it is refused with their names. One without Parquet files is refused too.
     """
     if kind := kind_of(storage):
         return kind, storage

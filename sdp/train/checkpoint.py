@@ -127,7 +127,7 @@ class Checkpointer:
             raise DamagedCheckpoint(error.what, way_out(folder)) from error
 
     def _refuse_another_model(self, stored: Mapping[str, Any]) -> None:
-        """Refuse to continue a run with another text encoder or VAE; a copy at another address is accepted."""
+        """Refuse to continue a run with another text encoder or VAE; a copy at another URI is accepted."""
         model = self.metadata.get("model", {})
         if model.get("digest") not in (None, was := stored.get("digest")) and was is not None:
             raise UserError(
