@@ -4,7 +4,7 @@ import random
 
 
 def backoff(retry: int, first_s: float, longest_s: float, *, spread: bool = False) -> float:
-    """Return the seconds to wait before a retry, of which the first is number 0: each pause doubles the one before.
+    """Return the seconds to wait before a retry, numbered from 0. Each pause is twice the previous one.
 
     With `spread`, the pause is a random share of that, at least half, so that many workers do not retry together.
     """

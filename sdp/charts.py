@@ -82,9 +82,9 @@ def _pieces(curve: Line, stride: int = 1) -> Iterator[list[tuple[float, float]]]
     """Yield the curve's pieces between its gaps, with every stride-th point and the last."""
     points = enumerate(zip(curve.x, curve.y, strict=True))
     for has_values, piece in groupby(points, lambda point: point[1][1] is not None and math.isfinite(point[1][1])):
-        kept = [(a, b or 0.0) for n, (a, b) in piece if n % stride == 0 or n == len(curve.x) - 1]
-        if has_values and kept:
-            yield kept
+        shown = [(a, b or 0.0) for n, (a, b) in piece if n % stride == 0 or n == len(curve.x) - 1]
+        if has_values and shown:
+            yield shown
 
 
 def render(file: Path, values: dict[str, Any]) -> str:

@@ -44,11 +44,11 @@ def connect(**local: Any) -> dict[str, float]:
             logging.getLogger(name).setLevel(logging.ERROR)
         require_reachable()
         # Without an address, Ray joins any cluster that runs on this machine.
-        where: dict[str, Any] = {} if os.environ.get("RAY_ADDRESS") else {"address": "local", **local}
-        if where and (environment := worker_environment()):
-            where["runtime_env"] = environment
+        options: dict[str, Any] = {} if os.environ.get("RAY_ADDRESS") else {"address": "local", **local}
+        if options and (environment := worker_environment()):
+            options["runtime_env"] = environment
         if console.as_json():
-            where["logging_config"] = ray.LoggingConfig(encoding="JSON", log_level="WARNING")
+            options["logging_config"] = ray.LoggingConfig(encoding="JSON", log_level="WARNING")
         if not os.environ.get("RAY_ADDRESS") and not os.access(os.path.expanduser("~/."), os.W_OK):  # noqa: PTH111
             # Ray stores a token in the home directory, and does not start if it cannot.
             os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
@@ -56,7 +56,7 @@ def connect(**local: Any) -> dict[str, float]:
         log_handlers = logging.getLogger().handlers[:]
         try:
             with stderr:
-                ray.init(log_to_driver=False, logging_level=logging.WARNING, configure_logging=True, **where)
+                ray.init(log_to_driver=False, logging_level=logging.WARNING, configure_logging=True, **options)
         except Exception as error:  # Ray raises a plain Exception if its own node does not start in time
             raise _explain_failed_connection(error, stderr.text) from error
         stderr.forward(without="RAY_BACKEND_LOG_LEVEL")
@@ -69,9 +69,9 @@ def connect(**local: Any) -> dict[str, float]:
 
 
 def worker_environment() -> dict[str, str]:
-    """Return the runtime environment that workers of a Ray on this machine need: Python's path, quoted if it must be.
+    """Return the runtime environment for workers of a local Ray: Python's path, quoted if necessary.
 
-    Ray puts the path as it is into a shell's command for workers that have an environment, as Train's have.
+    Ray puts the path unquoted into a shell command for workers that have an environment, such as Train's.
     """
     python = shlex.quote(sys.executable)
     return {"py_executable": python} if python != sys.executable else {}
@@ -208,7 +208,7 @@ def _selects(wanted: str, value: str | None) -> bool:
     """Return whether a label's value matches a selector in Ray's syntax: value, !value, in(a,b) or !in(a,b)."""
     selector = wanted.removeprefix("!")
     values = selector[3:-1].split(",") if selector.startswith("in(") and selector.endswith(")") else [selector]
-    return (value in [each.strip() for each in values]) != wanted.startswith("!")
+    return (value in [item.strip() for item in values]) != wanted.startswith("!")
 
 
 def require_labels(key: str, labels: Mapping[str, str], *, can_grow: bool = False) -> None:
@@ -246,7 +246,7 @@ def this_node() -> Any:
 
 
 def resource_options(accelerator: str | None, gpus: float) -> dict[str, Any]:
-    """Return the options of an actor that needs this accelerator type and so many GPUs, either of which may be none."""
+    """Return the options of an actor that needs this accelerator type and this many GPUs; either may be absent."""
     options: dict[str, Any] = {"num_gpus": gpus} if gpus else {}
     if accelerator:
         options["label_selector"] = {ACCELERATOR_LABEL: accelerator}

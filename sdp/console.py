@@ -1,7 +1,7 @@
 """Output for people: progress lines, tables, sizes and durations in words.
 
-All of it goes to standard error, so that standard output holds results alone. `configure` says for the whole process
-how much is shown, and whether as text or as JSON, a line each.
+All of it goes to standard error, so that standard output holds results alone. `configure` sets for the whole process
+how much is shown, and whether as text or as a JSON object per line.
 """
 
 import os
@@ -17,7 +17,7 @@ _quiet = _json = False
 
 
 def configure(*, quiet: bool = False, verbose: bool = False, log_format: str | None = None) -> None:
-    """Choose what is shown from now on; the format is the environment's where it is not given."""
+    """Set what is shown from now on; without a format, the environment decides."""
     global _quiet, _json
     _quiet, _json = quiet, (log_format or os.environ.get(FORMAT_ENV)) == "json"
     if os.environ.get("NO_COLOR"):
@@ -111,7 +111,7 @@ class Progress:
 
 
 def _count(text: str) -> str:
-    """Return how far a progress line is, without its rates."""
+    """Return the progress in a progress line, without the rates."""
     return text.partition(" · ")[0]
 
 
@@ -140,14 +140,14 @@ def duration(seconds: float) -> str:
     """Return a duration in words: 0.4 s, 12 s, 3:05, 2:03:05, 4 d 3 h."""
     if seconds < 10:
         return f"{seconds:.1f} s"
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60}:{whole % 60:02d}"
-    if whole < 86_400:
-        return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
-    return f"{whole // 86_400} d {whole // 3600 % 24} h"
+    total_s = round(seconds)
+    if total_s < 60:
+        return f"{total_s} s"
+    if total_s < 3600:
+        return f"{total_s // 60}:{total_s % 60:02d}"
+    if total_s < 86_400:
+        return f"{total_s // 3600}:{total_s // 60 % 60:02d}:{total_s % 60:02d}"
+    return f"{total_s // 86_400} d {total_s // 3600 % 24} h"
 
 
 def clock(unix_s: float) -> str:
@@ -156,7 +156,7 @@ def clock(unix_s: float) -> str:
 
 
 def spent(seconds: float, gpu_hours: float, cost: float = 0.0) -> str:
-    """Return 3:05:00, 24.7 GPU-hours, cost 45.20; GPU-hours and cost where there are any."""
+    """Return 3:05:00, 24.7 GPU-hours, cost 45.20; GPU-hours and cost if there are any."""
     parts = [duration(seconds), f"{gpu_hours:,.2f} GPU-hours" * bool(gpu_hours), f"cost {cost:,.2f}" * bool(cost)]
     return ", ".join(part for part in parts if part)
 

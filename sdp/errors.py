@@ -22,7 +22,7 @@ class UserError(SdpError):
 
 
 def one_line(text: object, most: int | None = None) -> str:
-    """Return another program's text without line breaks, cut to at most so many characters."""
+    """Return another program's text without line breaks, cut to at most this many characters."""
     return " ".join(str(text).split())[:most]
 
 
@@ -43,7 +43,7 @@ class Problem:
 
 
 class ConfigError(UserError):
-    """A configuration that cannot work, with every problem on a line of its own."""
+    """A configuration that cannot work, with every problem on its own line."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         self.problems = tuple(problems)

@@ -11,7 +11,7 @@ from types import MappingProxyType
 GIB = 1 << 30
 TERA = 1e12
 FP8_CAPABILITY = (8, 9)
-"""From this compute capability on (Ada, then Hopper and Blackwell), tensor cores multiply fp8."""
+"""The lowest compute capability whose tensor cores multiply fp8 (Ada; then Hopper and Blackwell)."""
 
 CUDA_MAJOR = 13
 """The CUDA release family of the locked torch; kept here because a laptop that checks a cluster has no torch."""
@@ -43,7 +43,7 @@ class Gpu:
 
     @property
     def peak_fp8(self) -> float:
-        """Dense fp8 tensor FLOP/s: twice bf16's, within 1.3 % of the datasheets; bf16's where there is no fp8."""
+        """Dense fp8 tensor FLOP/s: twice bf16's, within 1.3 % of the datasheets; bf16's if there is no fp8."""
         return self.peak_flops * (2 if self.has_fp8 else 1)
 
 
@@ -58,11 +58,11 @@ class Instance:
     vcpus: int
     memory_bytes: int
     network_gbps: float
-    """Bandwidth of its network adapters together; of the smaller ones that which they always have, not bursts."""
+    """Total bandwidth of its network adapters; for smaller instances the sustained one, not bursts."""
 
 
 # --- GPUs ------------------------------------------------------------------------------------------------------------
-# Figures are NVIDIA's, by documents that quote its datasheets; the datasheets themselves were not at hand:
+# Figures are NVIDIA's, by documents that quote its datasheets; the datasheets themselves were not available:
 # - peaks of A100, H100 (all three), H200, B200 and L40S: pytorch/torchtitan, torchtitan/tools/utils.py (2025);
 # - bandwidths of A100-80G, H200 and L40S: feifeibear/LLMRoofline, hardware_dict.py; of H100-SXM:
 #   glennklockwood.com/garden/processors/h100; of B200: modal.com/gpu-glossary; of A100-40G, H100-PCIe (2.0; some print

@@ -63,7 +63,7 @@ class PoolFigures:
 
     @property
     def summary(self) -> str:
-        """Return what this run did: 200 pictures in 3:05, 2.06 GPU-hours, 1.08/s."""
+        """Return a summary of this run: 200 pictures in 3:05, 2.06 GPU-hours, 1.08/s."""
         return f"{counted(self.done, 'picture')} in {spent(self.elapsed_s, self.gpu_hours)}, {self.rate:,.3g}/s"
 
     def __str__(self) -> str:
@@ -212,7 +212,7 @@ class WorkerPool:
                 f"{self.scaling.wait_s:g} s, though there was room; see their logs with `ray logs`"
             )
         line = one_line(error)[-300:]
-        return SdpError(f"{self.job}: the {self.workers} failed ({line}); run the job again, it continues")
+        return SdpError(f"{self.job}: the {self.workers} failed ({line}); run the job again to continue")
 
 
 class _PoolActor:

@@ -27,7 +27,7 @@ _POLL_S = 0.2
 _FIRST_LINE_S = 5.0
 _LINES_S = 30.0
 _SETTLE_S = 60.0
-"""Time without a change after which fewer workers than the most will do, although more may still come."""
+"""Time without a change after which fewer workers than the maximum suffice, although more may still come."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Place:
         )
 
     def progress(self, count: int, clock: str = "") -> str:
-        """Return the state of so many workers' places: `4 A100 GPUs (2 of 4 ready, 1:30)`."""
+        """Return the state of this many workers' places: `4 A100 GPUs (2 of 4 ready, 1:30)`."""
         resource, labels, capacity = "GPU" if "GPU" in self.bundle else "CPU", dict(self.labels), self.capacity
         name = _amount(count * self.bundle.get(resource, 1), resource, labels.pop(cluster.ACCELERATOR_LABEL, None))
         name += f" with {cluster.format_labels(labels)}" if labels else ""
@@ -69,16 +69,16 @@ def place_of(section: str, workers: WorkersConfig, *, grows: bool, more: str, gp
     kind, resource = workers.accelerator, "GPU" if cluster.on_gpus(section, workers) else "CPU"
     cluster.require_accelerator(f"{section}.accelerator", kind, can_grow=grows)
     labels = {cluster.ACCELERATOR_LABEL: kind} if kind else {}
-    each = gpus if resource == "GPU" else 1
+    per_worker = gpus if resource == "GPU" else 1
     amounts = [int(node["Resources"].get(resource, 0)) for node in cluster.nodes_with(labels)]
-    count = sum(amount // each for amount in amounts)
+    count = sum(amount // per_worker for amount in amounts)
     if workers.least > count and not grows:
-        needed = f", {each} for each worker" if each > 1 else ""
+        needed = f", {per_worker} for each worker" if per_worker > 1 else ""
         raise UserError(
             f"{section}.num_workers: expected at most {count}, got {workers.least}: the cluster has "
             f"{_amount(sum(amounts), resource, kind)}{needed}; lower it, or {more}"
         )
-    return Place(section, {resource: float(each)}, workers.least, workers.most, labels)
+    return Place(section, {resource: float(per_worker)}, workers.least, workers.most, labels)
 
 
 class Request:
@@ -173,10 +173,11 @@ def _autoscaler() -> str:
 
     status: Any = get_cluster_status(ray.get_runtime_context().gcs_address)
     words = [
-        f"{each.count} {each.ray_node_type_name} failed to start ({each.details})" for each in status.failed_launches
+        f"{launch.count} {launch.ray_node_type_name} failed to start ({launch.details})"
+        for launch in status.failed_launches
     ]
     starting = [node.ray_node_type_name for node in status.pending_nodes]
-    starting += [each.ray_node_type_name for each in status.pending_launches for _ in range(each.count)]
+    starting += [launch.ray_node_type_name for launch in status.pending_launches for _ in range(launch.count)]
     words += [f"{starting.count(kind)} {kind} starting" for kind in sorted(set(starting))]
     return f" (autoscaler: {'; '.join(words)})" if words else ""
 

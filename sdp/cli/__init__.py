@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None, commands: Sequence[Command] | None =
 
 
 def _leave(ended: Sequence[int]) -> None:
-    """End this process without a second or more of taking torch's modules apart."""
+    """End this process at once: unloading torch's modules would take a second or more."""
     if ended:
         for stream in (sys.stdout, sys.stderr):
             with suppress(OSError, ValueError):  # closed, or nobody reads it
@@ -52,7 +52,7 @@ def _run(argv: Sequence[str], commands: Sequence[Command] | None) -> int:
             say(line, "error")
         return error.exit_code
     except BrokenPipeError:
-        # Whoever read our output has seen enough. Python would complain once more while it exits.
+        # The reader of our output has closed it. Python would report that once more while it exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
@@ -66,7 +66,7 @@ def _run(argv: Sequence[str], commands: Sequence[Command] | None) -> int:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         say(f"there is no space left{where} ({error.strerror}); make room, then run the same command again", "error")
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is buffered has no place to go
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # buffered output cannot be written
         return UserError.exit_code
     except KeyboardInterrupt as error:
         return _stopped(str(error) or "SIGINT", argv, getattr(error, "__notes__", []))
@@ -179,5 +179,9 @@ def _group_help(first: str, commands: Sequence[Command]) -> str:
     inner = [command for command in commands if command.name.startswith(f"{first} ")]
     width = max(len(command.name) for command in inner) + 2
     return "\n".join(
-        [f"usage: sdp {first} COMMAND [options]", "", *(f"  {each.name:{width}}{each.summary}" for each in inner)]
+        [
+            f"usage: sdp {first} COMMAND [options]",
+            "",
+            *(f"  {command.name:{width}}{command.summary}" for command in inner),
+        ]
     )

@@ -1,7 +1,7 @@
-"""A command, and a parser with one-line errors that suggest the nearest name, without a usage dump.
+"""A command of `sdp`, and its parser, whose errors are one line long and suggest the nearest name.
 
-argparse rather than a nicer library: importing one of those takes a third of a second on a busy machine, which is all
-that `sdp --help`, a mistyped option or a mistyped configuration may take.
+It uses argparse because importing a nicer library takes a third of a second on a busy machine, which is the time limit
+of `sdp --help` and of an error in an option or a configuration.
 """
 
 import argparse
@@ -14,8 +14,8 @@ from sdp.errors import UserError
 
 JOBS = ("download", "process", "train", "generate", "evaluate", "dreambooth")
 
-PIPELINE = "The pipeline, in its order"
-LOOK = "Look before and after"
+PIPELINE = "The pipeline, in order"
+LOOK = "Before and after a job"
 CLUSTER = "On Kubernetes"
 
 Arguments = argparse.Namespace
@@ -23,16 +23,16 @@ Parser = argparse.ArgumentParser
 
 
 def say(line: str, level: str = "info") -> None:
-    """Say something by this program's name."""
+    """Print a line that begins with the program's name."""
     console.say(f"sdp: {line}" if not console.as_json() else line, level=level)
 
 
 class UsageError(UserError):
-    """A command line that cannot be meant."""
+    """An invalid command line."""
 
 
 class HelpPrinted(Exception):
-    """--help was asked for, and is on the screen."""
+    """The end of a command that has printed its help."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +60,11 @@ class CommandParser(argparse.ArgumentParser):
             epilog=f"example: sdp {command.example}" if command.example else None,
             allow_abbrev=False,
         )
-        output = self.add_argument_group("what is shown").add_mutually_exclusive_group()
-        output.add_argument("-q", "--quiet", action="store_true", help="errors and results alone")
-        output.add_argument("-v", "--verbose", action="store_true", help="what sdp and its libraries log as well")
+        output = self.add_argument_group("output").add_mutually_exclusive_group()
+        output.add_argument("-q", "--quiet", action="store_true", help="print only errors and results")
+        output.add_argument("-v", "--verbose", action="store_true", help="also print the log of sdp and its libraries")
         self.add_argument(
-            "--log-format", metavar="FORMAT", choices=console.FORMATS, help="text, or json: an object a line"
+            "--log-format", metavar="FORMAT", choices=console.FORMATS, help="text, or json: one object per line"
         )
 
     def error(self, message: str) -> NoReturn:
@@ -86,16 +86,18 @@ class CommandParser(argparse.ArgumentParser):
 
 
 def unknown_argument(unknown: str, parser: Parser, command: Command) -> str:
+    """Return the error message for an argument that a command does not have."""
     options = [option[2:] for action in parser._actions for option in action.option_strings if option[:2] == "--"]
     if unknown.startswith("-"):
         near = nearest(unknown.partition("=")[0].lstrip("-"), options, parser.prog, "--")
-        return f"{command.name}: expected an option it has, got {unknown!r}; {near}"
-    known = "=" in unknown and "set" in options
-    hint = f"did you mean --set {unknown}?" if known else f"see {parser.prog} --help"
+        return f"{command.name}: expected one of its options, got {unknown!r}; {near}"
+    is_setting = "=" in unknown and "set" in options
+    hint = f"did you mean --set {unknown}?" if is_setting else f"see {parser.prog} --help"
     return f"{command.name}: expected no further argument, got {unknown!r}; {hint}"
 
 
 def nearest(word: str, known: Sequence[str], program: str, prefix: str = "") -> str:
+    """Return a hint for a misspelt word: the known word nearest to it, or the program's help."""
     import difflib
 
     near = difflib.get_close_matches(word, known, 1, 0.6)
@@ -121,12 +123,11 @@ def job_argument(parser: Parser) -> None:
     parser.add_argument("job", metavar="JOB", choices=JOBS, help=", ".join(JOBS))
 
 
-def without(error: ModuleNotFoundError, command: str) -> Exception:
+def missing_library(error: ModuleNotFoundError, command: str) -> Exception:
     """Return the error for a missing library; a missing module of our own is a bug."""
     missing = (error.name or "").partition(".")[0]
     if missing == "sdp":
         return error
     return UserError(
-        f"sdp {command}: expected an installation for workers, got one without {missing}; "
-        "pip install 'sdp[worker]', or submit the job to a cluster"
+        f"sdp {command}: {missing} is not installed; pip install 'sdp[worker]', or submit the job to a cluster"
     )

@@ -21,7 +21,7 @@ def run_completion(args: Arguments) -> None:
 
 
 def complete(commands: Sequence[Command]) -> None:
-    """Answer the shell that asks what may stand at the cursor, and exit."""
+    """Print the possible completions at the cursor for the shell, and exit."""
     import argcomplete
 
     root = argparse.ArgumentParser("sdp")
@@ -39,7 +39,7 @@ def complete(commands: Sequence[Command]) -> None:
 
 
 def _settings(command: str, parsed_args: Arguments, **_: Any) -> Iterator[str]:
-    """Yield KEY= for every key of the job that the line is about, and KEY=VALUE where a few words are all it takes."""
+    """Yield KEY= for every key of the line's job, and KEY=VALUE for keys with a few possible values."""
     from sdp.config import JOBS as MODELS
     from sdp.config import keys
     from sdp.config.phrases import union_members, unwrap

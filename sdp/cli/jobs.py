@@ -2,7 +2,7 @@
 
 import signal
 
-from sdp.cli.command import PIPELINE, Arguments, Command, Parser, settings, without
+from sdp.cli.command import PIPELINE, Arguments, Command, Parser, missing_library, settings
 
 
 def job_command(name: str, summary: str, **flags: str) -> Command:
@@ -29,9 +29,9 @@ def job_command(name: str, summary: str, **flags: str) -> Command:
             with explained(name):
                 result = job.run(config, dry_run=args.dry_run, **{flag: getattr(args, flag) for flag in flags})
         except ModuleNotFoundError as error:
-            raise without(error, name) from error
+            raise missing_library(error, name) from error
         asked, _, signal_name = str(getattr(result, "reason", "")).partition(": ")
         if asked == "asked to stop" and signal_name in signal.Signals.__members__:
-            raise KeyboardInterrupt(signal_name)  # training ended in order, but before its end
+            raise KeyboardInterrupt(signal_name)  # training stopped cleanly, but before its end
 
     return Command(name, PIPELINE, summary, arguments, run, f"{name} --config {name}.yaml --set limit=1000")

@@ -1,8 +1,8 @@
-"""The commands that look, before a job and after it, and export."""
+"""The commands for before and after a job: config, init, inspect, audit, report and export."""
 
 import sys
 
-from sdp.cli.command import Arguments, Parser, UsageError, job_argument, say, settings, without
+from sdp.cli.command import Arguments, Parser, UsageError, job_argument, missing_library, say, settings
 
 
 def config_show(args: Arguments) -> None:
@@ -22,18 +22,20 @@ def config_show(args: Arguments) -> None:
 def config_show_arguments(parser: Parser) -> None:
     job_argument(parser)
     settings(parser)
-    which = parser.add_mutually_exclusive_group()
-    which.add_argument("--minimal", action="store_true", help="the keys that matter first, and those that are set")
-    which.add_argument("--changed", action="store_true", help="what differs from the defaults, without comments")
+    selection = parser.add_mutually_exclusive_group()
+    selection.add_argument("--minimal", action="store_true", help="the most important keys, and those that are set")
+    selection.add_argument(
+        "--changed", action="store_true", help="only keys that differ from the defaults, without comments"
+    )
 
 
 def init_arguments(parser: Parser) -> None:
-    parser.add_argument("folder", metavar="FOLDER", help="where to write the YAML files, and on a laptop all the rest")
-    parser.add_argument("--store", metavar="URI", help="s3:// or gs://: begin on a cluster that keeps everything there")
+    parser.add_argument("folder", metavar="FOLDER", help="where to write the YAML files, and on a laptop the data")
+    parser.add_argument("--store", metavar="URI", help="s3:// or gs://: for a cluster that keeps its data there")
     source = parser.add_mutually_exclusive_group()
     source.add_argument("--urls", metavar="URI", help="Parquet with the columns url and caption (FOLDER/urls.parquet)")
     source.add_argument("--pictures", metavar="URI", help="a folder of pictures, in place of URLs to download")
-    parser.add_argument("--caption", metavar="TEXT", help="what all pictures show, if no a.txt lies beside a.jpg")
+    parser.add_argument("--caption", metavar="TEXT", help="the caption of all pictures, in place of a.txt beside a.jpg")
 
 
 def run_init(args: Arguments) -> None:
@@ -68,7 +70,7 @@ def run_init(args: Arguments) -> None:
             file.write_text(text, encoding="utf-8")
         except OSError as error:
             raise UsageError(
-                f"init: FOLDER: {file}: cannot be written ({error.strerror}); choose another place"
+                f"init: FOLDER: {file}: cannot be written ({error.strerror}); choose another folder"
             ) from error
         say(f"wrote {file}; edit it, then: sdp {'submit ' if args.store else ''}{file.stem} --config {file}")
 
@@ -85,7 +87,7 @@ def inspect_arguments(parser: Parser) -> None:
     parser.add_argument(
         "uri", metavar="URI", help="a dataset, a run, a checkpoint, an evaluation, or a folder of Parquet files"
     )
-    parser.add_argument("--json", action="store_true", help="for programs")
+    parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--account", metavar="FILE", help="write each row's outcome to this Parquet file")
     parser.add_argument("--verify", action="store_true", help="read every byte of every part")
 
@@ -124,9 +126,11 @@ def audit_arguments(parser: Parser) -> None:
     image.add_argument("--url", metavar="URL", help="the image that came from this URL")
     image.add_argument("--sha256", metavar="HASH", help="the image with this content")
     image.add_argument(
-        "--takedown", metavar="FILE", help="leave out, from now on, what this list names: `row N`, `url U`, `sha256 H`"
+        "--takedown",
+        metavar="FILE",
+        help="leave out the images in this list from now on: `row N`, `url U`, `sha256 H`",
     )
-    parser.add_argument("--json", action="store_true", help="for programs")
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run_audit(args: Arguments) -> None:
@@ -161,11 +165,11 @@ def _take_down(args: Arguments) -> None:
         text = Path(args.takedown).read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"audit: --takedown: {args.takedown}: cannot be read ({error}); give a text file") from error
-    wanted = tombstones.parse_list(text, args.takedown)
-    if not wanted:
-        raise UsageError(f"audit: --takedown: {args.takedown}: names nothing; write one `url U` or the like a line")
-    added = tombstones.add(open_storage(args.uris[0]), wanted)
-    rows = sorted({row for some in added.rows.values() for row in some})
+    takedowns = tombstones.parse_list(text, args.takedown)
+    if not takedowns:
+        raise UsageError(f"audit: --takedown: {args.takedown}: lists nothing; write an image per line, such as `url U`")
+    added = tombstones.add(open_storage(args.uris[0]), takedowns)
+    rows = sorted({row for matches in added.rows.values() for row in matches})
     if args.json:
         import json
         from dataclasses import asdict
@@ -173,21 +177,21 @@ def _take_down(args: Arguments) -> None:
         unmatched = [asdict(takedown) for takedown in added.unmatched]
         print(json.dumps({"recorded": len(added.recorded), "known": added.known, "rows": rows, "unmatched": unmatched}))
         return
-    known = f" ({added.known:,} already there)" if added.known else ""
+    known = f" ({added.known:,} already listed)" if added.known else ""
     say(f"{counted(len(added.recorded), 'takedown')} recorded{known}")
     addresses = counted(len(rows), "address", "addresses")
-    say(f"they mean {addresses} here: every stage and epoch from now on leaves them out")
+    say(f"they match {addresses} here, which every stage and epoch leaves out from now on")
     for takedown in added.unmatched[:20]:
-        say(f"not in this dataset, and left out if it comes: {takedown.kind} {takedown.value}")
+        say(f"not in this dataset, and left out if it is added: {takedown.kind} {takedown.value}")
     if more := added.unmatched[20:]:
         say(f"and {len(more):,} more not in this dataset")
 
 
 def report_arguments(parser: Parser) -> None:
     parser.add_argument("uris", metavar="URI", nargs="+", help="datasets, training runs and evaluations")
-    parser.add_argument("--out", metavar="FILE", help="where to write it (NAME-report.html beside the first of them)")
-    parser.add_argument("--pictures", metavar="N", type=int, default=48, help="how many of each dataset to show (48)")
-    parser.add_argument("--title", metavar="TEXT", default="sdp report", help="what to call it")
+    parser.add_argument("--out", metavar="FILE", help="the file to write (NAME-report.html beside the first URI)")
+    parser.add_argument("--pictures", metavar="N", type=int, default=48, help="pictures to show of each dataset (48)")
+    parser.add_argument("--title", metavar="TEXT", default="sdp report", help="the title of the page")
 
 
 def run_report(args: Arguments) -> None:
@@ -205,14 +209,14 @@ def run_report(args: Arguments) -> None:
 
 def export_arguments(parser: Parser) -> None:
     parser.add_argument("checkpoint", metavar="CHECKPOINT", help="a checkpoint, or a run: its newest one")
-    parser.add_argument("out", metavar="OUT", help="the folder to write, empty or not there: local, s3:// or gs://")
+    parser.add_argument("out", metavar="OUT", help="the folder to write, new or empty: local, s3:// or gs://")
     parser.add_argument(
         "--single-file", dest="form", action="store_const", const="single-file", default="folder",
-        help="write OUT as one .safetensors, as ComfyUI and AUTOMATIC1111 read it",
+        help="write OUT as one .safetensors file, which ComfyUI and AUTOMATIC1111 read",
     )  # fmt: skip
     parser.add_argument(
         "--lora", dest="form", action="store_const", const="lora",
-        help="write a run's LoRA alone to OUT, as diffusers' load_lora_weights reads it",
+        help="write only a run's LoRA to OUT, which diffusers' load_lora_weights reads",
     )  # fmt: skip
     parser.add_argument("--raw", action="store_true", help="the weights themselves, not their moving average")
     parser.add_argument(
@@ -224,10 +228,10 @@ def run_export(args: Arguments) -> None:
     try:
         from sdp.model.export import export
 
-        done = export(args.checkpoint, args.out, ema=not args.raw, dtype=args.dtype, form=args.form)
+        exported = export(args.checkpoint, args.out, ema=not args.raw, dtype=args.dtype, form=args.form)
     except ModuleNotFoundError as error:
-        raise without(error, "export") from error
-    weights = "averaged" if done.ema else "raw"
-    say(f"wrote step {done.step:,} of {done.checkpoint}, {weights} weights in {args.dtype}, to {done.uri}")
-    if done.draw_command:
-        say(f"draw with it: {done.draw_command}")
+        raise missing_library(error, "export") from error
+    weights = "averaged" if exported.ema else "raw"
+    say(f"wrote step {exported.step:,} of {exported.checkpoint}, {weights} weights in {args.dtype}, to {exported.uri}")
+    if exported.draw_command:
+        say(f"draw with it: {exported.draw_command}")

@@ -1,4 +1,4 @@
-"""This machine, for a report of a bug: versions, processors, memory, GPUs, disks. Nothing heavy is imported."""
+"""This machine, described for bug reports: versions, processors, memory, GPUs, disks. Imports nothing heavy."""
 
 import os
 import platform
@@ -12,14 +12,14 @@ from pathlib import Path
 from sdp import __version__
 from sdp.console import size
 
-_MATTER = ("torch", "ray", "diffusers", "transformers", "pyarrow")
+_DEPENDENCIES = ("torch", "ray", "diffusers", "transformers", "pyarrow")
 
 
 def versions() -> list[str]:
     """Return the versions of sdp and of its main dependencies."""
     installed = {}
     lines = [f"sdp {__version__}", f"python {platform.python_version()} ({platform.system()} {platform.release()})"]
-    for name in _MATTER:
+    for name in _DEPENDENCIES:
         try:
             installed[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
@@ -28,7 +28,7 @@ def versions() -> list[str]:
 
 
 def describe() -> Iterator[tuple[str, str]]:
-    """Yield the parts of this machine: a name and a sentence each."""
+    """Yield the name and the description of each part of this machine."""
     for line in versions():
         name, _, version = line.partition(" ")
         yield name, version
@@ -59,13 +59,13 @@ def _memory() -> str:
 def _gpus() -> Iterator[tuple[str, str]]:
     query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
     try:
-        done = subprocess.run(query, capture_output=True, text=True, timeout=20, check=False)
+        result = subprocess.run(query, capture_output=True, text=True, timeout=20, check=False)
     except FileNotFoundError:
-        yield "GPU", "none that NVIDIA's driver shows (no nvidia-smi here)"
+        yield "GPU", "none with NVIDIA's driver: nvidia-smi is not installed"
         return
     except subprocess.TimeoutExpired:
         yield "GPU", "nvidia-smi does not answer"
         return
-    lines = (done.stdout if done.returncode == 0 else done.stdout or done.stderr).strip().splitlines()
+    lines = (result.stdout if result.returncode == 0 else result.stdout or result.stderr).strip().splitlines()
     for line in lines or ["none"]:
         yield "GPU", line.strip()

@@ -2,13 +2,13 @@
 
 from typing import Any
 
-from sdp.cli.command import Arguments, Parser, UsageError, say, settings, without
+from sdp.cli.command import Arguments, Parser, UsageError, missing_library, say, settings
 
 _PLANNED = ("train", "process", "download", "dreambooth")
 _PRESETS = ("seed-table-2", "seed-table-4")
 _HAVE = ("nothing", "images", "latents")
 _TERMS = ("on-demand", "reserved-1y", "reserved-3y", "spot")
-_OF_A_PLAN = (
+_PLAN_OPTIONS = (
     "config",
     "set",
     "prices",
@@ -22,16 +22,16 @@ _OF_A_PLAN = (
     "deadline",
     "budget",
 )
-_MEANINGLESS = {
-    "--preset": (*_OF_A_PLAN, "memory", "page", "values", "egress"),
+_NOT_TAKEN = {
+    "--preset": (*_PLAN_OPTIONS, "memory", "page", "values", "egress"),
     "process": ("trainers", "have", "run"),
     "download": ("trainers", "encoders", "have", "run", "memory"),
 }
 """Options of `sdp plan` that a preset or a job does not take."""
-_PAGE, _VALUES = "sdp plan", "# Made by sdp plan"
+_PAGE_TITLE, _VALUES_HEADER = "sdp plan", "# Made by sdp plan"
 """The title of a page and the first words of values; a file without them is not replaced."""
-_START = 1000
-"""Bytes of a file in which they are."""
+_MARKER_WITHIN = 1000
+"""Number of a file's first bytes that contain its title or first words."""
 
 
 def plan_arguments(parser: Parser) -> None:
@@ -40,22 +40,22 @@ def plan_arguments(parser: Parser) -> None:
     parser.add_argument("--preset", metavar="NAME", choices=_PRESETS, help=f"a published table: {', '.join(_PRESETS)}")
     parser.add_argument("--trainers", metavar="[Nx]TYPE", help="instances that train: 4xp4de.24xlarge")
     parser.add_argument("--encoders", metavar="[Nx]TYPE", help="instances that encode: 40xg5.2xlarge")
-    parser.add_argument("--rows", metavar="N", type=int, help="images of the dataset; else limit, or all samples once")
-    parser.add_argument("--have", choices=_HAVE, help="what is in storage already (images)")
+    parser.add_argument("--rows", metavar="N", type=int, help="images in the dataset (limit, or one for each sample)")
+    parser.add_argument("--have", choices=_HAVE, help="what storage already holds (images)")
     parser.add_argument("--terms", metavar="TERMS", choices=_TERMS, default="on-demand", help=", ".join(_TERMS))
     parser.add_argument("--prices", metavar="FILE", help="your prices, in the shape of sdp/plan/prices.yaml")
-    parser.add_argument("--region", metavar="NAME", help="where prices are taken first, such as us-west-2")
-    parser.add_argument("--run", metavar="URI", help="a run on such GPUs, whose measured speed counts")
-    parser.add_argument("--calibrate", action="store_true", help="measure the speed by a short run on the GPUs at hand")
-    parser.add_argument("--deadline", metavar="HOURS", type=float, help="name the cheapest plan that is done by then")
+    parser.add_argument("--region", metavar="NAME", help="region whose prices are preferred, such as us-west-2")
+    parser.add_argument("--run", metavar="URI", help="a run on the same GPUs, for its measured speed")
+    parser.add_argument("--calibrate", action="store_true", help="measure the speed in a short run on these GPUs")
+    parser.add_argument("--deadline", metavar="HOURS", type=float, help="show the cheapest plan that ends in time")
     parser.add_argument(
-        "--memory", action="store_true", help="say whether it fits the GPU as well (a minute, needs torch)"
+        "--memory", action="store_true", help="also estimate the GPU memory (takes a minute, needs torch)"
     )
-    parser.add_argument("--page", metavar="FILE", help="write a page with pictures as well")
+    parser.add_argument("--page", metavar="FILE", help="also write an HTML page with charts")
     parser.add_argument("--values", metavar="FILE", help="write the worker groups as values of charts/sdp-cluster")
     parser.add_argument("--egress", metavar="GB", type=float, help="gigabytes that leave the store's region")
-    parser.add_argument("--budget", metavar="MONEY", type=float, help="name the fastest plan that costs no more")
-    parser.add_argument("--json", action="store_true", help="for programs")
+    parser.add_argument("--budget", metavar="MONEY", type=float, help="show the fastest plan that costs no more")
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run_plan(args: Arguments) -> None:
@@ -64,9 +64,9 @@ def run_plan(args: Arguments) -> None:
     from sdp.plan import presets
 
     chosen = "--preset" if args.preset else args.job
-    for option in _MEANINGLESS.get(chosen, ()):
+    for option in _NOT_TAKEN.get(chosen, ()):
         if getattr(args, option):
-            raise UsageError(f"plan: --{option}: expected nothing with {chosen}, got a value; leave it out")
+            raise UsageError(f"plan: --{option}: not used with {chosen}; leave it out")
     if args.preset:
         print(json.dumps(presets.preset_json(args.preset)) if args.json else presets.preset_text(args.preset))
         return
@@ -81,9 +81,9 @@ def run_plan(args: Arguments) -> None:
             raise UsageError(
                 f"plan: --{option}: expected {'less than 1e15' if value > 0 else 'more than 0'}, got {value:g}"
             )
-    for option, marker in (("page", f"<title>{_PAGE}</title>"), ("values", _VALUES)):
+    for option, marker in (("page", f"<title>{_PAGE_TITLE}</title>"), ("values", _VALUES_HEADER)):
         if file := getattr(args, option):
-            _refuse_others_file(option, file, marker)
+            _refuse_foreign_file(option, file, marker)
     prices = load_prices(args.prices, args.region)
     config: Any = draft(args.job, args.config, args.set).config
     drawing = None
@@ -105,15 +105,15 @@ def run_plan(args: Arguments) -> None:
         from sdp.report.page import write_page
         from sdp.report.plan import plan_section
 
-        write_page(_PAGE, [plan_section(answer, work, speeds, prices)], Path(args.page), "plan: --page")
+        write_page(_PAGE_TITLE, [plan_section(answer, work, speeds, prices)], Path(args.page), "plan: --page")
         say(f"wrote {args.page}; open it in a browser")
     memories = _memories(config, work) if args.memory and work.trainer_gpus else []
     encoding = list(encoders(config, GPUS[str(work.encoders.gpu)])) if args.memory and args.job != "download" else []
     if args.json:
         from dataclasses import asdict
 
-        rows = [each for some in memories for each in some]
-        memory = [asdict(each) | {"total": each.total, "largest_batch": each.largest_batch} for each in rows]
+        estimates = [estimate for phases in memories for estimate in phases]
+        memory = [asdict(one) | {"total": one.total, "largest_batch": one.largest_batch} for one in estimates]
         print(json.dumps(show.as_json(answer, prices) | {"memory": memory, "encoders": encoding}))
         return
     print(show.as_text(answer, prices))
@@ -123,7 +123,7 @@ def run_plan(args: Arguments) -> None:
 
 
 def _measured(args: Arguments, config: Any, work: Any) -> tuple[Any, str | None]:
-    """Return a trainer's measured speeds, and the GPU that they are of; None where nothing is measured."""
+    """Return a trainer's measured speeds and their GPU; None if nothing is measured or the GPU is not known."""
     if args.run:
         from sdp.storage import open_storage
         from sdp.train.run_folder import measured_speeds
@@ -132,7 +132,7 @@ def _measured(args: Arguments, config: Any, work: Any) -> tuple[Any, str | None]
     if not args.calibrate:
         return None, None
     if args.job != "train":
-        raise UsageError("plan: --calibrate: expected the job train; leave it out")
+        raise UsageError("plan: --calibrate: measures only the job train; leave it out")
     from sdp.config import load
     from sdp.train.calibrate import calibrate, gpu_at_hand
 
@@ -140,19 +140,16 @@ def _measured(args: Arguments, config: Any, work: Any) -> tuple[Any, str | None]
     return calibrate(load(args.job, args.config, args.set)), gpu
 
 
-def _refuse_others_file(option: str, file: str, marker: str) -> None:
+def _refuse_foreign_file(option: str, file: str, marker: str) -> None:
     """Refuse to replace a file that sdp plan has not written."""
     from contextlib import suppress
     from pathlib import Path
 
     start = b""
     with suppress(OSError):
-        start = Path(file).read_bytes()[:_START] if Path(file).is_file() else start
+        start = Path(file).read_bytes()[:_MARKER_WITHIN] if Path(file).is_file() else start
     if start and marker.encode() not in start:
-        raise UsageError(
-            f"plan: --{option}: expected a new file or one that sdp plan has written, got {file!r}, which is another; "
-            "choose another name"
-        )
+        raise UsageError(f"plan: --{option}: {file!r} exists and was not written by sdp plan; choose another name")
 
 
 def _write_values(file: str, values: Any) -> None:
@@ -161,9 +158,9 @@ def _write_values(file: str, values: Any) -> None:
     from sdp.kube.rayjob import as_yaml
     from sdp.storage.named import written_for
 
-    head = f"{_VALUES}: helm install sdp charts/sdp-cluster -f your-values.yaml -f this-file\n"
+    header = f"{_VALUES_HEADER}: helm install sdp charts/sdp-cluster -f your-values.yaml -f this-file\n"
     with written_for("plan: --values", Path(file)) as sink:
-        sink.write((head + as_yaml(values)).encode())
+        sink.write((header + as_yaml(values)).encode())
     say(f"wrote {file}")
 
 
@@ -182,4 +179,4 @@ def _memories(config: Any, work: Any) -> list[list[Any]]:
             for phase in each_phase(config)
         ]
     except ModuleNotFoundError as error:
-        raise without(error, "plan --memory") from error
+        raise missing_library(error, "plan --memory") from error

@@ -58,7 +58,7 @@ _MODELS = {
 
 
 class _Jobs(Mapping[str, type[JobConfig]]):
-    """The models by job, each imported when it is first used: a command needs those of one job."""
+    """The models by job. Each is imported on first use, since a command needs only one."""
 
     def __getitem__(self, job: str) -> type[JobConfig]:
         model: type[JobConfig] = getattr(import_module(f"sdp.config.{job}"), _MODELS[job])
@@ -124,7 +124,7 @@ def parse(job: str, data: Mapping[str, Any]) -> JobConfig:
 
 
 def draft(job: str, path: str | None, overrides: Sequence[str] = (), *, part: bool = False) -> Draft:
-    """Return the configuration like `load`, but required keys may be missing; a `part` may contradict defaults."""
+    """Return a configuration that may lack required keys; one that is only a `part` may also contradict defaults."""
     return draft_into(JOBS[job], path, overrides, part=part)
 
 
@@ -137,7 +137,7 @@ def dump_yaml(
 ) -> str:
     """Return the resolved YAML, each key under a comment with its purpose; it loads back to an equal configuration.
 
-    `only` leaves out other keys, which have their defaults.
+    `only` names the keys to write; the others must have their defaults.
     """
     from sdp.config import dump
 
@@ -145,20 +145,20 @@ def dump_yaml(
 
 
 def identity(config: JobConfig) -> dict[str, Any]:
-    """Return the keys that decide the output's content, by dotted path; an output keeps them for good.
+    """Return the keys that decide the output's content, by dotted path; an output never changes them.
 
-    The places of sources and models are left out: they may move, and their readers compare the contents.
+    The URIs of sources and models are left out: these may move, and their readers compare the contents.
     """
     values = config.model_dump(mode="json")
     decisive = {key.path: _at(values, key.path) for key in keys(type(config)) if key.shapes_output}
     if also := decisive.get("source.also"):
-        decisive["source.also"] = [{name: value for name, value in each.items() if name != "uri"} for each in also]
+        decisive["source.also"] = [{name: value for name, value in source.items() if name != "uri"} for source in also]
     if start := decisive.get("model.start_from"):
-        decisive["model.start_from"] = start.rstrip("/").rpartition("/")[2]  # which step; it has been read by then
-    return {path: value for path, value in decisive.items() if path not in _PLACES}
+        decisive["model.start_from"] = start.rstrip("/").rpartition("/")[2]  # the step; its run may have moved
+    return {path: value for path, value in decisive.items() if path not in _URIS}
 
 
-_PLACES = ("source.uri", "model.source", "checkpoint", "phase_2.source")
+_URIS = ("source.uri", "model.source", "checkpoint", "phase_2.source")
 
 
 def json_schema(job: str) -> dict[str, Any]:

@@ -141,7 +141,7 @@ class HostsConfig(Section):
     )
     give_up_after: Positive = key(
         20,
-        "After so many failed connections in a row, a host is left alone for five minutes and its rows fail.",
+        "After this many failed connections in a row, a host is not asked for five minutes and its rows fail.",
         le=1_000_000,
     )
     count: bool = key(True, "Count the source's hosts before starting, and warn if a single one will delay the job.")

@@ -35,9 +35,9 @@ def dump_yaml(
 
 def comment(key: Key) -> str:
     """Return a key's purpose and its expected value."""
-    wants = expected(key.field)
-    plain = wants.removesuffix(" or null").removesuffix(",") in _EVIDENT
-    return key.what if plain else f"{key.what} [{wants}]"
+    expectation = expected(key.field)
+    plain = expectation.removesuffix(" or null").removesuffix(",") in _EVIDENT
+    return key.what if plain else f"{key.what} [{expectation}]"
 
 
 def scalar(value: Any) -> str:
@@ -90,7 +90,7 @@ def _blocks(
     values = config.model_dump(mode="json")
     for name, field in fields(type(config)):
         inner = getattr(config, name)
-        if only is not None and not any(f"{each}.".startswith(f"{path}{name}.") for each in only):
+        if only is not None and not any(f"{path_shown}.".startswith(f"{path}{name}.") for path_shown in only):
             continue
         if section_of(field):
             heading = _comment(field.description or "", indent) if comments else ""

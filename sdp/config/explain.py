@@ -37,7 +37,7 @@ def value_at(data: Any, location: Location) -> Any:
 
 def _problems(detail: ErrorDetails, model: type[Section], data: Mapping[str, Any]) -> Iterator[Problem]:
     kind, context = detail["type"], detail.get("ctx", {})
-    location, wants = _locate(model, detail["loc"], data)
+    location, expectation = _locate(model, detail["loc"], data)
     if location is None:
         return
     path = ".".join(map(str, location))
@@ -47,13 +47,13 @@ def _problems(detail: ErrorDetails, model: type[Section], data: Mapping[str, Any
             yield replace(problem, path=f"{path}.{problem.path}" if path else problem.path)
     elif kind == "extra_forbidden":
         yield Problem(path, "a known key", "an unknown key", _nearest_key(path, model, _siblings(model, location)))
-    elif kind == "missing" or (value is None and not wants.endswith("or null")):
+    elif kind == "missing" or (value is None and not expectation.endswith("or null")):
         nothing = "nothing" if kind == "missing" else "null"
-        yield Problem(path, wants, nothing, f"set it in the file or with --set {path}=…")
+        yield Problem(path, expectation, nothing, f"set it in the file or with --set {path}=…")
     elif kind == "expected":
         yield Problem(path, context["expected"], context["got"], context["hint"])
     else:
-        yield Problem(path, wants, got(value), _mend(value, wants))
+        yield Problem(path, expectation, got(value), _mend(value, expectation))
 
 
 def _locate(model: type[Section], loc: Location, data: Any) -> tuple[Location | None, str]:
@@ -63,8 +63,8 @@ def _locate(model: type[Section], loc: Location, data: Any) -> tuple[Location | 
     """
     annotation: Any = model
     metadata: list[Any] = []
-    wants = phrase(model)
-    here: list[int | str] = []
+    expectation = phrase(model)
+    location: list[int | str] = []
     for part in loc:
         annotation, metadata = unwrap(annotation, metadata)
         members = [member for member in union_members(annotation) if member is not type(None)]
@@ -73,23 +73,23 @@ def _locate(model: type[Section], loc: Location, data: Any) -> tuple[Location | 
             members = []
         if members:
             chosen = [member for member in members if _is_section(unwrap(member)[0])]
-            mapping = isinstance(value_at(data, tuple(here)), Mapping)
+            mapping = isinstance(value_at(data, tuple(location)), Mapping)
             if not chosen or not mapping:
-                return tuple(here), wants
+                return tuple(location), expectation
             if chosen[0].__name__ not in str(part):
                 return None, ""
             annotation, metadata = chosen[0], []
             continue
-        here.append(part)
+        location.append(part)
         if _is_section(annotation) and part in annotation.model_fields:
             field = annotation.model_fields[part]
-            annotation, metadata, wants = field.annotation, field.metadata, expected(field)
+            annotation, metadata, expectation = field.annotation, field.metadata, expected(field)
         elif get_origin(annotation) is tuple:
             annotation, metadata = unwrap(get_args(annotation)[0])
-            wants = phrase(annotation, metadata)
+            expectation = phrase(annotation, metadata)
         else:
             break
-    return tuple(here), wants
+    return tuple(location), expectation
 
 
 def _is_section(annotation: Any) -> bool:
@@ -97,16 +97,16 @@ def _is_section(annotation: Any) -> bool:
 
 
 def _siblings(model: type[Section], location: Location) -> list[str]:
-    here: type[Section] = model
+    section: type[Section] = model
     for part in location[:-1]:
-        field = here.model_fields.get(str(part))
+        field = section.model_fields.get(str(part))
         inner = section_of(field) if field else None
         if field and not inner:
             inner = next((m for m in union_members(unwrap(field.annotation)[0]) if _is_section(m)), None)
         if inner is None:
             return []
-        here = inner
-    return list(here.model_fields)
+        section = inner
+    return list(section.model_fields)
 
 
 def _nearest_key(path: str, model: type[Section], siblings: list[str]) -> str:
@@ -117,38 +117,38 @@ def _nearest_key(path: str, model: type[Section], siblings: list[str]) -> str:
     if near := _near(name, siblings):
         return f"did you mean {prefix}{near[0]}?"
     everywhere = [key.path for key in keys(model)]
-    same = [each for each in everywhere if each.rpartition(".")[2] == name]
+    same = [path for path in everywhere if path.rpartition(".")[2] == name]
     if near := same[:2] or _near(path, everywhere):
         return f"did you mean {' or '.join(near)}?"
     return f"the keys here are {', '.join(siblings)}" if siblings else ""
 
 
 def _jobs_with(path: str) -> list[str]:
-    """Return the jobs that have a key, whose file may have been given to another."""
+    """Return the jobs that have a key, since the file of one may have been passed to another."""
     from sdp.config import JOBS
 
     return [job for job, model in JOBS.items() if any(key.path == path for key in keys(model))]
 
 
-def _mend(value: Any, wants: str) -> str:
+def _mend(value: Any, expectation: str) -> str:
     if isinstance(value, str):
-        return _mend_text(value, wants)
-    if wants.startswith("a list") and isinstance(value, dict) and all(str(name).isdecimal() for name in value):
+        return _mend_text(value, expectation)
+    if expectation.startswith("a list") and isinstance(value, dict) and all(str(name).isdecimal() for name in value):
         return "items can be set by number only if the file lists them; set the whole list: [a, b]"
-    if wants.startswith("a list") and not isinstance(value, list | dict):
+    if expectation.startswith("a list") and not isinstance(value, list | dict):
         return f"write [{got(value)}]"
-    if isinstance(value, float) and wants.startswith("a whole number") and value.is_integer():
+    if isinstance(value, float) and expectation.startswith("a whole number") and value.is_integer():
         return f"write {value:.0f}"
     return ""
 
 
-def _mend_text(value: str, wants: str) -> str:
-    choices = wants.removesuffix(", or null").replace(" or ", ", ").split(", ")
+def _mend_text(value: str, expectation: str) -> str:
+    choices = expectation.removesuffix(", or null").replace(" or ", ", ").split(", ")
     if near := _near(value, choices):
         return f"did you mean {near[0]}?"
-    if wants.startswith("a list") and len(value) < 40:
+    if expectation.startswith("a list") and len(value) < 40:
         return f"write [{value}]"
-    if "number" in wants and len(value) < 40 and value.replace(".", "", 1).replace("_", "").isdecimal():
+    if "number" in expectation and len(value) < 40 and value.replace(".", "", 1).replace("_", "").isdecimal():
         return "write it without quotes"
     return ""
 

@@ -64,12 +64,12 @@ def draft_into(model: type[JobConfig], path: str | None, overrides: Sequence[str
 
 def _could_be_given(data: Mapping[str, Any], path: str) -> bool:
     """Return whether the parents of a key are mappings, or absent."""
-    here: Any = data
+    node: Any = data
     for part in path.split(".")[:-1]:
-        here = here.get(part)
-        if here is None:
+        node = node.get(part)
+        if node is None:
             return True
-        if not isinstance(here, Mapping):
+        if not isinstance(node, Mapping):
             return False
     return True
 
@@ -100,7 +100,7 @@ def _read_file(path: str) -> dict[str, Any]:
     except IsADirectoryError:
         raise ConfigError([Problem(path, "a configuration file", "a directory", "name a file in it")]) from None
     except PermissionError:
-        raise ConfigError([Problem(path, "a file that may be read", "no permission to")]) from None
+        raise ConfigError([Problem(path, "a readable file", "no permission")]) from None
     except UnicodeDecodeError:
         raise ConfigError([Problem(path, "a configuration file in UTF-8", "other bytes", "save it as UTF-8")]) from None
     except (OSError, ValueError) as error:  # ValueError: a path with a null byte
@@ -134,16 +134,16 @@ def _value(text: str, name: str) -> Any:
 
 
 def _put(data: dict[str, Any], parts: list[str], value: Any) -> None:
-    here: Any = data
+    node: Any = data
     for depth, part in enumerate(parts):
-        at: Any = _item(here, part, parts[:depth]) if isinstance(here, list) else part
+        key_or_index: Any = _item(node, part, parts[:depth]) if isinstance(node, list) else part
         if depth == len(parts) - 1:
-            here[at] = value
+            node[key_or_index] = value
             return
-        inside: Any = here[at] if isinstance(here, list) else here.get(at)
-        if not isinstance(inside, dict | list):
-            inside = here[at] = {}
-        here = inside
+        child: Any = node[key_or_index] if isinstance(node, list) else node.get(key_or_index)
+        if not isinstance(child, dict | list):
+            child = node[key_or_index] = {}
+        node = child
 
 
 def _item(items: list[Any], part: str, parts: list[str]) -> int:

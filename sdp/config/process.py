@@ -95,7 +95,7 @@ class TransformConfig(Section):
 
 
 def usual_batch(side: int) -> int:
-    """Return the images of an encoder's batch where none is set: 64 up to 256 px, a quarter at twice the side."""
+    """Return the default batch size of an encoder: 64 up to 256 px, a quarter at twice the side."""
     return max(1, min(64, 64 * 256**2 // side**2))
 
 
@@ -141,8 +141,8 @@ class EncodeConfig(EncoderConfig):
         sizes = self.batch_size
         if sizes is None:
             return {side: usual_batch(side) for side in resolutions}
-        each = (sizes,) * len(resolutions) if isinstance(sizes, int) else sizes
-        return dict(zip(resolutions, each, strict=True))
+        groups = (sizes,) * len(resolutions) if isinstance(sizes, int) else sizes
+        return dict(zip(resolutions, groups, strict=True))
 
 
 class ProcessConfig(JobConfig):
@@ -162,9 +162,11 @@ class ProcessConfig(JobConfig):
         yield from super().contradictions()
         if not self.resolutions:
             yield Problem("resolutions", "one or more", "none", "list the sides of the crops to encode")
-        twice = sorted({side for side in self.resolutions if self.resolutions.count(side) > 1})
-        if twice:
-            yield Problem("resolutions", "each resolution once", f"{twice[0]} more than once", "remove the repetition")
+        repeated = sorted({side for side in self.resolutions if self.resolutions.count(side) > 1})
+        if repeated:
+            yield Problem(
+                "resolutions", "each resolution once", f"{repeated[0]} more than once", "remove the repetition"
+            )
         uneven = [side for side in self.resolutions if side % 64]
         if self.transform.crop == "buckets" and uneven:
             yield Problem("resolutions", "multiples of 64 with transform.crop buckets", str(uneven[0]), "change one")

@@ -133,7 +133,7 @@ class TrainTransformConfig(TransformConfig):
 
 
 class TrainEncodeConfig(EncoderConfig):
-    """The encoders, if data.mode is online (each an actor of its own) or collocated (one in each trainer).
+    """The encoders, if data.mode is online (each in its own actor) or collocated (one in each trainer).
 
     They return the mean and variance of the VAE's distribution; the trainer draws a sample from it in each epoch.
     """
@@ -206,7 +206,7 @@ class OptimizerConfig(Section):
     learning_rate: float = key(1e-4, "The learning rate after the warm-up; it may change between jobs.", gt=0)
     schedule: Literal["constant", "cosine", "linear"] = key(
         "constant",
-        "The course of the learning rate after the warm-up; cosine and linear reach 0 at max_steps.",
+        "The learning-rate schedule after the warm-up; cosine and linear reach 0 at max_steps.",
         shapes_output=True,
     )
     warmup_steps: int = key(
@@ -217,7 +217,7 @@ class OptimizerConfig(Section):
     epsilon: float = key(1e-8, "AdamW's protection against division by zero.", shapes_output=True, gt=0)
     weight_decay: float = key(0.01, "AdamW's weight decay.", shapes_output=True, ge=0)
     clip_norm: float | None = key(
-        None, "Maximum gradient norm; larger gradients are scaled down. null disables it. It may change.", gt=0
+        None, "Maximum gradient norm; larger gradients are scaled down. null disables it.", gt=0
     )
 
 
@@ -239,7 +239,7 @@ class GuardConfig(Section):
     bad_steps: Positive = key(20, "Bad steps in a row after which the job stops; each of them is skipped.")
     spike: float | None = key(
         None,
-        "Skip a step whose gradient norm exceeds this multiple of the usual one; null disables it. It may change.",
+        "Skip a step whose gradient norm exceeds this multiple of the usual one; null disables it.",
         gt=1,
     )
 
@@ -262,7 +262,7 @@ class ScalingConfig(TrainersConfig):
             got = repr(self.num_workers)
             yield Problem("num_workers", "1 while in_driver is on", got, "the driver is one process")
         if self.in_driver and self.gpus_per_worker > 1:
-            yield Problem("gpus_per_worker", "1 while in_driver is on", str(self.gpus_per_worker), "train on Ray")
+            yield Problem("gpus_per_worker", "1 while in_driver is on", str(self.gpus_per_worker), "turn in_driver off")
         for name in ("accelerator", "use_gpu") if self.in_driver else ():
             if (value := getattr(self, name)) is not None:
                 got = repr(value).lower() if value in (True, False) else repr(value)
@@ -378,7 +378,7 @@ class SamplesConfig(Section):
     prompts: tuple[Name, ...] = key((), "The prompts: one picture for each, always from the same noise.")
     share: float = key(
         0.05,
-        "Share of the time that drawing may take; a set that comes due during another one is left out.",
+        "Share of the time that drawing may take; a set that is due while another is being drawn is skipped.",
         gt=0,
         le=0.5,
     )
@@ -453,8 +453,8 @@ class LoraConfig(Section):
 class SecondPhaseConfig(Section):
     """A second phase, often at a higher resolution.
 
-    It is a run of its own, in OUTPUT/phase-2, and begins with the weights and the moving average of the first, in
-    OUTPUT/phase-1. Keys that are not here are as in the first.
+    It is a separate run, in OUTPUT/phase-2, and begins with the weights and the moving average of the first, in
+    OUTPUT/phase-1. All other keys are the same in both.
     """
 
     max_steps: Positive | None = key(
@@ -500,7 +500,7 @@ class TrainConfig(JobConfig):
     source: TrainSource = key(REQUIRED, "The dataset to train on.")
     output: OutputConfig = key(REQUIRED, "The run: its checkpoints, events and metrics.")
     limit: Positive | None = key(
-        None, "Use only the first rows of the source, this many; null means all. It may change between epochs."
+        None, "Use only this many rows, the first of the source; null means all. It may change between epochs."
     )
     model: TrainModelConfig = key(REQUIRED, "The model to train, with its text encoder.")
     lora: LoraConfig = key(LoraConfig, "LoRA, instead of training the networks themselves.")

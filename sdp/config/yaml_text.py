@@ -26,7 +26,7 @@ def parse_document(text: str, name: str) -> Any:
         got = f"the character U+{error.character:04X}"
         raise ConfigError([Problem(f"{name}:{line}", "YAML", got)]) from None
     except RecursionError:
-        raise ConfigError([Problem(name, "YAML", "brackets nested beyond measure")]) from None
+        raise ConfigError([Problem(name, "YAML", "brackets nested too deeply")]) from None
 
 
 class _RefusedError(Exception):

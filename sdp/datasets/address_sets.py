@@ -17,10 +17,10 @@ _SHARD_ROWS = 1 << 26
 def publish(storage: Storage, folder: str, rows: Iterable[Rows]) -> int:
     """Write the set as FOLDER/000000.roaring and so on; return its number of addresses."""
     shards: dict[int, BitMap64] = {}
-    for some in rows:
-        numbers = some // _SHARD_ROWS
+    for addresses in rows:
+        numbers = addresses // _SHARD_ROWS
         for number in np.unique(numbers).tolist():
-            shards.setdefault(number, BitMap64()).update(some[numbers == number].astype(np.uint64))
+            shards.setdefault(number, BitMap64()).update(addresses[numbers == number].astype(np.uint64))
     for number, bitmap in shards.items():
         bitmap.run_optimize()
         storage.publish(_name(folder, number), bitmap.serialize())

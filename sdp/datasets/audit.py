@@ -133,7 +133,7 @@ class _Audit:
                 read_head(dataset)
             except NotFound as error:
                 raise DatasetError(
-                    f"{dataset.uri}: neither a dataset of sdp nor a training run; check the address"
+                    f"{dataset.uri}: neither a dataset of sdp nor a training run; check the URI"
                 ) from error
             datasets.update((one.uri, one) for one in tombstones.lineage(dataset, self._options))
         return list(datasets.values())
@@ -185,7 +185,7 @@ class _Audit:
         wanted = LookupValues(urls=only) if value.kind == "url" else LookupValues(hashes=only)
         matches = list[tuple[int, str]]()
         for dataset in images:
-            parts = sorted(parts_in(dataset) & read_output(dataset).index.ordered().keys())
+            parts = sorted(parts_in(dataset) & read_output(dataset).index.works_by_part().keys())
             rows = {row for _, _, row in in_parts(dataset, [part_name(*part) for part in parts], wanted)}
             if value.kind == "sha256":
                 rows |= set(_refused_content(dataset, value.value))
@@ -293,6 +293,6 @@ def _skipped_before(steps: Mapping[int, Mapping[int, frozenset[int]]], step: int
 
 
 def step_of(name: str) -> int:
-    """Return the step in a file's or checkpoint's name; -1 where there is none."""
+    """Return the step in a file's or checkpoint's name; -1 if there is none."""
     digits = name.removesuffix(".json").rpartition("step-")[2]
     return int(digits) if digits.isdigit() else -1

@@ -1,7 +1,7 @@
-"""The source index: the frozen list of the source's files, by which an address never changes its meaning.
+"""The source index: a frozen list of the source's files, so that an address always means the same row.
 
 It is stored in versions beside the output (`_index/000000.parquet`, …). The first lists the source's files; a later one
-adds files that were appended, or orders another attempt at failed rows. No version is ever rewritten.
+adds files that were appended, or requests another attempt at failed rows. No version is ever rewritten.
 """
 
 import re
@@ -40,7 +40,7 @@ FILES_SCHEMA = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """One order for work: new addresses, or another attempt at existing units."""
+    """One request for work: new addresses, or another attempt at existing units."""
 
     number: int
     files: pa.Table
@@ -93,7 +93,7 @@ class Index:
 
     @property
     def root(self) -> str:
-        """The last known address of the source; empty if unknown."""
+        """The last known URI of the source; empty if unknown."""
         return next((version.root for version in reversed(self.versions) if version.root), "")
 
     def moved(self, root: str) -> "Index":
@@ -102,12 +102,12 @@ class Index:
 
     @property
     def rows(self) -> int:
-        """The addresses added so far."""
+        """The number of addresses added so far."""
         return self.units.stop
 
     @property
     def listed_rows(self) -> int:
-        """The addresses of all listed files; more than `rows` when a limit holds some back."""
+        """The number of addresses in all listed files; more than `rows` if a limit holds some back."""
         if not self.files.num_rows:
             return 0
         return int(self._first[-1]) + int(self.files["rows"][-1].as_py())
@@ -121,7 +121,7 @@ class Index:
         return file_no, rows - self._first[file_no]
 
     def slices(self, start: int, stop: int) -> list[FileSlice]:
-        """Return the pieces of files that hold the addresses [start, stop), in order."""
+        """Return the slices of files that hold the addresses [start, stop), in order."""
         if stop <= start:
             return []
         (first, last), _ = self.resolve(np.array([start, stop - 1], dtype=np.int64))
@@ -134,14 +134,14 @@ class Index:
         return slices
 
     def works(self) -> list[Work]:
-        """Return every ordered part, in order: [unit 0, unit 1, …], then retries."""
+        """Return the work for every part: first units 0, 1, …, then retries."""
         works = [Work(unit) for unit in self.units]
         for version in self.versions:
             works += [Work(self.units[number], version.attempt) for number in version.units]
         return works
 
-    def ordered(self) -> dict[tuple[int, int], Work]:
-        """Return the same by unit and attempt; any other part in the folder is to be ignored."""
+    def works_by_part(self) -> dict[tuple[int, int], Work]:
+        """Return all works by unit and attempt. Readers must ignore a part that is not among them."""
         return {(work.unit.number, work.attempt): work for work in self.works()}
 
     def parts_of(self, work: Work) -> list[str]:
@@ -161,12 +161,12 @@ class Index:
 
     @cached_property
     def _spans(self) -> "dict[int, tuple[_Spans, _Spans]]":
-        """All files of each version, and those of upstream's retries among them."""
+        """For each version, all its files, and only those that upstream's retries wrote."""
         return {v.number: (_Spans(v.files), _Spans(v.files.filter(pc.field("attempt") > 0))) for v in self.versions}
 
 
 class _Spans:
-    """Files by the addresses that they span, so that a unit's are found without looking at all of them."""
+    """Files sorted by their addresses, so that a unit's files are found by a binary search."""
 
     def __init__(self, files: pa.Table) -> None:
         self._paths = files["path"].combine_chunks()
@@ -179,8 +179,8 @@ class _Spans:
         """Return the paths of the files that hold some of a unit's addresses, in the order of the files."""
         low = int(np.searchsorted(self._first, unit.start - self._longest, side="right"))
         high = int(np.searchsorted(self._first, unit.stop, side="left"))
-        reach = self._first[low:high] + self._rows[low:high] > unit.start
-        paths: list[str] = self._paths.take(pa.array(np.sort(self._order[low:high][reach]))).to_pylist()
+        overlaps = self._first[low:high] + self._rows[low:high] > unit.start
+        paths: list[str] = self._paths.take(pa.array(np.sort(self._order[low:high][overlaps]))).to_pylist()
         return paths
 
 
@@ -192,11 +192,11 @@ class _VersionHead:
     attempt: Whole
     units: tuple[Whole, ...]
     root: str = ""
-    """As `uri.near` keeps it; the paths of the table count from there."""
+    """In the form of `uri.near`; the table's paths are relative to it."""
 
 
 def _overlapping(spans: Sequence[_Spans], unit: Unit) -> list[str]:
-    return list(dict.fromkeys(path for each in spans for path in each.overlapping(unit)))
+    return list(dict.fromkeys(path for group in spans for path in group.overlapping(unit)))
 
 
 def version_name(number: int) -> str:
@@ -232,11 +232,11 @@ def append(
 ) -> Index:
     """Publish the next version. Exactly one of several writers succeeds; the others raise DatasetError."""
     version = Version(len(index.versions), files.cast(FILES_SCHEMA), extent, attempt, tuple(units), root)
-    kept = near(root, storage.uri) if root else ""
-    head = _VersionHead((extent.start, extent.stop) if extent else None, attempt, tuple(units), kept)
+    stored_root = near(root, storage.uri) if root else ""
+    head = _VersionHead((extent.start, extent.stop) if extent else None, attempt, tuple(units), stored_root)
     sink = pa.BufferOutputStream()
-    below = [path.removeprefix(f"{root}/") if root else path for path in version.files["path"].to_pylist()]
-    table = version.files.set_column(0, FILES_SCHEMA.field(0), pa.array(below, pa.string()))
+    relative = [path.removeprefix(f"{root}/") if root else path for path in version.files["path"].to_pylist()]
+    table = version.files.set_column(0, FILES_SCHEMA.field(0), pa.array(relative, pa.string()))
     table = table.replace_schema_metadata({_KEY: dump(head)})
     pq.write_table(table, sink, compression="zstd", write_page_checksum=True)
     try:
@@ -254,7 +254,7 @@ def files_table(files: Iterable[tuple[str, int, str | None, int, int, int, int]]
 
 def _read_version(storage: Storage, name: str, number: int) -> Version:
     try:
-        # Not pq.read_table, which imports a query engine: that takes longer than the reading.
+        # pq.read_table would import a query engine, which takes longer than reading the file.
         table = pq.ParquetFile(pa.BufferReader(storage.read(name)), page_checksum_verification=True).read()
         head = parse(_VersionHead, (table.schema.metadata or {})[_KEY])
         files = table.replace_schema_metadata(None).cast(FILES_SCHEMA)

@@ -70,12 +70,12 @@ def describe(storage: Storage, options: StorageOptions | None = None, *, verify:
         return _describe_plain(storage, options)
     output = read_output(storage)
     files = [f for f in storage.list(PARTS) if parse_part_name(f.path) is not None]
-    ordered = output.index.ordered()
+    works = output.index.works_by_part()
     problems: list[str] = []
-    infos = _infos(storage, files, ordered, problems, verify=verify)
+    infos = _infos(storage, files, works, problems, verify=verify)
     done = {(p.unit.number, p.attempt) for p in infos}
-    missing = [work for part, work in ordered.items() if part not in done]
-    dataset = _noting(problems, lambda: open_dataset(storage)) if storage.exists(MANIFEST) else None
+    missing = [work for part, work in works.items() if part not in done]
+    dataset = _try_read(problems, lambda: open_dataset(storage)) if storage.exists(MANIFEST) else None
     manifest = dataset.manifest if dataset is not None else None
     if dataset is not None:
         problems += _against_manifest(dataset.parts, files, storage)
@@ -89,7 +89,7 @@ def describe(storage: Storage, options: StorageOptions | None = None, *, verify:
         rows=output.index.rows,
         counts=repeated.without(total(infos), manifest.repeated if manifest else 0),
         parts=len(infos),
-        parts_ordered=len(ordered),
+        parts_ordered=len(works),
         bytes=sum(f.size for f in files),
         schema=_schema(storage, infos),
         missing=[
@@ -115,18 +115,18 @@ def accounts(storage: Storage, problems: list[str]) -> Iterator[pa.Table]:
 
     A damaged or foreign part does not count; a line about it is added to `problems`.
     """
-    ordered = read_output(storage).index.ordered()
-    files = {part: f for f in storage.list(PARTS) if (part := parse_part_name(f.path)) in ordered}
+    works = read_output(storage).index.works_by_part()
+    files = {part: f for f in storage.list(PARTS) if (part := parse_part_name(f.path)) in works}
     units = [list(attempts) for _, attempts in groupby(sorted(files), key=lambda part: part[0])]
-    repeats = _noting(problems, lambda: repeated_rows(storage))
+    repeats = _try_read(problems, lambda: repeated_rows(storage))
 
     def account_of(part: tuple[int, int]) -> pa.Table:
         info, account = read_footer(storage, files[part])
-        _refuse_foreign(storage, info, ordered)
+        _refuse_foreign(storage, info, works)
         return account
 
     def unit_account(attempts: list[tuple[int, int]]) -> pa.Table:
-        read = (_noting(problems, partial(account_of, part)) for part in attempts)
+        read = (_try_read(problems, partial(account_of, part)) for part in attempts)
         by_attempt = [account for account in read if account is not None]
         if not by_attempt:
             return ACCOUNT_SCHEMA.empty_table()
@@ -159,13 +159,13 @@ def with_problems(description: Description, problems: Iterable[str]) -> Descript
     return replace(description, problems=together, complete=description.complete and not together)
 
 
-def _refuse_foreign(storage: Storage, info: PartInfo, ordered: Mapping[tuple[int, int], Work]) -> None:
-    work = ordered.get((info.unit.number, info.attempt))
+def _refuse_foreign(storage: Storage, info: PartInfo, works: Mapping[tuple[int, int], Work]) -> None:
+    work = works.get((info.unit.number, info.attempt))
     if work is None or work.unit != info.unit:
         raise DatasetError(f"{storage.uri_of(info.path)}: not a part of this dataset; move it away")
 
 
-def _noting(problems: list[str], read: Callable[[], T]) -> T | None:
+def _try_read(problems: list[str], read: Callable[[], T]) -> T | None:
     """Return the result of a read; on an error in the dataset, add it to the problems and return None."""
     try:
         return read()
@@ -177,17 +177,17 @@ def _noting(problems: list[str], read: Callable[[], T]) -> T | None:
 def _infos(
     storage: Storage,
     files: Iterable[FileInfo],
-    ordered: Mapping[tuple[int, int], Work],
+    works: Mapping[tuple[int, int], Work],
     problems: list[str],
     *,
     verify: bool,
 ) -> list[PartInfo]:
     def look(file: FileInfo) -> PartInfo:
         info = verify_part(storage, file) if verify else read_info(storage, file)
-        _refuse_foreign(storage, info, ordered)
+        _refuse_foreign(storage, info, works)
         return info
 
-    infos = ordered_map(lambda file: _noting(problems, lambda: look(file)), files)
+    infos = ordered_map(lambda file: _try_read(problems, lambda: look(file)), files)
     return [info for info in infos if info is not None]
 
 
@@ -276,7 +276,7 @@ def _samples(storage: Storage, part: PartInfo | None, taken: Tombstones, problem
         rows = (row for batch in batches for row in batch.to_pylist() if row.get("row") not in taken.rows)
         return [{name: _short(value) for name, value in row.items()} for row in islice(rows, _SAMPLES)]
 
-    return (part and _noting(problems, lambda: read(part))) or []
+    return (part and _try_read(problems, lambda: read(part))) or []
 
 
 def _short(value: Any) -> Any:
@@ -302,7 +302,7 @@ def _describe_plain(storage: Storage, options: StorageOptions | None) -> Descrip
         files = list_source(storage.uri, options)
     except NotFound as error:
         raise DatasetError(
-            f"{storage.uri}: neither a dataset of sdp (no {HEAD}) nor Parquet files; check the address"
+            f"{storage.uri}: neither a dataset of sdp (no {HEAD}) nor Parquet files; check the URI"
         ) from error
     problems, rows, schema = [], 0, dict[str, str]()
     for file in files:
@@ -364,12 +364,12 @@ def summary(description: Description) -> str:
     return "\n".join(lines)
 
 
-def _counts_table(counts: Counts, whole: str) -> str:
-    """Return the outcomes as shares of the rows that have one; `whole` names those."""
+def _counts_table(counts: Counts, input_name: str) -> str:
+    """Return the outcomes as shares of the rows that have one; `input_name` is the name of those."""
     from sdp.console import table
 
     share = max(counts.input, 1)
-    shown = {whole: counts.input, "written": counts.written, "filtered": counts.filtered, "failed": counts.failed}
+    shown = {input_name: counts.input, "written": counts.written, "filtered": counts.filtered, "failed": counts.failed}
     rows = [(name, f"{n:,}", f"{100 * n / share:.1f}%") for name, n in shown.items()]
     rows += [(f"  {reason}", f"{n:,}", f"{100 * n / share:.1f}%") for reason, n in counts.reasons.items()]
     return table(rows, ("outcome", "addresses", "share"))

@@ -112,7 +112,7 @@ def _in_file(
         source = open_source(uri, options)
         if source.size() != file["size"]:
             raise DatasetError(
-                f"{uri}: {source.size()} bytes, but {file['size']} when its rows got their addresses; put it back"
+                f"{uri}: {source.size()} bytes, but {file['size']} when its rows got their addresses; restore it"
             )
         at = first
         for batch in pq.ParquetFile(source, pre_buffer=True).iter_batches(65_536, columns=[column]):

@@ -147,7 +147,7 @@ def read_manifest(storage: Storage, path: str = MANIFEST) -> Manifest:
 
 
 def repeated_rows(storage: Storage) -> repeated.Repeated | None:
-    """Return the repeated rows of the newest manifest; None where there are none, or no manifest yet."""
+    """Return the repeated rows of the newest manifest; None if there are none, or no manifest yet."""
     try:
         manifest = read_manifest(storage)
     except NotFound:
@@ -169,12 +169,12 @@ def open_dataset(storage: Storage, kind: str | None = None, *, version: int | No
                 f"`sdp inspect {storage.uri}` shows what is missing"
             ) from None
         raise DatasetError(
-            f"{storage.uri}: not a dataset of sdp (no {HEAD}); run the job that writes it, or check the address"
+            f"{storage.uri}: not a dataset of sdp (no {HEAD}); run the job that writes it, or check the URI"
         ) from None
     where = storage.uri_of(path)
     manifest = read_manifest(storage, path)
     if kind is not None and manifest.kind != kind:
-        raise DatasetError(f"{storage.uri}: expected a dataset of {kind}, got {manifest.kind}; check the address")
+        raise DatasetError(f"{storage.uri}: expected a dataset of {kind}, got {manifest.kind}; check the URI")
     listing = storage.read(manifest.files)
     if hashlib.sha256(listing).hexdigest() != manifest.files_digest:
         raise DatasetError(
@@ -217,9 +217,9 @@ def total(infos: Iterable[PartInfo]) -> Counts:
 def check_ledger(output: Output, parts: Sequence[PartInfo]) -> Counts:
     """Count the outcomes in the parts; refuse parts that do not account for every address of the index."""
     where = output.storage.uri
-    ordered = output.index.ordered()
+    works = output.index.works_by_part()
     for part in parts:
-        work = ordered.get((part.unit.number, part.attempt))
+        work = works.get((part.unit.number, part.attempt))
         if work is None or work.unit != part.unit or part.kind != output.head.kind:
             raise DatasetError(f"{where}/{part.path}: not a part of this dataset; move it away")
     counts = total(parts)
@@ -310,7 +310,7 @@ def _readable(storage: Storage, path: str) -> Manifest | None:
 
 
 def _kept(made_from: Mapping[str, Any] | None, folder: str) -> dict[str, Any] | None:
-    """Return the input with an address that still holds when both are moved together."""
+    """Return the input with a URI that stays valid if both are moved together."""
     if not made_from or not made_from.get("uri"):
         return None if made_from is None else dict(made_from)
     return {**made_from, "uri": near(made_from["uri"], folder)}

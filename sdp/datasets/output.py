@@ -36,7 +36,7 @@ class Head:
 
 @dataclass(frozen=True)
 class Output:
-    """An output, and the index of the rows that it is to hold."""
+    """An output, and the index of the rows that it will hold."""
 
     storage: Storage
     head: Head
@@ -56,20 +56,20 @@ class Output:
 
 
 def open_output(storage: Storage, head: Head) -> Output:
-    """Open an output for writing, or begin a new one; one of another configuration is refused."""
-    if not storage.exists(HEAD) and parts_in(storage):  # in this order: a listing of 200,000 parts takes many requests
+    """Open an output for writing, or create it; refuse one with another configuration."""
+    if not storage.exists(HEAD) and parts_in(storage):  # HEAD first: listing 200,000 parts takes many requests
         raise DatasetError(f"{storage.uri}: has parts but no {HEAD}; choose an empty output.uri")
     try:
         storage.create(HEAD, dump(head))
     except AlreadyExists:
-        _refuse_another(storage, read_head(storage), head)
+        _refuse_different(storage, read_head(storage), head)
     return _with_index(storage, head)
 
 
 def peek_output(storage: Storage, head: Head) -> Output:
     """Open an output as `open_output` does, but write nothing, for a dry run."""
     try:
-        _refuse_another(storage, read_head(storage), head)
+        _refuse_different(storage, read_head(storage), head)
     except NotFound:
         if parts_in(storage):
             raise DatasetError(f"{storage.uri}: has parts but no {HEAD}; choose an empty output.uri") from None
@@ -80,14 +80,14 @@ def _with_index(storage: Storage, head: Head) -> Output:
     index = index_files.load(storage, head.unit_rows)
     if not index.versions and parts_in(storage):
         raise DatasetError(
-            f"{storage.uri}: has parts but no index (_index/), which gives their addresses a meaning; restore it from "
-            "a backup, or choose an empty output.uri"
+            f"{storage.uri}: has parts but no index (_index/), without which their addresses mean nothing; restore it "
+            "from a backup, or choose an empty output.uri"
         )
     return Output(storage, head, index)
 
 
 def read_output(storage: Storage) -> Output:
-    """Read an existing output, of any configuration."""
+    """Read an existing output, whatever its configuration."""
     head = read_head(storage)
     return Output(storage, head, index_files.load(storage, head.unit_rows))
 
@@ -127,7 +127,7 @@ def parts_in(storage: Storage) -> set[tuple[int, int]]:
     return {part for name in storage.names(PARTS) if (part := parse_part_name(name)) is not None}
 
 
-def _refuse_another(storage: Storage, stored: Head, wanted: Head) -> None:
+def _refuse_different(storage: Storage, stored: Head, wanted: Head) -> None:
     if stored.kind != wanted.kind:
         raise DatasetError(
             f"output.uri: {storage.uri} holds a dataset of {stored.kind}, not of {wanted.kind}; choose another folder"
@@ -138,8 +138,8 @@ def _refuse_another(storage: Storage, stored: Head, wanted: Head) -> None:
     )
     differing = sorted(path for path in now if before.get(path) != now[path])
     if differing:
-        what = "; ".join(f"{path} was {before.get(path)!r} and is {now.get(path)!r} now" for path in differing)
+        changes = "; ".join(f"{path} was {before.get(path)!r} and is {now.get(path)!r} now" for path in differing)
         raise DatasetError(
-            f"output.uri: {storage.uri} was made with another configuration ({what}); "
+            f"output.uri: {storage.uri} was made with another configuration ({changes}); "
             "set it back or choose another output.uri"
         )

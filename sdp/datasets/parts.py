@@ -209,10 +209,10 @@ def _check_part(work: Work, rows: pa.Table, account: pa.Table) -> None:
     if np.any(np.diff(accounted) <= 0):
         raise ValueError(f"{work.name}: the account names a row twice or out of order")
     written = account.filter(pc.field("outcome") == WRITTEN)["row"].to_numpy()
-    held = rows["row"].to_numpy()
-    if np.any(np.diff(held) <= 0):
+    addresses = rows["row"].to_numpy()
+    if np.any(np.diff(addresses) <= 0):
         raise ValueError(f"{work.name}: rows are out of order or share an address")
-    if not np.array_equal(held, written):
+    if not np.array_equal(addresses, written):
         raise ValueError(f"{work.name}: the rows are not the account's written rows")
     for outcome, reasons in REASONS.items():
         named = account.filter(pc.field("outcome") == outcome)["reason"]

@@ -87,7 +87,7 @@ def keep(storage: Storage, files_digest: str, rows: Iterable[Rows]) -> int:
 
 
 def without(counts: Counts, repeated: int) -> Counts:
-    """Return the counts with so many written rows as filtered."""
+    """Return the counts with this many of the written rows as filtered."""
     if not repeated:
         return counts
     reasons = {**counts.reasons, REASON: counts.reasons.get(REASON, 0) + repeated}
@@ -113,18 +113,18 @@ def pieces(parts: Sequence[PartInfo]) -> list[list[str]]:
 
 
 def partitions_for(rows: int) -> int:
-    """Return the number of partitions by which the search for repeated keys is divided."""
+    """Return the number of partitions into which the search for repeated keys is divided."""
     return max(1, -(-rows // _PARTITION_ROWS))
 
 
-def look(storage: Storage, paths: Sequence[str], partitions: int) -> list[tuple[Keys, Rows]]:
-    """Read the rows of some parts with 64 bits of their hashes, by partition."""
+def read_hashes(storage: Storage, paths: Sequence[str], partitions: int) -> list[tuple[Keys, Rows]]:
+    """Return 64 bits of the hashes in some parts, with their rows, by partition."""
     tables = ordered_map(lambda path: read_rows(storage, path, ["row", "sha256"]), paths, workers=8)
     table = pa.concat_tables(list(tables))
     rows = table["row"].to_numpy()
     keys = np.array([int(digits[:16], 16) for digits in table["sha256"].to_pylist()], np.uint64)
-    which = keys % np.uint64(partitions)
-    return [(keys[which == number], rows[which == number]) for number in range(partitions)]
+    partition = keys % np.uint64(partitions)
+    return [(keys[partition == number], rows[partition == number]) for number in range(partitions)]
 
 
 def repeated(keys: Iterable[Keys], rows: Iterable[Rows]) -> Rows:

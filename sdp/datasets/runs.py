@@ -81,7 +81,7 @@ class Begun:
         gpu_hours: float = 0.0,
     ) -> JobRun:
         """Return the record of this run, which ends now, from its parts and the caller's figures."""
-        rounded = {kind: {what: round(s, 3) for what, s in each.items()} for kind, each in (work or {}).items()}
+        rounded = {kind: {what: round(s, 3) for what, s in seconds.items()} for kind, seconds in (work or {}).items()}
         seconds = round(time.monotonic() - self.clock, 3)
         counts = sum((info.counts for info in infos), Counts())
         all_moved = {**(moved or {}), STORED: sum(info.size for info in infos)}

@@ -38,15 +38,15 @@ def freeze_source(
     progress: Progress | None = None,
     publish: bool = True,
 ) -> Output:
-    """Give addresses to the rows of Parquet files: to the first `limit` of them, or to every one.
+    """Assign addresses to the rows of Parquet files, at most to the first `limit`.
 
     Rows keep their addresses. Files that are new since the last run are appended; a changed file is refused. The source
     may have moved to another `uri`, with all its files. Without `publish` nothing is written, and `publish_plan` can
     write the result later.
     """
     if not files:
-        raise DatasetError("source.uri: no Parquet files; check the address")
-    index, root = _moved(output.index, files, uri)
+        raise DatasetError("source.uri: no Parquet files; check the URI")
+    index, root = _follow_move(output.index, files, uri)
     fresh = _new_files(index, files, options)
     rows, listed, kinds = index.listed_rows, [], dict[str, tuple[str, str]]()
     for start in range(0, len(fresh), _GROUP):  # in groups, so that a small limit opens few files
@@ -63,7 +63,7 @@ def freeze_source(
             if limit is not None and rows >= limit:
                 break
     if rows == 0:
-        raise DatasetError(f"source.uri: {len(files)} Parquet files without any row; check the address")
+        raise DatasetError(f"source.uri: {len(files)} Parquet files without any row; check the URI")
     extent, table = _next_extent(index, rows, limit), files_table(listed)
     moved, output = index is not output.index, output.with_index(index)
     if publish:
@@ -83,16 +83,16 @@ def freeze_files(
     options: StorageOptions | None = None,
     count: Callable[[str], int] | None = None,
 ) -> Output:
-    """Give an address to each file, such as a picture, or to each of the rows that `count` counts in it.
+    """Assign an address to each file, such as a picture, or to each row that `count` counts in it.
 
     As with Parquet files, rows keep their addresses, new files are appended, and a changed file is refused.
     """
-    index, root = _moved(output.index, files, uri)
+    index, root = _follow_move(output.index, files, uri)
     fresh = list(ordered_map(lambda file: with_sample(file, options), _new_files(index, files, options)))
     counts = list(ordered_map(lambda file: count(file.uri), fresh)) if count else [1] * len(fresh)
     stops = list(accumulate(counts, initial=index.listed_rows))
     if not stops[-1]:
-        raise DatasetError(f"source.uri: {counted(len(files), 'file')} without any row; check the address")
+        raise DatasetError(f"source.uri: {counted(len(files), 'file')} without any row; check the URI")
     table = files_table(
         (file.uri, file.size, file.etag, stop - rows, rows, rows, 0)
         for file, rows, stop in zip(fresh, counts, stops[1:], strict=True)
@@ -110,7 +110,7 @@ def publish_plan(output: Output, planned: Output) -> Output:
 
 
 def freeze_upstream(output: Output, upstream: Dataset, *, limit: int | None = None) -> Output:
-    """Adopt the addresses of another dataset; its new ones since the last run are appended.
+    """Adopt the addresses of another dataset; append those that are new since the last run.
 
     New addresses become new units. Rows that a retry upstream has written become another attempt at their units.
     """
@@ -124,7 +124,7 @@ def freeze_upstream(output: Output, upstream: Dataset, *, limit: int | None = No
     for path, now in _versions_of(table).items():
         before = known.get(path, now)
         if before[0] != now[0] or (before[1] != now[1] and None not in (before[1], now[1])):
-            raise _changed(f"{upstream.storage.uri}/{path}", before, now)
+            raise _changed_file_error(f"{upstream.storage.uri}/{path}", before, now)
     fresh = table.filter(pc.invert(pc.is_in(table["path"], pa.array(list(known), pa.string()))))
 
     rescued = fresh.filter((pc.field("attempt") > 0) & (pc.field("first_row") < index.rows) & (pc.field("written") > 0))
@@ -142,7 +142,7 @@ def freeze_upstream(output: Output, upstream: Dataset, *, limit: int | None = No
 
 
 def order_retry(output: Output, dataset: Dataset) -> Output:
-    """Order another attempt at every unit with failures; an unfinished retry is continued instead."""
+    """Request another attempt at every unit with failures; an unfinished retry is continued instead."""
     retries = [v for v in output.index.versions if v.attempt]
     if retries:
         done = output.done()
@@ -174,7 +174,7 @@ def _new_files(index: Index, files: Sequence[SourceFile], options: StorageOption
     known = _known(index)
     for file in files:
         if (before := known.get(file.uri)) is not None and not unchanged(file, *before, options):
-            raise _changed(file.uri, before, (file.size, file.etag))
+            raise _changed_file_error(file.uri, before, (file.size, file.etag))
     return sorted((file for file in files if file.uri not in known), key=lambda file: file.uri)
 
 
@@ -183,17 +183,17 @@ def _known(index: Index) -> _FileVersions:
     return {path: now for version in index.versions for path, now in _versions_of(version.files).items()}
 
 
-def _changed(uri: str, before: tuple[int, str | None], now: tuple[int, str | None]) -> DatasetError:
+def _changed_file_error(uri: str, before: tuple[int, str | None], now: tuple[int, str | None]) -> DatasetError:
     return DatasetError(
         f"source.uri: {uri} has changed since its rows got their addresses (from {before[0]} bytes, etag "
-        f"{before[1]}, to {now[0]} bytes, etag {now[1]}); put it back, or choose a new output.uri"
+        f"{before[1]}, to {now[0]} bytes, etag {now[1]}); restore it, or choose a new output.uri"
     )
 
 
-def _moved(index: Index, files: Sequence[SourceFile], uri: str) -> tuple[Index, str]:
-    """Return the index with its files where the source is now, and the root from which their names count.
+def _follow_move(index: Index, files: Sequence[SourceFile], uri: str) -> tuple[Index, str]:
+    """Return the index with its files at the present source, and the root that their names are relative to.
 
-    A moved source must have every file that has addresses; else it is another source, and refused.
+    A moved source must have every file that has addresses; otherwise it is another source and is refused.
     """
     root = root_of(uri, files) if uri else ""
     if not root or index.root in ("", root):
@@ -213,7 +213,7 @@ def _versions_of(files: pa.Table) -> _FileVersions:
 
 
 def _units_of(index: Index, files: pa.Table) -> list[int]:
-    """Return the ordered units that the files' addresses touch."""
+    """Return the units of the index that hold addresses of these files."""
     units: set[int] = set()
     for first, rows in zip(files["first_row"].to_pylist(), files["rows"].to_pylist(), strict=True):
         ends = pa.array([first, min(first + rows, index.rows) - 1]).to_numpy()
@@ -234,9 +234,11 @@ def _footer(file: SourceFile, columns: Sequence[str], options: StorageOptions | 
         raise DatasetError(
             f"{file.uri}: no column {', '.join(missing)}; it has {', '.join(names)}; set the source's column names"
         )
-    twice = [column for column in columns if names.count(column) > 1]
-    if twice:
-        raise DatasetError(f"{file.uri}: {names.count(twice[0])} columns are named {twice[0]}; rename all but one")
+    repeated = [column for column in columns if names.count(column) > 1]
+    if repeated:
+        raise DatasetError(
+            f"{file.uri}: {names.count(repeated[0])} columns are named {repeated[0]}; rename all but one"
+        )
     return footer
 
 

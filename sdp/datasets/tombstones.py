@@ -56,7 +56,7 @@ class Tombstones:
     rows: BitMap64
     """Every address to leave out."""
     lists: tuple[pa.Table, ...] = ()
-    """The lists as they are stored: of millions of takedowns, few readers need more than the addresses."""
+    """The lists as they are stored, since few readers of millions of takedowns need more than the addresses."""
 
     @property
     def urls(self) -> frozenset[str]:
@@ -165,7 +165,7 @@ def settle(storage: Storage) -> int:
     Return the number of matching rows, which were written although they had been taken down meanwhile.
     """
     book = _Book.read(storage)
-    if (lookup := book.look()) is None:
+    if (lookup := book.search()) is None:
         return 0
     table = _table(lookup.hits).replace_schema_metadata({_KEY: dump(lookup.head())})
     _create(storage, f"{FOLDER}looked/", book.next_lookup, table)
@@ -186,7 +186,7 @@ def load_from(chain: Iterable[Storage]) -> Tombstones:
     for book in map(_Book.read, chain):
         lists += book.lists.values()
         rows |= book.rows()
-        if (lookup := book.look()) is not None:
+        if (lookup := book.search()) is not None:
             rows |= _bitmap(row for _, _, row in lookup.hits)
     return Tombstones(rows, tuple(lists))
 
@@ -197,7 +197,7 @@ def lineage(storage: Storage, options: StorageOptions | None = None) -> list[Sto
 
 
 def follow(storage: Storage, options: StorageOptions | None = None) -> Iterator[Storage]:
-    """Yield the same one by one, so that an unreadable ancestor comes as an error after those before it."""
+    """Yield the same one by one, so that the error for an unreadable ancestor comes after the nearer ones."""
     seen = set[str]()
     while storage.uri not in seen:
         seen.add(storage.uri)
@@ -241,14 +241,14 @@ class _Lookup:
     hits: list[Hit]
 
     def head(self) -> _LookupHead:
-        units = {str(attempt): base64.b64encode(some.serialize()).decode() for attempt, some in self.parts.items()}
+        units = {str(attempt): base64.b64encode(bitmap.serialize()).decode() for attempt, bitmap in self.parts.items()}
         return _LookupHead(self.lists, self.digest, units)
 
     @staticmethod
     def load(data: bytes) -> "_Lookup":
         table = _read(data)
         head = parse_record(_LookupHead, (table.schema.metadata or {})[_KEY])
-        units = {int(a): BitMap64.deserialize(base64.b64decode(some)) for a, some in head.parts.items()}
+        units = {int(a): BitMap64.deserialize(base64.b64decode(bitmap)) for a, bitmap in head.parts.items()}
         return _Lookup(head.lists, head.digest, units, list(_entries(table)))
 
     def has(self, part: tuple[int, int]) -> bool:
@@ -310,8 +310,8 @@ class _Book:
     def _hits(self) -> Iterator[Hit]:
         return (hit for lookup in self.lookups for hit in lookup.hits)
 
-    def look(self) -> _Lookup | None:
-        """Search the parts that no lookup covers; None where there are none."""
+    def search(self) -> _Lookup | None:
+        """Search the parts that no lookup covers; return None if there are none."""
         by_content = {n for n, table in self.lists.items() if pc.any(pc.not_equal(table["kind"], "row")).as_py()}
         if not by_content:
             return None

@@ -63,22 +63,22 @@ class Step:
 def steps(folder: Path) -> list[Step]:
     """Return the pipeline's steps, in order."""
     trainers = min(2, os.cpu_count() or 1)
-    where = {name: str(folder / name) for name in ("metadata", "images", "latents", "online", "run", "samples")}
+    folders = {name: str(folder / name) for name in ("metadata", "images", "latents", "online", "run", "samples")}
     download = {
-        "source": {"uri": where["metadata"], "url_column": "URL", "caption_column": "TEXT"},
-        "output": {"uri": where["images"], "rows_per_file": 100},
+        "source": {"uri": folders["metadata"], "url_column": "URL", "caption_column": "TEXT"},
+        "output": {"uri": folders["images"], "rows_per_file": 100},
         "image": {"size": 128},
         "fetch": {"first_byte_timeout_s": 60, "allow_private": True},  # the server is slow on a busy machine
     }
     process = {
-        "source": {"uri": where["images"]},
-        "output": {"uri": where["latents"], "rows_per_file": 400},
+        "source": {"uri": folders["images"]},
+        "output": {"uri": folders["latents"], "rows_per_file": 400},
         "resolutions": [SIDE],
         "model": {"source": "builtin:tiny"},
     }
     train = {
-        "source": {"uri": where["latents"]},
-        "output": {"uri": where["run"]},
+        "source": {"uri": folders["latents"]},
+        "output": {"uri": folders["run"]},
         "model": {
             "source": "builtin:tiny",
             "start_from": str(folder / "online" / "checkpoints" / f"step-{ONLINE_STEPS:09d}"),
@@ -100,8 +100,8 @@ def steps(folder: Path) -> list[Step]:
     }
     online = {
         **train,
-        "source": {"uri": where["images"]},
-        "output": {"uri": where["online"]},
+        "source": {"uri": folders["images"]},
+        "output": {"uri": folders["online"]},
         "model": {"source": "builtin:tiny"},
         "data": {"mode": "online", "resolution": SIDE, "batch_size": BATCH},
         "max_steps": ONLINE_STEPS,
@@ -113,22 +113,22 @@ def steps(folder: Path) -> list[Step]:
     }
     generate = {
         "prompts": [prompt for prompt, _ in PROMPTS],
-        "output": {"uri": where["samples"]},
-        "checkpoint": where["run"],
+        "output": {"uri": folders["samples"]},
+        "checkpoint": folders["run"],
         "resolution": SIDE,
         "sampler": {"steps": 20, "guidance_scale": 2.0},
     }
     page = ("--out", str(folder / "report.html"), "--title", "The sdp demo")
     return [
         _job(folder, "download", "fetch and check the images", download),
-        Step("inspect: the outcome of every row", ("inspect", where["images"])),
+        Step("inspect: the outcome of every row", ("inspect", folders["images"])),
         _job(folder, "process", "encode them to latents and tokens", process),
         _job(folder, "train", "train a few steps online, while another process encodes the images", online, "online"),
         _job(folder, "train", "train a tiny U-Net on the latents", train),
         _job(folder, "generate", "draw pictures with it", generate),
         Step(
             "report: everything on one page",
-            ("report", *(where[name] for name in ("online", "run", "samples")), *page),
+            ("report", *(folders[name] for name in ("online", "run", "samples")), *page),
         ),
     ]
 
@@ -188,8 +188,8 @@ def _call(command: Sequence[str]) -> int:
 
 def _stop(number: int, _: object) -> None:
     """End the demo and its processes, and print how to continue."""
-    for each in _SIGNALS:
-        signal.signal(each, signal.SIG_IGN)  # a second signal must not interrupt the cleanup
+    for number in _SIGNALS:
+        signal.signal(number, signal.SIG_IGN)  # a second signal must not interrupt the cleanup
     say(f"\nsdp: demo stopped by {signal.Signals(number).name}; run the same command to continue")
     raise SystemExit(128 + number)
 

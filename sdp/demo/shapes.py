@@ -117,7 +117,7 @@ def sample(i: int, seed: int = 0) -> Shape:
     form = 1 + draw.below(len(CAPTIONS) - 1)
     if draw.unit() >= _RARE_CAPTIONS:
         form = 0
-    caption = _articles(CAPTIONS[form].format(color=color, shape=shape, background=background))
+    caption = CAPTIONS[form].format(color=color, shape=shape, background=background).replace("a orange", "an orange")
     shorter = 300 + draw.below(501)
     longer = round(shorter * (1 + 0.67 * draw.unit() ** 2))
     width, height = (longer, shorter) if draw.unit() < 0.55 else (shorter, longer)
@@ -339,11 +339,6 @@ def _encoding(draw: Draws, *, grey: bool) -> Encoding:
     if kind < 0.90:
         return Encoding("PNG", "P")
     return Encoding("WEBP", quality=quality, lossless=other < 0.15)
-
-
-def _articles(caption: str) -> str:
-    """Correct `a orange` to `an orange`."""
-    return caption.replace("a orange", "an orange")
 
 
 def _tinted(draw: Draws, color: tuple[int, int, int]) -> tuple[int, ...]:

@@ -20,12 +20,12 @@ _SLOWEST = 1 / 64
 _FORGET_S = 120.0
 """A host without requests or complaints for this long is forgotten."""
 _SWEPT_AT_ONCE = 4
-"""Hosts that each request looks at: more than one, or as many would be added as are forgotten."""
+"""Hosts that each request checks: more than one, so that hosts are forgotten faster than they are added."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostLimits:
-    """The most that all workers together ask of one host."""
+    """The limits on the requests of all workers together to one host."""
 
     at_once: int = 16
     per_second: float | None = None
@@ -56,7 +56,7 @@ class _Host:
     used_at: float = 0.0
 
     def forgive(self) -> None:
-        """Take one complaint back."""
+        """Forgive one complaint."""
         self.complaints -= 1
         self.slowdown = min(1.0, self.slowdown * 2)
 
@@ -68,7 +68,7 @@ class HostBudgets:
         self._limits = limits
         self._hosts: dict[str, _Host] = {}
         self._to_sweep = deque[str]()
-        """The same hosts, in the order in which they are looked at."""
+        """The same hosts, in the order in which they are checked."""
 
     def acquire(self, host: str, now: float) -> float:
         """Return 0 if a request may begin; otherwise the seconds until the next try, or WAIT_FOR_RELEASE."""
@@ -91,7 +91,7 @@ class HostBudgets:
         return 0.0
 
     def release(self, host: str, count: int = 1) -> None:
-        """Take back permits of requests that have ended or will not begin."""
+        """Release permits of requests that have ended or will not begin."""
         if budget := self._hosts.get(host):
             budget.in_use = max(0, budget.in_use - count)
 

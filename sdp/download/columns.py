@@ -69,7 +69,7 @@ def _decoded(cell: Any, kind: pa.DataType) -> Any:
     if pa.types.is_string(kind):
         return cell.decode("utf-8", "replace")
     if pa.types.is_list(kind) or pa.types.is_fixed_size_list(kind):
-        return [_decoded(each, kind.value_type) for each in cell]
+        return [_decoded(item, kind.value_type) for item in cell]
     if pa.types.is_map(kind):
         return [(_decoded(key, kind.key_type), _decoded(item, kind.item_type)) for key, item in cell]
     if pa.types.is_struct(kind):

@@ -1,4 +1,4 @@
-"""Searches over all rows, on Ray: the survey of the source, and the images with repeated content."""
+"""Searches over all rows, on Ray: a survey of the source, and a search for images with repeated content."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -23,23 +23,23 @@ _SMALL_SOURCE = 100_000
 
 
 def survey_source(
-    config: DownloadConfig, output: Output, rules: Rules, placed: Mapping[str, Any], check: Callable[[], None]
+    config: DownloadConfig, output: Output, rules: Rules, ray_options: Mapping[str, Any], check: Callable[[], None]
 ) -> Survey:
     """Survey the source and store the result; `check` is called before each wait."""
     index, storage, options = output.index, output.storage, config.storage.options()
     partitions = repeated.partitions_for(index.rows) if config.dedup.urls else 0
     if index.rows <= _SMALL_SOURCE:
-        whole = survey.look(index, 0, index.rows, rules, options, partitions=partitions)
-        repeats = [repeated.repeated([keys], [rows]) for keys, rows in whole.shares]
-        return survey.publish(storage, index.rows, whole.hosts, repeats)
+        result = survey.survey_rows(index, 0, index.rows, rules, options, partitions=partitions)
+        repeats = [repeated.repeated([keys], [rows]) for keys, rows in result.shares]
+        return survey.publish(storage, index.rows, result.hosts, repeats)
     starts = range(0, index.rows, survey.PIECE_ROWS)
     shared, shared_rules = ray.put(index), ray.put(rules)
-    look: Any = _look_source.options(num_returns=1 + max(1, partitions), **placed)
+    task: Any = _survey_piece.options(num_returns=1 + max(1, partitions), **ray_options)
     pieces = [
-        look.remote(shared, at, min(at + survey.PIECE_ROWS, index.rows), shared_rules, options, partitions)
-        for at in starts
+        task.remote(shared, start, min(start + survey.PIECE_ROWS, index.rows), shared_rules, options, partitions)
+        for start in starts
     ]
-    searches = _search([piece[1 : 1 + partitions] for piece in pieces], placed)
+    searches = _search([piece[1 : 1 + partitions] for piece in pieces], ray_options)
 
     def wait(reference: Any) -> Any:
         check()
@@ -54,40 +54,40 @@ def survey_source(
     return survey.publish(storage, index.rows, hosts, map(wait, searches))
 
 
-def find_repeated(storage: Storage, placed: Mapping[str, Any], parts: Sequence[PartInfo], digest: str) -> int:
-    """Find and store the rows whose content a lower one has, in this process if they are few; return their number."""
+def find_repeated(storage: Storage, ray_options: Mapping[str, Any], parts: Sequence[PartInfo], digest: str) -> int:
+    """Find and store the rows that repeat the content of a lower row; return their number."""
     if (known := repeated.known(storage, digest)) is not None:
         return known
     pieces = repeated.pieces(parts)
     partitions = repeated.partitions_for(sum(part.counts.written for part in parts))
     if len(pieces) <= 1:
-        shares = [share for piece in pieces for share in repeated.look(storage, piece, partitions)]
+        shares = [share for piece in pieces for share in repeated.read_hashes(storage, piece, partitions)]
         return repeated.keep(storage, digest, [repeated.repeated([keys], [rows]) for keys, rows in shares])
     say(f"download: looking for repeated content in {counted(len(parts), 'part')}")
     cluster.connect(include_dashboard=False)
-    look: Any = _look_content.options(num_returns=1 + partitions, **placed)
-    looks = [look.remote(storage, piece, partitions) for piece in pieces]
-    return repeated.keep(storage, digest, map(ray.get, _search([piece[1:] for piece in looks], placed)))
+    task: Any = _read_hashes.options(num_returns=1 + partitions, **ray_options)
+    results = [task.remote(storage, piece, partitions) for piece in pieces]
+    return repeated.keep(storage, digest, map(ray.get, _search([result[1:] for result in results], ray_options)))
 
 
-def _search(shares: Sequence[Sequence[Any]], placed: Mapping[str, Any]) -> list[Any]:
-    """Start the search of each partition, whose keys and rows come from all pieces."""
-    search: Any = _repeated.options(**placed)
-    return [search.remote(*of_partition) for of_partition in zip(*shares, strict=True)]
+def _search(shares: Sequence[Sequence[Any]], ray_options: Mapping[str, Any]) -> list[Any]:
+    """Start a search for each partition, over its keys and rows from all pieces."""
+    search: Any = _repeated.options(**ray_options)
+    return [search.remote(*partition) for partition in zip(*shares, strict=True)]
 
 
 @ray.remote(num_cpus=0.5)
-def _look_source(*arguments: Any) -> Any:
+def _survey_piece(*arguments: Any) -> Any:
     """Survey a piece: return its hosts, then each partition's keys and rows."""
     *others, partitions = arguments
-    piece = survey.look(*others, partitions=partitions)
+    piece = survey.survey_rows(*others, partitions=partitions)
     return (piece.hosts, *piece.shares) if partitions else (piece.hosts, None)
 
 
 @ray.remote(num_cpus=0.5)
-def _look_content(storage: Storage, paths: Sequence[str], partitions: int) -> Any:
+def _read_hashes(storage: Storage, paths: Sequence[str], partitions: int) -> Any:
     """Read a piece's hashes: return its number of parts, then each partition's keys and rows."""
-    return (len(paths), *repeated.look(storage, paths, partitions))
+    return (len(paths), *repeated.read_hashes(storage, paths, partitions))
 
 
 @ray.remote(num_cpus=0.5)

@@ -3,9 +3,8 @@
 A multi handle looks names up in 20 threads at most. There are several, each for some of the hosts, so that names whose
 servers do not answer do not hold up all others.
 
-A request waits in the turnstile for its host's turn and gets one of a fixed number of handles. What ends badly but may
-pass comes back after a pause. Redirects are followed here, one request each, so that every hop is treated like the
-first.
+A request waits in the turnstile for its host's turn and gets one of a fixed number of handles. A failure that may pass
+is retried after a pause. Redirects are followed here, one request each, so that every hop is treated like the first.
 """
 
 import contextlib
@@ -41,7 +40,7 @@ _TICK_S = 0.1
 _HEARTBEAT_S = 5.0
 """The longest pause between messages to the shared budgets, which forget a worker after 30 s."""
 _SERVES_S = 60.0
-"""For so long after a response a host counts as alive, whatever else stalls."""
+"""Time after a response for which a host counts as alive, whatever else stalls."""
 _SERVED_HOSTS = 10_000
 _CLOSED_HOST_S = 300.0
 _MULTIS = 16
@@ -57,7 +56,7 @@ class Fetched(Generic[Token]):
     body: Sequence[bytes] | None
     """The pieces as they arrived; None for a failure."""
     size: int
-    """Bytes of the body; whoever is done with it releases as many to the buffer."""
+    """Size of the body in bytes; its last user releases as many to the buffer."""
     failure: Failure | None
     attempts: int
     host: str
@@ -95,7 +94,7 @@ class Fetcher(Generic[Token]):
     ) -> None:
         """With a shared gate, `courier` carries its messages to the budgets and back.
 
-        `at_once` is how many requests to one host the gate lets through, whose connections are kept for the next.
+        `at_once` is the number of concurrent requests to one host that the gate allows; as many connections stay open.
         """
         self._fetch, self._gate, self._deliver, self._courier = options, gate, deliver, courier
         self._give_up_host_after = give_up_host_after
@@ -146,7 +145,7 @@ class Fetcher(Generic[Token]):
         return len(self._active)
 
     def close(self) -> None:
-        """Stop; what is under way is dropped."""
+        """Stop, and drop the requests under way."""
         self._closing = True
         self.wake()
         self._thread.join(_JOIN_S)
@@ -401,7 +400,7 @@ class Fetcher(Generic[Token]):
     def _reconsider(self, job: _Job[Token], failure: Failure, status: int, now: float) -> None:
         """Retry if that may help and there is time; otherwise record the failure."""
         host = job.url.host
-        # A host that serves others meanwhile is there: it is these images that stall.
+        # A host that serves other images meanwhile is alive: only these images stall.
         serves = now - self._served.get(host, -math.inf) < _SERVES_S
         if failure.unreachable or (failure.silent and not serves):
             self._strikes[host] += 1
@@ -441,7 +440,7 @@ class Fetcher(Generic[Token]):
             self._leave(job, failure)
 
     def _leave(self, job: _Job[Token], closed: Failure) -> None:
-        """Fail an image because its host is left alone; report how its last attempt ended, if there was one."""
+        """Fail an image because its host is not asked for a while; report the failure of its last attempt, if any."""
         last = job.failure
         if last is not None:
             closed = Failure(last.reason, f"{last.detail}; not asked again: {closed.detail}")

@@ -82,7 +82,7 @@ class DownloadFigures:
             self.reasons[outcome.reason] += 1
 
     def count_parts(self, counts: Iterable[Counts]) -> None:
-        """Take the outcomes from the written parts: the workers' own include units that died with a worker."""
+        """Take the outcomes from the written parts: the workers' own include units that were lost with a worker."""
         total = sum(counts, Counts())
         self.written, self.filtered, self.failed = total.written, total.filtered, total.failed
         self.reasons = Counter(total.reasons)

@@ -15,45 +15,45 @@ Mask = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """A bound on one column of numbers."""
+    """The bounds on one column of numbers."""
 
     reason: str
     column: str
-    least: float | None = None
-    most: float | None = None
+    minimum: float | None = None
+    maximum: float | None = None
 
     def mask(self, table: pa.Table, *, keep_unknown: bool) -> Mask:
         """Return the rows to leave out."""
         values = _numbers(table, self.column)
-        beyond = np.zeros(len(values), bool)
+        excluded = np.zeros(len(values), bool)
         with np.errstate(invalid="ignore"):
-            if self.least is not None:
-                beyond |= values < self.least
-            if self.most is not None:
-                beyond |= values > self.most
-        return beyond if keep_unknown else beyond | np.isnan(values)
+            if self.minimum is not None:
+                excluded |= values < self.minimum
+            if self.maximum is not None:
+                excluded |= values > self.maximum
+        return excluded if keep_unknown else excluded | np.isnan(values)
 
 
 def scores(filters: FiltersConfig) -> list[Score]:
     """Return the active filters on scores."""
-    every = (
-        Score("similarity", filters.similarity_column, least=filters.min_similarity),
-        Score("punsafe", filters.punsafe_column, most=filters.max_punsafe),
-        Score("pwatermark", filters.pwatermark_column, most=filters.max_pwatermark),
-        Score("aesthetic", filters.aesthetic_column, least=filters.min_aesthetic),
+    possible = (
+        Score("similarity", filters.similarity_column, minimum=filters.min_similarity),
+        Score("punsafe", filters.punsafe_column, maximum=filters.max_punsafe),
+        Score("pwatermark", filters.pwatermark_column, maximum=filters.max_pwatermark),
+        Score("aesthetic", filters.aesthetic_column, minimum=filters.min_aesthetic),
     )
-    return [score for score in every if score.least is not None or score.most is not None]
+    return [score for score in possible if score.minimum is not None or score.maximum is not None]
 
 
 def columns(filters: FiltersConfig) -> list[str]:
     """Return the columns that the filters read."""
-    sides = [filters.width_column, filters.height_column] if _by_size(filters) else []
+    sides = [filters.width_column, filters.height_column] if _filters_size(filters) else []
     return [name for name in [*sides, *(score.column for score in scores(filters))] if name is not None]
 
 
 def masks(table: pa.Table, filters: FiltersConfig) -> Iterator[tuple[str, Mask]]:
     """Yield each filter's reason, and the rows that it leaves out."""
-    if _by_size(filters) and filters.width_column and filters.height_column:
+    if _filters_size(filters) and filters.width_column and filters.height_column:
         # A row without a size is filtered by its image instead.
         width, height = _numbers(table, filters.width_column), _numbers(table, filters.height_column)
         shorter, longer = np.fmin(width, height), np.fmax(width, height)
@@ -66,7 +66,7 @@ def masks(table: pa.Table, filters: FiltersConfig) -> Iterator[tuple[str, Mask]]
         yield score.reason, score.mask(table, keep_unknown=filters.keep_unknown)
 
 
-def _by_size(filters: FiltersConfig) -> bool:
+def _filters_size(filters: FiltersConfig) -> bool:
     return filters.min_side is not None or filters.max_aspect is not None
 
 

@@ -105,7 +105,7 @@ def check(data: bytes | memoryview, rules: ImageRules, seen: Callable[[Header], 
             digest = hashlib.sha256(data).hexdigest()
         header = read_header(data, image_rules.max_pixels, FORMATS if image_rules.tiff else WEB_FORMATS)
         seen(header)
-        refused = _refused(header, rules)
+        refused = _refusal(header, rules)
         if refused is not None:
             outcome, reason = refused
             return Checked(outcome, reason, f"{header.width} × {header.height}", sha256=digest)
@@ -143,7 +143,7 @@ def _gunzipped(data: bytes | memoryview, limit: int) -> bytes:
         if len(unpacked) > limit:
             raise ImageError("too_big", f"more than {limit} bytes once unpacked")
         if not inflate.eof:
-            raise ImageError("undecodable", "gzip: cut short")
+            raise ImageError("undecodable", "gzip: truncated")
         rest = inflate.unused_data
     return unpacked
 
@@ -160,16 +160,16 @@ def resized(image: Image, size: int, *, crop: bool, enlarge: bool) -> Pixels:
     """
     shorter = min(image.width, image.height)
     size = size if enlarge else min(size, shorter)
-    whole = (max(size, round(image.width * size / shorter)), max(size, round(image.height * size / shorter)))
-    left, top = ((whole[0] - size) // 2, (whole[1] - size) // 2) if crop else (0, 0)
-    width, height = (size, size) if crop else whole
-    across, down = image.width * image.scale / whole[0], image.height * image.scale / whole[1]
+    scaled = (max(size, round(image.width * size / shorter)), max(size, round(image.height * size / shorter)))
+    left, top = ((scaled[0] - size) // 2, (scaled[1] - size) // 2) if crop else (0, 0)
+    width, height = (size, size) if crop else scaled
+    across, down = image.width * image.scale / scaled[0], image.height * image.scale / scaled[1]
     if image.scale == 1.0 and not (min(across, down) > 1.0 and max(across, down) <= _ONE_SAMPLE):
-        return np.ascontiguousarray(_whole(image.pixels, whole)[top : top + height, left : left + width])
+        return np.ascontiguousarray(_resize_whole(image.pixels, scaled)[top : top + height, left : left + width])
     return _sampled(image.pixels, (left * across, top * down), (across, down), (width, height))
 
 
-def _whole(pixels: Pixels, target: tuple[int, int]) -> Pixels:
+def _resize_whole(pixels: Pixels, target: tuple[int, int]) -> Pixels:
     rows, columns = pixels.shape[:2]
     if (columns, rows) == target:
         return pixels
@@ -193,7 +193,7 @@ def encode(pixels: Pixels, format: Literal["jpeg", "webp"], quality: int) -> byt
     return sink.getvalue()
 
 
-def _refused(header: Header, rules: ImageRules) -> tuple[str, str] | None:
+def _refusal(header: Header, rules: ImageRules) -> tuple[str, str] | None:
     """Return the outcome and reason of an image that need not be decoded; None for any other."""
     shorter, longer = sorted((header.width, header.height))
     if shorter < rules.image.least_side:

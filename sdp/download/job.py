@@ -150,8 +150,8 @@ def _refuse_unfinished(output: Output) -> None:
     missing = [work for work in output.pending() if not work.attempt]
     if missing:
         raise DatasetError(
-            f"{output.storage.uri}: {len(missing):,} parts are still to be downloaded for the first time; run it "
-            "without --only-failed first"
+            f"{output.storage.uri}: {counted(len(missing), 'part')} not downloaded yet; run the job without "
+            "--only-failed first"
         )
 
 

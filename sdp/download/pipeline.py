@@ -1,6 +1,6 @@
 """The download on Ray Data, from pending works to written parts.
 
-spans of units ── read (tasks) ── a row for each unit ── fetch, check, write (actors) ── what was written
+spans of units ── read (tasks) ── a row for each unit ── fetch, check, write (actors) ── footers
 """
 
 import pickle
@@ -38,8 +38,8 @@ from sdp.telemetry import Telemetry
 _REPORT_S = 1.0
 _PROGRESS_S = 0.5
 _TASK_RETRIES = 30
-"""Retries of a unit, so that one that always kills its worker ends the job. Until Ray notices a lost node, each attempt
-to reach its actors counts too."""
+"""Retries of a unit: limited, since a unit may always kill its worker; many, since each attempt to reach an actor of a
+lost node counts until Ray notices the loss."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Shape:
 
     @staticmethod
     def of(config: DownloadConfig, pending: int) -> "Shape":
-        """Return the shape for so many pending parts on the nodes that are alive."""
+        """Return the shape for this many pending parts on the nodes that are alive."""
         nodes = [int(node["Resources"].get("CPU", 0)) for node in cluster.nodes_with(config.workers.node_labels)]
         cpus = max(1, min([config.workers.cpus, *(count for count in nodes if count)]))
         workers = config.concurrency or sum(count // cpus for count in nodes)
@@ -68,9 +68,9 @@ def placement(config: DownloadConfig) -> dict[str, Any]:
 def write_parts(
     settings: WorkerSettings, output: Output, pending: list[Work], rows: int, shape: Shape, lease: Lease, survey_to: int
 ) -> tuple[list[PartInfo], DownloadFigures]:
-    """Write all pending parts, of so many rows; return their footers and the run's figures.
+    """Write all pending parts, of `rows` rows in total; return their footers and the run's figures.
 
-    `survey_to` names the survey that knows repeated URLs; 0 if there are none.
+    `survey_to` names the survey that lists repeated URLs; 0 means that there is none.
     """
     hub = _start_hub(settings.limits)
     with cluster.data_settings(target_max_block_size=1):  # a block for each unit, so that each goes to a free worker
@@ -94,7 +94,7 @@ def write_parts(
 def _dataset(
     settings: WorkerSettings, output: Output, pending: list[Work], shape: Shape, hub: Any, survey_to: int
 ) -> ray.data.Dataset:
-    config, placed = settings.config, placement(settings.config)
+    config, ray_options = settings.config, placement(settings.config)
     at_once = config.workers.units_at_once
     items = [{"span": pickle.dumps(span)} for span in spans(output.index, pending, shape.workers)]
     units = ray.data.from_items(items, override_num_blocks=len(items)).map_batches(
@@ -102,11 +102,11 @@ def _dataset(
         batch_size=1,
         batch_format="pyarrow",
         num_cpus=0,  # it waits for storage, and the workers use all CPUs
-        **placed,
+        **ray_options,
         compute=TaskPoolStrategy(size=min(len(items), max(2, shape.workers // 4))),
     )
     with warnings.catch_warnings():
-        # Ray warns that these arguments go away in 2.64; without them it retries for ever.
+        # Ray warns that 2.64 removes such arguments; without max_task_retries it retries for ever.
         warnings.simplefilter("ignore", RayDeprecationWarning)
         return units.map_batches(
             Download,
@@ -122,12 +122,12 @@ def _dataset(
             ),
             max_restarts=-1,
             max_task_retries=_TASK_RETRIES,
-            **placed,
+            **ray_options,
         )
 
 
 class _Reader:
-    """A task that reads spans into a row for each of their units."""
+    """A task that reads spans and yields a row for each unit."""
 
     def __init__(self, columns: list[str], output: Storage, options: StorageOptions, survey_to: int) -> None:
         self._columns, self._output, self._options, self._survey_to = columns, output, options, survey_to
@@ -211,8 +211,8 @@ class Hub:
 
 def _start_hub(limits: HostLimits) -> Any:
     """Start the hub on the driver's node, so that it is not lost with a worker's node."""
-    here = cluster.this_node()
-    hub = ray.remote(Hub).options(num_cpus=0, max_restarts=-1, max_task_retries=-1, scheduling_strategy=here)
+    driver_node = cluster.this_node()
+    hub = ray.remote(Hub).options(num_cpus=0, max_restarts=-1, max_task_retries=-1, scheduling_strategy=driver_node)
     return hub.remote(limits)
 
 
@@ -221,23 +221,23 @@ class _ProgressThread:
 
     def __init__(self, hub: Any, rows: int, emit: Telemetry) -> None:
         self._hub, self._rows, self._emit = hub, rows, emit
-        self._over = threading.Event()
+        self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="sdp-progress", daemon=True)
 
     def __enter__(self) -> None:
         self._thread.start()
 
     def __exit__(self, *_: object) -> None:
-        self._over.set()
+        self._ended.set()
         self._thread.join()
 
     def _run(self) -> None:
-        began, over = time.monotonic(), False
+        began, ended = time.monotonic(), False
         with Progress("download") as progress:
-            while not over:  # the last round, after the end, shows the final figures
-                over = self._over.wait(_PROGRESS_S)
+            while not ended:  # the last round, after the end, shows the final figures
+                ended = self._ended.wait(_PROGRESS_S)
                 try:
-                    figures: DownloadFigures = ray.get(self._hub.total.remote(), timeout=2 if over else 10)
+                    figures: DownloadFigures = ray.get(self._hub.total.remote(), timeout=2 if ended else 10)
                 except RayError:  # the hub restarts, or the pipeline raises the error
                     continue
                 progress.update(messages.progress_line(figures, self._rows, time.monotonic() - began))

@@ -80,7 +80,7 @@ def plan(table: pa.Table, rows: Rows, rules: Rules, duplicates: BitMap64 | None 
             return Outcome(row, FAILED, "bad_url", str(error), attempts=0)
         if (caption := normalised(captions[at])) is None:
             return Outcome(row, FAILED, "no_caption", attempts=0)
-        if (reason := _blocked(url, rules)) is not None:
+        if (reason := _block_reason(url, rules)) is not None:
             return Outcome(row, FILTERED, reason, attempts=0)
         if duplicates is not None and row in duplicates:
             return Outcome(row, FILTERED, "duplicate_url", attempts=0)
@@ -101,7 +101,7 @@ def _filtered(table: pa.Table, filters: FiltersConfig) -> list[str | None]:
     return reasons
 
 
-def _blocked(url: Url, rules: Rules) -> str | None:
+def _block_reason(url: Url, rules: Rules) -> str | None:
     if rules.blocklists.has_host(url.host):
         return "blocked_domain"
     if len(rules.blocklists.urls) or len(rules.taken_down.urls):

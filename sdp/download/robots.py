@@ -11,13 +11,13 @@ DIRECTIVES = frozenset({"noai", "noimageai", "noindex", "noimageindex", "noml"})
 """The directives that keep an image out of a training dataset."""
 
 _WITH_VALUE = frozenset({"max-snippet", "max-image-preview", "max-video-preview", "unavailable_after"})
-"""Directives with a colon of their own, which are not an agent's name."""
+"""Directives that contain a colon but do not begin with an agent's name."""
 
 MAX_BYTES = 512_000
 """Bytes of a robots.txt that are read; RFC 9309 asks for at least 500 KiB."""
 _VALID_S, _RETRY_S = 86_400.0, 300.0
 _CACHE_BYTES, _ENTRY_BYTES = 8_000_000, 1_000
-"""Bytes of all cached robots.txt, and the fewest that each counts for."""
+"""Bytes of all cached robots.txt, and the fewest that each counts as."""
 _ABSENT = frozenset({"empty", "redirects"})
 """Failures, besides any status 4xx, that mean a site without rules."""
 

@@ -24,9 +24,9 @@ _TRIMMED_AFTER_S = 2.0
 _ERROR_BODY = 64 << 10
 """A longer error page is not read to its end: a new connection is cheaper."""
 _HEADERS = ("Accept: image/jpeg,image/png,image/webp;q=0.9,image/*;q=0.8,*/*;q=0.5", "Accept-Encoding: identity")
-"""Decoders undo a compression that a server applies unasked: of a paused transfer libcurl would hold megabytes."""
+"""Decoders undo unrequested compression, since libcurl would hold megabytes of a paused transfer."""
 _RECEIVE_BYTES = 64 << 10
-"""Bytes that libcurl reads at once, and so holds of a paused transfer at most."""
+"""Bytes that libcurl reads at once, and so the most that it holds of a paused transfer."""
 
 
 @dataclass(slots=True, eq=False)
@@ -82,7 +82,7 @@ class Slot:
         curl.setopt(pycurl.FOLLOWLOCATION, 0)
         if not options.use_proxy:
             curl.setopt(pycurl.PROXY, "")
-            # A proxy is what we would connect to; it decides over addresses itself.
+            # With a proxy we connect to the proxy alone; it decides which addresses are allowed.
             curl.setopt(pycurl.OPENSOCKETFUNCTION, self.open_socket)
         curl.setopt(pycurl.CAINFO, os.fsencode(options.ca_file or certifi.where()))
         if not options.verify_tls:
@@ -161,7 +161,7 @@ class Slot:
         return True
 
     def trim(self, now: float) -> None:
-        """Give back memory for bytes that do not come in time: announcing many costs a server nothing."""
+        """Release memory for bytes that do not come in time, since a server can announce any number."""
         active, unused = self.active_s(now), self.reserved - self.size - _EXPECTED_BYTES
         if unused > 0 and active > _TRIMMED_AFTER_S and self.size * self.options.timeout_s < self.reserved * active:
             self.reserved -= unused

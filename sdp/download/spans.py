@@ -75,21 +75,21 @@ def iter_units(
     """Read the rows of consecutive slices into tables of these lengths."""
     batches = _batches(slices, columns, options)
     waiting: list[pa.Table] = []
-    have = 0
+    have, empty = 0, pa.table({name: pa.nulls(0) for name in columns})
     for length in lengths:
         while have < length:
             table = next(batches)
             waiting.append(table)
             have += table.num_rows
         try:
-            whole = pa.concat_tables(waiting, promote_options="permissive") if waiting else _empty(columns)
+            joined = pa.concat_tables(waiting, promote_options="permissive") if waiting else empty
         except pa.ArrowException as error:  # files of different runs, which freezing has not compared
             cause = one_line(error, 120)
             raise DatasetError(
                 f"source.uri: files whose columns differ in type ({cause}); convert one of the files"
             ) from error
-        yield whole.slice(0, length).combine_chunks()
-        waiting, have = [whole.slice(length)], have - length
+        yield joined.slice(0, length).combine_chunks()
+        waiting, have = [joined.slice(length)], have - length
 
 
 def _batches(slices: Sequence[FileSlice], columns: Sequence[str], options: StorageOptions | None) -> Iterator[pa.Table]:
@@ -113,7 +113,7 @@ def _batches(slices: Sequence[FileSlice], columns: Sequence[str], options: Stora
                 f"{piece.path}: cannot be read ({cause}); fix or restore this file of source.uri"
             ) from error
         if left:
-            raise DatasetError(f"{piece.path}: {left} rows fewer than before; put it back, or choose a new output.uri")
+            raise DatasetError(f"{piece.path}: {left} rows fewer than before; restore it, or choose a new output.uri")
 
 
 def _groups(footer: pq.FileMetaData, offset: int, length: int) -> tuple[list[int], int]:
@@ -128,10 +128,6 @@ def _groups(footer: pq.FileMetaData, offset: int, length: int) -> tuple[list[int
             groups.append(number)
         before += rows
     return groups, skip
-
-
-def _empty(columns: Sequence[str]) -> pa.Table:
-    return pa.table({name: pa.nulls(0) for name in columns})
 
 
 def _span(index: Index, run: Sequence[Work], attempts: dict[int, list[int]]) -> Span:

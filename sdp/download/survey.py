@@ -30,7 +30,7 @@ FOLDER = "_survey/"
 PIECE_ROWS = 4_000_000
 _READ_ROWS = 16_384
 _KEPT_HOSTS = 10_000
-"""Hosts kept of each piece and of the whole; rarer ones hold up nothing."""
+"""Hosts kept of each piece and in total; rarer ones delay nothing."""
 
 _LATENCY_S = 0.5
 """Assumed duration of a request to a busy host, where only the number at once is limited."""
@@ -56,7 +56,7 @@ class Survey:
     duplicates: Whole = 0
 
 
-def look(
+def survey_rows(
     index: Index, start: int, stop: int, rules: Rules, options: StorageOptions | None, *, partitions: int
 ) -> SurveyPiece:
     """Survey the rows [start, stop)."""
@@ -91,7 +91,7 @@ def publish(storage: Storage, stop: int, hosts: Counter[str], duplicates: Iterab
 
 
 def load(storage: Storage, stop: int) -> Survey | None:
-    """Load the survey of the addresses below `stop`; None where there is none, or a damaged one."""
+    """Load the survey of the addresses below `stop`; None if there is none, or a damaged one."""
     try:
         return parse(Survey, storage.read(f"{_folder(stop)}.json"))
     except (NotFound, BadRecord):
@@ -117,7 +117,7 @@ def forecast(hosts: Mapping[str, int], limits: HostLimits, others_s: float) -> I
 
 
 def host_seconds(count: int, limits: HostLimits) -> float:
-    """Return the least time that so many images of one host take."""
+    """Return the least time that this many images of one host take."""
     return count / _rate(limits)
 
 

@@ -74,7 +74,7 @@ class DownloadWorker:
         self._turn = threading.Lock()
         handler = partial(examine, ImageRules(config.image, config.filters, config.fetch.max_bytes))
         decoder_settings = DecoderSettings(handler, config.workers.decoder_memory_mb * 1_000_000)
-        self._decoders: Decoders[_Token] = Decoders(decoder_settings, settings.cpus, self._decoded)
+        self._decoders: Decoders[_Token] = Decoders(decoder_settings, settings.cpus, self._on_decoded)
         self._buffer = Buffer(config.fetch.buffer_mb * 1_000_000)
         self._courier = None
         gate: LocalGate | SharedGate = LocalGate(settings.limits)
@@ -86,7 +86,7 @@ class DownloadWorker:
             config.hosts.give_up_after,
             gate,
             self._buffer,
-            self._fetched,
+            self._on_fetched,
             self._courier,
             config.hosts.at_once,
         )
@@ -131,7 +131,7 @@ class DownloadWorker:
         if self._courier is not None:
             self._courier.close()
 
-    def _fetched(self, fetched: Fetched[_Token]) -> None:
+    def _on_fetched(self, fetched: Fetched[_Token]) -> None:
         unit, wanted = fetched.token[:2]
         with self._lock:
             self._figures.note_fetch(
@@ -149,7 +149,7 @@ class DownloadWorker:
         assert failure is not None
         self._settle(unit, Outcome(wanted.row, failure.outcome, failure.reason, failure.detail, fetched.attempts))
 
-    def _decoded(self, token: _Token, data: Sequence[Piece], reply: Reply, image: memoryview) -> None:
+    def _on_decoded(self, token: _Token, data: Sequence[Piece], reply: Reply, image: memoryview) -> None:
         unit, wanted, attempts = token
         checked = examined(reply, image)
         self._buffer.release(sum(map(len, data)))
@@ -197,6 +197,6 @@ class DownloadWorker:
         """Raise the error that has stopped the fetcher or the decoders."""
         for error in (self._fetcher.error, self._decoders.error):
             if error is not None:
-                raise SdpError(f"a download worker broke down ({type(error).__name__}: {error})") from error
+                raise SdpError(f"a download worker failed ({type(error).__name__}: {error})") from error
         if self._closing.is_set():
             raise SdpError("the download worker is closing")

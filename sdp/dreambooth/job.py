@@ -86,14 +86,14 @@ def keep_model(config: DreamboothConfig) -> DreamboothConfig:
     source = sources.parse(config.model.source)
     if source.kind != "hub":
         return config
-    kept = open_storage(config.output.uri, options).child(MODEL)
-    if not kept.exists(INDEX):
-        say(f"dreambooth: copy {source} to {kept.uri}")
+    copy = open_storage(config.output.uri, options).child(MODEL)
+    if not copy.exists(INDEX):
+        say(f"dreambooth: copy {source} to {copy.uri}")
         path = sources.resolve(source, storage=options).path
         # The index comes last, since its presence marks a complete copy.
         for name in sorted(sources.present(path), key=lambda name: (name == INDEX, name)):
-            kept.publish(name, (path / name).read_bytes())
-    return config.model_copy(update={"model": config.model.model_copy(update={"source": kept.uri})})
+            copy.publish(name, (path / name).read_bytes())
+    return config.model_copy(update={"model": config.model.model_copy(update={"source": copy.uri})})
 
 
 def steps_of(config: DreamboothConfig) -> tuple[Step, ...]:
@@ -231,7 +231,7 @@ def _check(config: DreamboothConfig) -> None:
 
 
 def _report(config: DreamboothConfig, steps: Sequence[Step]) -> str:
-    """Write the report on all results; return its address."""
+    """Write the report on all results; return its URI."""
     from sdp.report.page import write_page
     from sdp.report.sections import gather
 
@@ -270,7 +270,7 @@ def drawn(samples: str, options: StorageOptions | None = None) -> Iterator[tuple
 
 
 def _next_steps(config: DreamboothConfig, page: str) -> list[tuple[str, str]]:
-    """Return what to do with the results: for each use its command or address."""
+    """Return the next steps: for each use of the results, its command or URI."""
     folder = config.output.uri.rstrip("/")
     target = "FOLDER" if config.lora.rank is None else "subject.safetensors --lora"
     return [

@@ -1,4 +1,4 @@
-"""The forms that rows take on their way: read from the source, transformed, encoded."""
+"""Rows at each stage of the pipeline: read from the source, transformed, encoded."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,7 +25,7 @@ class SourceRow:
 class Group:
     """Crops of one shape."""
 
-    where: NDArray[np.int64]
+    positions: NDArray[np.int64]
     """Their positions among the chunk's items."""
     values: NDArray[Any]
     """Pixels: items × rows × columns × RGB, uint8. Latents: items × channels × rows × columns, fp16."""
@@ -39,7 +39,7 @@ class Chunk:
     keys: list[str]
     tokens: NDArray[np.uint16]
     crops: dict[int, list[Group]]
-    """By resolution: one group, or one for each shape where crops keep their aspect."""
+    """By resolution: one group, or one for each shape if crops keep their aspect ratio."""
     buckets: NDArray[np.int16]
     outcomes: list[Outcome] = field(default_factory=list)
     """Outcomes of the addresses that became no item."""

@@ -1,6 +1,6 @@
 """The pipeline's bookkeeping: which worker holds which piece, which piece killed its worker, and when to give up.
 
-Ray restarts whatever dies and runs it again, without a limit of its own. The limits are here.
+Ray restarts what dies and runs it again without limit, so the limits are here.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ _SYSTEMATIC = 100
 _DEATHS_EACH = 3
 """Deaths in a row that each worker of a stage may have."""
 _SLOWEST_S = 900.0
-"""Time without a finished transform after which the cluster has no place for any."""
+"""Time without a finished transform after which the cluster counts as having no room for one."""
 _STAGES = ("transform", "encode")
 
 
@@ -35,7 +35,7 @@ class WorkerId(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """The desk's account of the pipeline."""
+    """The state of the pipeline, as the desk knows it."""
 
     encoders: int = 0
     transforms: int = 0
@@ -97,10 +97,10 @@ class Desk:
 
     async def end(self, worker: WorkerId, number: int, stats: TransformStats | None = None) -> None:
         """Record that a worker has succeeded with a piece."""
-        stage, held = worker.stage, self._held.get(worker, [])
-        if number in held:
-            held.remove(number)
-        if not held and stage == "transform":
+        stage, pieces = worker.stage, self._held.get(worker, [])
+        if number in pieces:
+            pieces.remove(number)
+        if not pieces and stage == "transform":
             self._held.pop(worker, None)
         self._in_a_row[stage] = 0
         if stage == "transform":
@@ -121,14 +121,14 @@ class Desk:
 
         Ray restarts the encoder elsewhere only once there is room, and does not say which pieces are queued at it.
         """
-        held: list[int] = []
+        pieces: list[int] = []
         lost_encoder = False
         for worker in [worker for worker in {*self._held, *self._encoders.values()} if worker.node not in alive]:
             numbers = self._held.get(worker, [])
             lost_encoder |= worker.stage == "encode"
-            held += numbers
+            pieces += numbers
             self._record_death(worker, numbers[0] if numbers else None, "its node is gone")
-        return [*held, *self._ready] if lost_encoder else []
+        return [*pieces, *self._ready] if lost_encoder else []
 
     async def load(self, worker: WorkerId, actor: str) -> None:
         """Record that an encoder begins to load; if its actor had a process before, that process has died."""
@@ -151,7 +151,7 @@ class Desk:
         self._state = replace(self._state, error=self._state.error or error)
 
     async def state(self) -> State:
-        """Return the account as of now."""
+        """Return the present state."""
         # An encoder whose process dies while it loads reports nothing: it stays in `_loading`.
         in_a_row = {**self._in_a_row, "encode": self._in_a_row["encode"] + len(self._loading)}
         return replace(

@@ -57,7 +57,7 @@ class Encoder:
         enter(self.device)  # Ray calls from threads of its own
         with self._launching, torch.inference_mode():
             latents = {
-                side: [(group.where, *self._crops(side, chunk, group)) for group in groups]
+                side: [(group.positions, *self._crops(side, chunk, group)) for group in groups]
                 for side, groups in chunk.crops.items()
             }
             text = None if self._text is None else self._captions(chunk.tokens)
@@ -94,7 +94,7 @@ class Encoder:
         def encode(pixels: Tensor, where: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
             return self._encode(pixels, self._noise(side, chunk, where, pixels))
 
-        return self._in_batches(side, group.values, group.where, encode)
+        return self._in_batches(side, group.values, group.positions, encode)
 
     def _captions(self, tokens: NDArray[np.uint16]) -> tuple[Tensor, Tensor]:
         """Return embeddings of captions, and which are finite: valid on the host once the device is done."""
@@ -203,7 +203,7 @@ class _Moments(nn.Module):
 
 
 class _Feeder:
-    """Copies each batch to the device ahead of the work, through pinned memory and on a stream of its own."""
+    """Copies each batch to the device ahead of the work, through pinned memory and on its own stream."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

@@ -30,7 +30,7 @@ class Pictures:
     """True if the first file has captions."""
     dataset: Dataset | None = None
     files: tuple[SourceFile, ...] = ()
-    """Files of one kind, where there is no dataset."""
+    """Files of one kind, if there is no dataset."""
     kind: str = "Parquet files"
 
     @property
@@ -99,7 +99,7 @@ def open_pictures(
     kinds["Parquet files"] = tuple(file for file in files if not file.uri.lower().endswith(others))
     present = [kind for kind, members in kinds.items() if members]
     if not present:
-        raise UserError(f"{key}.uri: no pictures, tars or Parquet files at {uri}; check the address")
+        raise UserError(f"{key}.uri: no pictures, tars or Parquet files at {uri}; check the URI")
     if len(present) > 1:
         raise UserError(f"{key}.uri: {uri}: both {' and '.join(present)}; name a folder or a pattern of one kind")
     (kind,) = present

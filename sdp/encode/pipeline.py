@@ -2,9 +2,9 @@
 
     feed ── ReadPieces ── MapBatches(transform) (tasks) ── MapBatches(Encode) (actors, min … max) ── results
 
-Results come in whatever order they finish. A result is the piece's key, a note and a reference: the rows stay on the
-node that encoded them until somebody fetches them. Every block has one row (see `blocks`), so Ray Data neither merges
-nor splits pieces. `process` and online training feed the pipeline and say what happens to a piece by their `Stages`.
+Results come in the order in which they finish. A result is the piece's key, a note and a reference: the rows stay on
+the node that encoded them until they are fetched. Every block has one row (see `blocks`), so Ray Data neither merges
+nor splits pieces. `process` and online training feed the pipeline and define what happens to a piece by their `Stages`.
 """
 
 import contextlib
@@ -115,7 +115,7 @@ class Pipeline:
                 if isinstance(result, BaseException):
                     self.state()  # raises the desk's reason, if it has one
                     line = one_line(result)[-300:]
-                    raise SdpError(f"encode: Ray Data failed ({line}); run the job again, it continues") from result
+                    raise SdpError(f"encode: Ray Data failed ({line}); run the job again to continue") from result
                 if result is not None:
                     note, rows = result
                     sent = self._sent.pop(note.number)
@@ -127,7 +127,7 @@ class Pipeline:
                 result = self._results.get_nowait()
 
     def state(self) -> State:
-        """Return the desk's account; raise the error that ends the run, if there is one."""
+        """Return the desk's state; raise the error that ends the run, if there is one."""
         state: State = ray.get(self._desk.state.remote())
         self._most_transforms = max(self._most_transforms, state.transforms)
         check_state(state, self._placement, self._most_transforms, time.monotonic() - self._began)
@@ -292,7 +292,7 @@ class Occupancy:
 
 
 class Encode:
-    """An encoder in a process of its own, which keeps its model from piece to piece."""
+    """An encoder in its own process, which keeps its model from piece to piece."""
 
     def __init__(self, stages: "ObjectRef[Stages]", desk: Any, output: str) -> None:
         cluster.hide_gpus_unless_granted()

@@ -35,11 +35,11 @@ TAR = ".tar"
 TEXT = ".txt"
 """File suffix of an image's caption, which has the image's name."""
 STATUS = ("status", "error_message")
-"""Columns in which img2dataset says why a row has no image."""
+"""img2dataset's columns for the reason why a row has no image."""
 _FILES_AT_ONCE = 16
 _FOOTERS = 64
 _FEW = 32
-"""Rows of a piece from which on it is cut into single rows."""
+"""Largest piece, in rows, that is cut straight into single rows."""
 _LARGEST_MEMBER = 1 << 28
 """Bytes; a larger member of a tar is not read."""
 _TAR_BUFFER = 1 << 20
@@ -80,7 +80,7 @@ class Piece:
 
     @property
     def reads(self) -> int:
-        """The number of rows read to get its own."""
+        """The number of rows that must be read to get the piece's own."""
         return sum(group.rows for group in self.groups)
 
 
@@ -142,19 +142,19 @@ class Planner:
 
 
 class _PartGroups:
-    """The row groups of a dataset's parts, of which there may be millions: as Arrow has them until one is asked for."""
+    """The row groups of a dataset's parts. There may be millions, so they stay in Arrow until they are needed."""
 
     def __init__(self, upstream: Dataset) -> None:
         self._storage = upstream.storage
-        self._places = {path: place for place, path in enumerate(upstream.parts["path"].to_pylist())}
+        self._positions = {path: position for position, path in enumerate(upstream.parts["path"].to_pylist())}
         self._groups = upstream.parts["row_groups"]
 
     def of(self, path: str) -> list[RowGroup]:
         """Return the row groups of a part; none if the manifest does not list it."""
-        if (place := self._places.get(path)) is None:
+        if (position := self._positions.get(path)) is None:
             return []
         uri = self._storage.uri_of(path)
-        groups = self._groups[place].as_py()
+        groups = self._groups[position].as_py()
         return [RowGroup(uri, number, group["rows"], None) for number, group in enumerate(groups)]
 
 
@@ -166,7 +166,7 @@ def read_piece(
     only: NDArray[np.int64] | None = None,
 ) -> Iterator[SourceRow]:
     """Yield the rows of a piece that belong to its unit and, if given, to `only`; read a row group at a time."""
-    # The next row group is read while this one's rows are worked on; image files are small, so several are.
+    # Read ahead while the caller works: one row group, or several image files, which are small.
     workers = _FILES_AT_ONCE if piece.groups[0].uri.lower().endswith(PICTURES) else 1
     for table, rows in ordered_map(lambda span: _read(span, columns, options), _spans(piece), workers):
         selected = (rows >= piece.work.unit.start) & (rows < piece.work.unit.stop)
@@ -206,7 +206,7 @@ def _rows_of(table: pa.Table, rows: NDArray[np.int64], columns: Columns) -> Iter
         zip(rows.tolist(), keys, table[columns.image], captions, strict=True)
     ):
         text = _text(caption) if columns.text is None else columns.text
-        error = "" if image.is_valid else ": ".join(filter(None, (_text(each[at]) for each in statuses)))
+        error = "" if image.is_valid else ": ".join(filter(None, (_text(status[at]) for status in statuses)))
         yield SourceRow(row, _text(key) or f"{row:012d}", _bytes(image), text, error)
 
 
@@ -247,9 +247,9 @@ def _read(span: _Span, columns: Columns | None, options: StorageOptions | None) 
     else:
         return _read_group(group, names, options).slice(start, stop - start), rows
     if len(samples) != len(rows):
-        raise DatasetError(f"{group.uri}: changed while it was read; start again")
+        raise DatasetError(f"{group.uri}: changed while it was read; run the job again")
     kinds = (pa.string(), pa.binary(), pa.string())
-    values = [pa.array(each, kind) for each, kind in zip(zip(*samples, strict=True), kinds, strict=True)]
+    values = [pa.array(column, kind) for column, kind in zip(zip(*samples, strict=True), kinds, strict=True)]
     return pa.table(values, ("key", columns.image, columns.caption)), rows
 
 
@@ -267,12 +267,12 @@ def _picture(uri: str, columns: Columns, options: StorageOptions | None) -> _Sam
 
 def count_samples(uri: str, options: StorageOptions | None = None) -> int:
     """Return the number of images in a tar."""
-    with _opened(uri, options) as tar:
+    with _open_tar(uri, options) as tar:
         return sum(1 for _ in _members(tar))
 
 
 def _samples_of(uri: str, columns: Columns, start: int, stop: int, options: StorageOptions | None) -> Iterator[_Sample]:
-    with _opened(uri, options) as tar:
+    with _open_tar(uri, options) as tar:
 
         def content(member: tarfile.TarInfo | None) -> bytes | None:
             file = tar.extractfile(member) if member and member.size <= _LARGEST_MEMBER else None
@@ -300,7 +300,7 @@ def _members(tar: tarfile.TarFile) -> Iterator[tuple[str, dict[str, tarfile.TarI
 
 
 @contextmanager
-def _opened(uri: str, options: StorageOptions | None) -> Iterator[tarfile.TarFile]:
+def _open_tar(uri: str, options: StorageOptions | None) -> Iterator[tarfile.TarFile]:
     try:
         file = io.BufferedReader(open_source(uri, options), _TAR_BUFFER)
         file.seek(-min(tarfile.BLOCKSIZE, file.seek(0, io.SEEK_END)), io.SEEK_END)
@@ -314,7 +314,7 @@ def _opened(uri: str, options: StorageOptions | None) -> Iterator[tarfile.TarFil
 
 
 def _field(data: bytes, name: str) -> bytes | None:
-    """Return a text field of a JSON object; None if there is none."""
+    """Return a text field of a JSON object; None if it is missing or not text."""
     try:
         value = json.loads(data)[name]
     except (ValueError, KeyError, TypeError):
@@ -334,7 +334,7 @@ def _read_group(group: RowGroup, columns: Sequence[str], options: StorageOptions
         cause = one_line(error, 160)
         raise DatasetError(f"{group.uri}: corrupt row group {group.number} ({cause}); make the file again") from error
     if table.num_rows != group.rows:
-        raise DatasetError(f"{group.uri}: changed while it was read; start again")
+        raise DatasetError(f"{group.uri}: changed while it was read; run the job again")
     return table
 
 

@@ -1,4 +1,4 @@
-"""EncoderSettings of crops and encoders, and the random numbers that belong to a row.
+"""Settings of crops and encoders, and the random numbers of each row.
 
 Random numbers depend on (seed, epoch, row) and nothing else. Philox is a bijection of a counter under a key, so a
 row's numbers can be drawn anywhere and in any order, and no two rows share any. They are drawn on the host, so that the
@@ -22,7 +22,7 @@ CROP = 1
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """EncoderSettings that decide an image's crops, and so the output."""
+    """The settings that decide an image's crops, and so the output."""
 
     resolutions: tuple[int, ...]
     crop: Literal["center", "random", "buckets"] = "center"
@@ -35,7 +35,7 @@ class Recipe:
 
 @dataclass(frozen=True, slots=True)
 class EncoderSettings:
-    """EncoderSettings of an encoder."""
+    """The settings of an encoder."""
 
     seed: int = 0
     content: Literal["sample", "moments"] = "sample"

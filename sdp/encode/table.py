@@ -67,10 +67,10 @@ def rows_of(encoded: Encoded, shape: Shape) -> pa.Table:
     columns["bucket"] = chunk.buckets[good]
     for side in shape.resolutions:
         columns[column(shape, side)] = _latents(encoded.latents[side], good, shape, side)
-    columns["token_ids"] = _fixed(chunk.tokens[good], 2 * TOKENS) if shape.text_width is None else None
+    columns["token_ids"] = _fixed_size_binary(chunk.tokens[good], 2 * TOKENS) if shape.text_width is None else None
     if shape.text_width is not None:
         assert encoded.text is not None
-        columns["text_embedding"] = _fixed(encoded.text[good], 2 * TOKENS * shape.text_width)
+        columns["text_embedding"] = _fixed_size_binary(encoded.text[good], 2 * TOKENS * shape.text_width)
     fields = schema(shape)
     return pa.table({name: columns[name] for name in fields.names}, schema=fields)
 
@@ -122,15 +122,19 @@ def _text_field(shape: Shape) -> pa.Field:
 def _latents(groups: Sequence[Group], good: NDArray[np.bool_], shape: Shape, side: int) -> pa.Array:
     if not shape.buckets:
         width = 2 * math.prod(_values(shape, side))
-        return _fixed(groups[0].values[good[groups[0].where]], width) if groups else _fixed(np.zeros(0), width)
+        return (
+            _fixed_size_binary(groups[0].values[good[groups[0].positions]], width)
+            if groups
+            else _fixed_size_binary(np.zeros(0), width)
+        )
     cells: list[bytes] = [b""] * len(good)
     for group in groups:
-        for number, values in zip(group.where.tolist(), group.values, strict=True):
+        for number, values in zip(group.positions.tolist(), group.values, strict=True):
             cells[number] = values.tobytes()
     return pa.array([cell for cell, keep in zip(cells, good.tolist(), strict=True) if keep], pa.binary())
 
 
-def _fixed(values: NDArray[Any], width: int) -> pa.Array:
+def _fixed_size_binary(values: NDArray[Any], width: int) -> pa.Array:
     """Return items as fixed-size binary, without a copy."""
     items = np.ascontiguousarray(values)
     return pa.FixedSizeBinaryArray.from_buffers(pa.binary(width), len(items), [None, pa.py_buffer(items)])

@@ -141,16 +141,16 @@ class Transform:
     def __call__(self, source: Iterable[SourceRow]) -> Chunk:
         outcomes: list[Outcome] = []
         items: list[_Item] = []
-        for each in source:
-            if (reason := self._reason_to_skip(each.row)) is not None:
-                outcomes.append(Outcome(each.row, FILTERED, reason))
+        for row in source:
+            if (reason := self._reason_to_skip(row.row)) is not None:
+                outcomes.append(Outcome(row.row, FILTERED, reason))
                 continue
             try:
-                items.append(self._item(each))
+                items.append(self._item(row))
             except RowError as error:
-                outcomes.append(Outcome(each.row, FAILED, error.reason, error.detail))
+                outcomes.append(Outcome(row.row, FAILED, error.reason, error.detail))
             except Exception as error:  # noqa: BLE001 (recorded: one bad row must not fail the others)
-                outcomes.append(Outcome(each.row, FAILED, "internal", f"{type(error).__name__}: {error}"))
+                outcomes.append(Outcome(row.row, FAILED, "internal", f"{type(error).__name__}: {error}"))
         return Chunk(
             rows=np.array([item.row for item in items], np.int64),
             keys=[item.key for item in items],
@@ -188,6 +188,6 @@ def _grouped(items: Sequence[_Item], side: int) -> list[Group]:
     for number, item in enumerate(items):
         by_shape.setdefault(item.crop[side].shape, []).append(number)
     return [
-        Group(np.array(where, np.int64), np.stack([items[n].crop[side] for n in where]))
-        for _, where in sorted(by_shape.items())
+        Group(np.array(positions, np.int64), np.stack([items[n].crop[side] for n in positions]))
+        for _, positions in sorted(by_shape.items())
     ]

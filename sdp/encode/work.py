@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from sdp.encode.encoder import Encoder
 
 TRIES = 2
-"""Deaths after which a piece is not tried again."""
+"""Worker deaths after which a piece is not retried."""
 Rows = tuple[pa.Table, list[Outcome]]
 """A piece's result: rows to store, and the outcomes of the other addresses."""
 
@@ -54,7 +54,7 @@ class EncodeSpec:
 
 @dataclass(frozen=True)
 class Encoding:
-    """The pipeline's stages for pieces of a dataset. An item is a piece, and the rows of it to encode (None: all)."""
+    """The pipeline's stages for pieces of a dataset. An item is a piece, and its rows to encode (None: all)."""
 
     spec: EncodeSpec
 
@@ -86,7 +86,7 @@ def transform_piece(spec: EncodeSpec, piece: Piece, only: NDArray[np.int64] | No
 
 
 def load_encoder(spec: EncodeSpec, device: str | None = None) -> "Encoder":
-    """Load the encoder, with the model that was checked."""
+    """Load the encoder, with the model of the pinned digest."""
     from sdp.encode.encoder import Encoder  # imports torch, which transforms do not need
 
     model = sources.resolve(spec.model, storage=spec.storage)
@@ -139,7 +139,7 @@ def _make_transform(spec: EncodeSpec) -> Transform:
 
 @lru_cache(maxsize=1)
 def _sandboxed_crops(recipe: Recipe) -> SandboxedCrops:
-    """Start the decoders, once per process: they take longer to start than a piece takes."""
+    """Start the decoders, once per process: starting takes longer than a piece."""
     return SandboxedCrops(recipe)
 
 

@@ -118,7 +118,7 @@ def _write_features(
     with Tracker(pool, lease, sum(len(work.unit) for _, work, _ in tasks)) as tracker:
         for info in pool.run(make_worker, tasks, tracker.add):
             infos.append(info)
-            tracker.add(sum(len(each.unit) for _, each in infos) - tracker.figures.done)
+            tracker.add(sum(len(info.unit) for _, info in infos) - tracker.figures.done)
     return infos, tracker.figures
 
 

@@ -4,7 +4,7 @@ A network works in two steps: `prepare` one picture on the CPU, in any thread, a
 """
 
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
@@ -103,8 +103,8 @@ class Inception:
 
         alike = len({picture.shape for picture in pictures}) == 1
         stacks = [np.stack(pictures)] if alike else [picture[None] for picture in pictures]
-        each = [_channels_first(stack, self._device) for stack in stacks]
-        return torch.cat([resize(stack, size=(_SIDE, _SIDE), align_corners=False) for stack in each])
+        tensors = [_channels_first(stack, self._device) for stack in stacks]
+        return torch.cat([resize(stack, size=(_SIDE, _SIDE), align_corners=False) for stack in tensors])
 
 
 class _Transformers:
@@ -230,17 +230,16 @@ def _tensors(weights: Path) -> dict[str, Tensor]:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    read: Callable[[Path], Any] = load_file if weights.suffix == ".safetensors" else _unpickled
     try:
-        tensors: dict[str, Tensor] = read(weights)
+        tensors: dict[str, Tensor] = (
+            load_file(weights)
+            if weights.suffix == ".safetensors"
+            else torch.load(weights, map_location="cpu", weights_only=True)
+        )
     except (OSError, RuntimeError, ValueError, EOFError, UnpicklingError, SafetensorError) as error:
         line = one_line(error, 200)
         raise ModelError(f"{weights}: not a readable file of weights ({line}); download it again") from error
     return tensors
-
-
-def _unpickled(file: Path) -> Any:
-    return torch.load(file, map_location="cpu", weights_only=True)
 
 
 _BICUBIC = 3

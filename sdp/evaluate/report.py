@@ -43,7 +43,7 @@ def forecast(plan: EvaluatePlan) -> list[tuple[str, str]]:
 
 
 def closing(figures: Mapping[str, Any], run: PoolFigures, remarks: list[str], uri: str) -> list[tuple[str, str]]:
-    """Return the closing table: the figures, the notes, and the address of the evaluation."""
+    """Return the closing table: the figures, the notes, and the URI of the evaluation."""
     lines = [("this run", run.summary)] if run.done else []
     if clip := figures.get("clip"):
         score = "no picture has a caption" if clip["score"] is None else _plus(clip["score"], clip["standard_error"], 2)

@@ -116,11 +116,11 @@ class _UnitRun:
         batch: list[_Prepared] = []
         columns, storage = self._spec.columns, self._spec.storage
         pictures = (row for piece in pieces for row in read_piece(piece, columns, options=storage))
-        for each in ordered_map(self._prepare, pictures, self._spec.threads):
-            if isinstance(each, Outcome):
-                outcomes.append(each)
+        for prepared in ordered_map(self._prepare, pictures, self._spec.threads):
+            if isinstance(prepared, Outcome):
+                outcomes.append(prepared)
                 continue
-            batch.append(each)
+            batch.append(prepared)
             if len(batch) >= self._batch:
                 results += self._embed(batch, outcomes)
                 on_rows(len(batch))
@@ -171,19 +171,19 @@ class _UnitRun:
     def _features(self, batch: Sequence[_Prepared]) -> _Batch:
         spec = self._spec
         rows = {
-            digest: network.embed([each.views[n] for each in batch])
+            digest: network.embed([picture.views[n] for picture in batch])
             for n, (digest, network) in enumerate(self._networks.items())
         }
         scores = None
         if spec.clip is not None:
             clip = self._networks[spec.clip.digest]
             assert isinstance(clip, Clip)
-            captioned = np.array([bool(each.caption) for each in batch])
+            captioned = np.array([bool(picture.caption) for picture in batch])
             scores = np.full(len(batch), np.nan, np.float32)
             scores[captioned] = clip.scores(
-                rows[spec.clip.digest][captioned], [each.caption for each in batch if each.caption]
+                rows[spec.clip.digest][captioned], [picture.caption for picture in batch if picture.caption]
             )
-        return _Batch([each.row for each in batch], rows[spec.features.digest] if spec.features else None, scores)
+        return _Batch([picture.row for picture in batch], rows[spec.features.digest] if spec.features else None, scores)
 
     def _keep_finite(self, batch: _Batch, outcomes: list[Outcome]) -> _Batch:
         """Return the rows without NaN or infinity; record the others as failed."""

@@ -222,9 +222,9 @@ def _owners(
 ) -> dict[tuple[int, str, int], Owner]:
     owners = {}
     for gpu in gpus:
-        whole = podresources.of_device(allotments, uuid=gpu.identity.uuid, minor=gpu.identity.minor)
+        whole_gpu = podresources.of_device(allotments, uuid=gpu.identity.uuid, minor=gpu.identity.minor)
         for process in gpu.processes:
-            allotted = podresources.of_device(allotments, uuid=process.mig_uuid) if process.mig_uuid else whole
+            allotted = podresources.of_device(allotments, uuid=process.mig_uuid) if process.mig_uuid else whole_gpu
             key = (gpu.identity.index, process.mig_uuid, process.pid)
             owners[key] = owner_of(facts.get(process.pid), allotted)
     return owners

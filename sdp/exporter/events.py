@@ -43,7 +43,7 @@ class _Failure:
 
 
 class XidWatch:
-    """A thread that counts XIDs by GPU UUID, since an index may be another GPU's after a reset.
+    """A thread that counts XIDs by GPU UUID, since a reset may give an index to another GPU.
 
     A lost GPU loses its registration for events, so a GPU that returns is registered again.
     """
@@ -61,11 +61,11 @@ class XidWatch:
     def watch(self, gpus: Mapping[str, int]) -> None:
         """Listen to the GPUs that answer now (UUID -> index); cheap if they are known."""
         with self._changed:
-            for gone in self._present.keys() - gpus.keys():
-                self._registered.discard(gone)
-                self._failures.pop(gone, None)
+            for lost in self._present.keys() - gpus.keys():
+                self._registered.discard(lost)
+                self._failures.pop(lost, None)
             self._present = dict(gpus)
-            if self._is_due() and not self._stopped:
+            if self._registration_due() and not self._stopped:
                 self._changed.notify_all()
                 if self._thread is None:
                     self._thread = threading.Thread(target=self._run, name="sdp-xid", daemon=True)
@@ -81,7 +81,7 @@ class XidWatch:
             self._stopped = True
             self._changed.notify_all()
 
-    def _is_due(self) -> bool:
+    def _registration_due(self) -> bool:
         """Return whether a GPU is due for registration."""
         missing = (self._failures.get(uuid, _Failure()) for uuid in self._present if uuid not in self._registered)
         return any(failure.attempts < ATTEMPTS and time.monotonic() >= failure.next_at for failure in missing)
@@ -104,10 +104,10 @@ class XidWatch:
                     self._changed.wait_for(lambda: self._stopped, pause_s)
 
     def _listen(self) -> None:
-        """Listen until a GPU is due for registration, which needs a new event set: the old one could hold it twice."""
+        """Listen until a GPU is due for registration. It needs a new event set: the old one could hold it twice."""
         events = pynvml.nvmlEventSetCreate()
         try:
-            names = self._register(events)
+            registered = self._register(events)
             while self._continues():
                 try:
                     event = pynvml.nvmlEventSetWait_v2(events, LISTEN_MS)
@@ -116,20 +116,20 @@ class XidWatch:
                         raise
                     continue
                 if event.eventType == pynvml.nvmlEventTypeXidCriticalError:
-                    self._count(names.get(address_of(event.device)), int(event.eventData))
+                    self._count(registered.get(address_of(event.device)), int(event.eventData))
         finally:
             pynvml.nvmlEventSetFree(events)
 
     def _continues(self) -> bool:
         with self._changed:
-            return not self._stopped and not self._is_due()
+            return not self._stopped and not self._registration_due()
 
     def _register(self, events: Any) -> dict[int, tuple[str, int]]:
         """Register the GPUs; return those that succeeded, by their handles' addresses."""
         with self._changed:
             self._registered.clear()
             present, failures = dict(self._present), dict(self._failures)
-        names = {}
+        registered = {}
         for uuid, index in present.items():
             failure = failures.get(uuid, _Failure())
             if failure.attempts >= ATTEMPTS:
@@ -138,17 +138,17 @@ class XidWatch:
                 handle = pynvml.nvmlDeviceGetHandleByIndex(index)
                 pynvml.nvmlDeviceRegisterEvents(handle, pynvml.nvmlEventTypeXidCriticalError, events)
             except pynvml.NVMLError as error:
-                self._failed(uuid, index, failure, error)
+                self._record_failure(uuid, index, failure, error)
                 continue
-            names[address_of(handle)] = uuid, index
+            registered[address_of(handle)] = uuid, index
             with self._changed:
                 self._failures.pop(uuid, None)
                 if uuid in self._present:
                     self._registered.add(uuid)
                 self._seen.setdefault(uuid, Xids())
-        return names
+        return registered
 
-    def _failed(self, uuid: str, index: int, failure: _Failure, error: Any) -> None:
+    def _record_failure(self, uuid: str, index: int, failure: _Failure, error: Any) -> None:
         attempts = ATTEMPTS if error.value in UNSUPPORTED else failure.attempts + 1
         if error.value not in UNSUPPORTED:
             LOG.warning("gpu %d: cannot listen for XID errors (%d of %d): %s", index, attempts, ATTEMPTS, error)

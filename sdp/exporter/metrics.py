@@ -96,8 +96,11 @@ def _add_gpu(result: Families, gpu: Gpu, labels: Labels, snapshot: Snapshot) -> 
     result.add("sdp_gpu_info", labels | info, 1)
     for name, own, value in gpu.samples:
         result.add(name, labels | own, value)
-    whole = of_device(snapshot.allotments, uuid=identity.uuid, minor=identity.minor)
-    for mig_uuid, containers in {"": whole, **{one: snapshot.allotments.get(one, ()) for one in gpu.slices}}.items():
+    whole_gpu = of_device(snapshot.allotments, uuid=identity.uuid, minor=identity.minor)
+    for mig_uuid, containers in {
+        "": whole_gpu,
+        **{one: snapshot.allotments.get(one, ()) for one in gpu.slices},
+    }.items():
         for one in containers:
             own = {"mig_uuid": mig_uuid, "namespace": one.namespace, "pod": one.pod, "container": one.container}
             result.add("sdp_gpu_pod_info", labels | own, 1)

@@ -1,7 +1,7 @@
 """Readers of NVML, the driver's library, through nvidia-ml-py: one for the driver as a whole, one for each GPU.
 
 A call that the hardware or the driver does not support returns None. A failed call returns None, too, and adds an error
-to the reading. Calls may hang for any time, so each reader runs in a thread of its own (reader_thread.py).
+to the reading. Calls may hang for any time, so each reader runs in its own thread (reader_thread.py).
 """
 
 import ctypes
@@ -469,6 +469,6 @@ def _list_processes(calls: Calls, handle: Any, mig_uuid: str) -> list[GpuProcess
     for kind in ("Compute", "Graphics", "MPSCompute"):
         name = f"nvmlDeviceGet{kind}RunningProcesses"
         for process in calls.first(handle, f"{name}_v3", f"{name}_v2") or ():
-            held = [m for m in (process.usedGpuMemory, memory.get(process.pid)) if m is not None]
-            memory[process.pid] = max(held, default=None)
-    return [GpuProcess(pid, held, mig_uuid=mig_uuid) for pid, held in memory.items()]
+            used = [m for m in (process.usedGpuMemory, memory.get(process.pid)) if m is not None]
+            memory[process.pid] = max(used, default=None)
+    return [GpuProcess(pid, used, mig_uuid=mig_uuid) for pid, used in memory.items()]

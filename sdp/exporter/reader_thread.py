@@ -17,6 +17,8 @@ LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Answer(Generic[T]):
+    """The result of waiting for a reading."""
+
     value: T | None
     """None if the reading is late, or raised an exception, which is logged."""
     late: bool = False
@@ -51,7 +53,7 @@ class ReaderThread(Generic[T]):
             return self._begun
 
     def answer(self, ticket: int, until: float) -> Answer[T]:
-        """Wait for a reading until `until` on the monotonic clock; late if that passes or the thread is overdue."""
+        """Wait for a reading until `until` on the monotonic clock; late if that passes, or if the thread is overdue."""
         with self._changed:
             while self._done < ticket and not self._stopped:
                 overdue = until if self._busy_since is None else min(until, self._busy_since + self._patience_s)
@@ -81,13 +83,13 @@ class ReaderThread(Generic[T]):
                     return
                 self._begun = self._asked
                 self._busy_since = time.monotonic()
-            value = self._safely()
+            value = self._read_or_log()
             with self._changed:
                 self._done, self._value = self._begun, value
                 self._busy_since = None
                 self._changed.notify_all()
 
-    def _safely(self) -> T | None:
+    def _read_or_log(self) -> T | None:
         try:
             return self._read()
         except Exception:

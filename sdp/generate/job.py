@@ -76,7 +76,7 @@ def run(config: GenerateConfig, *, dry_run: bool = False) -> GenerateSummary:
 
 
 def _identity(config: GenerateConfig, model: GenerateModel) -> dict[str, Any]:
-    """Return the keys that decide the pictures, with the checkpoint that the address stands for now."""
+    """Return the keys that decide the pictures, with the checkpoint that the URI stands for now."""
     return {
         **identity(config),
         "checkpoint": model.uri.rpartition("/")[2] if model.checkpoint else None,
@@ -122,7 +122,7 @@ def _generate(
     with Tracker(pool, lease, total, "sdp_generate_images_total") as tracker:
         for info in pool.run(partial(GenerateWorker, _spec(config, output, model)), tasks, tracker.add):
             infos.append(info)
-            tracker.add(sum(len(each.unit) for each in infos) - tracker.figures.done)
+            tracker.add(sum(len(info.unit) for info in infos) - tracker.figures.done)
     return infos, tracker.figures
 
 
@@ -155,8 +155,8 @@ def _write_sheet(dataset: Dataset, prompts: _Prompts, config: GenerateConfig) ->
         return None
     from sdp.generate.sheet import Strip, contact_sheet
 
-    kept = [p for p in range(shown) if p not in prompts.taken_down]
-    rows_shown = {p * per_prompt + k for p in kept for k in range(min(per_prompt, _STRIP))}
+    numbers = [p for p in range(shown) if p not in prompts.taken_down]
+    rows_shown = {p * per_prompt + k for p in numbers for k in range(min(per_prompt, _STRIP))}
     pictures = _pictures(dataset, rows_shown)
     strips = [
         Strip(_caption(prompts, p), [pictures.get(p * per_prompt + k) for k in range(min(per_prompt, _STRIP))])

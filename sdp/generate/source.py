@@ -52,7 +52,7 @@ def choose(config: GenerateConfig, begun: str | None = None) -> GenerateModel:
     except DatasetError as error:
         raise UserError(
             f"checkpoint: {config.checkpoint}: neither a complete checkpoint of sdp train, nor a run that has one "
-            f"(no {COMPLETE}), nor a model in diffusers layout (no {INDEX}); check the address"
+            f"(no {COMPLETE}), nor a model in diffusers layout (no {INDEX}); check the URI"
         ) from error
     return _of_checkpoint(config, _begun_with(newest, config, begun, options), options)
 
@@ -73,7 +73,9 @@ def _begun_with(newest: Storage, config: GenerateConfig, begun: str | None, opti
 
 def _of_model(config: GenerateConfig, source: ModelSource, options: StorageOptions) -> GenerateModel:
     if config.weights != "auto":
-        raise UserError(f"weights: expected auto where checkpoint is a model, got {config.weights!r}; it has one set")
+        raise UserError(
+            f"weights: expected auto where checkpoint is a model, got {config.weights!r}; a model has only one set"
+        )
     if config.model is not None:
         raise UserError("model: expected null where checkpoint is a model, which has all of its parts; remove it")
     digest = sources.resolve(sources.check(source, storage=options), storage=options).digest

@@ -1,8 +1,8 @@
-"""Images of any format to upright RGB pixels, and from those to crops of a given size.
+"""Decode images of any format to upright RGB pixels, and cut crops of a given size out of them.
 
 These are pure functions on bytes and arrays. A bad image raises ImageError with one of the account's reasons. JPEGs,
-nearly all images of the web, are scaled while decoding, to no more pixels than needed. A truncated or damaged image is
-refused, never returned half grey.
+nearly all images on the web, are scaled down while decoding, to no more pixels than needed. A truncated or damaged
+image is refused, never returned with grey areas.
 
 >>> image = decode(data, min_side=256)
 >>> crop = cut(image, centre_box(image.width, image.height), 256, 256)  # (256, 256, 3) uint8
@@ -29,7 +29,7 @@ from sdp.imaging.containers import (
 )
 
 __all__ = ["ImageError", "RowError", "lacks_memory"]
-"""The names of containers that others import from here."""
+"""Names of `containers` that other modules import from here."""
 
 Pixels = NDArray[np.uint8]
 """An array of rows × columns × RGB."""
@@ -44,9 +44,9 @@ _LINEAR_UNTIL = 2.0
 """The largest reduction for which bilinear sampling is as near to Lanczos as an antialiased filter, at a fraction of
 the cost: 44 dB on photographs. At exactly 2 it is the mean of four pixels."""
 _EIGHTHS = (1, 2, 4, 8)
-"""Scales for decoding JPEGs, in eighths. Others have no vector code: 5/8 takes longer than the whole."""
+"""Scales for decoding JPEGs, in eighths. Others have no vector code: 5/8 takes longer than full size."""
 _BYTES_A_PIXEL = 12
-"""The most that decoding takes: RGBA, a canvas of the same size, and RGB with a spare byte."""
+"""Peak memory of decoding: RGBA, a canvas of the same size, and RGB with a spare byte."""
 _TRANSPOSED = (5, 6, 7, 8)
 """EXIF orientations that swap width and height."""
 
@@ -91,7 +91,7 @@ def read_header(data: bytes | memoryview, max_pixels: int = MAX_PIXELS, formats:
         raise ImageError("empty", "no bytes")
     if bytes(data[:3]) == b"\xff\xd8\xff":
         return _checked(_jpeg_header(data)[0], max_pixels)
-    with _opened(data, max_pixels, formats) as picture:
+    with _open(data, max_pixels, formats) as picture:
         return _checked(_header_of(picture), max_pixels)
 
 
@@ -130,8 +130,8 @@ def cut(image: Image, box: Box, width: int, height: int) -> Pixels:
     right = min(left + box.width * image.scale, columns)
     bottom = min(top + box.height * image.scale, rows)
     reduction = max((right - left) / width, (bottom - top) / height)
-    whole = all(edge == int(edge) for edge in (left, top, right, bottom))
-    if whole and (right - left, bottom - top) == (width, height):
+    aligned = all(edge == int(edge) for edge in (left, top, right, bottom))
+    if aligned and (right - left, bottom - top) == (width, height):
         return np.ascontiguousarray(image.pixels[int(top) : int(bottom), int(left) : int(right)])
     if 1 <= reduction <= _LINEAR_UNTIL and (right - left) >= width and (bottom - top) >= height:
         step = ((right - left) / width, (bottom - top) / height)
@@ -162,9 +162,9 @@ def _filter(pixels: Pixels, edges: tuple[float, float, float, float], width: int
     left, top, right, bottom = edges
     margin = 4 * max(1, int((right - left) / width) + 1)  # a little more than the filter's reach beyond the box
     x, y = max(0, int(left) - margin), max(0, int(top) - margin)
-    near = np.ascontiguousarray(pixels[y : int(bottom) + margin, x : int(right) + margin])
+    region = np.ascontiguousarray(pixels[y : int(bottom) + margin, x : int(right) + margin])
     box = (left - x, top - y, right - x, bottom - y)
-    resized = Pillow.fromarray(near).resize((width, height), Pillow.Resampling.BICUBIC, box=box, reducing_gap=3.0)
+    resized = Pillow.fromarray(region).resize((width, height), Pillow.Resampling.BICUBIC, box=box, reducing_gap=3.0)
     return np.asarray(resized, dtype=np.uint8)
 
 
@@ -191,19 +191,19 @@ def _decode_jpeg(data: bytes | memoryview, header: Header, min_side: int | None)
     shorter, eighths = min(width, height), 8
     if min_side is not None:
         eighths = next((n for n in _EIGHTHS if -(-shorter * n // 8) >= min_side), 8)
-    least = (0, 0) if eighths == 8 else (-(-height * eighths // 8), -(-width * eighths // 8))
+    minimum = (0, 0) if eighths == 8 else (-(-height * eighths // 8), -(-width * eighths // 8))
     try:
-        pixels = simplejpeg.decode_jpeg(data, "RGB", min_height=least[0], min_width=least[1])
+        pixels = simplejpeg.decode_jpeg(data, "RGB", min_height=minimum[0], min_width=minimum[1])
     except ValueError as error:
         raise undecodable("JPEG", error) from error
     # A tiny image may come at another scale than the requested one.
     decoded = pixels.shape[:2]
     eighths = next(n for n in range(8, 0, -1) if (-(-height * n // 8), -(-width * n // 8)) == decoded)
-    return Image(_turned(pixels, header.orientation), "JPEG", header.width, header.height, eighths / 8)
+    return Image(_rotated(pixels, header.orientation), "JPEG", header.width, header.height, eighths / 8)
 
 
 def _decode_other(data: bytes | memoryview, max_pixels: int) -> Image:
-    with _opened(data, max_pixels) as picture:
+    with _open(data, max_pixels) as picture:
         header = _checked(_header_of(picture), max_pixels)
         if header.format == "PNG":
             check_png(data)
@@ -214,15 +214,15 @@ def _decode_other(data: bytes | memoryview, max_pixels: int) -> Image:
             raise
         except Exception as error:  # Pillow's plugins raise any exception on malformed bytes
             raise undecodable(f"{header.format}: {type(error).__name__}", error) from error
-    return Image(_turned(pixels, header.orientation), header.format, header.width, header.height)
+    return Image(_rotated(pixels, header.orientation), header.format, header.width, header.height)
 
 
-def _opened(data: bytes | memoryview, max_pixels: int, formats: Sequence[str] = FORMATS) -> Any:
+def _open(data: bytes | memoryview, max_pixels: int, formats: Sequence[str] = FORMATS) -> Any:
     from PIL import Image as Pillow
     from PIL import UnidentifiedImageError
 
     webp = webp_size(data)
-    if webp is not None:  # Pillow needs the memory for all pixels to open one, and calls it broken without
+    if webp is not None:  # to open one, Pillow needs memory for all its pixels, and without it reports a broken file
         _checked(Header("WEBP", *webp), max_pixels)
         if not has_room(*webp):
             raise MemoryError(f"{webp[0]} × {webp[1]} pixels")
@@ -239,7 +239,7 @@ def _opened(data: bytes | memoryview, max_pixels: int, formats: Sequence[str] = 
 
 
 def has_room(width: int, height: int) -> bool:
-    """Return whether there is memory to decode so many pixels, since not every decoder reports a lack of it."""
+    """Return whether there is memory to decode an image of this size, since not every decoder reports a lack of it."""
     try:
         np.empty(width * height * _BYTES_A_PIXEL, np.uint8)
     except MemoryError:
@@ -249,14 +249,14 @@ def has_room(width: int, height: int) -> bool:
 
 def _header_of(picture: Any) -> Header:
     try:
-        if picture.format == "PNG":  # getexif() would decode it whole, and hide that it is broken
+        if picture.format == "PNG":  # getexif() would decode all of it, and hide damage
             orientation = tiff_orientation(picture.info.get("exif", b"").removeprefix(b"Exif\0\0"))
         else:
             orientation = int(picture.getexif().get(0x0112, 1))
     except Exception:  # noqa: BLE001 (broken metadata, on which Pillow raises many kinds, does not break the image)
         orientation = 1
     orientation = orientation if 1 <= orientation <= 8 else 1
-    if picture.format == "TIFF":  # Pillow turns these itself
+    if picture.format == "TIFF":  # Pillow rotates these itself
         orientation = 1
     return Header(picture.format, *_upright(picture.width, picture.height, orientation), orientation)
 
@@ -266,17 +266,17 @@ def _rgb(picture: Any) -> Pixels:
     from PIL import Image as Pillow
 
     if picture.mode in ("I", "LAB", "HSV"):
-        raise ImageError("not_an_image", f"pixels of mode {picture.mode}, which images of the web do not have")
+        raise ImageError("not_an_image", f"pixels of mode {picture.mode}, which web images do not use")
     if picture.mode in ("I;16", "I;16L", "I;16B", "I;16N"):
-        wide = np.asarray(picture).astype(np.int64)
-        narrow = np.clip((wide + 128) // 257, 0, 255).astype(np.uint8)
-        return np.repeat(narrow[..., None], 3, axis=2)
+        deep = np.asarray(picture).astype(np.int64)
+        pixels = np.clip((deep + 128) // 257, 0, 255).astype(np.uint8)
+        return np.repeat(pixels[..., None], 3, axis=2)
     if picture.mode == "F":
         raise ImageError("not_an_image", "pixels are floating-point numbers of unknown range")
     if picture.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in picture.info:
-        over = picture.convert("RGBA")
-        white = Pillow.new("RGBA", over.size, (255, 255, 255, 255))
-        picture = Pillow.alpha_composite(white, over)
+        rgba = picture.convert("RGBA")
+        white = Pillow.new("RGBA", rgba.size, (255, 255, 255, 255))
+        picture = Pillow.alpha_composite(white, rgba)
     return np.array(picture.convert("RGB"), dtype=np.uint8)
 
 
@@ -292,8 +292,8 @@ def _upright(width: int, height: int, orientation: int) -> tuple[int, int]:
     return (height, width) if orientation in _TRANSPOSED else (width, height)
 
 
-def _turned(pixels: Pixels, orientation: int) -> Pixels:
-    """Turn pixels upright."""
+def _rotated(pixels: Pixels, orientation: int) -> Pixels:
+    """Return pixels that are rotated and flipped to be upright."""
     if orientation == 1:
         return pixels
     if orientation in _TRANSPOSED:

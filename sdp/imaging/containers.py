@@ -1,4 +1,4 @@
-"""Errors of images, and the checks of their containers that decoders leave out: PNG chunks, WebP sizes, EXIF."""
+"""Image errors, and the checks of image files that decoders omit: PNG chunks, WebP sizes, EXIF orientations."""
 
 import re
 import struct
@@ -28,9 +28,9 @@ class ImageError(RowError):
 
 
 def check_png(data: bytes | memoryview) -> None:
-    """Refuse a PNG that is not whole: Pillow draws missing rows black, and ignores some wrong checksums.
+    """Refuse an incomplete PNG: Pillow draws missing rows black, and ignores some wrong checksums.
 
-    The pixels are inflated once more for that, in small pieces and no further than their end.
+    For this the pixels are inflated a second time, in small pieces and no further than their end.
     """
     data, at, inflated = memoryview(data), 8, 0
     inflate, expected, ended = zlib.decompressobj(), -1, False
@@ -39,7 +39,7 @@ def check_png(data: bytes | memoryview) -> None:
         body = data[at + 8 : at + 8 + length]
         critical = not kind[0] & 0x20
         if len(body) < length or at + 12 + length > len(data):
-            raise ImageError("undecodable", "PNG: cut short")
+            raise ImageError("undecodable", "PNG: truncated")
         if (
             critical
             and zlib.crc32(data[at + 4 : at + 8 + length]) != struct.unpack_from(">I", data, at + 8 + length)[0]
@@ -106,7 +106,7 @@ def webp_size(data: bytes | memoryview) -> tuple[int, int] | None:
 
 
 def jpeg_orientation(data: bytes | memoryview) -> int:
-    """Return the EXIF orientation of a JPEG; 1 where there is none or it is broken."""
+    """Return the EXIF orientation of a JPEG; 1 if there is none or it is broken."""
     at, orientation = 2, 1
     while at + 4 <= len(data) and data[at] == 0xFF:
         marker = data[at + 1]

@@ -45,7 +45,7 @@ def _from_files(files: str, context: str | None) -> Access:
     import yaml
     from kubernetes.config import kube_config
 
-    config: Any = kubernetes.config  # it comes without types
+    config: Any = kubernetes.config  # untyped
     reader: Any = kube_config
     settings = kubernetes.client.Configuration()
     try:
@@ -81,7 +81,7 @@ def _logged_errors() -> Iterator[list[logging.LogRecord]]:
 def _from_pod() -> Access:
     import kubernetes.config
 
-    config: Any = kubernetes.config  # it comes without types
+    config: Any = kubernetes.config  # untyped
     settings = kubernetes.client.Configuration()
     try:
         config.load_incluster_config(client_configuration=settings)

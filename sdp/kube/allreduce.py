@@ -68,9 +68,9 @@ def memory_lock() -> str:
     return UNLIMITED if soft == resource.RLIM_INFINITY else str(soft // 1024)
 
 
-def least_lock(limits: Sequence[str]) -> str:
+def lowest_lock(limits: Sequence[str]) -> str:
     """Return the lowest of several limits."""
-    return min(limits, key=lambda each: float("inf") if each == UNLIMITED else float(each))
+    return min(limits, key=lambda limit: float("inf") if limit == UNLIMITED else float(limit))
 
 
 def measure(nodes: int, gpus: int, accelerator: str | None, megabytes: int, wait_s: float) -> AllReduce:
@@ -80,8 +80,8 @@ def measure(nodes: int, gpus: int, accelerator: str | None, megabytes: int, wait
     from ray.util.placement_group import placement_group, remove_placement_group
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-    each = max(1, gpus)
-    remote: Any = ray.remote(_Rank)  # Ray's types know nothing of an actor's methods
+    per_node = max(1, gpus)
+    remote: Any = ray.remote(_Rank)  # Ray's types do not cover an actor's methods
     bundle = {"GPU": float(gpus), "CPU": 1.0} if gpus else {"CPU": 1.0}
     labels = {"bundle_label_selector": [{cluster.ACCELERATOR_LABEL: accelerator}] * nodes} if accelerator else {}
     group = placement_group([bundle] * nodes, strategy="STRICT_SPREAD", **labels)
@@ -89,17 +89,18 @@ def measure(nodes: int, gpus: int, accelerator: str | None, megabytes: int, wait
         if not group.wait(wait_s):
             kind = f" with {gpus} {accelerator or 'GPUs'}" if gpus else ""
             raise SdpError(
-                f"all-reduce: {nodes} nodes{kind} did not start within {wait_s:.0f} s; see sdp status and the groups"
+                f"all-reduce: {nodes} nodes{kind} did not start within {wait_s:.0f} s; check sdp status "
+                "and the worker groups"
             )
         ranks = [
             remote.options(
                 num_gpus=1 if gpus else 0,
-                num_cpus=1 / each,
+                num_cpus=1 / per_node,
                 scheduling_strategy=PlacementGroupSchedulingStrategy(
-                    group, placement_group_bundle_index=number // each
+                    group, placement_group_bundle_index=number // per_node
                 ),
-            ).remote(number, nodes * each)
-            for number in range(nodes * each)
+            ).remote(number, nodes * per_node)
+            for number in range(nodes * per_node)
         ]
         address = ray.get(ranks[0].address.remote(), timeout=wait_s)
         results = ray.get([rank.run.remote(address, megabytes) for rank in ranks], timeout=MEASURE_S)
@@ -113,22 +114,22 @@ def measure(nodes: int, gpus: int, accelerator: str | None, megabytes: int, wait
         gpus=nodes * gpus,
         megabytes=megabytes,
         seconds=seconds,
-        gb_per_s=bus_rate(megabytes * 1_000_000, seconds, nodes * each),
+        gb_per_s=bus_rate(megabytes * 1_000_000, seconds, nodes * per_node),
         network=results[0][1],
-        memlock=least_lock([result[2] for result in results]),
+        memlock=lowest_lock([result[2] for result in results]),
     )
 
 
 def failure(error: Exception) -> SdpError:
-    """Return the error of failed processes: an SdpError as it is, any other by its last line."""
+    """Return the error of failed processes: their own SdpError, or the last line of any other exception."""
     from ray.exceptions import GetTimeoutError, RayTaskError
 
     if (own := unwrapped(error)) is not None:
         return own
     if isinstance(error, GetTimeoutError):
         return SdpError(f"all-reduce: not finished within {MEASURE_S:.0f} s; check the nodes' network and GPUs")
-    words = error.cause if isinstance(error, RayTaskError) else error
-    lines = [line for line in str(words).splitlines() if line.strip()] or [type(words).__name__]
+    cause = error.cause if isinstance(error, RayTaskError) else error
+    lines = [line for line in str(cause).splitlines() if line.strip()] or [type(cause).__name__]
     return SdpError(f"all-reduce: a process failed: {one_line(lines[-1], 400)}; the nodes' logs may say more")
 
 
@@ -139,12 +140,12 @@ class _Rank:
         self._number, self._count = number, count
 
     def address(self) -> str:
-        """Return an address on this node at which the ranks meet."""
+        """Return a free address on this node for the process group."""
         import socket
 
         import ray.util
 
-        util: Any = ray.util  # it comes without types
+        util: Any = ray.util  # untyped
         with socket.socket() as probe:
             probe.bind(("", 0))
             return f"{util.get_node_ip_address()}:{probe.getsockname()[1]}"
@@ -184,11 +185,11 @@ class _Rank:
                 tensor = torch.zeros(megabytes * 1_000_000 // 2, dtype=torch.bfloat16, device=device)
                 for _ in range(WARM_UP):
                     dist.all_reduce(tensor)
-                _settled(tensor)
+                _synchronize(tensor)
                 began = time.perf_counter()
                 for _ in range(ROUNDS):
                     dist.all_reduce(tensor)
-                _settled(tensor)
+                _synchronize(tensor)
                 seconds = (time.perf_counter() - began) / ROUNDS
                 dist.barrier()
             finally:
@@ -196,8 +197,8 @@ class _Rank:
             return seconds, network_of(log.read_text(errors="replace")) if log.is_file() else ""
 
 
-def _settled(tensor: Any) -> None:
-    """Wait for the GPU."""
+def _synchronize(tensor: Any) -> None:
+    """Wait until the GPU has finished."""
     if tensor.is_cuda:
         import torch
 
@@ -216,8 +217,8 @@ def main(arguments: Sequence[str]) -> int:
     args = parser.parse_args(arguments)
     try:
         if args.nodes < 2 or args.gpus < 0 or args.megabytes < 1:
-            got = f"{args.nodes} and {args.megabytes}"
-            raise UserError(f"all-reduce: expected 2 nodes or more and 1 MB or more, got {got}")
+            got = f"{args.nodes}, {args.gpus} and {args.megabytes}"
+            raise UserError(f"all-reduce: expected --nodes >= 2, --gpus >= 0 and --megabytes >= 1, got {got}")
         cluster.connect()
         result = measure(args.nodes, args.gpus, args.accelerator, args.megabytes, args.wait)
     except SdpError as error:

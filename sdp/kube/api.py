@@ -75,7 +75,7 @@ class Api:
         import kubernetes
         import urllib3
 
-        library: Any = kubernetes  # it comes without types
+        library: Any = kubernetes  # untyped
         self.context = access.context
         self.namespace = namespace or access.namespace
         self.timing = timing or Timing()
@@ -118,13 +118,13 @@ class Api:
         """Delete an object, and its dependents in the background."""
         self._json("DELETE", path, {"propagationPolicy": "Background"})
 
-    def mine(self, kind: str, name: str = "", group: str = RAY) -> str:
+    def path(self, kind: str, name: str = "", group: str = RAY) -> str:
         """Return the path of a kind of objects, or of one object, in this namespace."""
         path = f"{group}/namespaces/{quote(self.namespace, safe='')}/{kind}"
         return f"{path}/{quote(name, safe=':')}" if name else path
 
     def changed(self, path: str, item: Object, seconds: float) -> None:
-        """Wait until an object of a collection differs from the one given, for at most so many seconds."""
+        """Wait until an object of a collection differs from the one given, for at most `seconds`."""
         from kubernetes.watch import Watch
 
         watch: Any = Watch
@@ -190,9 +190,9 @@ class Api:
 
         from sdp.kube.forward import ForwardedPort
 
-        path = f"{self.mine('pods', pod, '/api/v1')}/portforward"
+        path = f"{self.path('pods', pod, '/api/v1')}/portforward"
         url = f"{self._settings.host}{path}?ports={port}".replace("http", "ws", 1)
-        headers = [f"{each['key']}: {each['value']}" for each in self._settings.auth_settings().values()]
+        headers = [f"{setting['key']}: {setting['value']}" for setting in self._settings.auth_settings().values()]
         stream: Any = ws_client
         proxy = stream.websocket_proxycare({}, self._settings, url, {})
         # The client's own create_websocket has no timeout.

@@ -57,7 +57,7 @@ def judge_state(state: ClusterState, pods: "list[Finding]", now: datetime) -> Fi
         return ok("cluster", f"{state.name} is ready: {state.workers} of {counted(state.wanted, 'worker')}")
     words = f"{state.name} is {state.state}{f': {state.message}' if state.message else ''}"
     age_s = (now - state.started).total_seconds() if state.started else 0.0
-    hopeless = state.state != "starting" or state.refused or any(each.state == "failed" for each in pods)
+    hopeless = state.state != "starting" or state.refused or any(pod.state == "failed" for pod in pods)
     if not hopeless and age_s <= STARTING_S:
         return warning("cluster", words, "pods are starting: run sdp doctor again in a few minutes")
     age = "" if hopeless else f", for {age_s / 60:.0f} minutes"
@@ -65,7 +65,7 @@ def judge_state(state: ClusterState, pods: "list[Finding]", now: datetime) -> Fi
 
 
 def _stuck_pods(site: Site, name: str) -> Iterator[Finding]:
-    for pod in site.api.list(site.api.mine("pods", group="/api/v1"), labelSelector=f"ray.io/cluster={name}"):
+    for pod in site.api.list(site.api.path("pods", group="/api/v1"), labelSelector=f"ray.io/cluster={name}"):
         status, pod_name = pod.get("status") or {}, pod["metadata"]["name"]
         for container in [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]:
             waiting = (container.get("state") or {}).get("waiting") or {}
@@ -89,7 +89,7 @@ def groups(site: Site) -> Iterator[Finding]:
 
 
 def judge(name: str, wanted: tuple[int, int], fit: Fit, makers: "list[str]") -> Finding:
-    """Judge whether a group's pods, at least and at most so many as `wanted`, fit the nodes."""
+    """Judge whether a group's pods fit the nodes; `wanted` is their fewest and their most."""
     check, (least, most), who = f"group {name}", wanted, " and ".join(makers)
     room = f"{counted(len(fit.nodes), 'node')} with room for {counted(fit.room, 'pod')}"
     if most == 0:
@@ -114,21 +114,21 @@ def judge_products(name: str, label: str, pod: Object, nodes: "list[Object]") ->
     if not requests(pod).get(GPU):
         return
     if not label:
-        do = f"set groups.{name}.accelerator"
-        yield failed(check, f"has GPUs but no label {ACCELERATOR_LABEL}, so jobs cannot select them", do)
+        remedy = f"set groups.{name}.accelerator"
+        yield failed(check, f"has GPUs but no label {ACCELERATOR_LABEL}, so jobs cannot select them", remedy)
         return
     known = {product.replace(" ", "-") for gpu in gpus_by_accelerator(label) for product in gpu.products}
-    products = {(each["metadata"].get("labels") or {}).get(PRODUCT, "") for each in nodes} - {""}
+    products = {(node["metadata"].get("labels") or {}).get(PRODUCT, "") for node in nodes} - {""}
     shared = {product for product in products if product.endswith(SHARED)}
     wrong = sorted({product.removesuffix(SHARED) for product in products} - known)
     if not known:
         yield warning(check, f"accelerator {label} is not in the catalogue: its cost and MFU will be missing")
     elif wrong:
-        says = f"is labelled {label} ({' or '.join(sorted(known))}), but its pods run on {', '.join(wrong)}"
-        yield failed(check, says, f"set groups.{name}.nodeSelector to {PRODUCT}")
+        detail = f"is labelled {label} ({' or '.join(sorted(known))}), but its pods run on {', '.join(wrong)}"
+        yield failed(check, detail, f"set groups.{name}.nodeSelector to {PRODUCT}")
     if shared:
-        says = f"its GPUs are time-shared ({', '.join(sorted(shared))})"
-        yield warning(check, says, "use whole GPUs for training")
+        detail = f"its GPUs are time-shared ({', '.join(sorted(shared))})"
+        yield warning(check, detail, "use whole GPUs for training")
 
 
 def drivers(site: Site) -> Iterator[Finding]:
@@ -153,8 +153,8 @@ def judge_drivers(nodes: "list[Object]") -> Finding:
         return failed("drivers", f"{needs}; {', '.join(old)}", "update the driver or the AMI of these nodes")
     if not versions:
         return ok("drivers", f"{needs}; no node reports its driver (label {DRIVER[0]})")
-    says = f"{len(versions)} of {len(nodes)} GPU nodes report {', '.join(sorted(set(versions.values())))}"
-    return ok("drivers", f"{needs}; {says}")
+    detail = f"{len(versions)} of {len(nodes)} GPU nodes report {', '.join(sorted(set(versions.values())))}"
+    return ok("drivers", f"{needs}; {detail}")
 
 
 def references(site: Site) -> Iterator[Finding]:
@@ -168,7 +168,7 @@ def references(site: Site) -> Iterator[Finding]:
         if site.made(kind, name):
             continue
         try:
-            site.api.get(site.api.mine(f"{kind.lower()}s", name, "/api/v1"))
+            site.api.get(site.api.path(f"{kind.lower()}s", name, "/api/v1"))
         except Missing:
             missing.append(f"{kind} {name} (for {', '.join(sorted(names))})")
         except Forbidden:
@@ -178,8 +178,8 @@ def references(site: Site) -> Iterator[Finding]:
     if hidden:
         yield warning("references", f"no right to read: {', '.join(hidden)}")
     if site.cluster_or_none and not missing and not hidden:
-        says = f"all {len(users)} secrets, ConfigMaps and service accounts that the pods refer to exist"
-        yield ok("references", says)
+        detail = f"all {len(users)} secrets, ConfigMaps and service accounts that the pods refer to exist"
+        yield ok("references", detail)
 
 
 _SOURCES = {
@@ -216,18 +216,18 @@ def token(site: Site) -> Iterator[Finding]:
         return
     name = token_secret(raycluster)
     if name is None:
-        says = "authentication is off: anyone who reaches the head can run code there"
-        yield warning("token", says, "set auth.mode: token")
+        detail = "authentication is off: anyone who reaches the head can run code there"
+        yield warning("token", detail, "set auth.mode: token")
         return
     own = bool((raycluster["spec"].get("authOptions") or {}).get("secretName"))
     try:
-        data = site.api.get(site.api.mine("secrets", name, "/api/v1")).get("data") or {}
+        data = site.api.get(site.api.path("secrets", name, "/api/v1")).get("data") or {}
     except Missing:
         if site.rendered and not own:
             yield ok("token", f"required; the operator will create secret {name}")
         else:
-            do = f"create it, with the token under {TOKEN_KEY}" if own else "the operator creates it: see its log"
-            yield failed("token", f"secret {name} is missing", do)
+            remedy = f"create it, with the token under {TOKEN_KEY}" if own else "the operator creates it: see its log"
+            yield failed("token", f"secret {name} is missing", remedy)
     except Forbidden:
         yield warning("token", f"no right to read secret {name}: no logs and no stop from here", "ask for get on it")
     else:

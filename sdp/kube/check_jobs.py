@@ -1,6 +1,6 @@
 """Checks of the jobs' configurations: syntax, GPUs in the cluster, and access to storage and models.
 
-Storage and models are reached with the credentials of whoever runs the check.
+Storage and models are reached with the credentials of the user who runs the check.
 """
 
 import math
@@ -60,10 +60,10 @@ def read(texts: Mapping[str, str]) -> tuple[list[JobDraft], list[Finding]]:
             continue
         drafts.append(JobDraft(name, kind[1], loaded.config, loaded.missing))
         if loaded.missing:
-            says = f"{name}.yaml: {', '.join(sorted(loaded.missing))} not set"
-            findings.append(warning("jobs", says, "set it in the values, or with sdp submit --set"))
+            detail = f"{name}.yaml: {', '.join(sorted(loaded.missing))} not set"
+            findings.append(warning("jobs", detail, "set it in the values, or with sdp submit --set"))
     if drafts and not findings:
-        findings.append(ok("jobs", f"{len(drafts)} configurations load: {', '.join(each.name for each in drafts)}"))
+        findings.append(ok("jobs", f"{len(drafts)} configurations load: {', '.join(job.name for job in drafts)}"))
     return drafts, findings
 
 
@@ -72,19 +72,19 @@ def accelerators(drafts: list[JobDraft], cluster: Object) -> Iterator[Finding]:
     gpus = gpus_of(cluster)
     have = ", ".join(sorted(gpus)) or "none"
     wanted = [
-        (f"{each.name}.yaml: {key.path}", accelerator)
-        for each in drafts
-        for key in keys(type(each.config))
-        if key.path.endswith("accelerator") and (accelerator := each.value(key.path))
+        (f"{job.name}.yaml: {key.path}", accelerator)
+        for job in drafts
+        for key in keys(type(job.config))
+        if key.path.endswith("accelerator") and (accelerator := job.value(key.path))
     ]
     for key, accelerator in wanted:
         if accelerator not in gpus:
-            says = f"{key}: no group of the cluster has {accelerator} (they have {have})"
-            yield failed("placement", says, "add a group, or set it to one of these or to null")
+            detail = f"{key}: no group of the cluster has {accelerator} (they have {have})"
+            yield failed("placement", detail, "add a group, or set it to one of these or to null")
             return
-    short = [finding for each in drafts for finding in _short_of(each, gpus)]
-    yield from short
-    if wanted and not short:
+    shortages = [finding for job in drafts for finding in _shortages(job, gpus)]
+    yield from shortages
+    if wanted and not shortages:
         yield ok("placement", "the groups have the accelerators that jobs select, and as many as they need")
 
 
@@ -101,8 +101,8 @@ def gpus_of(cluster: Object) -> dict[str, int]:
     return gpus
 
 
-def _short_of(job: JobDraft, gpus: Mapping[str, int]) -> Iterator[Finding]:
-    """Report GPUs that a job needs beyond those of the groups.
+def _shortages(job: JobDraft, gpus: Mapping[str, int]) -> Iterator[Finding]:
+    """Yield a finding if a job needs more GPUs than the groups have.
 
     Trainers come first, since they start together or not at all; encoders and generators work with what is left.
     Workers that name no accelerator do not count, since they may run without GPUs.
@@ -114,19 +114,19 @@ def _short_of(job: JobDraft, gpus: Mapping[str, int]) -> Iterator[Finding]:
         if not accelerator or workers is None:
             continue
         count = workers.min if isinstance(workers, Range) else workers
-        each = job.value(f"{section}.gpus_per_worker") or 1.0
-        free, needed = left.get(accelerator, 0), count * each
+        per_worker = job.value(f"{section}.gpus_per_worker") or 1.0
+        free, needed = left.get(accelerator, 0), count * per_worker
         left[accelerator] = max(0, free - math.ceil(needed))
-        says = (
+        detail = (
             f"{job.name}.yaml: {section}.num_workers: {count} on {accelerator} need {needed:g} GPUs, "
             f"and the groups grow to {free:g}"
         )
         together = section == "scaling" and job.job == "train"
-        if free < (needed if together else min(needed, math.ceil(each))):
+        if free < (needed if together else min(needed, math.ceil(per_worker))):
             beside = " beside the trainers" if free < gpus.get(accelerator, 0) else ""
-            yield failed("placement", f"{says}{beside}: they cannot start", "raise maxReplicas, or lower num_workers")
+            yield failed("placement", f"{detail}{beside}: they cannot start", "raise maxReplicas, or lower num_workers")
         elif free < needed:
-            yield warning("placement", f"{says}: fewer will run", "raise maxReplicas, or lower num_workers")
+            yield warning("placement", f"{detail}: fewer will run", "raise maxReplicas, or lower num_workers")
 
 
 def memory(drafts: list[JobDraft]) -> Iterator[Finding]:
@@ -136,48 +136,48 @@ def memory(drafts: list[JobDraft]) -> Iterator[Finding]:
         if not isinstance(job.config, TrainConfig) or source is None or not job.config.scaling.accelerator:
             continue
         options = replace(job.config.storage.options(), timeout_s=TIMEOUT_S, retries=1)
-        with suppress(SdpError):  # `reach` reports problems with the model
-            known = family(source, storage=options)
+        with suppress(SdpError):  # `access` reports problems with the model
+            model = family(source, storage=options)
             for phase in each_phase(job.config):
-                yield from _fits(job.name, phase, known)
+                yield from _fits(job.name, phase, model)
 
 
-def _fits(name: str, phase: TrainConfig, known: Family | None) -> Iterator[Finding]:
+def _fits(name: str, phase: TrainConfig, model: Family | None) -> Iterator[Finding]:
     check = f"{name} memory at {phase.data.resolution} px"
     try:
-        if tight := fit(phase, known, embedded=True):  # a lower bound: the dataset may hold embeddings
-            yield warning(check, tight)
-        elif known is not None:
+        if problem := fit(phase, model, embedded=True):  # a lower bound: the dataset may hold embeddings
+            yield warning(check, problem)
+        elif model is not None:
             yield ok(check, f"{phase.data.batch_size} a GPU fit {phase.scaling.accelerator}")
     except ConfigError as error:
         yield failed(check, str(error))
 
 
-def reach(drafts: list[JobDraft], *, in_pod: bool) -> Iterator[Finding]:
+def access(drafts: list[JobDraft], *, in_pod: bool) -> Iterator[Finding]:
     """Check that sources and models can be read from here, and outputs written."""
     tried: set[tuple[str, str]] = set()
-    for path, attempt in (("source.uri", _readable), ("output.uri", _writable), ("model.source", _has_model)):
+    for path, probe in (("source.uri", _readable), ("output.uri", _writable), ("model.source", _has_model)):
         for job in drafts:
             uri = job.value(path)
             if uri is not None and (path, uri) not in tried:
                 tried.add((path, uri))
-                yield _reached(job, path, uri, attempt, in_pod=in_pod)
+                yield _probe(job, path, uri, probe, in_pod=in_pod)
 
 
-def _reached(job: JobDraft, path: str, uri: str, attempt: Callable[[str, Any], str], *, in_pod: bool) -> Finding:
-    check, here = f"{job.name} {path}", "from this pod" if in_pod else "from here"
-    if attempt is _has_model and not in_pod and _is_folder(uri):
+def _probe(job: JobDraft, path: str, uri: str, probe: Callable[[str, Any], str], *, in_pod: bool) -> Finding:
+    check, origin = f"{job.name} {path}", "from this pod" if in_pod else "from here"
+    if probe is _has_model and not in_pod and _is_folder(uri):
         return warning(check, f"{uri} is a local folder, which each pod would look for on its own disk", "use s3://")
     try:
-        says = attempt(uri, replace(job.config.storage.options(), timeout_s=TIMEOUT_S, retries=1))
+        detail = probe(uri, replace(job.config.storage.options(), timeout_s=TIMEOUT_S, retries=1))
     except SdpError as error:
-        if isinstance(error, NotFound) and attempt is _readable and job.job != "download":
+        if isinstance(error, NotFound) and probe is _readable and job.job != "download":
             return ok(check, f"{uri} does not exist yet: an earlier job writes it")
         if isinstance(error, AccessDenied) and not in_pod:
-            do = "pods have other credentials: run sdp doctor in the head's pod to be sure"
-            return warning(check, f"{error} ({here})", do)
-        return failed(check, f"{error} ({here})")
-    return ok(check, f"{uri} {says} ({here})")
+            remedy = "pods have other credentials: run sdp doctor in the head's pod to be sure"
+            return warning(check, f"{error} ({origin})", remedy)
+        return failed(check, f"{error} ({origin})")
+    return ok(check, f"{uri} {detail} ({origin})")
 
 
 def _readable(uri: str, options: Any) -> str:

@@ -33,24 +33,24 @@ def operator_let_in(site: Site) -> Iterator[Finding]:
         operators = site.operators
     except Forbidden:
         operators = []
-    names = ", ".join(each["metadata"]["name"] for each in policies)
+    names = ", ".join(policy["metadata"]["name"] for policy in policies)
     if not operators:
         yield warning(POLICY, f"cannot tell whether {names} lets the operator in: no right to read its deployment")
-    for namespace in sorted({each["metadata"]["namespace"] for each in operators}):
+    for namespace in sorted({operator["metadata"]["namespace"] for operator in operators}):
         labels = _labels_of(site, namespace)
         if any(admits(policy, labels, site.api.namespace) for policy in policies):
             yield ok(POLICY, f"{names} lets the operator in from namespace {namespace}")
         else:
-            says = f"{names} does not let the operator in from namespace {namespace}: it cannot submit jobs"
-            yield failed(POLICY, says, f"set networkPolicy.operatorNamespace to {namespace}")
+            detail = f"{names} does not let the operator in from namespace {namespace}: it cannot submit jobs"
+            yield failed(POLICY, detail, f"set networkPolicy.operatorNamespace to {namespace}")
 
 
 def _of_head(site: Site, cluster: Object) -> Iterator[Object]:
     """Yield the policies on ingress to the head's pod."""
     if site.rendered:
-        policies = [each for each in site.rendered if each["kind"] == "NetworkPolicy"]
+        policies = [document for document in site.rendered if document["kind"] == "NetworkPolicy"]
     else:
-        policies = site.api.list(site.api.mine("networkpolicies", group="/apis/networking.k8s.io/v1"))
+        policies = site.api.list(site.api.path("networkpolicies", group="/apis/networking.k8s.io/v1"))
     template = cluster["spec"]["headGroupSpec"]["template"].get("metadata") or {}
     labels = {
         **(template.get("labels") or {}),
@@ -59,10 +59,10 @@ def _of_head(site: Site, cluster: Object) -> Iterator[Object]:
         "ray.io/group": "headgroup",
         "ray.io/is-ray-node": "yes",
     }  # the template's labels, and those that the operator adds
-    for each in policies:
-        spec = each["spec"]
+    for policy in policies:
+        spec = policy["spec"]
         if "Ingress" in (spec.get("policyTypes") or ["Ingress"]) and selects(spec.get("podSelector") or {}, labels):
-            yield each
+            yield policy
 
 
 def _labels_of(site: Site, namespace: str) -> Mapping[str, str]:
@@ -100,8 +100,8 @@ def _is(peer: Object, labels: Mapping[str, str], own_namespace: str) -> bool:
 def selects(selector: Object, labels: Mapping[str, str]) -> bool:
     """Return whether a label selector matches an object with these labels; an empty one matches all."""
     return all(labels.get(key) == value for key, value in (selector.get("matchLabels") or {}).items()) and all(
-        _holds(each["operator"], labels.get(each["key"]), each.get("values") or ())
-        for each in selector.get("matchExpressions") or ()
+        _holds(expression["operator"], labels.get(expression["key"]), expression.get("values") or ())
+        for expression in selector.get("matchExpressions") or ()
     )
 
 
@@ -117,7 +117,7 @@ def dns_of_groups(drafts: Sequence[JobDraft], cluster: Object | None) -> Iterato
         return
     for name, pod in templates(cluster):
         options = (pod.get("dnsConfig") or {}).get("options") or ()
-        ndots = next((each.get("value") for each in options if each.get("name") == "ndots"), "5")
+        ndots = next((option.get("value") for option in options if option.get("name") == "ndots"), "5")
         if name != "head" and not requests(pod).get(GPU) and str(ndots) not in ("0", "1"):
             yield warning(DNS, f"group {name} makes up to {ndots} lookups per host (ndots:{ndots})", _SET_NDOTS)
 
@@ -127,7 +127,7 @@ def dns_of_this_machine(settings: Path = Path("/etc/resolv.conf"), names: Sequen
     lines = [line.split() for line in (settings.read_text("utf-8") if settings.exists() else "").splitlines()]
     search = next((words[1:] for words in reversed(lines) if words[:1] == ["search"]), [])
     options = [option for words in lines if words[:1] == ["options"] for option in words[1:]]
-    ndots = next((int(each[6:]) for each in options if each.startswith("ndots:") and each[6:].isdigit()), 1)
+    ndots = next((int(option[6:]) for option in options if option.startswith("ndots:") and option[6:].isdigit()), 1)
     how = f"ndots:{ndots}, {len(search)} search domains"
     began, resolved = time.monotonic(), set[str]()
     threads = [threading.Thread(target=_resolve, args=(name, resolved), daemon=True) for name in names]
@@ -138,8 +138,8 @@ def dns_of_this_machine(settings: Path = Path("/etc/resolv.conf"), names: Sequen
     missing = [name for name in names if name not in resolved]
     seconds = time.monotonic() - began
     if missing:
-        says = f"no address for {', '.join(missing)} within {_WITHIN_S:g} s ({how})"
-        yield warning(DNS, says, "downloads need a resolver for public names; docs/dns.md")
+        detail = f"no address for {', '.join(missing)} within {_WITHIN_S:g} s ({how})"
+        yield warning(DNS, detail, "downloads need a resolver for public names; docs/dns.md")
     elif ndots > 1 and search:
         yield warning(DNS, f"each host takes up to {1 + len(search)} lookups ({how})", _SET_NDOTS)
     else:
@@ -163,5 +163,5 @@ def all_reduce(site: Site) -> Iterator[Finding]:
             most[label] = most.get(label, 0) + pods_wanted(group)[1]
     for label, count in most.items():
         if count > 1:
-            do = f"sdp doctor --all-reduce {label} uses two of them for a minute"
-            yield warning("all-reduce", f"between {label} nodes: not measured", do)
+            remedy = f"sdp doctor --all-reduce {label} uses two of them for a minute"
+            yield warning("all-reduce", f"between {label} nodes: not measured", remedy)

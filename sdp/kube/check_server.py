@@ -80,15 +80,17 @@ def resources(site: Site) -> Iterator[Finding]:
             return
         lacking += [f"{kind}: {path}" for path in lacking_fields(crd, wanted)]
     if lacking:
-        do = "apply those of KubeRay 1.7 or later server-side (helm upgrade of the operator does not update CRDs)"
-        yield failed("CRDs", f"older than the chart: no {', '.join(lacking)}", do)
+        remedy = "apply those of KubeRay 1.7 or later server-side (helm upgrade of the operator does not update CRDs)"
+        yield failed("CRDs", f"older than the chart: no {', '.join(lacking)}", remedy)
     else:
         yield ok("CRDs", "ray.io/v1 has RayCluster and RayJob with every field that the chart uses")
 
 
 def lacking_fields(crd: Object, wanted: dict[str, tuple[str, ...]]) -> list[str]:
     """Return the fields that version v1 of a CRD lacks."""
-    version: Object = next((each for each in crd["spec"]["versions"] if each["name"] == "v1"), {"served": False})
+    version: Object = next(
+        (version for version in crd["spec"]["versions"] if version["name"] == "v1"), {"served": False}
+    )
     if not version.get("served", True):
         return ["v1"]
     schema = (version.get("schema") or {}).get("openAPIV3Schema") or {}
@@ -108,8 +110,8 @@ def operator(site: Site) -> Iterator[Finding]:
         operators, hidden = site.operators, False
     except Forbidden:
         operators, hidden = [], True
-    for each in operators:
-        yield _judge_operator(each, site.api.namespace)
+    for operator in operators:
+        yield _judge_operator(operator, site.api.namespace)
     if operators:
         return
     cluster = site.cluster_or_none if not site.rendered else None
@@ -149,7 +151,7 @@ def version_of(metadata: Object, container: Object) -> tuple[int, ...] | None:
 
 def watches(container: Object, namespace: str) -> bool:
     """Return whether the operator's command line lets it watch a namespace."""
-    words = [word for each in ("command", "args") for word in container.get(each) or ()]
+    words = [word for field in ("command", "args") for word in container.get(field) or ()]
     for word, following in zip(words, [*words[1:], ""], strict=False):
         flag, _, value = word.lstrip("-").partition("=")
         if flag == "watch-namespace":
@@ -196,5 +198,5 @@ def scraping(site: Site) -> Iterator[Finding]:
     if site.serves("/apis/monitoring.coreos.com/v1", "podmonitors"):
         yield ok("Prometheus", "the PodMonitor CRD exists")
     else:
-        says = "no PodMonitor CRD: nothing scrapes the metrics"
-        yield warning("Prometheus", says, "install kube-prometheus-stack if you want them")
+        detail = "no PodMonitor CRD: nothing scrapes the metrics"
+        yield warning("Prometheus", detail, "install kube-prometheus-stack if you want them")

@@ -1,4 +1,4 @@
-"""The RayClusters of a namespace, and what their pods get."""
+"""The RayClusters of a namespace: their pods, job configurations and tokens."""
 
 from collections.abc import Iterator
 
@@ -13,35 +13,35 @@ def find_cluster(api: Api, name: str | None) -> Object:
     """Return the RayCluster of this name; without a name, `sdp` or the only one."""
     if name is not None:
         try:
-            cluster: Object = api.get(api.mine("rayclusters", name))
+            cluster: Object = api.get(api.path("rayclusters", name))
         except Missing as error:
-            raise UserError(f"--cluster: {_none(standing(api), api, repr(name))}") from error
+            raise UserError(f"--cluster: {_not_found(standing_clusters(api), api, repr(name))}") from error
         return cluster
-    clusters = standing(api)
-    default = [each for each in clusters if each["metadata"]["name"] == DEFAULT_CLUSTER]
+    clusters = standing_clusters(api)
+    default = [cluster for cluster in clusters if cluster["metadata"]["name"] == DEFAULT_CLUSTER]
     if len(default or clusters) == 1:
         return (default or clusters)[0]
     if clusters:
         raise UserError(f"--cluster: expected one of the clusters of namespace {api.namespace!r}: {_names(clusters)}")
-    raise UserError(f"--cluster: {_none(clusters, api)}")
+    raise UserError(f"--cluster: {_not_found(clusters, api)}")
 
 
-def standing(api: Api) -> list[Object]:
+def standing_clusters(api: Api) -> list[Object]:
     """Return the clusters that no RayJob created for itself."""
     return [
-        each
-        for each in api.list(api.mine("rayclusters"))
-        if "RayJob" not in {owner["kind"] for owner in each["metadata"].get("ownerReferences") or ()}
+        cluster
+        for cluster in api.list(api.path("rayclusters"))
+        if "RayJob" not in {owner["kind"] for owner in cluster["metadata"].get("ownerReferences") or ()}
     ]
 
 
 def _names(clusters: list[Object]) -> str:
-    return ", ".join(sorted(each["metadata"]["name"] for each in clusters))
+    return ", ".join(sorted(cluster["metadata"]["name"] for cluster in clusters))
 
 
-def _none(clusters: list[Object], api: Api, name: str = "") -> str:
-    do = "helm install sdp charts/sdp-cluster, or use another --namespace"
-    have = f"there are {_names(clusters)}" if clusters else do
+def _not_found(clusters: list[Object], api: Api, name: str = "") -> str:
+    remedy = "helm install sdp charts/sdp-cluster, or use another --namespace"
+    have = f"there are {_names(clusters)}" if clusters else remedy
     return f"there is no RayCluster{f' {name}' if name else ''} in namespace {api.namespace!r}; {have}"
 
 
@@ -61,9 +61,9 @@ def accelerator_of(group: Object) -> str:
 def pods_wanted(group: Object) -> tuple[int, int]:
     """Return the fewest and the most pods of a worker group."""
     hosts = int(group.get("numOfHosts") or 1)
-    least = max(int(group.get("minReplicas") or 0), int(group.get("replicas") or 0))
-    most = int(group.get("maxReplicas") or least)
-    return least * hosts, max(least, most) * hosts
+    fewest = max(int(group.get("minReplicas") or 0), int(group.get("replicas") or 0))
+    most = int(group.get("maxReplicas") or fewest)
+    return fewest * hosts, max(fewest, most) * hosts
 
 
 def jobs_map(raycluster: Object) -> str | None:
@@ -84,7 +84,7 @@ def jobs_map(raycluster: Object) -> str | None:
 def job_texts(api: Api, raycluster: Object) -> dict[str, str]:
     """Return a cluster's job configurations, by file name without .yaml."""
     name = jobs_map(raycluster)
-    return yaml_entries(api.get(api.mine("configmaps", name, "/api/v1"))) if name else {}
+    return yaml_entries(api.get(api.path("configmaps", name, "/api/v1"))) if name else {}
 
 
 def yaml_entries(config_map: Object) -> dict[str, str]:

@@ -70,20 +70,24 @@ class Dashboard:
         except (HTTPError, OSError) as error:
             raise self._silent(error) from error
         except ValueError:
-            raise Unreachable(f"ray: the head of {self.cluster!r} sent something that is not JSON; try again") from None
+            raise Unreachable(
+                f"ray: the head of {self.cluster!r} sent a response that is not JSON; try again"
+            ) from None
         return data
 
     def _open(self, method: str, path: str, quiet_s: float) -> Any:
-        cluster = self._api.get(self._api.mine("rayclusters", self.cluster))
+        cluster = self._api.get(self._api.path("rayclusters", self.cluster))
         headers = self._token(cluster)
         if not self._by_proxy:
             try:
-                return self._forwarded(cluster, method, path, headers, quiet_s)
+                return self._open_by_forwarding(cluster, method, path, headers, quiet_s)
             except Forbidden:
                 self._by_proxy = True
-        return self._proxied(cluster, method, path, headers, quiet_s)
+        return self._open_by_proxy(cluster, method, path, headers, quiet_s)
 
-    def _forwarded(self, cluster: Object, method: str, path: str, headers: Mapping[str, str], quiet_s: float) -> Any:
+    def _open_by_forwarding(
+        self, cluster: Object, method: str, path: str, headers: Mapping[str, str], quiet_s: float
+    ) -> Any:
         from urllib3.exceptions import HTTPError
 
         port = self._api.forward(self._head_pod(cluster), PORT)
@@ -96,12 +100,14 @@ class Dashboard:
                 raise self._refusal(response.status, response.data)
         return response
 
-    def _proxied(self, cluster: Object, method: str, path: str, headers: Mapping[str, str], quiet_s: float) -> Any:
+    def _open_by_proxy(
+        self, cluster: Object, method: str, path: str, headers: Mapping[str, str], quiet_s: float
+    ) -> Any:
         from kubernetes.client.exceptions import ApiException
 
         head = (cluster.get("status") or {}).get("head") or {}
         service = head.get("serviceName") or f"{self.cluster}-head-svc"
-        prefix = f"{self._api.mine('services', f'{service}:{PORT_NAME}', '/api/v1')}/proxy"
+        prefix = f"{self._api.path('services', f'{service}:{PORT_NAME}', '/api/v1')}/proxy"
         with self._api.explained(method, prefix):
             try:
                 return self._api.response(method, prefix + path, headers=headers, quiet_s=quiet_s)
@@ -128,7 +134,7 @@ class Dashboard:
         selector = f"ray.io/cluster={self.cluster},ray.io/node-type=head"
         reported = ((cluster.get("status") or {}).get("head") or {}).get("podName")
         try:
-            pods = self._api.list(self._api.mine("pods", group="/api/v1"), labelSelector=selector)
+            pods = self._api.list(self._api.path("pods", group="/api/v1"), labelSelector=selector)
         except Forbidden:
             pods = []
         running = [
@@ -149,7 +155,7 @@ class Dashboard:
             return {}
         token = self._environ.get(TOKEN_ENV, "")
         try:
-            data = self._api.get(self._api.mine("secrets", secret, "/api/v1")).get("data") or {}
+            data = self._api.get(self._api.path("secrets", secret, "/api/v1")).get("data") or {}
             token = base64.b64decode(data.get(TOKEN_KEY, "")).decode().strip() or token
         except (Forbidden, Missing) as error:
             if not token:

@@ -45,13 +45,13 @@ def examine(site: Site | None, no_site: str = "", *, jobs_folder: Path | None = 
         finding = warning if in_pod else failed
         yield finding("server", no_site, "the checks of Kubernetes are skipped" if in_pod else "")
     else:
-        server = list(guarded("server", check_server.server, site))
+        server = list(run_check("server", check_server.server, site))
         yield from server
-        if any(each.state == "failed" and each.check == "server" for each in server):
+        if any(finding.state == "failed" and finding.check == "server" for finding in server):
             site = None
     if site is not None:
         for name, check in CHECKS:
-            yield from guarded(name, check, site)
+            yield from run_check(name, check, site)
         if site.rendered or not in_pod:
             try:
                 texts = site.texts
@@ -60,12 +60,12 @@ def examine(site: Site | None, no_site: str = "", *, jobs_folder: Path | None = 
     drafts, findings = check_jobs.read(texts)
     yield from findings
     if site is not None:
-        yield from guarded("placement", lambda site: _placement(drafts, site), site)
-        yield from guarded("DNS", lambda site: check_network.dns_of_groups(drafts, site.cluster_or_none), site)
+        yield from run_check("placement", lambda site: _placement(drafts, site), site)
+        yield from run_check("DNS", lambda site: check_network.dns_of_groups(drafts, site.cluster_or_none), site)
     if in_pod and any(draft.job == "download" for draft in drafts):
         yield from check_network.dns_of_this_machine()
     yield from check_jobs.memory(drafts)
-    yield from check_jobs.reach(drafts, in_pod=in_pod)
+    yield from check_jobs.access(drafts, in_pod=in_pod)
 
 
 def _placement(drafts: list[check_jobs.JobDraft], site: Site) -> Iterable[Finding]:
@@ -86,7 +86,7 @@ def all_reduce(api: Api, accelerator: str, nodes: int, cluster: str | None, out:
     return follow(api, create(api, job, say), out, say)
 
 
-def guarded(name: str, check: Check, site: Site) -> Iterator[Finding]:
+def run_check(name: str, check: Check, site: Site) -> Iterator[Finding]:
     """Yield a check's findings, or one that says why the check failed."""
     try:
         yield from check(site)
@@ -98,11 +98,11 @@ def guarded(name: str, check: Check, site: Site) -> Iterator[Finding]:
 
 def totals(findings: Sequence[Finding]) -> str:
     """Return the summary line."""
-    counts = {state: sum(each.state == state for each in findings) for state in ("failed", "warning", "ok")}
+    counts = {state: sum(finding.state == state for finding in findings) for state in ("failed", "warning", "ok")}
     return f"{counts['ok']} ok, {counts['warning']} warnings, {counts['failed']} failed"
 
 
 def as_json(findings: Sequence[Finding]) -> str:
     """Return all findings as JSON."""
-    healthy = all(each.state != "failed" for each in findings)
-    return json.dumps({"ok": healthy, "findings": [asdict(each) for each in findings]}, indent=2)
+    healthy = all(finding.state != "failed" for finding in findings)
+    return json.dumps({"ok": healthy, "findings": [asdict(finding) for finding in findings]}, indent=2)

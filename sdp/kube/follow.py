@@ -133,7 +133,7 @@ def follow(api: Api, name: str, out: BinaryIO, say: Say) -> int:
                 break
             if pump and pump.reader_gone:
                 raise BrokenPipeError
-            api.changed(api.mine("rayjobs"), rayjob, api.timing.watch_s)
+            api.changed(api.path("rayjobs"), rayjob, api.timing.watch_s)
         if pump:
             pump.finish()
             if pump.reader_gone:
@@ -148,15 +148,15 @@ def follow(api: Api, name: str, out: BinaryIO, say: Say) -> int:
 
 
 def wait_until_finished(api: Api, name: str, seconds: float) -> JobState:
-    """Wait until a job has ended, at most so many seconds; return its state."""
+    """Wait until a job has ended, at most this long; return its state."""
     deadline = time.monotonic() + seconds
     while True:
-        rayjob = api.get(api.mine("rayjobs", name))
+        rayjob = api.get(api.path("rayjobs", name))
         state = job_state(rayjob)
         left = deadline - time.monotonic()
         if state.finished or left <= 0:
             return state
-        api.changed(api.mine("rayjobs"), rayjob, min(left, api.timing.watch_s))
+        api.changed(api.path("rayjobs"), rayjob, min(left, api.timing.watch_s))
 
 
 def _read_job(api: Api, name: str, say: Say) -> tuple[JobState, dict[str, Any]]:
@@ -165,7 +165,7 @@ def _read_job(api: Api, name: str, say: Say) -> tuple[JobState, dict[str, Any]]:
     attempt = 0
     while True:
         try:
-            rayjob = api.get(api.mine("rayjobs", name))
+            rayjob = api.get(api.path("rayjobs", name))
             if lost_at is not None:
                 say("the API server answers again")
             return job_state(rayjob), rayjob

@@ -11,7 +11,7 @@ class ForwardedPort(HTTPConnectionPool):
 
     def __init__(self, websocket: Any, port: int) -> None:
         super().__init__("localhost", port, retries=False)
-        tunnel: Any = _Tunnel  # the client comes without types
+        tunnel: Any = _Tunnel  # the client is untyped
         self._tunnel = tunnel(websocket, [port])
 
     def _new_conn(self) -> Any:

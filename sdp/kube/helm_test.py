@@ -39,7 +39,7 @@ def check_cluster(url: str, ray_version: str, nodes: int, token: str) -> str:
         raise SdpError(f"rayVersion: expected the image's version, {version}, got {ray_version}; set the value")
     jobs = _json(f"{url}/api/jobs/", token)
     alive = sum(
-        each["raylet"].get("state") == "ALIVE" for each in _json(f"{url}/nodes?view=summary", token)["data"]["summary"]
+        node["raylet"].get("state") == "ALIVE" for node in _json(f"{url}/nodes?view=summary", token)["data"]["summary"]
     )
     if alive < nodes:
         raise SdpError(f"nodes: expected {nodes} or more, got {alive}; `sdp status` shows what the others wait for")
@@ -58,10 +58,10 @@ def check_monitoring(url: str, pools: Sequence[str], groups: Sequence[str]) -> s
     if missing := sorted(set(groups) - loaded):
         raise SdpError(f"{url}: no rules {', '.join(missing)}; Prometheus selects them by their labels (monitorLabels)")
     targets = _json(f"{url}/api/v1/targets?state=active")["data"]["activeTargets"]
-    own = [each for each in targets if each["scrapePool"] in pools]
-    for each in own:
-        if each["health"] == "down":
-            raise SdpError(f"{each['scrapeUrl']}: Prometheus cannot scrape it: {one_line(each['lastError'], 200)}")
+    own = [target for target in targets if target["scrapePool"] in pools]
+    for target in own:
+        if target["health"] == "down":
+            raise SdpError(f"{target['scrapeUrl']}: Prometheus cannot scrape it: {one_line(target['lastError'], 200)}")
     return f"Prometheus has {len(set(pools))} scrape jobs of this release with {len(own)} targets, none of them down"
 
 

@@ -46,7 +46,7 @@ def logs(
 def find_job(api: Api, name: str) -> JobState:
     """Return a RayJob's state; if it does not exist, raise an error that lists the others."""
     try:
-        return job_state(api.get(api.mine("rayjobs", name)))
+        return job_state(api.get(api.path("rayjobs", name)))
     except Missing as error:
-        have = ", ".join(each["metadata"]["name"] for each in api.list(api.mine("rayjobs"))[:10]) or "none"
+        have = ", ".join(rayjob["metadata"]["name"] for rayjob in api.list(api.path("rayjobs"))[:10]) or "none"
         raise UserError(f"no RayJob {name!r} in namespace {api.namespace!r}; it has {have}") from error

@@ -29,7 +29,7 @@ class Fit:
 
     def why_not(self) -> str:
         """Return the reasons in one line, the most frequent first."""
-        ordered = sorted(self.reasons.items(), key=lambda each: -each[1])
+        ordered = sorted(self.reasons.items(), key=lambda item: -item[1])
         return "; ".join(f"{count} node{'s' * (count > 1)}: {reason}" for reason, count in ordered[:4])
 
 
@@ -78,10 +78,13 @@ def _obstacles(
 
 def _tolerated(pod: Object, taint: Object) -> bool:
     return any(
-        each.get("key") in (None, "", taint["key"])
-        and each.get("effect") in (None, "", taint["effect"])
-        and (each.get("operator") == "Exists" or (each.get("key") and each.get("value", "") == taint.get("value", "")))
-        for each in pod.get("tolerations") or ()
+        toleration.get("key") in (None, "", taint["key"])
+        and toleration.get("effect") in (None, "", taint["effect"])
+        and (
+            toleration.get("operator") == "Exists"
+            or (toleration.get("key") and toleration.get("value", "") == taint.get("value", ""))
+        )
+        for toleration in pod.get("tolerations") or ()
     )
 
 
@@ -92,7 +95,7 @@ def _capacity(node: Object) -> dict[str, Decimal]:
 def _parsed(amounts: Mapping[str, str]) -> dict[str, Decimal]:
     import kubernetes.utils
 
-    library: Any = kubernetes.utils  # it comes without types
+    library: Any = kubernetes.utils  # untyped
     try:
         return {name: library.parse_quantity(amount) for name, amount in amounts.items()}
     except ValueError as error:

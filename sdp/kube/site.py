@@ -31,16 +31,16 @@ class Finding:
         return f"{line}; {self.do}" if self.do else line
 
 
-def ok(check: str, says: str) -> Finding:
-    return Finding(check, "ok", says)
+def ok(check: str, detail: str) -> Finding:
+    return Finding(check, "ok", detail)
 
 
-def warning(check: str, says: str, do: str = "") -> Finding:
-    return Finding(check, "warning", says, do)
+def warning(check: str, detail: str, remedy: str = "") -> Finding:
+    return Finding(check, "warning", detail, remedy)
 
 
-def failed(check: str, says: str, do: str = "") -> Finding:
-    return Finding(check, "failed", says, do)
+def failed(check: str, detail: str, remedy: str = "") -> Finding:
+    return Finding(check, "failed", detail, remedy)
 
 
 @dataclass
@@ -56,9 +56,9 @@ class Site:
     @cached_property
     def cluster(self) -> Object:
         """The RayCluster; raises UserError if there is none."""
-        for each in self.rendered:
-            if each["kind"] == "RayCluster" and self.cluster_name in (None, each["metadata"]["name"]):
-                return each
+        for document in self.rendered:
+            if document["kind"] == "RayCluster" and self.cluster_name in (None, document["metadata"]["name"]):
+                return document
         if self.rendered:
             raise UserError("--manifest: expected a RayCluster in it, got none; helm template writes one")
         # In a pod, KubeRay names the pod's cluster; the account may read no other.
@@ -107,8 +107,8 @@ class Site:
 
     def made(self, kind: str, name: str) -> Object | None:
         """Return an object of the manifests."""
-        of_kind = [each for each in self.rendered if each["kind"] == kind]
-        return next((each for each in of_kind if each["metadata"]["name"] == name), None)
+        of_kind = [document for document in self.rendered if document["kind"] == kind]
+        return next((document for document in of_kind if document["metadata"]["name"] == name), None)
 
     def serves(self, path: str, resource: str = "") -> bool:
         """Return whether the API server serves a group, or a resource in it."""
@@ -116,16 +116,16 @@ class Site:
             group: dict[str, Any] = self.api.get(path)
         except (NoSuchKind, Missing):
             return False
-        return not resource or resource in {each["name"] for each in group.get("resources") or ()}
+        return not resource or resource in {resource_type["name"] for resource_type in group.get("resources") or ()}
 
 
 def read_manifests(text: str, name: str) -> list[Object]:
     """Parse a file that `helm template` wrote."""
     try:
-        objects = [each for each in yaml.safe_load_all(text) if each]
+        objects = [document for document in yaml.safe_load_all(text) if document]
     except yaml.YAMLError as error:
         raise UserError(f"--manifest: {name}: expected YAML ({one_line(error)})") from error
-    if not all(isinstance(each, dict) and "kind" in each for each in objects):
+    if not all(isinstance(document, dict) and "kind" in document for document in objects):
         raise UserError(f"--manifest: {name}: expected Kubernetes objects; helm template writes them")
     return objects
 

@@ -136,8 +136,8 @@ def cluster_state(raycluster: Mapping[str, Any]) -> ClusterState:
         started=moment(metadata.get("creationTimestamp")),
         message="" if state == "ready" else trouble(status),
         refused=any(
-            each.get("type") == "ReplicaFailure" and each.get("status") == "True"
-            for each in status.get("conditions") or ()
+            condition.get("type") == "ReplicaFailure" and condition.get("status") == "True"
+            for condition in status.get("conditions") or ()
         ),
     )
 

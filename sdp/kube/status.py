@@ -22,27 +22,25 @@ _LAST_LINES = 200
 def status(api: Api, name: str | None = None, *, as_json: bool = False) -> str:
     """Return the text to print."""
     objects = {kind: _objects(api, kind, name) for kind in ("rayclusters", "rayjobs")}
-    clusters = [cluster_state(each) for each in objects["rayclusters"]]
+    clusters = [cluster_state(raycluster) for raycluster in objects["rayclusters"]]
     jobs = sorted(map(job_state, objects["rayjobs"]), key=_newest_last)
     if name and not clusters and not jobs:
         raise UserError(f"status: no RayJob or RayCluster {name!r} in namespace {api.namespace!r}; see sdp status")
-    events = [event for kind in objects.values() for each in kind for event in _events(api, each)] if name else []
+    events = [event for kind in objects.values() for object_ in kind for event in _events(api, object_)] if name else []
     if as_json:
-        data = {"clusters": [each.to_json() for each in clusters], "jobs": [each.to_json() for each in jobs]}
+        data = {"clusters": [cluster.to_json() for cluster in clusters], "jobs": [job.to_json() for job in jobs]}
         return json.dumps({**data, "events": events} if name else data, indent=2)
     parts = [clusters_table(clusters), jobs_table(jobs, datetime.now(UTC))]
     if name:
         states: list[ClusterState | JobState] = [*clusters, *jobs]
-        parts += [f"{each.name}: {each.message}" for each in states if len(each.message) > _LONGEST_MESSAGE]
-        lines = [f"  {each['at']}  {each['reason']}: {each['message']}" for each in events]
+        parts += [f"{state.name}: {state.message}" for state in states if len(state.message) > _LONGEST_MESSAGE]
+        lines = [f"  {event['at']}  {event['reason']}: {event['message']}" for event in events]
         parts.append("\n".join(["events:", *lines]) if lines else "")
-        follow = ["" if each.finished else " --follow" for each in jobs]
-    parts += [f"{each.name}: {line}" for each in jobs if (line := _progress(api, each))]
+        follow = ["" if job.finished else " --follow" for job in jobs]
+    parts += [f"{job.name}: {line}" for job in jobs if (line := _progress(api, job))]
     if name:
         parts += [
-            f"sdp logs {each.name}{flag} shows its log"
-            for each, flag in zip(jobs, follow, strict=True)
-            if each.submission
+            f"sdp logs {job.name}{flag} shows its log" for job, flag in zip(jobs, follow, strict=True) if job.submission
         ]
     return "\n\n".join(part for part in parts if part) or (
         f"nothing in namespace {api.namespace!r}; helm install sdp charts/sdp-cluster, or use another --namespace"
@@ -63,7 +61,7 @@ def _progress(api: Api, job: JobState) -> str:
 
 def _objects(api: Api, kind: str, name: str | None) -> list[Object]:
     try:
-        return [api.get(api.mine(kind, name))] if name else api.list(api.mine(kind))
+        return [api.get(api.path(kind, name))] if name else api.list(api.path(kind))
     except Missing:
         return []
 
@@ -71,8 +69,8 @@ def _objects(api: Api, kind: str, name: str | None) -> list[Object]:
 def clusters_table(clusters: list[ClusterState]) -> str:
     """Return a table of clusters."""
     rows = [
-        (each.name, each.state, f"{each.workers} of {each.wanted}", each.head, _short(each.message))
-        for each in clusters
+        (cluster.name, cluster.state, f"{cluster.workers} of {cluster.wanted}", cluster.head, _short(cluster.message))
+        for cluster in clusters
     ]
     return table(rows, ("CLUSTER", "STATE", "WORKERS", "HEAD", "MESSAGE")) if rows else ""
 
@@ -80,26 +78,26 @@ def clusters_table(clusters: list[ClusterState]) -> str:
 def jobs_table(jobs: list[JobState], now: datetime) -> str:
     """Return a table of jobs."""
     rows = [
-        (each.name, each.state, _started(each), _took(each, now), each.attempts, each.cluster, _short(each.message))
-        for each in jobs
+        (job.name, job.state, _started(job), _took(job, now), job.attempts, job.cluster, _short(job.message))
+        for job in jobs
     ]
     return table(rows, ("JOB", "STATE", "STARTED", "TOOK", "ATTEMPTS", "CLUSTER", "MESSAGE")) if rows else ""
 
 
 def _events(api: Api, item: Object) -> list[dict[str, str]]:
     """Return the latest events of an object, oldest first."""
-    path, selector = api.mine("events", group="/api/v1"), f"involvedObject.uid={item['metadata']['uid']}"
+    path, selector = api.path("events", group="/api/v1"), f"involvedObject.uid={item['metadata']['uid']}"
     try:
         items = api.list(path, fieldSelector=selector)
     except Forbidden:
         return []
     events = [
         {
-            "at": each.get("lastTimestamp") or each.get("eventTime") or each["metadata"].get("creationTimestamp") or "",
-            "reason": each.get("reason") or "",
-            "message": one_line(each.get("message") or ""),
+            "at": item.get("lastTimestamp") or item.get("eventTime") or item["metadata"].get("creationTimestamp") or "",
+            "reason": item.get("reason") or "",
+            "message": one_line(item.get("message") or ""),
         }
-        for each in items
+        for item in items
     ]
     return sorted(events, key=lambda event: event["at"])[-_EVENTS:]
 

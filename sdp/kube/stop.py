@@ -10,7 +10,7 @@ from sdp.kube.rayjob import STOP_WAIT_S
 from sdp.kube.state import JobState
 
 NOTICED_S = 60.0
-"""Time in which the operator notices that a job has ended."""
+"""Time for the operator to notice that a job has ended."""
 
 
 class StopFailed(SdpError):
@@ -18,7 +18,7 @@ class StopFailed(SdpError):
 
 
 def stop(api: Api, name: str, say: Say, *, wait: bool = True, delete: bool = False) -> None:
-    """Stop a job: its driver gets SIGTERM, writes a checkpoint and ends. It can be submitted again.
+    """Stop a job: its driver gets SIGTERM, writes a checkpoint and ends. The job can be submitted again.
 
     KubeRay cannot suspend a job on a shared cluster, so Ray stops the job, and its RayJob stays as a record; the RayJob
     of a job that has not started is deleted.
@@ -35,7 +35,7 @@ def stop(api: Api, name: str, say: Say, *, wait: bool = True, delete: bool = Fal
             _wait(api, name, say)
     if delete:
         try:
-            api.delete(api.mine("rayjobs", name))
+            api.delete(api.path("rayjobs", name))
         except Missing:
             return
         if state.finished:
@@ -51,8 +51,8 @@ def _stop(api: Api, state: JobState, *, delete: bool, say: Say) -> None:
             raise StopFailed(f"{error}; sdp stop {name} --delete deletes the RayJob anyway") from error
         say(f"{error}; deleting the RayJob anyway")
         return
-    last = f"{name} is stopping; it has up to {STOP_WAIT_S} s for a last checkpoint"
-    say(last if stopping else f"{name} is ending")
+    message = f"{name} is stopping; it has up to {STOP_WAIT_S} s for a last checkpoint"
+    say(message if stopping else f"{name} is ending")
 
 
 def _wait(api: Api, name: str, say: Say) -> None:

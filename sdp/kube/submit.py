@@ -82,7 +82,7 @@ def create(api: Api, rayjob: Object, say: Say) -> str:
     unsure = False
     for attempt in range(api.timing.attempts + 1):
         try:
-            api.post(api.mine("rayjobs"), rayjob)
+            api.post(api.path("rayjobs"), rayjob)
             return name
         except AlreadyThere:
             if unsure:  # the request whose response was lost succeeded
@@ -98,14 +98,14 @@ def create(api: Api, rayjob: Object, say: Say) -> str:
 
 def _make_room(api: Api, name: str, say: Say) -> None:
     with contextlib.suppress(Missing):
-        existing = api.get(api.mine("rayjobs", name))
+        existing = api.get(api.path("rayjobs", name))
         if not job_state(existing).finished:
             raise UserError(
                 f"--name: RayJob {name!r} has not ended; sdp logs {name} --follow shows it, sdp stop {name} ends it"
             )
         say(f"{name} has run before and is created again: it continues from storage")
-        api.delete(api.mine("rayjobs", name))
-        api.changed(api.mine("rayjobs"), existing, 10.0)
+        api.delete(api.path("rayjobs", name))
+        api.changed(api.path("rayjobs"), existing, 10.0)
 
 
 def _checked_file(submission: Submission, say: Say) -> str | None:
@@ -114,7 +114,7 @@ def _checked_file(submission: Submission, say: Say) -> str | None:
     Without a file, check the names and types of the overrides, except for items of lists, which only the cluster has.
     """
     if submission.config is None:
-        named = [each for each in submission.overrides if not re.search(r"\.\d", each.partition("=")[0])]
+        named = [override for override in submission.overrides if not re.search(r"\.\d", override.partition("=")[0])]
         draft(kind_of(submission.job), None, named, part=True)
         return None
     _mention_local_paths(load(kind_of(submission.job), submission.config, submission.overrides), say)
@@ -168,7 +168,7 @@ def _mention_local_paths(config: JobConfig, say: Say) -> None:
 def _mention_others(api: Api, submission: Submission, cluster: str, say: Say) -> None:
     """Warn of other jobs of the kind: if two write one output, the second is refused only when it runs."""
     kind = kind_of(submission.job)
-    others = api.list(api.mine("rayjobs"), labelSelector=f"sdp/job={kind}")
+    others = api.list(api.path("rayjobs"), labelSelector=f"sdp/job={kind}")
     for state in map(job_state, others):
         if not state.finished and state.cluster == cluster and state.name != submission.name:
             say(f"{state.name} is also a {kind} job and is {state.state}; if both write one output, one is refused")

@@ -1,4 +1,4 @@
-"""The models kept on this machine: one download of each bucket's model, and the digests of large folders.
+"""The cache of models on this machine: a download of each bucket's model, and the digests of large folders.
 
 ~/.cache/sdp/models/                 ($XDG_CACHE_HOME/sdp/models)
     <digest>/                        a complete model
@@ -56,7 +56,7 @@ def download(source: "ModelSource", options: "StorageOptions | None", list_files
     storage = open_storage(source.uri, options)
     listing = list_files(storage)
     if not listing:
-        remedy = "check the address"
+        remedy = "check the URI"
         if list_files is model_files:
             remedy = f"pass a folder in diffusers layout ({', '.join(layout.PARTS)})"
         raise ModelError(f"model source {source}: no model there; {remedy}")
@@ -76,12 +76,12 @@ def digest(path: Path, names: Sequence[str]) -> str:
     if sum(stat.st_size for stat in stats) < REMEMBER_FROM:
         return layout.digest(path, names)
     identity = [[name, s.st_size, s.st_mtime_ns, s.st_ino] for name, s in zip(names, stats, strict=True)]
-    note = folder() / "known" / _hash([str(path.resolve()), identity])
-    if note.is_file():
-        return note.read_text()
+    record = folder() / "known" / _hash([str(path.resolve()), identity])
+    if record.is_file():
+        return record.read_text()
     result = layout.digest(path, names)
     with suppress(OSError):  # a read-only home only costs time at the next start
-        _write(note, result)
+        _write(record, result)
     return result
 
 
@@ -118,9 +118,9 @@ def _download(storage: "Storage", listing: "list[FileInfo]", key: str, list_file
     return target
 
 
-def _fetch(storage: "Storage", file: "FileInfo", to: Path) -> None:
-    to.parent.mkdir(parents=True, exist_ok=True)
-    with to.open("wb") as out:
+def _fetch(storage: "Storage", file: "FileInfo", target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with target.open("wb") as out:
         for start in range(0, file.size, CHUNK):
             length = min(CHUNK, file.size - start)
             data = storage.read_range(file.path, start, length)
@@ -132,8 +132,8 @@ def _fetch(storage: "Storage", file: "FileInfo", to: Path) -> None:
 
 
 def _known(key: str) -> Path | None:
-    note = folder() / "known" / key
-    target = folder() / note.read_text() if note.is_file() else None
+    record = folder() / "known" / key
+    target = folder() / record.read_text() if record.is_file() else None
     return target if target is not None and target.is_dir() else None
 
 

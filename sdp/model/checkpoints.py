@@ -117,7 +117,7 @@ def find_checkpoint(uri: str, options: StorageOptions | None = None) -> Storage:
         complete = [step for step, whole in steps_in(phase).items() if whole]
         if complete:
             return phase.child(checkpoint_name(complete[-1]))
-    raise DatasetError(f"{uri}: no complete checkpoint there (no {COMPLETE}); check the address")
+    raise DatasetError(f"{uri}: no complete checkpoint there (no {COMPLETE}); check the URI")
 
 
 def read_marker(folder: Storage) -> dict[str, Any]:
@@ -125,7 +125,7 @@ def read_marker(folder: Storage) -> dict[str, Any]:
     try:
         marker = read_json(folder, COMPLETE)
     except NotFound:
-        raise DatasetError(f"{folder.uri}: no complete checkpoint there (no {COMPLETE}); check the address") from None
+        raise DatasetError(f"{folder.uri}: no complete checkpoint there (no {COMPLETE}); check the URI") from None
     except DatasetError as error:
         raise DamagedCheckpoint(str(error).partition(";")[0]) from error
     if isinstance(number := marker.get("format"), int) and number > FORMAT:

@@ -22,7 +22,7 @@ class Ema:
     def update(self, step: int) -> None:
         """Add the weights after a step, counted from 1."""
         decay = min(self.decay, (1 + step) / (10 + step))
-        average, weights = (list(map(shard, each.values())) for each in (self._average, self._weights))
+        average, weights = (list(map(shard, tensors.values())) for tensors in (self._average, self._weights))
         torch._foreach_lerp_(average, weights, 1 - decay)
 
     def state_dict(self) -> dict[str, Tensor]:

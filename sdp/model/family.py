@@ -80,7 +80,7 @@ def text_width(model: Path) -> int:
 
 
 def encode_text(text_encoder: Any, ids: "torch.Tensor") -> "torch.Tensor":
-    """Return what the U-Net attends to: the last hidden states of all tokens, padding included."""
+    """Return the U-Net's text input: the last hidden states of all tokens, padding included."""
     states: torch.Tensor = text_encoder(input_ids=ids).last_hidden_state
     return states
 

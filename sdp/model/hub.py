@@ -21,8 +21,8 @@ def _has_model(folder: Path) -> bool:
 
 
 def exists(source: "ModelSource") -> Exists:
-    """Return a function that knows the repository's files at the revision, from the local cache or one request."""
-    cached = _cached(source)
+    """Return a test for files of the repository at the revision, by the local cache or one request to the hub."""
+    cached = _cached_folder(source)
     if cached is not None:
         return lambda name: (cached / name).is_file()
     from huggingface_hub import HfApi
@@ -39,7 +39,7 @@ def download(
 
     By default these are the files of a model in diffusers layout.
     """
-    cached = _cached(source, patterns, is_complete)
+    cached = _cached_folder(source, patterns, is_complete)
     if cached is not None:
         return cached
     with _explained(source):
@@ -48,7 +48,7 @@ def download(
 
 def read(source: "ModelSource", name: str) -> bytes:
     """Return one small file of the repository at the revision."""
-    cached = _cached(source)
+    cached = _cached_folder(source)
     if cached is not None:
         return (cached / name).read_bytes()
     from huggingface_hub import hf_hub_download
@@ -58,7 +58,7 @@ def read(source: "ModelSource", name: str) -> bytes:
     return Path(path).read_bytes()
 
 
-def _cached(
+def _cached_folder(
     source: "ModelSource", patterns: Sequence[str] = layout.PATTERNS, is_complete: Callable[[Path], bool] = _has_model
 ) -> Path | None:
     """Return the repository's folder in the cache if it is complete, or if the hub must not be asked."""
@@ -70,7 +70,7 @@ def _cached(
     except LocalEntryNotFoundError as error:
         if constants.HF_HUB_OFFLINE:
             raise ModelError(
-                f"model source {source}: not completely in this machine's hub cache, and HF_HUB_OFFLINE forbids "
+                f"model source {source}: incomplete in this machine's hub cache, and HF_HUB_OFFLINE forbids "
                 "fetching it; unset HF_HUB_OFFLINE, or pass a local or s3:// folder"
             ) from error
         return None
@@ -89,7 +89,7 @@ def _explained(source: "ModelSource") -> Iterator[None]:
     from huggingface_hub import errors
 
     where = f"model source {source}"
-    mirror = "" if source.uri == MIRROR else f" (Stable Diffusion 2 left it in November 2025; {MIRROR} is a mirror)"
+    mirror = "" if source.uri == MIRROR else f" (Stable Diffusion 2 was removed in November 2025; {MIRROR} is a mirror)"
     try:
         yield
     except errors.GatedRepoError as error:
@@ -101,7 +101,7 @@ def _explained(source: "ModelSource") -> Iterator[None]:
             f"{where}: the hub has no such repository{mirror}, or it is private and HF_TOKEN does not grant access; "
             "check both"
         ) from error
-    except (errors.HTTPError, OSError) as error:  # type: ignore[attr-defined]  # that of requests or httpx, by the library's version
+    except (errors.HTTPError, OSError) as error:  # type: ignore[attr-defined]  # from requests or httpx, by the library's version
         line = one_line(error, 200)
         raise Unavailable(
             f"{where}: the hub did not answer ({type(error).__name__}: {line}); try again later, or pass a local or "

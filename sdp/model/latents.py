@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     import torch
 
 Vae = Any
-"""diffusers' AutoencoderKL; its decorators hide from mypy what it has."""
+"""diffusers' AutoencoderKL; its decorators hide its attributes from mypy."""
 
 
 def to_pixels(images: "torch.Tensor") -> "torch.Tensor":

@@ -86,7 +86,7 @@ def contradiction(read: Callable[[str], bytes], parts: Sequence[str]) -> str | N
 
 
 def damage(file: Path) -> str | None:
-    """Return what is wrong with a weights file by its header and size, or None. Reads the header only."""
+    """Return the problem with a weights file, by its header and size, or None. Reads the header only."""
     size = file.stat().st_size
     with file.open("rb") as opened:
         header_size = int.from_bytes(opened.read(8), "little")
@@ -116,7 +116,7 @@ _LONGEST_HEADER = 100_000_000
 
 
 def _required_files(part: str) -> tuple[tuple[tuple[str, ...], ...], ...]:
-    """Return what a part needs: for each need its alternatives, each of them files that are needed together."""
+    """Return the files of a part: for each need its alternatives, each a group of files needed together."""
     if part == "tokenizer":
         return ((("vocab.json", "merges.txt"), ("tokenizer.json",)),)
     if part == "scheduler":

@@ -111,7 +111,7 @@ def _kind(source: ModelSource, path: Path) -> Kind:
 
 
 def _fault(path: Path) -> str | None:
-    """Return what is wrong with a network's files, or None."""
+    """Return the problem with a network's files, or None."""
     names = present(path)
     if "config.json" in names:
         try:
@@ -131,4 +131,4 @@ def _fault(path: Path) -> str | None:
         return None
     if inceptions:
         return f"several files of Inception's weights ({', '.join(inceptions)}); keep one"
-    return "no feature network: neither config.json nor a file *inception*.pth; check the address"
+    return "no feature network: neither config.json nor a file *inception*.pth; check the URI"

@@ -59,7 +59,7 @@ class Staged:
         return sum(shard.nbytes for shards in self._shards.values() for shard in shards)
 
     def copy(self) -> None:
-        """Copy to host memory. From a GPU this uses a stream of its own, after all work launched before `stage`."""
+        """Copy to host memory. From a GPU this uses its own stream, after all work launched before `stage`."""
         if self._ready is None:
             self._copies = self._copy_files(pin=False)
             return

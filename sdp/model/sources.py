@@ -135,7 +135,7 @@ def resolve(
 
 
 def prediction_type(source: ModelSource | str, *, storage: "StorageOptions | None" = None) -> Literal["epsilon", "v"]:
-    """Return what a source's U-Net predicts, by its scheduler_config.json. Reads nothing else."""
+    """Return the prediction type of a source's U-Net, by its scheduler_config.json. Reads nothing else."""
     name = "scheduler/scheduler_config.json"
     prediction = _read_config(source, name, storage).get("prediction_type", "epsilon")
     if prediction == "epsilon":

@@ -23,7 +23,7 @@ MOST_INSTANCES = 64
 _HOSTS = 10
 """Instances that download: as many as the published figure had."""
 _PROCESS_GPUS = 40
-"""Encoders of an offline pass where nothing says how many: the published number. Their cost does not depend on it."""
+"""Default number of encoders of an offline pass, as published. Their cost does not depend on it."""
 _GROUP = re.compile(r"(?:(\d{1,4})x)?([a-z0-9-]+\.[a-z0-9]+)", re.ASCII)
 _LATENT_BYTES = 2 * 4 / 64
 """Bytes of a latent for each pixel of its image: four fp16 channels at an eighth of the side."""
@@ -77,13 +77,13 @@ class Work:
     gpus_each: int = 1
     """GPUs of a trainer."""
     rows_assumed: bool = False
-    """Nothing says how many images the dataset has: one for each sample of training is taken."""
+    """True if the number of images is unknown, and one for each sample of training is assumed."""
     drawing: Drawing | None = None
     """Pictures that the trainers' GPUs draw as well (dreambooth)."""
 
     @property
     def modes(self) -> tuple[str, ...]:
-        """Return the ways to feed the trainers: dreambooth has but one."""
+        """Return the ways to feed the trainers: dreambooth has only one."""
         return MODES if self.drawing is None else (self.mode,)
 
     @property
@@ -114,9 +114,9 @@ class Options:
 
 
 def work_of(config: JobConfig, prices: Prices, options: Options) -> Work:
-    """Return what a configuration asks for."""
+    """Return the work that a configuration describes."""
     if isinstance(config, TrainConfig):
-        return _training(config, prices, options)
+        return _training_work(config, prices, options)
     encode = config.encode if isinstance(config, ProcessConfig) else None
     rows = options.rows or config.limit
     if rows is None:
@@ -137,7 +137,7 @@ def work_of(config: JobConfig, prices: Prices, options: Options) -> Work:
     )
 
 
-def _training(config: TrainConfig, prices: Prices, options: Options) -> Work:
+def _training_work(config: TrainConfig, prices: Prices, options: Options) -> Work:
     trainers, gpus = _trainers(config, prices, options)
     encoders, count = _encoders(config.encode.accelerator, prices, options)
     if options.drawing is not None and options.encoders is None:
@@ -147,8 +147,10 @@ def _training(config: TrainConfig, prices: Prices, options: Options) -> Work:
     samples = _samples(config, batch, options.rows or config.limit)
     phases = [Phase("train" if second.max_steps is None else "phase 1", data.resolution, samples)]
     if second.max_steps is not None:
-        whole = second.global_batch_size or data.global_batch_size or (second.batch_size or data.batch_size) * gpus
-        phases.append(Phase("phase 2", second.resolution or data.resolution, second.max_steps * whole))
+        global_batch = (
+            second.global_batch_size or data.global_batch_size or (second.batch_size or data.batch_size) * gpus
+        )
+        phases.append(Phase("phase 2", second.resolution or data.resolution, second.max_steps * global_batch))
     return Work(
         tuple(phases),
         rows=options.rows or config.limit or samples,
@@ -180,9 +182,9 @@ def _samples(config: TrainConfig, batch: int, rows: int | None) -> int:
 def _trainers(config: TrainConfig, prices: Prices, options: Options) -> tuple[Instance, int]:
     """Return the trainers' instance type and the number of GPUs."""
     if options.trainers is None:
-        accelerator, each = config.scaling.accelerator or "A100", config.scaling.gpus_per_worker
+        accelerator, gpus_each = config.scaling.accelerator or "A100", config.scaling.gpus_per_worker
         workers = config.scaling.most
-        return _instance(accelerator, prices, options.terms, "--trainers", workers, each), workers
+        return _instance(accelerator, prices, options.terms, "--trainers", workers, gpus_each), workers
     instance, count = _group("--trainers", options.trainers)
     if instance.gpus < config.scaling.gpus_per_worker:
         raise UserError(
@@ -201,17 +203,17 @@ def _encoders(accelerator: str | None, prices: Prices, options: Options) -> tupl
 
 
 def _instance(
-    accelerator: str, prices: Prices, terms: str, option: str, workers: int | None = None, each: int = 1
+    accelerator: str, prices: Prices, terms: str, option: str, workers: int | None = None, gpus_each: int = 1
 ) -> Instance:
     """Return the cheapest instance of an accelerator, of the GPU with most memory if it could be several."""
     gpus = gpus_by_accelerator(accelerator)
     most = max((gpu.memory_bytes for gpu in gpus), default=0)
-    for some in ([gpu.name for gpu in gpus if gpu.memory_bytes == most], [gpu.name for gpu in gpus]):
+    for names in ([gpu.name for gpu in gpus if gpu.memory_bytes == most], [gpu.name for gpu in gpus]):
         for on_terms in (terms, "on-demand"):
-            if (instance := prices.best(some, on_terms, workers, each)) is not None:
+            if (instance := prices.best(names, on_terms, workers, gpus_each)) is not None:
                 return instance
-    what = f"{accelerator}" if each == 1 else f"{each} {accelerator} or more"
-    raise UserError(f"plan: expected an instance with a price for {what}, got none; name one with {option}")
+    hardware = accelerator if gpus_each == 1 else f"{gpus_each} {accelerator} or more"
+    raise UserError(f"plan: expected an instance with a price for {hardware}, got none; name one with {option}")
 
 
 def _group(option: str, text: str) -> tuple[Instance, int | None]:
@@ -225,8 +227,8 @@ def _group(option: str, text: str) -> tuple[Instance, int | None]:
 def speeds_of(
     config: JobConfig, work: Work, measured: Mapping[int, Figure] | None = None, gpu: str | None = None
 ) -> Speeds:
-    """Return the speeds to reckon with: by resolution as measured on a GPU, the trainers' if none is named, else as
-    published."""
+    """Return the speeds to plan with: those measured, by resolution, on `gpu` or the trainers' GPU; else published
+    ones."""
     strategy = config.strategy.kind + "+compile" * config.strategy.compile if isinstance(config, TrainConfig) else "ddp"
     return Speeds(strategy, measured or {}, gpu or str(work.trainers.gpu))
 
@@ -235,7 +237,7 @@ def speeds_of(
 
 
 def plan(work: Work, speeds: Speeds, prices: Prices) -> Plan:
-    """Return the stages of a way to do the work, with their time and money."""
+    """Return the stages of one way to do the work, with their time and cost."""
     stages = []
     if work.have == "nothing":
         stages.append(_download(work, prices))
@@ -245,7 +247,7 @@ def plan(work: Work, speeds: Speeds, prices: Prices) -> Plan:
         stages.append(_process(work, speeds, prices))
     stages += [_train(phase, work, speeds, prices) for phase in work.phases if phase.samples]
     if work.trainer_gpus:
-        stages.append(_storage(work, sum(each.hours for each in stages), prices))
+        stages.append(_storage(work, sum(stage.hours for stage in stages), prices))
     if work.egress_gb:
         stages.append(_egress(work.egress_gb, prices))
     if not work.trainer_gpus:
@@ -257,12 +259,12 @@ def plan(work: Work, speeds: Speeds, prices: Prices) -> Plan:
 def _download(work: Work, prices: Prices) -> Stage:
     of, instance = reference()["downloading"], INSTANCES["m5.8xlarge"]
     rate = of["img_per_s_per_vcpu"] * instance.vcpus * _HOSTS
-    group = _priced(instance, _HOSTS, 0, work, prices)
+    group = _price_group(instance, _HOSTS, 0, work, prices)
     return stage("download", work.rows, rate, [group], source=f"published, {of['source']}")
 
 
 def _draw(drawing: Drawing, work: Work, speeds: Speeds, prices: Prices) -> Stage:
-    """Return the drawing of pictures, at as many operations a second as training reaches."""
+    """Return the stage that draws pictures, at the operations per second that training reaches."""
     side = work.phases[0].resolution
     figure = speeds.train(str(work.trainers.gpu), side)
     rate = figure.value * work.trainer_gpus * unet_flops(side) / picture_flops(side, drawing.passes)
@@ -296,7 +298,7 @@ def _train(phase: Phase, work: Work, speeds: Speeds, prices: Prices) -> Stage:
 
 
 def _storage(work: Work, hours: float, prices: Prices) -> Stage:
-    """Return what latents and checkpoints cost while the job runs."""
+    """Return the cost of storing latents and checkpoints while the job runs."""
     sides = {phase.resolution for phase in work.phases}
     a_row = sum(_LATENT_BYTES * side**2 for side in sides) + _TOKEN_BYTES
     gigabytes = work.checkpoints * _CHECKPOINT_GB + (work.rows * a_row / 1e9 if work.mode == "offline" else 0.0)
@@ -311,14 +313,14 @@ def _egress(gigabytes: float, prices: Prices) -> Stage:
 
 
 def captions(work: Work, own: Plan, prices: Prices) -> str:
-    """Return what captions of an offline dataset cost as token ids and as embeddings."""
+    """Return the cost of an offline dataset's captions, as token ids and as embeddings."""
     text = float(reference()["flops"]["text"])
-    shares = [(stage, text / unet_flops(side)) for side, stage in _trained(work, own)]
+    shares = [(stage, text / unet_flops(side)) for side, stage in _training_stages(work, own)]
     hours = sum(stage.gpu_hours * share for stage, share in shares)
     cost = sum(stage.cost * share for stage, share in shares)
     compared = ", ".join(
         f"{text / 1e9:.0f} of {(text + unet_flops(side)) / 1e9:,.0f} GFLOP at {side} px"
-        for side, _ in _trained(work, own)
+        for side, _ in _training_stages(work, own)
     )
     gigabytes = work.rows * _EMBEDDING_BYTES / 1e9
     monthly = gigabytes * prices.storage.per_gb_month
@@ -331,34 +333,34 @@ def captions(work: Work, own: Plan, prices: Prices) -> str:
     )
 
 
-def _trained(work: Work, own: Plan) -> Iterator[tuple[int, Stage]]:
+def _training_stages(work: Work, own: Plan) -> Iterator[tuple[int, Stage]]:
     """Yield each phase's resolution and stage."""
     stages = {stage.name: stage for stage in own.stages}
     return ((phase.resolution, stages[phase.name]) for phase in work.phases if phase.name in stages)
 
 
 def _trainer_group(work: Work, prices: Prices) -> Group:
-    return _priced(work.trainers, work.trainer_count, work.trainer_gpus * work.gpus_each, work, prices)
+    return _price_group(work.trainers, work.trainer_count, work.trainer_gpus * work.gpus_each, work, prices)
 
 
 def _encoder_group(work: Work, gpus: int, prices: Prices) -> Group:
-    return _priced(work.encoders, math.ceil(gpus / work.encoders.gpus), gpus, work, prices)
+    return _price_group(work.encoders, math.ceil(gpus / work.encoders.gpus), gpus, work, prices)
 
 
-def _priced(instance: Instance, count: int, gpus: int, work: Work, prices: Prices) -> Group:
-    """Return a group at its price; what has none on these terms and is no trainer is taken on demand."""
+def _price_group(instance: Instance, count: int, gpus: int, work: Work, prices: Prices) -> Group:
+    """Return a group at its price; if other instances than trainers have none on these terms, the on-demand price."""
     own = prices.row(instance.name, work.terms) if instance is not work.trainers else None
     terms = work.terms if instance is work.trainers or own else "on-demand"
     return Group(instance.name, count, gpus, count * prices.need(instance.name, terms).per_hour)
 
 
 def interruptions_of(work: Work, prices: Prices) -> Interruptions | None:
-    """Return how the trainers are interrupted on spot; None where they are not."""
+    """Return the trainers' interruptions on spot instances; None on other terms."""
     rate = prices.need(work.trainers.name, work.terms).interruptions_per_hour if work.trainer_gpus else None
     if not rate:
         return None
-    each = prices.interruption
-    return Interruptions(1 / (rate * work.trainer_count), each.checkpoint_s / 3600, each.restart_s / 3600)
+    cost = prices.interruption
+    return Interruptions(1 / (rate * work.trainer_count), cost.checkpoint_s / 3600, cost.restart_s / 3600)
 
 
 def interval_h(work: Work, rate: float) -> float:
@@ -367,7 +369,7 @@ def interval_h(work: Work, rate: float) -> float:
 
 
 def online(phase: Phase, work: Work, encoders: int, speeds: Speeds, prices: Prices) -> Stage:
-    """Return a phase in online mode with so many encoders."""
+    """Return a phase in online mode with this many encoders."""
     return _train(phase, replace(work, mode="online", encoder_gpus=encoders), speeds, prices)
 
 
@@ -375,13 +377,14 @@ def online(phase: Phase, work: Work, encoders: int, speeds: Speeds, prices: Pric
 
 
 def modes(work: Work, speeds: Speeds, prices: Prices) -> list[Plan]:
-    """Return the plan of each mode on the same trainers; the configured number of encoders holds in its own mode."""
+    """Return the plan of each mode on the same trainers; the configured number of encoders applies to the configured
+    mode only."""
     own = {work.mode: work}
     return [plan(own.get(mode, replace(work, mode=mode, encoder_gpus=None)), speeds, prices) for mode in work.modes]
 
 
 def others(work: Work, speeds: Speeds, prices: Prices) -> list[Plan]:
-    """Return the plans on other kinds of GPU, with as many trainers, the cheapest first."""
+    """Return the plans on other kinds of GPU, with the same number of trainers, the cheapest first."""
     plans = [
         plan(work.on(instance, count, mode, work.trainer_gpus), speeds, prices)
         for instance in _candidates(work, prices, work.trainer_gpus)
@@ -389,22 +392,22 @@ def others(work: Work, speeds: Speeds, prices: Prices) -> list[Plan]:
         for count in [instances(work.trainer_gpus, work.gpus_each, instance)]
         for mode in work.modes
     ]
-    return sorted(plans, key=lambda each: each.cost)
+    return sorted(plans, key=lambda candidate: candidate.cost)
 
 
 def in_time(work: Work, speeds: Speeds, prices: Prices, deadline_h: float) -> Plan | None:
-    """Return the cheapest plan that meets a deadline, with as many instances as that takes."""
+    """Return the cheapest plan that meets a deadline, with the number of instances that it takes."""
     if not work.trainer_gpus:
         counts = [work.encoder_gpus, *(count * work.encoders.gpus for count in range(1, MOST_INSTANCES + 1))]
         sized = (plan(replace(work, encoder_gpus=count), speeds, prices) for count in counts)
-        return next((each for each in sized if each.hours <= deadline_h), None)
+        return next((candidate for candidate in sized if candidate.hours <= deadline_h), None)
     plans = []
     for instance in [work.trainers, *_candidates(work, prices)]:
         for mode in work.modes:
             sizes = (work.on(instance, count, mode) for count in range(1, MOST_INSTANCES + 1))
-            sized = (plan(each, speeds, prices) for each in sizes)
-            plans += list(islice((each for each in sized if each.hours <= deadline_h), 1))
-    return min(plans, key=lambda each: each.cost, default=None)
+            sized = (plan(size, speeds, prices) for size in sizes)
+            plans += list(islice((candidate for candidate in sized if candidate.hours <= deadline_h), 1))
+    return min(plans, key=lambda candidate: candidate.cost, default=None)
 
 
 def _candidates(work: Work, prices: Prices, workers: int | None = None) -> Iterator[Instance]:

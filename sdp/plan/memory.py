@@ -2,8 +2,8 @@
 
 Weights, gradients and AdamW's averages follow from the number of parameters. What the forward pass keeps for the
 backward pass is in reference.yaml, as sdp.train.activations measures it on fake tensors; `--memory` measures it again
-for the configuration at hand. Fragmentation, NCCL's buffers, cuDNN's workspaces and the backward pass's own temporaries
-are not counted: MARGIN keeps room for them.
+for the configuration. Fragmentation, NCCL's buffers, cuDNN's workspaces and the backward pass's own temporaries are not
+counted: MARGIN keeps room for them.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,7 +28,7 @@ class Activations:
 
     per_sample: float
     fixed: float
-    """Whatever the batch: low-precision copies of weights under autocast."""
+    """Independent of the batch: low-precision copies of weights under autocast."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,8 @@ def estimates(config: TrainConfig, place: Place) -> list[Memory]:
     kinds = ("ddp", "fsdp") if config.precision != "fp16" else ("ddp",)
     choices = dict.fromkeys([own, *((kind, recompute) for kind in kinds for recompute in (False, True))])
     return [
-        estimate(_changed(config, kind=kind, activation_checkpointing=recompute), place) for kind, recompute in choices
+        estimate(_with_changes(config, kind=kind, activation_checkpointing=recompute), place)
+        for kind, recompute in choices
     ]
 
 
@@ -104,20 +105,20 @@ def estimate(config: TrainConfig, place: Place) -> Memory:
     count = sum(place.family.parameters[name] for name in networks)
     sharded, half = strategy.kind == "fsdp", _FP32 if config.precision == "fp32" else 2
     shards = min(place.local, place.workers) if strategy.shard == "hybrid" else place.workers
-    kept = place.measure(config)
-    per_sample, fixed = kept.per_sample, kept.fixed
+    activations = place.measure(config)
+    per_sample, fixed = activations.per_sample, activations.fixed
     if len(networks) > 1:
         kind = "checkpointed" if strategy.activation_checkpointing else "fp32" if half == _FP32 else strategy.kind
         text, size = reference()["memory"]["text_encoder"][kind], _text_size(place.family) / _text_size(SD2)
         per_sample, fixed = per_sample + text["per_sample"] * size, fixed + text["fixed"] * size
     trained = learnt(config.lora, count, networks)
-    state, change = (_FP32 * each / (shards if sharded else 1) for each in (count, trained))
+    state, change = (_FP32 * parameters / (shards if sharded else 1) for parameters in (count, trained))
     parts = {"weights": state, "gradients": change, "optimizer": 2 * change}
     if config.ema.decay is not None:
         parts["average"] = change
     if sharded:
-        whole = reference()["memory"]["two_largest_blocks"] if strategy.shard == "full_shard" else count
-        parts["all-gathers"] = float(half * whole)
+        gathered = reference()["memory"]["two_largest_blocks"] if strategy.shard == "full_shard" else count
+        parts["all-gathers"] = float(half * gathered)
     parts["copies for autocast"] = fixed
     if not (place.embedded or config.model.train_text_encoder or second):
         parts["text encoder"] = float(half * place.family.parameters["text_encoder"])
@@ -129,25 +130,25 @@ def estimate(config: TrainConfig, place: Place) -> Memory:
 
 
 def _text_size(family: Family) -> int:
-    """Return what the activations of a text encoder are proportional to."""
+    """Return the size to which a text encoder's activations are proportional."""
     return int(family.text_encoder["num_hidden_layers"] * family.text_encoder["hidden_size"])
 
 
 def _micro_batch(config: TrainConfig, workers: int) -> int:
     """Return the samples that a trainer takes at once: its share of a step, in equal pieces of batch_size at most."""
-    batch, whole = config.data.batch_size, config.data.global_batch_size
-    share = -(-whole // workers) if whole is not None else batch
+    batch, global_batch = config.data.batch_size, config.data.global_batch_size
+    share = -(-global_batch // workers) if global_batch is not None else batch
     return -(-share // -(-share // batch))
 
 
-def _changed(config: TrainConfig, **changes: object) -> TrainConfig:
+def _with_changes(config: TrainConfig, **changes: object) -> TrainConfig:
     return config.model_copy(update={"strategy": config.strategy.model_copy(update=changes)})
 
 
 def learnt(lora: LoraConfig, count: int, networks: Sequence[str] = ("unet",)) -> float:
-    """Return how many parameters are learnt; other targets of LoRA than attention's count as attention's."""
-    each = reference()["memory"]["lora_per_rank"]
-    return count if lora.rank is None else lora.rank * sum(each[name] for name in networks)
+    """Return the number of trained parameters; LoRA's targets outside attention are counted like those in attention."""
+    per_rank = reference()["memory"]["lora_per_rank"]
+    return count if lora.rank is None else lora.rank * sum(per_rank[name] for name in networks)
 
 
 def each_phase(config: TrainConfig) -> Iterator[TrainConfig]:
@@ -163,21 +164,21 @@ def each_phase(config: TrainConfig) -> Iterator[TrainConfig]:
 def fit(config: TrainConfig, family: Family | None, *, embedded: bool) -> str | None:
     """Refuse a trainer that cannot fit the accelerator it names; return a warning for one that may not, else None.
 
-    A GPU or a model that is not known is let pass. What is refused is beyond the whole memory by figures that are
-    surely too low: where torch.compile or LoRA may keep less than measured, those with checkpointed activations count.
+    An unknown GPU or model is accepted. A trainer is refused if even an underestimate exceeds the whole memory: where
+    torch.compile or LoRA may keep less than measured, that is the estimate with checkpointed activations.
     """
     gpus = gpus_by_accelerator(config.scaling.accelerator or "")
     if not gpus or family is None:
         return None
-    gpu, strategy = max(gpus, key=lambda each: each.memory_bytes), config.strategy
+    gpu, strategy = max(gpus, key=lambda gpu: gpu.memory_bytes), config.strategy
     place = Place(gpu, config.scaling.most, embedded, family=family)
     own = least = estimate(config, place)
     if strategy.compile or strategy.fp8.enabled or config.lora.rank is not None:
-        least = estimate(_changed(config, activation_checkpointing=True), place)
+        least = estimate(_with_changes(config, activation_checkpointing=True), place)
     of = f"{gpu.name} of {gpu.memory_bytes / GIB:.0f} GiB at {config.data.resolution} px"
     hint = "strategy.kind: fsdp and strategy.activation_checkpointing need less; sdp plan --memory has the figures"
     needed = f"which would need {least.total / GIB:.0f} GiB"
-    if place.workers == 1:  # whose gradients come when activations go
+    if place.workers == 1:  # gradients appear as activations are freed
         least = replace(least, parts={**least.parts, "gradients": 0.0})
     if least.total > gpu.memory_bytes:
         if most := least.largest(1.0):
@@ -194,7 +195,7 @@ def fit(config: TrainConfig, family: Family | None, *, embedded: bool) -> str | 
 
 
 def encoders(config: TrainConfig | ProcessConfig, gpu: Gpu) -> Iterator[str]:
-    """Yield what an encoder takes of its GPU at each resolution, for a person; nothing where there are no encoders."""
+    """Yield a line on an encoder's GPU memory for each resolution; none if there are no encoders."""
     encode, memory = config.encode, reference()["memory"]["encoding"]
     if isinstance(config, ProcessConfig):
         batches, embedded = config.encode.batch_sizes(config.resolutions), encode.text == "text_embedding"
@@ -207,11 +208,11 @@ def encoders(config: TrainConfig | ProcessConfig, gpu: Gpu) -> Iterator[str]:
     itemsize = 4 if encode.dtype == "fp32" else 2
     weights = itemsize * (memory["vae"] + embedded * SD2.parameters["text_encoder"])
     for side, batch in batches.items():
-        each = memory["bytes_per_pixel"] * side**2 * itemsize / 2
-        most = int((gpu.memory_bytes * (1 - MARGIN) - weights) // each)
+        per_image = memory["bytes_per_pixel"] * side**2 * itemsize / 2
+        most = int((gpu.memory_bytes * (1 - MARGIN) - weights) // per_image)
         yield (
-            f"An encoder at {side} px: {batch} at once take {(weights + batch * each) / GIB:.1f} of the {gpu.name}'s "
-            f"{gpu.memory_bytes / GIB:.0f} GiB, which has room for {most}; batches that do not fit are halved"
+            f"An encoder at {side} px: {batch} at once take {(weights + batch * per_image) / GIB:.1f} of "
+            f"the {gpu.name}'s {gpu.memory_bytes / GIB:.0f} GiB, which hold {most}; batches that do not fit are halved"
         )
 
 
@@ -226,6 +227,9 @@ def as_text(memories: Sequence[Memory]) -> list[str]:
         f"GiB, of which {MARGIN:.0%} are left for what is not counted",
         *(f"  {part:20} {value / GIB:6.1f} GiB" for part, value in parts.items()),
         f"  {'all':20} {own.total / GIB:6.1f} GiB",
-        *(f"  {each.name}: {each.total / GIB:.1f} GiB, at most {each.largest_batch} a GPU" for each in memories),
+        *(
+            f"  {memory.name}: {memory.total / GIB:.1f} GiB, at most {memory.largest_batch} a GPU"
+            for memory in memories
+        ),
     ]
     return [*lines, "  activations: of the first counted just now on fake tensors, of the others as recorded"]

@@ -48,7 +48,7 @@ class Plan:
         timed = [stage for stage in self.stages if stage.rate]
         sources = [stage.source for stage in timed if stage.limit] or [stage.source for stage in timed]
         words = ("estimate", "published", "calibrated")
-        return next((word for word in words if any(word in each for each in sources)), "measured")
+        return next((word for word in words if any(word in source for source in sources)), "measured")
 
     @property
     def hours(self) -> float:
@@ -73,7 +73,7 @@ def stage(
     limit: str = "",
     source: str = "",
 ) -> Stage:
-    """Return what it takes to put samples through at a rate; `stretch` lengthens it, as interruptions do."""
+    """Return the stage that processes samples at a rate; `stretch` multiplies its time, for interruptions."""
     hours = samples / rate / 3600 * stretch
     gpu_hours = hours * sum(group.gpus for group in groups)
     cost = hours * sum(group.per_hour for group in groups)
@@ -81,7 +81,7 @@ def stage(
 
 
 def encoders_needed(train: float, encode: float) -> int:
-    """Return how many encoders keep trainers of this total speed from waiting."""
+    """Return the number of encoders that keep trainers of this total speed from waiting."""
     return math.ceil(round(train / encode, 9))
 
 
@@ -96,7 +96,7 @@ class Interruptions:
 
 
 def stretch(interval_h: float, of: Interruptions) -> float:
-    """Return how many times longer a run takes with interruptions (Daly 2006, exponential times between them)."""
+    """Return the factor by which a run takes longer with interruptions (Daly 2006, exponential times between them)."""
     try:
         lost = math.expm1((interval_h + of.checkpoint_h) / of.between_h)
         return of.between_h * math.exp(of.restart_h / of.between_h) * lost / interval_h
@@ -105,7 +105,7 @@ def stretch(interval_h: float, of: Interruptions) -> float:
 
 
 def best_interval(of: Interruptions) -> float:
-    """Return the hours between checkpoints that lose least: Young's square root with Daly's further terms."""
+    """Return the hours between checkpoints that waste the least time: Young's square root with Daly's further terms."""
     if of.checkpoint_h >= 2 * of.between_h:
         return of.between_h
     ratio = math.sqrt(of.checkpoint_h / (2 * of.between_h))

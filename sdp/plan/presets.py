@@ -42,11 +42,12 @@ def preset_text(name: str) -> str:
             plan.name,
             figure.replace("_", " "),
             f"{printed:,.1f}",
-            f"{computed(plan, figure):,.1f}",
-            _off(plan, figure, printed),
+            f"{value:,.1f}",
+            f"{value / printed - 1:+.2%}",
         )
         for plan, article in preset(name)
         for figure, printed in article.items()
+        for value in [computed(plan, figure)]
     ]
     prices = ", ".join(f"{instance} at ${price:g} an hour" for instance, price in of["prices"].items())
     header = ("", "figure", "article", "sdp plan", "difference")
@@ -59,7 +60,3 @@ def preset_json(name: str) -> list[dict[str, Any]]:
         {"name": plan.name, "article": article, "plan": {figure: computed(plan, figure) for figure in article}}
         for plan, article in preset(name)
     ]
-
-
-def _off(plan: Plan, figure: str, printed: float) -> str:
-    return f"{computed(plan, figure) / printed - 1:+.2%}"

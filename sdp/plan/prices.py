@@ -21,13 +21,13 @@ Terms = Literal["on-demand", "reserved-1y", "reserved-3y", "spot"]
 class Row(Section):
     """The price of one instance type."""
 
-    instance: Name = key(REQUIRED, "Its type.")
-    per_hour: float = key(REQUIRED, "What an hour costs.", ge=0)
-    terms: Terms = key("on-demand", "How it is bought.")
-    region: Name = key(REQUIRED, "Where.")
-    as_of: date = key(REQUIRED, "When.")
-    source: Name = key(REQUIRED, "Who says so: a key of `sources`, or text.")
-    interruptions_per_hour: float | None = key(None, "How often one such instance is taken away (spot).", ge=0)
+    instance: Name = key(REQUIRED, "The instance type.")
+    per_hour: float = key(REQUIRED, "The price of an hour.", ge=0)
+    terms: Terms = key("on-demand", "The terms of purchase.")
+    region: Name = key(REQUIRED, "The region of the price.")
+    as_of: date = key(REQUIRED, "The date of the price.")
+    source: Name = key(REQUIRED, "The source of the price: a key of `sources`, or text.")
+    interruptions_per_hour: float | None = key(None, "How often an instance is taken away (spot).", ge=0)
 
     def contradictions(self) -> Iterable[Problem]:
         if self.instance not in INSTANCES:
@@ -39,10 +39,10 @@ class Row(Section):
 class StoragePrice(Section):
     """The price of an object store."""
 
-    per_gb_month: float = key(REQUIRED, "What a gigabyte (1e9 bytes) costs in a month.", ge=0)
-    egress_per_gb: float | None = key(None, "What a gigabyte costs that leaves the region; null is not known.", ge=0)
-    as_of: date = key(REQUIRED, "When.")
-    source: Name = key(REQUIRED, "Who says so.")
+    per_gb_month: float = key(REQUIRED, "The price of storing a gigabyte (1e9 bytes) for a month.", ge=0)
+    egress_per_gb: float | None = key(None, "The price of a gigabyte that leaves the region; null if unknown.", ge=0)
+    as_of: date = key(REQUIRED, "The date of the price.")
+    source: Name = key(REQUIRED, "The source of the price.")
 
 
 class Interruption(Section):
@@ -58,19 +58,19 @@ class Prices(Section):
     currency: Name = key("USD", "The currency of every price.")
     region: Name = key(REQUIRED, "The region whose prices are taken.")
     storage: StoragePrice = key(REQUIRED, "The object store.")
-    interruption: Interruption = key(Interruption, "What an interruption costs.")
+    interruption: Interruption = key(Interruption, "The time that an interruption costs.")
     sources: dict[str, str] = key({}, "Sources by name.")
     instances: tuple[Row, ...] = key(REQUIRED, "The instances.")
 
     def row(self, instance: str, terms: str) -> Row | None:
-        """Return the newest price on these terms, of this file's region if it has one."""
+        """Return the newest price on these terms, preferably in this file's region."""
         rows = [row for row in self.instances if (row.instance, row.terms) == (instance, terms)]
         return max(rows, key=lambda row: (row.region == self.region, row.as_of), default=None)
 
     def best(self, gpus: Iterable[str], terms: str, workers: int | None = None, gpus_each: int = 1) -> Instance | None:
-        """Return the cheapest priced instance of these GPUs, of equals the one with most GPUs.
+        """Return the cheapest priced instance with one of these GPUs; of equals, the one with most GPUs.
 
-        Cheapest is for so many workers, whose last instance may be partly idle, or else per GPU.
+        It is the cheapest for this many workers, whose last instance may be partly idle, or else per GPU.
         """
         priced = [
             (
@@ -85,7 +85,7 @@ class Prices(Section):
         return INSTANCES[min(priced)[2]] if priced else None
 
     def gpu_hour(self, instance: str) -> float | None:
-        """Return what an hour of one of an instance's GPUs costs on demand; None where that is not known."""
+        """Return the on-demand price of an hour of one of an instance's GPUs; None if it is not known."""
         row = self.row(instance, "on-demand") if instance in INSTANCES and INSTANCES[instance].gpus else None
         return None if row is None else row.per_hour / INSTANCES[row.instance].gpus
 
@@ -94,13 +94,13 @@ class Prices(Section):
         if (row := self.row(instance, terms)) is not None:
             return row
         raise UserError(
-            f"plan: expected a price of {instance}, {terms}, got none; add it to a copy of "
-            f"{own_file('prices.yaml')} and name that with --prices"
+            f"plan: no price of {instance}, {terms}; add it to a copy of "
+            f"{own_file('prices.yaml')} and pass that with --prices"
         )
 
 
 def instances(workers: int, gpus_each: int, instance: Instance) -> int:
-    """Return how many instances hold these workers, none of which spans two."""
+    """Return the number of instances for these workers; no worker spans two instances."""
     return math.ceil(workers / (instance.gpus // gpus_each))
 
 

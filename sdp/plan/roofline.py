@@ -1,4 +1,4 @@
-"""The bounds of the trainers' speed: their arithmetic, their memory's bandwidth, the network between nodes."""
+"""Upper bounds on the trainers' speed, by arithmetic, memory bandwidth and the network between nodes."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -14,14 +14,15 @@ from sdp.plan.speeds import Speeds, unet_flops
 
 @dataclass(frozen=True, slots=True)
 class Roofline:
-    """The images a second of all trainers that nothing can exceed."""
+    """The most images per second that all trainers together can reach."""
 
     resolution: int
     bounds: Mapping[str, float]
-    """By what bounds them; the network only between nodes."""
+    """By limiting resource; the network counts only with several nodes."""
 
     @property
     def limit(self) -> str:
+        """The resource with the lowest bound."""
         return min(self.bounds, key=lambda name: self.bounds[name])
 
 
@@ -29,24 +30,26 @@ def rooflines(config: TrainConfig, work: Work) -> Iterator[Roofline]:
     """Yield the bounds of each phase on the trainers of the plan."""
     gpu, nodes, count = GPUS[str(work.trainers.gpu)], work.trainer_count, SD2.parameters["unet"]
     sharded, shard, half = config.strategy.kind == "fsdp", config.strategy.shard, 4 if config.precision == "fp32" else 2
-    together = min(work.trainers.gpus, work.trainer_gpus) if shard == "hybrid" else work.trainer_gpus
-    shards = together if sharded else 1
+    shard_group = min(work.trainers.gpus, work.trainer_gpus) if shard == "hybrid" else work.trainer_gpus
+    shards = shard_group if sharded else 1
     gradients = learnt(config.lora, count) * (2 if config.strategy.half_gradients else 4)
     # Between nodes an all-reduce sends what it reduces twice, an all-gather and a reduce-scatter once.
     gathers = half * count * (2 if shard == "full_shard" else 1)
-    sent = gathers + gradients if sharded and shard != "hybrid" else 2 * gradients
+    bytes_sent = gathers + gradients if sharded and shard != "hybrid" else 2 * gradients
     for phase in each_phase(config):
         side, batch = phase.data.resolution, phase.data.global_batch_size or phase.data.batch_size * work.trainer_gpus
         flops = unet_flops(side) * (1 - fp8_share(config) * (1 - gpu.peak_flops / gpu.peak_fp8))
         flops += 0.0 if config.text_encoded else float(reference()["flops"]["text"])
         # Weights are read twice; gradients, AdamW's averages, weights and their average are read and written once.
-        moved = 2 * known_activations(phase).per_sample * batch / work.trainer_gpus + (2 * half + 40 / shards) * count
+        bytes_moved = (
+            2 * known_activations(phase).per_sample * batch / work.trainer_gpus + (2 * half + 40 / shards) * count
+        )
         bounds = {
             "compute": work.trainer_gpus * gpu.peak_flops / flops,
-            "memory bandwidth": batch * gpu.memory_bandwidth / moved,
+            "memory bandwidth": batch * gpu.memory_bandwidth / bytes_moved,
         }
         if nodes > 1:
-            bounds["network"] = batch * work.trainers.network_gbps * 1e9 / 8 / (sent * (nodes - 1) / nodes)
+            bounds["network"] = batch * work.trainers.network_gbps * 1e9 / 8 / (bytes_sent * (nodes - 1) / nodes)
         yield Roofline(side, bounds)
 
 
@@ -58,11 +61,11 @@ def fp8_share(config: TrainConfig) -> float:
 
 
 def line(roofline: Roofline, work: Work, speeds: Speeds) -> str:
-    """Return the bounds, and how much of the lowest the plan reckons with."""
+    """Return the bounds as text, with the share of the lowest that the plan assumes."""
     bounds, limit = roofline.bounds, roofline.limit
     figure = speeds.train(str(work.trainers.gpu), roofline.resolution)
-    each = ", ".join(f"{value:,.0f} by {name}" for name, value in bounds.items())
+    figures = ", ".join(f"{value:,.0f} by {name}" for name, value in bounds.items())
     share = figure.value * work.trainer_gpus / bounds[limit]
     return (
-        f"at {roofline.resolution} px at most this many img/s: {each}; {limit} limits; the plan takes {share:.1%} of it"
+        f"at {roofline.resolution} px at most (img/s): {figures}; {limit} limits; the plan assumes {share:.1%} of that"
     )

@@ -47,19 +47,19 @@ def answer(
     """Return the plan of the work, its alternatives and what follows from them."""
     own = make.plan(work, speeds, prices)
     trains = bool(work.trainer_gpus)
-    modes = [each for each in make.modes(work, speeds, prices) if math.isfinite(each.hours)] if trains else []
-    others = [each for each in make.others(work, speeds, prices) if math.isfinite(each.hours)] if trains else []
+    modes = [plan for plan in make.modes(work, speeds, prices) if math.isfinite(plan.hours)] if trains else []
+    others = [plan for plan in make.others(work, speeds, prices) if math.isfinite(plan.hours)] if trains else []
     plans = [own, *modes, *others]
     notes = dict[str, str]()
     if trains:
-        notes["cheapest"] = _brief(min(plans, key=lambda each: each.cost), prices)
-        notes["fastest"] = _brief(min(plans, key=lambda each: each.hours), prices)
+        notes["cheapest"] = _brief(min(plans, key=lambda plan: plan.cost), prices)
+        notes["fastest"] = _brief(min(plans, key=lambda plan: plan.hours), prices)
         if "online" in work.modes:
             notes["encoders"] = _encoders(work, speeds)
-        held, used = work.trainer_count * work.trainers.gpus, work.trainer_gpus * work.gpus_each
-        if held > used:
+        paid, used = work.trainer_count * work.trainers.gpus, work.trainer_gpus * work.gpus_each
+        if paid > used:
             notes["idle"] = (
-                f"{held - used} of the {held} {work.trainers.gpu} that are paid for; "
+                f"{paid - used} of the {paid} {work.trainers.gpu} that are paid for; "
                 f"--trainers {work.trainer_count}x{work.trainers.name} uses them all"
             )
     if isinstance(config, TrainConfig):
@@ -68,7 +68,7 @@ def answer(
                 f"{share:.0%} of the U-Net's operations, at twice the peak in the roofline; speed, memory are bf16's, "
                 "since no speed of fp8 is published and its layers keep their inputs in bf16"
             )
-        notes["roofline"] = "; ".join(line(each, work, speeds) for each in rooflines(config, work))
+        notes["roofline"] = "; ".join(line(roofline, work, speeds) for roofline in rooflines(config, work))
     if trains and work.mode == "offline" and work.drawing is None:
         notes["captions"] = make.captions(work, own, prices)
     if trains and (interruptions := make.interruptions_of(work, prices)):
@@ -92,12 +92,12 @@ def answer(
             none = f"not with {own.name}, the only number of hosts with a published speed"
         notes[f"within {deadline_h:g} h"] = _brief(meets, prices) if meets else none
     if budget is not None:
-        within = [each for each in plans if each.cost <= budget]
-        best_plan = min(within, key=lambda each: each.hours, default=None)
+        within = [plan for plan in plans if plan.cost <= budget]
+        best_plan = min(within, key=lambda plan: plan.hours, default=None)
         notes[f"within {budget:,.10g} {prices.currency}"] = (
             _brief(best_plan, prices) if best_plan else "none of these plans"
         )
-    stages = [stage for each in [own, *modes] for stage in each.stages if stage.source]
+    stages = [stage for plan in [own, *modes] for stage in plan.stages if stage.source]
     sources = dict.fromkeys(
         f"{stage.name}, {short(stage.rate)} img/s: {stage.source}" for stage in stages if stage.rate
     )
@@ -110,7 +110,7 @@ def answer(
 def as_text(answer: Answer, prices: Prices) -> str:
     """Return an answer for a person."""
     shown = list(answer.modes) or [answer.own]
-    lines = [row for each in shown for row in rows(each, " *" * (each.name == answer.own.name))]
+    lines = [row for plan in shown for row in rows(plan, " *" * (plan.name == answer.own.name))]
     parts = [table(lines, (*HEADER, prices.currency)), "* what the configuration asks for"]
     if answer.others:
         parts += ["", table(brief_rows(answer.others), (*OTHERS, prices.currency, "speeds"))]
@@ -124,8 +124,8 @@ def as_json(answer: Answer, prices: Prices) -> dict[str, Any]:
     return {
         "currency": prices.currency,
         "plan": _json(answer.own),
-        "modes": [_json(each) for each in answer.modes],
-        "others": [_json(each) for each in answer.others],
+        "modes": [_json(plan) for plan in answer.modes],
+        "others": [_json(plan) for plan in answer.others],
         "notes": dict(answer.notes),
         "sources": list(answer.sources),
     }
@@ -137,15 +137,15 @@ def values(config: JobConfig, work: Work, own: Plan) -> dict[str, Any]:
     jobs: dict[str, Any] = {"process": None, "train": None, "train-online": None, "generate": None}
     trained = [stage.groups for stage in own.stages if stage.limit]
     processed = [stage.groups[0] for stage in own.stages if stage.name == "process"]
-    online = [group for some in trained for group in some[1:]]
+    online = [group for plan_groups in trained for group in plan_groups[1:]]
     place = dict[str, dict[str, Any]]()
-    for role, section, some in (
-        ("trainers", "scaling", [some[0] for some in trained]),
+    for role, section, role_groups in (
+        ("trainers", "scaling", [plan_groups[0] for plan_groups in trained]),
         ("encoders", "encode", [*processed, *online]),
     ):
-        if not some:
+        if not role_groups:
             continue
-        most = max(some, key=lambda group: group.count)
+        most = max(role_groups, key=lambda group: group.count)
         instance = INSTANCES[most.instance]
         accelerators = GPUS[str(instance.gpu)].accelerators
         configured = getattr(config, section).accelerator
@@ -201,7 +201,7 @@ def _figures(of: Plan | Stage) -> tuple[str, str, str]:
 
 
 def short(value: float, digits: int = 0) -> str:
-    """Return an amount with so many decimals; a small one with two, so that it is not shown as nothing."""
+    """Return an amount with this many decimals; a small one with two, so that it is not shown as 0."""
     if value == 0 or value >= (1 if digits else 10):
         return f"{value:,.{digits}f}"
     return f"{value:.2f}" if value >= 0.005 else "<0.01"

@@ -61,7 +61,7 @@ class Speeds:
 
 
 def _nearest(rows: list[dict[str, Any]], gpu: str, resolution: int, flops: Any) -> Figure:
-    """Return the figure of the nearest resolution, scaled by operations and by peak where it is of something else."""
+    """Return the figure of the nearest resolution, scaled by operations, and by peak if it is of another GPU."""
     row = min(rows, key=lambda row: abs(math.log(row["resolution"] / resolution)))
     value, source = row["per_gpu"], row["source"]
     if row["resolution"] != resolution:

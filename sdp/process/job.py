@@ -185,7 +185,7 @@ class _Run:
         self._spec: EncodeSpec = with_tombstones(prepared)
         self._placement = plan_placement(config.encode, config.transform, config.output.uri, resources)
         self._done_before = output.done()
-        self._units = Units(self._planned(pending))
+        self._units = Units(self._plan_units(pending))
         self._under_way = 0
         self._writing: dict[ObjectRef[PartInfo], Work] = {}
         self._spec_ref = ray.put(self._spec)
@@ -212,7 +212,7 @@ class _Run:
 
     # --- pieces ------------------------------------------------------------------------------------------------------
 
-    def _planned(self, pending: list[Work]) -> Iterator[tuple[Work, list[Piece], Retry | None]]:
+    def _plan_units(self, pending: list[Work]) -> Iterator[tuple[Work, list[Piece], Retry | None]]:
         prepared = self._prepared
         planner = prepared.pictures.planner(self._output, prepared.piece_rows, prepared.options)
 

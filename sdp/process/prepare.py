@@ -58,7 +58,7 @@ class Prepared:
         return 1 << max(1, fits if max(resolutions) >= 256 else min(fits, _PIECE_ROWS)).bit_length() - 1
 
     def images_of(self, rows: int) -> int:
-        """Estimate the images among so many addresses: rows that failed upstream have none."""
+        """Estimate the images among this many addresses: rows that failed upstream have none."""
         share = self.upstream.manifest.counts.written / max(1, self.upstream.rows) if self.upstream else 1.0
         return round(rows * share)
 

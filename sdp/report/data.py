@@ -36,7 +36,7 @@ _LARGE = 40_000
 def dataset_section(storage: Storage, pictures: int, seed: int = 0) -> Section:
     """Return the section of a dataset, with at most this many pictures."""
     dataset = describe(storage)
-    names = _spread(storage, seed)
+    names = _sample_parts(storage, seed)
     records, notes = runs.read(storage)
     work = runs.total(records)
     blocks: list[Block] = [_outcomes(dataset), *_times(work)]
@@ -156,7 +156,7 @@ def _reasons(dataset: Description) -> Block:
     return Table("Filtered and failed rows", ("reason", "rows", "share", "meaning"), rows)
 
 
-def _spread(storage: Storage, seed: int) -> list[str]:
+def _sample_parts(storage: Storage, seed: int) -> list[str]:
     """Return the names of some randomly chosen parts."""
     names = sorted(name for name in storage.names(PARTS) if parse_part_name(name) is not None)
     return sorted(random.Random(seed).sample(names, min(len(names), _PARTS_READ)))
@@ -177,7 +177,7 @@ def _galleries(
     random_rows = random.Random(seed)
     for number, name in enumerate(names):
         count = pictures * (number + 1) // len(names) - len(rows)
-        # A prompt's drawn pictures are neighbours, so neighbours are taken.
+        # The pictures drawn for one prompt are neighbours, so consecutive rows are taken.
         rows += _sample_rows(storage, name, count, random_rows, taken_down, problems, neighbours=drawn)
     omitted = sum(row < dataset.rows for row in taken_down)
     remark = f"; not shown: {omitted:,} taken down" if omitted else ""
@@ -257,7 +257,7 @@ def small(data: bytes) -> bytes:
         import io
 
         from PIL import Image
-    except ModuleNotFoundError:  # without the worker extra the page is just larger
+    except ModuleNotFoundError:  # without the worker extra the page is larger
         return data
     with Image.open(io.BytesIO(data)) as opened:
         opened.thumbnail((_EDGE, _EDGE))

@@ -114,8 +114,8 @@ class Run:
     @property
     def problems(self) -> list[str]:
         """All problems, including those of the newest checkpoint and the phases."""
-        own = self.newest.problems if self.newest is not None else []
-        return [*self.damaged, *own, *(problem for phase in self.phases for problem in phase.problems)]
+        newest = self.newest.problems if self.newest is not None else []
+        return [*self.damaged, *newest, *(problem for phase in self.phases for problem in phase.problems)]
 
     def to_json(self) -> dict[str, Any]:
         """Return everything except the metrics and events, which are in the run's own files."""
@@ -140,7 +140,7 @@ class Evaluation:
 def describe(
     storage: Storage, options: StorageOptions | None = None, *, verify: bool = False
 ) -> Description | Run | Checkpoint | Evaluation:
-    """Describe the dataset, run, checkpoint or evaluation at an address; `verify` reads every byte of a dataset."""
+    """Describe the dataset, run, checkpoint or evaluation at a URI; `verify` reads every byte of a dataset."""
     kind, storage = identify(storage, options)
     match kind:
         case "checkpoint":
@@ -310,7 +310,7 @@ def _consumed(folder: Storage, samples: int, problems: list[str]) -> dict[int, i
 
 
 def _lineage(dataset: Mapping[str, Any], options: StorageOptions | None) -> Iterator[str]:
-    """Yield a dataset, with a remark if it has changed since training, and what it was made from."""
+    """Yield a dataset's URI, with a remark if it has changed since training, and those it was made from."""
     storage = open_storage(dataset["uri"], options)
     try:
         if not storage.exists(MANIFEST):

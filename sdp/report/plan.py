@@ -26,7 +26,7 @@ _RANGE = 1.6
 def plan_section(answer: Answer, work: Work, speeds: Speeds, prices: Prices) -> Section:
     """Return the section of a plan."""
     shown = list(answer.modes) or [answer.own]
-    blocks: list[Block] = [Table("Modes", (*HEADER, prices.currency), [row for each in shown for row in rows(each)])]
+    blocks: list[Block] = [Table("Modes", (*HEADER, prices.currency), [row for plan in shown for row in rows(plan)])]
     for phase in work.phases if work.trainer_gpus else ():
         blocks += _encoders(phase, work, speeds, prices)
     if answer.others:

@@ -161,7 +161,7 @@ def _split(metrics: Sequence[Mapping[str, Any]]) -> list[Block]:
     parts = []
     for name in dict.fromkeys(name for line in metrics for name in line.get("time") or {}):
         seconds = [(line.get("time") or {}).get(name, 0.0) for line in metrics]
-        mean = sum(weight * each for weight, each in zip(weights, seconds, strict=True)) / total
+        mean = sum(weight * value for weight, value in zip(weights, seconds, strict=True)) / total
         parts.append((_PARTS.get(name, name), mean, f"{1000 * mean:,.1f} ms"))
     return [Bar("Where a step's time goes", parts)] if parts else []
 
@@ -174,8 +174,8 @@ def _validation(metrics: Sequence[Mapping[str, Any]]) -> list[Block]:
     steps, losses = list(measured), list(measured.values())
     names = [name for name in losses[-1] if name != "all"]
     shown = [names[n * (len(names) - 1) // (_CURVES - 1)] for n in range(min(_CURVES, len(names)))]
-    curves = [Line(name, steps, [each.get(name) for each in losses]) for name in ("all", *dict.fromkeys(shown))]
-    rows = [(name, *(float(each[name]) for each in (losses[0], losses[-1]) if name in each)) for name in losses[-1]]
+    curves = [Line(name, steps, [point.get(name) for point in losses]) for name in ("all", *dict.fromkeys(shown))]
+    rows = [(name, *(float(point[name]) for point in (losses[0], losses[-1]) if name in point)) for name in losses[-1]]
     title, header = "Loss on held-out rows", [f"at step {step:,}" for step in (steps[0], steps[-1])]
     return [
         Drawing(f"{title}, by timestep", charts.lines(curves, x_name="step")),

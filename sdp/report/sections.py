@@ -19,7 +19,7 @@ from sdp.storage import Storage, StorageOptions, open_storage
 
 _LONGEST_LINEAGE = 8
 _IN_RUN = re.compile(r"/checkpoints(/.*)?$")
-"""The end of a checkpoint's address, after its run's."""
+"""The end of a checkpoint's URI, after its run's."""
 _ORDER = ("Images", "Latents", "Training", "Plan", "Pictures drawn", "Evaluation")
 
 
@@ -31,9 +31,9 @@ def write_report(
     pictures: int = 48,
     options: StorageOptions | None = None,
 ) -> tuple[Path, int]:
-    """Write the report on these addresses and on what they were made from; return its file and number of sections.
+    """Write the report on these URIs and on what they were made from; return its file and number of sections.
 
-    Without `out` the file is NAME-report.html beside the first address, or in a new temporary folder for a bucket.
+    Without `out` the file is NAME-report.html beside the first URI, or in a new temporary folder for a bucket.
     """
     if out is not None and not out.absolute().parent.is_dir():
         raise UserError(f"report: --out: expected a file in an existing folder, got {str(out)!r}")
@@ -49,7 +49,7 @@ def _default_file(uri: str) -> Path:
 
 
 def gather(uris: Sequence[str], options: StorageOptions | None = None, *, pictures: int = 48) -> list[Section]:
-    """Return a section for each address and for what it was made from, without repetition, in the pipeline's order.
+    """Return a section for each URI and for what it was made from, without repetition, in the pipeline's order.
 
     Something damaged gets a section with the error; the error is raised if there is nothing else to show.
     """
@@ -75,14 +75,12 @@ def _rank(section: Section) -> int:
 
 
 def _subjects_at(storage: Storage, options: StorageOptions | None) -> list[Storage]:
-    """Return the subjects of an address: itself, the phases of a two-phase run, or a checkpoint's run."""
+    """Return the subjects of a URI: itself, the phases of a two-phase run, or a checkpoint's run."""
     kind = kind_of(storage)
     if kind in (None, "checkpoint") and _IN_RUN.search(storage.uri):
         return _subjects_at(open_storage(_IN_RUN.sub("", storage.uri), options), options)
     if (kind or identify(storage, options)[0]) in ("files", "checkpoint"):
-        raise DatasetError(
-            f"{storage.uri}: neither a dataset of sdp (no {HEAD}) nor a run (no {RUN}); check the address"
-        )
+        raise DatasetError(f"{storage.uri}: neither a dataset of sdp (no {HEAD}) nor a run (no {RUN}); check the URI")
     return phases_of(storage) or [storage]
 
 

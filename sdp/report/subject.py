@@ -1,4 +1,4 @@
-"""Identifies what is at an address: a dataset, a run, a checkpoint or an evaluation."""
+"""Identifies what is at a URI: a dataset, a run, a checkpoint or an evaluation."""
 
 import re
 from typing import Literal
@@ -17,7 +17,7 @@ _MARKERS: dict[str, Kind] = {COMPLETE: "checkpoint", RUN: "run", RESULT: "evalua
 _CHECKPOINT = re.compile(r"/checkpoints/step-\d+$")
 _NEWEST = re.compile(r"/checkpoints(/latest)?$")
 _FOLDERS, _FILES = 100, 20_000
-"""Limits on the folders and files listed at an address that is none of these."""
+"""Limits on the folders and files that are listed if a URI is none of these."""
 
 
 def kind_of(storage: Storage) -> Kind | None:
@@ -33,9 +33,9 @@ def phases_of(storage: Storage) -> list[Storage]:
 
 
 def identify(storage: Storage, options: StorageOptions | None = None) -> tuple[Kind, Storage]:
-    """Return the kind and folder of an address: `RUN/checkpoints/latest` becomes a checkpoint's folder.
+    """Return the kind and folder of a URI: `RUN/checkpoints/latest` becomes a checkpoint's folder.
 
-    An address with datasets below it is refused with their names. One without Parquet files is refused too.
+    A URI with datasets below it is refused with their names. One without Parquet files is refused too.
     """
     if kind := kind_of(storage):
         return kind, storage
@@ -52,6 +52,6 @@ def identify(storage: Storage, options: StorageOptions | None = None) -> tuple[K
         limit = f" among the first {_FILES:,} files" if len(names) == _FILES else ""
         raise DatasetError(
             f"{storage.uri}: neither a dataset of sdp (no {HEAD}) nor a run (no {RUN}), and no Parquet file{limit}; "
-            "check the address"
+            "check the URI"
         )
     return "files", storage

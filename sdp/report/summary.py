@@ -114,8 +114,8 @@ def _epochs(consumed: Mapping[int, int]) -> str:
     for (rows, _), span in groupby(enumerate(sorted(consumed.items())), lambda at: (at[1][1], at[1][0] - at[0])):
         epochs = [epoch for _, (epoch, _) in span]
         first, last = epochs[0], epochs[-1]
-        name, each = (f"epoch {first}", "") if first == last else (f"epochs {first}-{last}", " each")
-        spans.append(f"{name}: {counted(rows, 'row')}{each}")
+        name, suffix = (f"epoch {first}", "") if first == last else (f"epochs {first}-{last}", " each")
+        spans.append(f"{name}: {counted(rows, 'row')}{suffix}")
     omitted = f"{counted(len(consumed), 'epoch')}, the last of them " if len(spans) > _SPANS else ""
     return omitted + ", ".join(spans[-_SPANS:]) or "nothing"
 

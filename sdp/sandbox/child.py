@@ -60,9 +60,9 @@ def main() -> None:
     while (count := _number(source)) is not None:
         # All images are read before the first reply is written, so that the two ends never wait for each other.
         images = [_read(source, _number(source) or 0) for _ in range(count)]
-        with _limited(base + sum(map(len, images))):
+        with _limit_address_space(base + sum(map(len, images))):
             for image in images:
-                reply, data = _handled(image, settings)
+                reply, data = _handle(image, settings)
                 send(sink, [json.dumps(reply).encode()])
                 send(sink, [data])
 
@@ -96,7 +96,7 @@ def _load_codecs() -> None:
     cv2.setNumThreads(1)
 
 
-def _handled(image: memoryview, settings: DecoderSettings) -> tuple[Reply, bytes | memoryview]:
+def _handle(image: memoryview, settings: DecoderSettings) -> tuple[Reply, bytes | memoryview]:
     _limit_cpu(settings.cpu_s)
     try:
         return settings.handle(
@@ -112,13 +112,13 @@ def _handled(image: memoryview, settings: DecoderSettings) -> tuple[Reply, bytes
 
 
 def _limit_cpu(seconds: float) -> None:
-    """Have the kernel kill this process after so many more CPU seconds."""
+    """Have the kernel kill this process after this many more CPU seconds."""
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
     resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(time.process_time() + seconds), hard))
 
 
 @contextmanager
-def _limited(most: int) -> Iterator[None]:
+def _limit_address_space(most: int) -> Iterator[None]:
     """Limit this process's address space for a while."""
     before = resource.getrlimit(resource.RLIMIT_AS)
     hard = before[1] if before[1] != resource.RLIM_INFINITY else most

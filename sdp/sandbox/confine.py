@@ -55,7 +55,7 @@ def confine() -> list[str]:
     resource.setrlimit(resource.RLIMIT_NOFILE, (_OPEN_FILES, _OPEN_FILES))
     missing = []
     steps: dict[str, Callable[[], None]] = {
-        "no_new_privs": lambda: _checked(_libc.prctl(_SET_NO_NEW_PRIVS, 1, 0, 0, 0)),
+        "no_new_privs": lambda: _raise_on_error(_libc.prctl(_SET_NO_NEW_PRIVS, 1, 0, 0, 0)),
         "Landlock": _forbid_files,
         "seccomp": _forbid_calls,
     }
@@ -70,13 +70,13 @@ def confine() -> list[str]:
 def _forbid_files() -> None:
     """Forbid opening files and connecting, as far as this kernel's Landlock supports it."""
     version = _libc.syscall(_CREATE_RULESET, None, 0, 1)
-    _checked(version)
+    _raise_on_error(version)
     rights = (1 << {1: 13, 2: 14, 3: 15, 4: 15}.get(version, 16)) - 1
     everything = struct.pack("QQQ", rights, 0b11, 0b11)[: 8 if version < 4 else 16 if version < 6 else 24]
     ruleset = _libc.syscall(_CREATE_RULESET, everything, len(everything), 0)
-    _checked(ruleset)
+    _raise_on_error(ruleset)
     try:
-        _checked(_libc.syscall(_RESTRICT_SELF, ruleset, 0))
+        _raise_on_error(_libc.syscall(_RESTRICT_SELF, ruleset, 0))
     finally:
         os.close(ruleset)
 
@@ -92,11 +92,11 @@ def _forbid_calls() -> None:
         program += [(_JUMP_IF_EQUAL, 0, 1, number), (_RETURN, 0, 0, _ALLOW)]
     program += [(_JUMP_IF_EQUAL, 0, 3, prlimit), (_LOAD, 0, 0, _FIRST_ARGUMENT), (_JUMP_IF_EQUAL, 0, 1, 0)]
     program += [(_RETURN, 0, 0, _ALLOW), (_RETURN, 0, 0, _REFUSE)]
-    code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *each) for each in program))
+    code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *instruction) for instruction in program))
     description = struct.pack("HP", len(program), ctypes.addressof(code))
-    _checked(_libc.syscall(seccomp, _FILTER, _ALL_THREADS, description))
+    _raise_on_error(_libc.syscall(seccomp, _FILTER, _ALL_THREADS, description))
 
 
-def _checked(result: int) -> None:
+def _raise_on_error(result: int) -> None:
     if result < 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))

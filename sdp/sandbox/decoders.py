@@ -195,12 +195,12 @@ class _Child:
         root = str(Path(sdp.__file__).resolve().parent.parent)
         path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
         one_thread = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-        kept = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
+        environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", "sdp.sandbox.child"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env={**kept, **one_thread, "PYTHONPATH": path},
+            env={**environment, **one_thread, "PYTHONPATH": path},
             bufsize=0,
         )
         assert self._process.stdin is not None
@@ -271,7 +271,7 @@ class _Child:
         return data
 
     def _death(self) -> _Died:
-        """Return how the process ended."""
+        """Return the reason why the process ended."""
         try:
             code = self._process.wait(_STOP_S)
         except subprocess.TimeoutExpired:

@@ -40,7 +40,7 @@ class Access:
 
 
 def find_access(uri: str, options: StorageOptions, env: Mapping[str, str]) -> Access:
-    """Return the settings for a bucket; raise AccessDenied where there are certainly no credentials."""
+    """Return the settings for a bucket; raise AccessDenied if there are certainly no credentials."""
     name = env.get("AWS_PROFILE") or env.get("AWS_DEFAULT_PROFILE") or "default"
     looked_in = LOOKED_IN.format(profile=name)
     profile = _Profile.load(name, env)
@@ -122,7 +122,7 @@ def _endpoint(uri: str, options: StorageOptions, env: Mapping[str, str], profile
 
 
 class _Profile:
-    """A profile of ~/.aws/credentials and ~/.aws/config; empty where there is none."""
+    """A profile of ~/.aws/credentials and ~/.aws/config; empty if there is none."""
 
     def __init__(self, name: str, values: Mapping[str, str], services: Mapping[str, str]) -> None:
         self.name = name

@@ -69,7 +69,7 @@ class Storage(ABC):
 
     @abstractmethod
     def names(self, prefix: str = "", limit: int | None = None) -> Names:
-        """Return the paths of `list`, at less cost: use it for 200,000 objects; any `limit` of them, sorted."""
+        """Return the sorted paths of `list`, at less cost for many objects; with `limit`, only that many, whichever."""
 
     @abstractmethod
     def folders(self) -> Names:
@@ -77,7 +77,7 @@ class Storage(ABC):
 
     @abstractmethod
     def stat(self, path: str) -> FileInfo:
-        """Describe an object; raise NotFound where there is none."""
+        """Describe an object; raise NotFound if there is none."""
 
     @abstractmethod
     def exists(self, path: str) -> bool: ...

@@ -112,12 +112,12 @@ class LocalStorage(Storage):
             return pa.OSFile(str(self._file(path)), mode="r")
 
     def publish(self, path: str, data: Data) -> FileInfo:
-        with self._drafted(path, data) as (draft, target), self._locked(target):
+        with self._draft_file(path, data) as (draft, target), self._lock_folder(target):
             draft.replace(target)
             return _info(path, target.stat())
 
     def create(self, path: str, data: Data) -> FileInfo:
-        with self._drafted(path, data) as (draft, target):
+        with self._draft_file(path, data) as (draft, target):
             try:
                 os.link(draft, target)
             except FileExistsError:
@@ -125,7 +125,7 @@ class LocalStorage(Storage):
             return _info(path, draft.stat())
 
     def replace(self, path: str, data: Data, etag: str) -> FileInfo:
-        with self._drafted(path, data) as (draft, target), self._locked(target):
+        with self._draft_file(path, data) as (draft, target), self._lock_folder(target):
             stored = _etag(target.stat()) if target.exists() else None
             if stored != etag:
                 what = "has been changed" if stored else "has been deleted"
@@ -135,7 +135,7 @@ class LocalStorage(Storage):
 
     def delete(self, path: str) -> None:
         target = self._file(path)
-        with _explained(self.uri_of(path)), suppress(FileNotFoundError), self._locked(target):
+        with _explained(self.uri_of(path)), suppress(FileNotFoundError), self._lock_folder(target):
             target.unlink()
 
     def child(self, path: str) -> "LocalStorage":
@@ -145,7 +145,7 @@ class LocalStorage(Storage):
         return Path(self.uri, checked(path))
 
     @contextmanager
-    def _drafted(self, path: str, data: Data) -> Iterator[tuple[Path, Path]]:
+    def _draft_file(self, path: str, data: Data) -> Iterator[tuple[Path, Path]]:
         """Yield a complete, synced file under a hidden name, and its target beside it; the draft is removed at last."""
         content, target = view(data), self._file(path)
         inside = target.parent
@@ -160,7 +160,7 @@ class LocalStorage(Storage):
             _sync_folder(inside)
 
     @contextmanager
-    def _locked(self, target: Path) -> Iterator[None]:
+    def _lock_folder(self, target: Path) -> Iterator[None]:
         """Lock the target's folder against other writers, so that `replace` compares and swaps atomically."""
         inside = target.parent
         descriptor = os.open(inside, os.O_RDONLY | os.O_DIRECTORY)

@@ -13,7 +13,7 @@ _SAMPLES, _SAMPLE = 16, 65_536
 
 
 def root_of(uri: str, files: Sequence[SourceFile]) -> str:
-    """Return the folder from which the names of a source's files count; empty if they are listed elsewhere."""
+    """Return the folder that the names of a source's files are relative to; empty if they are listed elsewhere."""
     root = parse(split_pattern(uri)[0]).uri
     if any(file.uri == root for file in files):
         root = root.rpartition("/")[0]

@@ -23,11 +23,11 @@ def written(path: Path) -> Iterator[IO[bytes]]:
     A device, a pipe or another program's stdout cannot be replaced, so the whole content is written to it.
     """
     if _is_special(path):
-        with tempfile.TemporaryFile() as whole:
-            yield whole
-            whole.seek(0)
-            with _opened(path) as special:
-                shutil.copyfileobj(whole, special)
+        with tempfile.TemporaryFile() as buffer:
+            yield buffer
+            buffer.seek(0)
+            with _open_special(path) as special:
+                shutil.copyfileobj(buffer, special)
         return
     target = path.resolve()  # a link stays, and its target is replaced
     draft = target.with_name(f"{target.name}.{token_hex(4)}.part")
@@ -47,10 +47,10 @@ def written_for(option: str, path: Path) -> Iterator[IO[bytes]]:
             yield file
     except OSError as error:
         cause = error.strerror or error
-        raise UserError(f"{option}: {path}: cannot be written ({cause}); choose another place") from error
+        raise UserError(f"{option}: {path}: cannot be written ({cause}); choose another path") from error
 
 
-def _opened(path: Path) -> IO[bytes]:
+def _open_special(path: Path) -> IO[bytes]:
     """Open a special file; one of this process's descriptors continues at its position."""
     if (match := _DESCRIPTOR.fullmatch(str(path))) is None:
         return path.open("wb")

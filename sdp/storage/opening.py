@@ -53,8 +53,8 @@ def list_source(
     Raise NotFound where a URI names no file.
     """
     files: dict[str, SourceFile] = {}
-    for each in [uri] if isinstance(uri, str) else uri:
-        files.update((file.uri, file) for file in _files_of(each, options or StorageOptions(), suffixes))
+    for source in [uri] if isinstance(uri, str) else uri:
+        files.update((file.uri, file) for file in _files_of(source, options or StorageOptions(), suffixes))
     return sorted(files.values(), key=lambda file: file.uri)
 
 
@@ -99,7 +99,7 @@ def _files_of(uri: str, options: StorageOptions, suffixes: tuple[str, ...]) -> I
 def split_pattern(uri: str) -> tuple[str, str]:
     """Return the folder above the first wildcard, and the pattern below it.
 
-    The pattern is "" where there is no wildcard, or where a local file has just this name.
+    The pattern is "" if there is no wildcard, or where a local file has just this name.
     """
     wildcard = _GLOB.search(uri)
     if not wildcard or (parse(uri).scheme == "file" and os.path.lexists(parse(uri).path)):
@@ -145,7 +145,7 @@ def _below(uri: str, options: StorageOptions) -> Iterable[tuple[str, SourceFile]
         return
     storage = open_storage(uri, options)
     for info in storage.list():
-        yield info.path, SourceFile(storage.uri_of(info.path), info.size, _lasting(uri, info.etag))
+        yield info.path, SourceFile(storage.uri_of(info.path), info.size, _portable_etag(uri, info.etag))
 
 
 def _file_at(uri: str, options: StorageOptions) -> SourceFile | None:
@@ -170,10 +170,10 @@ def _file_at(uri: str, options: StorageOptions) -> SourceFile | None:
         if not storage.exists(name):  # this raises where the bucket is missing
             return None
         raise
-    return SourceFile(location.uri, info.size, _lasting(uri, info.etag))
+    return SourceFile(location.uri, info.size, _portable_etag(uri, info.etag))
 
 
-def _lasting(uri: str, etag: str | None) -> str | None:
+def _portable_etag(uri: str, etag: str | None) -> str | None:
     """Return a local etag without its inode, which differs once the file is copied or mounted elsewhere."""
     return etag.partition("-")[2] if etag and parse(uri).scheme == "file" else etag
 

@@ -40,7 +40,7 @@ class Bucket:
         self._scheme = location.scheme
         self.name = location.bucket
         self.uri = location.uri
-        """The folder that was opened first: the one that somebody has named."""
+        """The folder that was opened first, which the user has named."""
         self._options = options
         self._access: aws.Access | None = None
         self._stores: dict[int, S3Store | GCSStore] = {}
@@ -278,10 +278,10 @@ class ObjectStorage(Storage):
         return wait(lambda: persist(call, self.options, explain))
 
     def _explain(self, path: str, **kinds: Kind) -> Callable[[Failure, str], SdpError]:
-        """Return a function that makes errors; `kinds` maps failures to what they mean in this operation."""
+        """Return a function that makes errors; `kinds` maps failures to their meaning in this operation."""
         uri, bucket = self.uri_of(path), self._bucket
-        whole = bucket.uri  # named for a fault of the whole bucket, rather than a file that the user never named
-        access = bucket.access(whole)
+        bucket_uri = bucket.uri  # named for a fault of the whole bucket, rather than a file that the user never named
+        access = bucket.access(bucket_uri)
 
         def error(failure: Failure, tried: str) -> SdpError:
             at = f" at {shown(access.endpoint)}" if access and access.endpoint else ""
@@ -290,7 +290,7 @@ class ObjectStorage(Storage):
                     return NotFound(f"{uri}: no such object; check the path")
                 case "bucket":
                     return NotFound(
-                        f"{whole}: no bucket '{bucket.name}'{at} ({failure.cause}); create it or correct the URI"
+                        f"{bucket_uri}: no bucket '{bucket.name}'{at} ({failure.cause}); create it or correct the URI"
                     )
                 case "denied":
                     return AccessDenied(
@@ -298,12 +298,14 @@ class ObjectStorage(Storage):
                     )
                 case "credentials":
                     if access is None:
-                        return AccessDenied(f"{whole}: no Google credentials found; set GOOGLE_APPLICATION_CREDENTIALS")
-                    return AccessDenied(aws.no_credentials(whole, access.looked_in))
+                        return AccessDenied(
+                            f"{bucket_uri}: no Google credentials found; set GOOGLE_APPLICATION_CREDENTIALS"
+                        )
+                    return AccessDenied(aws.no_credentials(bucket_uri, access.looked_in))
                 case "region":
                     region = access.region if access else ""
                     return AccessDenied(
-                        f"{whole}: the bucket is not in region '{region}' ({failure.cause}); set storage.region"
+                        f"{bucket_uri}: the bucket is not in region '{region}' ({failure.cause}); set storage.region"
                     )
                 case "exists":
                     return AlreadyExists(f"{uri}: exists already; another writer was first")

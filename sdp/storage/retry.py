@@ -37,7 +37,7 @@ class Attempt:
         """The failure of the previous attempt; None in the first."""
 
     async def __call__(self, request: Awaitable[T], nbytes: int = 0) -> T:
-        """Wait for a request that moves so many bytes."""
+        """Wait for a request that moves this many bytes."""
         left_s = self._deadline - time.monotonic()
         return await asyncio.wait_for(request, max(0.001, min(left_s, self._share_s + nbytes / SLOWEST)))
 
@@ -59,7 +59,7 @@ async def persist(
             failure = classify(error)
         pause_s = backoff(retry, _FIRST_PAUSE_S, _LONGEST_PAUSE_S, spread=True)
         tried = f"{retry + 1} attempt{'s' if retry else ''} in {time.monotonic() - start:.1f} s"
-        # Instance metadata may throttle, so it gets one retry; more would take long where there is none.
+        # Instance metadata may throttle, so it gets one retry; more would take long if there is none.
         may_help = failure.kind == "transient" or (failure.kind == "credentials" and retry == 0)
         if not may_help or retry == options.retries or time.monotonic() + pause_s >= deadline:
             # Not chained: the dump in obstore's message may hold signatures.

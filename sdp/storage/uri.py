@@ -100,10 +100,10 @@ def near(uri: str, folder: str) -> str:
 
     Folders that are moved or copied together can then still find each other; `resolved` is the inverse.
     """
-    target, here = parse(uri), parse(folder)
-    if target.scheme not in WRITABLE or (target.scheme, target.bucket) != (here.scheme, here.bucket):
+    target, base = parse(uri), parse(folder)
+    if target.scheme not in WRITABLE or (target.scheme, target.bucket) != (base.scheme, base.bucket):
         return uri
-    path = posixpath.relpath(f"/{target.path.lstrip('/')}", f"/{here.path.lstrip('/')}")
+    path = posixpath.relpath(f"/{target.path.lstrip('/')}", f"/{base.path.lstrip('/')}")
     if not path.startswith(".."):
         return f"./{path}"
     return path if re.fullmatch(r"(\.\./){1,2}(?!\.\.(/|$)).+", path) else target.uri
@@ -113,9 +113,9 @@ def resolved(uri: str, folder: str) -> str:
     """Return the URI that `near` made relative."""
     if not uri.startswith(("./", "../")):
         return uri
-    here = parse(folder)
-    path = posixpath.normpath(f"/{here.path.lstrip('/')}/{uri}")
-    return Location(here.scheme, here.bucket, path if here.scheme == "file" else path.lstrip("/")).uri
+    base = parse(folder)
+    path = posixpath.normpath(f"/{base.path.lstrip('/')}/{uri}")
+    return Location(base.scheme, base.bucket, path if base.scheme == "file" else path.lstrip("/")).uri
 
 
 def shown(uri: str) -> str:

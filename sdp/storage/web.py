@@ -55,9 +55,9 @@ def explaining(name: str) -> Callable[[Failure, str], SdpError]:
     def error(failure: Failure, tried: str) -> SdpError:
         match failure.kind:
             case "missing" | "bucket":
-                return NotFound(f"{name}: not found ({failure.cause}); check the address")
+                return NotFound(f"{name}: not found ({failure.cause}); check the URI")
             case "denied":
-                return AccessDenied(f"{name}: access denied ({failure.cause}); check the address and the token")
+                return AccessDenied(f"{name}: access denied ({failure.cause}); check the URI and the token")
             case "changed":
                 return Conflict(f"{name}: changed while it was read; run the same command again")
             case "transient":
@@ -66,8 +66,6 @@ def explaining(name: str) -> Callable[[Failure, str], SdpError]:
                     "storage.timeout_s), then run the same command again"
                 )
             case _:
-                return StorageError(
-                    f"{name}: {failure.cause}; check the address, or download the file and name the copy"
-                )
+                return StorageError(f"{name}: {failure.cause}; check the URI, or download the file and name the copy")
 
     return error

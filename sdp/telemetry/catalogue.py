@@ -1,7 +1,7 @@
 """Every metric that a job emits: its name, type, unit, labels and meaning.
 
 Names follow Prometheus: base units, and `_total` for counters. Every metric also has the label `run`, the end of the
-address that the job writes to. Ray prefixes names with `ray_`; the monitoring chart removes it.
+URI that the job writes to. Ray prefixes names with `ray_`; the monitoring chart removes it.
 """
 
 from collections.abc import Mapping

@@ -104,7 +104,7 @@ class Telemetry:
 
 
 def begin(uri: str) -> Telemetry:
-    """Return this process's metrics of the run that writes to an address."""
+    """Return this process's metrics of the run that writes to a URI."""
     ray = sys.modules.get("ray")
     if ray is not None and ray.is_initialized():
         from sdp.telemetry.ray_metrics import RayBackend, ascii_tag, job_name
@@ -119,7 +119,7 @@ def begin(uri: str) -> Telemetry:
 
 
 def run_name(uri: str) -> str:
-    """Return the end of an address: `sd2/phase-1` for `s3://bucket/runs/sd2/phase-1`."""
+    """Return the end of a URI: `sd2/phase-1` for `s3://bucket/runs/sd2/phase-1`."""
     parts = [part for part in uri.split("://")[-1].split("/") if part]
     if len(parts) > 1 and parts[-1].startswith("phase-"):
         return "/".join(parts[-2:])[:100]

@@ -37,22 +37,22 @@ def _activations(sharded: bool, precision: str, recompute: bool, resolution: int
     with FakeTensorMode(), mock.patch.object(torch.nn.functional, "scaled_dot_product_attention", _Attention.call):
         unet = _unet(dtype if sharded else torch.float32, lora)
         blocks = _watched_blocks(unet) if recompute else []
-        # Autocast saves some bytes whatever the batch; a second batch size tells them apart.
+        # Autocast also saves bytes that do not depend on the batch; two batch sizes separate them.
         one, two = (_saved(unet, batch, dtype, resolution, blocks) for batch in (1, 2))
     slopes = [after - before for before, after in zip(one, two, strict=True)]
     return Activations(slopes[0] + max(slopes[1:], default=0), one[0] - slopes[0])
 
 
 def _saved(unet: Any, batch: int, dtype: torch.dtype, resolution: int, blocks: list[int]) -> list[int]:
-    """Return the bytes that are saved, followed by those that each checkpointed block saves when recomputed."""
+    """Return the bytes that are saved, followed by those that each checkpointed block saves when it is recomputed."""
     blocks.clear()
     weights = next(unet.parameters()).dtype
     inputs = torch.empty(batch, *latent_shape(resolution), dtype=weights, device="cuda")
     text = torch.empty(batch, TOKENS, SD2.unet["cross_attention_dim"], dtype=weights, device="cuda")
     steps = torch.zeros(batch, dtype=torch.int64, device="cuda")
-    with _counting(unet) as whole, _autocast(weights != dtype, dtype):
+    with _counting(unet) as saved_bytes, _autocast(weights != dtype, dtype):
         predict(unet, inputs, steps, text)
-    return [whole(), *blocks]
+    return [saved_bytes(), *blocks]
 
 
 def _watched_blocks(unet: Any) -> list[int]:
@@ -63,9 +63,9 @@ def _watched_blocks(unet: Any) -> list[int]:
     checkpoint = modules[0]._gradient_checkpointing_func
 
     def watched(block: Any, *inputs: Any, **options: Any) -> Any:
-        with _counting(unet) as own:
+        with _counting(unet) as saved_bytes:
             block(*inputs, **options)
-            saved.append(own())
+            saved.append(saved_bytes())
         return checkpoint(block, *inputs, **options)
 
     for module in modules:
@@ -105,7 +105,7 @@ def _autocast(enabled: bool, dtype: torch.dtype) -> Iterator[None]:
 
 
 def _unet(dtype: torch.dtype, lora: LoraConfig) -> Any:
-    with _made_in(dtype):
+    with _default_dtype(dtype):
         unet = unet_class().from_config(dict(SD2.unet)).train()
         if lora.rank is not None:
             add_lora(unet, lora.rank, lora.scale, lora.targets)
@@ -113,7 +113,7 @@ def _unet(dtype: torch.dtype, lora: LoraConfig) -> Any:
 
 
 @contextmanager
-def _made_in(dtype: torch.dtype) -> Iterator[None]:
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
     """Create networks in a dtype on a GPU, since fake weights cannot be converted later."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)

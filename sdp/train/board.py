@@ -1,4 +1,4 @@
-"""The board between driver and workers. It has a file of its own, so that its actor loads nothing else."""
+"""The board between driver and workers. It has its own file, so that its actor loads nothing else."""
 
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -94,7 +94,7 @@ class Board:
         return self._line, messages
 
     def report(self) -> WorkerReport:
-        """Return the report after an attempt, whose line of metrics is void now."""
+        """Return the report after an attempt, and discard the attempt's line of metrics."""
         self._line = None
         return self._report
 

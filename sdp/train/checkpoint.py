@@ -127,7 +127,7 @@ class Checkpointer:
             raise DamagedCheckpoint(error.what, way_out(folder)) from error
 
     def _refuse_another_model(self, stored: Mapping[str, Any]) -> None:
-        """Refuse to continue a run with another text encoder or VAE; a copy at another address is accepted."""
+        """Refuse to continue a run with another text encoder or VAE; a copy at another URI is accepted."""
         model = self.metadata.get("model", {})
         if model.get("digest") not in (None, was := stored.get("digest")) and was is not None:
             raise UserError(
@@ -138,7 +138,7 @@ class Checkpointer:
     def _prune(self, newest: int) -> None:
         """Delete old checkpoints, and those that were never completed."""
         steps = self.run.steps()
-        complete = [step for step, whole in steps.items() if whole]
+        complete = [step for step, is_complete in steps.items() if is_complete]
         kept = set(complete[-self.keep_last :])
         if self.keep_every:
             kept |= {step for step in complete if step % self.keep_every == 0}

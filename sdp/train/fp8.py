@@ -95,8 +95,8 @@ def require_torchao(key: str, value: str, other: str) -> None:
     """Raise a UserError if torchao is missing, which a key's `value` needs and `other` does not."""
     if find_spec("torchao") is None:
         raise UserError(
-            f"{key}: expected an installation with torchao, got {value} and none; pip install 'torchao>=0.18,<1' (in "
-            f"the image, if the job runs on a cluster), or set it to {other}"
+            f"{key}: {value} needs torchao, which is not installed; pip install 'torchao>=0.18,<1' (in the image, "
+            f"if the job runs on a cluster), or set it to {other}"
         )
 
 
@@ -111,9 +111,14 @@ def _require_device(device: torch.device) -> None:
 def _refuse_types(config: TrainConfig, where: str, types: Sequence[str]) -> None:
     """Raise a UserError if all GPUs that the types may mean are known, and none has fp8."""
     gpus = [gpus_by_accelerator(name) for name in types]
-    if config.strategy.fp8.emulate or not all(gpus) or not gpus or any(g.has_fp8 for some in gpus for g in some):
+    if (
+        config.strategy.fp8.emulate
+        or not all(gpus)
+        or not gpus
+        or any(g.has_fp8 for candidates in gpus for g in candidates)
+    ):
         return
-    listed = ", ".join(f"{name} ({_capability(some)})" for name, some in zip(types, gpus, strict=True))
+    listed = ", ".join(f"{name} ({_capability(candidates)})" for name, candidates in zip(types, gpus, strict=True))
     raise _no_fp8(f"{where} {listed}", "choose another, or set it to false")
 
 

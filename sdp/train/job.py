@@ -188,7 +188,7 @@ def with_prices(config: TrainConfig) -> TrainConfig:
 
 
 def _absolute(config: TrainConfig) -> TrainConfig:
-    """Return the configuration with absolute addresses, since a worker has another working directory."""
+    """Return the configuration with absolute URIs, since a worker has another working directory."""
     options = config.storage.options()
 
     def absolute(uri: str | None) -> str | None:

@@ -83,10 +83,10 @@ def train_on_ray(config: TrainConfig, plan: Plan, others: OtherPhases, folder: R
     failures = 0
     try:
         while True:
-            with _following(board, lease, plan, replace(trainers, least=0, most=scaling.most - workers)):
+            with _follow_attempt(board, lease, plan, replace(trainers, least=0, most=scaling.most - workers)):
                 error = _attempt(loop_config, trainers, workers)
             report: WorkerReport = ray.get(board.report.remote())
-            failures += error is not None and not _preempted(error)
+            failures += error is not None and not _was_preempted(error)
             if report.fatal is not None or failures > config.max_failures:
                 folder.record("gave_up", failures=report.failures)
                 raise report.fatal or SdpError(_gave_up(config, report, error)) from error
@@ -230,7 +230,7 @@ def _attempt(loop_config: dict[str, Any], trainers: Place, workers: int) -> Exce
     return None
 
 
-def _preempted(error: Exception) -> bool:
+def _was_preempted(error: Exception) -> bool:
     """Return whether workers ended because their node was taken away, which does not count as a failure."""
     failures = getattr(error, "worker_failures", {})
     return type(error).__name__ == "PreemptionError" or any(getattr(e, "preempted", False) for e in failures.values())
@@ -253,7 +253,7 @@ def _placement(config: TrainConfig, resources: dict[str, float]) -> Placement:
 
 
 @contextmanager
-def _following(board: Any, lease: Lease, plan: Plan, more: Place) -> Iterator[None]:
+def _follow_attempt(board: Any, lease: Lease, plan: Plan, more: Place) -> Iterator[None]:
     """Show an attempt's progress, and tell the board of SIGTERM, Ctrl-C, a lost lease and room for more trainers."""
     done = threading.Event()
 

@@ -13,13 +13,13 @@ from sdp.train.state import TrainState
 
 @dataclass(frozen=True, slots=True)
 class OtherPhases:
-    """The phase before the one that runs, and the phase after it; zeros where there is none."""
+    """The phase before the one that runs, and the phase after it; zeros if there is none."""
 
     gpu_hours: float = 0.0
     """GPU-hours of the phase before."""
     cost: float = 0.0
     samples: float = 0.0
-    """Samples of the phase after, as so many samples of the one that runs, by the U-Net's FLOPs."""
+    """Samples of the phase after, converted to samples of the one that runs by the U-Net's FLOPs."""
 
     def __bool__(self) -> bool:
         return any((self.gpu_hours, self.cost, self.samples))
@@ -51,13 +51,13 @@ def last_step(config: TrainConfig, state: TrainState, rows: int, batch: int) -> 
     if config.max_steps is not None:
         ends.append(config.max_steps)
     if config.max_epochs is not None and state.epoch < config.max_epochs:
-        whole = config.max_epochs - state.epoch - 1
-        ends.append(state.step + -(-(rows - state.position) // batch) + whole * -(-rows // batch))
+        full_epochs = config.max_epochs - state.epoch - 1
+        ends.append(state.step + -(-(rows - state.position) // batch) + full_epochs * -(-rows // batch))
     return min(ends) if ends else None
 
 
 def samples_to_come(config: TrainConfig, phases: Sequence[TrainConfig]) -> float:
-    """Return the samples of later phases as so many of this one's, by the U-Net's FLOPs."""
+    """Return the samples of later phases, converted to samples of this one by the U-Net's FLOPs."""
     return sum(
         (phase.max_steps or 0)
         * (phase.data.global_batch_size or phase.data.batch_size * phase.scaling.most)
@@ -72,7 +72,7 @@ def forecast(
     last: int | None,
     batch: int,
     rate: float,
-    held: Group,
+    group: Group,
     to_come: float = 0.0,
 ) -> Stage:
     """Return the hours, GPU-hours and cost of the rest of a job, as sdp plan computes them.
@@ -86,6 +86,6 @@ def forecast(
     left = [max(0.0, min(own)) + to_come]
     if config.max_hours is not None:
         left.append((config.max_hours * 3600 - state.seconds) * rate)
-    if config.max_cost is not None and held.per_hour:
-        left.append((config.max_cost - state.cost) / held.per_hour * 3600 * rate)
-    return stage("rest", max(0.0, min(left)), rate, [held])
+    if config.max_cost is not None and group.per_hour:
+        left.append((config.max_cost - state.cost) / group.per_hour * 3600 * rate)
+    return stage("rest", max(0.0, min(left)), rate, [group])

@@ -103,9 +103,9 @@ def submitter(pool: Any) -> Submit:
     """
     turns = itertools.count()
 
-    def submit(some: Slice | None) -> Callable[[], Any]:
+    def submit(data_slice: Slice | None) -> Callable[[], Any]:
         turn = next(turns)
-        request = pool.encode.remote(some, turn)
+        request = pool.encode.remote(data_slice, turn)
 
         def result() -> Any:
             nonlocal request
@@ -115,9 +115,9 @@ def submitter(pool: Any) -> Submit:
                     raise references
                 try:
                     parts = [unpack(block)[1] for block in ray.get(references)]
-                    return parts[0] if some is None else EncodedSlice.joined(parts)
+                    return parts[0] if data_slice is None else EncodedSlice.joined(parts)
                 except ObjectLostError:  # its node is gone
-                    request = pool.encode.remote(some, turn)
+                    request = pool.encode.remote(data_slice, turn)
             raise SdpError(f"encode: a result was lost {_RETRIES} times; check the encoders' nodes")
 
         return result
@@ -172,7 +172,7 @@ class FollowPool(Callback):
 class _Request:
     turn: int
     number: int
-    some: Slice | None = field(compare=False)
+    data_slice: Slice | None = field(compare=False)
     result: "Future[tuple[str | None, ObjectRef[pa.Table]]]" = field(compare=False, default_factory=Future)
     """The reason why its workers died, if they did, and a reference to the rows."""
 
@@ -224,13 +224,13 @@ class EncoderPool:
 
     # --- calls from trainers -----------------------------------------------------------------------------------------
 
-    async def encode(self, some: Slice | None, turn: int) -> "list[ObjectRef[pa.Table]] | SdpError":
+    async def encode(self, data_slice: Slice | None, turn: int) -> "list[ObjectRef[pa.Table]] | SdpError":
         """Return references to the encoded rows of a slice, in order, or the error that prevents it."""
         if not self._target:
             self._target = self._serving = self._placement.least
             self._start(asyncio.to_thread(self._serve, self._target))
         try:
-            return await self._encoded(some, turn)
+            return await self._encoded(data_slice, turn)
         except SdpError as error:
             return error
 
@@ -254,8 +254,8 @@ class EncoderPool:
         }
         return figures, changes
 
-    async def _encoded(self, some: Slice | None, turn: int) -> "list[ObjectRef[pa.Table]]":
-        request = _Request(turn, next(self._numbers), some)
+    async def _encoded(self, data_slice: Slice | None, turn: int) -> "list[ObjectRef[pa.Table]]":
+        request = _Request(turn, next(self._numbers), data_slice)
         self._open[request.number] = request
         self._waiting.put(request)
         if self._error is not None:
@@ -263,11 +263,11 @@ class EncoderPool:
         died, rows = await asyncio.wrap_future(request.result)
         if died is None:
             return [rows]
-        if some is None:
+        if data_slice is None:
             raise SdpError(f"encode: the empty caption cannot be encoded ({died})")
-        if len(some) == 1:
-            return [ray.put(pack(None, await asyncio.to_thread(crashed_slice, self._images, some, died)))]
-        parts = await asyncio.gather(*(self._encoded(part, turn) for part in some.narrow()))
+        if len(data_slice) == 1:
+            return [ray.put(pack(None, await asyncio.to_thread(crashed_slice, self._images, data_slice, died)))]
+        parts = await asyncio.gather(*(self._encoded(part, turn) for part in data_slice.narrow()))
         return [reference for part in parts for reference in part]
 
     # --- the number of encoders --------------------------------------------------------------------------------------
@@ -299,10 +299,10 @@ class EncoderPool:
                 state = State()
                 while fed or encoders in (self._serving, self._target):
                     while encoders == self._serving and not pipeline.full and (request := self._next()) is not None:
-                        pipeline.feed(request, request.some)
+                        pipeline.feed(request, request.data_slice)
                         fed[request.number] = request
                     for request, note, rows in pipeline.results(_WAIT_S):
-                        if request.some is not None:
+                        if request.data_slice is not None:
                             self._count(note, encoders)
                         del fed[request.number]
                         self._open.pop(request.number).result.set_result((note.died, rows))

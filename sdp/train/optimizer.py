@@ -100,8 +100,8 @@ class AdamW:
 
     def set_steps_taken(self, steps: int) -> None:
         """Set the number of steps that the moments have accumulated."""
-        for each in self._steps.values():
-            each.fill_(steps)
+        for step_count in self._steps.values():
+            step_count.fill_(steps)
 
 
 def _is_packed(moment: Any) -> bool:

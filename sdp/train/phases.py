@@ -1,4 +1,4 @@
-"""Two phases in one configuration: each is a run of its own, and the second begins with the weights of the first.
+"""Two phases in one configuration: each is a separate run, and the second begins with the weights of the first.
 
     OUTPUT/phase-1, OUTPUT/phase-2        runs like any other, each with its checkpoints, events and metrics
 

@@ -244,11 +244,11 @@ def _latents(config: TrainConfig, model: sources.ModelSource, *, newest: bool) -
 
 def _refuse_split_granules(config: TrainConfig) -> None:
     """Refuse a global batch that is not made of whole micro-batches, each of which has one shape."""
-    whole, one = config.data.global_batch_size, config.data.batch_size
-    if whole is not None and whole % one:
+    global_batch, batch = config.data.global_batch_size, config.data.batch_size
+    if global_batch is not None and global_batch % batch:
         hint = "the dataset's crops have several shapes, and a trainer's batch has one"
         raise ConfigError(
-            [Problem("data.global_batch_size", f"a multiple of data.batch_size ({one})", str(whole), hint)]
+            [Problem("data.global_batch_size", f"a multiple of data.batch_size ({batch})", str(global_batch), hint)]
         )
 
 
@@ -284,8 +284,8 @@ def _check_validation(config: TrainConfig, model: sources.ModelSource) -> None:
 def _refuse_empty_holdout(config: TrainConfig) -> None:
     own = open_sources(config).all[0].weighted.dataset
     ranges = list(zip(own.low.tolist(), own.high.tolist(), strict=True))
-    kept = RowWeights(0.0, config.limit)
-    if not _any_row(ranges, lambda rows: (kept(rows) > 0) & held_out(rows, config.data.holdout)):
+    weights = RowWeights(0.0, config.limit)
+    if not _any_row(ranges, lambda rows: (weights(rows) > 0) & held_out(rows, config.data.holdout)):
         expected = f"one that holds out some of the {own.rows:,} rows for the validation loss"
         hint = "raise it, or name a dataset in evaluate.source"
         raise ConfigError([Problem("data.holdout", expected, str(config.data.holdout), hint)])

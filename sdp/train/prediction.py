@@ -20,7 +20,7 @@ def with_prediction(config: TrainConfig) -> TrainConfig:
 
 
 def prediction_note(config: TrainConfig) -> str | None:
-    """Return a line that says so if the weights that a run begins with were trained for another target."""
+    """Return a line for the user if the weights that a run begins with were trained for another target."""
     if config.model.start_from is None and config.model.unet == "new":
         return None
     key, own = _own_prediction(config)

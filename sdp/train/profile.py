@@ -69,9 +69,9 @@ def summarize(trace: Mapping[str, Any], device: str) -> dict[str, Any]:
     for name, phase, _, spent in ops:
         phases[phase].ops[name] += spent
     count = max(len(steps), 1)
-    whole = sum(step.length for step in steps)
+    total = sum(step.length for step in steps)
     named = sum(phase.clock for phase in phases.values())
-    phases[OTHER].clock = max(0.0, whole - named)
+    phases[OTHER].clock = max(0.0, total - named)
     return {
         "format": FORMAT,
         "device": device,
@@ -79,7 +79,7 @@ def summarize(trace: Mapping[str, Any], device: str) -> dict[str, Any]:
         "steps": len(steps),
         "step_ms": [_ms(step.length) for step in steps],
         "gpu_busy": _busy(steps, kernels),
-        "phases": [_phase_summary(name, phase, count, whole) for name, phase in phases.items()],
+        "phases": [_phase_summary(name, phase, count, total) for name, phase in phases.items()],
         "ops": _top(ops, count, sum(spent for *_, spent in ops)),
         "memory": {
             "of": "gpu" if kernels else "host",
@@ -225,7 +225,7 @@ def own_times(spans: Iterable[Span]) -> list[tuple[Span, float]]:
     return done
 
 
-def _top(ops: Iterable[tuple[str, str, int, float]], steps: int, whole: float) -> list[dict[str, Any]]:
+def _top(ops: Iterable[tuple[str, str, int, float]], steps: int, total: float) -> list[dict[str, Any]]:
     calls: dict[str, int] = defaultdict(int)
     spent: dict[str, float] = defaultdict(float)
     for name, _, count, microseconds in ops:
@@ -237,18 +237,18 @@ def _top(ops: Iterable[tuple[str, str, int, float]], steps: int, whole: float) -
             "name": name,
             "calls": round(calls[name] / steps, 1),
             "ms": _ms(spent[name] / steps),
-            "share": round(spent[name] / whole, 4) if whole else 0.0,
+            "share": round(spent[name] / total, 4) if total else 0.0,
         }
         for name in best
     ]
 
 
-def _phase_summary(name: str, phase: _Phase, steps: int, whole: float) -> dict[str, Any]:
+def _phase_summary(name: str, phase: _Phase, steps: int, total: float) -> dict[str, Any]:
     best = sorted(phase.ops, key=lambda op: -phase.ops[op])[:_TOP_OF_PHASE]
     return {
         "name": name,
         "ms": _ms(phase.clock / steps),
-        "share": round(phase.clock / whole, 4) if whole else 0.0,
+        "share": round(phase.clock / total, 4) if total else 0.0,
         "host_ms": _ms(phase.host / steps),
         "gpu_ms": _ms(phase.gpu / steps),
         "memory_before": phase.before,
@@ -263,8 +263,8 @@ def _busy(steps: Sequence[Span], kernels: Sequence[_Kernel]) -> float | None:
     if not kernels:
         return None
     spans = union(kernel.span for kernel in kernels)
-    whole = max(steps[-1].end, spans[-1].end) - steps[0].start
-    return round(sum(span.length for span in spans) / whole, 4)
+    duration = max(steps[-1].end, spans[-1].end) - steps[0].start
+    return round(sum(span.length for span in spans) / duration, 4)
 
 
 def union(spans: Iterable[Span]) -> list[Span]:
@@ -282,7 +282,7 @@ def _timeline(
     step: Span, marks: Sequence[Span], kernels: Sequence[_Kernel], memory: Sequence[_Allocated]
 ) -> dict[str, Any]:
     """Return one step for the picture, in milliseconds from its beginning."""
-    mine = [mark for mark in marks if step.start <= mark.start <= step.end]
+    in_step = [mark for mark in marks if step.start <= mark.start <= step.end]
     own = [kernel for kernel in kernels if step.start <= kernel.launched <= step.end]
     end = max([step.end, *(kernel.span.end for kernel in own)])
     width = (end - step.start) / _BINS
@@ -291,10 +291,10 @@ def _timeline(
         return _ms(moment - step.start)
 
     on_gpu = []
-    for number, spans in _launched_in(mine, own).items():
+    for number, spans in _launched_in(in_step, own).items():
         if number is not None:
             first, last = min(span.start for span in spans), max(span.end for span in spans)
-            on_gpu.append([mine[number].name, since(first), since(last)])
+            on_gpu.append([in_step[number].name, since(first), since(last)])
     busy = [0.0] * _BINS if own else []
     for span in union(kernel.span for kernel in own):
         first, last = (min(_BINS - 1, max(0, int((moment - step.start) / width))) for moment in (span.start, span.end))
@@ -308,7 +308,7 @@ def _timeline(
             curve[number] = max(curve.get(number, 0), allocated.total)
     return {
         "ms": _ms(end - step.start),
-        "host": [[mark.name, since(mark.start), since(mark.end)] for mark in mine],
+        "host": [[mark.name, since(mark.start), since(mark.end)] for mark in in_step],
         "gpu": sorted(on_gpu, key=lambda span: span[1]),
         "gpu_busy": [round(share, 3) for share in busy],
         "memory": [[_ms(number * width), total] for number, total in sorted(curve.items())],

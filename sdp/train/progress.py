@@ -1,4 +1,4 @@
-"""A run in words: the line that shows its progress, and the lines that sum it up."""
+"""A run's progress line, and its summary when training ends."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from sdp.train.plan import Plan
 from sdp.train.state import TrainState
 
 NOTABLE = 0.1
-"""A worker that is slower than the others by more than this share is named in the progress."""
+"""A worker that is slower than the others by more than this share is named in the progress line."""
 
 
 def progress_line(line: dict[str, Any], plan: Plan) -> str:
@@ -16,13 +16,13 @@ def progress_line(line: dict[str, Any], plan: Plan) -> str:
 
     step 1,230 of 5,000 · epoch 0 41% · loss 0.1234 · 812 img/s (203 each) · lr 1.0e-04 · data 3% · ETA 1:02:03
     """
-    whole = f" of {plan.last_step:,}" if plan.last_step is not None else ""
-    each = f" ({line['samples_per_s_per_worker']:,.0f} each)" if line["workers"] > 1 else ""
+    last_step = f" of {plan.last_step:,}" if plan.last_step is not None else ""
+    per_worker = f" ({line['samples_per_s_per_worker']:,.0f} each)" if line["workers"] > 1 else ""
     parts = [
-        f"step {line['step']:,}{whole}",
+        f"step {line['step']:,}{last_step}",
         f"epoch {line['epoch']} {line['epoch_done']:.0%}",
         f"loss {line['loss_smoothed']:.4f}" if line["loss_smoothed"] is not None else "no loss yet",
-        f"{line['samples_per_s']:,.0f} img/s{each}",
+        f"{line['samples_per_s']:,.0f} img/s{per_worker}",
         f"lr {line['learning_rate']:.1e}",
     ]
     if line.get("mfu") is not None:
@@ -37,8 +37,8 @@ def progress_line(line: dict[str, Any], plan: Plan) -> str:
         parts.append(f"{line['skipped']} skipped")
     for name, form in (("gpu_hours", "{} GPU-hours"), ("cost", "cost {}")):
         if total := (line.get(name) or 0.0) + (line.get(f"earlier_{name}") or 0.0):
-            whole = f" of {line[f'final_{name}']:,.2f}" if f"final_{name}" in line else ""
-            parts.append(form.format(f"{total:,.2f}{whole}"))
+            forecast = f" of {line[f'final_{name}']:,.2f}" if f"final_{name}" in line else ""
+            parts.append(form.format(f"{total:,.2f}{forecast}"))
     if "left_s" in line:
         both = " (both phases)" * ("phases" in line)
         parts.append(f"ETA {duration(line['left_s'])}, at {clock(line['finish_time'])}{both}")
@@ -46,7 +46,7 @@ def progress_line(line: dict[str, Any], plan: Plan) -> str:
 
 
 def summary_lines(state: TrainState, checkpoint: str | None, reason: str) -> list[str]:
-    """Return what happened, and what can be done next."""
+    """Return a summary of the training that has ended, and the next commands."""
     loss = f", loss {state.loss:.4f}" if state.loss is not None else ""
     lines = [
         f"train: ended at step {state.step:,} ({reason}): {state.samples:,} samples in "

@@ -56,11 +56,11 @@ class RowRandom:
         """Return standard normal numbers, fp32, of this shape for each row."""
         count = math.prod(shape)
         # A CPU takes a third of the time if the numbers stay in its cache.
-        some = max(1, _CACHED // count) if self.rows.device.type == "cpu" else max(1, len(self.rows))
-        pieces = torch.split(self.rows, some)
+        rows_per_piece = max(1, _CACHED // count) if self.rows.device.type == "cpu" else max(1, len(self.rows))
+        pieces = torch.split(self.rows, rows_per_piece)
         epochs: Sequence[int | Tensor] = [self.epoch] * len(pieces)
         if isinstance(self.epoch, Tensor):
-            epochs = torch.split(self.epoch, some)
+            epochs = torch.split(self.epoch, rows_per_piece)
         parts = [
             RowRandom(self.seed, epoch, rows)._normal(purpose, count)
             for epoch, rows in zip(epochs, pieces, strict=True)

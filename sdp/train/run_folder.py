@@ -84,15 +84,15 @@ class RunFolder:
                 self.storage.publish(RUN, json_line({**stored, "datasets": head.get("datasets")}, indent=1))
 
     def refuse_another(self, head: Mapping[str, Any]) -> None:
-        """Raise a DatasetError if the run's identity is a different one; write nothing."""
+        """Raise a DatasetError if the folder holds a run of another identity; write nothing."""
         try:
             stored = read_json(self.storage, RUN)
         except NotFound:
             return
         now = json.loads(json_line(_head(head)))
         was_identity, identity = stored.pop("identity", {}), now.pop("identity", {})
-        for each in (stored, now):  # datasets may have moved; `open_pinned` compares their content
-            each.pop("datasets", None)
+        for record in (stored, now):  # datasets may have moved; `open_pinned` compares their content
+            record.pop("datasets", None)
         if not isinstance(was_identity, dict):
             raise DatasetError(
                 f"{self.storage.uri_of(RUN)}: identity: expected a mapping, got {was_identity!r:.60}; restore it from "
@@ -119,7 +119,7 @@ class RunFolder:
 
     def latest(self) -> int | None:
         """Return the step of the newest complete checkpoint."""
-        complete = [step for step, whole in self.steps().items() if whole]
+        complete = [step for step, is_complete in self.steps().items() if is_complete]
         return complete[-1] if complete else None
 
     def newest(self) -> str | None:
@@ -146,7 +146,7 @@ class RunFolder:
         self, name: str, verdict: str, loss: float, norm: float, rows: Mapping[int, Sequence[int]]
     ) -> None:
         """Write the rows of a skipped step, by epoch."""
-        epochs = {str(epoch): sorted(some) for epoch, some in sorted(rows.items())}
+        epochs = {str(epoch): sorted(epoch_rows) for epoch, epoch_rows in sorted(rows.items())}
         content = {"verdict": verdict, "loss": repr(loss), "gradient_norm": repr(norm), "epochs": epochs}
         self.storage.publish(name, json_line(content))
         self.record("bad_step", verdict=verdict, rows=self.storage.uri_of(name))
@@ -168,7 +168,9 @@ class RunFolder:
 
     def _bad_rows(self) -> tuple[list[Line], list[str]]:
         files = [self._lines(name, _is_bad_row) for name in self.storage.names("bad_rows/")]
-        return [line for lines, _ in files for line in lines], [line for _, problems in files for line in problems]
+        return [line for lines, _ in files for line in lines], [
+            problem for _, problems in files for problem in problems
+        ]
 
     def events(self) -> list[Line]:
         """Return the valid events; damaged ones are only logged."""
@@ -187,7 +189,9 @@ class RunFolder:
         read = list(ordered_map(lambda file: self._lines(file[2], _is_metric), files, workers=8))
         events, problems = self._lines(EVENTS, _is_event)
         metrics = joined((after, lines) for (_, after, _), (lines, _) in zip(files, read, strict=True))
-        return History(metrics, events, [*(line for _, some in read for line in some), *problems])
+        return History(
+            metrics, events, [*(problem for _, file_problems in read for problem in file_problems), *problems]
+        )
 
     def sample_steps(self) -> list[int]:
         """Return the steps whose set of pictures is complete."""
@@ -226,9 +230,9 @@ class RunFolder:
                 damaged.append(number)
         if not damaged:
             return good, []
-        what = "line is" if len(damaged) == 1 else "lines are"
+        lines_are = "line is" if len(damaged) == 1 else "lines are"
         where = self.storage.uri_of(path)
-        return good, [f"{where}: {len(damaged):,} {what} damaged and not counted, the first is line {damaged[0]:,}"]
+        return good, [f"{where}: {len(damaged):,} {lines_are} damaged and left out, the first at line {damaged[0]:,}"]
 
 
 def samples_folder(step: int) -> str:
@@ -248,7 +252,7 @@ def measured_speeds(storage: Storage, *, on_cpus: bool = False) -> dict[int, Fig
         identity = read_json(folder, RUN).get("identity") if lines and folder.exists(RUN) else None
         resolution = identity.get("data.resolution") if isinstance(identity, dict) else None
         if isinstance(resolution, int):
-            value = median(map(_own_speed, lines))
+            value = median(map(_speed_without_waits, lines))
             speeds[resolution] = Figure(value, f"measured in {folder.uri}, {len(lines)} lines of metrics")
     if not speeds:
         raise UserError(
@@ -257,7 +261,7 @@ def measured_speeds(storage: Storage, *, on_cpus: bool = False) -> dict[int, Fig
     return speeds
 
 
-def _own_speed(line: Line) -> float:
+def _speed_without_waits(line: Line) -> float:
     busy = 1 - (line.get("time") or {}).get("data", 0.0) / line["step_seconds"]
     return float(line["samples_per_s"] / line["workers"] / max(busy, 1e-3))
 
@@ -275,9 +279,9 @@ def _finite(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {key: _finite(each) for key, each in value.items()}
+        return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(each) for each in value]
+        return [_finite(item) for item in value]
     return value
 
 

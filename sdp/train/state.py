@@ -72,7 +72,7 @@ class TrainState:
             self.loss += (loss - self.loss) * max(0.01, 1 / max(1, self.taken))
 
     def to_json(self) -> dict[str, Any]:
-        """Return the numbers, without what the epoch began with."""
+        """Return the counts, without the epoch's start."""
         return {name: value for name, value in asdict(self).items() if name != "start"}
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""The strategies by which workers train one model: a replica each (ddp), or a shard each (fsdp)."""
+"""Strategies for training one model on several workers: a replica each (ddp), or a shard each (fsdp)."""
 
 import logging
 from abc import ABC, abstractmethod
@@ -32,8 +32,8 @@ class Strategy(ABC):
 
     model: nn.Module
     """The module to call in a forward pass."""
-    needs_others = False
-    """True if a forward pass has collectives."""
+    forward_communicates = False
+    """True if a forward pass has collectives, which one worker alone cannot run."""
 
     @abstractmethod
     def forward(self) -> AbstractContextManager[Any]:
@@ -46,7 +46,7 @@ class Strategy(ABC):
     def norm(self, gradients: Sequence[Tensor]) -> Tensor:
         """Return the norm of all gradients, given this worker's shards of them."""
         norms = torch._foreach_norm(list(gradients))
-        norm: Tensor = torch.linalg.vector_norm(torch.stack([each.to(norms[0].device) for each in norms]))
+        norm: Tensor = torch.linalg.vector_norm(torch.stack([one.to(norms[0].device) for one in norms]))
         return norm
 
 
@@ -80,7 +80,7 @@ class Replicated(Strategy):
 class Sharded(Strategy):
     """FSDP2: weights, gradients, moving average and optimizer state in shards, block by block."""
 
-    needs_others = True
+    forward_communicates = True
 
     def __init__(self, model: TrainedNetworks, world: World, precision: str, sharding: Sharding) -> None:
         device = world.device.type
@@ -138,19 +138,19 @@ def make_strategy(config: StrategyConfig, model: TrainedNetworks, world: World, 
 
 
 def compile_blocks(unet: nn.Module, backend: Any = "inductor") -> None:
-    """Compile block by block, in a tenth of the time that the whole takes, since blocks of one shape share their code.
+    """Compile block by block, which takes a tenth of the time: blocks of one shape share their compiled code.
 
-    Each shape has a graph of its own: with dynamic shapes Inductor gives up channels-last convolutions.
+    Each shape has its own graph, since Inductor gives up channels-last convolutions for dynamic shapes.
     """
     torch._dynamo.config.recompile_limit = 256  # blocks of many shapes share a code object, in training and sampling
     torch._dynamo.config.accumulated_recompile_limit = 1024
-    torch._dynamo.config.optimize_ddp = False  # it would split blocks at ddp's buckets; blocks are small enough
+    torch._dynamo.config.optimize_ddp = False  # it would split the blocks, which are small enough, at ddp's buckets
     for block in blocks(unet):
         block.compile(backend=backend, dynamic=False)
 
 
 def channels_last(unet: nn.Module, *, weights: bool) -> None:
-    """Keep the U-Net's activations channels-last in memory, and with `weights` these too, which FSDP refuses."""
+    """Keep the U-Net's activations channels-last in memory, and with `weights` its weights; FSDP refuses the latter."""
     if weights:
         unet.to(memory_format=torch.channels_last)
 

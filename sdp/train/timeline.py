@@ -17,7 +17,7 @@ _STEPS = {"data": "b", "copy": "e", "forward": "a", "backward": "c", "optimizer"
 
 
 def drawing(summary: Mapping[str, Any], *, alone: bool = False) -> str:
-    """Return the picture as SVG, for a page that defines the colours, or for a file of its own (`alone`)."""
+    """Return the picture as SVG, for a page that defines the colours, or as a separate file (`alone`)."""
     timeline = summary.get("timeline") or {}
     scale, ticks = axis([0.0, float(timeline.get("ms") or 0.0) or 1.0], LEFT, WIDTH - RIGHT, 8)
     memory = timeline.get("memory") or []

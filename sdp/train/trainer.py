@@ -212,7 +212,7 @@ class Trainer:
             micro_batches = list(batch.to(self.world.device).split(self.config.data.batch_size))
             weight = sum((m.weights.sum() for m in micro_batches), torch.zeros((), device=self.world.device))
         # Not measured: on CPUs it waits for the slowest worker.
-        total = self.world.sum(weight.clone())
+        total = self.world.sum_of(weight.clone())
         loss = self._accumulate(micro_batches, total.clamp(min=1.0))
         self.saver.wait_for_copy()
         update = self._update(loss, total)
@@ -235,13 +235,13 @@ class Trainer:
             parts=self.stopwatch.lap(),
         )
 
-    def _accumulate(self, micro_batches: Sequence[Batch], counted: Tensor) -> Tensor:
+    def _accumulate(self, micro_batches: Sequence[Batch], total_weight: Tensor) -> Tensor:
         """Add up the gradients of the micro-batches; return this worker's part of the step's loss.
 
-        `counted` is the sum of weights over all workers.
+        `total_weight` is the sum over all workers.
         """
         # Strategies average gradients over workers, and the step needs the mean over samples that count.
-        share = self.world.size * self.scale.factor / counted
+        share = self.world.size * self.scale.factor / total_weight
         summed = torch.zeros((), device=self.world.device)
         for number, micro_batch in enumerate(micro_batches, 1):
             try:
@@ -253,7 +253,7 @@ class Trainer:
                 cause = one_line(error, 200)
             # Outside of the handler, which would keep the failed attempt's tensors alive.
             raise self._too_large(micro_batch, cause)
-        return summed / counted
+        return summed / total_weight
 
     def _learn(self, micro_batch: Batch, share: Tensor, *, last: bool) -> Tensor:
         """Add the gradients of a micro-batch, times `share`, to those of the step; return the sum of its losses."""
@@ -275,7 +275,7 @@ class Trainer:
                 torch.full_like(loss, float(flag)) for flag in (self.stop.reason is not None, self.saver.is_written())
             )
             # All workers judge by the same numbers, to the last bit.
-            figures = self.world.sum(torch.stack([loss, norm / self.world.size, stopping, written]))
+            figures = self.world.sum_of(torch.stack([loss, norm / self.world.size, stopping, written]))
             loss, norm = figures[:2]
             skip = self.guard.skips(loss, norm, total)
             self._figures.copy_(torch.cat([figures, torch.stack([total, skip])]), non_blocking=True)
@@ -307,8 +307,8 @@ class Trainer:
     def _account(self, batch: Batch, update: _Update) -> float:
         """Record the rows of a step as consumed and move on; return the epoch's consumed share."""
         state, epoch, verdict = self.state, self.state.epoch, update.verdict
-        for each, rows in batch.counted_by_epoch(epoch):
-            self.consumed.add(each, rows.numpy())
+        for number, rows in batch.counted_by_epoch(epoch):
+            self.consumed.add(number, rows.numpy())
         self.bad += batch.bad
         state.step += 1
         state.position += self.batch_size
@@ -329,11 +329,12 @@ class Trainer:
 
     def _record_bad_step(self, batch: Batch, epoch: int, update: _Update) -> None:
         """Record a skipped step with its rows; end the run if there have been too many in a row."""
-        shares = self.world.gather({each: rows.tolist() for each, rows in batch.counted_by_epoch(epoch)})
+        shares = self.world.gather({number: rows.tolist() for number, rows in batch.counted_by_epoch(epoch)})
         step = self.state.step
         name = bad_step_name(step)
         if self.world.is_main:
-            rows = {each: [row for share in shares for row in share.get(each, [])] for each in set().union(*shares)}
+            epochs = set().union(*shares)
+            rows = {number: [row for share in shares for row in share.get(number, [])] for number in epochs}
             self.checkpointer.run.record_bad_step(name, update.verdict, update.loss, update.norm, rows)
         if self.guard.bad_in_a_row >= self.config.guard.bad_steps:
             raise TrainingDiverged(
@@ -360,7 +361,7 @@ class Trainer:
 
     def _too_large(self, batch: Batch, cause: str) -> UserError:
         """Return the error for a micro-batch that exceeds the memory, with the largest halving of it that fits."""
-        size, can_try = len(batch) // 2, not self.strategy.needs_others
+        size, can_try = len(batch) // 2, not self.strategy.forward_communicates
         self.optimizer.zero_grad()
         while can_try and size and not self._fits(next(batch.split(size))):
             size //= 2

@@ -58,7 +58,7 @@ class ValidationRows:
 
 
 def validation_rows(config: TrainConfig, source: str | None) -> ValidationRows:
-    """Return all rows of a latents dataset, or without one the rows that training holds out of its own."""
+    """Return all rows of a latents dataset, or, without one, the rows that training holds out."""
     if source is not None:
         dataset = open_dataset(open_storage(source, config.storage.options()), "latents")
         latents = open_latents(dataset, config.data.resolution)
@@ -78,22 +78,22 @@ def load_validation_batch(source: ValidationRows, rows: int, world: World, batch
     """
     latents, reader = source.latents, GroupReader(source.latents)
     shares = _share(latents, reader, source.selector(), rows, world)
-    mine = [(row_range, kept) for row_range, kept in shares if kept.any()]
-    count = sum(int(kept.sum()) for _, kept in mine)
+    own_ranges = [(row_range, mask) for row_range, mask in shares if mask.any()]
+    count = sum(int(mask.sum()) for _, mask in own_ranges)
     counts = [int(one) for (one,) in world.all_gather([float(count)])]
     if not sum(counts):
         uri = latents.files.uri_of("")
         raise DatasetError(f"{uri}: no rows are held out from training; raise data.holdout, or use another dataset")
     if latents.shapes:
-        return _by_shape(latents, reader, mine, world, batch_size)
-    return batch_of(latents.columns, -(-max(counts) // batch_size) * batch_size, [_load(reader, mine)])
+        return _by_shape(latents, reader, own_ranges, world, batch_size)
+    return batch_of(latents.columns, -(-max(counts) // batch_size) * batch_size, [_load(reader, own_ranges)])
 
 
 def _load(reader: GroupReader, ranges: Sequence[tuple[RowRange, NDArray[np.bool_]]]) -> Rows:
-    count = sum(int(kept.sum()) for _, kept in ranges)
+    count = sum(int(mask.sum()) for _, mask in ranges)
     into = empty_rows(count, reader.dataset.columns)
     loader = Loader(reader, lambda rows: np.ones(len(rows), np.float32), _SEED, 0)
-    loader.load([row_range for row_range, _ in ranges], np.arange(count), into, [kept for _, kept in ranges])
+    loader.load([row_range for row_range, _ in ranges], np.arange(count), into, [mask for _, mask in ranges])
     return into
 
 
@@ -111,17 +111,17 @@ def _by_shape(
         counts[row_range.row_group] = np.bincount(of_rows, minlength=len(latents.shapes))
     parts = []
     for view in views(latents, counts):
-        mine = [
+        own_ranges = [
             (
                 RowRange(row_range.row_group, 0, int(view.row_groups.rows[row_range.row_group])),
-                kept[of_rows == view.bucket],
+                mask[of_rows == view.bucket],
             )
-            for (row_range, kept), of_rows in zip(ranges, buckets, strict=True)
+            for (row_range, mask), of_rows in zip(ranges, buckets, strict=True)
         ]
-        rows = _load(GroupReader(view), [(row_range, kept) for row_range, kept in mine if kept.any()])
+        rows = _load(GroupReader(view), [(row_range, mask) for row_range, mask in own_ranges if mask.any()])
         for start in range(0, len(rows), batch_size):
-            some = rows.slice(start, min(start + batch_size, len(rows)))
-            parts.append(batch_of(view.columns, batch_size, [some]))
+            selected = rows.slice(start, min(start + batch_size, len(rows)))
+            parts.append(batch_of(view.columns, batch_size, [selected]))
     most = max(int(count) for (count,) in world.all_gather([float(len(parts))]))
     return join([*parts, *[batch_of(latents.columns, batch_size, [])] * (most - len(parts))])
 
@@ -133,16 +133,16 @@ def _share(
     order = np.random.RandomState(_SEED).permutation(len(latents.row_groups))
     count = 0
     for start in range(0, len(order), world.size):
-        kept = np.zeros(0, np.bool_)
+        mask = np.zeros(0, np.bool_)
         if start + world.rank < len(order):
             row_group = int(order[start + world.rank])
             row_range = RowRange(row_group, 0, int(latents.row_groups.rows[row_group]))
-            kept = select(reader.addresses(row_range))
-        sums = [int(number) for (number,) in world.all_gather([float(kept.sum())])]
+            mask = select(reader.addresses(row_range))
+        sums = [int(number) for (number,) in world.all_gather([float(mask.sum())])]
         before = count + sum(sums[: world.rank])
         count += sum(sums)
-        if len(kept):
-            yield row_range, kept & (before + np.cumsum(kept) <= rows)
+        if len(mask):
+            yield row_range, mask & (before + np.cumsum(mask) <= rows)
         if count >= rows:
             return
 
@@ -183,11 +183,11 @@ def measure(
     totals = torch.zeros(buckets + 3, dtype=torch.float64, device=world.device)
     for micro_batch in batch.split(batch_size):
         micro_batch = micro_batch.to(world.device)
-        each = _losses(networks, objective, conditioning, micro_batch, edges, forward)
-        rows = each.mean(dim=1)[micro_batch.weights > 0]
-        totals[:buckets] += each.sum(dim=0)
+        losses = _losses(networks, objective, conditioning, micro_batch, edges, forward)
+        rows = losses.mean(dim=1)[micro_batch.weights > 0]
+        totals[:buckets] += losses.sum(dim=0)
         totals[buckets:] += torch.stack([rows.sum(), rows.square().sum(), torch.full_like(rows.sum(), len(rows))])
-    *sums, total, squares, count = world.sum(totals).tolist()
+    *sums, total, squares, count = world.sum_of(totals).tolist()
     mean = total / count
     variance = max(0.0, squares / count - mean**2) * count / max(1.0, count - 1)
     return Validation(edges, tuple(s / count for s in sums), mean, (variance / count) ** 0.5, round(count))

@@ -34,21 +34,21 @@ class World:
     def is_main(self) -> bool:
         return self.rank == 0
 
-    def sum(self, values: Tensor) -> Tensor:
+    def sum_of(self, values: Tensor) -> Tensor:
         """Sum values over all workers, in place."""
         if self.size > 1:
             dist.all_reduce(values)
         return values
 
     def all_gather(self, values: Sequence[float]) -> list[list[float]]:
-        """Return the figures of each worker, by rank, on all workers."""
+        """Return every worker's figures, by rank, on all workers."""
         table = torch.zeros(self.size, len(values), device=self.device)
         table[self.rank] = torch.tensor(values)
-        collected: list[list[float]] = self.sum(table).tolist()
+        collected: list[list[float]] = self.sum_of(table).tolist()
         return collected
 
     def gather(self, value: Any) -> list[Any]:
-        """Return the objects of all workers, by rank, on the main worker; an empty list elsewhere."""
+        """Return every worker's object, by rank, on the main worker; an empty list elsewhere."""
         if self.size == 1:
             return [value]
         gathered: list[Any] | None = [None] * self.size if self.is_main else None
@@ -63,21 +63,21 @@ class World:
         dist.broadcast_object_list(box, src=0)
         return box[0]
 
-    def any(self, flags: Sequence[bool]) -> list[bool]:
+    def any_of(self, flags: Sequence[bool]) -> list[bool]:
         """Return for each flag whether any worker has set it."""
-        raised = self.sum(torch.tensor([float(flag) for flag in flags], device=self.device))
-        return [bool(count > 0) for count in raised.tolist()]
+        counts = self.sum_of(torch.tensor([float(flag) for flag in flags], device=self.device))
+        return [bool(count > 0) for count in counts.tolist()]
 
     def barrier(self) -> None:
-        """Wait until all workers have come here."""
-        self.any([True])
+        """Wait until all workers have called this."""
+        self.any_of([True])
 
 
 def choose_device(local_rank: int = 0) -> torch.device:
     """Return this worker's GPU where torch sees one, else the CPU, set up for training."""
     chosen = devices.choose_device(local_rank)
     if chosen.type == "cpu" and "OMP_NUM_THREADS" not in os.environ:
-        # As Ray does. On busy cores the threads of a small model took six times as long as one thread, waiting for each
-        # other, and their number would change sums in the last bit.
+        # Ray's default. On busy cores several threads wait for each other and took six times as long for a small model,
+        # and their number would change the last bit of sums.
         torch.set_num_threads(1)
     return chosen

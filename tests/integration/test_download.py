@@ -87,7 +87,7 @@ def test_a_retry_requests_only_failed_rows(
 
     part = tmp_path / "out" / "parts" / "000000001.parquet"
     part.rename(tmp_path / "away")
-    with pytest.raises(DatasetError, match="1 parts are still to be downloaded for the first time; run it without"):
+    with pytest.raises(DatasetError, match="1 part not downloaded yet; run the job without"):
         job.run(config, only_failed=True)
     (tmp_path / "away").rename(part)
 

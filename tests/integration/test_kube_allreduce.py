@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sdp.cli import main
-from sdp.kube.allreduce import AllReduce, bus_rate, least_lock, memory_lock, network_of
+from sdp.kube.allreduce import AllReduce, bus_rate, lowest_lock, memory_lock, network_of
 from sdp.kube.rayjob import RayJobOptions, make_all_reduce
 from tests.kube_server import RAY, group, raycluster, running
 
@@ -119,8 +119,8 @@ def test_nccls_transport_is_read_from_its_log() -> None:
 def test_the_limit_on_locked_memory_is_reported_as_by_the_shell_and_the_lowest_counts() -> None:
     limit = subprocess.run(["bash", "-c", "ulimit -l"], capture_output=True, text=True, check=True)
     assert memory_lock() == limit.stdout.strip()
-    assert least_lock(["unlimited", "8192", "64"]) == "64"
-    assert least_lock(["unlimited", "unlimited"]) == "unlimited"
+    assert lowest_lock(["unlimited", "8192", "64"]) == "64"
+    assert lowest_lock(["unlimited", "unlimited"]) == "unlimited"
 
 
 def test_the_doctor_submits_it_with_the_gpus_that_a_node_of_the_group_has(

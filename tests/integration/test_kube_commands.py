@@ -999,5 +999,5 @@ def test_a_chart_is_examined_before_it_is_applied(
 def test_one_api_is_shared_by_threads(lab: Lab) -> None:
     api = lab.api()
     with ThreadPoolExecutor(8) as pool:
-        answers = list(pool.map(lambda _: api.get(api.mine("rayclusters", "sdp"))["metadata"]["name"], range(100)))
+        answers = list(pool.map(lambda _: api.get(api.path("rayclusters", "sdp"))["metadata"]["name"], range(100)))
     assert answers == ["sdp"] * 100

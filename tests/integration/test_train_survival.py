@@ -110,7 +110,7 @@ def segment(world: World, root: Path, batch: int, fate: tuple[str, int, int]) ->
     def counting(batch: Any, ended: float) -> Any:
         report = step(batch, ended)
         seen = torch.zeros(ROWS).index_add_(0, batch.counted, torch.ones(len(batch.counted)))
-        unet.counts.data += world.sum(seen)
+        unet.counts.data += world.sum_of(seen)
         return report
 
     trainer._step = counting  # type: ignore[method-assign]

@@ -133,7 +133,7 @@ def test_init_writes_valid_configurations_and_overwrites_none(
     assert "--store: expected s3://… or gs://…, got 'bucket/mine'" in capsys.readouterr().err
     (tmp_path / "file").touch()
     assert main(["init", str(tmp_path / "file" / "my")]) == 2
-    assert "download.yaml: cannot be written (Not a directory); choose another place" in capsys.readouterr().err
+    assert "download.yaml: cannot be written (Not a directory); choose another folder" in capsys.readouterr().err
 
 
 def test_pictures_of_ones_own_are_processed_without_a_download(tmp_path: Path) -> None:
@@ -200,12 +200,15 @@ def test_quiet_leaves_errors_and_results_alone_and_json_is_an_object_a_line(
         ),
         (
             "config show train --cofnig x",
-            "config show: expected an option it has, got '--cofnig'; did you mean --config?",
+            "config show: expected one of its options, got '--cofnig'; did you mean --config?",
         ),
-        ("config show train --conf x", "config show: expected an option it has, got '--conf'; did you mean --config?"),
+        (
+            "config show train --conf x",
+            "config show: expected one of its options, got '--conf'; did you mean --config?",
+        ),
         (
             "config show train --bogus=1",
-            "config show: expected an option it has, got '--bogus=1'; see sdp config show --help",
+            "config show: expected one of its options, got '--bogus=1'; see sdp config show --help",
         ),
         (
             "config show train limit=3",
@@ -417,7 +420,7 @@ def test_a_library_missing_at_a_late_import_has_the_same_message(
     job.run = run  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "sdp.download.job", job)
     assert main(["download", *ENDS], [job_command("download", "Fetch.")]) == 2
-    assert "expected an installation for workers, got one without torch" in capsys.readouterr().err
+    assert "torch is not installed" in capsys.readouterr().err
 
 
 def test_a_job_in_the_base_installation_names_the_extra_to_install(
@@ -429,7 +432,7 @@ def test_a_job_in_the_base_installation_names_the_extra_to_install(
     monkeypatch.setattr("importlib.import_module", without_ray)
     assert main(["download", *ENDS], [job_command("download", "Fetch.")]) == 2
     err = capsys.readouterr().err
-    assert err.startswith("sdp: sdp download: expected an installation for workers, got one without ray; ")
+    assert err.startswith("sdp: sdp download: ray is not installed; ")
     assert "sdp[worker]" in err
 
 

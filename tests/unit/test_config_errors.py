@@ -66,7 +66,7 @@ def lines(job: str, *overrides: str, path: str | None = None) -> list[str]:
         (
             "train",
             ["scaling.in_driver=true", "scaling.gpus_per_worker=2"],
-            "scaling.gpus_per_worker: expected 1 while in_driver is on, got 2; train on Ray",
+            "scaling.gpus_per_worker: expected 1 while in_driver is on, got 2; turn in_driver off",
         ),
         (
             "train",
@@ -308,7 +308,7 @@ def test_the_usual_uris_are_accepted(uri: str) -> None:
         ("a: 1\n---\nb: 2\n", ":2:1: expected YAML, got a syntax error (but found another document)"),
         ("- a\n", ": expected a mapping of keys to values, got a list"),
         ("just words\n", ": expected a mapping of keys to values, got 'just words'"),
-        ("[" * 1500, ": expected YAML, got brackets nested beyond measure"),
+        ("[" * 1500, ": expected YAML, got brackets nested too deeply"),
     ],
 )
 def test_a_file_that_is_not_plain_yaml_is_reported_with_line_and_column(

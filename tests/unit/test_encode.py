@@ -172,7 +172,7 @@ def test_groups_of_several_shapes_are_each_encoded_as_themselves() -> None:
     chunk.crops[32] = [Group(np.array([0, 2]), wide), Group(np.array([1]), tall)]
     encoded = encoder_of()(chunk)
     assert [group.values.shape for group in encoded.latents[32]] == [(2, 4, 2, 8), (1, 4, 8, 2)]
-    assert [group.where.tolist() for group in encoded.latents[32]] == [[0, 2], [1]]
+    assert [group.positions.tolist() for group in encoded.latents[32]] == [[0, 2], [1]]
 
 
 # --- what may go wrong -----------------------------------------------------------------------------------------------

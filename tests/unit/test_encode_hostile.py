@@ -131,7 +131,7 @@ def pixels_of(chunk: Chunk, side: int, rows: set[int]) -> dict[int, bytes]:
     return {
         int(chunk.rows[item]): values.tobytes()
         for group in chunk.crops[side]
-        for item, values in zip(group.where.tolist(), group.values, strict=True)
+        for item, values in zip(group.positions.tolist(), group.values, strict=True)
         if int(chunk.rows[item]) in rows
     }
 

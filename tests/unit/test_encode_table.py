@@ -137,11 +137,11 @@ def test_the_order_of_the_pieces_does_not_show_in_the_part() -> None:
 
 def test_training_reads_what_is_written_here() -> None:
     """The other side's own reader is asked."""
-    from sdp.train.data.columns import _described
+    from sdp.train.data.columns import _describe_field
 
     for name in ("latents_64", "token_ids"):
-        column, _ = _described(schema(SHAPE).field(name), "here")
+        column, _ = _describe_field(schema(SHAPE).field(name), "here")
         assert column.width == schema(SHAPE).field(name).type.byte_width
-    column, stored = _described(schema(Shape((64,), 0.18215, buckets=True)).field("latents_64"), "here")
+    column, stored = _describe_field(schema(Shape((64,), 0.18215, buckets=True)).field("latents_64"), "here")
     assert column.shape in stored.shapes
     assert len(stored.shapes) == 9

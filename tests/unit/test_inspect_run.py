@@ -325,7 +325,7 @@ def test_a_large_foreign_folder_is_refused_after_a_bounded_look(
             yield path, entry
 
     monkeypatch.setattr(LocalStorage, "_walk", walk)
-    with pytest.raises(DatasetError, match="and no Parquet file among the first 10 files; check the address"):
+    with pytest.raises(DatasetError, match="and no Parquet file among the first 10 files; check the URI"):
         describe(open_storage(str(tmp_path)))
     assert len(looked) == 10
     (tmp_path / "0.parquet").write_bytes(b"PAR1nonsense")

@@ -10,7 +10,7 @@ import pytest
 from sdp.errors import UserError
 from sdp.hardware import CUDA_MAJOR
 from sdp.kube.check_cluster import judge, judge_drivers, judge_products, judge_state, named_by
-from sdp.kube.check_jobs import accelerators, memory, reach, read
+from sdp.kube.check_jobs import accelerators, access, memory, read
 from sdp.kube.check_network import dns_of_groups, dns_of_this_machine
 from sdp.kube.check_server import judge_clock, lacking_fields, version_of, watches
 from sdp.kube.clusters import pods_wanted
@@ -360,7 +360,7 @@ def test_storage_is_tried_and_left_as_it_was(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.parquet").write_bytes(b"PAR1")
     before = sorted(tmp_path.rglob("*"))
-    by_check = {each.check: each for each in reach(jobs, in_pod=True)}
+    by_check = {each.check: each for each in access(jobs, in_pod=True)}
     assert {name: each.state for name, each in by_check.items()} == {
         "download source.uri": "ok",
         "download output.uri": "ok",
@@ -378,14 +378,14 @@ def test_storage_is_tried_and_left_as_it_was(tmp_path: Path) -> None:
 def test_a_source_that_is_not_there_and_an_output_that_cannot_be_written_are_failures(tmp_path: Path) -> None:
     (tmp_path / "images").write_text("a file where a folder should be")
     jobs, _ = read({"download": DOWNLOAD.format(tmp_path)})
-    by_check = {each.check: each for each in reach(jobs, in_pod=True)}
+    by_check = {each.check: each for each in access(jobs, in_pod=True)}
     assert by_check["download source.uri"].state == "failed"
     assert by_check["download output.uri"].state == "failed"
     assert str(tmp_path / "images") in by_check["download output.uri"].says
 
 
 def model_states(drafts: list[Any], *, in_pod: bool) -> list[str]:
-    return states([each for each in reach(drafts, in_pod=in_pod) if each.check.endswith("model.source")])
+    return states([each for each in access(drafts, in_pod=in_pod) if each.check.endswith("model.source")])
 
 
 def test_a_model_that_is_missing_is_a_failure_and_a_folder_of_one_s_own_a_warning(tmp_path: Path) -> None:

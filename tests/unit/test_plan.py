@@ -273,7 +273,7 @@ def test_interruptions_that_no_run_survives_are_refused(
 
 def test_an_instance_without_a_price_is_refused_with_the_way_to_give_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "--trainers", "2xp5e.48xlarge"]) == 2
-    assert "expected a price of p5e.48xlarge, on-demand, got none" in capsys.readouterr().err
+    assert "no price of p5e.48xlarge, on-demand; add it" in capsys.readouterr().err
 
 
 # --- while it runs ---------------------------------------------------------------------------------------------------
@@ -348,7 +348,7 @@ def test_the_articles_best_speeds_are_the_shares_of_peak_that_are_known_of_them(
     own, speeds = work(*SD2, *online, trainers="4xp4de.24xlarge"), Speeds("fsdp+compile")
     for each, known in zip(bounds(*online), (0.319, 0.326), strict=True):
         text = line(each, own, speeds)
-        assert float(text.split("compute limits; the plan takes ")[1].split("%")[0]) / 100 == pytest.approx(
+        assert float(text.split("compute limits; the plan assumes ")[1].split("%")[0]) / 100 == pytest.approx(
             known, rel=0.01
         )
 
@@ -554,7 +554,7 @@ def test_a_calibration_wants_a_gpu_that_is_known(capsys: pytest.CaptureFixture[s
     assert main(["plan", "--calibrate", "--set", "scaling.in_driver=true"]) == 2
     assert "--calibrate: expected a GPU of the catalogue here, got no GPU" in capsys.readouterr().err
     assert main(["plan", "process", "--rows", "9", "--calibrate"]) == 2
-    assert "--calibrate: expected the job train" in capsys.readouterr().err
+    assert "--calibrate: measures only the job train" in capsys.readouterr().err
 
 
 def test_the_plan_says_whether_speeds_are_published_calibrated_or_measured() -> None:
@@ -599,8 +599,8 @@ def test_a_run_without_metrics_is_refused(tmp_path: Path, capsys: pytest.Capture
         (["--rows", "-3"], "--rows: expected more than 0, got -3"),
         (["--rows", "1" + "0" * 21], "--rows: expected less than 1e15, got 1e+21"),
         (["--terms", "spto"], "--terms: expected on-demand, reserved-1y, reserved-3y or spot, got 'spto'"),
-        (["--preset", "seed-table-2", "--deadline", "3"], "--deadline: expected nothing with --preset, got a value"),
-        (["process", "--rows", "9", "--trainers", "p4de.24xlarge"], "--trainers: expected nothing with process"),
+        (["--preset", "seed-table-2", "--deadline", "3"], "--deadline: not used with --preset"),
+        (["process", "--rows", "9", "--trainers", "p4de.24xlarge"], "--trainers: not used with process"),
         (["--page", "."], "plan: --page: .: cannot be written"),
         (
             ["--set", "scaling.gpus_per_worker=2", "--trainers", "1xg5.2xlarge"],
@@ -627,7 +627,7 @@ def test_a_file_of_another_kind_is_not_replaced(
     argv = ["plan", "--set", "max_steps=100", option, str(file)]
     file.write_text("# my configuration, for sdp plan\n")
     assert main(argv) == 2
-    assert f"{option}: expected a new file or one that sdp plan has written" in capsys.readouterr().err
+    assert f"plan: {option}: {str(file)!r} exists and was not written by sdp plan" in capsys.readouterr().err
     assert file.read_text() == "# my configuration, for sdp plan\n"
     file.write_text("")
     assert [main(argv), main(argv)] == [0, 0], "an empty file is nobody's, and its own are replaced"

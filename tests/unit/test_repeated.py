@@ -54,7 +54,7 @@ def test_parts_are_looked_through_in_pieces_and_partitions(tmp_path: Path, monke
     pieces = repeated.pieces(infos)
     assert sorted(path for piece in pieces for path in piece) == sorted(info.path for info in infos)
     assert len(pieces) > 1
-    shares = [repeated.look(dataset.storage, piece, 3) for piece in pieces]
+    shares = [repeated.read_hashes(dataset.storage, piece, 3) for piece in pieces]
     seen = np.concatenate([rows for share in shares for _, rows in share])
     assert len(seen) == len(set(seen.tolist())) == dataset.manifest.counts.written
     assert all((keys % np.uint64(3) == number).all() for share in shares for number, (keys, _) in enumerate(share))

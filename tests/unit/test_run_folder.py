@@ -176,13 +176,13 @@ def test_damaged_lines_are_skipped_and_reported(run: RunFolder, caplog: pytest.L
     run.storage.publish("bad_rows/step-000000001.jsonl", b'{"row": 3, "reason": "undecodable"}\n{"row": "x"}\n{"ro')
     history = run.history()
     assert [line["step"] for line in history.metrics] == [10, 30]
-    what = "lines are damaged and not counted, the first is line"
+    what = "lines are damaged and left out, the first at line"
     assert history.problems == [f"{run.storage.uri}/metrics.jsonl: 4 {what} 2"]
     assert run.bad_rows() == {3: "undecodable"}
     assert run.bad_reasons() == ({"undecodable": 1}, [f"{run.storage.uri}/bad_rows/step-000000001.jsonl: 2 {what} 2"])
     run.storage.publish("events.jsonl", b'{"event": 3}\n')
     assert run.events() == []
-    assert "events.jsonl: 1 line is damaged and not counted" in caplog.text
+    assert "events.jsonl: 1 line is damaged and left out" in caplog.text
 
 
 def test_an_event_after_half_a_line_is_whole(run: RunFolder) -> None:

@@ -270,15 +270,15 @@ def test_the_command_reports_the_recorded_rows_and_their_effect(
     assert main(["audit", images, "--takedown", str(list_file)]) == 0
     said = capsys.readouterr().err
     assert "3 takedowns recorded\n" in said
-    assert "they mean 2 addresses here" in said
-    assert "not in this dataset, and left out if it comes: row 99999" in said
+    assert "they match 2 addresses here" in said
+    assert "not in this dataset, and left out if it is added: row 99999" in said
     assert main(["audit", images, "--takedown", str(list_file), "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {
         "recorded": 0, "known": 3, "rows": [4, 12], "unmatched": [{"kind": "row", "value": "99999"}],
     }  # fmt: skip
     list_file.write_text("# nothing yet\n")
     assert main(["audit", images, "--takedown", str(list_file)]) == 2
-    assert "names nothing" in capsys.readouterr().err
+    assert "lists nothing" in capsys.readouterr().err
 
 
 def test_an_empty_url_is_refused_as_empty(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,7 +17,7 @@ from sdp.model.family import SD1, SD2, TOKENS, blocks, encode_text, unet_class
 from sdp.model.lora import add_lora
 from sdp.plan.memory import Memory, Place, as_text, each_phase, encoders, estimate, estimates, fit, known_activations
 from sdp.plan.prices import reference
-from sdp.train.activations import _Attention, _autocast, _counting, _made_in, activations
+from sdp.train.activations import _Attention, _autocast, _counting, _default_dtype, activations
 
 # Fake CUDA tensors have autograd start threads for a device, after which no forked process can compute gradients.
 pytestmark = pytest.mark.own_process
@@ -92,7 +92,7 @@ def test_what_is_recorded_of_the_text_encoder_s_activations_is_what_fake_tensors
 ) -> None:
     saved = []
     with FakeTensorMode(), mock.patch.object(torch.nn.functional, "scaled_dot_product_attention", _Attention.call):
-        with _made_in(dtype):
+        with _default_dtype(dtype):
             network = text_encoder()
         for batch in (1, 2):
             ids = torch.zeros(batch, TOKENS, dtype=torch.int64, device="cuda")
@@ -228,7 +228,7 @@ def test_an_encoder_takes_what_fake_tensors_count() -> None:
     assert isinstance(config, ProcessConfig)
     # 34,163,664 weights of two bytes, and 64 x 256 x 256 x 1280 bytes
     first, second = encoders(config, GPUS["A10G"])
-    assert "64 at once take 5.1 of the A10G's 24 GiB, which has room for 275" in first
+    assert "64 at once take 5.1 of the A10G's 24 GiB, which hold 275" in first
     assert "An encoder at 512 px: 16 at once take 5.1" in second
     (online,) = encoders(train("data.mode=online"), GPUS["A10G"])
     assert "64 at once take 5.7" in online, "with the text encoder's 340 million parameters"

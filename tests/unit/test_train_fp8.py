@@ -126,7 +126,7 @@ def test_without_torchao_the_command_that_installs_it_is_told(tmp_path: Path, mo
     with pytest.raises(UserError) as caught:
         job.run(asking(tmp_path))
     assert str(caught.value) == (
-        "strategy.fp8.enabled: expected an installation with torchao, got true and none; pip install "
+        "strategy.fp8.enabled: true needs torchao, which is not installed; pip install "
         "'torchao>=0.18,<1' (in the image, if the job runs on a cluster), or set it to false"
     )
     fp8.require_fp8(config(tmp_path))

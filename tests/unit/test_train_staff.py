@@ -66,7 +66,7 @@ def test_a_trainer_s_nth_slice_is_fed_before_anybody_s_next() -> None:
         fed = [pool._next() for _ in range(6)]
         for task in tasks:
             task.cancel()
-        return [each.some for each in fed if each is not None]
+        return [each.data_slice for each in fed if each is not None]
 
     assert asyncio.run(order()) == ["a", "x", "b", "y", "c"]
 

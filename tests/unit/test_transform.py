@@ -227,7 +227,7 @@ def test_rows_on_a_takedown_list_are_filtered_undecoded(tokenizer: CLIPTokenizer
 def test_crops_of_one_shape_are_grouped_and_know_whose_they_are(tokenizer: CLIPTokenizer) -> None:
     rows = [source(n, picture(n, *size)) for n, size in enumerate([(100, 300), (100, 100), (100, 290), (300, 100)])]
     chunk = transformed(tokenizer, rows, crop="buckets")
-    groups = {tuple(group.where.tolist()): group.values.shape[1:3] for group in chunk.crops[64]}
+    groups = {tuple(group.positions.tolist()): group.values.shape[1:3] for group in chunk.crops[64]}
     assert sorted(groups) == [(0, 2), (1,), (3,)]
     assert groups[1,] == (64, 64)
     assert chunk.buckets[0] == chunk.buckets[2] != chunk.buckets[1]

@@ -1,4 +1,4 @@
-"""The interface of callbacks. Each has a file of its own, and the trainer knows none of them by name."""
+"""The interface of callbacks. Each has its own file, and the trainer knows none of them by name."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING

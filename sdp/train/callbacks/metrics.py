@@ -141,8 +141,8 @@ class RecordMetrics(Callback):
             recent.clear()  # the first line includes compilation and warm-up
         self._first = self._first or meter
         recent.append(meter)
-        seconds = sum(each.seconds for each in recent)
-        if samples := sum(each.samples for each in recent):
+        seconds = sum(step.seconds for step in recent)
+        if samples := sum(step.samples for step in recent):
             last = last_step(trainer.config, state, trainer.reader.positions(state.start), batch)
             rest = forecast(trainer.config, state, last, batch, samples / seconds, trainer.resources(), others.samples)
             if math.isfinite(rest.hours):

@@ -68,7 +68,7 @@ class DrawSamples(Callback):
 
     def _begin(self, trainer: "Trainer", step: int) -> None:
         """Copy the weights and begin a set; all workers take part, since shards are gathered from all of them."""
-        if trainer.world.any([self._drawing is not None])[0]:
+        if trainer.world.any_of([self._drawing is not None])[0]:
             if trainer.world.is_main:
                 log.warning(
                     "step %d: no samples, since those of step %d are still being drawn; raise samples.every_steps or "
@@ -164,13 +164,13 @@ class DrawSamples(Callback):
         sampling = Sampling("ddim", settings.steps, settings.guidance_scale, self.config.data.resolution)
         drawn: dict[str, str] = {}
         for start in range(0, len(settings.prompts), settings.batch_size):
-            some = range(start, min(start + settings.batch_size, len(settings.prompts)))
-            text = Text(self._text.prompts[some.start : some.stop], self._text.negative)
-            seeds = [image_seed(self.config.seed, number) for number in some]
+            numbers = range(start, min(start + settings.batch_size, len(settings.prompts)))
+            text = Text(self._text.prompts[numbers.start : numbers.stop], self._text.negative)
+            seeds = [image_seed(self.config.seed, number) for number in numbers]
             latents = torch.zeros(0)
             for latents in denoising(self._networks, text, seeds, sampling):  # noqa: B007 (the last ones are used)
                 yield
-            for number, latent in zip(some, latents, strict=True):
+            for number, latent in zip(numbers, latents, strict=True):
                 if latent.isfinite().all():
                     (picture,) = develop(self._networks.vae, latent[None])
                     name = f"{number:03d}.png"

@@ -42,20 +42,20 @@ class NameSlowest(Callback):
 
 
 def slowest(times: Sequence[Sequence[float]]) -> dict[str, Any]:
-    """Return which worker is slowest, by how much, and in which part, given each worker's seconds by part."""
-    whole = [sum(parts) for parts in times]
-    rank = max(range(len(whole)), key=lambda number: whole[number])
-    others = [number for number in range(len(whole)) if number != rank]
-    usual = median(whole[number] for number in others)
+    """Return the slowest worker, its excess time and the part of the step, given each worker's seconds by part."""
+    totals = [sum(parts) for parts in times]
+    rank = max(range(len(totals)), key=lambda number: totals[number])
+    others = [number for number in range(len(totals)) if number != rank]
+    usual = median(totals[number] for number in others)
     extra = [times[rank][p] - median(times[number][p] for number in others) for p in range(len(OWN_PARTS))]
     return {
         "rank": rank,
-        "seconds": round(whole[rank], 6),
+        "seconds": round(totals[rank], 6),
         "others": round(usual, 6),
         "part": OWN_PARTS[max(range(len(extra)), key=lambda part: extra[part])],
     }
 
 
 def behind(worker: Mapping[str, Any]) -> float:
-    """Return how much longer the slowest worker takes than the median of the others; 0.2 means a fifth longer."""
+    """Return the excess of the slowest worker over the median of the others; 0.2 means a fifth longer."""
     return float(worker["seconds"] / worker["others"] - 1) if worker["others"] else 0.0

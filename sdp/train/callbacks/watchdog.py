@@ -95,7 +95,7 @@ def flight_record() -> bytes | None:
 
 
 def within(seconds: float, read: Callable[[], bytes | None]) -> bytes | None:
-    """Return what `read` returns, or None after `seconds`: a hanging CUDA driver may never return."""
+    """Return the result of `read`, or None after `seconds`: a hanging CUDA driver may never return."""
     result: list[bytes | None] = []
 
     def run() -> None:

@@ -20,14 +20,14 @@ def require_wandb(project: str | None) -> None:
     """Raise a UserError if a project is set and the library is missing."""
     if project is not None and find_spec("wandb") is None:
         raise UserError(
-            f"log.wandb.project: expected an installation with wandb, got {project!r} and none; pip install wandb (in "
-            "the image, if the job runs on a cluster), or set it to null"
+            f"log.wandb.project: {project!r} needs wandb, which is not installed; pip install wandb (in the image, "
+            "if the job runs on a cluster), or set it to null"
         )
 
 
 @dataclass
 class LogToWandb(Callback):
-    """Logs to a W&B run from the main worker; a resumed run continues the same W&B run."""
+    """Logs the main worker's metrics to a W&B run; a resumed run continues the same W&B run."""
 
     project: str
     _run: Any = None

@@ -14,21 +14,21 @@ from sdp.model.checkpoints import EpochStart
 
 
 class Reader(Protocol):
-    """A way to read data; all readers yield the same batches."""
+    """The interface of readers. All readers yield the same kind of batches."""
 
     @property
     def rows(self) -> int:
         """Rows of an epoch."""
 
     def positions(self, start: EpochStart) -> int:  # noqa: ARG002 (for other readers)
-        """Return how many positions an epoch has."""
+        """Return the number of positions in an epoch."""
         return self.rows
 
     def batches(self, epoch: int, position: int, batch_size: int, start: EpochStart) -> "Iterator[Batch]":
-        """Yield this worker's share of each batch from a position on; all workers get as many, of the same length."""
+        """Yield this worker's share of each batch from a position on. Shares have the same length on all workers."""
 
     def after(self, epoch: int, start: EpochStart) -> EpochStart:  # noqa: ARG002 (for other readers)
-        """Return what the epoch after this one begins with."""
+        """Return the start of the next epoch."""
         return start
 
 
@@ -67,7 +67,7 @@ class Batch:
         return self._each(lambda tensor: tensor.to(device, non_blocking=True))
 
     def split(self, size: int) -> Iterator["Batch"]:
-        """Yield micro-batches of at most `size` rows, of at most two lengths, since each needs kernels of its own."""
+        """Yield micro-batches of at most `size` rows, of at most two lengths, since each has its own kernels."""
         count = -(-len(self) // size)
         ends = [len(self) * number // max(1, count) for number in range(count + 1)]
         for number, (start, stop) in enumerate(pairwise(ends)):
@@ -84,13 +84,13 @@ class Batch:
         return self.rows[self.weights > 0]
 
     def counted_by_epoch(self, epoch: int) -> Iterator[tuple[int, Tensor]]:
-        """Yield the addresses that are trained on by epoch, as the account counts them."""
+        """Yield the addresses that are trained on, by epoch."""
         if self.epochs is None:
             yield epoch, self.counted
             return
-        own = self.epochs[self.weights > 0]
-        for each in sorted(set(own.tolist())):
-            yield each, self.counted[own == each]
+        epochs = self.epochs[self.weights > 0]
+        for number in sorted(set(epochs.tolist())):
+            yield number, self.counted[epochs == number]
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> "Batch":
         tensors: dict[str, Any] = {n: change(value) for n, value in vars(self).items() if isinstance(value, Tensor)}

@@ -3,7 +3,7 @@
 A granule is one worker's micro-batch: `data.batch_size` rows of one bucket and one lane. Each bucket has an order of
 its own, and all are cut into the same number of lanes. A lane's granules, from all buckets, are shuffled, and the epoch
 takes one from each lane in turn. The remainder of a bucket in a lane is a granule too, padded with rows of weight 0.
-The position is the account here as well: each granule counts as `data.batch_size` positions.
+A granule takes `data.batch_size` positions of the epoch.
 """
 
 import io
@@ -46,12 +46,12 @@ def views(dataset: LatentsDataset, counts: Ints) -> list[LatentsDataset]:
 
 
 def count_buckets(dataset: LatentsDataset, run: Storage, number: int, *, write: bool) -> Ints:
-    """Return how many rows each row group has of each bucket; with `write` the run's folder keeps the counts."""
-    listed = zlib.crc32(dataset.row_groups.rows.tobytes(), zlib.crc32("\n".join(dataset.paths).encode()))
-    name = f"_source/{number:03d}-buckets-{listed:08x}.npy"
+    """Return the number of rows by row group and bucket; with `write`, store the counts in the run's folder."""
+    checksum = zlib.crc32(dataset.row_groups.rows.tobytes(), zlib.crc32("\n".join(dataset.paths).encode()))
+    name = f"_source/{number:03d}-buckets-{checksum:08x}.npy"
     try:
-        kept: Ints = np.load(io.BytesIO(run.read(name)), allow_pickle=False)
-        return kept
+        stored: Ints = np.load(io.BytesIO(run.read(name)), allow_pickle=False)
+        return stored
     except NotFound:
         reader, kinds = GroupReader(dataset), len(dataset.shapes)
     counts = np.zeros((len(dataset.row_groups), kinds), np.int64)
@@ -84,18 +84,18 @@ class BucketReader(DirectReader):
     @property
     def rows(self) -> int:
         """Rows of an epoch."""
-        return sum(some.dataset.rows for some in self.datasets)
+        return sum(source.dataset.rows for source in self.datasets)
 
     @property
     def mixed(self) -> bool:
         return False
 
     def positions(self, start: EpochStart) -> int:
-        """Return how many positions an epoch has, with the padding of each bucket's last granules."""
+        """Return the number of positions in an epoch, with the padding of each bucket's last granules."""
         lanes = start.lanes or self.shape.lanes
         if lanes not in self._positions:
             shape = replace(self.shape, lanes=lanes)
-            orders = [EpochOrder(self.seed, 0, some.dataset.row_groups, shape) for some in self.datasets]
+            orders = [EpochOrder(self.seed, 0, source.dataset.row_groups, shape) for source in self.datasets]
             self._positions[lanes] = len(_Sequence(orders, self.granule)) * self.granule
         return self._positions[lanes]
 
@@ -115,19 +115,19 @@ class BucketReader(DirectReader):
                     # A granule's number decides its worker, so each worker keeps to its own lanes.
                     first = start + (self.rank - start) % self.world
                     numbers = range(first, min(start + step, len(sequence)), self.world)
-                    mine = [granule for number in numbers if (granule := sequence[number]) is not None]
-                    for bucket, lane_range in mine:
+                    granules = [granule for number in numbers if (granule := sequence[number]) is not None]
+                    for bucket, lane_range in granules:
                         passes.lanes(bucket, epoch).request([lane_range])
-                    yield self._batch(passes, epoch, mine, share)
-                    for bucket, lane_range in mine:
+                    yield self._batch(passes, epoch, granules, share)
+                    for bucket, lane_range in granules:
                         passes.lanes(bucket, epoch).release_in(lane_range.lane, lane_range.stop)
             finally:
                 passes.close()
 
-    def _batch(self, passes: Passes, epoch: int, mine: list[tuple[int, LaneRange]], share: int) -> Batch:
-        """Return a batch of some granules, filled up to `share` with empty ones."""
+    def _batch(self, passes: Passes, epoch: int, granules: list[tuple[int, LaneRange]], share: int) -> Batch:
+        """Return a batch of these granules, filled up to `share` with empty ones."""
         parts = []
-        for bucket, lane_range in mine:
+        for bucket, lane_range in granules:
             rows = list(passes.lanes(bucket, epoch).rows(lane_range))
             parts.append(batch_of(self.datasets[bucket].dataset.columns, self.granule, rows))
         parts += [batch_of(self.datasets[0].dataset.columns, self.granule, [])] * (share - len(parts))
@@ -164,7 +164,7 @@ class _Sequence:
         self._drawn: dict[int, tuple[NDArray[np.int64], NDArray[np.int64]]] = {}
 
     def __len__(self) -> int:
-        # No lane has more rows of a bucket than the first.
+        # The first lane has at least as many rows of each bucket as any other.
         return self._lanes * int(self._counts(0).sum())
 
     def __getitem__(self, number: int) -> tuple[int, LaneRange] | None:
@@ -179,7 +179,7 @@ class _Sequence:
         return bucket, LaneRange(lane, start, min(start + self._granule, rows))
 
     def _counts(self, lane: int) -> Ints:
-        """Return how many granules a lane has of each bucket."""
+        """Return the number of granules of a lane, by bucket."""
         return np.array([-(-order.lane_rows(lane) // self._granule) for order in self._orders], np.int64)
 
     def _draw(self, lane: int) -> tuple[Ints, Ints]:

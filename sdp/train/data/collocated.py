@@ -56,10 +56,10 @@ class _Slices(Dataset[Any]):
     def __init__(self, images: ImagesDataset) -> None:
         self._images = images
 
-    def __getitem__(self, some: Slice) -> Transformed | SdpError:
+    def __getitem__(self, data_slice: Slice) -> Transformed | SdpError:
         try:
             # Tensors cross to the trainer in shared memory, arrays through a pipe.
-            return _with_values(transform_slice(self._images, some)[0], torch.from_numpy)
+            return _with_values(transform_slice(self._images, data_slice)[0], torch.from_numpy)
         except SdpError as error:
             return error
 
@@ -77,7 +77,7 @@ class _SliceSampler:
 def _with_values(transformed: Transformed, change: Callable[[Any], Any]) -> Transformed:
     """Return a transformed slice whose pixels are converted by `change`."""
     crops = {
-        side: [Group(group.where, change(group.values)) for group in groups]
+        side: [Group(group.positions, change(group.values)) for group in groups]
         for side, groups in transformed.chunk.crops.items()
     }
     return replace(transformed, chunk=replace(transformed.chunk, crops=crops))

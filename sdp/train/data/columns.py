@@ -108,7 +108,7 @@ def _find_latents(
         name = columns.latents.replace("{resolution}", str(resolution))
     field = _field(schema, name, uri, "source.columns.latents")
     if pa.types.is_fixed_size_binary(field.type) or (pa.types.is_binary(field.type) and BUCKET in schema.names):
-        return _described(field, uri)
+        return _describe_field(field, uri)
     shape = latent_shape(resolution)
     column = Column(f"{LATENTS}{resolution}", shape, np.dtype(np.float16))
     count, of_kind = _numbers_a_row(file, field, uri)
@@ -129,8 +129,8 @@ def _refuse_unscaled(file: pq.ParquetFile, column: Column, stored: Stored, uri: 
     if not file.metadata.num_rows:
         return
     table = file.read_row_group(_first_group(file), columns=[stored.name])
-    some = np.concatenate(stored.items(table[stored.name].slice(0, 256), column)).view(column.dtype)
-    deviation = float(np.std(some.astype(np.float32)))
+    sample = np.concatenate(stored.items(table[stored.name].slice(0, 256), column)).view(column.dtype)
+    deviation = float(np.std(sample.astype(np.float32)))
     if deviation > 3:
         raise DatasetError(
             f"source.columns.factor: {stored.name} of {uri} looks unscaled (standard deviation {deviation:.1f}); set "
@@ -151,7 +151,7 @@ def _find_text(file: pq.ParquetFile, name: str, uri: str) -> tuple[Column, Store
     """Return a column of token ids or embeddings, of one caption per row or of several."""
     field = _field(file.schema_arrow, name, uri, "source.columns.text")
     if pa.types.is_fixed_size_binary(field.type):
-        column, stored = _described(field, uri)
+        column, stored = _describe_field(field, uri)
         kind = TOKEN_IDS if column.dtype.kind in "ui" else TEXT
         own = 1 if kind == TOKEN_IDS else 2
         choices, shape = int(np.prod(column.shape[:-own])), column.shape[-own:]
@@ -176,7 +176,7 @@ def _field(schema: pa.Schema, name: str, uri: str, key: str) -> pa.Field:
     return schema.field(name)
 
 
-def _described(field: pa.Field, uri: str) -> tuple[Column, Stored]:
+def _describe_field(field: pa.Field, uri: str) -> tuple[Column, Stored]:
     """Return a column of bytes whose metadata has its dtype and its shape, or several shapes if it is of buckets."""
     metadata = field.metadata or {}
     try:
@@ -193,7 +193,7 @@ def _described(field: pa.Field, uri: str) -> tuple[Column, Stored]:
 
 
 def _numbers_a_row(file: pq.ParquetFile, field: pa.Field, uri: str) -> tuple[int, str]:
-    """Return how many numbers the first row of a column has, and whether they are floats (f) or integers (i)."""
+    """Return the count of numbers in the first row of a column, and their kind: floats (f) or integers (i)."""
     try:
         table = file.read_row_group(_first_group(file), columns=[field.name]) if file.metadata.num_rows else None
         values = _flat(table[field.name].chunk(0).slice(0, 1)) if table is not None else None

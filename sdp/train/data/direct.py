@@ -64,7 +64,7 @@ class DirectReader(Reader):
 
     @property
     def mixed(self) -> bool:
-        """True if there are several datasets, with addresses and epochs of their own."""
+        """True if there are several datasets, each with its own addresses and epochs."""
         return len(self.datasets) > 1
 
     @property
@@ -80,7 +80,7 @@ class DirectReader(Reader):
         return prefetched(self._batches(epoch, position, batch_size, start), self.ahead, "sdp-batches", self.device)
 
     def after(self, epoch: int, start: EpochStart) -> EpochStart:
-        """Return what the epoch after this one begins with."""
+        """Return the start of the next epoch."""
         if not self.mixed:
             return start
         return replace(start, places=self.mixture.after(epoch, start.places))
@@ -92,12 +92,12 @@ class DirectReader(Reader):
             try:
                 for start in range(position, self.rows, batch_size):
                     spans = self.mixture.spans(epoch, start, start + batch_size, begin.places)
-                    mine = self._share(passes, spans)
-                    for span, lane_ranges in mine:
+                    shares = self._share(passes, spans)
+                    for span, lane_ranges in shares:
                         passes.lanes(span.dataset, span.epoch).request(lane_ranges)
                     filled = [
                         rows
-                        for span, lane_ranges in mine
+                        for span, lane_ranges in shares
                         for lane_range in lane_ranges
                         for rows in passes.lanes(span.dataset, span.epoch).rows(lane_range)
                     ]
@@ -121,7 +121,7 @@ class DirectReader(Reader):
 
 
 def mixture_of(datasets: tuple[WeightedDataset, ...]) -> Mixture:
-    return Mixture(tuple(some.dataset.rows for some in datasets), tuple(some.weight for some in datasets))
+    return Mixture(tuple(source.dataset.rows for source in datasets), tuple(source.weight for source in datasets))
 
 
 def _refuse_another_kind(first: LatentsDataset, other: LatentsDataset) -> None:
@@ -142,8 +142,8 @@ class Passes:
         self._shape = replace(reader.shape, lanes=begin.lanes or reader.shape.lanes)
         self._orders: dict[tuple[int, int], EpochOrder] = {}
         self._lanes: dict[tuple[int, int], Lanes] = {}
-        self._groups = [GroupReader(some.dataset, reader.verify) for some in reader.datasets]
-        self._buffers = [Buffers(some.dataset.columns) for some in reader.datasets]
+        self._groups = [GroupReader(source.dataset, reader.verify) for source in reader.datasets]
+        self._buffers = [Buffers(source.dataset.columns) for source in reader.datasets]
 
     def order(self, dataset: int, epoch: int) -> EpochOrder:
         if (dataset, epoch) not in self._orders:
@@ -207,7 +207,9 @@ class Lanes:
 
     def request(self, lane_ranges: list[LaneRange]) -> None:
         """Begin to read some ranges, then the rows soon after them."""
-        short = [each for each in lane_ranges if self._sufficient.get(each.lane, -1) < each.stop]
+        short = [
+            lane_range for lane_range in lane_ranges if self._sufficient.get(lane_range.lane, -1) < lane_range.stop
+        ]
         for lane_range in short:
             self._read(lane_range.lane, lane_range.start, lane_range.stop)
         for lane_range in short:
@@ -221,10 +223,10 @@ class Lanes:
 
     def rows(self, lane_range: LaneRange) -> Iterator[Rows]:
         """Yield the rows of a requested range, window by window."""
-        for some in self._windows[lane_range.lane]:
-            start, stop = max(lane_range.start, some.start), min(lane_range.stop, some.stop)
+        for window in self._windows[lane_range.lane]:
+            start, stop = max(lane_range.start, window.start), min(lane_range.stop, window.stop)
             if start < stop:
-                yield some.rows().slice(start - some.start, stop - some.start)
+                yield window.rows().slice(start - window.start, stop - window.start)
 
     def release(self, row: int) -> None:
         """Release the windows before a row in every lane; all lanes are read at one pace."""
@@ -241,8 +243,8 @@ class Lanes:
 
     def close(self) -> None:
         for windows in self._windows.values():
-            for some in windows:
-                some.future.cancel()
+            for window in windows:
+                window.future.cancel()
         self._windows.clear()
 
     def _lane(self, number: int) -> Lane:

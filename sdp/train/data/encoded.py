@@ -1,8 +1,8 @@
 """Batches of images that are encoded during training, by an engine: collocated or online.
 
 The order is that of the direct reader, a pure function of (seed, epoch) and the dataset's row groups. So the position
-is the account here too, and any number of trainers continues from it with exactly the rows that the epoch has left. A
-batch does not depend on how many encoders there are, which of them encodes a row, or which of them dies.
+alone tells which rows are consumed, and any number of trainers continues from it with exactly the rows that the epoch
+has left. A batch does not depend on how many encoders there are, which of them encodes a row, or which of them dies.
 
 Windows are requested in the order in which they are first needed, cut into slices; the engine works a bounded number of
 slices ahead. Rows of a window that are consumed, or belong to another trainer, are not encoded.
@@ -118,16 +118,17 @@ class Route:
                 lanes[lane_range.lane] = lane, stop
 
     def needed(self, lane: int, window: Window) -> NDArray[np.bool_]:
-        """Return which rows of a window the worker needs; the others are consumed or belong to another worker."""
-        mine = np.zeros(len(window), np.bool_)
+        """Return a mask of the rows of a window that the worker needs; the others are consumed or belong to another
+        worker."""
+        needed = np.zeros(len(window), np.bool_)
         lanes = self.order.lanes
         first, last = window.start * lanes + lane, (window.stop - 1) * lanes + lane
         behind = max(0, (first - self.position) // self.batch_size)
         for start in range(self.position + behind * self.batch_size, last + 1, self.batch_size):
             for lane_range in self._step(start):
                 if lane_range.lane == lane:
-                    mine[max(0, lane_range.start - window.start) : max(0, lane_range.stop - window.start)] = True
-        return mine
+                    needed[max(0, lane_range.start - window.start) : max(0, lane_range.stop - window.start)] = True
+        return needed
 
     def _step(self, start: int) -> list[LaneRange]:
         return list(self.order.share(start, start + self.batch_size, self.rank, self.world))
@@ -150,14 +151,14 @@ class _Windows:
         into = self._buffers.take(len(window))
         into.rows[:], into.weights[:] = -1, 0
         bad: dict[int, Outcome] = {}
-        for number, here in enumerate(places):
+        for number, slice_places in enumerate(places):
             encoded = first if number == 0 else next(self._encoded, None)
             if encoded is None:
                 raise RuntimeError("the engine returned fewer slices than were requested")
-            into.rows[here] = encoded.rows
-            into.weights[here] = encoded.weights
-            into.latents[here] = _items(encoded.latents)
-            into.text[here] = _items(encoded.text)
+            into.rows[slice_places] = encoded.rows
+            into.weights[slice_places] = encoded.weights
+            into.latents[slice_places] = _items(encoded.latents)
+            into.text[slice_places] = _items(encoded.text)
             bad |= {outcome.row: outcome for outcome in encoded.bad}
         into.weights[:] *= self._weigh(into.rows)
         return window, into, bad
@@ -180,14 +181,16 @@ class _Windows:
                 group = int(data.row_groups.group[row_group])
                 for skip in range(row_range.start, row_range.stop, data.slice_rows):
                     count = min(data.slice_rows, row_range.stop - skip)
-                    here = places[at : at + count]
+                    slice_places = places[at : at + count]
                     at += count
-                    if needed[here].any():
-                        some = Slice.of(uri, group, int(data.row_groups.rows[row_group]), skip, epoch, needed[here])
-                        slices.append((some, here))
-            self._requested.append((window, [here for _, here in slices]))
-            for some, _ in slices:
-                yield some
+                    if needed[slice_places].any():
+                        data_slice = Slice.of(
+                            uri, group, int(data.row_groups.rows[row_group]), skip, epoch, needed[slice_places]
+                        )
+                        slices.append((data_slice, slice_places))
+            self._requested.append((window, [slice_places for _, slice_places in slices]))
+            for data_slice, _ in slices:
+                yield data_slice
 
 
 def _items(values: NDArray[np.uint8]) -> NDArray[np.void]:

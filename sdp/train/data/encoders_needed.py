@@ -7,7 +7,7 @@ _TOLERANCE = 0.02
 
 
 def encoders_needed(trainers: float, encoder: float, least: int, most: int) -> tuple[int, str]:
-    """Return how many encoders there should be, and why, from both sides' images a second.
+    """Return the number of encoders to run, and the reason, from both sides' images per second.
 
     Both paces leave out waiting, so the number of encoders during the measurement does not matter.
     """

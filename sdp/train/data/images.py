@@ -149,19 +149,19 @@ def open_images(config: TrainConfig, dataset: Dataset, model: LocalModel) -> Ima
     )
 
 
-def transform_slice(images: ImagesDataset, some: Slice) -> tuple[Transformed, TransformStats]:
+def transform_slice(images: ImagesDataset, data_slice: Slice) -> tuple[Transformed, TransformStats]:
     """Read a slice and transform its needed rows to crops and tokens."""
     spec = images.spec
-    rows = addresses(some.piece, spec.storage)
-    if len(rows) != len(some):
-        uri = some.piece.groups[0].uri
+    rows = addresses(data_slice.piece, spec.storage)
+    if len(rows) != len(data_slice):
+        uri = data_slice.piece.groups[0].uri
         raise DatasetError(f"{uri}: not the file that the manifest lists; run sdp download again")
-    wanted = some.needed & (images.weights(rows) > 0)
+    wanted = data_slice.needed & (images.weights(rows) > 0)
     if not wanted.any():
-        return Transformed(rows, _nothing(images)), TransformStats()
+        return Transformed(rows, _empty_chunk(images)), TransformStats()
     # The epoch goes into the seed, since crops are drawn from seed and row alone.
-    drawn = replace(spec, recipe=replace(spec.recipe, seed=spec.recipe.seed + (some.epoch << 40)))
-    chunk, stats = work.transform_piece(drawn, some.piece, None if wanted.all() else rows[wanted])
+    drawn = replace(spec, recipe=replace(spec.recipe, seed=spec.recipe.seed + (data_slice.epoch << 40)))
+    chunk, stats = work.transform_piece(drawn, data_slice.piece, None if wanted.all() else rows[wanted])
     return Transformed(rows, chunk), stats
 
 
@@ -183,16 +183,16 @@ def encode_slice(images: ImagesDataset, encoder: "Encoder", transformed: Transfo
     at = _places(rows, chunk.rows[good])
     (group,) = encoded.latents[images.resolution]
     result.weights[at] = 1
-    result.latents[at] = _bytes(group.values[good[group.where]])
+    result.latents[at] = _bytes(group.values[good[group.positions]])
     result.text[at] = _bytes((chunk.tokens if encoded.text is None else encoded.text)[good])
     return replace(result, bad=tuple(encoded.outcomes))
 
 
-def crashed_slice(images: ImagesDataset, some: Slice, detail: str) -> EncodedSlice:
+def crashed_slice(images: ImagesDataset, data_slice: Slice, detail: str) -> EncodedSlice:
     """Return a slice whose needed rows are recorded as crashed, because it killed its worker each time."""
-    rows = addresses(some.piece, images.spec.storage)
-    empty = encode_slice(images, None, Transformed(rows, _nothing(images)))  # type: ignore[arg-type]  # not called
-    dead = [Outcome(row, FAILED, "crashed", detail, attempts=TRIES) for row in rows[some.needed].tolist()]
+    rows = addresses(data_slice.piece, images.spec.storage)
+    empty = encode_slice(images, None, Transformed(rows, _empty_chunk(images)))  # type: ignore[arg-type]  # not called
+    dead = [Outcome(row, FAILED, "crashed", detail, attempts=TRIES) for row in rows[data_slice.needed].tolist()]
     return replace(empty, bad=tuple(dead))
 
 
@@ -237,17 +237,17 @@ def _encode_spec(config: TrainConfig, dataset: Dataset, model: LocalModel) -> En
     )
 
 
-def _nothing(images: ImagesDataset) -> Chunk:
+def _empty_chunk(images: ImagesDataset) -> Chunk:
     return Chunk(
         np.zeros(0, np.int64), [], np.zeros((0, TOKENS), TOKEN_DTYPE),
         {images.resolution: []}, np.zeros(0, np.int16),
     )  # fmt: skip
 
 
-def _places(rows: NDArray[np.int64], some: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the places of `some` addresses in `rows`."""
+def _places(rows: NDArray[np.int64], selected: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the places of the selected addresses in `rows`."""
     order = np.argsort(rows, kind="stable")
-    places: NDArray[np.int64] = order[np.searchsorted(rows[order], some)]
+    places: NDArray[np.int64] = order[np.searchsorted(rows[order], selected)]
     return places
 
 

@@ -133,8 +133,8 @@ class GroupReader:
 
     def buckets(self, row_group: int) -> NDArray[np.int16]:
         """Return the bucket of each row of a row group."""
-        whole = RowRange(row_group, 0, int(self.dataset.row_groups.rows[row_group]))
-        values: NDArray[np.int16] = self._table(whole, [BUCKET])[BUCKET].to_numpy()
+        all_rows = RowRange(row_group, 0, int(self.dataset.row_groups.rows[row_group]))
+        values: NDArray[np.int16] = self._table(all_rows, [BUCKET])[BUCKET].to_numpy()
         return values
 
     def addresses(self, row_range: RowRange) -> Ints:

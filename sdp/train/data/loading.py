@@ -32,22 +32,22 @@ class Loader:
     offset: int = 0
     """Added to the addresses."""
 
-    def load(self, ranges: Sequence[RowRange], places: Ints, into: Rows, kept: Sequence[Kept] = ()) -> None:
+    def load(self, ranges: Sequence[RowRange], places: Ints, into: Rows, masks: Sequence[Kept] = ()) -> None:
         """Load the rows of some ranges; the n-th row of all goes to places[n] of `into`."""
         at = 0
         for number, row_range in enumerate(ranges):
             addresses, (latents, *texts) = self.reader.read(row_range)
-            if kept and (wanted := kept[number]) is not None:
+            if masks and (wanted := masks[number]) is not None:
                 addresses = addresses[wanted]
                 latents, *texts = ([np.concatenate(chunks)[wanted]] for chunks in (latents, *texts))
-            here = places[at : at + len(addresses)]
+            range_places = places[at : at + len(addresses)]
             at += len(addresses)
-            into.rows[here] = addresses + self.offset
-            into.weights[here] = self.weigh(addresses)
-            _scatter(latents, here, into.latents)
-            _scatter(self._chosen(texts, addresses), here, into.text)
+            into.rows[range_places] = addresses + self.offset
+            into.weights[range_places] = self.weigh(addresses)
+            _scatter(latents, range_places, into.latents)
+            _scatter(self._choose_captions(texts, addresses), range_places, into.text)
 
-    def _chosen(self, texts: Sequence[list[Items]], addresses: Ints) -> list[Items]:
+    def _choose_captions(self, texts: Sequence[list[Items]], addresses: Ints) -> list[Items]:
         """Return one caption for each row."""
         if len(texts) == 1 and all(chunk.shape[1] == 1 for chunk in texts[0]):
             return texts[0]

@@ -76,18 +76,18 @@ class Mixture:
     def _places(self, epoch: int, places: Sequence[Place]) -> list[Place]:
         """Return where the datasets are at the beginning of an epoch; one that has changed begins a new pass."""
         if not places:
-            whole = self._upto(self.rows).tolist()
-            places = [(*divmod(epoch * taken, size), size) for taken, size in zip(whole, self.sizes, strict=True)]
+            per_epoch = self._upto(self.rows).tolist()
+            places = [(*divmod(epoch * taken, size), size) for taken, size in zip(per_epoch, self.sizes, strict=True)]
         return [
             (number, consumed, size) if rows == size or not consumed else (number + 1, 0, size)
             for (number, consumed, rows), size in zip(places, self.sizes, strict=True)
         ]
 
     def _upto(self, position: int) -> NDArray[np.int64]:
-        """Return how many of an epoch's first positions belong to each dataset."""
+        """Return the number of positions before this one that belong to each dataset."""
         rounds, rest = divmod(position, len(self._pattern))
-        counted: NDArray[np.int64] = rounds * self._counts[-1] + self._counts[rest]
-        return counted
+        counts: NDArray[np.int64] = rounds * self._counts[-1] + self._counts[rest]
+        return counts
 
     @cached_property
     def _pattern(self) -> NDArray[np.int64]:
@@ -100,9 +100,9 @@ class Mixture:
 
     @cached_property
     def _counts(self) -> NDArray[np.int64]:
-        """For each number of first positions of the pattern, how many belong to each dataset."""
-        each = self._pattern[:, None] == np.arange(len(self.sizes))
-        return np.concatenate([np.zeros((1, len(self.sizes)), np.int64), np.cumsum(each, axis=0)])
+        """The number of positions of each dataset (column) before each position of the pattern (line)."""
+        belongs = self._pattern[:, None] == np.arange(len(self.sizes))
+        return np.concatenate([np.zeros((1, len(self.sizes)), np.int64), np.cumsum(belongs, axis=0)])
 
 
 def shares_of(spans: Sequence[Span], rank: int, world: int) -> list[tuple[Span, int, int]]:
@@ -111,8 +111,8 @@ def shares_of(spans: Sequence[Span], rank: int, world: int) -> list[tuple[Span, 
     All shares but the last have the same size.
     """
     count = sum(map(len, spans))
-    each = -(-count // world)
-    first, last, before, share = rank * each, min((rank + 1) * each, count), 0, []
+    share_rows = -(-count // world)
+    first, last, before, share = rank * share_rows, min((rank + 1) * share_rows, count), 0, []
     for span in spans:
         at, to = max(first - before, 0), min(last - before, len(span))
         if at < to:

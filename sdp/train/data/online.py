@@ -29,8 +29,8 @@ class Online:
     def encoded(self, slices: Iterator[Slice]) -> Iterator[EncodedSlice]:
         """See Engine."""
         waiting: deque[Callable[[], Any]] = deque()
-        for some in slices:
-            waiting.append(self.submit(some))
+        for data_slice in slices:
+            waiting.append(self.submit(data_slice))
             if len(waiting) > self.ahead:
                 yield waiting.popleft()()
         while waiting:

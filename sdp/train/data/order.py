@@ -6,8 +6,8 @@ is row p // lanes of lane p % lanes. Inside a lane, the rows of a few row groups
 batch mixes rows from the whole dataset, while the reader of a lane reads each row group once. An epoch that begins with
 more workers than lanes has a lane for each worker, and keeps these lanes if the number of workers changes.
 
-The position is the account: rows at lower positions are consumed, the others are not, and any number of workers can
-continue from it.
+The position alone tells which rows are consumed: rows at lower positions are consumed, the others are not, and any
+number of workers can continue from it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -124,11 +124,11 @@ class EpochOrder:
                     yield LaneRange(lane, begin, end)
             return
         count = max(0, stop - start)
-        each = -(-count // world)
-        yield from self.lane_ranges(start, stop, rank * each, min((rank + 1) * each, count))
+        share_rows = -(-count // world)
+        yield from self.lane_ranges(start, stop, rank * share_rows, min((rank + 1) * share_rows, count))
 
     def _in_lane(self, lane: int, position: int) -> int:
-        """Return how many rows of a lane come before a position."""
+        """Return the number of rows of a lane before a position."""
         return -((lane - position) // self.lanes)
 
     def lane_ranges(self, start: int, stop: int, at: int, last: int) -> Iterator[LaneRange]:

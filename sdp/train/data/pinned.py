@@ -2,7 +2,7 @@
 
 An epoch's order depends on the list of parts, and a dataset may grow during the epoch. A job that continues an epoch
 reads the version that the epoch began with; a job that starts between two epochs reads the newest. The pinned manifest
-is checked by its digest, so another dataset at the same address is refused.
+is checked by its digest, so another dataset at the same URI is refused.
 """
 
 import json
@@ -38,7 +38,7 @@ def open_pinned(
     options = config.storage.options()
     run, storage = open_storage(config.output.uri, options), open_storage(uri, options)
     pin = _read_pin(run, number)
-    if pin is not None and (not newest or pin.uri != storage.uri):  # at another address: moved, or another dataset
+    if pin is not None and (not newest or pin.uri != storage.uri):  # at another URI: moved, or another dataset
         pinned = _open_pin(pin, storage, kind)
         if not newest:
             return pinned
@@ -56,7 +56,7 @@ def open_pinned(
 
 
 def outgrown(dataset: Dataset) -> str | None:
-    """Return a line that says so if a newer version of the dataset exists, which this epoch does not read."""
+    """Return a line for the user if the dataset has a newer version, which this epoch does not read."""
     newest = open_dataset(dataset.storage).manifest.version
     if newest == dataset.manifest.version:
         return None

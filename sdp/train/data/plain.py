@@ -77,7 +77,7 @@ def open_plain(
     row_groups = RowGroups.of(groups)
     low = np.cumsum(row_groups.rows) - row_groups.rows
     if not row_groups.rows.sum():
-        raise DatasetError(f"source.uri: no rows in the Parquet files of {uri}; check the address")
+        raise DatasetError(f"source.uri: no rows in the Parquet files of {uri}; check the URI")
     if limit is not None:
         wanted = low < limit
         row_groups = RowGroups(row_groups.part[wanted], row_groups.group[wanted], row_groups.rows[wanted])
@@ -107,7 +107,7 @@ def _moved(listing: pa.Table, root: str) -> pa.Table:
 
 
 def _unchanged(listing: pa.Table, files: list[SourceFile], uri: str, options: StorageOptions) -> pa.Table:
-    """Return the list if the files are still as it says."""
+    """Return the list if the files still match it."""
     by_uri = {file.uri: file for file in files}
     for row in listing.select(["uri", "size", "etag"]).to_pylist():
         now = by_uri.get(row["uri"])

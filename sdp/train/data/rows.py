@@ -56,15 +56,15 @@ def batch_of(columns: tuple[Column, Column], size: int, filled: Sequence[Rows], 
         kind: torch.empty((size, *text.shape), dtype=text.torch_dtype, pin_memory=pin),
     }
     into = (tensors["rows"].numpy(), tensors["weights"].numpy(), _raw(tensors["latents"]), _raw(tensors[kind]))
-    if any(some.epoch is not None for some in filled):
+    if any(part.epoch is not None for part in filled):
         tensors["epochs"] = torch.empty(size, dtype=torch.int64)
     at = 0
-    for some in filled:
-        stop = at + len(some)
-        for target, values in zip(into, (some.rows, some.weights, some.latents, some.text), strict=True):
+    for part in filled:
+        stop = at + len(part)
+        for target, values in zip(into, (part.rows, part.weights, part.latents, part.text), strict=True):
             target[at:stop] = values
         if "epochs" in tensors:
-            tensors["epochs"][at:stop] = some.epoch
+            tensors["epochs"][at:stop] = part.epoch
         at = stop
     for tensor in tensors.values():
         tensor[at:] = 0

@@ -73,7 +73,7 @@ def open_sources(config: TrainConfig, *, write: bool = False, newest: bool = Fal
 
     With `write` the run's folder keeps what it reads: the versions of datasets, and the list of plain files.
     """
-    sources = Sources(tuple(_opened(config, write=write, newest=newest)))
+    sources = Sources(tuple(_open_sources(config, write=write, newest=newest)))
     for source, uri in zip(sources.all, uris_of(config), strict=True):
         refuse_embeddings(config, source.weighted.dataset, uri)
     bucketed = [source for source in sources.all if source.weighted.dataset.shapes]
@@ -111,7 +111,7 @@ def uris_of(config: TrainConfig) -> list[str]:
     return [config.source.uri, *(other.uri for other in config.source.also)]
 
 
-def _opened(config: TrainConfig, *, write: bool, newest: bool) -> Iterator[Source]:
+def _open_sources(config: TrainConfig, *, write: bool, newest: bool) -> Iterator[Source]:
     run = open_storage(config.output.uri, config.storage.options())
     options, resolution, holdout = config.storage.options(), config.data.resolution, config.data.holdout
     configured: list[tuple[str, float, ColumnsConfig]] = [(config.source.uri, 1.0, config.source.columns)]

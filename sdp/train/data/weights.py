@@ -46,7 +46,8 @@ def row_weights(dataset: Storage, holdout: float, limit: int | None) -> RowWeigh
 
 
 def held_out(rows: NDArray[np.int64], share: float) -> NDArray[np.bool_]:
-    """Return which addresses are held out, by a hash (splitmix64) that is the same in every run and epoch."""
+    """Return a mask of the addresses that are held out, by a hash (splitmix64) that is the same in every run and
+    epoch."""
     with np.errstate(over="ignore"):
         mixed = rows.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
         mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
