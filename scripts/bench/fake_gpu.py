@@ -216,14 +216,16 @@ def fakes(graphs: "Graphs") -> Iterator[None]:
         with unset_fake_temporarily():  # it reads values of tensors, the ranks
             return make_mesh(*arguments, **options)
 
-    def moved(module: nn.Module, *where: Any, **_: Any) -> nn.Module:
+    def moved(module: nn.Module, *where: Any, memory_format: Any = torch.preserve_format, **_: Any) -> nn.Module:
         """Replace Module.to, which cannot swap fake tensors."""
         device = next((each for each in where if isinstance(each, torch.device)), None)
         dtype = next((each for each in where if isinstance(each, torch.dtype)), None)
         for each in module.modules():
             for name, weights in each._parameters.items():
                 if weights is not None:
-                    each._parameters[name] = nn.Parameter(weights.detach().to(device, dtype), weights.requires_grad)
+                    layout = memory_format if weights.dim() == 4 else torch.preserve_format
+                    values = weights.detach().to(device, dtype, memory_format=layout)
+                    each._parameters[name] = nn.Parameter(values, weights.requires_grad)
             for name, values in each._buffers.items():
                 if values is not None:
                     each._buffers[name] = values.to(device, dtype if values.is_floating_point() else None)

@@ -47,7 +47,7 @@ SUBMISSIONS = 4
 """The limit on failures of a job, which is submitted again after each."""
 LONGEST_S = 600.0
 LEFT_S = 90.0
-"""By then every process of a job that has ended is gone: Ray's agents take 60 s to give up on a GCS that is gone too."""
+"""By then every process of a job that has ended is gone: Ray's agents take 60 s to give up on a GCS that has ended."""
 METER_S = 0.5
 _STORE = {"object_store_memory": 150_000_000}
 _TICKS = os.sysconf("SC_CLK_TCK")
