@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 
 def make_model(folder: Path, *, tiny: bool) -> Any:
@@ -24,6 +25,7 @@ def make_trainer(case: dict[str, Any], model: Any, world: Any, callbacks: Sequen
     import torch
 
     from sdp.config import parse
+    from sdp.model import load
     from sdp.storage import open_storage
     from sdp.train.assemble import make_conditioning, make_networks, make_objective
     from sdp.train.checkpoint import Checkpointer
@@ -52,13 +54,16 @@ def make_trainer(case: dict[str, Any], model: Any, world: Any, callbacks: Sequen
             },
         },
     )
+    load_text_encoder = load.load_text_encoder if case["tiny"] else _text_encoder
+    with mock.patch.object(load, "load_text_encoder", load_text_encoder):
+        networks = make_networks(config, model, world)
     return Trainer(
         TrainerParts(
             config=config,
             world=world,
-            networks=make_networks(config, model, world),
+            networks=networks,
             objective=make_objective(config, model, world),
-            conditioning=make_conditioning(config, model, world) if case["tiny"] else _conditioning(world),
+            conditioning=make_conditioning(config, model, world) if case["tiny"] else _conditioning(config, world),
             reader=_Noise(case, world),
             checkpointer=Checkpointer(RunFolder(open_storage(output)), world, {}),
             callbacks=callbacks,
@@ -66,16 +71,27 @@ def make_trainer(case: dict[str, Any], model: Any, world: Any, callbacks: Sequen
     )
 
 
-def _conditioning(world: Any) -> Any:
-    """Return Stable Diffusion 2's text encoder with random weights."""
+def _text_encoder(*_: Any, device: Any, dtype: Any = None) -> Any:
+    """Return Stable Diffusion 2's text encoder with random weights, frozen."""
     import torch
     from transformers import CLIPTextConfig, CLIPTextModel
 
     from sdp.model.family import SD2
+
+    with torch.device(device):
+        return CLIPTextModel(CLIPTextConfig(**SD2.text_encoder)).to(dtype or torch.float32).eval().requires_grad_(False)
+
+
+def _conditioning(config: Any, world: Any) -> Any:
+    """Return the conditioning on captions of Stable Diffusion 2's tokens."""
+    import torch
+
+    from sdp.model.family import SD2
     from sdp.train.step import Conditioning
 
-    with torch.device(world.device):
-        encoder = CLIPTextModel(CLIPTextConfig(**SD2.text_encoder)).to(torch.bfloat16).eval().requires_grad_(False)
+    if config.model.train_text_encoder:
+        return Conditioning(torch.zeros(77, device=world.device, dtype=torch.int64), lambda ids: ids)
+    encoder = _text_encoder(device=world.device, dtype=torch.bfloat16)
     empty = torch.zeros(77, SD2.text_encoder["hidden_size"], device=world.device, dtype=torch.bfloat16)
     return Conditioning(empty, lambda ids: encoder(input_ids=ids).last_hidden_state)
 

@@ -216,14 +216,16 @@ def fakes(graphs: "Graphs") -> Iterator[None]:
         with unset_fake_temporarily():  # it reads values of tensors, the ranks
             return make_mesh(*arguments, **options)
 
-    def moved(module: nn.Module, *where: Any, **_: Any) -> nn.Module:
+    def moved(module: nn.Module, *where: Any, memory_format: Any = torch.preserve_format, **_: Any) -> nn.Module:
         """Replace Module.to, which cannot swap fake tensors."""
         device = next((each for each in where if isinstance(each, torch.device)), None)
         dtype = next((each for each in where if isinstance(each, torch.dtype)), None)
         for each in module.modules():
             for name, weights in each._parameters.items():
                 if weights is not None:
-                    each._parameters[name] = nn.Parameter(weights.detach().to(device, dtype), weights.requires_grad)
+                    layout = memory_format if weights.dim() == 4 else torch.preserve_format
+                    values = weights.detach().to(device, dtype, memory_format=layout)
+                    each._parameters[name] = nn.Parameter(values, weights.requires_grad)
             for name, values in each._buffers.items():
                 if values is not None:
                     each._buffers[name] = values.to(device, dtype if values.is_floating_point() else None)
@@ -273,7 +275,7 @@ class Graphs:
         self.dynamic: list[bool] = []
         self.kernels = 0
         self.convolutions: Counter[str] = Counter()
-        """Convolutions, by the layout that Inductor chose."""
+        """Convolutions, by the layout of the images (in backward, of their gradients) that Inductor hands to cuDNN."""
 
     def __call__(self, graph: Any, inputs: list[Any]) -> Any:
         import torch
@@ -294,18 +296,20 @@ class Graphs:
         from torch._inductor.graph import GraphLowering
         from torch.fx import GraphModule
 
-        decide = GraphLowering.decide_layout_opt
+        codegen = GraphLowering.codegen
 
-        def decided(graph: Any, *, is_inference: bool) -> bool:
-            last = decide(graph, is_inference=is_inference)
-            count = sum("convolution" in str(node.target) for node in graph.graph.nodes)
-            self.convolutions["NHWC" if last else "NCHW"] += count
-            return bool(last)
+        def generated(graph: Any) -> Any:
+            code = codegen(graph)
+            for each in graph.operations:
+                if "convolution" in (getattr(each, "python_kernel_name", None) or ""):
+                    last = each.inputs[0].get_stride()[1] == 1
+                    self.convolutions["NHWC" if last else "NCHW"] += 1
+            return code
 
         def compiled(graph: Any, inputs: Any) -> Any:
             before = metrics.generated_kernel_count
             changes = {"fx_graph_cache": False, "compile_threads": 1}
-            with config.patch(changes), mock.patch.object(GraphLowering, "decide_layout_opt", staticmethod(decided)):
+            with config.patch(changes), mock.patch.object(GraphLowering, "codegen", generated):
                 compile_fx_inner(GraphModule(graph, copy.deepcopy(graph.graph)), inputs)
             self.kernels += metrics.generated_kernel_count - before
             return make_boxed_func(graph.forward)

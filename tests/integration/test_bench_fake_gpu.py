@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from scripts.bench._fake_cuda import environment
+from sdp.model.family import SD2
 from sdp.model.load import load_text_encoder
 from sdp.model.sources import resolve
 
@@ -38,6 +39,7 @@ report("ddp", kind="ddp")
 report("fsdp", kind="fsdp", compile="eager")
 report("both", kind="fsdp", train_text_encoder=True)
 report("two gpus", kind="ddp", train_text_encoder=True, gpus=2)
+report("full size", kind="ddp", train_text_encoder=True, gpus=2, tiny=False, steps=1)
 report("full shard", kind="fsdp", shard="full_shard")
 report("hybrid", kind="fsdp", shard="hybrid")
 report("host", mock.patch.object(NoiseSchedule, "add_noise", over_the_host), kind="ddp", steps=1)
@@ -101,6 +103,11 @@ def test_a_text_encoder_is_trained_on_the_second_gpu_or_in_the_same_shards(repor
     assert sent(reports["both"], "forward") == {("allgather_base", 32): pytest.approx(2 * both, rel=0.02)}
     assert not reports["both"]["strays"]
     assert set(reports["both"]["heavy"]) == set(reports["two gpus"]["heavy"]) == {"bfloat16"}
+
+
+def test_networks_of_full_size_are_those_of_stable_diffusion_2(reports: Reports) -> None:
+    both = SD2.parameters["unet"] + SD2.parameters["text_encoder"]
+    assert sent(reports["full size"], "backward") == {("allreduce", 32): 4 * both}
 
 
 def test_shards_are_gathered_once_in_bf16_and_gradients_reduced_once_in_fp32(reports: Reports) -> None:

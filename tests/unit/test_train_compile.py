@@ -5,7 +5,10 @@ from typing import Any
 
 import pytest
 import torch
+from functorch.compile import make_boxed_func
 from torch import Tensor, nn
+from torch._dynamo.backends.common import aot_autograd
+from torch._inductor.graph import GraphLowering
 
 from sdp.train.strategies import channels_last, compile_blocks
 from tests.tiny_model import UNET
@@ -13,7 +16,7 @@ from tests.tiny_model import UNET
 
 @pytest.fixture(autouse=True)
 def fresh_compiler() -> Iterator[None]:
-    with torch._dynamo.config.patch():  # what is set inside is set back
+    with torch._dynamo.config.patch(), torch._inductor.config.patch():  # what is set inside is set back
         torch._dynamo.reset()
         yield
     torch._dynamo.reset()
@@ -70,6 +73,22 @@ def test_another_size_of_batch_adds_graphs_of_its_own_and_no_dynamic_one() -> No
     learn(compiled, count=3)
     assert len(graphs.dynamic) == 2 * count
     assert not any(graphs.dynamic)
+
+
+def test_inductor_lays_out_the_convolutions_of_every_graph_channels_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    choices: list[bool] = []
+
+    def chosen(graph: torch.fx.GraphModule, _inputs: list[Any]) -> Any:
+        if any(node.op == "call_function" and "convolution" in str(node.target) for node in graph.graph.nodes):
+            choices.append(GraphLowering.decide_layout_opt(graph, is_inference=False))
+        return make_boxed_func(graph.forward)
+
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)  # Inductor then decides as for a GPU
+    model = unet()
+    compile_blocks(model, aot_autograd(fw_compiler=chosen))
+    learn(model)
+    assert len(choices) > 4
+    assert all(choices)
 
 
 @pytest.mark.parametrize("weights", [True, False], ids=["ddp", "fsdp"])
