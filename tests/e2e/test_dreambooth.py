@@ -26,7 +26,10 @@ def test_dreambooth_ends_whole_though_its_trainer_is_killed(cluster: Kube) -> No
     run = jobs.inspect(cluster, f"{output}/run")
     assert run["step"] == 120
     assert run["history"]["recovered"] >= 1
-    counts = {name: jobs.inspect(cluster, f"{output}/{name}")["counts"]["written"] for name in ("subject-latents", "class-latents")}
+    counts = {
+        name: jobs.inspect(cluster, f"{output}/{name}")["counts"]["written"]
+        for name in ("subject-latents", "class-latents")
+    }
     assert counts == {"subject-latents": PICTURES, "class-latents": 12}
     assert "e2e/dreambooth/report.html" in site.keys(cluster, "e2e/dreambooth/report")
     assert len([key for key in site.keys(cluster, "e2e/dreambooth/pictures/images/") if key.endswith(".png")]) == 2
