@@ -11,7 +11,7 @@ from sdp.errors import SdpError
 from sdp.losses import explained
 
 DRIVER = """
-import os, signal, socket, subprocess, sys, threading, types
+import os, pathlib, signal, socket, subprocess, sys, threading, types
 
 raylet = subprocess.Popen(
     [{program!r}, "-c", "import sys; sys.stdin.read()", "the-socket"],
@@ -32,6 +32,14 @@ from sdp import losses
 
 losses._LOOK_S = 0.1
 try:
+    with losses.explained("an earlier job"):
+        losses.watch()
+    watching = lambda: any(thread.name == "sdp-losses" for thread in threading.enumerate())
+    while watching():
+        threading.Event().wait(0.01)
+    open_files = [os.readlink(link) for link in pathlib.Path("/proc/self/fd").iterdir() if link.is_symlink()]
+    assert not any("pidfd" in file for file in open_files), open_files
+    assert subprocess.run(["ps", "--ppid", str(os.getpid()), "-o", "stat="], capture_output=True).stdout.count(b"Z") == 0
     with losses.explained("process"):
         losses.watch()
         worker.print_to_stdstream({{"lines": ["A worker died. Lease ID: 1"]}}, False)
