@@ -78,8 +78,9 @@ def abandon() -> None:
 
     node: Any = worker._global_node
     if sys.platform == "linux" and node is not None and node.is_head():
-        node.destroy_external_storage()
         atexit.unregister(worker.shutdown)
+        with contextlib.suppress(OSError):  # a full disk: spilled objects are all that stays
+            node.destroy_external_storage()
 
 
 def worker_environment() -> dict[str, str]:
