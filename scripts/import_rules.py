@@ -16,6 +16,7 @@ ROOMS: tuple[Mapping[str, str], ...] = (
     {
         "errors": "The errors that sdp raises on purpose; exit code 2 means that the user can fix it.",
         "backoff": "The pause before a retry.",
+        "leaving": "The end of a process at once, with what it has started.",
     },
     {
         "console": "Progress, tables, and figures as people read them.",

@@ -1,5 +1,6 @@
 """Connection to a Ray cluster, joined or started on this machine, and placement of work by accelerator type."""
 
+import atexit
 import contextlib
 import logging
 import os
@@ -16,6 +17,7 @@ from typing import Any
 from sdp import console, losses
 from sdp.config import WorkersConfig
 from sdp.errors import SdpError, UserError
+from sdp.leaving import cleanups
 
 _REACH_S = 10.0
 ACCELERATOR_LABEL = "ray.io/accelerator-type"
@@ -40,6 +42,8 @@ def connect(**local: Any) -> dict[str, float]:
         os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
         # Ray's core prints harmless notices as errors to this terminal.
         os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
+        # A driver that waits for Ray handles a signal only after so long; the default is a second.
+        os.environ.setdefault("RAY_get_check_signal_interval_milliseconds", "100")
         for name in _TALKATIVE:
             logging.getLogger(name).setLevel(logging.ERROR)
         require_reachable()
@@ -64,8 +68,19 @@ def connect(**local: Any) -> dict[str, float]:
         if threading.current_thread() is threading.main_thread():
             # Ray's own handler aborts the process, which would leave leases and temporary files behind.
             signal.signal(signal.SIGTERM, handler)
-        losses.watch()
+    losses.watch()
     return {name: float(count) for name, count in ray.cluster_resources().items()}  # type: ignore[no-untyped-call]  # Ray's
+
+
+def abandon() -> None:
+    """Leave a local Ray to `kill_descendants`, which takes no time: the process is about to end."""
+    from ray._private import worker
+
+    node: Any = worker._global_node
+    if sys.platform == "linux" and node is not None and node.is_head():
+        atexit.unregister(worker.shutdown)
+        with contextlib.suppress(OSError):  # a full disk: spilled objects are all that stays
+            node.destroy_external_storage()
 
 
 def worker_environment() -> dict[str, str]:
@@ -178,11 +193,16 @@ class _CapturedStderr:
         self._file = tempfile.TemporaryFile()
         self._terminal = os.dup(2)
         os.dup2(self._file.fileno(), 2)
+        cleanups.append(self._restore)
 
-    def __exit__(self, *_: object) -> None:
+    def _restore(self) -> None:
+        cleanups.remove(self._restore)
         sys.stderr.flush()
         os.dup2(self._terminal, 2)
         os.close(self._terminal)
+
+    def __exit__(self, *_: object) -> None:
+        self._restore()
         with self._file as file:
             file.seek(0)
             self.text = file.read().decode("utf-8", "replace")

@@ -26,6 +26,7 @@ from pydantic import Field
 from sdp.console import duration, say
 from sdp.datasets.records import LARGEST, Whole, dump, parse
 from sdp.errors import AlreadyExists, LeaseHeld, LeaseLost, NotFound, SdpError
+from sdp.leaving import cleanups
 from sdp.storage import Storage
 
 FOLDER = "_lease"
@@ -114,6 +115,7 @@ class Lease:
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._keep, name=f"lease-{record.generation}", daemon=True)
         self._thread.start()
+        cleanups.append(self.release)
 
     @classmethod
     def acquire(
@@ -163,6 +165,7 @@ class Lease:
         """Let the next job begin at once. May be called more than once."""
         if self._end.is_set():
             return
+        cleanups.remove(self.release)
         self._end.set()
         self._thread.join(self._storage.options.timeout_s + 1)
         if self._lost or self._expired() or self._thread.is_alive():
@@ -267,6 +270,8 @@ def _is_free(storage: Storage, generation: int, ttl_s: float, clock: Callable[[]
             changed = Record.load(content)
             return bool(changed and changed.released)
         if waited > ttl:
+            return True
+        if record and record.owner.is_known_dead():
             return True
         idle.wait(min(ttl / 10, 1.0))
 

@@ -36,13 +36,12 @@ log = logging.getLogger(__name__)
 
 
 class _Watch:
-    """The watch over one driver."""
+    """The watch over one driver and job."""
 
-    job = ""
-    """The job whose losses are explained; empty outside of one."""
-
-    def __init__(self) -> None:
+    def __init__(self, job: str) -> None:
+        self.job = job
         self._pipe: int | None = None
+        self._speaker: subprocess.Popen[bytes]
         self._over = threading.Event()
         self._lock = threading.Lock()
 
@@ -50,7 +49,7 @@ class _Watch:
         """Watch this driver's Ray, until `end`."""
         import ray
 
-        if not self.job or self._pipe is not None:
+        if self._pipe is not None:
             return
         logs = "see /tmp/ray/session_latest/logs" if not os.environ.get("RAY_ADDRESS") else "see the nodes' logs"
         lines = [
@@ -61,7 +60,7 @@ class _Watch:
         prefix = "" if as_json() else "sdp: "
         standard_input, self._pipe = os.pipe()
         # In a session of its own, so that Ctrl-C reaches the driver alone.
-        subprocess.Popen(
+        self._speaker = subprocess.Popen(
             ["/bin/sh", "-c", _SPEAK, "sh", *(formatted(f"{prefix}{line}", "error") for line in lines)],
             stdin=standard_input,
             stdout=subprocess.DEVNULL,
@@ -81,13 +80,20 @@ class _Watch:
                 self._tell("over")
                 os.close(self._pipe)
                 self._pipe = None
+                self._speaker.wait()
         atexit.unregister(self.end)
 
     def _look(self, raylet: int | None, gcs: str) -> None:
-        local, lost = not os.environ.get("RAY_ADDRESS"), select.poll()
+        lost, process = select.poll(), None
         if raylet is not None:
             with contextlib.suppress(OSError):  # ended already: the driver's next call fails
-                lost.register(os.pidfd_open(raylet), select.POLLIN)
+                process = os.fdopen(os.pidfd_open(raylet))
+                lost.register(process, select.POLLIN)
+        with process or contextlib.nullcontext():
+            self._look_for(lost, gcs)
+
+    def _look_for(self, lost: select.poll, gcs: str) -> None:
+        local = not os.environ.get("RAY_ADDRESS")
         host, _, port = gcs.rpartition(":")
         silent_since: float | None = None
         while not self._over.is_set():
@@ -120,13 +126,14 @@ class _Watch:
             os.write(self._pipe, f"{word}\n".encode())
 
 
-_watch = _Watch()
+_watch: _Watch | None = None
 
 
 @contextlib.contextmanager
 def explained(job: str) -> Iterator[None]:
     """Raise an error of Ray's as one line inside the block, and have one said where Ray ends this process."""
-    _watch.job = job
+    global _watch
+    watch = _watch = _Watch(job)
     try:
         yield
     except Exception as error:
@@ -137,8 +144,8 @@ def explained(job: str) -> Iterator[None]:
         last = next((line for line in reversed(str(error).splitlines()) if line.strip()), type(error).__name__)
         raise SdpError(f"{job}: Ray failed ({one_line(last, 300)}); {_AGAIN}") from error
     finally:
-        _watch.end()
-        _watch.job = ""
+        watch.end()
+        _watch = None
 
 
 def unwrapped(error: BaseException) -> SdpError | None:
@@ -154,7 +161,8 @@ def unwrapped(error: BaseException) -> SdpError | None:
 def watch() -> None:
     """Watch the Ray that this driver has just connected to, if it runs an `explained` job."""
     _hush()
-    _watch.begin()
+    if _watch is not None:
+        _watch.begin()
 
 
 def _hush() -> None:

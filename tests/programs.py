@@ -40,6 +40,16 @@ def processes_with(text: str | Path) -> list[int]:
     return pids
 
 
+def processes_with_variable(name: str, value: str | Path, text: str = "") -> list[int]:
+    """Return the pids of the processes with a variable in their environment, and a text in their command line."""
+    variable, pids = os.fsencode(f"{name}={value}"), []
+    for entry in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):  # it has ended
+            if variable in entry.read_bytes().split(b"\0") and text.encode() in (entry.parent / "cmdline").read_bytes():
+                pids.append(int(entry.parent.name))
+    return pids
+
+
 def free_port() -> int:
     """Return a port that nothing listens on; another process may take it before the caller does."""
     with socket.socket() as probe:

@@ -6,16 +6,23 @@ import io
 import os
 import signal
 import sys
+import threading
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from types import FrameType
 
 from sdp import console
 from sdp.cli.command import JOBS, Command, CommandParser, HelpPrinted, UsageError, nearest, say, unknown_argument
 from sdp.cli.table import COMMANDS
 from sdp.errors import SdpError, UserError
+from sdp.leaving import cleanups, kill_descendants
 
 __all__ = ["COMMANDS", "JOBS", "main"]
+
+_UNHANDLED_S = 0.5
+_handled = threading.Lock()
+"""Locked for good by the first signal that ends the command."""
 
 
 def main(argv: Sequence[str] | None = None, commands: Sequence[Command] | None = None) -> int:
@@ -29,16 +36,23 @@ def main(argv: Sequence[str] | None = None, commands: Sequence[Command] | None =
         from sdp.cli.completion import complete
 
         complete(COMMANDS)
-    ended.append(_run(sys.argv[1:], commands))
-    return ended[0]
+    code = _run(sys.argv[1:], commands)
+    if "ray" in sys.modules:
+        from sdp.cluster import abandon
+
+        abandon()
+    ended.append(code)
+    return code
 
 
 def _leave(ended: Sequence[int]) -> None:
-    """End this process at once: unloading torch's modules would take a second or more."""
+    """End this process at once: Ray's shutdown and unloading torch's modules would take seconds."""
     if ended:
         for stream in (sys.stdout, sys.stderr):
             with suppress(OSError, ValueError):  # closed, or nobody reads it
                 stream.flush()
+        if "ray" in sys.modules:
+            kill_descendants()
         os._exit(ended[0])
 
 
@@ -95,21 +109,45 @@ def prepare_process() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _interrupt)
+    signals, written = os.pipe()
+    os.set_blocking(written, False)
+    signal.set_wakeup_fd(written, warn_on_full_buffer=False)
+    os.register_at_fork(after_in_child=partial(signal.set_wakeup_fd, -1))  # a child's signals are not ours
+    threading.Thread(target=_watch, args=(signals,), name="sdp-signals", daemon=True).start()
+
+
+def _watch(signals: int) -> None:
+    """End the command by a signal for which the main thread has no time, as while a library's code starts Ray."""
+    pause = threading.Event()
+    while number := os.read(signals, 1):
+        pause.wait(_UNHANDLED_S)
+        # Training handles signals itself: it may be in the middle of a long step.
+        if signal.getsignal(number[0]) is _interrupt and _handled.acquire(blocking=False):
+            _end_at_once(number[0])
+
+
+def _end_at_once(number: int) -> None:
+    """Say which signal ended the command, and end the process without leaving its functions."""
+    for cleanup in reversed(tuple(cleanups)):
+        with suppress(Exception):
+            cleanup()
+    _leave([_stopped(signal.Signals(number).name, sys.argv[1:], [])])
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
     """Raise KeyboardInterrupt with the signal's name; another Ctrl-C ends the process at once."""
+    if not _handled.acquire(blocking=False):
+        return
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.signal(
         signal.SIGTERM, signal.SIG_IGN
     )  # `ray job stop` sends it to the supervisor, which hands it on, and to us
-    name = signal.Signals(number).name
     while frame is not None:
         if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
             # An exception inside an import makes compiled modules abort, or raise another one.
-            os._exit(_stopped(name, sys.argv[1:], []))
+            _end_at_once(number)
         frame = frame.f_back
-    raise KeyboardInterrupt(name)
+    raise KeyboardInterrupt(signal.Signals(number).name)
 
 
 def _dispatch(argv: Sequence[str], commands: Sequence[Command]) -> int:

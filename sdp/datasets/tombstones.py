@@ -80,7 +80,8 @@ class Tombstones:
             return 0
         names = ["kind", "value"]
         together = pa.concat_tables([table.select(names).replace_schema_metadata() for table in self.lists])
-        return int(together.group_by(names).aggregate([]).num_rows)
+        others = together.filter(pc.field("kind") != "url").group_by(names).aggregate([])
+        return len(self.urls) + int(others.num_rows)
 
 
 @dataclass(frozen=True, slots=True)

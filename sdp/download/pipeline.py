@@ -85,9 +85,9 @@ def write_parts(
                 raise result
             infos.append(result)
     figures: DownloadFigures = ray.get(hub.total.remote())
-    messages.emit(emit, figures, rows)
     figures.workers, figures.replaced = shape.workers, max(0, figures.workers - shape.workers)
     figures.count_parts(info.counts for info in infos)
+    messages.emit(emit, figures, rows)
     return infos, figures
 
 

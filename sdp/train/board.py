@@ -80,9 +80,10 @@ class Board:
         """Return the reason to stop, if there is one, and the message if the lease is lost."""
         return self._stop, self._lease_lost
 
-    def stop(self, reason: str) -> None:
-        """Request that training stops."""
+    def stop(self, reason: str) -> bool:
+        """Request that training stops; return whether workers train, so that there is something to save."""
         self._stop = reason
+        return bool(self._workers)
 
     def lose_lease(self, message: str) -> None:
         """Record that another job holds the run's lease."""

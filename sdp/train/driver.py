@@ -28,7 +28,10 @@ class TrainSummary:
 
 @contextmanager
 def on_signals(action: Callable[[str], Any]) -> Iterator[None]:
-    """Call `action` with the name of a SIGINT or SIGTERM; a second Ctrl-C interrupts. Works in the main thread only."""
+    """Call `action` with the name of a SIGINT or SIGTERM; a second Ctrl-C interrupts. Works in the main thread only.
+
+    An action that finds nothing to save raises KeyboardInterrupt.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -40,16 +43,17 @@ def on_signals(action: Callable[[str], Any]) -> Iterator[None]:
         if asked and number == signal.SIGINT:
             raise KeyboardInterrupt(name)
         if not asked:
-            say(f"train: {name}: ending after this step, with a checkpoint; Ctrl-C again ends without one")
+            asked = True
             action(name)
-        asked = True
+            say(f"train: {name}: ending after this step, with a checkpoint; Ctrl-C again ends without one")
 
     handlers = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield
     finally:
         for number, handler in handlers.items():
-            signal.signal(number, handler)
+            if not (asked and number == signal.SIGTERM):  # `ray job stop` sends it twice: no second interrupt
+                signal.signal(number, handler)
 
 
 def record_start(trainer: Trainer, event: str, workers: list[str], **details: Any) -> None:

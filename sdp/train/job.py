@@ -142,14 +142,14 @@ def _train_here(config: TrainConfig, plan: Plan, others: OtherPhases, folder: Ru
 
         emit = EmitMetrics(telemetry.begin(config.output.uri))
         callbacks = [*make_callbacks(config, world, emit, show, others), CheckLease(lease)]
-        with on_signals(lambda name: setattr(stop, "reason", name)):
-            try:
-                trainer = assemble(config, world, callbacks=callbacks, stop=stop)
+        try:
+            trainer = assemble(config, world, callbacks=callbacks, stop=stop)
+            with on_signals(lambda name: setattr(stop, "reason", name)):
                 reason = trainer.train()
-            except Exception as error:
-                lease.check()  # do not write to a run that another job has taken over
-                folder.record("gave_up", failures=[failure_line(error)])
-                raise
+        except Exception as error:
+            lease.check()  # do not write to a run that another job has taken over
+            folder.record("gave_up", failures=[failure_line(error)])
+            raise
     folder.record("end", reason=reason, step=trainer.state.step)
     return TrainSummary(config.output.uri, folder.checkpoint(trainer.state.step).uri, trainer.state, reason)
 

@@ -50,6 +50,8 @@ from sdp.train.world import World, choose_device
 from sdp.waiting import Place, Request, place_of, wait_for
 
 _POLL_S = 1.0
+_LISTEN_S = 0.25
+"""Pause between a worker's questions whether it is asked to stop."""
 _SETTLE_S = 60.0
 """Time for which places for more trainers must stay free before training is interrupted for them."""
 _MORE = "set scaling.can_grow if nodes are added on demand"
@@ -168,7 +170,7 @@ class FollowBoard(Callback):
         if not trainer.world.is_main:
             return
         now = time.monotonic()
-        if self._requests is None and now - self._polled_at > _POLL_S:
+        if self._requests is None and now - self._polled_at > _LISTEN_S:
             self._requests, self._polled_at = self.board.requests.remote(), now
         elif self._requests is not None and ray.wait([self._requests], timeout=0)[0]:
             reason, lease_lost = ray.get(self._requests)
@@ -287,10 +289,16 @@ def _follow_attempt(board: Any, lease: Lease, plan: Plan, more: Place) -> Iterat
                     lost = True
                     board.lose_lease.remote(str(error))
 
+    def stop(name: str) -> None:
+        request = board.stop.remote(name)
+        answered, _ = ray.wait([request], timeout=_POLL_S)
+        if answered and not ray.get(request):
+            raise KeyboardInterrupt(name)
+
     thread = threading.Thread(target=follow, name="sdp-follow", daemon=True)
     thread.start()
     try:
-        with on_signals(board.stop.remote):
+        with on_signals(stop):
             yield
     finally:
         done.set()

@@ -12,8 +12,10 @@ from sdp.config import dump_yaml
 from sdp.storage import open_storage
 from sdp.train.run_folder import RunFolder
 from tests.latents import make_latents
+from tests.programs import processes_with_variable
 from tests.tiny_model import make_tiny_model
 from tests.training import config, when
+from tests.waiting import until
 
 ROOT = Path(__file__).parents[2]
 SIGNALS = [signal.SIGINT, signal.SIGTERM]
@@ -85,6 +87,62 @@ sys.exit(cli.main(commands=[Command("look", LOOK, "Look.", lambda _: None, run)]
         [sys.executable, "-c", code], env=environment, stderr=subprocess.PIPE, text=True, timeout=60, check=False
     )
     assert (done.returncode, done.stderr) == (143, "sdp: stopped by SIGTERM; run it again\n")
+
+
+COMMAND = """
+import ctypes, os, signal, sys
+from sdp import cli, cluster
+from sdp.cli.command import LOOK, Command
+from sdp.lease import Lease
+from sdp.storage import open_storage
+
+def run(_):
+    with Lease.acquire(open_storage(sys.argv[2])), cluster._CapturedStderr():
+        {action}
+
+sys.argv[0] = "sdp"
+sys.exit(cli.main(commands=[Command("look", LOOK, "Look.", lambda parser: parser.add_argument("output"), run)]))
+"""
+DEADLOCK = """
+        lock = ctypes.create_string_buffer(64)
+        ctypes.CDLL(None).pthread_mutex_lock(lock)
+        os.kill(os.getpid(), signal.SIGTERM)
+        ctypes.CDLL(None).pthread_mutex_lock(lock)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a lock of Linux's C library")
+@pytest.mark.parametrize("action", ["import compiled", DEADLOCK])
+def test_a_signal_inside_a_library_s_code_releases_the_lease(tmp_path: Path, action: str) -> None:
+    (tmp_path / "compiled.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGTERM)\n")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path)])}
+    command = [sys.executable, "-c", COMMAND.format(action=action), "look", str(tmp_path / "out")]
+    done = subprocess.run(command, env=environment, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (143, "sdp: stopped by SIGTERM; run it again\n")
+    (record,) = (tmp_path / "out/_lease").iterdir()
+    assert '"released":true' in record.read_text().replace(" ", "")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("state", ["starts", "works"])
+def test_a_command_that_is_stopped_leaves_no_process_of_its_ray(tmp_path: Path, state: str) -> None:
+    connected = tmp_path / "connected"
+    action = (
+        f"cluster.connect(num_cpus=1, include_dashboard=False); open({str(connected)!r}, 'w').close(); signal.pause()"
+    )
+    command = [sys.executable, "-c", COMMAND.format(action=action), "look", str(tmp_path / "out")]
+    environment = {**os.environ, "SDP_TEST_MARK": str(tmp_path)}
+
+    def started() -> bool:
+        return bool(processes_with_variable("SDP_TEST_MARK", tmp_path, "raylet/raylet"))
+
+    with subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        until(started if state == "starts" else connected.exists, f"Ray {state}")
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (130, "sdp: stopped by SIGINT; run it again\n")
+    # Ray's agents stay for a minute after a raylet that is killed alone.
+    until(lambda: not processes_with_variable("SDP_TEST_MARK", tmp_path), "all have ended", 10)
 
 
 def test_a_process_ends_without_taking_its_modules_apart() -> None:

@@ -174,6 +174,26 @@ def test_a_dead_process_of_this_machine_is_replaced_at_once(storage: Storage, le
         assert lease.generation == 2
 
 
+def test_a_process_that_dies_while_it_is_watched_is_replaced_at_once(
+    storage: Storage, leave: Callable[..., Record], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    child = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
+    leave(owner=replace(Owner.this_process(), pid=child.pid, started=lease_module._started(child.pid)))
+    real = threading.Event.wait
+
+    def kill(self: threading.Event, timeout: float | None = None) -> bool:
+        if timeout is None or threading.current_thread() is not threading.main_thread():
+            return real(self, timeout)
+        assert child.poll() is None, "the dead process is still watched"
+        child.kill()
+        child.wait()
+        return False
+
+    monkeypatch.setattr(threading.Event, "wait", kill)
+    with Lease.acquire(storage, clock=Clock()) as lease:  # the time to live does not pass by this clock
+        assert lease.generation == 2
+
+
 def test_a_pid_used_again_is_another_process(storage: Storage, leave: Callable[..., Record]) -> None:
     other = replace(Owner.this_process(), started="12")
     assert other.is_known_dead()

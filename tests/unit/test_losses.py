@@ -11,7 +11,7 @@ from sdp.errors import SdpError
 from sdp.losses import explained
 
 DRIVER = """
-import os, signal, socket, subprocess, sys, threading, types
+import os, pathlib, signal, socket, subprocess, sys, threading, types
 
 raylet = subprocess.Popen(
     [{program!r}, "-c", "import sys; sys.stdin.read()", "the-socket"],
@@ -32,6 +32,14 @@ from sdp import losses
 
 losses._LOOK_S = 0.1
 try:
+    with losses.explained("an earlier job"):
+        losses.watch()
+    while any(thread.name == "sdp-losses" for thread in threading.enumerate()):
+        threading.Event().wait(0.01)
+    links = [link for link in pathlib.Path("/proc/self/fd").iterdir() if link.is_symlink()]
+    assert not any("pidfd" in os.readlink(link) for link in links)
+    stats = [stat.read_text().rpartition(")")[2].split() for stat in pathlib.Path("/proc").glob("[0-9]*/stat")]
+    assert not any(stat[:2] == ["Z", str(os.getpid())] for stat in stats)
     with losses.explained("process"):
         losses.watch()
         worker.print_to_stdstream({{"lines": ["A worker died. Lease ID: 1"]}}, False)

@@ -40,6 +40,14 @@ def forbid_reading_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tombstones, "in_parts", refuse)
 
 
+def test_two_spellings_of_one_address_are_one_takedown(tmp_path: Path) -> None:
+    images = make_images(tmp_path)
+    for value in ("http://host/12", "HTTP://HOST:80/12"):  # as another program may have written it
+        entries = [("url", value, None), ("row", "7", 7)]
+        tombstones._create(images.storage, tombstones.FOLDER, 0, tombstones._table(entries))
+    assert len(tombstones.load(images.storage)) == 2
+
+
 # --- what a list may say ---------------------------------------------------------------------------------------------
 
 

@@ -1,7 +1,12 @@
 """The board's report on workers that could not report themselves."""
 
+import signal
+
+import pytest
+
 from sdp.errors import UserError
 from sdp.train.board import RESIZE, Board
+from sdp.train.driver import on_signals
 
 
 def test_workers_that_end_without_a_word_are_named_at_the_next_start() -> None:
@@ -26,6 +31,29 @@ def test_a_worker_that_said_why_is_taken_at_its_word() -> None:
     board.failed(1, "mend it", fatal)
     assert (board.report().failures, board.report().fatal) == (["worker 0: struck", "worker 1: mend it"], fatal)
     assert board.begin(0).failures == ["worker 0: struck", "worker 1: mend it"]
+
+
+def test_a_stop_tells_whether_there_is_something_to_save() -> None:
+    board = Board()
+    assert not board.stop("SIGINT")
+    board.begin(0)
+    assert not board.stop("SIGINT")
+    board.train(["a pid 1"])
+    assert board.stop("SIGINT")
+
+
+def test_a_signal_with_nothing_to_save_interrupts(capsys: pytest.CaptureFixture[str]) -> None:
+    def nothing_to_save(name: str) -> None:
+        raise KeyboardInterrupt(name)
+
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with pytest.raises(KeyboardInterrupt, match=r"^SIGTERM$"), on_signals(nothing_to_save):
+            signal.raise_signal(signal.SIGTERM)
+        assert capsys.readouterr().err == "", "a checkpoint is promised"
+        signal.raise_signal(signal.SIGTERM)  # the second one of `ray job stop`
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_a_stop_for_more_workers_is_no_failure_and_its_figures_are_void() -> None:
