@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Literal
 
+from pydantic import Field
+
 from sdp.config.base import (
     REQUIRED,
     JobConfig,
@@ -25,6 +27,11 @@ BatchSize = Annotated[
     Says("a whole number of 1 or more, or a list of one for each resolution, or null"),
 ]
 
+CaptionColumns = Annotated[
+    Name | Annotated[dict[Name, Annotated[float, Field(ge=0)]], Field(min_length=1)] | None,
+    Says("a column, or {column: weight, …}, or null"),
+]
+
 
 class ProcessSource(SourceConfig):
     uri: Uri = key(
@@ -35,18 +42,20 @@ class ProcessSource(SourceConfig):
         example="s3://bucket/images",
     )
     image_column: Name = key("image", "The column that holds the encoded images.", shapes_output=True)
-    caption_column: Name | None = key(
+    caption_column: CaptionColumns = key(
         None,
         "The column that holds the captions, or the JSON field in tars; null means prompt for pictures of sdp "
-        "generate, else caption.",
+        "generate, else caption. With several, as {caption: 1, synthetic: 3}, each row draws one of those that it has, "
+        "by weight; a weight of 0 is for rows that have no other.",
         shapes_output=True,
     )
     caption: Name | None = key(None, "One caption for all pictures, in place of their own.", shapes_output=True)
 
     def contradictions(self) -> Iterable[Problem]:
         yield from super().contradictions()
-        if self.caption_column == self.image_column:
-            yield Problem("caption_column", "another column than image_column", repr(self.caption_column), "name it")
+        columns = self.caption_column
+        if self.image_column in (columns if isinstance(columns, dict) else (columns,)):
+            yield Problem("caption_column", "another column than image_column", repr(self.image_column), "name it")
 
 
 class ProcessOutput(OutputConfig):

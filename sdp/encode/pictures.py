@@ -1,5 +1,6 @@
 """Sources of pictures: a dataset of sdp, Parquet files, WebDataset tars, or a folder of image files."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -26,12 +27,17 @@ class Pictures:
 
     uri: str
     columns: Columns
-    captioned: bool
-    """True if the first file has captions."""
+    captions: tuple[str, ...]
+    """The columns of captions that the first file has."""
     dataset: Dataset | None = None
     files: tuple[SourceFile, ...] = ()
     """Files of one kind, where there is no dataset."""
     kind: str = "Parquet files"
+
+    @property
+    def captioned(self) -> bool:
+        """True if the first file has captions."""
+        return bool(self.captions)
 
     @property
     def input(self) -> dict[str, Any]:
@@ -54,7 +60,7 @@ class Pictures:
         if self.kind == "tars":
             count = partial(count_samples, options=options)
             return freeze_files(output, self.files, uri=self.uri, limit=limit, options=options, count=count)
-        columns = [self.columns.image] + [self.columns.caption] * self.captioned
+        columns = [self.columns.image, *self.captions]
         return freeze_source(output, self.files, columns, uri=self.uri, limit=limit, options=options)
 
     def planner(self, output: Output, piece_rows: int, options: StorageOptions) -> Planner:
@@ -68,13 +74,14 @@ def open_pictures(
     options: StorageOptions,
     *,
     image: str = "image",
-    caption: str | None = None,
+    caption: str | Mapping[str, float] | None = None,
     text: str | None = None,
     required: bool = False,
 ) -> Pictures:
     """Open the pictures of a configuration section; errors name it by `key`. Reads one footer at most.
 
-    `caption` names the captions' column, or the field in a tar's JSON; `text` is one caption for all pictures.
+    `caption` names the captions' column, or the field in a tar's JSON, or several columns with the weights by which
+    rows draw one; `text` is one caption for all pictures.
     """
     needed = text is None and (required or caption is not None)
     folder = None if is_read_only(uri) or "*" in uri else open_storage(uri, options)
@@ -86,10 +93,10 @@ def open_pictures(
         written = dataset.parts.filter(pc.field("written") > 0)["path"].to_pylist()
         if not written:
             raise DatasetError(f"{key}.uri: {folder.uri}: the dataset holds no pictures; choose another one")
-        columns = Columns(image, caption or _CAPTIONS[kind], text)
-        captioned = _check_columns(key, columns, folder.uri_of(written[0]), options, needed)
-        return Pictures(folder.uri, columns, captioned, dataset)
-    columns = Columns(image, caption or "caption", text)
+        columns = _columns(image, caption, text, _CAPTIONS[kind])
+        captions = _check_columns(key, columns, folder.uri_of(written[0]), options, needed)
+        return Pictures(folder.uri, columns, captions, dataset)
+    columns = _columns(image, caption, text, "caption")
     files = list_source(uri, options, suffixes=(".parquet", TAR, *PICTURES, TEXT))
     kinds = {
         "pictures": tuple(file for file in files if file.uri.lower().endswith(PICTURES)),
@@ -103,20 +110,28 @@ def open_pictures(
     if len(present) > 1:
         raise UserError(f"{key}.uri: {uri}: both {' and '.join(present)}; name a folder or a pattern of one kind")
     (kind,) = present
-    captioned = kind == "tars" or any(file.uri.endswith(TEXT) for file in files)
+    captions = columns.captions if kind == "tars" or any(file.uri.endswith(TEXT) for file in files) else ()
     if kind == "Parquet files":
-        captioned = _check_columns(key, columns, kinds[kind][0].uri, options, needed, plain=True)
-    elif needed and not captioned:
+        captions = _check_columns(key, columns, kinds[kind][0].uri, options, needed, plain=True)
+    elif len(columns.captions) > 1:
+        raise UserError(f"{key}.caption_column: expected one column with {kind}, got {len(columns.captions)}; name one")
+    elif needed and not captions:
         raise UserError(
             f"{key}.caption: the pictures at {uri} have no captions beside them (a.jpg, a.txt); set one for all"
         )
-    return Pictures(uri, columns, captioned, files=kinds[kind], kind=kind)
+    return Pictures(uri, columns, captions, files=kinds[kind], kind=kind)
+
+
+def _columns(image: str, caption: str | Mapping[str, float] | None, text: str | None, usual: str) -> Columns:
+    if isinstance(caption, Mapping):
+        return Columns(image, min(caption), text, caption)
+    return Columns(image, caption or usual, text)
 
 
 def _check_columns(
     key: str, columns: Columns, uri: str, options: StorageOptions, captions: bool, *, plain: bool = False
-) -> bool:
-    """Refuse a misspelt column before anything is written; return whether the first file has captions."""
+) -> tuple[str, ...]:
+    """Refuse a misspelt column before anything is written; return the columns of captions in the first file."""
     footer = footer_of(uri, options)
     if plain and _PART_MARK in (footer.metadata or {}):
         raise DatasetError(
@@ -124,10 +139,9 @@ def _check_columns(
             "that its takedowns and its account apply"
         )
     schema = footer.schema.to_arrow_schema()
-    captioned = columns.caption in schema.names
+    present = tuple(name for name in columns.captions if name in schema.names)
     checks = [("image_column", columns.image, _holds_images, "bytes")]
-    if captions or captioned:
-        checks.append(("caption_column", columns.caption, _holds_text, "text"))
+    checks += [("caption_column", name, _holds_text, "text") for name in (columns.captions if captions else present)]
     for column, name, fits, content in checks:
         if name not in schema.names:
             raise DatasetError(f"{key}.{column}: no column {name} in {uri}; it has {', '.join(schema.names)}")
@@ -136,7 +150,7 @@ def _check_columns(
         kind = schema.field(name).type
         if not fits(kind):
             raise DatasetError(f"{key}.{column}: expected a column of {content}, but {name} in {uri} is of {kind}")
-    return captioned
+    return present
 
 
 def _holds_images(kind: pa.DataType) -> bool:

@@ -10,9 +10,9 @@ import json
 import math
 import tarfile
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import groupby, islice
 from threading import Lock
 
@@ -26,6 +26,7 @@ from sdp.datasets.index import Index
 from sdp.datasets.manifest import Dataset
 from sdp.datasets.units import Unit, Work
 from sdp.encode.chunk import SourceRow
+from sdp.encode.recipe import draw
 from sdp.errors import DatasetError, NotFound, one_line
 from sdp.storage import StorageOptions, open_source
 
@@ -93,6 +94,13 @@ class Columns:
     """In tars, the field of a sample's JSON."""
     text: str | None = None
     """One caption for all rows, in place of their own."""
+    weights: Mapping[str, float] = field(default_factory=dict)
+    """Several columns of captions, of which each row draws one, in place of `caption`."""
+
+    @property
+    def captions(self) -> tuple[str, ...]:
+        """The columns of captions, in an order that no file decides."""
+        return tuple(sorted(self.weights)) or (self.caption,)
 
 
 class Planner:
@@ -164,8 +172,12 @@ def read_piece(
     *,
     options: StorageOptions | None = None,
     only: NDArray[np.int64] | None = None,
+    seed: int = 0,
 ) -> Iterator[SourceRow]:
-    """Yield the rows of a piece that belong to its unit and, if given, to `only`; read a row group at a time."""
+    """Yield the rows of a piece that belong to its unit and, if given, to `only`; read a row group at a time.
+
+    The seed, with a row's address, chooses among several captions.
+    """
     # The next row group is read while this one's rows are worked on; image files are small, so several are.
     workers = _FILES_AT_ONCE if piece.groups[0].uri.lower().endswith(PICTURES) else 1
     for table, rows in ordered_map(lambda span: _read(span, columns, options), _spans(piece), workers):
@@ -174,7 +186,7 @@ def read_piece(
             selected &= np.isin(rows, only)
         if not selected.all():
             table, rows = table.filter(pa.array(selected)), rows[selected]
-        yield from _rows_of(table, rows, columns)
+        yield from _rows_of(table, rows, columns, seed)
 
 
 def addresses(piece: Piece, options: StorageOptions | None = None) -> NDArray[np.int64]:
@@ -197,17 +209,26 @@ def _spans(piece: Piece) -> Iterator[_Span]:
             yield group, start, stop
 
 
-def _rows_of(table: pa.Table, rows: NDArray[np.int64], columns: Columns) -> Iterator[SourceRow]:
-    keys, captions = (
-        table[name] if name in table.column_names else [None] * len(rows) for name in ("key", columns.caption)
+def _rows_of(table: pa.Table, rows: NDArray[np.int64], columns: Columns, seed: int) -> Iterator[SourceRow]:
+    keys, *captions = (
+        table[name] if name in table.column_names else [None] * len(rows) for name in ("key", *columns.captions)
     )
     statuses = [table[name] for name in STATUS if name in table.column_names]
-    for at, (row, key, image, caption) in enumerate(
-        zip(rows.tolist(), keys, table[columns.image], captions, strict=True)
+    for at, (row, key, image, *cells) in enumerate(
+        zip(rows.tolist(), keys, table[columns.image], *captions, strict=True)
     ):
-        text = _text(caption) if columns.text is None else columns.text
+        text = _choose(row, [_text(cell) for cell in cells], columns, seed) if columns.text is None else columns.text
         error = "" if image.is_valid else ": ".join(filter(None, (_text(each[at]) for each in statuses)))
         yield SourceRow(row, _text(key) or f"{row:012d}", _bytes(image), text, error)
+
+
+def _choose(row: int, captions: Sequence[str | None], columns: Columns, seed: int) -> str | None:
+    """Return a row's caption: its only one, or the one that it draws among those that are not empty."""
+    if not columns.weights:
+        return captions[0]
+    present = [(text, columns.weights[name]) for name, text in zip(columns.captions, captions, strict=True) if text]
+    present = [(text, weight) for text, weight in present if text.strip()]
+    return present[draw(seed, row, [weight for _, weight in present])][0] if present else None
 
 
 def _bytes(value: pa.Scalar) -> memoryview | None:
@@ -232,7 +253,7 @@ def _text(value: pa.Scalar | None) -> str | None:
 def _read(span: _Span, columns: Columns | None, options: StorageOptions | None) -> tuple[pa.Table, NDArray[np.int64]]:
     """Return those of the columns that exist, and the addresses; without columns, the addresses alone."""
     group, start, stop = span
-    names = () if columns is None else ("key", columns.image, columns.caption, *STATUS)
+    names = () if columns is None else ("key", columns.image, *columns.captions, *STATUS)
     if group.first_row is None:
         table = _read_group(group, ("row", *names), options).slice(start, stop - start)
         return table, table["row"].to_numpy()
