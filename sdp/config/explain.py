@@ -87,6 +87,9 @@ def _locate(model: type[Section], loc: Location, data: Any) -> tuple[Location | 
         elif get_origin(annotation) is tuple:
             annotation, metadata = unwrap(get_args(annotation)[0])
             wants = phrase(annotation, metadata)
+        elif get_origin(annotation) is dict and _is_section(get_args(annotation)[1]):
+            annotation = get_args(annotation)[1]
+            wants = phrase(annotation)
         else:
             break
     return tuple(here), wants

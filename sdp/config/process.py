@@ -33,6 +33,28 @@ CaptionColumns = Annotated[
 ]
 
 
+class JoinedTable(Section):
+    """A Parquet table whose columns count as columns of the images."""
+
+    uri: Uri = key(REQUIRED, "A file, folder or pattern.", shapes_output=True)
+    by: Name = key("row", "The column that it shares with the images; row is their address.", shapes_output=True)
+    missing: Literal["keep", "drop"] = key("keep", "Whether to keep rows without an entry.", shapes_output=True)
+
+
+class Bounds(Section):
+    """The bounds of a score."""
+
+    min: float | None = key(None, "The least score to keep.", shapes_output=True)
+    max: float | None = key(None, "The highest score to keep.", shapes_output=True)
+    keep_unknown: bool = key(False, "Whether to keep rows without a score.", shapes_output=True)
+
+    def contradictions(self) -> Iterable[Problem]:
+        if self.min is None and self.max is None:
+            yield Problem("min", "a number while max is null", "null", "set one of them")
+        elif self.min is not None and self.max is not None and self.min > self.max:
+            yield Problem("min", f"at most max, which is {self.max:g}", f"{self.min:g}", "swap them")
+
+
 class ProcessSource(SourceConfig):
     uri: Uri = key(
         REQUIRED,
@@ -50,6 +72,13 @@ class ProcessSource(SourceConfig):
         shapes_output=True,
     )
     caption: Name | None = key(None, "One caption for all pictures, in place of their own.", shapes_output=True)
+    tables: tuple[JoinedTable, ...] = key(
+        (),
+        "Parquet tables of captions or scores, each {uri, by, missing}, joined to the images by the column `by`: row, "
+        "their address, or text that they carry, such as url. Their columns take the place of the images' own; a row "
+        "without an entry keeps its own, or with missing: drop is filtered.",
+        shapes_output=True,
+    )
 
     def contradictions(self) -> Iterable[Problem]:
         yield from super().contradictions()
@@ -164,6 +193,12 @@ class ProcessConfig(JobConfig):
     )
     model: ModelConfig = key(REQUIRED, "The model that encodes.")
     seed: int = key(0, "Random seed; with a row's address it decides that row's bits.", shapes_output=True, ge=0)
+    filters: Annotated[dict[Name, Bounds], Says("{column: {min: 5.0}, …}, with min, max or both")] = key(
+        {},
+        "Bounds on columns of numbers, of the images or of source.tables: rows outside are filtered, and so are rows "
+        "without a number, unless keep_unknown is true.",
+        shapes_output=True,
+    )
     transform: TransformConfig = key(TransformConfig, "Decoding, resizing and cropping.")
     encode: EncodeConfig = key(EncodeConfig, "The encoders.")
 

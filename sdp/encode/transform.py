@@ -142,7 +142,7 @@ class Transform:
         outcomes: list[Outcome] = []
         items: list[_Item] = []
         for each in source:
-            if (reason := self._reason_to_skip(each.row)) is not None:
+            if reason := self._reason_to_skip(each.row) or each.filtered:
                 outcomes.append(Outcome(each.row, FILTERED, reason))
                 continue
             try:

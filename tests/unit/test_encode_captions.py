@@ -74,7 +74,7 @@ def test_columns_that_cannot_hold_captions_are_refused_before_anything_begins(tm
     (tmp_path / "files").mkdir()
     (tmp_path / "files/a.jpg").write_bytes(picture(0))
     (tmp_path / "files/a.txt").write_text("a")
-    with pytest.raises(UserError, match=r"source\.caption_column: expected one column with pictures, got 2"):
+    with pytest.raises(UserError, match=r"source\.caption_column: pictures have one caption; remove synthetic"):
         captions_of(tmp_path / "files", tmp_path / "out", {"caption": 1, "synthetic": 1})
     for wrong in ("{}", "{caption: -1}", "{image: 1}", "[caption]"):
         with pytest.raises(ConfigError, match=r"source\.caption_column: expected"):
