@@ -60,11 +60,13 @@ class Joined:
     ) -> tuple[pa.Table, NDArray[np.bool_]]:
         """Return the source's rows at some addresses with this table's columns, and which rows it has an entry for.
 
-        Its values take the place of the source's own where they are not null.
+        Its values take the place of the source's own where they are neither null nor empty.
         """
         entries, present = self._find(pa.chunked_array([rows]) if self.by == ROW else table[self.by], options)
         for name, values in zip(entries.column_names, entries.columns, strict=True):
             values = _plain(values, name)
+            if pa.types.is_large_binary(values.type):  # a model's empty caption is none
+                values = pc.if_else(pc.greater(pc.binary_length(values), 0), values, pa.scalar(None, values.type))
             if name not in table.column_names:
                 table = table.append_column(name, values)
                 continue

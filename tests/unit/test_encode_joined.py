@@ -107,9 +107,9 @@ def test_pictures_with_the_same_key_share_its_entry(tmp_path: Path) -> None:
     assert [row.caption for row in rows] == ["new", "old", "new"]
 
 
-def test_a_later_table_comes_first_and_null_is_no_entry(images: Path, tmp_path: Path) -> None:
+def test_a_later_table_comes_first_and_null_or_empty_is_no_entry(images: Path, tmp_path: Path) -> None:
     first = write_table(tmp_path / "1.parquet", {"row": [0, 1, 2], "caption": ["a", "b", "c"]})
-    later = write_table(tmp_path / "2.parquet", {"row": [1, 2], "caption": ["B", None]})
+    later = write_table(tmp_path / "2.parquet", {"row": [0, 1, 2], "caption": ["", "B", None]})
     rows = rows_of(open_with(images, table_of(first), table_of(later)), tmp_path / "out")
     assert [row.caption for row in rows[:4]] == ["a", "B", "c", "picture number 3"]
 
