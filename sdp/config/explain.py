@@ -87,6 +87,9 @@ def _locate(model: type[Section], loc: Location, data: Any) -> tuple[Location | 
         elif get_origin(annotation) is tuple:
             annotation, metadata = unwrap(get_args(annotation)[0])
             expectation = phrase(annotation, metadata)
+        elif get_origin(annotation) is dict and _is_section(get_args(annotation)[1]):
+            annotation = get_args(annotation)[1]
+            expectation = phrase(annotation)
         else:
             break
     return tuple(location), expectation

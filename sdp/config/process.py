@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Literal
 
+from pydantic import Field
+
 from sdp.config.base import (
     REQUIRED,
     JobConfig,
@@ -25,6 +27,33 @@ BatchSize = Annotated[
     Says("a whole number of 1 or more, or a list of one for each resolution, or null"),
 ]
 
+CaptionColumns = Annotated[
+    Name | Annotated[dict[Name, Annotated[float, Field(ge=0)]], Field(min_length=1)] | None,
+    Says("a column, or {column: weight, …}, or null"),
+]
+
+
+class JoinedTable(Section):
+    """A Parquet table whose columns count as columns of the images."""
+
+    uri: Uri = key(REQUIRED, "A file, folder or pattern.", shapes_output=True)
+    by: Name = key("row", "The column that it shares with the images; row is their address.", shapes_output=True)
+    missing: Literal["keep", "drop"] = key("keep", "Whether to keep rows without an entry.", shapes_output=True)
+
+
+class Bounds(Section):
+    """The bounds of a score."""
+
+    min: float | None = key(None, "The least score to keep.", shapes_output=True)
+    max: float | None = key(None, "The highest score to keep.", shapes_output=True)
+    keep_unknown: bool = key(False, "Whether to keep rows without a score.", shapes_output=True)
+
+    def contradictions(self) -> Iterable[Problem]:
+        if self.min is None and self.max is None:
+            yield Problem("min", "a number while max is null", "null", "set one of them")
+        elif self.min is not None and self.max is not None and self.min > self.max:
+            yield Problem("min", f"at most max, which is {self.max:g}", f"{self.min:g}", "swap them")
+
 
 class ProcessSource(SourceConfig):
     uri: Uri = key(
@@ -35,18 +64,27 @@ class ProcessSource(SourceConfig):
         example="s3://bucket/images",
     )
     image_column: Name = key("image", "The column that holds the encoded images.", shapes_output=True)
-    caption_column: Name | None = key(
+    caption_column: CaptionColumns = key(
         None,
         "The column that holds the captions, or the JSON field in tars; null means prompt for pictures of sdp "
-        "generate, else caption.",
+        "generate, else caption. With several, as {caption: 1, synthetic: 3}, each row draws one of those that it has, "
+        "by weight; a weight of 0 is for rows that have no other.",
         shapes_output=True,
     )
     caption: Name | None = key(None, "One caption for all pictures, in place of their own.", shapes_output=True)
+    tables: tuple[JoinedTable, ...] = key(
+        (),
+        "Parquet tables of captions or scores, each {uri, by, missing}, joined to the images by the column `by`: row, "
+        "their address, or text that they carry, such as url. Their columns take the place of the images' own; a row "
+        "without an entry keeps its own, or with missing: drop is filtered.",
+        shapes_output=True,
+    )
 
     def contradictions(self) -> Iterable[Problem]:
         yield from super().contradictions()
-        if self.caption_column == self.image_column:
-            yield Problem("caption_column", "another column than image_column", repr(self.caption_column), "name it")
+        columns = self.caption_column
+        if self.image_column in (columns if isinstance(columns, dict) else (columns,)):
+            yield Problem("caption_column", "another column than image_column", repr(self.image_column), "name it")
 
 
 class ProcessOutput(OutputConfig):
@@ -155,6 +193,12 @@ class ProcessConfig(JobConfig):
     )
     model: ModelConfig = key(REQUIRED, "The model that encodes.")
     seed: int = key(0, "Random seed; with a row's address it decides that row's bits.", shapes_output=True, ge=0)
+    filters: Annotated[dict[Name, Bounds], Says("{column: {min: 5.0}, …}, with min, max or both")] = key(
+        {},
+        "Bounds on columns of numbers, of the images or of source.tables: rows outside are filtered, and so are rows "
+        "without a number, unless keep_unknown is true.",
+        shapes_output=True,
+    )
     transform: TransformConfig = key(TransformConfig, "Decoding, resizing and cropping.")
     encode: EncodeConfig = key(EncodeConfig, "The encoders.")
 

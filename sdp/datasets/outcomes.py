@@ -14,6 +14,9 @@ from sdp.datasets.records import Whole
 WRITTEN, FILTERED, FAILED = "written", "filtered", "failed"
 OUTCOMES = (WRITTEN, FILTERED, FAILED)
 
+SCORE = "score"
+"""The reason that names a column, such as score:aesthetic."""
+
 FILTER_REASONS: Mapping[str, str] = {
     "min_size": "an image side is below the minimum",
     "aspect": "too long or too wide",
@@ -28,6 +31,8 @@ FILTER_REASONS: Mapping[str, str] = {
     "duplicate_content": "a lower address has the same content",
     "opt_out": "the site asks not to be used for training (X-Robots-Tag, robots.txt)",
     "tombstone": "taken down",
+    SCORE: "outside the bounds of a filter, whose column is named",
+    "not_in_table": "no entry in a table of source.tables",
 }
 
 FAILURE_REASONS: Mapping[str, str] = {
@@ -57,6 +62,12 @@ FAILURE_REASONS: Mapping[str, str] = {
 
 REASONS = {FILTERED: FILTER_REASONS, FAILED: FAILURE_REASONS}
 
+
+def rule_of(reason: str) -> str:
+    """Return a reason without the column that it names, such as score for score:aesthetic."""
+    return reason.partition(":")[0]
+
+
 ACCOUNT_SCHEMA = pa.schema(
     [
         pa.field("row", pa.int64(), nullable=False),
@@ -83,7 +94,9 @@ class Outcome:
 
     def __post_init__(self) -> None:
         known = REASONS.get(self.outcome)
-        if self.outcome not in OUTCOMES or (self.reason is not None if known is None else self.reason not in known):
+        if self.outcome not in OUTCOMES or (
+            self.reason is not None if known is None else rule_of(self.reason or "") not in known
+        ):
             raise ValueError(f"row {self.row}: no such outcome: {self.outcome}, reason {self.reason}")
 
 

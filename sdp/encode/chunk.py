@@ -19,6 +19,8 @@ class SourceRow:
     caption: str | None
     error: str = ""
     """The downloader's reason for leaving no image, where its table has one."""
+    filtered: str = ""
+    """The reason to leave the row out, if there is one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,15 +1,19 @@
 """Sources of pictures: a dataset of sdp, Parquet files, WebDataset tars, or a folder of image files."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sdp.config.process import JoinedTable
 from sdp.datasets.manifest import Dataset, open_dataset
 from sdp.datasets.output import HEAD, Output
-from sdp.datasets.source import freeze_files, freeze_source, freeze_upstream
+from sdp.datasets.scores import Score
+from sdp.datasets.source import freeze_files, freeze_source, freeze_upstream, kind_of
+from sdp.encode.joined import open_tables
 from sdp.encode.reading import PICTURES, TAR, TEXT, Columns, Planner, count_samples, footer_of
 from sdp.errors import DatasetError, UserError
 from sdp.storage import SourceFile, StorageOptions, is_read_only, list_source, open_storage
@@ -26,12 +30,19 @@ class Pictures:
 
     uri: str
     columns: Columns
-    captioned: bool
-    """True if the first file has captions."""
+    captions: tuple[str, ...]
+    """The columns of captions that the first file has."""
+    others: tuple[str, ...] = ()
+    """The columns of its own that tables are joined by, or that are filtered by."""
     dataset: Dataset | None = None
     files: tuple[SourceFile, ...] = ()
     """Files of one kind, if there is no dataset."""
     kind: str = "Parquet files"
+
+    @property
+    def captioned(self) -> bool:
+        """True if the first file has captions."""
+        return bool(self.captions)
 
     @property
     def input(self) -> dict[str, Any]:
@@ -54,7 +65,7 @@ class Pictures:
         if self.kind == "tars":
             count = partial(count_samples, options=options)
             return freeze_files(output, self.files, uri=self.uri, limit=limit, options=options, count=count)
-        columns = [self.columns.image] + [self.columns.caption] * self.captioned
+        columns = list(dict.fromkeys([self.columns.image, *self.captions, *self.others]))
         return freeze_source(output, self.files, columns, uri=self.uri, limit=limit, options=options)
 
     def planner(self, output: Output, piece_rows: int, options: StorageOptions) -> Planner:
@@ -68,14 +79,27 @@ def open_pictures(
     options: StorageOptions,
     *,
     image: str = "image",
-    caption: str | None = None,
+    caption: str | Mapping[str, float] | None = None,
     text: str | None = None,
     required: bool = False,
+    tables: Sequence[JoinedTable] = (),
+    scores: Sequence[Score] = (),
 ) -> Pictures:
     """Open the pictures of a configuration section; errors name it by `key`. Reads one footer at most.
 
-    `caption` names the captions' column, or the field in a tar's JSON; `text` is one caption for all pictures.
+    `caption` names the captions' column, or the field in a tar's JSON, or several columns with the weights by which
+    rows draw one; `text` is one caption for all pictures. The columns of `tables` count as the pictures' own.
     """
+
+    def columns_of(usual: str) -> Columns:
+        several = caption if isinstance(caption, Mapping) else {}
+        plain = Columns(image, caption if isinstance(caption, str) else usual, text, several, scores=tuple(scores))
+        texts, numbers = plain.captions if text is None else (), [score.column for score in scores]
+        columns = replace(plain, tables=open_tables(f"{key}.tables", tables, texts, numbers, options))
+        own = [name for name in columns.captions if name not in columns.joined]
+        # What is beside a picture or in a tar is one caption, whatever its name.
+        return replace(columns, caption=(own or columns.captions)[0])
+
     needed = text is None and (required or caption is not None)
     folder = None if is_read_only(uri) or "*" in uri else open_storage(uri, options)
     if folder is not None and folder.exists(HEAD):
@@ -86,10 +110,10 @@ def open_pictures(
         written = dataset.parts.filter(pc.field("written") > 0)["path"].to_pylist()
         if not written:
             raise DatasetError(f"{key}.uri: {folder.uri}: the dataset holds no pictures; choose another one")
-        columns = Columns(image, caption or _CAPTIONS[kind], text)
-        captioned = _check_columns(key, columns, folder.uri_of(written[0]), options, needed)
-        return Pictures(folder.uri, columns, captioned, dataset)
-    columns = Columns(image, caption or "caption", text)
+        columns = columns_of(_CAPTIONS[kind])
+        captions, others = _check_columns(key, columns, folder.uri_of(written[0]), options, needed)
+        return Pictures(folder.uri, columns, captions, others, dataset)
+    columns = columns_of("caption")
     files = list_source(uri, options, suffixes=(".parquet", TAR, *PICTURES, TEXT))
     kinds = {
         "pictures": tuple(file for file in files if file.uri.lower().endswith(PICTURES)),
@@ -103,20 +127,29 @@ def open_pictures(
     if len(present) > 1:
         raise UserError(f"{key}.uri: {uri}: both {' and '.join(present)}; name a folder or a pattern of one kind")
     (kind,) = present
-    captioned = kind == "tars" or any(file.uri.endswith(TEXT) for file in files)
+    captions, others = (
+        (columns.caption,) if kind == "tars" or any(file.uri.endswith(TEXT) for file in files) else (),
+        (),
+    )
     if kind == "Parquet files":
-        captioned = _check_columns(key, columns, kinds[kind][0].uri, options, needed, plain=True)
-    elif needed and not captioned:
+        captions, others = _check_columns(key, columns, kinds[kind][0].uri, options, needed, plain=True)
+    elif several := set(columns.captions) - {columns.caption} - columns.joined:
+        raise UserError(f"{key}.caption_column: {kind} have one caption; remove {', '.join(sorted(several))}")
+    elif lacking := [*set(columns.keys) - {"key"}, *(name for name in columns.numbers if name not in columns.joined)]:
+        raise UserError(
+            f"{key}.uri: {kind} have no column {lacking[0]}; write them as Parquet, or take it from a table"
+        )
+    elif needed and not captions and columns.joined.isdisjoint(columns.captions):
         raise UserError(
             f"{key}.caption: the pictures at {uri} have no captions beside them (a.jpg, a.txt); set one for all"
         )
-    return Pictures(uri, columns, captioned, files=kinds[kind], kind=kind)
+    return Pictures(uri, columns, captions, others, files=kinds[kind], kind=kind)
 
 
 def _check_columns(
     key: str, columns: Columns, uri: str, options: StorageOptions, captions: bool, *, plain: bool = False
-) -> bool:
-    """Refuse a misspelt column before anything is written; return whether the first file has captions."""
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Refuse a misspelt column before anything is written; return the first file's columns of captions, and others."""
     footer = footer_of(uri, options)
     if plain and _PART_MARK in (footer.metadata or {}):
         raise DatasetError(
@@ -124,19 +157,26 @@ def _check_columns(
             "that its takedowns and its account apply"
         )
     schema = footer.schema.to_arrow_schema()
-    captioned = columns.caption in schema.names
-    checks = [("image_column", columns.image, _holds_images, "bytes")]
-    if captions or captioned:
-        checks.append(("caption_column", columns.caption, _holds_text, "text"))
-    for column, name, fits, content in checks:
+    elsewhere = columns.joined
+
+    def own(names: Sequence[str], *, required: bool = True) -> tuple[str, ...]:
+        """Return those that the file has, or must have."""
+        return tuple(name for name in names if name in schema.names or (required and name not in elsewhere))
+
+    texts, others = own(columns.captions, required=captions), own(columns.numbers)
+    checks = [(f"{key}.image_column", columns.image, _holds_images, "bytes")]
+    checks += [(f"{key}.caption_column", name, _holds_text, "text") for name in texts]
+    checks += [(f"{key}.tables", name, _holds_text, "text") for name in columns.keys]
+    checks += [(f"filters.{name}", name, _holds_numbers, "numbers") for name in others]
+    for path, name, fits, content in checks:
         if name not in schema.names:
-            raise DatasetError(f"{key}.{column}: no column {name} in {uri}; it has {', '.join(schema.names)}")
+            raise DatasetError(f"{path}: no column {name} in {uri}; it has {', '.join(schema.names)}")
         if schema.names.count(name) > 1:
-            raise DatasetError(f"{key}.{column}: {uri} has {schema.names.count(name)} columns {name}; write it again")
+            raise DatasetError(f"{path}: {uri} has {schema.names.count(name)} columns {name}; write it again")
         kind = schema.field(name).type
         if not fits(kind):
-            raise DatasetError(f"{key}.{column}: expected a column of {content}, but {name} in {uri} is of {kind}")
-    return captioned
+            raise DatasetError(f"{path}: expected a column of {content}, but {name} in {uri} is of {kind}")
+    return texts, (*columns.keys, *others)
 
 
 def _holds_images(kind: pa.DataType) -> bool:
@@ -150,6 +190,10 @@ def _holds_text(kind: pa.DataType) -> bool:
     kind = kind.value_type if pa.types.is_dictionary(kind) else kind
     tests = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
     return _is_binary(kind) or any(test(kind) for test in tests)
+
+
+def _holds_numbers(kind: pa.DataType) -> bool:
+    return kind_of(kind) == "numbers"
 
 
 def _is_binary(kind: pa.DataType) -> bool:

@@ -10,11 +10,12 @@ import json
 import math
 import tarfile
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import groupby, islice
 from threading import Lock
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -24,10 +25,15 @@ from numpy.typing import NDArray
 from sdp.datasets.concurrently import ordered_map
 from sdp.datasets.index import Index
 from sdp.datasets.manifest import Dataset
+from sdp.datasets.scores import Score
 from sdp.datasets.units import Unit, Work
 from sdp.encode.chunk import SourceRow
+from sdp.encode.recipe import draw
 from sdp.errors import DatasetError, NotFound, one_line
 from sdp.storage import StorageOptions, open_source
+
+if TYPE_CHECKING:
+    from sdp.encode.joined import Joined
 
 PICTURES = (".png", ".jpg", ".jpeg", ".webp")
 """File suffixes of images."""
@@ -93,6 +99,37 @@ class Columns:
     """In tars, the field of a sample's JSON."""
     text: str | None = None
     """One caption for all rows, in place of their own."""
+    weights: Mapping[str, float] = field(default_factory=dict)
+    """Several columns of captions, of which each row draws one, in place of `caption`."""
+    tables: "tuple[Joined, ...]" = ()
+    """Tables whose columns take the place of the source's own; a later one comes before an earlier."""
+    scores: tuple[Score, ...] = ()
+    """The bounds within which rows are used."""
+
+    @property
+    def captions(self) -> tuple[str, ...]:
+        """The columns of captions, in an order that no file decides."""
+        return tuple(sorted(self.weights)) or (self.caption,)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The columns to read, of which the source may lack some."""
+        return ("key", self.image, *self.captions, *STATUS, *self.keys, *self.numbers)
+
+    @property
+    def numbers(self) -> tuple[str, ...]:
+        """The columns of scores."""
+        return tuple(score.column for score in self.scores)
+
+    @property
+    def joined(self) -> frozenset[str]:
+        """The columns that tables have."""
+        return frozenset(name for table in self.tables for name in table.columns)
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The source's columns by which tables are joined."""
+        return tuple(table.by for table in self.tables if table.by != "row")
 
 
 class Planner:
@@ -164,17 +201,26 @@ def read_piece(
     *,
     options: StorageOptions | None = None,
     only: NDArray[np.int64] | None = None,
+    seed: int = 0,
 ) -> Iterator[SourceRow]:
-    """Yield the rows of a piece that belong to its unit and, if given, to `only`; read a row group at a time."""
+    """Yield the rows of a piece that belong to its unit and, if given, to `only`; read a row group at a time.
+
+    The seed, with a row's address, chooses among several captions.
+    """
     # Read ahead while the caller works: one row group, or several image files, which are small.
     workers = _FILES_AT_ONCE if piece.groups[0].uri.lower().endswith(PICTURES) else 1
-    for table, rows in ordered_map(lambda span: _read(span, columns, options), _spans(piece), workers):
+
+    def read(span: _Span) -> tuple[pa.Table, NDArray[np.int64], list[str]]:
+        table, rows = _read(span, columns, options)
         selected = (rows >= piece.work.unit.start) & (rows < piece.work.unit.stop)
         if only is not None:
             selected &= np.isin(rows, only)
         if not selected.all():
             table, rows = table.filter(pa.array(selected)), rows[selected]
-        yield from _rows_of(table, rows, columns)
+        return _joined(table, rows, columns, options)
+
+    for table, rows, filtered in ordered_map(read, _spans(piece), workers):
+        yield from _rows_of(table, rows, filtered, columns, seed)
 
 
 def addresses(piece: Piece, options: StorageOptions | None = None) -> NDArray[np.int64]:
@@ -197,17 +243,42 @@ def _spans(piece: Piece) -> Iterator[_Span]:
             yield group, start, stop
 
 
-def _rows_of(table: pa.Table, rows: NDArray[np.int64], columns: Columns) -> Iterator[SourceRow]:
-    keys, captions = (
-        table[name] if name in table.column_names else [None] * len(rows) for name in ("key", columns.caption)
+def _joined(
+    table: pa.Table, rows: NDArray[np.int64], columns: Columns, options: StorageOptions | None
+) -> tuple[pa.Table, NDArray[np.int64], list[str]]:
+    """Return the rows with their tables' columns, and for each the reason to leave it out, if there is one."""
+    filtered = np.full(len(rows), "", object)
+    if len(rows):
+        for joined in columns.tables:
+            table, present = joined.join(table, rows, options)
+            filtered[~present & joined.drop & (filtered == "")] = "not_in_table"
+        for score in columns.scores:
+            filtered[score.mask(table) & (filtered == "")] = score.reason
+    return table, rows, filtered.tolist()
+
+
+def _rows_of(
+    table: pa.Table, rows: NDArray[np.int64], filtered: Sequence[str], columns: Columns, seed: int
+) -> Iterator[SourceRow]:
+    keys, *captions = (
+        table[name] if name in table.column_names else [None] * len(rows) for name in ("key", *columns.captions)
     )
     statuses = [table[name] for name in STATUS if name in table.column_names]
-    for at, (row, key, image, caption) in enumerate(
-        zip(rows.tolist(), keys, table[columns.image], captions, strict=True)
+    for at, (row, key, image, *cells) in enumerate(
+        zip(rows.tolist(), keys, table[columns.image], *captions, strict=True)
     ):
-        text = _text(caption) if columns.text is None else columns.text
+        text = _choose(row, [_text(cell) for cell in cells], columns, seed) if columns.text is None else columns.text
         error = "" if image.is_valid else ": ".join(filter(None, (_text(status[at]) for status in statuses)))
-        yield SourceRow(row, _text(key) or f"{row:012d}", _bytes(image), text, error)
+        yield SourceRow(row, _text(key) or f"{row:012d}", _bytes(image), text, error, filtered[at])
+
+
+def _choose(row: int, captions: Sequence[str | None], columns: Columns, seed: int) -> str | None:
+    """Return a row's caption: its only one, or the one that it draws among those that are not empty."""
+    if not columns.weights:
+        return captions[0]
+    present = [(text, columns.weights[name]) for name, text in zip(columns.captions, captions, strict=True) if text]
+    present = [(text, weight) for text, weight in present if text.strip()]
+    return present[draw(seed, row, [weight for _, weight in present])][0] if present else None
 
 
 def _bytes(value: pa.Scalar) -> memoryview | None:
@@ -232,9 +303,9 @@ def _text(value: pa.Scalar | None) -> str | None:
 def _read(span: _Span, columns: Columns | None, options: StorageOptions | None) -> tuple[pa.Table, NDArray[np.int64]]:
     """Return those of the columns that exist, and the addresses; without columns, the addresses alone."""
     group, start, stop = span
-    names = () if columns is None else ("key", columns.image, columns.caption, *STATUS)
+    names = () if columns is None else columns.names
     if group.first_row is None:
-        table = _read_group(group, ("row", *names), options).slice(start, stop - start)
+        table = read_group(group, ("row", *names), options).slice(start, stop - start)
         return table, table["row"].to_numpy()
     rows = np.arange(group.first_row + start, group.first_row + stop, dtype=np.int64)
     if columns is None:
@@ -245,7 +316,7 @@ def _read(span: _Span, columns: Columns | None, options: StorageOptions | None) 
     elif uri.endswith(TAR):
         samples = list(_samples_of(group.uri, columns, group.number + start, group.number + stop, options))
     else:
-        return _read_group(group, names, options).slice(start, stop - start), rows
+        return read_group(group, names, options).slice(start, stop - start), rows
     if len(samples) != len(rows):
         raise DatasetError(f"{group.uri}: changed while it was read; run the job again")
     kinds = (pa.string(), pa.binary(), pa.string())
@@ -322,7 +393,7 @@ def _field(data: bytes, name: str) -> bytes | None:
     return value.encode() if isinstance(value, str) else None
 
 
-def _read_group(group: RowGroup, columns: Sequence[str], options: StorageOptions | None) -> pa.Table:
+def read_group(group: RowGroup, columns: Sequence[str], options: StorageOptions | None) -> pa.Table:
     footer = footer_of(group.uri, options)
     try:
         file = pq.ParquetFile(

@@ -5,7 +5,7 @@ row's numbers can be drawn anywhere and in any order, and no two rows share any.
 bits are the same whatever the device, the number of devices or the batch.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -18,6 +18,8 @@ TEXT = 0
 """The text encoder's key in mappings by resolution."""
 CROP = 1
 """The counter's word for crops; noise uses its resolution instead, so the two never share numbers."""
+CAPTION = 2
+"""The counter's word for the choice of a caption."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,14 @@ def place(seed: int, row: int, epoch: int = 0) -> tuple[float, float]:
     """Return a random crop's position, across and down: 0 is one edge of the image, 1 the other."""
     across, down = _generator(seed, epoch, row, CROP).random(2)
     return float(across), float(down)
+
+
+def draw(seed: int, row: int, weights: Sequence[float], epoch: int = 0) -> int:
+    """Return the number that a row draws by weight; a weight of 0 is drawn only where all are 0, and then the first."""
+    stops = np.cumsum(weights)
+    if not stops[-1]:
+        return 0
+    return int(np.searchsorted(stops, _generator(seed, epoch, row, CAPTION).random() * stops[-1], side="right"))
 
 
 def noise(

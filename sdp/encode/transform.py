@@ -142,7 +142,7 @@ class Transform:
         outcomes: list[Outcome] = []
         items: list[_Item] = []
         for row in source:
-            if (reason := self._reason_to_skip(row.row)) is not None:
+            if reason := self._reason_to_skip(row.row) or row.filtered:
                 outcomes.append(Outcome(row.row, FILTERED, reason))
                 continue
             try:

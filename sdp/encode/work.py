@@ -79,7 +79,7 @@ def transform_piece(spec: EncodeSpec, piece: Piece, only: NDArray[np.int64] | No
     """Read a piece of the source and return its crops and tokens."""
     transform = _make_transform(spec)
     began = time.perf_counter()
-    source = _TimedRows(read_piece(piece, spec.columns, options=spec.storage, only=only))
+    source = _TimedRows(read_piece(piece, spec.columns, options=spec.storage, only=only, seed=spec.recipe.seed))
     chunk = transform(source)
     seconds = time.perf_counter() - began
     return chunk, TransformStats(len(chunk), seconds - source.seconds, source.seconds)

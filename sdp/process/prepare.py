@@ -11,7 +11,9 @@ from pyroaring import BitMap64
 from sdp.config import ProcessConfig, identity
 from sdp.datasets import parts, tombstones
 from sdp.datasets.manifest import Dataset, open_dataset
+from sdp.datasets.outcomes import SCORE
 from sdp.datasets.output import Head, Output, open_output, peek_output
+from sdp.datasets.scores import Score
 from sdp.datasets.source import order_retry
 from sdp.datasets.units import Work, part_name
 from sdp.encode.pictures import Pictures, open_pictures
@@ -73,6 +75,7 @@ def prepare(config: ProcessConfig) -> Prepared:
     pictures = open_pictures(
         "source", section.uri, options,
         image=section.image_column, caption=section.caption_column, text=section.caption, required=True,
+        tables=section.tables, scores=_scores(config),
     )  # fmt: skip
     model = sources.resolve(source, storage=options)
     shape = _shape(config, model)
@@ -90,6 +93,9 @@ def prepare(config: ProcessConfig) -> Prepared:
     unit_rows = config.output.rows_per_file or _unit_rows(config.output.target_bytes, shape, pictures.dataset)
     # A higher limit extends the same dataset.
     identifying = {path: value for path, value in identity(config).items() if path != "limit"}
+    # Where there are none, null: as in an output of an sdp that did not know them. A table may move.
+    tables = [{"by": each.by, "drop": each.drop, "files": each.digest} for each in pictures.columns.tables]
+    identifying |= {"source.tables": tables or None, "filters": identifying["filters"] or None}
     head = Head(KIND, unit_rows, pictures.dataset is not None, {**identifying, "model.digest": model.digest})
     return Prepared(config, spec, pictures, head, model.digest)
 
@@ -154,6 +160,13 @@ def _recipe(config: ProcessConfig) -> Recipe:
         oversample=transform.oversample,
         max_pixels=transform.max_pixels,
     )
+
+
+def _scores(config: ProcessConfig) -> list[Score]:
+    return [
+        Score(f"{SCORE}:{column}", column, bounds.min, bounds.max, bounds.keep_unknown)
+        for column, bounds in sorted(config.filters.items())
+    ]
 
 
 def _settings(config: ProcessConfig) -> EncoderSettings:

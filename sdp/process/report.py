@@ -10,6 +10,7 @@ from sdp.console import counted, duration, size, spent
 from sdp.datasets.manifest import Dataset
 from sdp.datasets.outcomes import FAILED, FILTERED, WRITTEN
 from sdp.datasets.output import Output
+from sdp.datasets.scores import Score
 from sdp.encode.recipe import TEXT
 from sdp.encode.table import bytes_per_row
 from sdp.model.family import SD2, caption_bytes
@@ -216,6 +217,16 @@ def _per_core(figures: ProcessFigures) -> str:
     return f"{figures.images_transformed / busy:.0f} img/s each" if busy else "idle"
 
 
+def _bounds(score: Score) -> str:
+    """Return the rule of a filter in words."""
+    bounds = [
+        f"{word} {bound:g}"
+        for word, bound in (("at least", score.minimum), ("at most", score.maximum))
+        if bound is not None
+    ]
+    return f"{score.column} {', '.join(bounds)}{', or unknown' * score.keep_unknown}"
+
+
 def forecast(prepared: Prepared, output: Output) -> list[tuple[str, str]]:
     """Return the dry run's table: what a run would do."""
     works, pending = output.index.works(), output.pending()
@@ -224,6 +235,14 @@ def forecast(prepared: Prepared, output: Output) -> list[tuple[str, str]]:
     node = config.encode.accelerator or "any node"
     lines = [
         ("source", f"{config.source.uri}: {prepared.pictures.size}"),
+        *(
+            (
+                "table",
+                f"{table.uri}, {counted(table.rows, 'row')} by {table.by}: {', '.join(table.columns) or 'no column'}",
+            )
+            for table in prepared.pictures.columns.tables
+        ),
+        *(("filter", _bounds(score)) for score in prepared.pictures.columns.scores),
         ("output", f"{config.output.uri}: {len(works) - len(pending)} of {counted(len(works), 'part')} written"),
         ("to do", f"{counted(len(pending), 'part')}, {counted(rows, 'row')}"),
         ("to write", f"about {size(prepared.images_of(rows) * bytes_per_row(prepared.spec.shape))}"),

@@ -14,7 +14,7 @@ from pyroaring import BitMap64
 from sdp.console import counted, duration, size, spent
 from sdp.datasets import runs, tombstones
 from sdp.datasets.inspect import Description, describe, with_problems
-from sdp.datasets.outcomes import FAILURE_REASONS, FILTER_REASONS
+from sdp.datasets.outcomes import FAILURE_REASONS, FILTER_REASONS, rule_of
 from sdp.datasets.parts import read_account
 from sdp.datasets.runs import JobRun
 from sdp.datasets.units import PARTS, parse_part_name
@@ -150,7 +150,7 @@ def _reasons(dataset: Description) -> Block:
     reasons, total = dataset.counts.reasons, dataset.counts.input
     largest, meaning = max(reasons.values()) / total, {**FILTER_REASONS, **FAILURE_REASONS}
     rows = [
-        (reason, count, Share(count / total, largest), meaning.get(reason, ""))
+        (reason, count, Share(count / total, largest), meaning.get(rule_of(reason), ""))
         for reason, count in sorted(reasons.items(), key=lambda item: -item[1])
     ]
     return Table("Filtered and failed rows", ("reason", "rows", "share", "meaning"), rows)

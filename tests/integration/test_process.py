@@ -13,6 +13,7 @@ from pyroaring import BitMap64
 
 from sdp.config import ProcessConfig
 from sdp.datasets import parts, runs, tombstones
+from sdp.datasets.inspect import describe, summary
 from sdp.datasets.manifest import Dataset, finish, open_dataset
 from sdp.datasets.outcomes import WRITTEN, Outcome, account_table
 from sdp.datasets.output import read_output
@@ -20,7 +21,7 @@ from sdp.datasets.parts import Layout, write_part
 from sdp.datasets.source import order_retry
 from sdp.encode.chunk import SourceRow
 from sdp.encode.encoder import Encoder
-from sdp.encode.recipe import EncoderSettings, Recipe, noise
+from sdp.encode.recipe import EncoderSettings, Recipe, draw, noise
 from sdp.encode.transform import Transform
 from sdp.errors import ConfigError, DatasetError, LeaseHeld, ModelError, SdpError, UserError
 from sdp.lease import Lease
@@ -164,6 +165,49 @@ def test_failures_keep_their_place_in_the_account_and_can_be_tried_again(tmp_pat
     both = parts.resolve([parts.read_account(dataset.storage, path) for path in first_unit])
     tries = dict(zip(both["row"].to_pylist(), both["attempts"].to_pylist(), strict=True))
     assert (tries[4], tries[5], tries[9]) == (1, 2, 2)
+
+
+def test_new_captions_and_scores_from_tables_decide_each_rows_tokens_and_account(
+    tmp_path: Path, images: Path, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    new = {"row": range(10, 50), "synthetic": [f"new {row}" if row % 3 else "" for row in range(10, 50)]}
+    pq.write_table(pa.table(new), tmp_path / "captions.parquet", row_group_size=8)
+    rated = [row for row in range(60) if row != 42]
+    scores = {"key": [f"k{row}" for row in rated], "aesthetic": [float(row % 10) for row in rated]}
+    pq.write_table(pa.table(scores), tmp_path / "scores.parquet")
+    settings = [
+        "seed=4", "output.rows_per_file=25", "source.caption_column={caption: 1, synthetic: 2}",
+        f"source.tables=[{{uri: {tmp_path}/captions.parquet}}, {{uri: {tmp_path}/scores.parquet, by: key}}]",
+        "filters={aesthetic: {min: 5}}",
+    ]  # fmt: skip
+    config = config_of(images, tmp_path / "out", model, *settings)
+    job.run(config, dry_run=True)
+    plan = capsys.readouterr().err
+    assert "captions.parquet, 40 rows by row: synthetic" in plan
+    assert "scores.parquet, 59 rows by key: aesthetic" in plan
+    assert "aesthetic at least 5" in plan
+
+    dataset = run(config)
+    kept = [row for row in range(60) if row % 10 >= 5 and not every_tenth(row)]
+    counts = dataset.manifest.counts
+    assert (counts.input, counts.written, counts.filtered, counts.failed) == (54, len(kept), 54 - len(kept), 0)
+    assert counts.reasons == {"score:aesthetic": 54 - len(kept)}
+    assert sorted(account_of(dataset)["row"].to_pylist()) == [row for row in range(60) if not every_tenth(row)]
+    assert "score:aesthetic" in summary(describe(dataset.storage))
+
+    table, drawn = rows_of(dataset), []
+    assert table["row"].to_pylist() == kept
+    for row in kept:
+        has_new = 10 <= row < 50 and row % 3
+        drawn.append(f"new {row}" if has_new and draw(4, row, [1, 2]) else f"picture number {row}")
+    assert 4 < sum(text.startswith("new") for text in drawn) < len(kept) - 8, "both kinds are there"
+    expected = tokenize(load_tokenizer(model), drawn)
+    assert [cell.as_py() for cell in table["token_ids"]] == [ids.tobytes() for ids in expected]
+
+    assert run(config).manifest.counts == counts, "a second run has nothing to do"
+    pq.write_table(pa.table(new | {"synthetic": ["other"] * 40}), tmp_path / "captions.parquet")
+    with pytest.raises(DatasetError, match=r"source\.tables was .* and is .* now"):
+        run(config)
 
 
 def test_two_resolutions_embeddings_and_random_crops_in_one_pass(tmp_path: Path, images: Path, model: Path) -> None:

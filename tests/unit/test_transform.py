@@ -1,6 +1,7 @@
 """Bytes and captions to uint8 crops and token ids."""
 
 import io
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -222,6 +223,10 @@ def test_rows_on_a_takedown_list_are_filtered_undecoded(tokenizer: CLIPTokenizer
     chunk = Transform(Recipe((64,)), tokenizer, {3: "tombstone"}.get)([source(2), source(3, b"never looked at")])
     assert chunk.rows.tolist() == [2]
     assert [(o.row, o.outcome, o.reason) for o in chunk.outcomes] == [(3, "filtered", "tombstone")]
+
+    filtered = replace(source(4, b"never looked at"), filtered="score:aesthetic")
+    (outcome,) = transformed(tokenizer, [filtered]).outcomes
+    assert (outcome.row, outcome.outcome, outcome.reason) == (4, "filtered", "score:aesthetic")
 
 
 def test_crops_of_one_shape_are_grouped_and_know_whose_they_are(tokenizer: CLIPTokenizer) -> None:

@@ -1,0 +1,42 @@
+"""Bounds on columns of numbers, by which rows are left out."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+Mask = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """A bound on one column of numbers."""
+
+    reason: str
+    column: str
+    minimum: float | None = None
+    maximum: float | None = None
+    keep_unknown: bool = False
+    """True if rows without a number are kept."""
+
+    def mask(self, table: pa.Table) -> Mask:
+        """Return the rows to leave out."""
+        values = numbers(table, self.column)
+        excluded = np.zeros(len(values), bool)
+        with np.errstate(invalid="ignore"):
+            if self.minimum is not None:
+                excluded |= values < self.minimum
+            if self.maximum is not None:
+                excluded |= values > self.maximum
+        return excluded if self.keep_unknown else excluded | np.isnan(values)
+
+
+def numbers(table: pa.Table, column: str) -> npt.NDArray[np.float64]:
+    """Return a column as numbers, NaN for any other value."""
+    values = table[column]
+    if not (pa.types.is_floating(values.type) or pa.types.is_integer(values.type) or pa.types.is_decimal(values.type)):
+        values = pa.chunked_array([pa.nulls(len(values), pa.float64())]) if len(values) else values.cast(pa.float64())
+    cells = pc.fill_null(values.cast(pa.float64(), safe=False), float("nan"))
+    return np.asarray(cells.to_numpy(), dtype=np.float64)

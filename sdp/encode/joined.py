@@ -1,0 +1,211 @@
+"""Tables joined to the rows of a source: captions and scores that are not in the images' own files.
+
+A table joined by address must be sorted by it, so that only the row groups for a piece's addresses are read. A table
+joined by another column is read whole in every worker, and so may have MOST_ROWS rows.
+"""
+
+import hashlib
+from bisect import bisect_left
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+from threading import Lock
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from sdp.config.process import JoinedTable
+from sdp.datasets.concurrently import ordered_map
+from sdp.datasets.source import kind_of
+from sdp.encode.reading import RowGroup, footer_of, read_group
+from sdp.errors import DatasetError
+from sdp.storage import SourceFile, StorageOptions, list_source
+from sdp.storage.moved import with_sample
+
+ROW = "row"
+"""The column of addresses."""
+MOST_ROWS = 1_000_000
+_CACHED = 4
+_TEXT = ("text", "bytes")
+_lock = Lock()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Joined:
+    """A table that is joined to a source's rows."""
+
+    uri: str
+    by: str
+    drop: bool
+    """True if rows without an entry are left out."""
+    columns: tuple[str, ...]
+    """Those of its columns that are used."""
+    groups: tuple[RowGroup, ...]
+    """In the order of their addresses, where it is joined by them."""
+    first: NDArray[np.int64]
+    """The lowest address of each row group."""
+    digest: str
+    """A digest of its files."""
+
+    @property
+    def rows(self) -> int:
+        return sum(group.rows for group in self.groups)
+
+    def join(
+        self, table: pa.Table, rows: NDArray[np.int64], options: StorageOptions | None
+    ) -> tuple[pa.Table, NDArray[np.bool_]]:
+        """Return the source's rows at some addresses with this table's columns, and which rows it has an entry for.
+
+        Its values take the place of the source's own where they are neither null nor empty.
+        """
+        entries, present = self._find(pa.chunked_array([rows]) if self.by == ROW else table[self.by], options)
+        for name, values in zip(entries.column_names, entries.columns, strict=True):
+            values = _plain(values, name)
+            if pa.types.is_large_binary(values.type):  # a model's empty caption is none
+                values = pc.if_else(pc.greater(pc.binary_length(values), 0), values, pa.scalar(None, values.type))
+            if name not in table.column_names:
+                table = table.append_column(name, values)
+                continue
+            if not pa.types.is_null(table[name].type):
+                values = pc.coalesce(values, _plain(table[name], name).cast(values.type, safe=False))
+            table = table.set_column(table.column_names.index(name), name, values)
+        return table, present
+
+    def _find(self, keys: pa.ChunkedArray, options: StorageOptions | None) -> tuple[pa.Table, NDArray[np.bool_]]:
+        """Return the entries of some keys, in their order and null where there is none, and which keys have one."""
+        wanted = _plain(keys, self.by)
+        with _lock:  # threads that need the same row group read it once
+            names, groups = (self.by, *self.columns), [self.groups]
+            if self.by == ROW:
+                numbers = np.searchsorted(self.first, wanted.to_numpy(), side="right") - 1
+                groups = [(self.groups[number],) for number in np.unique(np.maximum(numbers, 0))]
+            entries = pa.concat_tables([_read(some, names, options) for some in groups]).combine_chunks()
+        places = np.array(_places(entries[self.by], wanted), np.int64)
+        return entries.select(self.columns).take(pa.array(places, mask=places < 0)), places >= 0
+
+
+def open_tables(
+    key: str, sections: Sequence[JoinedTable], texts: Collection[str], scores: Collection[str], options: StorageOptions
+) -> tuple[Joined, ...]:
+    """Open the tables of a configuration, of which these columns are used; errors name it by `key`. Reads footers."""
+    return tuple(_open(f"{key}.{number}", section, texts, scores, options) for number, section in enumerate(sections))
+
+
+def _open(
+    key: str, section: JoinedTable, texts: Collection[str], scores: Collection[str], options: StorageOptions
+) -> Joined:
+    files = list_source(section.uri, options)
+    columns: tuple[str, ...] = ()
+    spans: list[tuple[int, int, RowGroup]] = []
+    footers = ordered_map(lambda file: footer_of(file.uri, options), files, workers=16)
+    for file, footer in zip(files, footers, strict=True):
+        schema = footer.schema.to_arrow_schema()
+        if file is files[0]:
+            columns = tuple(name for name in (*texts, *scores) if name in schema.names and name != section.by)
+            if not columns and section.missing == "keep":
+                raise DatasetError(
+                    f"{key}.uri: no column {' or '.join([*texts, *scores])} in {file.uri}; it has "
+                    f"{', '.join(schema.names)}; name one in source.caption_column or filters, or set missing: drop"
+                )
+        for name in (section.by, *columns):
+            if name not in schema.names:
+                path = "by" if name == section.by else "uri"
+                raise DatasetError(f"{key}.{path}: no column {name} in {file.uri}; it has {', '.join(schema.names)}")
+            kind = schema.field(name).type
+            fits = kind_of(kind) in (("numbers",) if name in scores else _TEXT)
+            if not (pa.types.is_integer(kind) if name == section.by == ROW else fits):
+                content = "whole numbers" if name == section.by == ROW else "numbers" if name in scores else "text"
+                raise DatasetError(f"{key}: expected {content} in column {name} of {file.uri}, got {kind}")
+        spans += _spans(key, file.uri, footer, section.by)
+    spans.sort(key=lambda span: span[:2])
+    groups = tuple(group for _, _, group in spans)
+    joined = Joined(
+        section.uri, section.by, section.missing == "drop", columns, groups,
+        np.array([first for first, _, _ in spans], np.int64), _digest(files, options),
+    )  # fmt: skip
+    if not groups:
+        raise DatasetError(f"{key}.uri: {section.uri} has no rows; check the address")
+    if section.by == ROW:
+        for (_, last, group), (first, _, after) in pairwise(spans):
+            if first <= last:
+                raise DatasetError(
+                    f"{key}.uri: {section.uri}: not sorted by row: {first} is within row group {group.number} of "
+                    f"{group.uri} and in {after.number} of {after.uri}; sort the table by row and write it again"
+                )
+    else:
+        _check_keys(key, joined, options)
+    return joined
+
+
+def _spans(key: str, uri: str, footer: pq.FileMetaData, by: str) -> list[tuple[int, int, RowGroup]]:
+    """Return a file's row groups, with their lowest and highest addresses if the table is joined by them."""
+    spans = []
+    at = next(n for n in range(footer.num_columns) if footer.schema.column(n).path.partition(".")[0] == by)
+    for number in range(footer.num_row_groups):
+        if not (rows := footer.row_group(number).num_rows):
+            continue
+        first = last = 0
+        if by == ROW:
+            statistics = footer.row_group(number).column(at).statistics
+            if statistics is None or not statistics.has_min_max:
+                raise DatasetError(f"{key}.uri: {uri}: no statistics of column row; write it with statistics")
+            first, last = statistics.min, statistics.max
+        spans.append((first, last, RowGroup(uri, number, rows, None)))
+    return spans
+
+
+def _check_keys(key: str, joined: Joined, options: StorageOptions) -> None:
+    if joined.rows > MOST_ROWS:
+        raise DatasetError(
+            f"{key}.by: {joined.uri} has {joined.rows:,} rows, but by {joined.by} a table may have {MOST_ROWS:,}, "
+            "since every worker holds it; join it by row"
+        )
+    keys = pa.concat_tables([read_group(group, (joined.by,), options) for group in joined.groups])[joined.by]
+    keys = _plain(keys, joined.by).drop_null()
+    if (distinct := pc.count_distinct(keys).as_py()) < len(keys):
+        raise DatasetError(
+            f"{key}.by: {len(keys) - distinct:,} of {joined.uri}'s rows repeat another's {joined.by}; keep one of each"
+        )
+
+
+def _digest(files: Sequence[SourceFile], options: StorageOptions) -> str:
+    """Return a digest of the files' sizes and etags, in which a local file's content stands for its time."""
+    versions = []
+    for file, sampled in zip(files, ordered_map(lambda file: with_sample(file, options), files), strict=True):
+        content = str(sampled.etag) if sampled is file else str(sampled.etag).rpartition("-")[2]
+        versions.append(f"{file.size} {content}")
+    return hashlib.sha256("\n".join(sorted(versions)).encode()).hexdigest()[:16]
+
+
+@lru_cache(maxsize=_CACHED)
+def _read(groups: tuple[RowGroup, ...], names: tuple[str, ...], options: StorageOptions | None) -> pa.Table:
+    """Return some row groups, sorted by their first column, the key."""
+    table = pa.concat_tables([read_group(group, names, options).select(names) for group in groups])
+    table = table.set_column(0, names[0], _plain(table[names[0]], names[0]))
+    table = table.filter(table[0].is_valid()).sort_by(names[0]).combine_chunks()
+    if names[0] == ROW and np.any(np.diff(table[0].to_numpy()) == 0):
+        raise DatasetError(f"{groups[0].uri}: row group {groups[0].number} names a row twice; keep one of each")
+    return table
+
+
+def _places(have: pa.ChunkedArray, wanted: pa.ChunkedArray) -> list[int]:
+    """Return where the keys of some rows are among sorted keys; -1 where they are not."""
+    # A binary search takes no memory, and its time depends on the rows wanted rather than on the table's.
+    places = []
+    for key in wanted.to_pylist():
+        at = len(have) if key is None else bisect_left(range(len(have)), key, key=lambda n: have[n].as_py())
+        places.append(at if at < len(have) and have[at].as_py() == key else -1)
+    return places
+
+
+def _plain(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
+    """Return a column as addresses, bytes of text or numbers, whichever of Arrow's types it has."""
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    if name == ROW:
+        return column.cast(pa.int64())
+    return column.cast(pa.float64() if kind_of(column.type) == "numbers" else pa.large_binary(), safe=False)
