@@ -14,7 +14,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from sdp import console, losses
+from sdp import console, ray_loss
 from sdp.config import WorkersConfig
 from sdp.errors import SdpError, UserError
 from sdp.leaving import cleanups
@@ -68,7 +68,7 @@ def connect(**local: Any) -> dict[str, float]:
         if threading.current_thread() is threading.main_thread():
             # Ray's own handler aborts the process, which would leave leases and temporary files behind.
             signal.signal(signal.SIGTERM, handler)
-    losses.watch()
+    ray_loss.watch()
     return {name: float(count) for name, count in ray.cluster_resources().items()}  # type: ignore[no-untyped-call]  # Ray's
 
 

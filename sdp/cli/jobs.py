@@ -21,7 +21,7 @@ def job_command(name: str, summary: str, **flags: str) -> Command:
         from importlib import import_module
 
         from sdp.config import load
-        from sdp.losses import explained
+        from sdp.ray_loss import explained
 
         config = load(name, args.config, args.set)
         try:

@@ -18,7 +18,7 @@ from typing import Any
 
 from sdp import cluster
 from sdp.errors import SdpError, UserError, one_line
-from sdp.losses import unwrapped
+from sdp.ray_loss import unwrapped
 
 WARM_UP, ROUNDS = 3, 10
 UNLIMITED = "unlimited"

@@ -20,6 +20,8 @@ from sdp.plan.prices import reference
 MARGIN = 0.1
 """Share of a GPU's memory that is left for what is not counted."""
 _FP32 = 4
+_8_BIT = 1 + 4 / 256
+"""Bytes of a value in 8 bits, with the scale of its block of 256."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +115,8 @@ def estimate(config: TrainConfig, place: Place) -> Memory:
         per_sample, fixed = per_sample + text["per_sample"] * size, fixed + text["fixed"] * size
     trained = learnt(config.lora, count, networks)
     state, change = (_FP32 * parameters / (shards if sharded else 1) for parameters in (count, trained))
-    parts = {"weights": state, "gradients": change, "optimizer": 2 * change}
+    moment = change * _8_BIT / _FP32 if config.optimizer.kind == "adamw_8bit" else change
+    parts = {"weights": state, "gradients": change, "optimizer": 2 * moment}
     if config.ema.decay is not None:
         parts["average"] = change
     if sharded:

@@ -37,7 +37,7 @@ from sdp.encode.table import LAYOUT, assemble, schema
 from sdp.encode.work import TRIES, EncodeSpec, Encoding
 from sdp.errors import SdpError, Unavailable, one_line
 from sdp.lease import Lease
-from sdp.losses import unwrapped
+from sdp.ray_loss import unwrapped
 from sdp.process.prepare import KIND, Prepared, Retry, begin, prepare, retry_of, with_tombstones
 from sdp.process.report import ProcessFigures, emit, forecast, progress_line, summary, time_spent
 

@@ -1,4 +1,4 @@
-"""Ray's private function through which raylets' notices reach standard output, which sdp.losses replaces."""
+"""Ray's private function through which raylets' notices reach standard output, which sdp.ray_loss replaces."""
 
 import ast
 import importlib.util

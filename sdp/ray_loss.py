@@ -70,7 +70,7 @@ class _Watch:
         atexit.register(self.end)  # before Ray's own, which ends the raylet in order
         context = ray.get_runtime_context()
         raylet, gcs = _raylet_of(context.get_node_id()), context.gcs_address
-        threading.Thread(target=self._look, args=(raylet, gcs), name="sdp-losses", daemon=True).start()
+        threading.Thread(target=self._look, args=(raylet, gcs), name="sdp-ray-loss", daemon=True).start()
 
     def end(self) -> None:
         """End the watch without a line."""

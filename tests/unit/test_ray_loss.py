@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sdp.errors import SdpError
-from sdp.losses import explained
+from sdp.ray_loss import explained
 
 DRIVER = """
 import os, pathlib, signal, socket, subprocess, sys, threading, types
@@ -28,20 +28,20 @@ worker = types.ModuleType("ray._private.worker")
 sys.modules.update({{"ray": ray, "ray._private": types.ModuleType("ray._private"), "ray._private.worker": worker}})
 sys.modules["ray._private"].worker = worker
 
-from sdp import losses
+from sdp import ray_loss
 
-losses._LOOK_S = 0.1
+ray_loss._LOOK_S = 0.1
 try:
-    with losses.explained("an earlier job"):
-        losses.watch()
-    while any(thread.name == "sdp-losses" for thread in threading.enumerate()):
+    with ray_loss.explained("an earlier job"):
+        ray_loss.watch()
+    while any(thread.name == "sdp-ray-loss" for thread in threading.enumerate()):
         threading.Event().wait(0.01)
     links = [link for link in pathlib.Path("/proc/self/fd").iterdir() if link.is_symlink()]
     assert not any("pidfd" in os.readlink(link) for link in links)
     stats = [stat.read_text().rpartition(")")[2].split() for stat in pathlib.Path("/proc").glob("[0-9]*/stat")]
     assert not any(stat[:2] == ["Z", str(os.getpid())] for stat in stats)
-    with losses.explained("process"):
-        losses.watch()
+    with ray_loss.explained("process"):
+        ray_loss.watch()
         worker.print_to_stdstream({{"lines": ["A worker died. Lease ID: 1"]}}, False)
         {ending}
 finally:
