@@ -37,9 +37,9 @@ from sdp.encode.table import LAYOUT, assemble, schema
 from sdp.encode.work import TRIES, EncodeSpec, Encoding
 from sdp.errors import SdpError, Unavailable, one_line
 from sdp.lease import Lease
-from sdp.ray_loss import unwrapped
 from sdp.process.prepare import KIND, Prepared, Retry, begin, prepare, retry_of, with_tombstones
 from sdp.process.report import ProcessFigures, emit, forecast, progress_line, summary, time_spent
+from sdp.ray_loss import unwrapped
 
 _WRITES = 4
 """Parts written at once; also the most that may wait before further units begin."""
