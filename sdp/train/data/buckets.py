@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from sdp.console import Progress
 from sdp.datasets.concurrently import ordered_map
 from sdp.device import thread_pool
 from sdp.errors import AlreadyExists, DatasetError, NotFound
@@ -55,14 +56,16 @@ def count_buckets(dataset: LatentsDataset, run: Storage, number: int, *, write: 
     except NotFound:
         reader, kinds = GroupReader(dataset), len(dataset.shapes)
     counts = np.zeros((len(dataset.row_groups), kinds), np.int64)
-    for row_group, buckets in enumerate(ordered_map(reader.buckets, range(len(dataset.row_groups)))):
-        if len(buckets) and not 0 <= int(buckets.min()) <= int(buckets.max()) < kinds:
-            path, group = dataset.locate(row_group)
-            raise DatasetError(
-                f"{dataset.files.uri_of(path)}: row group {group}: {BUCKET}: expected 0 to {kinds - 1}, got "
-                f"{buckets.min()} to {buckets.max()}; process the images again"
-            )
-        counts[row_group] = np.bincount(buckets, minlength=kinds)
+    with Progress("train: counting the shapes of crops") as progress:
+        for row_group, buckets in enumerate(ordered_map(reader.buckets, range(len(dataset.row_groups)))):
+            if len(buckets) and not 0 <= int(buckets.min()) <= int(buckets.max()) < kinds:
+                path, group = dataset.locate(row_group)
+                raise DatasetError(
+                    f"{dataset.files.uri_of(path)}: row group {group}: {BUCKET}: expected 0 to {kinds - 1}, got "
+                    f"{buckets.min()} to {buckets.max()}; process the images again"
+                )
+            counts[row_group] = np.bincount(buckets, minlength=kinds)
+            progress.update(f"{row_group + 1:,} of {len(counts):,} row groups")
     if write:
         sink = io.BytesIO()
         np.save(sink, counts, allow_pickle=False)
