@@ -73,14 +73,21 @@ def connect(**local: Any) -> dict[str, float]:
 
 
 def abandon() -> None:
-    """Leave a local Ray to `kill_descendants`, which takes no time: the process is about to end."""
+    """Keep Ray's slow shutdown from running at exit; `kill_descendants` ends a local Ray instead."""
     from ray._private import worker
 
     node: Any = worker._global_node
-    if sys.platform == "linux" and node is not None and node.is_head():
+    if sys.platform == "linux" and node is not None:
         atexit.unregister(worker.shutdown)
-        with contextlib.suppress(OSError):  # a full disk: spilled objects are all that stays
-            node.destroy_external_storage()
+
+
+def delete_spilled() -> None:
+    """Delete the objects that a local Ray has spilled; it must not write any more."""
+    from ray._private import worker
+
+    node: Any = worker._global_node
+    if node is not None and node.is_head():
+        node.destroy_external_storage()
 
 
 def worker_environment() -> dict[str, str]:

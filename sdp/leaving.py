@@ -1,33 +1,47 @@
-"""The end of a process that does not wait for the rest of its code."""
+"""Ends this process at once, with every process that it has started."""
 
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
 cleanups: list[Callable[[], None]] = []
-"""Functions to call before such an end, newest last."""
+"""Functions to call before the process is ended at once, the newest first."""
+seen = threading.Event()
+"""Set by every handler of a signal as it begins: the main thread has time for signals."""
+signals: list[str] = []
+"""Names of the signals that were handled. Ray raises another KeyboardInterrupt in place of a handler's."""
 
 
-def kill_descendants() -> None:
-    """Kill all processes below this one, its own children last; do nothing without /proc. End right after it.
+def kill_descendants(meanwhile: Callable[[], None] = lambda: None) -> None:
+    """Stop all processes below this one, call `meanwhile`, and kill them; do nothing without /proc. End right after it.
 
-    Ray's own shutdown waits for seconds, and where its raylet alone is killed, its agents stay for a minute. Ray's core
-    ends a process that has lost its raylet, hence the order.
+    Ray's own shutdown waits for seconds, and where its raylet alone is killed, its agents stay for a minute. A raylet's
+    death makes Ray's core end this process, so it is killed last.
     """
     stopped: list[int] = []
     # Stopped first, so that none starts another or acts on the end of the others.
     while started := [pid for pid in _descendants() if pid not in stopped]:
         _send(signal.SIGSTOP, started)
         stopped += started
-    _send(signal.SIGKILL, reversed(stopped))
+    with suppress(Exception):
+        meanwhile()
+    _send(signal.SIGKILL, sorted(stopped, key=_is_raylet))
 
 
 def _send(number: signal.Signals, pids: Iterable[int]) -> None:
     for pid in pids:
         with suppress(OSError):  # it has ended, or it is another user's
             os.kill(pid, number)
+
+
+def _is_raylet(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().partition(b"\0")[0].endswith(b"/raylet")
+    except OSError:
+        return False
 
 
 def _descendants() -> list[int]:

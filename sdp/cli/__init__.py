@@ -9,19 +9,18 @@ import sys
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import partial
 from types import FrameType
 
 from sdp import console
 from sdp.cli.command import JOBS, Command, CommandParser, HelpPrinted, UsageError, nearest, say, unknown_argument
 from sdp.cli.table import COMMANDS
 from sdp.errors import SdpError, UserError
-from sdp.leaving import cleanups, kill_descendants
+from sdp.leaving import cleanups, kill_descendants, seen, signals
 
 __all__ = ["COMMANDS", "JOBS", "main"]
 
 _UNHANDLED_S = 0.5
-_handled = threading.Lock()
+_ending = threading.Lock()
 """Locked for good by the first signal that ends the command."""
 
 
@@ -36,13 +35,14 @@ def main(argv: Sequence[str] | None = None, commands: Sequence[Command] | None =
         from sdp.cli.completion import complete
 
         complete(COMMANDS)
-    code = _run(sys.argv[1:], commands)
-    if "ray" in sys.modules:
+    ended.append(_run(sys.argv[1:], commands))
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+    if _own_ray():
         from sdp.cluster import abandon
 
         abandon()
-    ended.append(code)
-    return code
+    return ended[0]
 
 
 def _leave(ended: Sequence[int]) -> None:
@@ -51,13 +51,21 @@ def _leave(ended: Sequence[int]) -> None:
         for stream in (sys.stdout, sys.stderr):
             with suppress(OSError, ValueError):  # closed, or nobody reads it
                 stream.flush()
-        if "ray" in sys.modules:
-            kill_descendants()
+        if _own_ray():
+            from sdp.cluster import delete_spilled
+
+            kill_descendants(delete_spilled)
         os._exit(ended[0])
+
+
+def _own_ray() -> bool:
+    """Return whether this process may have started a Ray."""
+    return "ray" in sys.modules and not os.environ.get("RAY_ADDRESS")
 
 
 def _run(argv: Sequence[str], commands: Sequence[Command] | None) -> int:
     console.configure()
+    signals.clear()
     try:
         code = _dispatch(argv, COMMANDS if commands is None else commands)
         sys.stdout.flush()
@@ -83,7 +91,7 @@ def _run(argv: Sequence[str], commands: Sequence[Command] | None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # buffered output cannot be written
         return UserError.exit_code
     except KeyboardInterrupt as error:
-        return _stopped(str(error) or "SIGINT", argv, getattr(error, "__notes__", []))
+        return _stopped(str(error) or (signals or ["SIGINT"])[0], argv, getattr(error, "__notes__", []))
     return code
 
 
@@ -109,20 +117,18 @@ def prepare_process() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _interrupt)
-    signals, written = os.pipe()
+    numbers, written = os.pipe()
     os.set_blocking(written, False)
     signal.set_wakeup_fd(written, warn_on_full_buffer=False)
-    os.register_at_fork(after_in_child=partial(signal.set_wakeup_fd, -1))  # a child's signals are not ours
-    threading.Thread(target=_watch, args=(signals,), name="sdp-signals", daemon=True).start()
+    threading.Thread(target=_watch, args=(numbers,), name="sdp-signals", daemon=True).start()
 
 
-def _watch(signals: int) -> None:
-    """End the command by a signal for which the main thread has no time, as while a library's code starts Ray."""
-    pause = threading.Event()
-    while number := os.read(signals, 1):
-        pause.wait(_UNHANDLED_S)
+def _watch(numbers: int) -> None:
+    """End the command if the main thread has not handled a signal soon, as while a library's code starts Ray."""
+    while number := os.read(numbers, 1):
         # Training handles signals itself: it may be in the middle of a long step.
-        if signal.getsignal(number[0]) is _interrupt and _handled.acquire(blocking=False):
+        unhandled = signal.getsignal(number[0]) is _interrupt and not seen.wait(_UNHANDLED_S)
+        if unhandled and _ending.acquire(blocking=False):
             _end_at_once(number[0])
 
 
@@ -136,12 +142,14 @@ def _end_at_once(number: int) -> None:
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
     """Raise KeyboardInterrupt with the signal's name; another Ctrl-C ends the process at once."""
-    if not _handled.acquire(blocking=False):
-        return
+    seen.set()
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.signal(
         signal.SIGTERM, signal.SIG_IGN
     )  # `ray job stop` sends it to the supervisor, which hands it on, and to us
+    signals.append(signal.Signals(number).name)
+    if not _ending.acquire(blocking=False):
+        threading.Event().wait()  # `_watch` is ending the process: do not go on without a lease
     while frame is not None:
         if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
             # An exception inside an import makes compiled modules abort, or raise another one.

@@ -67,15 +67,16 @@ class ProcessSource(SourceConfig):
     caption_column: CaptionColumns = key(
         None,
         "The column that holds the captions, or the JSON field in tars; null means prompt for pictures of sdp "
-        "generate, else caption. With several, as {caption: 1, synthetic: 3}, each row draws one of those that it has, "
-        "by weight; a weight of 0 is for rows that have no other.",
+        "generate, else caption. Of several, as {caption: 1, synthetic: 3}, each row draws one that is not empty, by "
+        "weight; a column of weight 0 is used only if all others are empty.",
         shapes_output=True,
     )
     caption: Name | None = key(None, "One caption for all pictures, in place of their own.", shapes_output=True)
     tables: tuple[JoinedTable, ...] = key(
         (),
         "Parquet tables of captions or scores, each {uri, by, missing}, joined to the images by the column `by`: row, "
-        "their address, or text that they carry, such as url. Their columns take the place of the images' own; a row "
+        "the image's address, or a text column of the images, such as url. Their columns take the place of the images' "
+        "own; a row "
         "without an entry keeps its own, or with missing: drop is filtered.",
         shapes_output=True,
     )

@@ -37,6 +37,6 @@ def numbers(table: pa.Table, column: str) -> npt.NDArray[np.float64]:
     """Return a column as numbers, NaN for any other value."""
     values = table[column]
     if not (pa.types.is_floating(values.type) or pa.types.is_integer(values.type) or pa.types.is_decimal(values.type)):
-        values = pa.chunked_array([pa.nulls(len(values), pa.float64())]) if len(values) else values.cast(pa.float64())
+        return np.full(len(values), np.nan)
     cells = pc.fill_null(values.cast(pa.float64(), safe=False), float("nan"))
     return np.asarray(cells.to_numpy(), dtype=np.float64)

@@ -45,7 +45,7 @@ class Joined:
     columns: tuple[str, ...]
     """Those of its columns that are used."""
     groups: tuple[RowGroup, ...]
-    """In the order of their addresses, where it is joined by them."""
+    """Sorted by address if the table is joined by it."""
     first: NDArray[np.int64]
     """The lowest address of each row group."""
     digest: str
@@ -66,7 +66,7 @@ class Joined:
         for name, values in zip(entries.column_names, entries.columns, strict=True):
             values = _plain(values, name)
             if pa.types.is_large_binary(values.type):  # a model's empty caption is none
-                values = pc.if_else(pc.greater(pc.binary_length(values), 0), values, pa.scalar(None, values.type))
+                values = pc.if_else(pc.match_substring_regex(values, r"\S"), values, pa.scalar(None, values.type))
             if name not in table.column_names:
                 table = table.append_column(name, values)
                 continue
@@ -83,7 +83,8 @@ class Joined:
             if self.by == ROW:
                 numbers = np.searchsorted(self.first, wanted.to_numpy(), side="right") - 1
                 groups = [(self.groups[number],) for number in np.unique(np.maximum(numbers, 0))]
-            entries = pa.concat_tables([_read(some, names, options) for some in groups]).combine_chunks()
+            read = _read_group if self.by == ROW else _read_table
+            entries = pa.concat_tables([read(some, names, options) for some in groups]).combine_chunks()
         places = np.array(_places(entries[self.by], wanted), np.int64)
         return entries.select(self.columns).take(pa.array(places, mask=places < 0)), places >= 0
 
@@ -173,7 +174,7 @@ def _check_keys(key: str, joined: Joined, options: StorageOptions) -> None:
 
 
 def _digest(files: Sequence[SourceFile], options: StorageOptions) -> str:
-    """Return a digest of the files' sizes and etags, in which a local file's content stands for its time."""
+    """Return a digest of sizes and etags; of a local file, a sample of its content replaces its modification time."""
     versions = []
     for file, sampled in zip(files, ordered_map(lambda file: with_sample(file, options), files), strict=True):
         content = str(sampled.etag) if sampled is file else str(sampled.etag).rpartition("-")[2]
@@ -181,8 +182,7 @@ def _digest(files: Sequence[SourceFile], options: StorageOptions) -> str:
     return hashlib.sha256("\n".join(sorted(versions)).encode()).hexdigest()[:16]
 
 
-@lru_cache(maxsize=_CACHED)
-def _read(groups: tuple[RowGroup, ...], names: tuple[str, ...], options: StorageOptions | None) -> pa.Table:
+def _sorted(groups: tuple[RowGroup, ...], names: tuple[str, ...], options: StorageOptions | None) -> pa.Table:
     """Return some row groups, sorted by their first column, the key."""
     table = pa.concat_tables([read_group(group, names, options).select(names) for group in groups])
     table = table.set_column(0, names[0], _plain(table[names[0]], names[0]))
@@ -190,6 +190,9 @@ def _read(groups: tuple[RowGroup, ...], names: tuple[str, ...], options: Storage
     if names[0] == ROW and np.any(np.diff(table[0].to_numpy()) == 0):
         raise DatasetError(f"{groups[0].uri}: row group {groups[0].number} names a row twice; keep one of each")
     return table
+
+
+_read_group, _read_table = lru_cache(maxsize=_CACHED)(_sorted), lru_cache(maxsize=None)(_sorted)
 
 
 def _places(have: pa.ChunkedArray, wanted: pa.ChunkedArray) -> list[int]:

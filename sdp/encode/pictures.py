@@ -137,7 +137,8 @@ def open_pictures(
         raise UserError(f"{key}.caption_column: {kind} have one caption; remove {', '.join(sorted(several))}")
     elif lacking := [*set(columns.keys) - {"key"}, *(name for name in columns.numbers if name not in columns.joined)]:
         raise UserError(
-            f"{key}.uri: {kind} have no column {lacking[0]}; write them as Parquet, or take it from a table"
+            f"{key}.uri: {kind} have no column {lacking[0]}; "
+            "put the column into a table of source.tables, or convert the pictures to Parquet"
         )
     elif needed and not captions and columns.joined.isdisjoint(columns.captions):
         raise UserError(

@@ -102,7 +102,7 @@ class Columns:
     weights: Mapping[str, float] = field(default_factory=dict)
     """Several columns of captions, of which each row draws one, in place of `caption`."""
     tables: "tuple[Joined, ...]" = ()
-    """Tables whose columns take the place of the source's own; a later one comes before an earlier."""
+    """Tables whose columns take the place of the source's own; where two have a value, the later one's is used."""
     scores: tuple[Score, ...] = ()
     """The bounds within which rows are used."""
 

@@ -214,8 +214,8 @@ def encoders(config: TrainConfig | ProcessConfig, gpu: Gpu) -> Iterator[str]:
         per_image = memory["bytes_per_pixel"] * side**2 * itemsize / 2
         most = int((gpu.memory_bytes * (1 - MARGIN) - weights) // per_image)
         yield (
-            f"An encoder at {side} px: {batch} at once take {(weights + batch * per_image) / GIB:.1f} of "
-            f"the {gpu.name}'s {gpu.memory_bytes / GIB:.0f} GiB, which hold {most}; batches that do not fit are halved"
+            f"An encoder at {side} px: a batch of {batch} takes {(weights + batch * per_image) / GIB:.1f} of "
+            f"the {gpu.name}'s {gpu.memory_bytes / GIB:.0f} GiB; {most} images fit, and larger batches are halved"
         )
 
 

@@ -34,6 +34,7 @@ class Board:
         self._lease_lost: str | None = None
         self._workers: list[str] = []
         """The workers of the newest attempt, once they train."""
+        self._training = False
         self._failures_before = 0
         """The number of failures when the newest attempt began."""
 
@@ -53,7 +54,7 @@ class Board:
 
     def train(self, workers: list[str]) -> WorkerReport:
         """Record that all workers begin to train; return the report."""
-        self._workers = workers
+        self._workers, self._training = workers, True
         return self._report
 
     def push(self, line: dict[str, Any]) -> None:
@@ -83,7 +84,7 @@ class Board:
     def stop(self, reason: str) -> bool:
         """Request that training stops; return whether workers train, so that there is something to save."""
         self._stop = reason
-        return bool(self._workers)
+        return self._training
 
     def lose_lease(self, message: str) -> None:
         """Record that another job holds the run's lease."""
@@ -96,7 +97,7 @@ class Board:
 
     def report(self) -> WorkerReport:
         """Return the report after an attempt, and discard the attempt's line of metrics."""
-        self._line = None
+        self._line, self._training = None, False
         return self._report
 
 

@@ -11,7 +11,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -51,7 +51,7 @@ from sdp.waiting import Place, Request, place_of, wait_for
 
 _POLL_S = 1.0
 _LISTEN_S = 0.25
-"""Pause between a worker's questions whether it is asked to stop."""
+"""Time between a worker's questions whether it should stop."""
 _SETTLE_S = 60.0
 """Time for which places for more trainers must stay free before training is interrupted for them."""
 _MORE = "set scaling.can_grow if nodes are added on demand"
@@ -290,9 +290,10 @@ def _follow_attempt(board: Any, lease: Lease, plan: Plan, more: Place) -> Iterat
                     board.lose_lease.remote(str(error))
 
     def stop(name: str) -> None:
-        request = board.stop.remote(name)
-        answered, _ = ray.wait([request], timeout=_POLL_S)
-        if answered and not ray.get(request):
+        request, training = board.stop.remote(name), True
+        with suppress(ray.exceptions.RayError):
+            training = ray.get(request, timeout=_POLL_S)
+        if not training:
             raise KeyboardInterrupt(name)
 
     thread = threading.Thread(target=follow, name="sdp-follow", daemon=True)

@@ -47,6 +47,7 @@ def test_training_that_is_stopped_leaves_a_checkpoint_and_does_not_exit_with_0(
         _, err = process.communicate(timeout=400)
     assert process.returncode == 128 + number, err
     assert err.splitlines()[-1] == f"sdp: stopped by {number.name}; the same command continues where it stopped"
+    assert err.count("stopped by") == 1
     assert "Traceback" not in err
     assert folder.newest() is not None
 

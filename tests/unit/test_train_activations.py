@@ -235,10 +235,10 @@ def test_an_encoder_takes_what_fake_tensors_count() -> None:
     assert isinstance(config, ProcessConfig)
     # 34,163,664 weights of two bytes, and 64 x 256 x 256 x 1280 bytes
     first, second = encoders(config, GPUS["A10G"])
-    assert "64 at once take 5.1 of the A10G's 24 GiB, which hold 275" in first
-    assert "An encoder at 512 px: 16 at once take 5.1" in second
+    assert "a batch of 64 takes 5.1 of the A10G's 24 GiB; 275 images fit" in first
+    assert "An encoder at 512 px: a batch of 16 takes 5.1" in second
     (online,) = encoders(train("data.mode=online"), GPUS["A10G"])
-    assert "64 at once take 5.7" in online, "with the text encoder's 340 million parameters"
+    assert "a batch of 64 takes 5.7" in online, "with the text encoder's 340 million parameters"
     assert not list(encoders(train(), GPUS["A10G"]))
 
 

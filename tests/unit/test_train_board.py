@@ -40,6 +40,8 @@ def test_a_stop_tells_whether_there_is_something_to_save() -> None:
     assert not board.stop("SIGINT")
     board.train(["a pid 1"])
     assert board.stop("SIGINT")
+    board.report()
+    assert not board.stop("SIGINT"), "the next attempt waits for its workers"
 
 
 def test_a_signal_with_nothing_to_save_interrupts(capsys: pytest.CaptureFixture[str]) -> None:
