@@ -15,10 +15,10 @@ count=$(printf '%s' "$gpus" | grep -c .)
 
 write() {
     {
-        printf '# What ran on GPUs\n\nWritten by `scripts/bench/gpu_first_hour.sh`, at %s of %s, on ' "$(git rev-parse --short HEAD)" "$(date -u +%Y-%m-%d)"
+        printf '# What ran on GPUs\n\nRead this page to see which checks have run on a GPU, and what they measured. `scripts/bench/gpu_first_hour.sh` wrote it at commit\n%s, on %s, on ' "$(git rev-parse --short HEAD)" "$(date -u +%Y-%m-%d)"
         if [ "$count" -gt 0 ]; then printf '%s × %s (driver %s).\n' "$count" "$(printf '%s\n' "$gpus" | head -n 1)" "$(nvidia-smi --query-gpu=driver_version --format=csv,noheader | head -n 1)"
         else printf 'a machine without a GPU.\n'; fi
-        printf '\n| What | Looked for | Result | Seconds |\n|---|---|---|---|\n'
+        printf '\n| Check | Expected | Result | Seconds |\n|---|---|---|---|\n'
         cat "$work/rows" "$work/outputs"
     } >"$work/page" && cp "$work/page" "$out"
 }
