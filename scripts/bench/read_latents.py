@@ -161,7 +161,7 @@ def _measured(batches: Callable[[], Iterator[Any]], where: str) -> dict[str, flo
         rows += len(batch)
     seconds, cpu = time.perf_counter() - start, _cpu_of_tree() - cpu
     assert rows == ROWS, rows
-    return {"rows_per_s": rows / seconds, "rows_per_cpu_s": rows / cpu, "first_s": first}
+    return {"rows_per_s": rows / seconds, "rows_per_cpu_s": rows / max(cpu, 1e-6), "first_s": first}
 
 
 def _cpu_of_tree() -> float:

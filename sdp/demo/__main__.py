@@ -188,8 +188,8 @@ def _call(command: Sequence[str]) -> int:
 
 def _stop(number: int, _: object) -> None:
     """End the demo and its processes, and print how to continue."""
-    for number in _SIGNALS:
-        signal.signal(number, signal.SIG_IGN)  # a second signal must not interrupt the cleanup
+    for one in _SIGNALS:
+        signal.signal(one, signal.SIG_IGN)  # a second signal must not interrupt the cleanup
     say(f"\nsdp: demo stopped by {signal.Signals(number).name}; run the same command to continue")
     raise SystemExit(128 + number)
 
