@@ -90,6 +90,11 @@ class DreamboothConfig(JobConfig):
     def contradictions(self) -> Iterable[Problem]:
         yield from super().contradictions()
         prompt = self.prior.prompt
+        compares = (self.evaluate.features or self.evaluate.clip) is not None
+        if compares and max(1, len(self.draw.prompts)) * self.draw.images_per_prompt < 2:
+            yield Problem("draw.images_per_prompt", "2 or more for evaluate to compare", "1", "raise it")
+        if self.evaluate.features is not None and prompt is not None and self.prior.pictures < 2:
+            yield Problem("prior.pictures", "2 or more for evaluate to compare", "1", "raise it")
         if prompt is not None and not set(self.source.caption.split()) - set(prompt.split()):
             yield Problem(
                 "source.caption",

@@ -129,7 +129,7 @@ def _open(
         np.array([first for first, _, _ in spans], np.int64), _digest(files, options),
     )  # fmt: skip
     if not groups:
-        raise DatasetError(f"{key}.uri: {section.uri} has no rows; check the address")
+        raise DatasetError(f"{key}.uri: {section.uri} has no rows; check the URI")
     if section.by == ROW:
         for (_, last, group), (first, _, after) in pairwise(spans):
             if first <= last:

@@ -45,7 +45,7 @@ def config(root: Path, out: Path, *settings: str) -> DreamboothConfig:
         f"source.uri={root / 'own'}", f"source.caption={CAPTION}",
         f"model.source={root / 'model'}", f"output.uri={out}",
         "prior.prompt=a photo of a cat", "prior.pictures=6", "resolution=64", "max_steps=5", "precision=fp32",
-        "draw.images_per_prompt=1", "draw.steps=2", "lora.rank=2", "scaling.use_gpu=false",
+        "draw.images_per_prompt=2", "draw.steps=2", "lora.rank=2", "scaling.use_gpu=false",
     ]  # fmt: skip
     return load("dreambooth", None, [*usual, *settings])
 
@@ -58,16 +58,22 @@ def written(out: Path) -> dict[str, float]:
 
 def test_each_step_leaves_its_folder_and_is_not_taken_twice(root: Path, tmp_path: Path) -> None:
     out = tmp_path / "cat"
-    job.run(config(root, out), dry_run=True)
+    features = f"evaluate.features={tiny_first_dino(tmp_path / 'dino')}"
+    with pytest.raises(ConfigError, match=r"draw\.images_per_prompt: expected 2 or more for evaluate to compare, got 1"):
+        config(root, out, features, "draw.images_per_prompt=1")
+    whole = config(root, out, features)
+    job.run(whole, dry_run=True)
     assert not out.exists()
-    job.run(config(root, out))
+    job.run(whole)
     counts = {
         name: open_dataset(open_storage(str(out / name))).manifest.counts.written
-        for name in (job.OWN_LATENTS, job.CLASS, job.CLASS_LATENTS, job.PICTURES)
+        for name in (job.OWN_LATENTS, job.CLASS, job.CLASS_LATENTS, job.PICTURES, job.CLASS_AFTER)
     }
-    assert counts == {job.OWN_LATENTS: 5, job.CLASS: 6, job.CLASS_LATENTS: 6, job.PICTURES: 1}
+    assert counts == {
+        job.OWN_LATENTS: 5, job.CLASS: 6, job.CLASS_LATENTS: 6, job.PICTURES: 2, job.CLASS_AFTER: 6,
+    }  # fmt: skip
     (drawn,) = (out / job.PICTURES / "parts").glob("*.parquet")
-    assert pq.read_table(drawn)["prompt"].to_pylist() == [CAPTION]
+    assert pq.read_table(drawn)["prompt"].to_pylist() == [CAPTION, CAPTION]
     checkpoint = find_checkpoint(str(out / job.RUN))
     # Five steps of two samples on one worker: six of the class and four of the subject, or one more and one fewer.
     assert read_ledger(checkpoint).consumed(0) == 10
@@ -75,8 +81,10 @@ def test_each_step_leaves_its_folder_and_is_not_taken_twice(root: Path, tmp_path
     assert CAPTION in page
     assert page.index("Own and drawn pictures") < page.index("Pictures by prompt")
     assert all(f"{root}/own/{number}.jpg" in page for number in range(5))
+    measured = [json.loads((out / name / "evaluation.json").read_text()) for name in (job.EVALUATION, job.DRIFT)]
+    assert all(0 < figures["fid"]["value"] for figures in measured)
     before = written(out)
-    job.run(config(root, out))
+    job.run(whole)
     assert written(out) == before
 
 
