@@ -59,7 +59,9 @@ def written(out: Path) -> dict[str, float]:
 def test_each_step_leaves_its_folder_and_is_not_taken_twice(root: Path, tmp_path: Path) -> None:
     out = tmp_path / "cat"
     features = f"evaluate.features={tiny_first_dino(tmp_path / 'dino')}"
-    with pytest.raises(ConfigError, match=r"draw\.images_per_prompt: expected 2 or more for evaluate to compare, got 1"):
+    with pytest.raises(
+        ConfigError, match=r"draw\.images_per_prompt: expected 2 or more for evaluate to compare, got 1"
+    ):
         config(root, out, features, "draw.images_per_prompt=1")
     whole = config(root, out, features)
     job.run(whole, dry_run=True)
@@ -82,7 +84,7 @@ def test_each_step_leaves_its_folder_and_is_not_taken_twice(root: Path, tmp_path
     assert page.index("Own and drawn pictures") < page.index("Pictures by prompt")
     assert all(f"{root}/own/{number}.jpg" in page for number in range(5))
     measured = [json.loads((out / name / "evaluation.json").read_text()) for name in (job.EVALUATION, job.DRIFT)]
-    assert all(0 < figures["fid"]["value"] for figures in measured)
+    assert all(figures["fid"]["value"] > 0 for figures in measured)
     before = written(out)
     job.run(whole)
     assert written(out) == before
