@@ -17,7 +17,7 @@ from typing import Any
 from sdp import console, ray_loss
 from sdp.config import WorkersConfig
 from sdp.errors import SdpError, UserError
-from sdp.leaving import cleanups
+from sdp.leaving import cleanups, kill_descendants
 
 _REACH_S = 10.0
 ACCELERATOR_LABEL = "ray.io/accelerator-type"
@@ -48,12 +48,12 @@ def connect(**local: Any) -> dict[str, float]:
             logging.getLogger(name).setLevel(logging.ERROR)
         require_reachable()
         # Without an address, Ray joins any cluster that runs on this machine.
-        options: dict[str, Any] = {} if os.environ.get("RAY_ADDRESS") else {"address": "local", **local}
+        options: dict[str, Any] = {"address": "local", **local} if is_local() else {}
         if options and (environment := worker_environment()):
             options["runtime_env"] = environment
         if console.as_json():
             options["logging_config"] = ray.LoggingConfig(encoding="JSON", log_level="WARNING")
-        if not os.environ.get("RAY_ADDRESS") and not os.access(os.path.expanduser("~/."), os.W_OK):  # noqa: PTH111
+        if is_local() and not os.access(os.path.expanduser("~/."), os.W_OK):  # noqa: PTH111
             # Ray stores a token in the home directory, and does not start if it cannot.
             os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
         stderr, handler = _CapturedStderr(), signal.getsignal(signal.SIGTERM)
@@ -68,21 +68,31 @@ def connect(**local: Any) -> dict[str, float]:
         if threading.current_thread() is threading.main_thread():
             # Ray's own handler aborts the process, which would leave leases and temporary files behind.
             signal.signal(signal.SIGTERM, handler)
-    ray_loss.watch()
+    ray_loss.watch(local=is_local())
     return {name: float(count) for name, count in ray.cluster_resources().items()}  # type: ignore[no-untyped-call]  # Ray's
 
 
+def is_local() -> bool:
+    """Return whether RAY_ADDRESS names no cluster, so that a job starts its own Ray."""
+    return os.environ.get("RAY_ADDRESS", "local") in ("", "local")
+
+
 def abandon() -> None:
-    """Keep Ray's slow shutdown from running at exit; `kill_descendants` ends a local Ray instead."""
+    """Keep Ray's slow shutdown from running at exit, where `kill` ends a local Ray instead."""
     from ray._private import worker
 
     node: Any = worker._global_node
-    if sys.platform == "linux" and node is not None:
+    if sys.platform == "linux" and is_local() and node is not None:
         atexit.unregister(worker.shutdown)
 
 
-def delete_spilled() -> None:
-    """Delete the objects that a local Ray has spilled; it must not write any more."""
+def kill() -> None:
+    """End a local Ray with all that this process has started, which must end right after it."""
+    if is_local():
+        kill_descendants(_delete_spilled)
+
+
+def _delete_spilled() -> None:
     from ray._private import worker
 
     node: Any = worker._global_node
@@ -102,7 +112,7 @@ def worker_environment() -> dict[str, str]:
 def joined() -> bool:
     """Return whether this driver works on a cluster that it joined, rather than on a local Ray."""
     ray = sys.modules.get("ray")
-    if os.environ.get("RAY_ADDRESS", "local") not in ("", "local"):
+    if not is_local():
         return True
     return ray is not None and ray.is_initialized() and len(nodes_with({})) > 1
 

@@ -10,9 +10,25 @@ from pathlib import Path
 cleanups: list[Callable[[], None]] = []
 """Functions to call before the process is ended at once, the newest first."""
 seen = threading.Event()
-"""Set by every handler of a signal as it begins: the main thread has time for signals."""
+"""Set once a handler of a signal has run: the main thread has time for signals."""
 signals: list[str] = []
 """Names of the signals that were handled. Ray raises another KeyboardInterrupt in place of a handler's."""
+
+
+def note_signal(number: int) -> str:
+    """Record that a handler runs; return the signal's name."""
+    seen.set()
+    signals.append(signal.Signals(number).name)
+    return signals[-1]
+
+
+def raylet_command(pid: int) -> bytes:
+    """Return the command line of a process if it is a raylet, else nothing."""
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:  # it has ended
+        return b""
+    return command if command.partition(b"\0")[0].endswith(b"raylet/raylet") else b""
 
 
 def kill_descendants(meanwhile: Callable[[], None] = lambda: None) -> None:
@@ -28,20 +44,13 @@ def kill_descendants(meanwhile: Callable[[], None] = lambda: None) -> None:
         stopped += started
     with suppress(Exception):
         meanwhile()
-    _send(signal.SIGKILL, sorted(stopped, key=_is_raylet))
+    _send(signal.SIGKILL, sorted(stopped, key=lambda pid: bool(raylet_command(pid))))
 
 
 def _send(number: signal.Signals, pids: Iterable[int]) -> None:
     for pid in pids:
         with suppress(OSError):  # it has ended, or it is another user's
             os.kill(pid, number)
-
-
-def _is_raylet(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().partition(b"\0")[0].endswith(b"/raylet")
-    except OSError:
-        return False
 
 
 def _descendants() -> list[int]:

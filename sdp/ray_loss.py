@@ -18,6 +18,7 @@ from pathlib import Path
 
 from sdp.console import as_json, formatted, say
 from sdp.errors import SdpError, one_line
+from sdp.leaving import raylet_command
 
 _LOOK_S = 2.0
 _PATIENCE_S = 45.0
@@ -45,13 +46,13 @@ class _Watch:
         self._over = threading.Event()
         self._lock = threading.Lock()
 
-    def begin(self) -> None:
+    def begin(self, *, local: bool) -> None:
         """Watch this driver's Ray, until `end`."""
         import ray
 
         if self._pipe is not None:
             return
-        logs = "see /tmp/ray/session_latest/logs" if not os.environ.get("RAY_ADDRESS") else "see the nodes' logs"
+        logs = "see /tmp/ray/session_latest/logs" if local else "see the nodes' logs"
         lines = [
             f"{self.job}: the driver was killed, or Ray's core ended it ({logs}); {_AGAIN}",
             f"{self.job}: Ray's raylet on this node was lost ({logs}); {_AGAIN}",
@@ -70,7 +71,7 @@ class _Watch:
         atexit.register(self.end)  # before Ray's own, which ends the raylet in order
         context = ray.get_runtime_context()
         raylet, gcs = _raylet_of(context.get_node_id()), context.gcs_address
-        threading.Thread(target=self._look, args=(raylet, gcs), name="sdp-ray-loss", daemon=True).start()
+        threading.Thread(target=self._look, args=(raylet, gcs, local), name="sdp-ray-loss", daemon=True).start()
 
     def end(self) -> None:
         """End the watch without a line."""
@@ -83,17 +84,16 @@ class _Watch:
                 self._speaker.wait()
         atexit.unregister(self.end)
 
-    def _look(self, raylet: int | None, gcs: str) -> None:
+    def _look(self, raylet: int | None, gcs: str, local: bool) -> None:
         lost, process = select.poll(), None
         if raylet is not None:
             with contextlib.suppress(OSError):  # ended already: the driver's next call fails
                 process = os.fdopen(os.pidfd_open(raylet))
                 lost.register(process, select.POLLIN)
         with process or contextlib.nullcontext():
-            self._look_for(lost, gcs)
+            self._look_for(lost, gcs, local)
 
-    def _look_for(self, lost: select.poll, gcs: str) -> None:
-        local = not os.environ.get("RAY_ADDRESS")
+    def _look_for(self, lost: select.poll, gcs: str, local: bool) -> None:
         host, _, port = gcs.rpartition(":")
         silent_since: float | None = None
         while not self._over.is_set():
@@ -158,11 +158,11 @@ def unwrapped(error: BaseException) -> SdpError | None:
     return None
 
 
-def watch() -> None:
-    """Watch the Ray that this driver has just connected to, if it runs an `explained` job."""
+def watch(*, local: bool) -> None:
+    """Watch the Ray that this driver has just connected to, its own or a cluster's, if it runs an `explained` job."""
     _hush()
     if _watch is not None:
-        _watch.begin()
+        _watch.begin(local=local)
 
 
 def _hush() -> None:
@@ -183,9 +183,5 @@ def _raylet_of(node: str) -> int | None:
         return None
     nodes = ray.nodes()  # type: ignore[no-untyped-call]  # Ray's
     names = [each["RayletSocketName"].encode() for each in nodes if each["NodeID"] == node]
-    for folder in Path("/proc").iterdir() if names else ():
-        with contextlib.suppress(OSError):
-            line = (folder / "cmdline").read_bytes() if folder.name.isdigit() else b""
-            if names[0] in line and line.split(b"\0")[0].endswith(b"raylet/raylet"):
-                return int(folder.name)
-    return None
+    pids = (int(folder.name) for folder in Path("/proc").glob("[0-9]*"))
+    return next((pid for pid in pids if names and names[0] in raylet_command(pid)), None)

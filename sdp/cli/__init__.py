@@ -15,7 +15,7 @@ from sdp import console
 from sdp.cli.command import JOBS, Command, CommandParser, HelpPrinted, UsageError, nearest, say, unknown_argument
 from sdp.cli.table import COMMANDS
 from sdp.errors import SdpError, UserError
-from sdp.leaving import cleanups, kill_descendants, seen, signals
+from sdp.leaving import cleanups, note_signal, seen, signals
 
 __all__ = ["COMMANDS", "JOBS", "main"]
 
@@ -38,10 +38,10 @@ def main(argv: Sequence[str] | None = None, commands: Sequence[Command] | None =
     ended.append(_run(sys.argv[1:], commands))
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
-    if _own_ray():
-        from sdp.cluster import abandon
+    if "ray" in sys.modules:
+        from sdp import cluster
 
-        abandon()
+        cluster.abandon()
     return ended[0]
 
 
@@ -51,16 +51,11 @@ def _leave(ended: Sequence[int]) -> None:
         for stream in (sys.stdout, sys.stderr):
             with suppress(OSError, ValueError):  # closed, or nobody reads it
                 stream.flush()
-        if _own_ray():
-            from sdp.cluster import delete_spilled
+        if "ray" in sys.modules:
+            from sdp import cluster
 
-            kill_descendants(delete_spilled)
+            cluster.kill()
         os._exit(ended[0])
-
-
-def _own_ray() -> bool:
-    """Return whether this process may have started a Ray."""
-    return "ray" in sys.modules and not os.environ.get("RAY_ADDRESS")
 
 
 def _run(argv: Sequence[str], commands: Sequence[Command] | None) -> int:
@@ -142,12 +137,11 @@ def _end_at_once(number: int) -> None:
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
     """Raise KeyboardInterrupt with the signal's name; another Ctrl-C ends the process at once."""
-    seen.set()
+    name = note_signal(number)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.signal(
         signal.SIGTERM, signal.SIG_IGN
     )  # `ray job stop` sends it to the supervisor, which hands it on, and to us
-    signals.append(signal.Signals(number).name)
     if not _ending.acquire(blocking=False):
         threading.Event().wait()  # `_watch` is ending the process: do not go on without a lease
     while frame is not None:
@@ -155,7 +149,7 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
             # An exception inside an import makes compiled modules abort, or raise another one.
             _end_at_once(number)
         frame = frame.f_back
-    raise KeyboardInterrupt(signal.Signals(number).name)
+    raise KeyboardInterrupt(name)
 
 
 def _dispatch(argv: Sequence[str], commands: Sequence[Command]) -> int:

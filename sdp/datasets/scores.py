@@ -7,6 +7,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sdp.datasets.source import kind_of
+
 Mask = npt.NDArray[np.bool_]
 
 
@@ -36,7 +38,9 @@ class Score:
 def numbers(table: pa.Table, column: str) -> npt.NDArray[np.float64]:
     """Return a column as numbers, NaN for any other value."""
     values = table[column]
-    if not (pa.types.is_floating(values.type) or pa.types.is_integer(values.type) or pa.types.is_decimal(values.type)):
+    if kind_of(values.type) != "numbers":
         return np.full(len(values), np.nan)
+    if pa.types.is_dictionary(values.type):
+        values = values.cast(values.type.value_type)
     cells = pc.fill_null(values.cast(pa.float64(), safe=False), float("nan"))
     return np.asarray(cells.to_numpy(), dtype=np.float64)

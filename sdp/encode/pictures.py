@@ -119,18 +119,16 @@ def open_pictures(
         "pictures": tuple(file for file in files if file.uri.lower().endswith(PICTURES)),
         "tars": tuple(file for file in files if file.uri.lower().endswith(TAR)),
     }
-    others = (TAR, TEXT, ".json", *PICTURES)  # a pattern may match the JSON beside pictures, too
-    kinds["Parquet files"] = tuple(file for file in files if not file.uri.lower().endswith(others))
+    no_parquet = (TAR, TEXT, ".json", *PICTURES)  # a pattern may match the JSON beside pictures, too
+    kinds["Parquet files"] = tuple(file for file in files if not file.uri.lower().endswith(no_parquet))
     present = [kind for kind, members in kinds.items() if members]
     if not present:
         raise UserError(f"{key}.uri: no pictures, tars or Parquet files at {uri}; check the URI")
     if len(present) > 1:
         raise UserError(f"{key}.uri: {uri}: both {' and '.join(present)}; name a folder or a pattern of one kind")
     (kind,) = present
-    captions, others = (
-        (columns.caption,) if kind == "tars" or any(file.uri.endswith(TEXT) for file in files) else (),
-        (),
-    )
+    beside = kind == "tars" or any(file.uri.endswith(TEXT) for file in files)
+    captions, others = (columns.caption,) if beside else (), ()
     if kind == "Parquet files":
         captions, others = _check_columns(key, columns, kinds[kind][0].uri, options, needed, plain=True)
     elif several := set(columns.captions) - {columns.caption} - columns.joined:

@@ -9,7 +9,7 @@ from typing import Any
 
 from sdp.console import say
 from sdp.errors import SdpError, one_line
-from sdp.leaving import seen, signals
+from sdp.leaving import note_signal
 from sdp.train.state import TrainState
 from sdp.train.trainer import Trainer
 
@@ -40,9 +40,7 @@ def on_signals(action: Callable[[str], Any]) -> Iterator[None]:
 
     def handle(number: int, _: object) -> None:
         nonlocal asked
-        seen.set()
-        name = signal.Signals(number).name
-        signals.append(name)
+        name = note_signal(number)
         if asked and number == signal.SIGINT:
             raise KeyboardInterrupt(name)
         if not asked:

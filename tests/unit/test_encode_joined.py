@@ -162,6 +162,11 @@ def test_scores_may_be_columns_of_the_images_themselves(tmp_path: Path) -> None:
     assert [row.row for row in rows if not row.filtered] == [1, 2], "the table's take the place of the images' own"
 
 
+def test_scores_in_a_dictionary_are_numbers() -> None:
+    table = pa.table({"aesthetic": pa.array([4.0, 5.0, None, 4.0]).dictionary_encode()})
+    assert Score("score:aesthetic", "aesthetic", minimum=5.0).mask(table).tolist() == [True, False, True, True]
+
+
 # --- what is refused before anything begins --------------------------------------------------------------------------
 
 

@@ -33,7 +33,7 @@ from sdp import ray_loss
 ray_loss._LOOK_S = 0.1
 try:
     with ray_loss.explained("an earlier job"):
-        ray_loss.watch()
+        ray_loss.watch(local="RAY_ADDRESS" not in os.environ)
     while any(thread.name == "sdp-ray-loss" for thread in threading.enumerate()):
         threading.Event().wait(0.01)
     links = [link for link in pathlib.Path("/proc/self/fd").iterdir() if link.is_symlink()]
@@ -41,7 +41,7 @@ try:
     stats = [stat.read_text().rpartition(")")[2].split() for stat in pathlib.Path("/proc").glob("[0-9]*/stat")]
     assert not any(stat[:2] == ["Z", str(os.getpid())] for stat in stats)
     with ray_loss.explained("process"):
-        ray_loss.watch()
+        ray_loss.watch(local="RAY_ADDRESS" not in os.environ)
         worker.print_to_stdstream({{"lines": ["A worker died. Lease ID: 1"]}}, False)
         {ending}
 finally:
