@@ -76,8 +76,7 @@ class ProcessSource(SourceConfig):
         (),
         "Parquet tables of captions or scores, each {uri, by, missing}, joined to the images by the column `by`: row, "
         "the image's address, or a text column of the images, such as url. Their columns take the place of the images' "
-        "own; a row "
-        "without an entry keeps its own, or with missing: drop is filtered.",
+        "own; a row without an entry keeps its own, or with missing: drop is filtered.",
         shapes_output=True,
     )
 
