@@ -8,12 +8,14 @@ ONLY ?=
 WORKERS ?= 2
 ROUNDS ?= 10
 SEED ?= 1
+IMAGES ?= 10000
+FILES ?= 500
 TESTS ?= tests/unit tests/contract tests/integration
 
 export PYTHON
 RUN := .venv/bin/python
 
-.PHONY: help venv demo test chaos check format bench e2e e2e-cluster site lock clean distclean
+.PHONY: help venv demo test fuzz chaos check format bench e2e e2e-cluster site lock clean distclean
 
 help: ## say what there is
 	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -27,6 +29,9 @@ demo: venv ## run the pipeline end to end on this machine, on data that it makes
 test: venv ## fetch the programs that the tests use, and run the tests (TESTS=tests/unit, ARGS="-k lease", WORKERS=0)
 	@$(RUN) -m scripts.tools fetch
 	@$(RUN) -m pytest -n $(WORKERS) --dist loadfile $(TESTS) $(ARGS)
+
+fuzz: venv ## read damaged images, datasets and checkpoints (IMAGES=10000, FILES=500, SEED=1)
+	@$(RUN) -m tests.fuzz --images $(IMAGES) --files $(FILES) --seed $(SEED)
 
 chaos: venv ## kill jobs at random times and compare what they write with undisturbed runs (ROUNDS=100, SEED=1)
 	@$(RUN) -m tests.chaos --seed $(SEED) --rounds $(ROUNDS) $(ARGS)
@@ -54,7 +59,7 @@ lock: ## resolve the ranges of pyproject.toml into requirements.lock, keeping wh
 	@sh scripts/lock.sh $(ARGS)
 
 clean: ## remove what checks, tests, builds and the demo left behind
-	@rm -rf .chaos .demo build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	@rm -rf .chaos .fuzz .demo build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	@find sdp scripts tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean ## remove .venv and .tools, too

@@ -16,7 +16,7 @@ from typing import Any
 
 from sdp import console, ray_loss
 from sdp.config import WorkersConfig
-from sdp.errors import SdpError, UserError
+from sdp.errors import RESTARTED, SdpError, UserError
 from sdp.leaving import cleanups, kill_descendants
 
 _REACH_S = 10.0
@@ -158,9 +158,12 @@ def require_reachable() -> None:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_REACH_S).close()
     except (OSError, OverflowError) as error:
         cause = getattr(error, "strerror", None) or str(error)
-        raise UserError(
-            f"RAY_ADDRESS: no Ray cluster answers at {address!r} ({cause}); unset it or start one"
-        ) from error
+        raise _unreachable(f"no Ray cluster answers at {address!r} ({cause})") from error
+
+
+def _unreachable(what: str) -> SdpError:
+    """Return the error of a cluster that cannot be joined; a job that it has run before waits for its return."""
+    return (SdpError if RESTARTED in os.environ else UserError)(f"RAY_ADDRESS: {what}; unset it or start one")
 
 
 def _explain_failed_connection(error: Exception, stderr: str) -> SdpError:
@@ -172,7 +175,7 @@ def _explain_failed_connection(error: Exception, stderr: str) -> SdpError:
         )
     cause = next((line for line in reversed(str(error).splitlines()) if line.strip()), type(error).__name__).strip()
     if address:
-        return UserError(f"RAY_ADDRESS: cannot join a Ray cluster at {address!r} ({cause}); unset it or start one")
+        return _unreachable(f"cannot join a Ray cluster at {address!r} ({cause})")
     return SdpError(f"Ray does not start on this machine ({cause}); see /tmp/ray/session_latest/logs")
 
 

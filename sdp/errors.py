@@ -8,6 +8,9 @@ may help. A supervisor relies on the difference.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+RESTARTED = "SDP_RESTARTED"
+"""The environment variable of a job that its supervisor runs again."""
+
 
 class SdpError(Exception):
     """An error that sdp reports in one line instead of a traceback."""

@@ -19,7 +19,7 @@ from typing import Any
 
 from sdp.backoff import backoff
 from sdp.console import Progress, configure, say
-from sdp.errors import SdpError, Unavailable, UserError
+from sdp.errors import RESTARTED, SdpError, Unavailable, UserError
 from sdp.kube.leave import LEAVING
 from sdp.kube.rayjob import unpacked
 
@@ -66,7 +66,7 @@ def supervise(
         failures = 0
         while True:
             start = time.monotonic()
-            child = subprocess.Popen(command)
+            child = subprocess.Popen(command, env={**os.environ, RESTARTED: "1"} if failures else None)
             if stopping.is_set():  # the signal came before there was a child
                 child.send_signal(signal.SIGTERM)
             code = child.wait()

@@ -277,9 +277,14 @@ class StorageConfig(Section):
     endpoint: Endpoint | None = key(None, "Endpoint of an S3 store other than AWS; null uses the environment's.")
     region: Name | None = key(None, "Region of the S3 store; null uses the environment's.")
     timeout_s: float = key(
-        60.0, "Deadline of a storage operation in seconds, including its retries.", gt=0, le=LONGEST_S
+        120.0, "Deadline of a storage operation in seconds, including its retries.", gt=0, le=LONGEST_S
     )
-    retries: int = key(5, "Retries of a storage operation after a temporary failure.", ge=0)
+    retries: int | None = key(
+        None,
+        "Retries of a storage operation after a temporary failure; null: as many as timeout_s allows, and 5 while the "
+        "store has not answered yet.",
+        ge=0,
+    )
 
     def options(self) -> StorageOptions:
         """Return the options for sdp.storage."""

@@ -152,14 +152,14 @@ def read_footer(storage: Storage, file: FileInfo) -> tuple[PartInfo, pa.Table]:
 def read_rows(storage: Storage, path: str, columns: Sequence[str] | None = None) -> pa.Table:
     """Read the written rows of a part, verifying every page's checksum."""
     file = _open(storage, path, verify=True)
-    with _reading(storage, path):
+    with reading(storage, path):
         return file.read(columns=None if columns is None else list(columns))
 
 
 def iter_rows(storage: Storage, path: str, columns: Sequence[str] | None, batch_rows: int) -> Iterator[pa.RecordBatch]:
     """Read the written rows of a part in batches, so that a large part need not be held whole."""
     file = _open(storage, path, verify=True)
-    with _reading(storage, path):
+    with reading(storage, path):
         yield from file.iter_batches(batch_rows, columns=None if columns is None else list(columns))
 
 
@@ -167,7 +167,7 @@ def verify_part(storage: Storage, file: FileInfo) -> PartInfo:
     """Read all of a part and check that its rows are those of its account."""
     info, account = read_footer(storage, file)
     rows = read_rows(storage, file.path)
-    with _reading(storage, file.path):
+    with reading(storage, file.path):
         _check_part(info.work, rows, account)
         if count(account) != info.counts:
             raise ValueError("its counts are not those of its account")
@@ -238,12 +238,12 @@ def _account_bytes(account: pa.Table) -> bytes:
 
 def _open(storage: Storage, path: str, *, verify: bool = False) -> pq.ParquetFile:
     source = storage.open(path)
-    with _reading(storage, path):
+    with reading(storage, path):
         return pq.ParquetFile(source, pre_buffer=True, page_checksum_verification=verify)
 
 
 def _info(storage: Storage, file: FileInfo, footer: pq.FileMetaData) -> PartInfo:
-    with _reading(storage, file.path):
+    with reading(storage, file.path):
         head = parse(_PartHead, _metadata(footer, _PART_KEY))
         info = PartInfo(
             path=file.path,
@@ -273,7 +273,7 @@ def _row_group(group: pq.RowGroupMetaData) -> tuple[int, int, int]:
 
 
 def _account(storage: Storage, path: str, footer: pq.FileMetaData) -> pa.Table:
-    with _reading(storage, path):
+    with reading(storage, path):
         data = base64.b64decode(_metadata(footer, _ACCOUNT_KEY), validate=True)
         return pq.ParquetFile(pa.BufferReader(data)).read().cast(ACCOUNT_SCHEMA)
 
@@ -286,8 +286,8 @@ def _metadata(footer: pq.FileMetaData, key: bytes) -> bytes:
 
 
 @contextmanager
-def _reading(storage: Storage, path: str) -> Iterator[None]:
-    """Turn errors from a part's content into one line."""
+def reading(storage: Storage, path: str) -> Iterator[None]:
+    """Turn errors from a part's content, while it is read, into one line."""
     try:
         yield
     except (KeyError, ValueError, pa.ArrowException, OSError) as error:

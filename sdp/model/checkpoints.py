@@ -10,7 +10,7 @@ complete.json. Without the marker it is incomplete.
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -81,7 +81,13 @@ class _Marker:
     format: Annotated[int, Field(ge=FORMAT)]
     state: StateCounts
     created: datetime | None = None
+    workers: Whole = 0
     epoch_start: EpochStart = FIRST
+    epoch_rows: Whole = 0
+    granule: Whole = 0
+    model: Mapping[str, str | None] = field(default_factory=dict)
+    dataset: Mapping[str, Any] = field(default_factory=dict)
+    datasets: tuple[Mapping[str, Any], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ import resource
 import struct
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -51,6 +52,7 @@ def main() -> None:
     """Serve until the parent closes its end."""
     source, sink = os.dup(0), os.dup(1)
     os.dup2(2, 1)  # a library's prints must not get between the replies
+    warnings.simplefilter("ignore")  # there would be some about every damaged TIFF, in the worker's log
     settings: DecoderSettings = pickle.loads(_read(source, _number(source) or 0))
     _load_codecs()
     base = _address_space() + settings.memory_bytes

@@ -28,11 +28,12 @@ class StorageOptions:
     """S3-compatible server; None asks AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, the AWS config file, then Amazon."""
     region: str | None = None
     """Region of the bucket; None asks AWS_REGION, AWS_DEFAULT_REGION, the AWS config file, then us-east-1."""
-    timeout_s: float = 60.0
+    timeout_s: float = 120.0
     """Deadline of one operation with all its attempts; in a long listing, of each page."""
     connect_timeout_s: float = 5.0
-    retries: int = 5
-    """Attempts after the first, made only where another one can help."""
+    retries: int | None = None
+    """Attempts after the first, made only where another one can help; None: until the deadline, but few while no store
+    has answered this process yet."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from sdp.errors import AccessDenied, AlreadyExists, Conflict, NotFound, SdpError
 from sdp.storage import aws
 from sdp.storage.base import Data, FileInfo, Files, Names, Storage, StorageOptions, checked, checked_range, folder, view
 from sdp.storage.explain import Failure, Kind, classify
-from sdp.storage.retry import Attempt, persist, wait
+from sdp.storage.retry import FIRST_RETRIES, Attempt, persist, wait
 from sdp.storage.uri import Location, shown
 
 if TYPE_CHECKING:
@@ -203,7 +203,7 @@ class ObjectStorage(Storage):
 
     def _put(self, path: str, content: memoryview, mode: Any) -> FileInfo:
         multipart = mode == "overwrite" and len(content) >= MULTIPART
-        key, store = self._key(path), self._ready(path, self.options.retries if multipart else 0)
+        key, store = self._key(path), self._ready(path, _part_retries(self.options) if multipart else 0)
 
         async def call(attempt: Attempt) -> FileInfo:
             condition = mode
@@ -320,6 +320,11 @@ class ObjectStorage(Storage):
                     return StorageError(f"{uri}: {failure.cause}{at}; check the URI and the store's settings")
 
         return error
+
+
+def _part_retries(options: StorageOptions) -> int:
+    """Return how often obstore sends a part of an upload again."""
+    return FIRST_RETRIES if options.retries is None else options.retries
 
 
 def _markers(paths: Iterable[str], empty: set[str]) -> set[str]:

@@ -6,6 +6,8 @@ would repeat a conditional write whose response was lost, and then report a conf
 """
 
 import asyncio
+import itertools
+import math
 import os
 import threading
 import time
@@ -14,25 +16,35 @@ from concurrent.futures import Future
 from typing import TypeVar
 
 from sdp.backoff import backoff
+from sdp.console import say
 from sdp.errors import SdpError
 from sdp.storage.base import StorageOptions
 from sdp.storage.explain import REPORTED, Failure, classify
 
 T = TypeVar("T")
 
+FIRST_RETRIES = 5
+"""Retries while no store has answered this process: its address may be wrong, and a user waits for that error."""
+_SILENT_S = 15.0
+"""Time after which a wait for a store is announced, and between two announcements."""
+_ATTEMPT_S = 20.0
+"""Time for one attempt, beyond that for its bytes."""
 SLOWEST = 4 * 1024 * 1024
 """Bytes a second: an attempt slower than this is abandoned for another."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 8.0
 
 _lock = threading.Lock()
 _running: tuple[int, asyncio.AbstractEventLoop] | None = None
+_announced = -math.inf
+_answered = "RAY_RAYLET_PID" in os.environ
+"""True once a store has answered; true in Ray's workers, which start after the driver's first operations."""
 
 
 class Attempt:
     """One attempt at an operation. Its requests get a share of the deadline, so that a stall leaves time for more."""
 
     def __init__(self, options: StorageOptions, deadline: float, before: Failure | None) -> None:
-        self._share_s, self._deadline = options.timeout_s / 3, deadline
+        self._share_s, self._deadline = min(_ATTEMPT_S, options.timeout_s / 3), deadline
         self.before = before
         """The failure of the previous attempt; None in the first."""
 
@@ -49,21 +61,29 @@ async def persist(
 
     `explain` makes the error from the last failure and a phrase that counts the attempts and their time.
     """
+    global _answered, _announced
     start = time.monotonic()
     deadline = start + options.timeout_s
     failure: Failure | None = None
-    for retry in range(options.retries + 1):
+    for retry in itertools.count():
         try:
-            return await call(Attempt(options, deadline, failure))
+            result = await call(Attempt(options, deadline, failure))
+            _answered = True
+            return result
         except REPORTED as error:
             failure = classify(error)
+        _answered |= failure.kind != "transient"
+        most = options.retries if options.retries is not None else math.inf if _answered else FIRST_RETRIES
         pause_s = backoff(retry, _FIRST_PAUSE_S, _LONGEST_PAUSE_S, spread=True)
         tried = f"{retry + 1} attempt{'s' if retry else ''} in {time.monotonic() - start:.1f} s"
         # Instance metadata may throttle, so it gets one retry; more would take long if there is none.
         may_help = failure.kind == "transient" or (failure.kind == "credentials" and retry == 0)
-        if not may_help or retry == options.retries or time.monotonic() + pause_s >= deadline:
+        if not may_help or retry >= most or time.monotonic() + pause_s >= deadline:
             # Not chained: the dump in obstore's message may hold signatures.
             raise explain(failure, tried) from None
+        if time.monotonic() - max(start, _announced) > _SILENT_S:
+            _announced = time.monotonic()
+            say(f"retrying: {str(explain(failure, tried)).partition(';')[0]}")
         await asyncio.sleep(pause_s)
     raise AssertionError("unreachable: the last attempt returns or raises")
 

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from sdp import cluster
-from sdp.errors import UserError
+from sdp.errors import RESTARTED, SdpError, UserError
 from tests.programs import free_port
 
 
@@ -15,6 +15,16 @@ def test_an_address_without_a_listener_is_refused_at_once(monkeypatch: pytest.Mo
     monkeypatch.setenv("RAY_ADDRESS", address)
     with pytest.raises(UserError, match=rf"^RAY_ADDRESS: no Ray cluster answers at '{address}' \(Connection refused\)"):
         cluster.require_reachable()
+
+
+def test_a_job_that_has_run_on_a_cluster_before_is_retried_until_the_cluster_is_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{free_port()}")
+    monkeypatch.setenv(RESTARTED, "1")
+    with pytest.raises(SdpError, match=r"^RAY_ADDRESS: no Ray cluster answers") as caught:
+        cluster.require_reachable()
+    assert caught.value.exit_code == 1
 
 
 @pytest.mark.parametrize("address", ["", "auto", "local"])

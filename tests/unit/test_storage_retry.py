@@ -71,6 +71,37 @@ def test_a_lasting_trouble_is_tried_so_often_and_no_more(storage: Storage, serve
     assert "\n" not in text
 
 
+def test_before_a_first_answer_few_attempts_are_made_and_later_only_the_deadline_ends_them(
+    storage: Storage, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retry_module, "_answered", False)
+    monkeypatch.setattr(retry_module, "_LONGEST_PAUSE_S", 0.01)
+    patient = storage.with_options(retries=None)
+    server.queue.extend([error(503, "SlowDown")] * 6)
+    with pytest.raises(Unavailable, match=r"\(6 attempts in "):
+        patient.read("k")
+    assert patient.read("k") == b"content"
+    server.queue.extend([error(503, "SlowDown")] * 50)
+    assert patient.read("k") == b"content"
+    server.queue.extend([error(503, "SlowDown")] * 100_000)
+    with pytest.raises(Unavailable):
+        patient.with_options(timeout_s=0.5).read("k")
+    server.queue.clear()
+
+
+def test_a_long_wait_is_announced_now_and_then(
+    storage: Storage, server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(retry_module, "_SILENT_S", 0.3)
+    monkeypatch.setattr(retry_module, "_LONGEST_PAUSE_S", 0.01)
+    server.queue.extend([error(503, "SlowDown")] * 100_000)
+    with pytest.raises(Unavailable):
+        storage.with_options(timeout_s=0.5, retries=None).read("k")
+    server.queue.clear()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"retrying: s3://bucket/top/k: SlowDown: says the server at {server.address} (")
+
+
 @pytest.mark.parametrize(
     ("status", "code", "kind"),
     [

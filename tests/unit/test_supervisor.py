@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -69,6 +70,17 @@ def test_a_failed_job_is_restarted_unless_the_user_must_fix_it(
     assert runs_of(tmp_path, codes) == expected
 
 
+def test_a_job_learns_that_it_is_run_again(tmp_path: Path) -> None:
+    program = (
+        "import os, pathlib, sys\n"
+        f"seen = pathlib.Path({str(tmp_path / 'seen')!r})\n"
+        "seen.write_text((seen.read_text() if seen.exists() else '') + str(os.environ.get('SDP_RESTARTED')) + ' ')\n"
+        "sys.exit(0 if len(seen.read_text().split()) > 1 else 1)\n"
+    )
+    assert supervise([sys.executable, "-c", program], first_pause_s=0.01) == 0
+    assert (tmp_path / "seen").read_text().split() == ["None", "1"]
+
+
 def test_failures_far_apart_are_not_counted_together(tmp_path: Path) -> None:
     assert runs_of(tmp_path, "1,1,1,1,1,1,1,0", steady_s=0.0) == (0, 8)
 
@@ -86,9 +98,9 @@ def test_a_stop_signal_reaches_the_job_which_is_not_restarted(tmp_path: Path) ->
 def test_a_stop_signal_during_the_start_reaches_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
     start = subprocess.Popen
 
-    def reported_during(command: list[str]) -> subprocess.Popen[bytes]:
+    def reported_during(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
         os.kill(os.getpid(), signal.SIGTERM)
-        return start(command)
+        return start(command, **options)
 
     monkeypatch.setattr(subprocess, "Popen", reported_during)
     began = time.monotonic()

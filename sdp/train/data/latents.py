@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from sdp.config import TrainConfig
 from sdp.config.train import ColumnsConfig
 from sdp.datasets.manifest import Dataset
+from sdp.datasets.parts import reading
 from sdp.errors import DatasetError, one_line
 from sdp.model.sources import LocalModel
 from sdp.train.data.columns import BUCKET, TEXT, Column, Items, Stored, find_columns
@@ -74,7 +75,8 @@ def open_latents(
     parts, paths, groups = select_parts(dataset, limit)
     if np.any(np.bincount(groups.part, groups.rows, len(paths)) > parts["written"].to_numpy()):
         raise DatasetError(f"{uri}: several rows share an address, as transform.crops once allowed; process it again")
-    file = pq.ParquetFile(dataset.storage.open(paths[0]))
+    with reading(dataset.storage, paths[0]):
+        file = pq.ParquetFile(dataset.storage.open(paths[0]))
     kinds = find_columns(file, uri, resolution, columns or ColumnsConfig())
     low, high = (parts[name].to_numpy()[groups.part] for name in ("start", "stop"))
     return LatentsDataset(dataset.storage, paths, groups, *kinds, low, high)
