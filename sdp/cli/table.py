@@ -11,6 +11,11 @@ COMMANDS: tuple[Command, ...] = (
         only_failed="fetch again what failed",
     ),
     job_command(
+        "score",
+        "Score pictures: aesthetics, similarity to their captions, near-duplicates; process filters by them.",
+        only_failed="score again what failed",
+    ),
+    job_command(
         "process",
         "Encode the images and captions of a dataset to latents and tokens.",
         only_failed="encode again what failed",
