@@ -60,7 +60,9 @@ def view_of(network: "FeatureNetwork") -> View:
         size, crop = settings.get("size", 224), settings.get("crop_size", 224)
         shortest = size if isinstance(size, int) else size["shortest_edge"]
         side = crop if isinstance(crop, int) else crop["height"]
-        mean, deviation = (tuple(map(float, settings[name])) for name in ("image_mean", "image_std"))
+        mean, deviation = (
+            (float(r), float(g), float(b)) for r, g, b in (settings["image_mean"], settings["image_std"])
+        )
         view = View(
             int(shortest), int(side), int(settings.get("resample", 3)), float(settings.get("rescale_factor", 1 / 255)),
             mean, deviation,
@@ -174,6 +176,6 @@ def _layers(tensors: "dict[str, Tensor]", uri: str) -> "list[tuple[Tensor, Tenso
         if fits and shapes[-1][0] == 1 and all(len(bias) == len(weight) for weight, bias in layers):
             return layers
     raise ModelError(
-        f"{uri}: expected linear layers, one after another, down to one number, got {', '.join(sorted(tensors))[:160]}; "
+        f"{uri}: expected linear layers, one after another, to one number, got {', '.join(sorted(tensors))[:160]}; "
         "choose another predictor"
     )

@@ -66,7 +66,7 @@ class UnitStages(Stages, Protocol):
     def schema(self) -> pa.Schema: ...
 
 
-AnyPrepared = Prepared[ProcessConfig, Any] | Prepared[ScoreConfig, Any]
+AnyPrepared = Prepared[ProcessConfig | ScoreConfig, Any]
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ _PIECE_ROWS = 256
 _TEXT_BATCH = 64
 
 
-Config = TypeVar("Config", ProcessConfig, ScoreConfig)
+Config = TypeVar("Config", bound=ProcessConfig | ScoreConfig)
 Spec = TypeVar("Spec", bound=RowsSpec)
 
 

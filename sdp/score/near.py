@@ -7,7 +7,7 @@ partition of the keys only, which bounds its memory.
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
-from itertools import combinations
+from itertools import combinations, pairwise
 
 import numpy as np
 import pyarrow as pa
@@ -55,7 +55,7 @@ def _cosines() -> NDArray[np.float64]:
 
 
 def masks(rows: int, distance: int, bits: int = 2**64 - 1) -> list[int]:
-    """Return the masks of bits, in one of which any two hashes agree that differ in at most `distance` of these bits."""
+    """Return masks of bits; hashes that differ in at most `distance` of these bits agree under one of the masks."""
     if distance == 0:
         return [bits]
     places = [place for place in range(64) if bits >> place & 1]
@@ -64,7 +64,7 @@ def masks(rows: int, distance: int, bits: int = 2**64 - 1) -> list[int]:
         (b for b in range(distance + 1, 9) if len(places) * (b - distance) / b >= np.log2(max(rows, 2))), distance + 5
     )
     edges = [len(places) * n // blocks for n in range(blocks + 1)]
-    parts = [sum(1 << place for place in places[a:b]) for a, b in zip(edges, edges[1:], strict=False)]
+    parts = [sum(1 << place for place in places[a:b]) for a, b in pairwise(edges)]
     return [bits - sum(chosen) for chosen in combinations(parts, distance)]
 
 
@@ -90,13 +90,13 @@ def search(hashes: Hashes, rows: Rows, mask: int, distance: int, *, equal: bool)
     hashes, rows = hashes[order], rows[order]
     starts = _starts(hashes)
     lowest, hashes = np.minimum.reduceat(rows, starts), hashes[starts]
-    found = []
+    pairs = []
     if equal:
         others = np.repeat(lowest, np.diff(np.append(starts, len(rows))))
-        found.append((others[others != rows], rows[others != rows]))
+        pairs.append((others[others != rows], rows[others != rows]))
     if distance:
-        found += [(lowest[a], lowest[b]) for a, b in _near(hashes, mask, distance, 2**64 - 1)]
-    return _joined(found)
+        pairs += [(lowest[a], lowest[b]) for a, b in _near(hashes, mask, distance, 2**64 - 1)]
+    return _joined(pairs)
 
 
 def _near(hashes: Hashes, mask: int, distance: int, bits: int) -> Iterator[tuple[Rows, Rows]]:

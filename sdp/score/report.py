@@ -1,4 +1,4 @@
-"""What a person sees of a scoring: its forecast, and its summary with the lines for `sdp process`."""
+"""The forecast and the summary of a scoring, with the lines for `sdp process`."""
 
 from sdp.config import ScoreConfig
 from sdp.console import counted, size

@@ -106,7 +106,7 @@ class _Look:
         limits = (spec.min_side, spec.recipe.max_pixels)
         self._decode = _sandboxed(*limits) if spec.foreign else partial(_decoded, *limits)
 
-    def __call__(self, data: bytes | memoryview, row: int) -> Crops:
+    def __call__(self, data: bytes | memoryview, _: int) -> Crops:
         pixels = self._decode(data)
         crops = {HASH: np.frombuffer(perceptual_hash(pixels).to_bytes(8), np.uint8)}
         if self._view is not None:
