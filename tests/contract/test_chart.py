@@ -885,7 +885,7 @@ def test_a_manifest_runs_its_job_under_the_supervisor_by_the_chart_s_configurati
     assert spec["entrypoint"] == f"python -m sdp.supervisor {kind} --config /etc/sdp/jobs/{name}.yaml{rest}"
     assert job["metadata"]["labels"]["sdp/job"] == kind
     assert spec["submissionMode"] == "HTTPMode"
-    asked = [f"jobs.{name}.limit=9"] if name in ("evaluate", "dreambooth") else []  # no values of their own
+    asked = [f"jobs.{name}.limit=9"] if name in ("score", "evaluate", "dreambooth") else []  # no values of their own
     assert f"{name}.yaml" in one(render("minimal", *asked), "ConfigMap")["data"]
     assert f"kubectl apply -f manifests/{path.name}" in path.read_text()
 
