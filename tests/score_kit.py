@@ -1,6 +1,7 @@
 """Helpers for tests of the score stage: predictors of aesthetics, and jobs that take a moment."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -14,7 +15,7 @@ def write_predictor(path: Path, widths: Sequence[int], seed: int = 1) -> nn.Modu
     """A predictor of aesthetics as LAION's: linear layers with dropout between them, under numbers."""
     torch.manual_seed(seed)
     layers: list[nn.Module] = []
-    for inputs, outputs in zip(widths, widths[1:], strict=False):
+    for inputs, outputs in pairwise(widths):
         layers += [nn.Linear(inputs, outputs), nn.Dropout(0.2)]
     network = nn.Sequential()
     network.layers = nn.Sequential(*layers[:-1])

@@ -31,7 +31,7 @@ _PIECE_ROWS = 256
 _TEXT_BATCH = 64
 
 
-Config = TypeVar("Config", bound=ProcessConfig | ScoreConfig)
+Config = TypeVar("Config", bound=ProcessConfig | ScoreConfig, covariant=True)
 Spec = TypeVar("Spec", bound=RowsSpec)
 
 

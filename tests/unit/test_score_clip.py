@@ -104,9 +104,7 @@ def test_lower_precision_gives_nearly_the_same_scores(clip: FeatureNetwork, mode
 
 def test_scores_do_not_depend_on_the_batch(clip: FeatureNetwork, model: Any) -> None:
     view = view_of(clip)
-    one, many = (
-        Scorer(model, view, settings_of(view, batch=size))(chunk_of(clip, view, CAPTIONS)) for size in (1, 64)
-    )
+    one, many = (Scorer(model, view, settings_of(view, batch=size))(chunk_of(clip, view, CAPTIONS)) for size in (1, 64))
     np.testing.assert_allclose(one.similarity, many.similarity, atol=1e-6)
 
 
@@ -115,12 +113,12 @@ def test_a_row_without_a_caption_leaves_the_others_alone(clip: FeatureNetwork, m
     captions = [caption if number % 3 else "" for number, caption in enumerate(CAPTIONS)]
     scores = Scorer(model, view, settings_of(view))(chunk_of(clip, view, captions))
     expected = expected_of(clip, model)[1]
-    there = [number for number in range(len(CAPTIONS)) if number % 3]
-    np.testing.assert_allclose(scores.similarity[there], expected[there], atol=1e-5)
+    captioned = [number for number in range(len(CAPTIONS)) if number % 3]
+    np.testing.assert_allclose(scores.similarity[captioned], expected[captioned], atol=1e-5)
     assert scores.good.all()
 
 
-def test_the_view_is_what_the_processor_cuts_and_takes_no_memory_for_the_rest(clip: FeatureNetwork) -> None:
+def test_the_view_is_what_the_processor_cuts_and_takes_no_memory_for_the_rest() -> None:
     from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
     kind: Any = CLIPImageProcessorPil
@@ -129,9 +127,9 @@ def test_the_view_is_what_the_processor_cuts_and_takes_no_memory_for_the_rest(cl
         processor = kind(size={"shortest_edge": shortest}, crop_size={"height": side, "width": side})
         for shape in ((100, 77), (33, 250), (500, 64)):
             pixels = np.random.default_rng(0).integers(0, 256, (*shape, 3), np.uint8)
-            theirs = processor(images=[pixels], do_rescale=False, do_normalize=False, return_tensors="np")
-            ours = view.cut(pixels).astype(int)
-            assert np.abs(ours - theirs["pixel_values"][0].transpose(1, 2, 0)).max() <= 1
+            expected = processor(images=[pixels], do_rescale=False, do_normalize=False, return_tensors="np")
+            actual = view.cut(pixels).astype(int)
+            assert np.abs(actual - expected["pixel_values"][0].transpose(1, 2, 0)).max() <= 1
     assert view.cut(np.zeros((1, 1_000_000, 3), np.uint8)).shape == (32, 32, 3)
 
 
@@ -158,7 +156,7 @@ def test_more_than_ten_layers_are_applied_in_the_order_of_their_numbers(clip: Fe
     layers = find_predictor(str(tmp_path / "deep.safetensors"), clip, None).load(None)
     assert [tuple(weight.shape) for weight, _ in layers] == [(6, 12), *[(6, 6)] * 10, (1, 6)]
     linears = [each for each in network.modules() if isinstance(each, nn.Linear)]
-    assert all(torch.equal(ours[0], theirs.weight) for ours, theirs in zip(layers, linears, strict=True))
+    assert all(torch.equal(weight, linear.weight) for (weight, _), linear in zip(layers, linears, strict=True))
 
 
 def test_a_predictor_that_changes_while_it_is_in_use_is_refused(clip: FeatureNetwork, tmp_path: Path) -> None:
