@@ -12,7 +12,7 @@ COMMANDS: tuple[Command, ...] = (
     ),
     job_command(
         "score",
-        "Score pictures: aesthetics, similarity to their captions, near-duplicates; process filters by them.",
+        "Score pictures by aesthetics, captions and near-duplicates, for process to filter by.",
         only_failed="score again what failed",
     ),
     job_command(

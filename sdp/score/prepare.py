@@ -17,16 +17,16 @@ _TEXT_BATCH = 256
 
 def prepare(config: ScoreConfig) -> Prepared[ScoreConfig, ScoreSpec]:
     """Check everything that is cheap to check. Writes nothing."""
-    options, wanted, source = config.storage.options(), config.score, config.source
+    options, score, source = config.storage.options(), config.score, config.source
     output = open_storage(config.output.uri, options)
     clip = predictor = None
-    if wanted.clip_model is not None:
-        clip = networks.find(wanted.clip_model, "score.clip_model", storage=options)
+    if score.clip_model is not None:
+        clip = networks.find(score.clip_model, "score.clip_model", storage=options)
         if clip.kind != "clip":
             raise UserError(f"score.clip_model: expected a CLIP model, got {clip.source}, which is of type {clip.kind}")
-    if clip is not None and wanted.aesthetics is not None:
-        predictor = find_predictor(wanted.aesthetics, clip, options)
-    similarity, view = clip is not None and wanted.similarity, None if clip is None else view_of(clip)
+    if clip is not None and score.aesthetics is not None:
+        predictor = find_predictor(score.aesthetics, clip, options)
+    similarity, view = clip is not None and score.similarity, None if clip is None else view_of(clip)
     pictures = open_pictures(
         "source", source.uri, options,
         image=source.image_column, caption=source.caption_column, text=source.caption, required=similarity,
