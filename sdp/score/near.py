@@ -82,20 +82,20 @@ def partition_of(hashes: Hashes, mask: int, partitions: int) -> NDArray[np.int64
 def search(hashes: Hashes, rows: Rows, mask: int, distance: int, *, equal: bool) -> Pairs:
     """Return pairs of near-duplicates that agree under a mask; with `equal`, also those of equal hashes.
 
-    Of rows with one hash, only the lowest is compared with others: millions of blank pictures are one hash.
+    Of rows with one hash, only one is compared with others: millions of blank pictures are one hash.
     """
     if not len(hashes):
         return _joined([])
     order = np.argsort(hashes)
     hashes, rows = hashes[order], rows[order]
     starts = _starts(hashes)
-    lowest, hashes = np.minimum.reduceat(rows, starts), hashes[starts]
+    first, hashes = rows[starts], hashes[starts]
     pairs = []
     if equal:
-        others = np.repeat(lowest, np.diff(np.append(starts, len(rows))))
-        pairs.append((others[others != rows], rows[others != rows]))
+        firsts = np.repeat(first, np.diff(np.append(starts, len(rows))))
+        pairs.append((firsts[firsts != rows], rows[firsts != rows]))
     if distance:
-        pairs += [(lowest[a], lowest[b]) for a, b in _near(hashes, mask, distance, 2**64 - 1)]
+        pairs += [(first[a], first[b]) for a, b in _near(hashes, mask, distance, 2**64 - 1)]
     return _joined(pairs)
 
 
@@ -144,7 +144,7 @@ def groups(pairs: Iterable[Pairs]) -> pa.Table:
     lowest = np.arange(len(rows))
     while len(a):  # each pair hands the lower of its two roots to the higher, until all pairs have one root
         low, high = np.minimum(lowest[a], lowest[b]), np.maximum(lowest[a], lowest[b])
-        np.minimum.at(lowest, high, low)
+        lowest[high] = low
         while not np.array_equal(jumped := lowest[lowest], lowest):
             lowest = jumped
         apart = lowest[a] != lowest[b]

@@ -174,7 +174,7 @@ def test_pictures_of_no_finite_score_are_marked(clip: FeatureNetwork, model: Any
 
     def troubled(planes: torch.Tensor) -> torch.Tensor:
         values: torch.Tensor = forward(planes).clone()
-        values[0] = float("nan")
+        values[0, 0] = float("inf")
         return values
 
     scorer._pictures = troubled
