@@ -18,7 +18,7 @@ class DuplicatesConfig(Section):
     """Near-duplicates: pictures whose perceptual hashes are alike."""
 
     distance: Annotated[int, Field(ge=0, le=3)] | None = key(
-        1, "The most bits of 64 in which the hashes of near-duplicates differ; null looks for none."
+        2, "The most bits of 64 in which the hashes of near-duplicates differ; null looks for none."
     )
 
 

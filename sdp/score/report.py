@@ -16,10 +16,10 @@ _BOUNDS = {"aesthetics": "{min: 5.0}", "similarity": "{min: 0.25}"}
 def scores_lines(prepared: Prepared[ScoreConfig, ScoreSpec], images: int) -> list[tuple[str, str]]:
     """Return the dry run's lines on the scores to write."""
     distance = prepared.config.score.duplicates.distance
-    near = "not looked for" if distance is None else f"hashes that differ in at most {counted(distance, 'bit')}"
+    near = "equal hashes" if distance == 0 else f"hashes that differ in at most {counted(distance or 0, 'bit')}"
     return [
         ("to write", f"about {size(images * _BYTES)}: {', '.join(prepared.stages(prepared.spec).schema.names)}"),
-        ("near-duplicates", near),
+        ("near-duplicates", "not looked for" if distance is None else near),
         *((role, f"{model[:-48]}…") for role, model in prepared.models.items()),
     ]
 

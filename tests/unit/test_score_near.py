@@ -36,6 +36,7 @@ def test_the_hash_is_the_lowest_cosines_above_their_median() -> None:
         low = cosines_by_their_definition(np.asarray(grey, np.float64))
         bits = "".join("1" if value > np.median(low) else "0" for value in low.flatten())
         assert near.perceptual_hash(pixels) == int(bits, 2)
+        assert bits.count("1") == 32, "so two of them differ in an even number of bits"
 
 
 def test_a_wave_of_one_frequency_sets_the_bits_worked_by_hand() -> None:
@@ -51,6 +52,7 @@ def test_a_wave_of_one_frequency_sets_the_bits_worked_by_hand() -> None:
 def test_blank_pictures_of_any_shade_and_size_have_one_hash(shade: int) -> None:
     for size in ((64, 64), (40, 90), (300, 30)):
         assert near.perceptual_hash(np.full((*size, 3), shade, np.uint8)) == 1 << 63
+        assert near.perceptual_hash(np.zeros((*size, 3), np.uint8)) == 0
 
 
 def test_a_smaller_copy_of_worse_quality_is_near_and_another_picture_is_far() -> None:
