@@ -43,6 +43,7 @@ ROOMS: tuple[Mapping[str, str], ...] = (
     {
         "download": "`sdp download`: fetch, check, filter, write; `pipeline.py` runs it on Ray Data.",
         "process": "`sdp process`: feed units to `encode`, join by unit, write parts.",
+        "score": "`sdp score`: the same units with other stages; aesthetics, similarity and near-duplicates.",
         "train": "`sdp train`: readers, step, strategies, checkpoints, callbacks; `launch.py` runs it on Ray Train.",
         "generate": "`sdp generate`: pictures for prompts.",
         "evaluate": "`sdp evaluate`: CLIP score, FID, KID, held-out loss.",
@@ -69,7 +70,7 @@ def rooms_table() -> str:
     return "\n".join(["| Level | Room | What it is for |", "|---|---|---|", *rows, ""])
 
 
-STAGES = frozenset({"download", "process", "train", "generate", "evaluate"})
+STAGES = frozenset({"download", "process", "score", "train", "generate", "evaluate"})
 RAY_ROOMS = frozenset({"demo", "cli"})
 """Rooms other than stages that may import ray anywhere."""
 RAY_FILES = frozenset(
@@ -106,7 +107,7 @@ SLEEPS: Mapping[str, str] = {
 }
 """Files that may call time.sleep, and why they cannot wait for a condition."""
 
-GPU_ROOMS = frozenset({"train", "process", "encode", "model", "generate", "evaluate"})
+GPU_ROOMS = frozenset({"train", "process", "score", "encode", "model", "generate", "evaluate"})
 THREADS: Mapping[str, str] = {
     "sdp/train/metrics_log.py": "it writes lines to storage",
     "sdp/train/callbacks/watchdog.py": "it writes stacks to storage, and must not wait for a GPU that hangs",

@@ -11,6 +11,11 @@ COMMANDS: tuple[Command, ...] = (
         only_failed="fetch again what failed",
     ),
     job_command(
+        "score",
+        "Score pictures by aesthetics, captions and near-duplicates, for process to filter by.",
+        only_failed="score again what failed",
+    ),
+    job_command(
         "process",
         "Encode the images and captions of a dataset to latents and tokens.",
         only_failed="encode again what failed",

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from sdp.config.evaluate import EvaluateConfig
     from sdp.config.generate import GenerateConfig
     from sdp.config.process import ProcessConfig
+    from sdp.config.score import ScoreConfig
     from sdp.config.train import TrainConfig
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "Key",
     "ProcessConfig",
     "Range",
+    "ScoreConfig",
     "Section",
     "StorageConfig",
     "TrainConfig",
@@ -49,6 +51,7 @@ __all__ = [
 
 _MODELS = {
     "download": "DownloadConfig",
+    "score": "ScoreConfig",
     "process": "ProcessConfig",
     "train": "TrainConfig",
     "generate": "GenerateConfig",
@@ -90,6 +93,8 @@ def load(job: Literal["download"], path: str | None, overrides: Sequence[str] = 
 @overload
 def load(job: Literal["process"], path: str | None, overrides: Sequence[str] = ()) -> ProcessConfig: ...
 @overload
+def load(job: Literal["score"], path: str | None, overrides: Sequence[str] = ()) -> ScoreConfig: ...
+@overload
 def load(job: Literal["train"], path: str | None, overrides: Sequence[str] = ()) -> TrainConfig: ...
 @overload
 def load(job: Literal["generate"], path: str | None, overrides: Sequence[str] = ()) -> GenerateConfig: ...
@@ -108,6 +113,8 @@ def load(job: str, path: str | None, overrides: Sequence[str] = ()) -> JobConfig
 def parse(job: Literal["download"], data: Mapping[str, Any]) -> DownloadConfig: ...
 @overload
 def parse(job: Literal["process"], data: Mapping[str, Any]) -> ProcessConfig: ...
+@overload
+def parse(job: Literal["score"], data: Mapping[str, Any]) -> ScoreConfig: ...
 @overload
 def parse(job: Literal["train"], data: Mapping[str, Any]) -> TrainConfig: ...
 @overload
@@ -158,7 +165,7 @@ def identity(config: JobConfig) -> dict[str, Any]:
     return {path: value for path, value in decisive.items() if path not in _URIS}
 
 
-_URIS = ("source.uri", "model.source", "checkpoint", "phase_2.source")
+_URIS = ("source.uri", "model.source", "score.clip_model", "checkpoint", "phase_2.source")
 
 
 def json_schema(job: str) -> dict[str, Any]:

@@ -116,7 +116,7 @@ def _nearest_key(path: str, model: type[Section], siblings: list[str]) -> str:
     parent, _, name = path.rpartition(".")
     prefix = f"{parent}." if parent else ""
     if jobs := _jobs_with(path):
-        return f"it is a key of {' and '.join(jobs)}"
+        return f"it is a key of {' and '.join(filter(None, (', '.join(jobs[:-1]), jobs[-1])))}"
     if near := _near(name, siblings):
         return f"did you mean {prefix}{near[0]}?"
     everywhere = [key.path for key in keys(model)]

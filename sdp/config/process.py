@@ -105,7 +105,19 @@ class ModelConfig(Section):
     )
 
 
-class TransformConfig(Section):
+class TransformWorkersConfig(Section):
+    """Transforms of any kind, on CPU."""
+
+    max_pixels: Positive = key(100_000_000, "Images with more pixels fail.", shapes_output=True)
+    concurrency: Positive | None = key(
+        None, "Limit on concurrent transforms in the whole cluster; null runs as many as keep the encoders busy."
+    )
+    node_labels: Labels = key(
+        {}, "Ray node labels for transforms, such as {ray.io/node-group: cpu}; {} allows any node."
+    )
+
+
+class TransformConfig(TransformWorkersConfig):
     """Decoding, resizing and cropping, on CPU."""
 
     crop: Literal["center", "random", "buckets"] = key(
@@ -122,13 +134,6 @@ class TransformConfig(Section):
         "JPEGs are decoded to at least this many times the needed size: more is closer to Lanczos, and slower.",
         shapes_output=True,
         ge=1,
-    )
-    max_pixels: Positive = key(100_000_000, "Images with more pixels fail.", shapes_output=True)
-    concurrency: Positive | None = key(
-        None, "Limit on concurrent transforms in the whole cluster; null runs as many as keep the encoders busy."
-    )
-    node_labels: Labels = key(
-        {}, "Ray node labels for transforms, such as {ray.io/node-group: cpu}; {} allows any node."
     )
 
 

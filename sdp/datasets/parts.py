@@ -138,6 +138,12 @@ def read_info(storage: Storage, file: FileInfo) -> PartInfo:
     return _info(storage, file, _open(storage, file.path).metadata)
 
 
+def attempt_of(footer: pq.FileMetaData) -> int:
+    """Return the attempt of a part by its footer; 0 for any other file."""
+    head = (footer.metadata or {}).get(_PART_KEY)
+    return 0 if head is None else parse(_PartHead, head).attempt
+
+
 def read_account(storage: Storage, path: str) -> pa.Table:
     """Read the account of a part: all its addresses, in order."""
     return _account(storage, path, _open(storage, path).metadata)

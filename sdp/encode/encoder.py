@@ -32,18 +32,13 @@ class EncoderTooSmall(SdpError):
     """The device has no memory for even one row."""
 
 
-class Encoder:
-    """The VAE's encoder and, for embeddings, the text encoder, loaded on one device."""
+class BatchEncoder:
+    """Frozen networks on one device, fed batch by batch."""
 
-    def __init__(
-        self, vae: Any, settings: EncoderSettings, *, text_encoder: nn.Module | None = None, device: str | None = None
-    ) -> None:
+    def __init__(self, settings: EncoderSettings, device: str | None = None) -> None:
         self.device = torch.device(device) if device else choose_device()
-        self.scaling_factor = float(vae.config.scaling_factor)
         self._settings = settings
         self._limits = dict(settings.batch_sizes)
-        self._moments = self._prepared(_Moments(vae.encoder, vae.quant_conv))  # without the decoder
-        self._text = None if text_encoder is None else self._prepared(text_encoder)
         self._feeder = _Feeder(self.device)
         self._launching = threading.Lock()
 
@@ -52,58 +47,11 @@ class Encoder:
         """The batch sizes in use: those of the settings, or smaller where memory was short."""
         return dict(self._limits)
 
-    def __call__(self, chunk: Chunk) -> Encoded:
-        """Encode a chunk. A concurrent call queues its work behind this one's without a gap."""
-        enter(self.device)  # Ray calls from threads of its own
-        with self._launching, torch.inference_mode():
-            latents = {
-                side: [(group.positions, *self._crops(side, chunk, group)) for group in groups]
-                for side, groups in chunk.crops.items()
-            }
-            text = None if self._text is None else self._captions(chunk.tokens)
-            launched = Mark(self.device)
-        launched.wait()
-        finite = np.ones(len(chunk), np.bool_)
-        for groups in latents.values():
-            for where, _, good in groups:
-                finite[where] &= good.numpy()
-        if text is not None:
-            finite &= text[1].numpy()
-        values = {side: [Group(w, v.numpy()) for w, v, _ in groups] for side, groups in latents.items()}
-        return _keep_finite(chunk, values, None if text is None else text[0].numpy(), finite)
-
-    def embed(self, tokens: NDArray[np.uint16]) -> NDArray[np.float16]:
-        """Return the embeddings of captions."""
-        enter(self.device)  # Ray calls from threads of its own
-        with self._launching, torch.inference_mode():
-            values, _ = self._captions(tokens)
-            launched = Mark(self.device)
-        launched.wait()
-        embedded: NDArray[np.float16] = values.numpy()
-        return embedded
-
     def _prepared(self, module: nn.Module) -> Callable[..., Any]:
         module = module.to(self.device, DTYPES[self._settings.dtype]).eval().requires_grad_(False)
         if self._settings.channels_last:
             module = module.to(memory_format=torch.channels_last)
         return torch.compile(module) if self._settings.compile else module
-
-    def _crops(self, side: int, chunk: Chunk, group: Group) -> tuple[Tensor, Tensor]:
-        """Return latents of crops of one shape, and which are finite: valid on the host once the device is done."""
-
-        def encode(pixels: Tensor, where: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-            return self._encode(pixels, self._noise(side, chunk, where, pixels))
-
-        return self._in_batches(side, group.values, group.positions, encode)
-
-    def _captions(self, tokens: NDArray[np.uint16]) -> tuple[Tensor, Tensor]:
-        """Return embeddings of captions, and which are finite: valid on the host once the device is done."""
-
-        def encode(ids: Tensor, _: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-            assert self._text is not None
-            return _finite(encode_text(self._text, ids))
-
-        return self._in_batches(TEXT, tokens.astype(np.int64), np.arange(len(tokens)), encode)
 
     def _in_batches(
         self,
@@ -166,6 +114,65 @@ class Encoder:
         ]
         values, good = (torch.cat(parts) for parts in zip(*halves, strict=True))
         return values, good
+
+
+class Encoder(BatchEncoder):
+    """The VAE's encoder and, for embeddings, the text encoder, loaded on one device."""
+
+    def __init__(
+        self, vae: Any, settings: EncoderSettings, *, text_encoder: nn.Module | None = None, device: str | None = None
+    ) -> None:
+        super().__init__(settings, device)
+        self.scaling_factor = float(vae.config.scaling_factor)
+        self._moments = self._prepared(_Moments(vae.encoder, vae.quant_conv))  # without the decoder
+        self._text = None if text_encoder is None else self._prepared(text_encoder)
+
+    def __call__(self, chunk: Chunk) -> Encoded:
+        """Encode a chunk. A concurrent call queues its work behind this one's without a gap."""
+        enter(self.device)  # Ray calls from threads of its own
+        with self._launching, torch.inference_mode():
+            latents = {
+                side: [(group.positions, *self._crops(side, chunk, group)) for group in groups]
+                for side, groups in chunk.crops.items()
+            }
+            text = None if self._text is None else self._captions(chunk.tokens)
+            launched = Mark(self.device)
+        launched.wait()
+        finite = np.ones(len(chunk), np.bool_)
+        for groups in latents.values():
+            for where, _, good in groups:
+                finite[where] &= good.numpy()
+        if text is not None:
+            finite &= text[1].numpy()
+        values = {side: [Group(w, v.numpy()) for w, v, _ in groups] for side, groups in latents.items()}
+        return _keep_finite(chunk, values, None if text is None else text[0].numpy(), finite)
+
+    def embed(self, tokens: NDArray[np.uint16]) -> NDArray[np.float16]:
+        """Return the embeddings of captions."""
+        enter(self.device)  # Ray calls from threads of its own
+        with self._launching, torch.inference_mode():
+            values, _ = self._captions(tokens)
+            launched = Mark(self.device)
+        launched.wait()
+        embedded: NDArray[np.float16] = values.numpy()
+        return embedded
+
+    def _crops(self, side: int, chunk: Chunk, group: Group) -> tuple[Tensor, Tensor]:
+        """Return latents of crops of one shape, and which are finite: valid on the host once the device is done."""
+
+        def encode(pixels: Tensor, where: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+            return self._encode(pixels, self._noise(side, chunk, where, pixels))
+
+        return self._in_batches(side, group.values, group.positions, encode)
+
+    def _captions(self, tokens: NDArray[np.uint16]) -> tuple[Tensor, Tensor]:
+        """Return embeddings of captions, and which are finite: valid on the host once the device is done."""
+
+        def encode(ids: Tensor, _: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+            assert self._text is not None
+            return _finite(encode_text(self._text, ids))
+
+        return self._in_batches(TEXT, tokens.astype(np.int64), np.arange(len(tokens)), encode)
 
     def _noise(self, side: int, chunk: Chunk, where: NDArray[np.int64], pixels: Tensor) -> Tensor | None:
         if self._settings.content == "moments":

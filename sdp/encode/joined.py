@@ -9,7 +9,7 @@ from bisect import bisect_left
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
+from itertools import chain, pairwise
 from threading import Lock
 
 import numpy as np
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from sdp.config.process import JoinedTable
 from sdp.datasets.concurrently import ordered_map
+from sdp.datasets.parts import attempt_of
 from sdp.datasets.source import kind_of
 from sdp.encode.reading import RowGroup, footer_of, read_group
 from sdp.errors import DatasetError
@@ -48,6 +49,8 @@ class Joined:
     """Sorted by address if the table is joined by it."""
     first: NDArray[np.int64]
     """The lowest address of each row group."""
+    last: NDArray[np.int64]
+    """The highest address of each row group."""
     digest: str
     """A digest of its files."""
 
@@ -81,10 +84,14 @@ class Joined:
         with _lock:  # threads that need the same row group read it once
             names, groups = (self.by, *self.columns), [self.groups]
             if self.by == ROW:
-                numbers = np.searchsorted(self.first, wanted.to_numpy(), side="right") - 1
-                groups = [(self.groups[number],) for number in np.unique(np.maximum(numbers, 0))]
+                rows = np.sort(wanted.to_numpy())
+                holds = np.searchsorted(rows, self.last, "right") > np.searchsorted(rows, self.first, "left")
+                groups = [(self.groups[number],) for number in np.flatnonzero(holds)] or [self.groups[:1]]
             read = _read_group if self.by == ROW else _read_table
-            entries = pa.concat_tables([read(some, names, options) for some in groups]).combine_chunks()
+            entries = pa.concat_tables([read(some, names, options) for some in groups])
+            if self.by == ROW and np.any(np.diff(entries[ROW].to_numpy()) < 0):  # a retry's rows are among the others'
+                entries = entries.sort_by(ROW)
+            entries = entries.combine_chunks()
         places = np.array(_places(entries[self.by], wanted), np.int64)
         return entries.select(self.columns).take(pa.array(places, mask=places < 0)), places >= 0
 
@@ -102,6 +109,7 @@ def _open(
     files = list_source(section.uri, options)
     columns: tuple[str, ...] = ()
     spans: list[tuple[int, int, RowGroup]] = []
+    attempts: dict[int, list[tuple[int, int, RowGroup]]] = {}
     footers = ordered_map(lambda file: footer_of(file.uri, options), files, workers=16)
     for file, footer in zip(files, footers, strict=True):
         schema = footer.schema.to_arrow_schema()
@@ -121,17 +129,21 @@ def _open(
             if not (pa.types.is_integer(kind) if name == section.by == ROW else fits):
                 content = "whole numbers" if name == section.by == ROW else "numbers" if name in scores else "text"
                 raise DatasetError(f"{key}: expected {content} in column {name} of {file.uri}, got {kind}")
-        spans += _spans(key, file.uri, footer, section.by)
+        of_file = _spans(key, file.uri, footer, section.by)
+        attempts.setdefault(attempt_of(footer), []).extend(of_file)
+        spans += of_file
     spans.sort(key=lambda span: span[:2])
     groups = tuple(group for _, _, group in spans)
     joined = Joined(
         section.uri, section.by, section.missing == "drop", columns, groups,
-        np.array([first for first, _, _ in spans], np.int64), _digest(files, options),
+        np.array([first for first, _, _ in spans], np.int64), np.array([last for _, last, _ in spans], np.int64),
+        _digest(files, options),
     )  # fmt: skip
     if not groups:
         raise DatasetError(f"{key}.uri: {section.uri} has no rows; check the URI")
     if section.by == ROW:
-        for (_, last, group), (first, _, after) in pairwise(spans):
+        ordered = (pairwise(sorted(each, key=lambda span: span[:2])) for each in attempts.values())
+        for (_, last, group), (first, _, after) in chain.from_iterable(ordered):
             if first <= last:
                 raise DatasetError(
                     f"{key}.uri: {section.uri}: not sorted by row: {first} is within row group {group.number} of "

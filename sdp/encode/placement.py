@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from sdp import cluster
-from sdp.config.process import EncoderConfig, TransformConfig
+from sdp.config.process import EncoderConfig, TransformWorkersConfig
 from sdp.waiting import Place
 
 
@@ -48,7 +48,7 @@ class Placement:
 
 def plan_placement(
     encode: EncoderConfig,
-    transform: TransformConfig,
+    transform: TransformWorkersConfig,
     output: str,
     resources: Mapping[str, float],
     *,

@@ -75,9 +75,9 @@ def rows_of(encoded: Encoded, shape: Shape) -> pa.Table:
     return pa.table({name: columns[name] for name in fields.names}, schema=fields)
 
 
-def assemble(pieces: Sequence[tuple[pa.Table, Sequence[Outcome]]], shape: Shape) -> tuple[pa.Table, pa.Table]:
+def assemble(pieces: Sequence[tuple[pa.Table, Sequence[Outcome]]], columns: pa.Schema) -> tuple[pa.Table, pa.Table]:
     """Join a unit's pieces; return its rows by address, and the account of all its addresses."""
-    rows = pa.concat_tables([schema(shape).empty_table(), *(table for table, _ in pieces)])
+    rows = pa.concat_tables([columns.empty_table(), *(table for table, _ in pieces)])
     addresses = rows["row"].to_numpy()
     if np.any(np.diff(addresses) < 0):  # the source's retried rows come after its first attempts
         rows = rows.take(pa.array(np.argsort(addresses, kind="stable")))

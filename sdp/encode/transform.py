@@ -125,17 +125,21 @@ class Transform:
     def __init__(
         self,
         recipe: Recipe,
-        tokenizer: "CLIPTokenizer",
+        tokenizer: "CLIPTokenizer | None",
         reason_to_skip: Callable[[int], str | None] = lambda _: None,
         crop: Callable[[bytes | memoryview, int], Crops] | None = None,
+        *,
+        captioned: bool = True,
     ) -> None:
         """Set up the step; without `crop`, images are decoded in this process.
 
-        `reason_to_skip` returns the reason to leave an address out, if there is one.
+        `reason_to_skip` returns the reason to leave an address out, if there is one. A row without a caption fails or,
+        if rows need not be `captioned`, has zeros for tokens, as every row has without a tokenizer.
         """
         self._recipe = recipe
         self._tokenizer = tokenizer
         self._reason_to_skip = reason_to_skip
+        self._captioned = captioned
         self._crop = crop or (lambda data, row: crop_image(data, recipe, row))
 
     def __call__(self, source: Iterable[SourceRow]) -> Chunk:
@@ -161,16 +165,21 @@ class Transform:
         )
 
     def _tokens(self, captions: list[str]) -> NDArray[np.uint16]:
-        return tokenize(self._tokenizer, captions) if captions else np.zeros((0, TOKENS), TOKEN_DTYPE)
+        tokens = np.zeros((len(captions), TOKENS), TOKEN_DTYPE)
+        present = [number for number, caption in enumerate(captions) if caption.strip()]
+        if self._tokenizer is not None and present:
+            tokens[present] = tokenize(self._tokenizer, [captions[number] for number in present])
+        return tokens
 
     def _item(self, source: SourceRow) -> "_Item":
         if source.image is None:
             raise RowError("empty", source.error or "the row has no image")
-        if source.caption is None or not source.caption.strip():
+        caption = source.caption or ""
+        if self._captioned and not caption.strip():
             raise RowError("no_caption", "")
         bucket, crop = self._crop(source.image, source.row)
         # Not the image's bytes: they would keep their whole row group in memory.
-        return _Item(source.row, source.key, source.caption, bucket, crop)
+        return _Item(source.row, source.key, caption, bucket, crop)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,10 @@
 """The work on one piece or unit, as plain functions; `pipeline` and the stages' `job` run them on a cluster."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from pyroaring import BitMap64
 
 from sdp.datasets.outcomes import Outcome
+from sdp.datasets.parts import Layout
 from sdp.datasets.repeated import REASON, Repeated
 from sdp.encode import table
 from sdp.encode.chunk import Chunk, SourceRow, TransformStats
@@ -30,17 +31,16 @@ TRIES = 2
 """Worker deaths after which a piece is not retried."""
 Rows = tuple[pa.Table, list[Outcome]]
 """A piece's result: rows to store, and the outcomes of the other addresses."""
+Item = tuple[Piece, NDArray[np.int64] | None]
+"""A piece, and its rows to encode (None: all)."""
 
 
-@dataclass(frozen=True)
-class EncodeSpec:
-    """The settings of a job's transforms and encoders, as sent to every worker."""
+@dataclass(frozen=True, kw_only=True)
+class RowsSpec:
+    """The settings of any job's transforms and encoders, as sent to every worker."""
 
-    model: ModelSource
-    """Pinned by its digest, so that no worker encodes with another model."""
     recipe: Recipe
     settings: EncoderSettings
-    shape: Shape
     columns: Columns
     storage: StorageOptions
     output: Storage
@@ -52,13 +52,29 @@ class EncodeSpec:
     """True if only sandboxed decoders may read the images: `sdp download` has not checked them."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class EncodeSpec(RowsSpec):
+    """The settings of transforms and encoders that make latents."""
+
+    model: ModelSource
+    """Pinned by its digest, so that no worker encodes with another model."""
+    shape: Shape
+
+
 @dataclass(frozen=True)
 class Encoding:
-    """The pipeline's stages for pieces of a dataset. An item is a piece, and its rows to encode (None: all)."""
+    """The pipeline's stages for pieces of a dataset."""
 
     spec: EncodeSpec
+    kind: ClassVar[str] = "latents"
+    layout: ClassVar[Layout] = table.LAYOUT
 
-    def transform(self, item: "tuple[Piece, NDArray[np.int64] | None]") -> tuple[Chunk, TransformStats]:
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of the rows that it makes."""
+        return table.schema(self.spec.shape)
+
+    def transform(self, item: Item) -> tuple[Chunk, TransformStats]:
         """Read a piece and return its crops and tokens."""
         return transform_piece(self.spec, *item)
 
@@ -77,7 +93,15 @@ class Encoding:
 
 def transform_piece(spec: EncodeSpec, piece: Piece, only: NDArray[np.int64] | None) -> tuple[Chunk, TransformStats]:
     """Read a piece of the source and return its crops and tokens."""
-    transform = _make_transform(spec)
+    tokenizer = _tokenizer(spec.model, spec.storage)
+    crops = _sandboxed_crops(spec.recipe) if spec.foreign else None
+    return run_transform(Transform(spec.recipe, tokenizer, reason_to_skip(spec), crops), spec, piece, only)
+
+
+def run_transform(
+    transform: Transform, spec: RowsSpec, piece: Piece, only: NDArray[np.int64] | None
+) -> tuple[Chunk, TransformStats]:
+    """Read a piece of the source and transform its rows."""
     began = time.perf_counter()
     source = _TimedRows(read_piece(piece, spec.columns, options=spec.storage, only=only, seed=spec.recipe.seed))
     chunk = transform(source)
@@ -124,17 +148,16 @@ class _TimedRows:
             self.seconds += time.perf_counter() - began
 
 
-def _make_transform(spec: EncodeSpec) -> Transform:
-    tokenizer = _tokenizer(spec.model, spec.storage)
+def reason_to_skip(spec: RowsSpec) -> Callable[[int], str | None]:
+    """Return the function that says why an address is left out, if it is."""
     taken_down = BitMap64.deserialize(spec.taken_down) if spec.taken_down else BitMap64()
 
-    def reason_to_skip(row: int) -> str | None:
+    def reason(row: int) -> str | None:
         if row in taken_down:
             return "tombstone"
         return REASON if spec.repeated is not None and row in spec.repeated else None
 
-    crops = _sandboxed_crops(spec.recipe) if spec.foreign else None
-    return Transform(spec.recipe, tokenizer, reason_to_skip, crops)
+    return reason
 
 
 @lru_cache(maxsize=1)

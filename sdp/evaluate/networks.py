@@ -16,7 +16,9 @@ from torch import Tensor
 
 from sdp.errors import ModelError, UserError, one_line
 from sdp.imaging import Pixels
-from sdp.model.load import complete
+from sdp.model.clip import embedding, read_tensors
+from sdp.model.clip import load_network as load_network_of
+from sdp.model.load import load_tokenizer
 from sdp.model.networks import FeatureNetwork
 
 Rows = NDArray[np.float32]
@@ -113,18 +115,8 @@ class _Transformers:
     width: int
 
     def __init__(self, path: Path, device: torch.device, kind: Any, processor: Any, **options: Any) -> None:
-        from transformers.utils import logging
-
-        quiet: Any = logging.disable_progress_bar
-        quiet()
         self._device = device
-
-        def read() -> Any:
-            return kind.from_pretrained(
-                path, dtype=torch.float32, use_safetensors=True, output_loading_info=True, **options
-            )
-
-        self._network: Any = complete(read, path).to(device).eval().requires_grad_(False)
+        self._network: Any = load_network_of(kind, path, **options).to(device)
         self._processor = processor.from_pretrained(path)
 
     def prepare(self, pixels: Pixels) -> Prepared:
@@ -145,16 +137,12 @@ class Clip(_Transformers):
     """CLIP: embeddings of pictures, and of captions in the same space."""
 
     def __init__(self, path: Path, device: torch.device) -> None:
-        from transformers import CLIPImageProcessor, CLIPModel, CLIPTokenizer
+        from transformers import CLIPImageProcessor, CLIPModel
 
         super().__init__(path, device, CLIPModel, CLIPImageProcessor)
         self.width = int(self._network.config.projection_dim)
         self._longest = int(self._network.config.text_config.max_position_embeddings)
-        try:
-            self._tokenizer: Any = CLIPTokenizer.from_pretrained(path)
-        except Exception as error:  # transformers raises many types
-            line = one_line(error, 200)
-            raise ModelError(f"{path}: not a CLIP tokenizer ({line}); compare with the original") from error
+        self._tokenizer: Any = load_tokenizer(path, "")
 
     def scores(self, rows: Rows, captions: Sequence[str]) -> NDArray[np.float32]:
         """Return, for each picture, 100 times the cosine between its embedding and its caption's, cut if too long."""
@@ -167,13 +155,13 @@ class Clip(_Transformers):
             output = self._network.get_text_features(
                 input_ids=tokens["input_ids"], attention_mask=tokens["attention_mask"]
             )
-        texts = _embedding(output).float().cpu().numpy()
+        texts = embedding(output).float().cpu().numpy()
         norms = np.linalg.norm(rows, axis=1) * np.linalg.norm(texts, axis=1)
         cosines: NDArray[np.float32] = (rows * texts).sum(axis=1) / norms
         return 100 * cosines
 
     def _rows(self, pixels: Tensor) -> Tensor:
-        return _embedding(self._network.get_image_features(pixel_values=pixels))
+        return embedding(self._network.get_image_features(pixel_values=pixels))
 
 
 class Dino(_Transformers):
@@ -193,12 +181,6 @@ class Dino(_Transformers):
         return rows
 
 
-def _embedding(output: Any) -> Tensor:
-    """Return the embedding in a network's output, which older versions of transformers return bare."""
-    embedding: Tensor = output if isinstance(output, Tensor) else output.pooler_output
-    return embedding
-
-
 def _channels_first(pictures: NDArray[Any], device: torch.device) -> Tensor:
     return torch.from_numpy(pictures).to(device).permute(0, 3, 1, 2).float()
 
@@ -214,7 +196,7 @@ def _inception(weights: Path) -> Any:
         ) from error
     with tempfile.TemporaryDirectory() as folder:
         plain = Path(folder) / "inception.pth"
-        torch.save(_tensors(weights), plain)
+        torch.save(read_tensors(weights.read_bytes(), str(weights)), plain)
         try:
             return extractors.FeatureExtractorInceptionV3(
                 "inception-v3-compat", ["2048"], feature_extractor_weights_path=str(plain)
@@ -222,24 +204,6 @@ def _inception(weights: Path) -> Any:
         except RuntimeError as error:
             line = one_line(error, 200)
             raise ModelError(f"{weights}: not the weights of FID's Inception ({line}); download them again") from error
-
-
-def _tensors(weights: Path) -> dict[str, Tensor]:
-    from pickle import UnpicklingError
-
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    try:
-        tensors: dict[str, Tensor] = (
-            load_file(weights)
-            if weights.suffix == ".safetensors"
-            else torch.load(weights, map_location="cpu", weights_only=True)
-        )
-    except (OSError, RuntimeError, ValueError, EOFError, UnpicklingError, SafetensorError) as error:
-        line = one_line(error, 200)
-        raise ModelError(f"{weights}: not a readable file of weights ({line}); download it again") from error
-    return tensors
 
 
 _BICUBIC = 3

@@ -66,11 +66,11 @@ def new_text_encoder(path: Path) -> "CLIPTextModel":
     return CLIPTextModel(CLIPTextConfig.from_pretrained(path / "text_encoder"))
 
 
-def load_tokenizer(path: Path) -> "CLIPTokenizer":
+def load_tokenizer(path: Path, part: str = "tokenizer") -> "CLIPTokenizer":
     """Load the tokenizer. `tokenize` runs it."""
     from transformers import CLIPTokenizer
 
-    folder = path / "tokenizer"
+    folder = path / part
     try:
         tokenizer: CLIPTokenizer = CLIPTokenizer.from_pretrained(folder)
     except Exception as error:  # the library raises nothing more specific

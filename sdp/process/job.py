@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -19,26 +19,26 @@ from ray import ObjectRef
 from ray.exceptions import ObjectLostError, RayTaskError
 
 from sdp import cluster, telemetry
-from sdp.config import ProcessConfig
+from sdp.config import ProcessConfig, ScoreConfig
 from sdp.console import Progress, counted, say, table
-from sdp.datasets import manifest, runs
+from sdp.datasets import manifest, repeated, runs
 from sdp.datasets.concurrently import ordered_map
 from sdp.datasets.manifest import Dataset
 from sdp.datasets.outcomes import FAILED, Outcome
 from sdp.datasets.output import Output
-from sdp.datasets.parts import PartInfo, write_part
+from sdp.datasets.parts import Layout, PartInfo, write_part
 from sdp.datasets.units import Work
 from sdp.encode.blocks import Note, pack, unpack
 from sdp.encode.desk import State
-from sdp.encode.pipeline import Pipeline
+from sdp.encode.pipeline import Pipeline, Stages
 from sdp.encode.placement import plan_placement
 from sdp.encode.reading import Piece, addresses
-from sdp.encode.table import LAYOUT, assemble, schema
-from sdp.encode.work import TRIES, EncodeSpec, Encoding
+from sdp.encode.table import assemble
+from sdp.encode.work import TRIES, RowsSpec
 from sdp.errors import SdpError, Unavailable, one_line
 from sdp.lease import Lease
-from sdp.process.prepare import KIND, Prepared, Retry, begin, prepare, retry_of, with_tombstones
-from sdp.process.report import ProcessFigures, emit, forecast, progress_line, summary, time_spent
+from sdp.process.prepare import Prepared, Retry, begin, prepare, retry_of, with_tombstones
+from sdp.process.report import ProcessFigures, emit, forecast, latents_lines, progress_line, summary, time_spent
 from sdp.ray_loss import unwrapped
 
 _WRITES = 4
@@ -48,6 +48,25 @@ _WAIT_S = 0.5
 _WINDOW_S = 30.0
 """Time over which the progress line averages its rates."""
 _EMIT_S = 1.0
+
+
+class UnitStages(Stages, Protocol):
+    """Stages whose results are rows of a part."""
+
+    @property
+    def spec(self) -> RowsSpec: ...
+
+    @property
+    def kind(self) -> str: ...
+
+    @property
+    def layout(self) -> Layout: ...
+
+    @property
+    def schema(self) -> pa.Schema: ...
+
+
+AnyPrepared = Prepared[ProcessConfig | ScoreConfig, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,29 +83,40 @@ def run(config: ProcessConfig, *, dry_run: bool = False, only_failed: bool = Fal
     """Encode what is missing; with `only_failed`, retry the failed rows."""
     prepared = prepare(config)
     if dry_run:
-        say(table(forecast(prepared, begin(prepared, only_failed=only_failed, write=False))))
+        output = begin(prepared, only_failed=only_failed, write=False)
+        say(table(forecast(prepared, output, lambda images: latents_lines(prepared, images))))
         return ProcessSummary(None, ProcessFigures())
+    dataset, figures = write_dataset(prepared, "process", only_failed=only_failed)
+    say(table(summary(config, dataset, figures)))
+    return ProcessSummary(dataset, figures)
+
+
+def write_dataset(
+    prepared: AnyPrepared, job: str, *, only_failed: bool = False, after: repeated.Find | None = None
+) -> tuple[Dataset, ProcessFigures]:
+    """Write the parts that are missing, then the manifest; call `after` with all parts in between."""
+    config = prepared.config
     cluster.require_gpu_setting("encode", config.encode)
     cluster.require_reachable()
-    with Lease.acquire(prepared.spec.output, "sdp process") as lease:
+    with Lease.acquire(prepared.spec.output, f"sdp {job}") as lease:
         output = begin(prepared, only_failed=only_failed)
-        figures = ProcessFigures(gpus_each=bool(config.encode.gpu_each) * config.encode.gpus_per_worker)
-        infos, record = list[PartInfo](), runs.begin("process")
+        figures = ProcessFigures(job=job, gpus_each=bool(config.encode.gpu_each) * config.encode.gpus_per_worker)
+        infos, record = list[PartInfo](), runs.begin(job)
         pending = output.pending()
         if pending:
-            say(f"process: {len(pending)} of {counted(len(output.index.works()), 'part')} to write")
-            with Progress("process") as progress:
+            say(f"{job}: {len(pending)} of {counted(len(output.index.works()), 'part')} to write")
+            with Progress(job) as progress:
                 infos = _Run(prepared, output, pending, lease, figures, progress).run()
         dataset = manifest.finish(
             output,
             infos=infos,
             config=config.model_dump(mode="json"),
-            models={"encoder": f"{config.model.source} sha256:{prepared.digest}"},
+            models=prepared.models,
             input=prepared.pictures.input,
+            find_repeated=after,
         )
         runs.keep(output.storage, record.ended(infos, **time_spent(figures)))
-    say(table(summary(config, dataset, figures)))
-    return ProcessSummary(dataset, figures)
+    return dataset, figures
 
 
 @dataclass(slots=True)
@@ -169,7 +199,7 @@ class _Run:
 
     def __init__(
         self,
-        prepared: Prepared,
+        prepared: AnyPrepared,
         output: Output,
         pending: list[Work],
         lease: Lease,
@@ -182,15 +212,15 @@ class _Run:
         cluster.require_labels("transform.node_labels", config.transform.node_labels, can_grow=can_grow)
         self._prepared, self._output, self._lease = prepared, output, lease
         self._figures, self._progress = figures, progress
-        self._spec: EncodeSpec = with_tombstones(prepared)
+        self._stages: UnitStages = prepared.stages(with_tombstones(prepared))
         self._placement = plan_placement(config.encode, config.transform, config.output.uri, resources)
         self._done_before = output.done()
         self._units = Units(self._plan_units(pending))
         self._under_way = 0
         self._writing: dict[ObjectRef[PartInfo], Work] = {}
-        self._spec_ref = ray.put(self._spec)
+        self._stages_ref = ray.put(self._stages)
         self._infos: list[PartInfo] = []
-        self._batch_sizes = dict(self._spec.settings.batch_sizes)
+        self._batch_sizes = dict(prepared.spec.settings.batch_sizes)
         figures.rows_total = sum(len(work.unit) for work in pending)
         figures.images_total = prepared.images_of(figures.rows_total)
         self._recent: deque[tuple[float, int, int]] = deque()
@@ -199,8 +229,10 @@ class _Run:
 
     def run(self) -> list[PartInfo]:
         """Write every pending part."""
-        piece_bytes = self._prepared.piece_rows * sum(3 * side * side for side in self._spec.recipe.resolutions)
-        with Pipeline(Encoding(self._spec), self._placement, piece_bytes) as pipeline:
+        piece_bytes = self._prepared.piece_rows * sum(
+            3 * side * side for side in self._prepared.spec.recipe.resolutions
+        )
+        with Pipeline(self._stages, self._placement, piece_bytes) as pipeline:
             while not self._units.finished:
                 self._lease.check()
                 self._feed(pipeline)
@@ -251,7 +283,7 @@ class _Run:
         rows, retry = addresses(piece, self._prepared.options), self._units.open[piece.work].retry
         rows = rows if retry is None else rows[np.isin(rows, retry.rows)]
         outcomes = [Outcome(row, FAILED, "crashed", detail, attempts=TRIES) for row in rows.tolist()]
-        self._units.gather(piece, ray.put(pack(None, (schema(self._spec.shape).empty_table(), outcomes))))
+        self._units.gather(piece, ray.put(pack(None, (self._stages.schema.empty_table(), outcomes))))
 
     # --- parts -------------------------------------------------------------------------------------------------------
 
@@ -261,7 +293,7 @@ class _Run:
             work, pieces = complete
             retry = self._units.open[work].retry
             write: Any = _write.options(max_retries=_WRITE_RETRIES, retry_exceptions=[Unavailable])
-            self._writing[write.remote(self._spec_ref, work, dict(retry.reasons) if retry else {}, *pieces)] = work
+            self._writing[write.remote(self._stages_ref, work, dict(retry.reasons) if retry else {}, *pieces)] = work
         if self._writing:
             done, _ = ray.wait([*self._writing], timeout=0 if self._under_way else _WAIT_S)
             for ref in done:
@@ -308,7 +340,7 @@ class _Run:
 
 
 @ray.remote(num_cpus=0.1)
-def _write(spec: EncodeSpec, work: Work, retried: dict[str, int], *pieces: pa.Table) -> PartInfo:
+def _write(stages: UnitStages, work: Work, retried: dict[str, int], *pieces: pa.Table) -> PartInfo:
     """Publish the part of a unit."""
-    rows, account = assemble([unpack(piece)[1] for piece in pieces], spec.shape)
-    return write_part(spec.output, KIND, work, rows, account, layout=LAYOUT, retried=retried)
+    rows, account = assemble([unpack(piece)[1] for piece in pieces], stages.schema)
+    return write_part(stages.spec.output, stages.kind, work, rows, account, layout=stages.layout, retried=retried)

@@ -1,14 +1,14 @@
 """Checks and decisions before anything costly begins: source, model, output, and the units left to do."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 from pyroaring import BitMap64
 
-from sdp.config import ProcessConfig, identity
+from sdp.config import ProcessConfig, ScoreConfig, identity
 from sdp.datasets import parts, tombstones
 from sdp.datasets.manifest import Dataset, open_dataset
 from sdp.datasets.outcomes import SCORE
@@ -19,12 +19,11 @@ from sdp.datasets.units import Work, part_name
 from sdp.encode.pictures import Pictures, open_pictures
 from sdp.encode.recipe import TEXT, EncoderSettings, Recipe
 from sdp.encode.table import Shape, bytes_per_row
-from sdp.encode.work import EncodeSpec
+from sdp.encode.work import EncodeSpec, Encoding, RowsSpec
 from sdp.errors import UserError
 from sdp.model import family, sources
 from sdp.storage import Storage, StorageOptions, open_storage
 
-KIND = "latents"
 _PIECE_BYTES = 1024 * 3 * 256 * 256
 """Most bytes of pixels in a piece, about 200 MB: a piece costs the driver some 14 ms, however large it is."""
 _PIECE_ROWS = 256
@@ -32,16 +31,22 @@ _PIECE_ROWS = 256
 _TEXT_BATCH = 64
 
 
+Config = TypeVar("Config", bound=ProcessConfig | ScoreConfig, covariant=True)
+Spec = TypeVar("Spec", bound=RowsSpec)
+
+
 @dataclass(frozen=True)
-class Prepared:
+class Prepared(Generic[Config, Spec]):
     """A checked job."""
 
-    config: ProcessConfig
-    spec: EncodeSpec
+    config: Config
+    spec: Spec
+    stages: Callable[[Spec], Any]
+    """Returns the pipeline's stages: `UnitStages` of `job`."""
     pictures: Pictures
     head: Head
-    digest: str
-    """The model's digest."""
+    models: Mapping[str, str]
+    """Model sources by role, with the digest of their content."""
 
     @property
     def upstream(self) -> Dataset | None:
@@ -65,7 +70,7 @@ class Prepared:
         return round(rows * share)
 
 
-def prepare(config: ProcessConfig) -> Prepared:
+def prepare(config: ProcessConfig) -> Prepared[ProcessConfig, EncodeSpec]:
     """Check everything that is cheap to check. Writes nothing."""
     options = config.storage.options()
     output = open_storage(config.output.uri, options)
@@ -91,16 +96,24 @@ def prepare(config: ProcessConfig) -> Prepared:
         foreign=pictures.dataset is None,
     )
     unit_rows = config.output.rows_per_file or _unit_rows(config.output.target_bytes, shape, pictures.dataset)
-    # A higher limit extends the same dataset.
-    identifying = {path: value for path, value in identity(config).items() if path != "limit"}
-    # Where there are none, null: as in an output of an sdp that did not know them. A table may move.
+    # Where there are none, null: as in an output of an sdp that did not know them.
+    identifying = {"filters": identity(config)["filters"] or None, "model.digest": model.digest}
+    head = head_of(config, Encoding.kind, unit_rows, pictures, identifying)
+    models = {"encoder": f"{config.model.source} sha256:{model.digest}"}
+    return Prepared(config, spec, Encoding, pictures, head, models)
+
+
+def head_of(
+    config: ProcessConfig | ScoreConfig, kind: str, unit_rows: int, pictures: Pictures, identifying: Mapping[str, Any]
+) -> Head:
+    """Return the identity of an output, in which these keys take the place of the configuration's own."""
+    # A higher limit extends the same dataset, and a table may move.
+    own = {path: value for path, value in identity(config).items() if path != "limit"}
     tables = [{"by": each.by, "drop": each.drop, "files": each.digest} for each in pictures.columns.tables]
-    identifying |= {"source.tables": tables or None, "filters": identifying["filters"] or None}
-    head = Head(KIND, unit_rows, pictures.dataset is not None, {**identifying, "model.digest": model.digest})
-    return Prepared(config, spec, pictures, head, model.digest)
+    return Head(kind, unit_rows, pictures.dataset is not None, {**own, "source.tables": tables or None, **identifying})
 
 
-def begin(prepared: Prepared, *, only_failed: bool, write: bool = True) -> Output:
+def begin(prepared: Prepared[Config, Spec], *, only_failed: bool, write: bool = True) -> Output:
     """Open the output and assign addresses to the source's new rows; without `write`, only in memory."""
     config = prepared.config
     if write:
@@ -109,11 +122,11 @@ def begin(prepared: Prepared, *, only_failed: bool, write: bool = True) -> Outpu
         output = peek_output(prepared.spec.output, prepared.head)
         output = Output(_Unwritten(output.storage), output.head, output.index)  # type: ignore[arg-type] # stands in
     if only_failed:
-        return order_retry(output, open_dataset(prepared.spec.output, KIND))
+        return order_retry(output, open_dataset(prepared.spec.output, prepared.head.kind))
     return prepared.pictures.freeze(output, config.limit, prepared.options)
 
 
-def with_tombstones(prepared: Prepared) -> EncodeSpec:
+def with_tombstones(prepared: Prepared[Config, Spec]) -> Spec:
     """Return the workers' settings with the source's and the output's current takedowns."""
     folders = [prepared.spec.output] + ([prepared.upstream.storage] if prepared.upstream else [])
     rows = BitMap64()

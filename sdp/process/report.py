@@ -1,11 +1,11 @@
 """A run's figures, and what a person and Prometheus see of them: forecast, progress line, summary, metrics."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypedDict
 
-from sdp.config import ProcessConfig
+from sdp.config import ProcessConfig, ScoreConfig
 from sdp.console import counted, duration, size, spent
 from sdp.datasets.manifest import Dataset
 from sdp.datasets.outcomes import FAILED, FILTERED, WRITTEN
@@ -13,8 +13,9 @@ from sdp.datasets.output import Output
 from sdp.datasets.scores import Score
 from sdp.encode.recipe import TEXT
 from sdp.encode.table import bytes_per_row
+from sdp.encode.work import EncodeSpec
 from sdp.model.family import SD2, caption_bytes
-from sdp.process.prepare import Prepared
+from sdp.process.prepare import Config, Prepared, Spec
 from sdp.telemetry import Telemetry
 
 STARVED = 0.1
@@ -25,6 +26,7 @@ STARVED = 0.1
 class ProcessFigures:
     """Counts and seconds of one run; seconds are summed over workers."""
 
+    job: str = "process"
     rows_total: int = 0
     """Addresses that this run has to do."""
     images_total: int = 0
@@ -120,8 +122,8 @@ def _share_done(figures: ProcessFigures) -> float:
 
 def emit(telemetry: Telemetry, figures: ProcessFigures) -> None:
     """Emit the figures as metrics."""
-    telemetry.show("sdp_job_rows", figures.rows_total, job="process")
-    telemetry.show("sdp_job_rows_done", figures.rows_done, job="process")
+    telemetry.show("sdp_job_rows", figures.rows_total, job=figures.job)
+    telemetry.show("sdp_job_rows_done", figures.rows_done, job=figures.job)
     for outcome, count in ((WRITTEN, figures.written), (FILTERED, figures.filtered), (FAILED, figures.failed)):
         telemetry.reach("sdp_process_rows_total", count, outcome=outcome)
     telemetry.reach("sdp_process_transformed_total", figures.images_transformed)
@@ -161,9 +163,15 @@ def time_spent(figures: ProcessFigures) -> TimeSpent:
 
 def summary(config: ProcessConfig, dataset: Dataset, figures: ProcessFigures) -> list[tuple[str, str]]:
     """Return the closing table: the dataset's counts, this run's figures, the next command."""
+    captions = _captions(config, dataset.manifest.counts.written)
+    return [*outcome_lines(config, dataset), ("captions", captions), *run_lines(config, dataset, figures)]
+
+
+def outcome_lines(config: ProcessConfig | ScoreConfig, dataset: Dataset) -> list[tuple[str, str]]:
+    """Return the lines on the dataset's counts."""
     counts = dataset.manifest.counts
     without = dataset.rows - counts.input
-    lines: list[tuple[str, str]] = [
+    return [
         (
             "written",
             f"{counts.written:,} of {counted(counts.input, 'row')}, {size(dataset.manifest.size)} in "
@@ -171,8 +179,12 @@ def summary(config: ProcessConfig, dataset: Dataset, figures: ProcessFigures) ->
         ),
         *((f"  {reason}", f"{count:,}") for reason, count in counts.reasons.items()),
         *([("no image", f"{without:,} of the source's {dataset.rows:,} rows")] if without > 0 else []),
-        ("captions", _captions(config, counts.written)),
     ]
+
+
+def run_lines(config: ProcessConfig | ScoreConfig, dataset: Dataset, figures: ProcessFigures) -> list[tuple[str, str]]:
+    """Return the lines on this run's figures, and on a retry of failures."""
+    lines: list[tuple[str, str]] = []
     if figures.parts_written:
         rate = figures.images_encoded / max(figures.elapsed_s, 1e-9)
         lines += [
@@ -194,8 +206,8 @@ def summary(config: ProcessConfig, dataset: Dataset, figures: ProcessFigures) ->
             lines.append(("replaced", f"{counted(figures.deaths, 'worker')} that died"))
     else:
         lines.append(("this run", "nothing to do: all parts existed"))
-    if counts.failed:
-        lines.append(("next", "sdp process --only-failed retries the failed rows"))
+    if dataset.manifest.counts.failed:
+        lines.append(("next", f"sdp {figures.job} --only-failed retries the failed rows"))
     return lines
 
 
@@ -227,8 +239,10 @@ def _bounds(score: Score) -> str:
     return f"{score.column} {', '.join(bounds)}{', or unknown' * score.keep_unknown}"
 
 
-def forecast(prepared: Prepared, output: Output) -> list[tuple[str, str]]:
-    """Return the dry run's table: what a run would do."""
+def forecast(
+    prepared: Prepared[Config, Spec], output: Output, to_write: Callable[[int], list[tuple[str, str]]]
+) -> list[tuple[str, str]]:
+    """Return the dry run's table: what a run would do; `to_write` returns the lines on this many images."""
     works, pending = output.index.works(), output.pending()
     rows = sum(len(work.unit) for work in pending)
     config = prepared.config
@@ -245,9 +259,7 @@ def forecast(prepared: Prepared, output: Output) -> list[tuple[str, str]]:
         *(("filter", _bounds(score)) for score in prepared.pictures.columns.scores),
         ("output", f"{config.output.uri}: {len(works) - len(pending)} of {counted(len(works), 'part')} written"),
         ("to do", f"{counted(len(pending), 'part')}, {counted(rows, 'row')}"),
-        ("to write", f"about {size(prepared.images_of(rows) * bytes_per_row(prepared.spec.shape))}"),
-        ("captions", _captions(config, prepared.images_of(rows))),
-        ("model", f"{config.model.source} (sha256 {prepared.digest[:16]}…)"),
+        *to_write(prepared.images_of(rows)),
         (
             "encoders",
             f"{config.encode.num_workers} on {node}, {config.encode.gpus_per_worker:g} GPU each if there are GPUs",
@@ -257,3 +269,13 @@ def forecast(prepared: Prepared, output: Output) -> list[tuple[str, str]]:
     if pending and sum(piece.reads - piece.take for piece in planner(pending[0])):
         lines.append(("warning", "row groups are larger than a piece and are read several times; write smaller ones"))
     return lines
+
+
+def latents_lines(prepared: Prepared[ProcessConfig, EncodeSpec], images: int) -> list[tuple[str, str]]:
+    """Return the dry run's lines on the latents to write."""
+    config, model = prepared.config, prepared.spec.model
+    return [
+        ("to write", f"about {size(images * bytes_per_row(prepared.spec.shape))}"),
+        ("captions", _captions(config, images)),
+        ("model", f"{config.model.source} (sha256 {str(model.sha256)[:16]}…)"),
+    ]

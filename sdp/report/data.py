@@ -22,7 +22,7 @@ from sdp.errors import DatasetError, SdpError, one_line
 from sdp.report.page import Bar, Block, Cell, Folded, Gallery, Section, Share, Strips, Table, Tile, listing
 from sdp.storage import Storage
 
-_TITLES = {"images": "Images", "latents": "Latents", "samples": "Pictures drawn"}
+_TITLES = {"images": "Images", "scores": "Scores", "latents": "Latents", "samples": "Pictures drawn"}
 _PARTS_READ = 12
 _RUNS = 20
 _EXAMPLES = 3

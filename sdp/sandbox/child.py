@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from sdp.datasets.outcomes import FAILED
-from sdp.imaging import Header, Pixels, RowError, decode, lacks_memory, read_header
+from sdp.imaging import MAX_PIXELS, Header, Pixels, RowError, decode, lacks_memory, read_header
 from sdp.sandbox.confine import confine
 
 _CPU_S_A_PIXEL = 0.25e-6
@@ -69,10 +69,12 @@ def main() -> None:
                 send(sink, [data])
 
 
-def pixels(data: memoryview, seen: Callable[[Header], None]) -> tuple[Reply, memoryview]:
-    """Decode an image whole; the handler for callers that need all its pixels."""
-    seen(read_header(data))
-    decoded = decode(data).pixels
+def pixels(
+    data: memoryview, seen: Callable[[Header], None], min_side: int | None = None, max_pixels: int = MAX_PIXELS
+) -> tuple[Reply, memoryview]:
+    """Decode an image whole; the handler for callers that need all its pixels, or those of a reduction to this side."""
+    seen(read_header(data, max_pixels))
+    decoded = decode(data, min_side=min_side, max_pixels=max_pixels).pixels
     return {"shape": decoded.shape}, decoded.data.cast("B")
 
 

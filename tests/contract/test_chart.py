@@ -251,6 +251,20 @@ def test_generators_and_evaluators_name_their_accelerator(render: Render) -> Non
 
 
 @NEEDS_HELM
+def test_score_reads_the_images_on_the_encoders_of_process_or_its_own(render: Render) -> None:
+    def encoders(example: str, *settings: str) -> Any:
+        job = yaml.safe_load(one(render(example, "jobs.score.limit=9", *settings), "ConfigMap")["data"]["score.yaml"])
+        assert job["source"]["uri"].endswith("/images")
+        assert job["output"]["uri"].endswith("/scores")
+        return job.get("encode")
+
+    assert encoders("minimal") == {"accelerator": "A10G", "num_workers": 8}
+    assert encoders("minimal", "jobs.score.encode.use_gpu=false") == {"use_gpu": False}
+    assert encoders("minimal", "jobs.score.encode.batch_size=64")["batch_size"] == 64
+    assert not encoders("minimal", "jobs.process=null")
+
+
+@NEEDS_HELM
 def test_trainers_wait_for_pods_that_the_autoscaler_brings_and_only_for_those(render: Render) -> None:
     """A group begins with no pod: without can_grow the very first training would be refused."""
 
@@ -885,7 +899,7 @@ def test_a_manifest_runs_its_job_under_the_supervisor_by_the_chart_s_configurati
     assert spec["entrypoint"] == f"python -m sdp.supervisor {kind} --config /etc/sdp/jobs/{name}.yaml{rest}"
     assert job["metadata"]["labels"]["sdp/job"] == kind
     assert spec["submissionMode"] == "HTTPMode"
-    asked = [f"jobs.{name}.limit=9"] if name in ("evaluate", "dreambooth") else []  # no values of their own
+    asked = [f"jobs.{name}.limit=9"] if name in ("score", "evaluate", "dreambooth") else []  # no values of their own
     assert f"{name}.yaml" in one(render("minimal", *asked), "ConfigMap")["data"]
     assert f"kubectl apply -f manifests/{path.name}" in path.read_text()
 

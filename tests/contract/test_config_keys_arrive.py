@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # The jobs with the rooms of their code. A new job is added here.
 STAGES: Mapping[str, tuple[str, ...]] = {
     "download": ("download",),
+    "score": ("score", "process", "encode"),
     "process": ("process", "encode"),
     "train": ("train", "encode", "model"),
     "generate": ("generate", "pool"),

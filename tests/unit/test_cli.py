@@ -195,8 +195,8 @@ def test_quiet_leaves_errors_and_results_alone_and_json_is_an_object_a_line(
         ("config shwo", "config: expected show or schema, got 'shwo'; did you mean sdp config show?"),
         (
             "config show trian",
-            "config show: JOB: expected download, process, train, generate, evaluate or dreambooth, got 'trian'; "
-            "did you mean train?",
+            "config show: JOB: expected download, score, process, train, generate, evaluate or dreambooth, "
+            "got 'trian'; did you mean train?",
         ),
         (
             "config show train --cofnig x",

@@ -204,7 +204,7 @@ def test_an_unknown_key_names_the_nearest_known_one() -> None:
         f"scaling.num_workers.mx: {unknown}; did you mean scaling.num_workers.max?"
     ]
     assert lines("train", *MODEL, "source.caption=cat", "resolutions=[64]") == [
-        f"source.caption: {unknown}; it is a key of process and dreambooth",
+        f"source.caption: {unknown}; it is a key of score, process and dreambooth",
         f"resolutions: {unknown}; it is a key of process",
     ]
 

@@ -29,6 +29,7 @@ from sdp.errors import ConfigError
 ENDS = ["source.uri=s3://bucket/in", "output.uri=s3://bucket/out"]
 COMPLETE = {
     "download": ENDS,
+    "score": ENDS,
     "process": [*ENDS, "model.source=builtin:tiny"],
     "train": [*ENDS, "model.source=builtin:tiny"],
     "generate": [*ENDS, "checkpoint=s3://bucket/run"],
@@ -307,6 +308,7 @@ def test_every_job_has_the_keys_that_charts_and_scripts_rely_on() -> None:
             "fetch.timeout_s",
             "image.size",
         ],
+        "score": ["score.clip_model", "score.aesthetics", "encode.num_workers", "encode.accelerator"],
         "process": ["resolutions", "model.source", "encode.num_workers", "encode.accelerator"],
         "train": ["data.mode", "scaling.num_workers", "strategy.kind", "max_steps"],
         "generate": ["prompts", "checkpoint"],

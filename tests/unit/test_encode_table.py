@@ -118,7 +118,7 @@ def test_a_unit_is_put_together_by_address_with_every_outcome() -> None:
     late, early = rows_of(encoded_of([14, 15]), SHAPE), rows_of(encoded_of([10, 12]), SHAPE)
     failed = Outcome(11, FAILED, "undecodable", "cut short")
     crashed = Outcome(13, FAILED, "crashed", attempts=2)
-    rows, account = assemble([(late, [crashed]), (early, [failed])], SHAPE)
+    rows, account = assemble([(late, [crashed]), (early, [failed])], schema(SHAPE))
     assert rows["row"].to_pylist() == [10, 12, 14, 15]
     assert [np.frombuffer(c, np.float16)[0] for c in rows["latents_64"].to_pylist()] == [10, 12, 14, 15]
     assert account["row"].to_pylist() == list(range(10, 16))
@@ -129,7 +129,7 @@ def test_the_order_of_the_pieces_does_not_show_in_the_part() -> None:
     pieces = [(rows_of(encoded_of([n, n + 1]), SHAPE), [Outcome(n + 2, FAILED, "undecodable")]) for n in (0, 3, 6)]
     work = Work(Unit(0, 0, 9))
     parts = {
-        serialise("latents", work, *assemble(order, SHAPE), layout=LAYOUT).to_pybytes()
+        serialise("latents", work, *assemble(order, schema(SHAPE)), layout=LAYOUT).to_pybytes()
         for order in (pieces, pieces[::-1], [pieces[1], pieces[2], pieces[0]])
     }
     assert len(parts) == 1

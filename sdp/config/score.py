@@ -1,0 +1,72 @@
+"""The configuration of `sdp score`: from pictures to a dataset of their scores."""
+
+from collections.abc import Iterable
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from sdp.config.base import REQUIRED, JobConfig, Name, OutputConfig, Positive, Section, Uri, key
+from sdp.config.process import EncoderConfig, ProcessSource, TransformWorkersConfig
+from sdp.errors import Problem
+
+
+class ScoreOutput(OutputConfig):
+    rows_per_file: Positive = key(65_536, "Source rows per part file.", shapes_output=True)
+
+
+class DuplicatesConfig(Section):
+    """Near-duplicates: pictures whose perceptual hashes are alike."""
+
+    distance: Annotated[int, Field(ge=0, le=3)] | None = key(
+        2, "The most bits of 64 in which the hashes of near-duplicates differ; null looks for none."
+    )
+
+
+class ScoresConfig(Section):
+    """The scores to compute."""
+
+    clip_model: Name | None = key(
+        None,
+        "A CLIP model in transformers layout: a local or s3:// folder, or a hub id with its revision; null computes "
+        "neither similarity nor aesthetics.",
+        shapes_output=True,
+        example="s3://bucket/clip-vit-large-patch14",
+    )
+    similarity: bool = key(True, "Whether to store the cosine of each image and its caption.", shapes_output=True)
+    aesthetics: Uri | None = key(
+        None,
+        "The weights of a predictor of aesthetics: linear layers (.safetensors or .pth) that are applied one after "
+        "another to the normalised embedding of clip_model; null predicts none.",
+        example="s3://bucket/sac+logos+ava1-l14-linearMSE.pth",
+    )
+    duplicates: DuplicatesConfig = key(DuplicatesConfig, "Near-duplicates.")
+
+    def contradictions(self) -> Iterable[Problem]:
+        if self.aesthetics is not None and self.clip_model is None:
+            yield Problem("clip_model", "the CLIP model that aesthetics was trained with", "null", "name it")
+        if self.clip_model is None and self.duplicates.distance is None:
+            yield Problem("clip_model", "a CLIP model, or a duplicates.distance", "neither", "set one of them")
+        if self.clip_model is not None and not self.similarity and self.aesthetics is None:
+            yield Problem("similarity", "true while aesthetics is null", "false", "or set clip_model to null")
+
+
+class ScoreEncodeConfig(EncoderConfig):
+    """The encoders, which run CLIP."""
+
+    dtype: Literal["bf16", "fp16", "fp32"] = key(
+        "bf16", "Precision of CLIP; scores are always computed and stored as fp32.", shapes_output=True
+    )
+    batch_size: Positive = key(256, "Images per encoder batch. Halved automatically where memory is short.")
+
+
+class ScoreConfig(JobConfig):
+    """Score pictures: aesthetics, similarity to their captions, and near-duplicates."""
+
+    source: ProcessSource = key(REQUIRED, "The pictures to score.")
+    output: ScoreOutput = key(REQUIRED, "The dataset of scores to write.")
+    score: ScoresConfig = key(ScoresConfig, "The scores to compute.")
+    seed: int = key(
+        0, "Random seed, by which a row draws one of several captions: that of process.", shapes_output=True, ge=0
+    )
+    transform: TransformWorkersConfig = key(TransformWorkersConfig, "Decoding, hashing, resizing and cropping.")
+    encode: ScoreEncodeConfig = key(ScoreEncodeConfig, "The encoders.")

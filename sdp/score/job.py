@@ -1,0 +1,149 @@
+"""`sdp score`: writes the scores of pictures as `sdp process` writes latents, then the table of near-duplicates."""
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import ray
+from pyroaring import BitMap64
+
+from sdp import cluster
+from sdp.config import ScoreConfig
+from sdp.console import counted, say, table
+from sdp.datasets import repeated
+from sdp.datasets.concurrently import ordered_map
+from sdp.datasets.manifest import Dataset
+from sdp.datasets.parts import PartInfo, read_rows
+from sdp.datasets.units import Rows
+from sdp.errors import NotFound
+from sdp.process.job import write_dataset
+from sdp.process.prepare import Prepared, begin, with_tombstones
+from sdp.process.report import ProcessFigures, forecast
+from sdp.score import near, report
+from sdp.score.prepare import prepare
+from sdp.score.stages import ScoreSpec
+from sdp.storage import Storage
+
+DUPLICATES = "duplicates/duplicates.parquet"
+_MADE_OF = b"sdp.made_of"
+_ROWS_HERE = 16_000_000
+"""Rows among which the driver itself looks for near-duplicates."""
+_GROUP_ROWS = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreSummary:
+    """The result of a run."""
+
+    dataset: Dataset | None
+    """None after a dry run."""
+    figures: ProcessFigures
+    """This run's own."""
+    duplicates: int | None = None
+    """Rows that are near-duplicates of a lower row; None if nothing looked for them."""
+
+
+def run(config: ScoreConfig, *, dry_run: bool = False, only_failed: bool = False) -> ScoreSummary:
+    """Score what is missing; with `only_failed`, retry the failed rows."""
+    prepared = prepare(config)
+    if dry_run:
+        output = begin(prepared, only_failed=only_failed, write=False)
+        say(table(forecast(prepared, output, lambda images: report.scores_lines(prepared, images))))
+        return ScoreSummary(None, ProcessFigures(job="score"))
+    duplicates: int | None = None
+
+    def find(parts: Sequence[PartInfo], digest: str) -> int:
+        nonlocal duplicates
+        if config.score.duplicates.distance is not None:
+            duplicates = find_duplicates(prepared, parts, digest, config.score.duplicates.distance)
+        return 0  # they stay in the dataset
+
+    dataset, figures = write_dataset(prepared, "score", only_failed=only_failed, after=find)
+    say(table(report.summary(config, dataset, figures, duplicates)))
+    return ScoreSummary(dataset, figures, duplicates)
+
+
+def find_duplicates(
+    prepared: Prepared[ScoreConfig, ScoreSpec], parts: Sequence[PartInfo], digest: str, distance: int
+) -> int:
+    """Write the table of near-duplicates, unless it is there; return the number of rows that repeat a lower one.
+
+    Rows that are taken down are left out, so that they stand for no other.
+    """
+    spec = with_tombstones(prepared)
+    made_of = hashlib.sha256(f"{digest} {distance} ".encode() + spec.taken_down).hexdigest()
+    known = _known(spec.output)
+    if known.get(_MADE_OF) == made_of.encode():
+        return int(known[b"sdp.duplicates"])
+    pieces, rows = repeated.pieces(parts), sum(part.counts.written for part in parts)
+    say(f"score: looking for near-duplicates among {counted(rows, 'row')}")
+    if rows <= _ROWS_HERE:
+        hashes = [read_hashes(spec.output, piece, spec.taken_down) for piece in pieces]
+        pairs = _search_here(hashes, distance)
+    else:
+        pairs = _search_on_ray(spec, pieces, rows, distance, prepared.config.transform.node_labels)
+    groups = near.groups(pairs)
+    count = int(np.count_nonzero(groups["duplicate"].to_numpy()))
+    sink = pa.BufferOutputStream()
+    metadata = {_MADE_OF: made_of, b"sdp.duplicates": str(count)}
+    pq.write_table(groups.replace_schema_metadata(metadata), sink, row_group_size=_GROUP_ROWS, compression="zstd")
+    spec.output.publish(DUPLICATES, sink.getvalue())
+    return count
+
+
+def read_hashes(storage: Storage, paths: Sequence[str], taken_down: bytes) -> tuple[near.Hashes, Rows]:
+    """Return the hashes in some parts, with their rows."""
+    tables = ordered_map(lambda path: read_rows(storage, path, ["row", "hash"]), paths, workers=8)
+    table = pa.concat_tables(list(tables))
+    hashes, rows = table["hash"].to_numpy(), table["row"].to_numpy()
+    gone = np.array(BitMap64.deserialize(taken_down).to_array() if taken_down else [], np.int64)
+    kept = ~np.isin(rows, gone)
+    return hashes[kept], rows[kept]
+
+
+def _known(storage: Storage) -> Mapping[bytes, bytes]:
+    """Return the metadata of the table of near-duplicates, if there is one."""
+    try:
+        return pq.read_metadata(storage.open(DUPLICATES)).metadata or {}
+    except (NotFound, pa.ArrowException, OSError):  # a damaged one is replaced
+        return {}
+
+
+def _search_here(pieces: Sequence[tuple[near.Hashes, Rows]], distance: int) -> Iterable[near.Pairs]:
+    hashes = np.concatenate([np.zeros(0, np.uint64), *(hashes for hashes, _ in pieces)])
+    rows = np.concatenate([np.zeros(0, np.int64), *(rows for _, rows in pieces)])
+    for number, mask in enumerate(near.masks(len(rows), distance)):
+        yield near.search(hashes, rows, mask, distance, equal=number == 0)
+
+
+def _search_on_ray(
+    spec: ScoreSpec, pieces: Sequence[Sequence[str]], rows: int, distance: int, labels: Mapping[str, str]
+) -> Iterable[near.Pairs]:
+    """Search mask by mask, so that the object stores hold the hashes once."""
+    cluster.connect()
+    partitions, where = near.partitions_for(rows), {"label_selector": dict(labels)} if labels else {}
+    read: Any = _read_partitions.options(num_returns=partitions, **where)
+    search: Any = _search.options(**where)
+    for number, mask in enumerate(near.masks(rows, distance)):
+        shares = [read.remote(spec.output, piece, spec.taken_down, mask, partitions) for piece in pieces]
+        columns = zip(*shares, strict=True) if partitions > 1 else [shares]
+        for pairs in [search.remote(mask, distance, number == 0, *column) for column in columns]:
+            yield ray.get(pairs)
+
+
+@ray.remote(num_cpus=0.5)
+def _read_partitions(storage: Storage, paths: Sequence[str], taken_down: bytes, mask: int, partitions: int) -> Any:
+    hashes, rows = read_hashes(storage, paths, taken_down)
+    partition = near.partition_of(hashes, mask, partitions)
+    shares = [(hashes[partition == number], rows[partition == number]) for number in range(partitions)]
+    return shares if partitions > 1 else shares[0]
+
+
+@ray.remote(num_cpus=0.5)
+def _search(mask: int, distance: int, equal: bool, *shares: tuple[near.Hashes, Rows]) -> near.Pairs:
+    hashes, rows = (np.concatenate(columns) for columns in zip(*shares, strict=True))
+    return near.search(hashes, rows, mask, distance, equal=equal)

@@ -1,0 +1,60 @@
+"""Checks and decisions before anything costly begins: source, CLIP, predictor, output."""
+
+from dataclasses import replace
+
+from sdp.config import ScoreConfig
+from sdp.encode.pictures import open_pictures
+from sdp.encode.recipe import TEXT, EncoderSettings, Recipe
+from sdp.errors import UserError
+from sdp.model import networks
+from sdp.model.clip import find_predictor, view_of
+from sdp.process.prepare import Prepared, head_of
+from sdp.score.stages import HASH, HASHED_SIDE, ScoreSpec, Scoring
+from sdp.storage import open_storage
+
+_TEXT_BATCH = 256
+
+
+def prepare(config: ScoreConfig) -> Prepared[ScoreConfig, ScoreSpec]:
+    """Check everything that is cheap to check. Writes nothing."""
+    options, score, source = config.storage.options(), config.score, config.source
+    output = open_storage(config.output.uri, options)
+    clip = predictor = None
+    if score.clip_model is not None:
+        clip = networks.find(score.clip_model, "score.clip_model", storage=options)
+        if clip.kind != "clip":
+            raise UserError(f"score.clip_model: expected a CLIP model, got {clip.source}, which is of type {clip.kind}")
+    if clip is not None and score.aesthetics is not None:
+        predictor = find_predictor(score.aesthetics, clip, options)
+    similarity, view = clip is not None and score.similarity, None if clip is None else view_of(clip)
+    pictures = open_pictures(
+        "source", source.uri, options,
+        image=source.image_column, caption=source.caption_column, text=source.caption, required=similarity,
+        tables=source.tables,
+    )  # fmt: skip
+    side = HASHED_SIDE if view is None else view.side
+    spec = ScoreSpec(
+        recipe=Recipe(
+            (HASH,) if view is None else (HASH, side), seed=config.seed, max_pixels=config.transform.max_pixels
+        ),
+        settings=EncoderSettings(
+            dtype=config.encode.dtype,
+            batch_sizes={side: config.encode.batch_size, TEXT: _TEXT_BATCH},
+            channels_last=config.encode.channels_last,
+            compile=config.encode.compile,
+        ),
+        columns=pictures.columns,
+        storage=options,
+        output=output,
+        foreign=pictures.dataset is None,
+        clip=None if clip is None else clip.source,
+        view=view,
+        similarity=similarity,
+        aesthetics=predictor,
+    )
+    digests = {"clip.digest": clip and clip.digest, "aesthetics.sha256": predictor and predictor.sha256}
+    head = head_of(config, Scoring.kind, config.output.rows_per_file, pictures, digests)
+    models = {"clip": f"{replace(clip.source, sha256=None)} sha256:{clip.digest}"} if clip else {}
+    if predictor is not None:
+        models["aesthetics"] = f"{predictor.uri} sha256:{predictor.sha256}"
+    return Prepared(config, spec, Scoring, pictures, head, models)

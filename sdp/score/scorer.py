@@ -1,0 +1,128 @@
+"""The accelerator's half of scoring: CLIP's embeddings of pictures and captions, and what follows from them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional
+
+from sdp.device import Mark, enter
+from sdp.encode.chunk import Chunk
+from sdp.encode.encoder import DTYPES, BatchEncoder
+from sdp.encode.recipe import TEXT, EncoderSettings
+from sdp.model import networks
+from sdp.model.clip import View, embedding, load_network
+from sdp.score.stages import ScoreSpec
+
+Scores32 = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """The scores of a chunk's pictures."""
+
+    aesthetics: Scores32 | None
+    similarity: Scores32
+    """The cosine to the caption; meaningless where there is none."""
+    good: NDArray[np.bool_]
+    """True where all numbers are finite."""
+
+
+def load_scorer(spec: ScoreSpec, device: str | None = None) -> "Scorer":
+    """Load CLIP and the predictor of aesthetics, as pinned."""
+    from transformers import CLIPModel
+
+    assert spec.clip is not None
+    assert spec.view is not None
+    network = networks.find(spec.clip, "score.clip_model", storage=spec.storage)
+    layers = [] if spec.aesthetics is None else spec.aesthetics.load(spec.storage)
+    return Scorer(load_network(CLIPModel, network.path), spec.view, spec.settings, layers, spec.similarity, device)
+
+
+class Scorer(BatchEncoder):
+    """CLIP with a predictor of aesthetics, loaded on one device."""
+
+    def __init__(
+        self,
+        clip: Any,
+        view: View,
+        settings: EncoderSettings,
+        layers: Sequence[tuple[Tensor, Tensor]] = (),
+        similarity: bool = True,
+        device: str | None = None,
+    ) -> None:
+        super().__init__(settings, device)
+        self._view = view
+        self._pictures = self._prepared(_Pictures(clip))
+        self._captions = self._prepared(_Captions(clip)) if similarity else None
+        self._layers = [(weight.to(self.device), bias.to(self.device)) for weight, bias in layers]
+        self._mean, self._deviation = (torch.tensor(each, device=self.device) for each in (view.mean, view.deviation))
+
+    def __call__(self, chunk: Chunk) -> Scores:
+        """Score a chunk. A concurrent call queues its work behind this one's without a gap."""
+        if not len(chunk):
+            return Scores(np.zeros(0, np.float32), np.zeros(0, np.float32), np.ones(0, np.bool_))
+        enter(self.device)  # Ray calls from threads of its own
+        captioned, texts = np.flatnonzero(chunk.tokens.any(axis=1)), None
+        with self._launching, torch.inference_mode():
+            (group,) = chunk.crops[self._view.side]
+            pictures = self._in_batches(self._view.side, group.values, group.positions, self._picture)
+            if self._captions is not None and len(captioned):
+                tokens = chunk.tokens[captioned].astype(np.int64)
+                texts = self._in_batches(TEXT, tokens, captioned, self._caption)
+            launched = Mark(self.device)
+        launched.wait()
+        values, good = pictures[0].numpy(), pictures[1].numpy().copy()
+        width = values.shape[1] - bool(self._layers)
+        similarity = np.zeros(len(chunk), np.float32)
+        if texts is not None:
+            similarity[captioned] = (values[captioned, :width] * texts[0].numpy()).sum(axis=1)
+            good[captioned] &= texts[1].numpy()
+        return Scores(values[:, width] if self._layers else None, similarity, good)
+
+    def _picture(self, pixels: Tensor, _: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+        """Return normalised embeddings of uint8 pixels, each with its aesthetics behind it."""
+        planes = (pixels.float() * self._view.scale - self._mean) / self._deviation
+        planes = planes.permute(0, 3, 1, 2).to(DTYPES[self._settings.dtype])
+        if not self._settings.channels_last:  # the pixels arrive channels-last
+            planes = planes.contiguous()
+        values = score = functional.normalize(self._pictures(planes).float(), dim=1)
+        for weight, bias in self._layers:
+            score = functional.linear(score, weight, bias)
+        return _finite(torch.cat([values, score], dim=1) if self._layers else values)
+
+    def _caption(self, ids: Tensor, _: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+        assert self._captions is not None
+        return _finite(functional.normalize(self._captions(ids).float(), dim=1))
+
+
+class _Pictures(nn.Module):
+    """CLIP without its text encoder."""
+
+    def __init__(self, clip: Any) -> None:
+        super().__init__()
+        self.network, self.projection = clip.vision_model, clip.visual_projection
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        embeddings: Tensor = self.projection(embedding(self.network(pixel_values=pixels)))
+        return embeddings
+
+
+class _Captions(nn.Module):
+    """CLIP without its image encoder. Attention is causal, so what pads a caption does not count."""
+
+    def __init__(self, clip: Any) -> None:
+        super().__init__()
+        self.network, self.projection = clip.text_model, clip.text_projection
+
+    def forward(self, ids: Tensor) -> Tensor:
+        embeddings: Tensor = self.projection(embedding(self.network(input_ids=ids)))
+        return embeddings
+
+
+def _finite(values: Tensor) -> tuple[Tensor, Tensor]:
+    return values, values.isfinite().all(1)

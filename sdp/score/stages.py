@@ -1,0 +1,131 @@
+"""The pipeline's stages that score pictures: hashes and CLIP's views on CPUs, CLIP on accelerators."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+
+from sdp.datasets.outcomes import FAILED, Outcome
+from sdp.datasets.parts import Layout
+from sdp.encode.chunk import Chunk, TransformStats
+from sdp.encode.transform import Crops, Transform
+from sdp.encode.work import Item, Rows, RowsSpec, reason_to_skip, run_transform
+from sdp.imaging import Pixels, decode
+from sdp.model import load, networks
+from sdp.model.clip import Predictor, View
+from sdp.model.sources import ModelSource
+from sdp.sandbox import child
+from sdp.sandbox.decoders import Sandbox
+from sdp.score.near import perceptual_hash
+from sdp.storage import StorageOptions
+
+if TYPE_CHECKING:
+    from sdp.score.scorer import Scorer
+
+HASH = 1
+"""The key of hashes among a chunk's crops, which are by resolution."""
+HASHED_SIDE = 64
+"""Images are decoded to at least this shorter side."""
+_OVERSAMPLE = 2
+"""JPEGs are decoded to at least this many times the size of CLIP's view."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoreSpec(RowsSpec):
+    """The settings of transforms and encoders that score."""
+
+    clip: ModelSource | None
+    """Pinned by its digest, as is the predictor."""
+    view: View | None
+    similarity: bool
+    aesthetics: Predictor | None
+
+    @property
+    def min_side(self) -> int:
+        """The shorter side to which images are decoded at least."""
+        return HASHED_SIDE if self.view is None else max(HASHED_SIDE, _OVERSAMPLE * self.view.shortest)
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """The pipeline's stages for pieces of a dataset."""
+
+    spec: ScoreSpec
+    kind: ClassVar[str] = "scores"
+    layout: ClassVar[Layout] = Layout(row_group_rows=65_536, compression="zstd")
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of the rows that it makes."""
+        fields = [pa.field("row", pa.int64(), nullable=False), pa.field("key", pa.string())]
+        if self.spec.aesthetics is not None:
+            fields.append(pa.field("aesthetics", pa.float32(), nullable=False))
+        if self.spec.similarity:
+            fields.append(pa.field("similarity", pa.float32()))
+        return pa.schema([*fields, pa.field("hash", pa.uint64(), nullable=False)])
+
+    def transform(self, item: Item) -> tuple[Chunk, TransformStats]:
+        """Read a piece and return its hashes, views and tokens."""
+        spec = self.spec
+        tokenizer = _tokenizer(spec.clip, spec.storage) if spec.clip is not None and spec.similarity else None
+        step = Transform(spec.recipe, tokenizer, reason_to_skip(spec), _Look(spec), captioned=False)
+        return run_transform(step, spec, *item)
+
+    def load(self) -> "Scorer | None":
+        """Load CLIP, if there is one."""
+        if self.spec.clip is None:
+            return None
+        from sdp.score.scorer import load_scorer  # imports torch, which transforms do not need
+
+        return load_scorer(self.spec)
+
+    def encode(self, encoder: "Scorer | None", chunk: Chunk) -> Rows:
+        """Score a chunk."""
+        columns: dict[str, Any] = {"row": chunk.rows, "key": chunk.keys}
+        hashes = chunk.crops[HASH][0].values if len(chunk) else np.zeros((0, 8), np.uint8)
+        columns["hash"] = np.ascontiguousarray(hashes).view(">u8").ravel().astype(np.uint64)
+        good = np.ones(len(chunk), np.bool_)
+        if encoder is not None:
+            scores = encoder(chunk)
+            good = scores.good
+            columns["aesthetics"] = scores.aesthetics
+            columns["similarity"] = pa.array(scores.similarity, pa.float32(), mask=~chunk.tokens.any(axis=1))
+        table = pa.table({name: columns[name] for name in self.schema.names}, schema=self.schema)
+        failed = [Outcome(row, FAILED, "not_finite", "NaN or infinite scores") for row in chunk.rows[~good].tolist()]
+        return table.filter(pa.array(good)), [*chunk.outcomes, *failed]
+
+
+class _Look:
+    """The step from an image to its hash and CLIP's view of it."""
+
+    def __init__(self, spec: ScoreSpec) -> None:
+        self._view = spec.view
+        limits = (spec.min_side, spec.recipe.max_pixels)
+        self._decode = _sandboxed(*limits) if spec.foreign else partial(_decoded, *limits)
+
+    def __call__(self, data: bytes | memoryview, _: int) -> Crops:
+        pixels = self._decode(data)
+        crops = {HASH: np.frombuffer(perceptual_hash(pixels).to_bytes(8), np.uint8)}
+        if self._view is not None:
+            crops[self._view.side] = self._view.cut(pixels)
+        return 0, crops
+
+
+def _decoded(min_side: int, max_pixels: int, data: bytes | memoryview) -> Pixels:
+    return decode(data, min_side=min_side, max_pixels=max_pixels).pixels
+
+
+@lru_cache(maxsize=1)
+def _sandboxed(min_side: int, max_pixels: int) -> Callable[[bytes | memoryview], Pixels]:
+    """Start the decoders, once per process: starting takes longer than a piece."""
+    sandbox = Sandbox(partial(child.pixels, min_side=min_side, max_pixels=max_pixels), max_pixels)
+    return lambda data: child.unpacked(*sandbox(data))
+
+
+@lru_cache(maxsize=1)
+def _tokenizer(clip: ModelSource, storage: StorageOptions) -> Any:
+    """Load the tokenizer, once per process: loading takes longer than a piece."""
+    return load.load_tokenizer(networks.find(clip, "score.clip_model", storage=storage).path, "")

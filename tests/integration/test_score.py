@@ -1,0 +1,418 @@
+"""`sdp score` on a real local Ray: pictures in, scores out, and a process job that leaves rows out by them."""
+
+import os
+import signal
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from sdp.config import ProcessConfig, ScoreConfig
+from sdp.datasets import parts, repeated, tombstones
+from sdp.datasets.inspect import describe, summary
+from sdp.datasets.manifest import Dataset, finish, open_dataset
+from sdp.datasets.outcomes import WRITTEN, Outcome, account_table
+from sdp.datasets.output import read_output
+from sdp.datasets.parts import Layout, write_part
+from sdp.datasets.source import order_retry
+from sdp.errors import ConfigError, DatasetError, LeaseHeld, UserError
+from sdp.imaging import decode
+from sdp.lease import Lease
+from sdp.process import job as processing
+from sdp.score import job, near
+from sdp.storage import open_storage
+from tests.evaluate_kit import tiny_clip, tiny_dino
+from tests.kit import accounted
+from tests.local_ray import one_node
+from tests.process_kit import DEADLY, config_of, every_tenth, images_table, make_images, picture, write_model
+from tests.sandbox_kit import write_poison
+from tests.score_kit import score_config, write_predictor
+from tests.waiting import until
+
+COPIES = {12: 3, 31: 3, 44: 9}
+"""Rows with the picture of a lower row."""
+
+
+def image(row: int) -> bytes:
+    return picture(COPIES.get(row, row))
+
+
+def follow_instructions(traces: str) -> None:
+    """Make a worker process note in `traces` each chunk that it scores, and die of what ends in DEADLY."""
+    import time
+
+    from sdp.score import stages
+
+    score, folder, decoded = stages.Scoring.encode, Path(traces), stages.decode
+
+    def noted(self: Any, encoder: Any, chunk: Any) -> Any:
+        (folder / f"{os.getpid()}-{time.monotonic_ns()}").touch()
+        time.sleep(0.1)
+        return score(self, encoder, chunk)
+
+    def deadly(data: Any, **options: Any) -> Any:
+        if bytes(data[-len(DEADLY) :]) == DEADLY:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return decoded(data, **options)
+
+    stages.Scoring.encode, stages.decode = noted, deadly  # type: ignore[method-assign]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def traces(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder, poison = tmp_path_factory.mktemp("traces"), tmp_path_factory.mktemp("poison")
+
+    def setup() -> None:
+        follow_instructions(str(folder))
+        os.environ["PYTHONPATH"] = os.pathsep.join([str(poison), os.environ.get("PYTHONPATH", "")])
+
+    write_poison(poison)
+    with one_node(cpus=3, setup=setup):
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def networks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A CLIP in `clip`, a predictor for it in `predictor.pth` and a model for process in `model`."""
+    folder = tmp_path_factory.mktemp("networks")
+    tiny_clip(folder / "clip")
+    write_predictor(folder / "predictor.pth", [12, 4, 1])
+    write_model(folder / "model")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("shared")
+    make_images(folder, rows=60, unit_rows=20, image=image)
+    return folder
+
+
+def wanted(networks: Path) -> tuple[str, ...]:
+    return (
+        f"score.clip_model={networks / 'clip'}",
+        f"score.aesthetics={networks / 'predictor.pth'}",
+        "score.duplicates.distance=0",
+    )
+
+
+@pytest.fixture(scope="module")
+def scored(root: Path, networks: Path) -> Dataset:
+    return run(score_config(root / "images", root / "scores", *wanted(networks)))
+
+
+def run(config: ScoreConfig, **options: bool) -> Dataset:
+    dataset = job.run(config, **options).dataset
+    assert dataset is not None
+    return dataset
+
+
+def rows_of(dataset: Dataset) -> pa.Table:
+    tables = [parts.read_rows(dataset.storage, path) for path in dataset.parts["path"].to_pylist()]
+    return pa.concat_tables(tables).sort_by("row")
+
+
+def reasons_of(dataset: Dataset) -> dict[int, str]:
+    accounts = [parts.read_account(dataset.storage, path) for path in dataset.parts["path"].to_pylist()]
+    return {line["row"]: line["reason"] for line in pa.concat_tables(accounts).to_pylist() if line["reason"]}
+
+
+def duplicates_of(dataset: Dataset) -> dict[int, int]:
+    table = pq.read_table(dataset.storage.open(job.DUPLICATES))
+    lines = table.filter(table["duplicate"].to_numpy() > 0).to_pylist()
+    return {line["row"]: line["duplicate_of"] for line in lines}
+
+
+def files_in(folder: Path) -> dict[str, float]:
+    """The files that no run without work writes, with their times."""
+    always = {"_lease", "_manifest.json"}
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file() and always.isdisjoint(path.parts))
+    return {str(path.relative_to(folder)): path.stat().st_mtime for path in files}
+
+
+# --- what comes out --------------------------------------------------------------------------------------------------
+
+
+def test_every_written_image_has_the_scores_of_transformers_and_its_hash(
+    networks: Path, root: Path, scored: Dataset
+) -> None:
+    from transformers import CLIPModel, CLIPTokenizer
+    from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+
+    table = rows_of(scored)
+    rows = [row for row in range(60) if not every_tenth(row)]
+    assert table["row"].to_pylist() == rows
+    assert table["key"].to_pylist() == [f"k{row}" for row in rows]
+    assert table.schema.names == ["row", "key", "aesthetics", "similarity", "hash"]
+    pixels = [decode(image(row)).pixels for row in rows]
+    assert table["hash"].to_pylist() == [near.perceptual_hash(each) for each in pixels]
+    kind: Any = CLIPImageProcessorPil
+    model: Any = CLIPModel.from_pretrained(networks / "clip").eval()
+    predictor = write_predictor(networks / "predictor.pth", [12, 4, 1]).eval()
+    tokenizer = CLIPTokenizer.from_pretrained(networks / "clip")
+    tokens = tokenizer([f"picture number {row}" for row in rows], padding=True, return_tensors="pt")
+    seen = kind.from_pretrained(networks / "clip")(images=pixels, return_tensors="pt")["pixel_values"]
+    with torch.no_grad():
+        output = model(pixel_values=seen, input_ids=tokens["input_ids"], attention_mask=tokens["attention_mask"])
+        aesthetics = predictor(output.image_embeds)[:, 0]
+    similarity = (output.image_embeds * output.text_embeds).sum(1)
+    np.testing.assert_allclose(
+        table["similarity"].to_numpy(), similarity.numpy(), atol=1e-3
+    )  # views differ by roundings
+    np.testing.assert_allclose(table["aesthetics"].to_numpy(), aesthetics.numpy(), atol=5e-3)
+    assert len({round(score, 6) for score in table["aesthetics"].to_pylist()}) > 40
+
+    assert duplicates_of(scored) == COPIES
+    whole = pq.read_table(scored.storage.open(job.DUPLICATES)).to_pylist()
+    assert [line["row"] for line in whole] == [3, 9, 12, 31, 44], "sorted, with those that stand for the others"
+    assert scored.manifest.input is not None
+    assert scored.manifest.input["manifest_digest"] == open_dataset(open_storage(str(root / "images"))).digest
+    assert set(scored.manifest.models) == {"clip", "aesthetics"}
+    lines = summary(describe(scored.storage))
+    assert "scores, complete: 60 addresses in 3 of 3 parts" in lines
+    assert describe(scored.storage).counts.written == 54
+
+
+def test_process_leaves_rows_out_by_their_scores_and_accounts_for_them(
+    tmp_path: Path, networks: Path, root: Path, scored: Dataset
+) -> None:
+    scores = dict(zip(*(rows_of(scored)[name].to_pylist() for name in ("row", "aesthetics")), strict=True))
+    bound = float(np.median(list(scores.values())))
+    tables = f"[{{uri: '{root}/scores/parts'}}, {{uri: '{root}/scores/duplicates'}}]"
+    filters = f"{{aesthetics: {{min: {bound}}}, duplicate: {{max: 0, keep_unknown: true}}}}"
+    config: ProcessConfig = config_of(
+        root / "images", tmp_path / "out", networks / "model", f"source.tables={tables}", f"filters={filters}"
+    )
+    dataset = processing.run(config).dataset
+    assert dataset is not None
+    expected = {row: "score:aesthetics" for row, score in scores.items() if score < bound}
+    expected |= {row: "score:duplicate" for row in COPIES if row not in expected}
+    assert reasons_of(dataset) == expected
+    assert set(expected.values()) == {"score:aesthetics", "score:duplicate"}
+    counts = dataset.manifest.counts
+    assert (counts.input, counts.written, counts.filtered) == (54, 54 - len(expected), len(expected))
+    assert Counter(accounted(dataset)) == Counter(list(scores))
+
+
+def test_the_summary_says_what_to_put_into_process(
+    networks: Path, root: Path, scored: Dataset, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert scored.storage.uri == str(root / "scores")
+    before = files_in(root / "scores")
+    result = job.run(score_config(root / "images", root / "scores", *wanted(networks)))
+    said = capsys.readouterr().err
+    assert f"[{{uri: {root}/scores/parts}}, {{uri: {root}/scores/duplicates}}]" in said
+    assert "duplicate: {max: 0, keep_unknown: true}" in said
+    assert "3 of a lower row, 5.6 %" in said
+    assert "nothing to do: all parts existed" in said
+    assert result.duplicates == 3
+    assert files_in(root / "scores") == before, "and nothing is written again"
+
+
+def test_another_distance_needs_no_other_parts_and_no_clip(tmp_path: Path) -> None:
+    make_images(tmp_path, rows=20, image=lambda row: picture(row % 4))
+    arguments = (tmp_path / "images", tmp_path / "out")
+    first = run(score_config(*arguments, "score.duplicates.distance=0"))
+    assert rows_of(first).schema.names == ["row", "key", "hash"]
+    copies = {row: row % 4 for row in range(4, 20) if not every_tenth(row)}
+    assert duplicates_of(first) == copies
+    hashes = dict(zip(*(rows_of(first)[name].to_pylist() for name in ("row", "hash")), strict=True))
+    before, table = files_in(tmp_path / "out/parts"), files_in(tmp_path / "out/duplicates")
+    repeat = run(score_config(*arguments, "score.duplicates.distance=3"))
+    pairs = [(a, b) for a in hashes for b in hashes if a < b and (hashes[a] ^ hashes[b]).bit_count() <= 3]
+    left, right = (np.array(rows) for rows in zip(*pairs, strict=True))
+    expected = near.groups([(left, right)]).filter(pc.field("duplicate") > 0)
+    assert list(duplicates_of(repeat)) == expected["row"].to_pylist()
+    assert files_in(tmp_path / "out/parts") == before
+    assert files_in(tmp_path / "out/duplicates") != table
+
+
+def test_rows_without_a_caption_have_no_similarity_and_are_kept(tmp_path: Path, networks: Path) -> None:
+    images = pa.array([picture(row) for row in range(6)], pa.binary())
+    table = pa.table({"image": images, "caption": ["a", None, " ", "b", "", "c"]})
+    (tmp_path / "plain").mkdir()
+    pq.write_table(table, tmp_path / "plain/a.parquet")
+    dataset = run(score_config(tmp_path / "plain", tmp_path / "out", f"score.clip_model={networks / 'clip'}"))
+    rows = rows_of(dataset)
+    assert [score is None for score in rows["similarity"].to_pylist()] == [False, True, True, False, True, False]
+    assert rows.num_rows == 6
+
+
+def test_pictures_without_any_caption_are_scored_if_no_similarity_is_wanted(tmp_path: Path, networks: Path) -> None:
+    (tmp_path / "own").mkdir()
+    for number in range(3):
+        (tmp_path / f"own/{number}.jpg").write_bytes(picture(number))
+    clip = f"score.clip_model={networks / 'clip'}"
+    with pytest.raises(UserError, match=r"source\.caption: the pictures .* have no captions"):
+        job.run(score_config(tmp_path / "own", tmp_path / "out", clip))
+    more = (f"score.aesthetics={networks / 'predictor.pth'}", "score.similarity=false")
+    assert rows_of(run(score_config(tmp_path / "own", tmp_path / "out", clip, *more))).num_rows == 3
+
+
+# --- what is in the way ----------------------------------------------------------------------------------------------
+
+
+def test_every_hostile_row_has_its_reason(tmp_path: Path, networks: Path) -> None:
+    hostile = {
+        2: (picture(2)[:-700], "undecodable"),
+        4: (b"<html>", "not_an_image"),
+        5: (None, "empty"),
+        7: (picture(7) + b"SEGFAULT", "crashed"),
+        9: (picture(9, 400, 400), "too_many_pixels"),
+    }
+    images = [hostile[row][0] if row in hostile else picture(row) for row in range(12)]
+    (tmp_path / "plain").mkdir()
+    table = pa.table({"image": pa.array(images, pa.binary()), "caption": ["c"] * 12})
+    pq.write_table(table, tmp_path / "plain/a.parquet", row_group_size=5)
+    settings = ("transform.max_pixels=100000", *wanted(networks))
+    dataset = run(score_config(tmp_path / "plain", tmp_path / "out", *settings))
+    assert reasons_of(dataset) == {row: reason for row, (_, reason) in hostile.items()}
+    assert rows_of(dataset)["row"].to_pylist() == [row for row in range(12) if row not in hostile]
+    assert accounted(dataset) == list(range(12))
+    retried = run(score_config(tmp_path / "plain", tmp_path / "out", *settings), only_failed=True)
+    assert retried.manifest.counts == dataset.manifest.counts
+
+
+def test_a_picture_that_kills_its_worker_is_isolated_and_recorded(tmp_path: Path) -> None:
+    make_images(tmp_path, rows=40, image=lambda row: picture(row) + (DEADLY if row == 23 else b""))
+    dataset = run(score_config(tmp_path / "images", tmp_path / "out"))
+    assert reasons_of(dataset) == {23: "crashed"}
+    assert Counter(accounted(dataset)) == Counter(row for row in range(40) if not every_tenth(row))
+
+
+def test_an_encoder_that_is_killed_is_replaced_and_nothing_is_lost(
+    tmp_path: Path, networks: Path, traces: Path
+) -> None:
+    for note in traces.iterdir():
+        note.unlink()
+    make_images(tmp_path, rows=80)
+
+    def kill() -> None:
+        until(lambda: len(list(traces.iterdir())) >= 2, "the second chunk")
+        os.kill(int(next(traces.iterdir()).name.split("-")[0]), signal.SIGKILL)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    result = job.run(score_config(tmp_path / "images", tmp_path / "out", *wanted(networks)))
+    killer.join()
+    assert result.dataset is not None
+    assert result.figures.deaths >= 1
+    assert rows_of(result.dataset)["row"].to_pylist() == [row for row in range(80) if not every_tenth(row)]
+    assert len({note.name.split("-")[0] for note in traces.iterdir()}) == 2, "another one took over"
+
+
+def test_a_missing_part_is_written_again_and_no_other(tmp_path: Path, networks: Path) -> None:
+    make_images(tmp_path, rows=60, image=image)
+    config = score_config(tmp_path / "images", tmp_path / "out", *wanted(networks))
+    dataset = run(config)
+    before, table = files_in(tmp_path / "out/parts"), rows_of(dataset)
+    (tmp_path / "out" / dataset.parts["path"][1].as_py()).unlink()
+    (tmp_path / "out" / job.DUPLICATES).write_bytes(b"torn")
+    repeat = job.run(config)
+    assert repeat.figures.parts_written == 1
+    assert repeat.dataset is not None
+    assert rows_of(repeat.dataset).equals(table)
+    after = files_in(tmp_path / "out/parts")
+    assert sum(after[name] != modified for name, modified in before.items()) == 1
+    assert duplicates_of(repeat.dataset) == COPIES
+
+
+def test_rows_that_a_retry_of_the_download_added_are_scored_and_joined(tmp_path: Path, networks: Path) -> None:
+    make_images(tmp_path, rows=60, image=image)
+    config = score_config(tmp_path / "images", tmp_path / "out", *wanted(networks))
+    run(config)
+    storage = open_storage(str(tmp_path / "images"))
+    retry = order_retry(read_output(storage), open_dataset(storage))
+    for work in retry.pending():
+        rescued = [row for row in range(work.unit.start, work.unit.stop) if every_tenth(row)]
+        account = account_table([Outcome(row, WRITTEN) for row in rescued])
+        retried = {"http_status": len(rescued)}
+        write_part(storage, "images", work, images_table(rescued, image), account, layout=Layout(), retried=retried)
+    finish(retry)
+    dataset = run(config)
+    assert rows_of(dataset)["row"].to_pylist() == list(range(60))
+    scores = dict(zip(*(rows_of(dataset)[name].to_pylist() for name in ("row", "aesthetics")), strict=True))
+    bound = float(np.median(list(scores.values())))
+    settings = (f"source.tables=[{{uri: '{tmp_path}/out/parts'}}]", f"filters={{aesthetics: {{min: {bound}}}}}")
+    processed = processing.run(config_of(storage.uri, tmp_path / "latents", networks / "model", *settings)).dataset
+    assert processed is not None
+    low = {row: "score:aesthetics" for row, score in scores.items() if score < bound}
+    assert reasons_of(processed) == low
+    assert low.keys() & {7, 17, 27, 37, 47, 57}, "some of the rescued rows are among them"
+
+
+def test_takedowns_are_left_out_and_stand_for_no_other_row(tmp_path: Path) -> None:
+    make_images(tmp_path, rows=60, image=image)
+    images = open_storage(str(tmp_path / "images"))
+    tombstones.add(images, [tombstones.Takedown("row", "44")])
+    config = score_config(images.uri, tmp_path / "out", "score.duplicates.distance=0")
+    dataset = run(config)
+    assert reasons_of(dataset) == {44: "tombstone"}
+    assert duplicates_of(dataset) == {12: 3, 31: 3}
+    tombstones.add(images, [tombstones.Takedown("row", "3")])
+    assert duplicates_of(run(config)) == {31: 12}, "the next row stands for the group"
+
+
+def test_near_duplicates_are_the_same_if_ray_looks_for_them(
+    root: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for partitions in (1, 3):
+        monkeypatch.setattr(job, "_ROWS_HERE", 1)
+        monkeypatch.setattr(repeated, "PIECE_ROWS", 20)
+        monkeypatch.setattr(near, "partitions_for", lambda _, number=partitions: number)
+        out = tmp_path / str(partitions)
+        dataset = run(score_config(root / "images", out, "score.duplicates.distance=2"))
+        local = {row: first for row, first in duplicates_of(dataset).items() if row in COPIES}
+        assert local == COPIES
+
+
+# --- before anything begins ------------------------------------------------------------------------------------------
+
+
+def test_a_dry_run_prints_its_plan_and_writes_nothing(
+    tmp_path: Path, networks: Path, root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = score_config(root / "images", tmp_path / "out", *wanted(networks))
+    assert job.run(config, dry_run=True).dataset is None
+    said = capsys.readouterr().err
+    assert "0 of 3 parts written" in said
+    assert "row, key, aesthetics, similarity, hash" in said
+    assert "near-duplicates  equal hashes" in said
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_output_keeps_its_networks_and_its_writer(tmp_path: Path, networks: Path, root: Path) -> None:
+    make_images(tmp_path, rows=20)
+    run(score_config(tmp_path / "images", tmp_path / "out", *wanted(networks)))
+    with pytest.raises(DatasetError, match=r"another configuration \(aesthetics.sha256 was"):
+        job.run(score_config(tmp_path / "images", tmp_path / "out", wanted(networks)[0]))
+    with pytest.raises(UserError, match=r"score\.clip_model: expected a CLIP model, got .* of type dinov2"):
+        job.run(score_config(root / "images", tmp_path / "o", f"score.clip_model={tiny_dino(tmp_path / 'dino')}"))
+    with (
+        Lease.acquire(open_storage(str(tmp_path / "out")), "sdp score"),
+        pytest.raises(LeaseHeld, match="sdp score"),
+    ):
+        job.run(score_config(tmp_path / "images", tmp_path / "out", *wanted(networks)))
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        (["score.aesthetics=p.pth"], "score.clip_model: expected the CLIP model that aesthetics was trained with"),
+        (["score.duplicates.distance=null"], "score.clip_model: expected a CLIP model, or a duplicates.distance"),
+        (["score.duplicates.distance=4"], "score.duplicates.distance: expected a whole number from 0 to 3 or null"),
+        (["score.clip_model=c", "score.similarity=false"], "score.similarity: expected true while aesthetics is null"),
+    ],
+)
+def test_a_configuration_that_cannot_work_is_one_line(tmp_path: Path, settings: list[str], line: str) -> None:
+    with pytest.raises(ConfigError) as info:
+        score_config(tmp_path / "a", tmp_path / "b", *settings)
+    assert line in str(info.value)
