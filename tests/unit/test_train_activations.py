@@ -78,11 +78,11 @@ def test_the_counts_of_parameters_are_the_networks_own() -> None:
         add_lora(unet, 1, 1.0, train().lora.targets)
         add_lora(networks["text_encoder"], 1, 1.0, train().lora.text_targets)
     assert reference()["memory"]["two_largest_blocks"] == largest
-    learnt = {
+    per_rank = {
         name: sum(weights.numel() for weights in network.parameters() if weights.requires_grad)
         for name, network in networks.items()
     }
-    assert reference()["memory"]["lora_per_rank"] == learnt
+    assert reference()["memory"]["lora_per_rank"] == per_rank
 
 
 def text_encoder() -> Any:
@@ -168,10 +168,10 @@ A100 = ("scaling.accelerator=A100-40G", "scaling.num_workers=8")
 
 def test_a_trainer_that_cannot_fit_the_accelerator_it_names_is_refused_in_a_line() -> None:
     with pytest.raises(
-        ConfigError, match=r"^data\.batch_size: expected at most \d+ for an A100-40G .*, got 128; "
-    ) as one:
+        ConfigError, match=r"^data\.batch_size: expected at most \d+ on an A100-40G .*, got 128, which needs \d+ GiB; "
+    ) as refused:
         fit(train(*A100, "data.batch_size=128"), SD2, embedded=False)
-    assert len(str(one.value).splitlines()) == 1
+    assert len(str(refused.value).splitlines()) == 1
     with pytest.raises(ConfigError, match=r"^strategy\.kind: expected one that fits an A10G of 24 GiB"):
         fit(train("scaling.accelerator=A10G", "precision=fp32"), SD1.__class__(**_doubled()), embedded=False)
 
@@ -185,7 +185,7 @@ def test_what_may_fit_is_a_warning_and_what_fits_or_is_not_known_is_let_pass() -
     within = train(*A100, "data.batch_size=72")
     own = estimate(within, Place(GPUS["A100-40G"], 8, embedded=False))
     assert 0.9 * 40 * GIB < own.total < 40 * GIB
-    assert f"so that {own.largest_batch} would be safe" in (fit(within, SD2, embedded=False) or "")
+    assert f"; {own.largest_batch} would be safe;" in (fit(within, SD2, embedded=False) or "")
     assert fit(train(*A100, f"data.batch_size={own.largest_batch}"), SD2, embedded=False) is None
     too_much = ("data.batch_size=4000", "scaling.num_workers=8")
     assert fit(train(*too_much), SD2, embedded=False) is None, "no accelerator is named"
