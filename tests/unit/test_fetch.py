@@ -584,9 +584,9 @@ def test_the_next_unit_is_requested_when_all_requests_have_begun(server: ImageSe
         replace(OPTIONS, connections=4), 20, LocalGate(HostLimits(at_once=100)), basket.buffer, basket
     )
     try:
-        fetcher.wait_until_hungry()
+        fetcher.wait_for_room()
         fetcher.submit((index, parse(server.image_url(index, "delay", s=0.2))) for index in range(12))
-        fetcher.wait_until_hungry()
+        fetcher.wait_for_room()
         assert 4 <= server.stats.requests <= 12
         assert len(basket.results) < 12, "it did not wait for the last one"
         basket.wait_for(12)
