@@ -67,9 +67,9 @@ def main() -> None:
                 send(sink, [data])
 
 
-def pixels(data: memoryview, seen: Callable[[Header], None]) -> tuple[Reply, memoryview]:
-    """Decode an image whole; the handler for callers that need all its pixels."""
-    seen(read_header(data))
+def pixels(data: memoryview, on_header: Callable[[Header], None]) -> tuple[Reply, memoryview]:
+    """Decode an image at full size; the handler for callers that need all its pixels."""
+    on_header(read_header(data))
     decoded = decode(data).pixels
     return {"shape": decoded.shape}, decoded.data.cast("B")
 
