@@ -61,7 +61,7 @@ def linked(inputs: Path, folder: Path) -> Path:
 
 def when(folder: RunFolder, event: str, then: Callable[[dict[str, Any]], object]) -> threading.Thread:
     """Run an action on a run's first event of a kind, in a thread."""
-    return as_soon_as(lambda: next((each for each in folder.events() if each["event"] == event), None), then)
+    return as_soon_as(lambda: next((entry for entry in folder.events() if entry["event"] == event), None), then)
 
 
 class Watch(Callback):

@@ -127,10 +127,10 @@ def put_sleepers() -> None:
     online.transform_slice, online.load_encoder, online.encode_slice = transform, gpu, encode  # type: ignore[assignment]
 
 
-def transform(images: ImagesDataset, some: Any) -> tuple[Transformed, TransformStats]:
+def transform(images: ImagesDataset, part: Any) -> tuple[Transformed, TransformStats]:
     """Return crops of a slice, after the time that a core would take."""
-    began, count = time.monotonic(), len(some)
-    rows = np.arange(some.piece.skip, some.piece.skip + count) + some.piece.groups[0].number * GROUP_ROWS
+    began, count = time.monotonic(), len(part)
+    rows = np.arange(part.piece.skip, part.piece.skip + count) + part.piece.groups[0].number * GROUP_ROWS
     pixels = np.zeros((count, SIDE, SIDE, 3), np.uint8)
     chunk = Chunk(
         rows, [""] * count, np.ones((count, 77), np.uint16),
@@ -214,9 +214,9 @@ class SleepingTrainers:
 
     def ended(self) -> list[float]:
         """Return the end time of each trainer's steps, by the machine's monotonic clock."""
-        for each in self._training:
-            if each.done():
-                each.result()  # raises the error that ended it
+        for future in self._training:
+            if future.done():
+                future.result()  # raises the error that ended it
         return list(self._ended)
 
 

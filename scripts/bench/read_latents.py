@@ -39,7 +39,7 @@ def main() -> int:
         for case in ("write-reference", "write-sdp"):
             _case(case, folder)
         rounds = [{case: _case(case, folder) for case in CASES} for _ in range(ROUNDS)]
-        print_figures({case: _best([some[case] for some in rounds]) for case in CASES})
+        print_figures({case: _best([round[case] for round in rounds]) for case in CASES})
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return 0
@@ -122,8 +122,8 @@ def _by_pyarrow(folder: Path, columns: list[str], **how: bool) -> dict[str, floa
 
     def batches() -> Iterator[Any]:
         for part in sorted(Path(where, "parts").iterdir()):
-            for some in pq.ParquetFile(part, **how).iter_batches(BATCH, columns=columns):
-                column = some["latents_256"]
+            for record_batch in pq.ParquetFile(part, **how).iter_batches(BATCH, columns=columns):
+                column = record_batch["latents_256"]
                 flat = np.frombuffer(column.buffers()[1], np.float16)[column.offset * 4096 :][: len(column) * 4096]
                 yield torch.from_numpy(flat.copy()).view(-1, 4, 32, 32)
 

@@ -92,9 +92,9 @@ def _address(log: Path, process: "subprocess.Popen[bytes]") -> str:
     end = time.monotonic() + DEADLINE_S
     while time.monotonic() < end and process.poll() is None:
         for line in log.read_text().splitlines():
-            said = json.loads(line) if line.startswith("{") else {}
-            if said.get("msg") == "Listening on":
-                return str(said["address"])
+            record = json.loads(line) if line.startswith("{") else {}
+            if record.get("msg") == "Listening on":
+                return str(record["address"])
     raise AssertionError(f"prometheus does not listen:\n{log.read_text()}")
 
 

@@ -112,7 +112,9 @@ def test_what_is_recorded_of_the_text_encoder_s_activations_is_what_fake_tensors
 
 
 def test_a_trained_text_encoder_counts_as_the_unet_does_unless_it_has_a_gpu_of_its_own() -> None:
-    (alone, *_), (both, *_) = (rows("A100-80G", f"model.train_text_encoder={each}") for each in ("false", "true"))
+    (alone, *_), (both, *_) = (
+        rows("A100-80G", f"model.train_text_encoder={is_trained}") for is_trained in ("false", "true")
+    )
     per = SD2.parameters["text_encoder"] / SD2.parameters["unet"]
     assert both.parts["optimizer"] / alone.parts["optimizer"] == pytest.approx(1 + per)
     assert "text encoder" in alone.parts
@@ -141,7 +143,7 @@ def test_the_memory_of_a_trainer_is_what_other_programs_counted() -> None:
     assert not small.fits
     assert small.largest_batch < 64
     assert rows("A100-80G", "data.batch_size=128")[0].fits
-    by_name = {each.name: each.largest_batch for each in (small, *others)}
+    by_name = {memory.name: memory.largest_batch for memory in (small, *others)}
     assert by_name["ddp"] < by_name["fsdp shard_grad_op"] < by_name["ddp, checkpointed activations"]
     lines = as_text([small, *others])
     assert "ddp, 128 a GPU: does not fit in one A100-40G of 40 GiB" in lines[0]
@@ -194,12 +196,12 @@ def test_what_may_fit_is_a_warning_and_what_fits_or_is_not_known_is_let_pass() -
 
 
 def test_what_counts_is_the_share_of_a_step_that_a_trainer_takes_at_once() -> None:
-    whole = ("data.batch_size=128", "data.global_batch_size=2048", "scaling.num_workers=32")
-    assert rows("A100-40G", *whole, workers=32)[0].batch == 64
-    assert "64 at once may not fit" in (fit(train(*A100, *whole), SD2, embedded=False) or "")
-    assert rows("A100-40G", "data.batch_size=48", *whole[1:], workers=32)[0].batch == 32, "in two equal pieces"
+    settings = ("data.batch_size=128", "data.global_batch_size=2048", "scaling.num_workers=32")
+    assert rows("A100-40G", *settings, workers=32)[0].batch == 64
+    assert "64 at once may not fit" in (fit(train(*A100, *settings), SD2, embedded=False) or "")
+    assert rows("A100-40G", "data.batch_size=48", *settings[1:], workers=32)[0].batch == 32, "in two equal pieces"
     with pytest.raises(ConfigError, match="got 128"):
-        fit(train(*A100, *whole[:2], "scaling.num_workers=16"), SD2, embedded=False)
+        fit(train(*A100, *settings[:2], "scaling.num_workers=16"), SD2, embedded=False)
 
 
 def test_a_trainer_alone_is_not_refused_for_gradients_that_it_does_not_hold_with_its_activations() -> None:
