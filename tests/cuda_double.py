@@ -132,7 +132,7 @@ class Gpus:
         raise AssertionError(self.failures[-1])
 
     def touch(self, device: torch.device | None = None) -> None:
-        """Use a GPU."""
+        """Record that the current thread uses a GPU."""
         if not hasattr(self._thread, "device"):
             self.fail("touches CUDA before torch.cuda.set_device")
         self.contexts.add(self.current_device() if device is None else device.index)
@@ -192,7 +192,7 @@ class Gpus:
         return host
 
     def placed(self, results: Any, stream: Stream) -> Any:
-        """The same tensors as the GPU's."""
+        """Return the tensors as the GPU's."""
 
         def place(tensor: Tensor) -> Tensor:
             placed = tensor.as_subclass(OnGpu)
@@ -218,7 +218,7 @@ class Gpus:
 
 @contextmanager
 def two_gpus(patch: pytest.MonkeyPatch) -> Iterator[Gpus]:
-    """Inside, torch has two GPUs of this kind."""
+    """Give torch two simulated GPUs while the context lasts."""
     gpus = Gpus()
     empty, to, module_to = torch.empty, Tensor.to, nn.Module.to
 
@@ -233,7 +233,7 @@ def two_gpus(patch: pytest.MonkeyPatch) -> Iterator[Gpus]:
         return to(tensor, *args, **kwargs)
 
     def weights_to(module: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
-        """Leave them on the host: they do not change."""
+        """Leave the weights on the host, because they do not change."""
         return module_to(module, *[argument for argument in args if not isinstance(argument, torch.device)], **kwargs)
 
     with patch.context() as patched:

@@ -5,7 +5,7 @@
 The pool, the trainers' readers, Ray's five raylets and all bytes are real: for each image 196,608 bytes of pixels go
 from a transform to an encoder, and from there 16,384 bytes of moments and 157,696 of embedded captions to a trainer
 (with --text token_ids 154 bytes of token ids). Work that this machine is too small for is replaced by a sleep:
-transforms as on a core (250 img/s), encoders as on an A10G (102 img/s, the reference's figure), two trainers as on an
+transforms as on a core (250 img/s), encoders as on an A10G (102 img/s, the figure of the reference that _reference_process.py names), two trainers as on an
 A100 (184 img/s, its best). Throughput is counted at the trainers, over whole slices.
 """
 

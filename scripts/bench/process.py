@@ -1,4 +1,4 @@
-"""Process: transform, pipeline, bytes and encoder against the reference's design, written from its text.
+"""Process: transform, pipeline, bytes and encoder against the reference's design (scripts/bench/_reference_process.py).
 
     python -m scripts.bench.process [--images 600] [--only transform,sandbox,pipeline,bytes,encoder] [--px 64,256]
 

@@ -2,7 +2,7 @@
 
     python -m scripts.bench.read_latents           (ROWS=300000 for a larger set; 60000 by default)
 
-All read the same latents, 4 × 32 × 32, in batches of 128. The reference's are as it writes them: a float32 tensor
+The reference is that of scripts/bench/_reference_process.py. All read the same latents, 4 × 32 × 32, in batches of 128. The reference's are as it writes them: a float32 tensor
 column by Ray, read by read_parquet and iter_torch_batches and cast to half. sdp's are as `sdp process` writes them:
 fp16 bytes and token ids, read in the shuffled order of an epoch. Each set is read once before, so that it is in the page
 cache if there is room. Each case is a separate process (and Ray, if it uses one); CPU seconds are those of all its

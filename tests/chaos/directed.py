@@ -10,7 +10,7 @@ WHOLE = ("download", "process", "train", "online", "generate")
 
 @dataclass(frozen=True)
 class Kill:
-    """Whom to kill, and when."""
+    """A process to kill, and the time for it."""
 
     target: str
     at: float | None = None

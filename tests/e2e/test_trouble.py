@@ -25,7 +25,7 @@ LONGER_S = 900.0
 
 
 def pod_of(kube: Kube, group: str) -> str:
-    """The pod of a group of one."""
+    """Return the pod of a group that has only one."""
     pods = [pod for pod in kube.find("pods", f"sdp/group={group}") if not pod["metadata"].get("deletionTimestamp")]
     assert len(pods) == 1, f"{group}: {[pod['metadata']['name'] for pod in pods]}"
     name: str = pods[0]["metadata"]["name"]

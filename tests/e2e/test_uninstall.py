@@ -53,7 +53,7 @@ def test_an_upgrade_that_needs_new_pods_names_them_and_leaves_them_until_request
     cluster: Kube, helm: Callable[..., str]
 ) -> None:
     def pod(group: str) -> tuple[str, str, str]:
-        """Name, identity, and what it has in MARK."""
+        """Return a pod's name, uid and environment variable MARK."""
         (one,) = [pod for pod in cluster.find("pods", f"sdp/group={group}") if not going(pod)]
         env = {variable["name"]: variable.get("value", "") for variable in one["spec"]["containers"][0]["env"]}
         return one["metadata"]["name"], one["metadata"]["uid"], env.get("MARK", "")
